@@ -1,0 +1,148 @@
+"""Questions: the toy's, GSM8K's from the hub, or a local file of JSON lines, as a list of dicts of columns.
+
+Every question has the columns `question`, `answer` and `prompt` (token ids, chat template applied).
+"""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import torch
+
+from engine import toy
+from engine.options import UserError
+from rewards import format_reward, gsm8k_accuracy, toy_accuracy
+
+# DeepSeek-R1's format (2501.12948, table 1), in our words
+SYSTEM_PROMPT = (
+    "You are given a question. Think about it step by step first, then answer it. Put your thoughts and your answer into "
+    "tags, in this form, with nothing before, between or after:\n"
+    "<think>\nyour thoughts\n</think>\n<answer>\nyour answer, the bare number\n</answer>"
+)
+
+
+def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None):
+    """Questions of `name`: `toy`, `gsm8k` (from the hub) or the path of a .jsonl file. Returns (questions, notes).
+
+    Prompts longer than `max_prompt_tokens` are left out, never cut: the end of a prompt holds the question and the header
+    of the assistant's turn. notes: sentences that the user should read.
+    """
+    if name == "toy":
+        count = toy.TRAIN_QUESTIONS if split == "train" else 512
+        rows = [toy.question(i, split) for i in range(limit or count)]
+    elif name == "gsm8k":
+        rows = read_hub(split)
+    else:
+        rows = read_jsonl(name)
+    rows = rows[:limit]
+
+    notes = []
+    if tokenizer.chat_template is None:
+        notes.append("the model has no chat template: prompts are plain text, 'User: … Assistant:'.")
+        texts = [f"{system_prompt}\n\nUser: {row['question']}\nAssistant:" for row in rows]
+    else:
+        texts = [
+            tokenizer.apply_chat_template(
+                [{"role": "system", "content": system_prompt}, {"role": "user", "content": row["question"]}],
+                tokenize=False, add_generation_prompt=True,
+            )
+            for row in rows
+        ]
+    # a chat template writes the special tokens itself
+    prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
+    questions = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts) if len(prompt) <= max_prompt_tokens]
+    skipped = len(rows) - len(questions)
+    if skipped:
+        notes.append(f"skipped {skipped} of {len(rows)} questions of {name}: their prompts are longer than {max_prompt_tokens} tokens.")
+    if not questions:
+        raise UserError(f"no question of {name} has a prompt of at most {max_prompt_tokens} tokens: raise --max_prompt_tokens, or the model's context is too short for --max_new_tokens.")
+    return questions, notes
+
+
+def reward_functions(name):
+    """The rewards of a data set; the first one judges accuracy: a completion is right where it is above 0."""
+    return [toy_accuracy] if name == "toy" else [gsm8k_accuracy, format_reward]
+
+
+def read_hub(split):
+    import datasets
+
+    try:
+        return [dict(row) for row in datasets.load_dataset("openai/gsm8k", "main", split=split)]
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"GSM8K cannot be loaded from the hub ({reason}): go online, or name a local .jsonl file.") from None
+
+
+def check_name(name):
+    """Before any work: `name` is a data set that exists."""
+    path = Path(name)
+    if name in ("toy", "gsm8k") or path.is_file():
+        return
+    if path.suffix in (".jsonl", ".json") or "/" in name:
+        raise UserError(f"the data file {name} does not exist.")
+    raise UserError(f"unknown data set '{name}': there are toy, gsm8k, or the path of a .jsonl file.")
+
+
+def read_jsonl(path):
+    """A local file of JSON lines with the columns `question` (or `problem`) and `answer`, and any others."""
+    check_name(path)
+    rows = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file in UTF-8.") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            row = None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number}: not a JSON object. Each line must be one, with a question and an answer.")
+        if "question" not in row and "problem" in row:
+            row["question"] = row["problem"]
+        for column in ("question", "answer"):
+            if column not in row:
+                raise UserError(f"{path}, line {number}: no column '{column}'. The columns there are {', '.join(row)}.")
+            row[column] = str(row[column])
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path} is empty: it must hold one JSON object per line, with a question and an answer.")
+    # rewards are handed whole columns: keep those that every row has
+    shared = set.intersection(*(set(row) for row in rows)) - {"prompt"}
+    return [{column: row[column] for column in row if column in shared} for row in rows]
+
+
+def take(questions, position, count, seed):
+    """`count` questions from `position` on, in a new random order in every epoch. The order follows from the seed alone."""
+    taken = []
+    for i in range(position, position + count):
+        epoch, offset = divmod(i, len(questions))
+        if not taken or offset == 0:
+            order = list(range(len(questions)))
+            random.Random(f"{seed} {epoch}").shuffle(order)
+        taken.append(questions[order[offset]])
+    return taken
+
+
+def fingerprint(questions):
+    """A short name for the content of a data set, so that a resumed run can tell that it is still the same."""
+    content = json.dumps([(row["question"], row["answer"]) for row in questions])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def score(functions, texts, columns):
+    """Every reward of every completion: {name: (N,) float32}. A reward function that misbehaves is named."""
+    parts = {}
+    for function in functions:
+        values = function(texts, **columns)
+        if len(values) != len(texts):
+            raise UserError(f"the reward {function.__name__} returned {len(values)} values for {len(texts)} completions: it must return one for each.")
+        parts[function.__name__] = torch.tensor(values, dtype=torch.float32)
+        if not parts[function.__name__].isfinite().all():
+            bad = parts[function.__name__].isfinite().logical_not().nonzero()[0].item()
+            raise UserError(f"the reward {function.__name__} returned {values[bad]} for the completion {texts[bad]!r:.200}: it must be a finite number.")
+    return parts

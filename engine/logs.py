@@ -1,0 +1,84 @@
+"""What a run leaves behind and shows: its folder, its logs, the seconds of each phase, the table at its end."""
+
+import json
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+
+def new_folder(stem):
+    """runs/STEM-N with the first free N: every run gets a folder of its own."""
+    n = 1
+    while True:
+        folder = Path("runs") / f"{stem}-{n}"
+        try:
+            folder.mkdir(parents=True)
+            return str(folder)
+        except FileExistsError:
+            n += 1
+
+
+def append(path, row):
+    """One more line of a JSON-lines log."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def read(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def cut(path, last_step):
+    """Drop the lines that come after `last_step`: the resumed run writes them again."""
+    path = Path(path)
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            if json.loads(line)["step"] <= last_step:
+                kept.append(line + "\n")
+        except json.JSONDecodeError:
+            break  # the run was killed while it wrote this line
+    path.write_text("".join(kept), encoding="utf-8")
+
+
+class Clock:
+    """Seconds spent in each phase of a step."""
+
+    def __init__(self, device):
+        self.device, self.seconds, self.start = device, {}, time.perf_counter()
+
+    @contextmanager
+    def phase(self, name):
+        begin = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def total(self):
+        return self.seconds | {"total": time.perf_counter() - self.start}
+
+
+def phase_totals(rows):
+    """{phase: seconds} over the rows of a run's metrics."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith("seconds/"))
+    return {name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in rows) for name in names}
+
+
+def report(summary):
+    """The table at the end of a run, and what the model said to the same questions before and after."""
+    if "before" in summary:
+        before, after = summary["before"], summary["after"]
+        print(f"\n{'':36}{'before':>10}{'after':>10}")
+        for name, key in [("accuracy, greedy", "greedy"), ("accuracy, sampled", "sampled")]:
+            print(f"{name:36}{before[key]['accuracy']:10.3f}{after[key]['accuracy']:10.3f}")
+        print(f"{'completion length, sampled (tokens)':36}{before['sampled']['length']:10.1f}{after['sampled']['length']:10.1f}")
+        print(f"{'seconds to sample these answers':36}{before['seconds']:10.1f}{after['seconds']:10.1f}")
+        for old, new in zip(before["examples"], after["examples"]):
+            print(f"\n{old['question'].strip()}   (gold answer: {old['answer'].strip().splitlines()[-1]})")
+            for name, row in [("before", old), ("after", new)]:
+                print(f"  {name:7}{'right' if row['correct'] else 'wrong'}   {row['completion']!r:.200}")
+    print(f"\ntrained on {summary['questions']} questions in {summary['steps']} steps and {summary['seconds']:.0f} s: ", end="")
+    print(", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["phases"].items()))

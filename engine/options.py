@@ -1,0 +1,73 @@
+"""Options: a dataclass becomes a command line and a YAML recipe; a user's mistake becomes one sentence."""
+
+import difflib
+import sys
+from dataclasses import field, fields
+from pathlib import Path
+
+import yaml
+from transformers import HfArgumentParser
+
+
+class UserError(Exception):
+    """A mistake that its user can mend: one sentence with the cause and the cure."""
+
+
+class Parser(HfArgumentParser):
+    def error(self, message):
+        raise UserError(f"{message}. `--help` lists all options.")
+
+
+def option(default, help):
+    """A dataclass field with its one line of help."""
+    return field(default=default, metadata={"help": help.replace("%", "%%")})
+
+
+def as_words(values, config_class, source):
+    """A mapping of options as command-line words, so that files and command line are checked by the same parser."""
+    names = [f.name for f in fields(config_class)]
+    words = []
+    for key, value in values.items():
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(names)}."
+            raise UserError(f"{source} has an unknown key '{key}': {hint}")
+        if isinstance(value, (dict, list)):
+            raise UserError(f"{source}: '{key}' must be a single value, not {value!r}.")
+        if value is not None:
+            words += [f"--{key}={value}"]
+    return words
+
+
+def read_recipe(path, config_class):
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"the recipe {path} does not exist.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"the recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"the recipe {path} must hold lines of the form 'option: value'.")
+    return as_words(values, config_class, f"the recipe {path}")
+
+
+def parse(config_class, argv, earlier=()):
+    """The command line as a `config_class`. What comes later wins: `earlier` words, then the recipe, then `argv`."""
+    parser = Parser(config_class, allow_abbrev=False)
+    (config, unknown) = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
+    if unknown:
+        name = unknown[0].split("=")[0]
+        near = difflib.get_close_matches(name, [f"--{f.name}" for f in fields(config_class)], n=1)
+        raise UserError(f"unknown option {name}" + (f": did you mean {near[0]}?" if near else ". `--help` lists all options."))
+    recipe = read_recipe(config.recipe, config_class) if getattr(config, "recipe", None) else []
+    (config,) = parser.parse_args_into_dataclasses([*earlier, *recipe, *argv])
+    return config
+
+
+def run(main):
+    """Call main(argv); a user's mistake ends the program with its sentence and exit code 2."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,140 @@
+"""The policy: a causal language model of transformers, and the log-probabilities it gives to sampled completions."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from allocate import micro_batches
+from engine.checkpoint import checkpoints
+from engine.options import UserError
+from grpo import token_logprobs
+
+CHUNK_ELEMENTS = 2**26  # tokens × vocabulary held at a time: 256 MB in float32
+
+
+def resolve(name):
+    """A hub name, a model's folder, or a run's folder (its newest checkpoint) as what `load` can load.
+
+    Raises UserError where a folder lacks weights or a tokenizer.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise UserError(f"the model folder {name} does not exist.")
+        return name
+    if checkpoints(folder):
+        folder = checkpoints(folder)[-1]
+    if not list(folder.glob("*.safetensors")) and not list(folder.glob("pytorch_model*.bin")):
+        raise UserError(f"the model folder {folder} holds no weights (*.safetensors).")
+    if not (folder / "config.json").exists():
+        raise UserError(f"the model folder {folder} holds no config.json.")
+    if not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")):
+        raise UserError(f"the model folder {folder} holds no tokenizer (tokenizer.json): save it there with the weights.")
+    return str(folder)
+
+
+def load(name, device):
+    """(model, tokenizer) of a hub name or a folder. Weights are float32 and dropout is off, in training too:
+    otherwise the policy that is scored differs from the policy that sampled, and the first ratio is not 1."""
+    name = resolve(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).to(device).eval()
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the model {name} cannot be loaded: {reason}") from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    check_head(model, name)
+    if device.type == "cpu" and model.num_parameters() < 10_000_000:
+        torch.set_num_threads(1)  # several threads make a tiny model several times slower
+    return model, tokenizer
+
+
+@torch.no_grad()
+def check_head(model, name):
+    """`completion_logprobs` takes the output head by itself; refuse a model that does more to its logits than that."""
+    ids = torch.arange(4, device=model.device).unsqueeze(0)
+    ours = model.get_output_embeddings()(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    if not torch.allclose(ours, model(input_ids=ids, use_cache=False).logits, rtol=1e-3, atol=1e-3):
+        raise UserError(f"the model {name} rescales its logits after the output head, which is not supported: use another model.")
+
+
+def prompt_room(model, max_new_tokens, max_prompt_tokens):
+    """The longest prompt that leaves room for max_new_tokens in the model's context, and at most max_prompt_tokens."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return max_prompt_tokens if context is None else min(max_prompt_tokens, context - max_new_tokens)
+
+
+def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
+    """log π(o_t | q, o_<t) of completions under `model`.
+
+    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,). Returns (N, T) float32 with 0 on
+    padding. `temperature` is the sampler's.
+
+    A row is prompt + completion with all padding on the right, where a causal model cannot see it: no attention mask is
+    needed. Only hidden states that predict a completion token go through the output head, a chunk at a time, and the
+    backward pass computes each chunk again, so that no more than one chunk of (tokens × vocabulary) is ever held.
+    """
+    device = model.device
+    lengths = lengths.tolist()
+    width = max(len(p) + n for p, n in zip(prompts, lengths))
+    rows = [p + t[:n] for p, t, n in zip(prompts, tokens.tolist(), lengths)]
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+
+    # o_t of row i stands at column |q_i| + t, and is predicted by the hidden state one column before it
+    where = [i * width + len(p) - 1 + t for i, (p, n) in enumerate(zip(prompts, lengths)) for t in range(n)]
+    where = torch.tensor(where, device=device)
+    states, targets = hidden.flatten(0, 1)[where], ids.flatten()[where + 1]
+    head = model.get_output_embeddings()
+
+    def score(states, targets):
+        return token_logprobs(head(states).unsqueeze(0), targets.unsqueeze(0), temperature=temperature).squeeze(0)
+
+    size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
+    chunks = [
+        checkpoint(score, s, t, use_reentrant=False, preserve_rng_state=False)
+        for s, t in zip(states.split(size), targets.split(size))
+    ]
+    mask = torch.arange(tokens.shape[1], device=device) < torch.tensor(lengths, device=device).unsqueeze(1)
+    return torch.zeros(mask.shape, device=device).masked_scatter(mask, torch.cat(chunks))
+
+
+def autocast(device):
+    """bf16 arithmetic on a GPU, float32 on a CPU; the weights themselves stay float32 (at lr 1e-6 bf16 swallows updates)."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+
+
+@dataclass
+class Batch:
+    """N completions with all that a loss needs: a whole step's on this device, or one micro-batch of them."""
+
+    prompts: list[list[int]]
+    tokens: torch.Tensor  # (N, T), T the longest of these completions
+    lengths: torch.Tensor  # (N,)
+    advantages: torch.Tensor  # (N,)
+    old_logp: torch.Tensor | None = None  # (N, T)
+    ref_logp: torch.Tensor | None = None
+
+    @property
+    def mask(self):
+        """(N, T): made from the lengths, so that EOS counts even where it is also the padding."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths.unsqueeze(1)
+
+    def rows(self, indices):
+        lengths = self.lengths[indices]
+        return Batch([self.prompts[i] for i in indices], self.tokens[indices, : lengths.max()], lengths, self.advantages[indices])
+
+    def cut_into(self, max_tokens):
+        """Micro-batches of at most `max_tokens` prompt and completion tokens, padding included."""
+        return [self.rows(i) for i in micro_batches([len(p) + n for p, n in zip(self.prompts, self.lengths.tolist())], max_tokens)]
+
+    def logprobs(self, model, temperature):
+        """`completion_logprobs` of these completions under `model`."""
+        with autocast(model.device):
+            return completion_logprobs(model, self.prompts, self.tokens, self.lengths, temperature=temperature)

@@ -1,0 +1,121 @@
+"""Sampling completions from the policy, and the contract between the sampler and the scorer."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled. The scorer is handed the same object, so that both speak of the same policy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def differs(self):
+        """Whether the sampled policy is not the model's own: the scorer follows the temperature, but not top_p and top_k."""
+        return self.temperature != 1.0 or self.top_p != 1.0 or self.top_k != 0
+
+
+@dataclass
+class Completions:
+    """N sampled completions, question by question. Padding stands on the right; masks are made from the lengths."""
+
+    tokens: torch.Tensor  # (N, T) int64, as sampled: never decoded and tokenized again
+    lengths: torch.Tensor  # (N,) int64, EOS included
+    truncated: torch.Tensor  # (N,) bool, cut off at max_new_tokens before an EOS
+    logp: torch.Tensor  # (N, T) float32, log-probability of each token at the sampling temperature; 0 on padding
+
+    def texts(self, tokenizer):
+        """What the completions say, for the rewards: EOS and other special tokens left out."""
+        rows = [tokens[:n] for tokens, n in zip(self.tokens.tolist(), self.lengths.tolist())]
+        return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def stop_tokens(model, tokenizer):
+    """Ids that end a completion: the tokenizer's EOS, and those of the model's generation config (chat models have two)."""
+    configured = model.generation_config.eos_token_id
+    ids = [] if configured is None else [configured] if isinstance(configured, int) else list(configured)
+    return sorted({*ids, tokenizer.eos_token_id} - {None})
+
+
+def left_pad(prompts, pad_id, device):
+    """Token lists to (Q, L) ids and mask, padded on the left so that all prompts end in the same column."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad_id] * (longest - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    return ids, mask
+
+
+def draw(logits, sampling, generator=None):
+    """One token per row from logits (N, V): (token (N,), logp (N,)). Temperature 0 is greedy."""
+    if sampling.temperature == 0:
+        token = logits.argmax(-1)
+        return token, torch.log_softmax(logits.float(), -1).gather(-1, token[:, None]).squeeze(-1)
+    logp = torch.log_softmax(logits.float() / sampling.temperature, -1)
+    kept = logp
+    if sampling.top_k:
+        smallest = kept.topk(min(sampling.top_k, kept.shape[-1])).values[:, -1:]
+        kept = kept.masked_fill(kept < smallest, -torch.inf)
+    if sampling.top_p < 1:
+        order = kept.argsort(-1, descending=True)
+        p = kept.gather(-1, order).softmax(-1)
+        # a token is dropped where those before it already hold top_p of the mass
+        dropped = (p.cumsum(-1) - p >= sampling.top_p).scatter(-1, order, p.cumsum(-1) - p >= sampling.top_p)
+        kept = kept.masked_fill(dropped, -torch.inf)
+    token = torch.multinomial(kept.softmax(-1), 1, generator=generator)
+    return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)
+
+
+@torch.no_grad()
+def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=None):
+    """Sample `group_size` completions of each prompt.
+
+    prompts: token lists. Returns Completions with N = len(prompts) · group_size rows, a question's rows side by side.
+    Each prompt is read once: its keys and values are copied to the group's rows. A row that has ended leaves the batch.
+    """
+    device = model.device
+    if not prompts:  # a rank may be left without a question in a run's last step
+        empty = torch.zeros((0, 1), device=device)
+        return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
+    ids, mask = left_pad(prompts, pad_id, device)
+    padded = bool((mask == 0).any())
+    position = (mask.cumsum(1) - 1).clamp(min=0)
+    out = model(
+        input_ids=ids, attention_mask=mask if padded else None, position_ids=position if padded else None,
+        use_cache=True, logits_to_keep=1,
+    )
+    cache = out.past_key_values
+    cache.batch_repeat_interleave(group_size)
+    logits = out.logits[:, -1].repeat_interleave(group_size, 0)
+    mask = mask.repeat_interleave(group_size, 0)
+
+    n = len(prompts) * group_size
+    tokens = torch.full((n, sampling.max_new_tokens), pad_id, device=device)
+    logps = torch.zeros((n, sampling.max_new_tokens), device=device)
+    lengths = torch.zeros(n, dtype=torch.long, device=device)
+    stop_ids = torch.tensor(stop_ids, device=device)
+    rows = torch.arange(n, device=device)  # which completion each row of the running batch is
+    for t in range(sampling.max_new_tokens):
+        token, logp = draw(logits, sampling, generator)
+        tokens[rows, t], logps[rows, t], lengths[rows] = token, logp, t + 1
+        going = ~torch.isin(token, stop_ids)
+        if t + 1 == sampling.max_new_tokens or not going.any():
+            break
+        if not going.all():
+            keep = going.nonzero().squeeze(-1)
+            rows, token, mask = rows[keep], token[keep], mask[keep]
+            cache.batch_select_indices(keep)
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+        out = model(
+            input_ids=token[:, None], attention_mask=mask if padded else None,
+            position_ids=mask.sum(1, keepdim=True) - 1 if padded else None, past_key_values=cache, use_cache=True,
+        )
+        logits = out.logits[:, -1]
+    truncated = torch.zeros(n, dtype=torch.bool, device=device)
+    truncated[rows] = going
+    longest = int(lengths.max())
+    return Completions(tokens[:, :longest], lengths, truncated, logps[:, :longest])

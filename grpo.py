@@ -1,0 +1,135 @@
+"""GRPO: Group Relative Policy Optimization (arXiv 2402.03300, eq. 3 and 4; the trainer of DeepSeek-R1, 2501.12948).
+
+For every question q the old policy samples G completions o_1 … o_G, and each earns a reward r_i. The objective is
+
+    J(θ) = E 1/G Σ_i 1/|o_i| Σ_t { min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i) − β D_KL[π_θ ‖ π_ref]_it }
+
+    ρ_it = π_θ(o_it | q, o_i<t) / π_old(o_it | q, o_i<t)          A_i = (r_i − mean(r)) / std(r)
+
+and it is maximised, so the loss is −J. Written with one weight per token it is the loss of the whole family:
+
+    loss = −Σ_it weights_it · (surrogate_it − β KL_it)            here: weights_it = 1 / (N |o_i|)
+
+Where this file decides what the paper leaves open: std is the unbiased one (divisor G−1) plus 1e-4, as in the
+published code, and both are arguments. The KL estimator is k3, the paper's eq. 4.
+
+Shapes: Q questions, G completions per question, N completions in a batch, T completion tokens, V vocabulary.
+"""
+
+import torch
+
+
+def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
+    """Advantage of each completion over its own group: A = (r − mean) / (std + eps). (2402.03300, section 4.1.2)
+
+    rewards: (Q, G), one row per question, all G completions of it. Returns (Q, G).
+    A group whose rewards are all equal gets advantage 0: it carries no signal.
+    `ddof` 1 is the unbiased std, 0 the population's; the paper does not say which, nor names `eps`.
+    Raises ValueError where `rewards` is not (Q, G) with G > ddof.
+    """
+    if rewards.dim() != 2 or rewards.shape[1] <= ddof:
+        raise ValueError(f"rewards must be (questions, group) with a group larger than {ddof}, not {tuple(rewards.shape)}")
+    # A_i = (r_i − mean(r)) / (std(r) + eps)
+    advantages = rewards - rewards.mean(dim=1, keepdim=True)
+    if divide_by_std:
+        advantages = advantages / (rewards.std(dim=1, keepdim=True, correction=ddof) + eps)
+    return advantages
+
+
+def token_logprobs(logits, tokens, *, temperature=1.0):
+    """Log-probability of each sampled token: log softmax(logits / temperature)[token].
+
+    logits: (N, T, V), at position t those that predict `tokens[:, t]`; any float type. tokens: (N, T) int64.
+    Returns (N, T) float32. `temperature` must be the one the tokens were sampled at, or this scores another policy.
+    Works row by row: the float32 log-softmax is the only (N, T, V) tensor it makes.
+    """
+    rows = []
+    for row, token in zip(logits, tokens, strict=True):
+        logp = torch.log_softmax(row.float() / temperature, dim=-1)  # log π(· | q, o_<t)
+        rows.append(logp.gather(-1, token.unsqueeze(-1)).squeeze(-1))  # log π(o_t | q, o_<t)
+    return torch.stack(rows)
+
+
+# Three estimators of KL(π ‖ π_ref) from samples of π (Schulman, "Approximating KL divergence", 2020). All (N, T).
+# With r = π_ref / π:  k1 = −log r,  k2 = ½ (log r)²,  k3 = r − 1 − log r.
+
+
+def kl_k1(logp, ref_logp):
+    """k1 = log π − log π_ref. Unbiased, can be negative. Never a loss: its gradient is 0 in expectation. (N, T)"""
+    return logp - ref_logp
+
+
+def kl_k2(logp, ref_logp):
+    """k2 = ½ (log π − log π_ref)². Biased and positive; on-policy, its gradient is that of the KL. (N, T)"""
+    return 0.5 * (logp - ref_logp) ** 2
+
+
+def kl_k3(logp, ref_logp):
+    """k3 = π_ref/π − log(π_ref/π) − 1. Unbiased and never negative. (2402.03300 eq. 4) (N, T)"""
+    log_r = ref_logp - logp
+    # k3 = r − log r − 1; expm1 keeps its value where r is close to 1
+    return torch.expm1(log_r) - log_r
+
+
+def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
+    """The clipped objective of PPO, to be maximised: min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A). (1707.06347 eq. 7)
+
+    ratio: (N, T) (or (N,), one per sequence). advantages: (N,), (N, 1) or the shape of ratio.
+    clip_high=None means clip_low. Returns the shape of ratio.
+    The min is right for both signs of A: it takes away the gain from moving further the way A points,
+    and never the way back. So only ρ > 1+clip_high with A > 0 and ρ < 1−clip_low with A < 0 have no gradient.
+    """
+    if advantages.dim() < ratio.dim():
+        advantages = advantages.unsqueeze(-1)
+    clipped = ratio.clamp(1 - clip_low, 1 + (clip_low if clip_high is None else clip_high))
+    # min(ρ A, clip(ρ, 1−ε_low, 1+ε_high) A)
+    return torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def sequence_mean_weights(mask, *, num_sequences=None):
+    """1 / (N |o_i|) on every token of completion i: the mean over each completion, then the mean over completions.
+
+    mask: (N, T). Returns (N, T) float32, 0 on padding. An empty row weighs nothing and still counts in N.
+    `num_sequences` is N of the whole batch where `mask` is only a part of it (one micro-batch, one device).
+    """
+    mask = mask.float()
+    n = mask.shape[0] if num_sequences is None else num_sequences
+    return mask / (n * mask.sum(dim=1, keepdim=True).clamp(min=1))
+
+
+def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None, weights=None):
+    """−J of GRPO (2402.03300 eq. 3): loss = −Σ weights · (min(ρA, clip(ρ)A) − β k3).
+
+    logp, old_logp, ref_logp: (N, T) float32 under the current, the sampling and the reference policy; only `logp` needs
+    a gradient. advantages: (N,). mask: (N, T) bool or 0/1, EOS included. ref_logp=None or beta=0: no KL term.
+    weights: (N, T), what each token counts; None means `sequence_mean_weights(mask)`. Parts of a batch add up to the
+    whole if each is given its part of the whole batch's weights.
+
+    Returns (loss, stats): a scalar for `.backward()`, and floats that are means under `weights`: `kl`, `ratio_mean`,
+    `clip_fraction` (share of tokens that the clip has taken the gradient from); and `ratio_max`.
+    """
+    mask = mask.bool()
+    if weights is None:
+        weights = sequence_mean_weights(mask)
+    # ρ = π_θ / π_old; on padding 1, whatever stands there
+    ratio = (logp - old_logp).masked_fill(~mask, 0.0).exp()
+    surrogate = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
+    # D_KL[π_θ ‖ π_ref], estimated by k3
+    kl = torch.zeros_like(ratio)
+    if ref_logp is not None and beta:
+        kl = kl_k3(logp.masked_fill(~mask, 0.0), ref_logp.masked_fill(~mask, 0.0))
+    # loss = −Σ weights · (surrogate − β KL)
+    loss = -(weights * (surrogate - beta * kl)).sum()
+
+    with torch.no_grad():
+        signs = advantages.sign().unsqueeze(-1) if advantages.dim() < ratio.dim() else advantages.sign()
+        high = clip_low if clip_high is None else clip_high
+        clipped = ((signs > 0) & (ratio > 1 + high)) | ((signs < 0) & (ratio < 1 - clip_low))
+        total = weights.sum().clamp(min=1e-12)
+        stats = {
+            "kl": ((weights * kl).sum() / total).item(),
+            "clip_fraction": ((weights * clipped).sum() / total).item(),
+            "ratio_mean": ((weights * ratio).sum() / total).item(),
+            "ratio_max": ratio.masked_fill(~mask, 0.0).max().item() if ratio.numel() else 0.0,
+        }
+    return loss, stats
