@@ -7,7 +7,8 @@ Writes a JSON summary, and beside it every sampled answer with its verdict.
 """
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -50,11 +51,10 @@ def evaluate(model, tokenizer, questions, reward, sampling, *, samples=1, batch_
     for start in tqdm(range(0, len(mine), size), desc=label, leave=False, disable=rank > 0):
         batch = mine[start : start + size]
         rows = [questions[i] for i in batch]
-        with policy.autocast(model.device):
-            drawn = sample(
-                model, [row["prompt"] for row in rows], samples, sampling,
-                stop_ids=stop_ids, pad_id=tokenizer.pad_token_id, generator=generator,
-            )
+        drawn = sample(
+            model, [row["prompt"] for row in rows], samples, sampling,
+            stop_ids=stop_ids, pad_id=tokenizer.pad_token_id, generator=generator,
+        )
         rows = [row for row in rows for _ in range(samples)]
         texts = drawn.texts(tokenizer)
         scores = reward(texts, **{column: [row[column] for row in rows] for column in rows[0]})
@@ -74,6 +74,26 @@ def summarize(records):
         "length": sum(r["tokens"] for r in records) / n,
         "truncated": sum(r["truncated"] for r in records) / n,
     }
+
+
+def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval"):
+    """Greedy accuracy and avg@`samples` (the mean accuracy of that many sampled completions per question; 0: leave it out).
+
+    Returns (summary, records): {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": three questions},
+    and the records of both parts.
+    """
+    summary, everything = {}, []
+    for part, how, k in [("greedy", replace(sampling, temperature=0.0), 1), ("sampled", sampling, samples)]:
+        if k == 0:
+            continue
+        begin = time.perf_counter()
+        records = evaluate(
+            model, tokenizer, questions, reward, how, samples=k, batch_size=batch_size, seed=seed, label=f"{label}, {part}"
+        )
+        summary[part] = summarize(records)
+        summary |= {"seconds": time.perf_counter() - begin, "examples": [r for r in records if r["index"] < 3][::k]}
+        everything += [{"part": part, **record} for record in records]
+    return summary, everything
 
 
 def check(config):
@@ -104,27 +124,23 @@ def main(argv):
         print(f"note: {note}")
 
     reward = data.reward_functions(config.dataset)[0]
-    parts = {"greedy": (Sampling(longest, temperature=0.0), 1)}
-    if config.samples:
-        parts[f"avg@{config.samples}"] = (Sampling(longest, config.temperature, config.top_p, config.top_k), config.samples)
-    summary, records = {**asdict(config), "max_new_tokens": longest, "scored": len(questions)}, []
-    for name, (sampling, k) in parts.items():
-        drawn = evaluate(
-            model, tokenizer, questions, reward, sampling, samples=k, batch_size=config.batch_size, seed=config.seed, label=name
-        )
-        summary[name] = summarize(drawn)
-        records += [{"part": name, **record} for record in drawn]
+    sampling = Sampling(longest, config.temperature, config.top_p, config.top_k)
+    summary, records = examine(
+        model, tokenizer, questions, reward, sampling, samples=config.samples, batch_size=config.batch_size, seed=config.seed
+    )
 
     if distributed.rank() == 0:
         folder = Path(config.model) if Path(config.model).is_dir() else Path(".")
         output = Path(config.output or folder / f"eval-{Path(config.dataset).stem}.json")
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(summary, indent=2) + "\n")
+        setting = {**asdict(config), "max_new_tokens": longest, "scored": len(questions), "notes": notes}
+        output.write_text(json.dumps(setting | summary, indent=2, ensure_ascii=False) + "\n")
         answers = output.with_name(output.stem + "-answers.jsonl")
         answers.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-        for name in parts:
-            s = summary[name]
-            print(f"{name:8} accuracy {s['accuracy']:.4f}   {s['length']:6.1f} tokens   {s['truncated']:.1%} truncated   ({len(questions)} questions)")
+        for part, name in [("greedy", "greedy"), ("sampled", f"avg@{config.samples}")]:
+            if part in summary:
+                s = summary[part]
+                print(f"{name:8} accuracy {s['accuracy']:.4f}   {s['length']:6.1f} tokens   {s['truncated']:.1%} truncated")
         print(f"written: {output} and {answers}")
     distributed.stop()
 

@@ -21,9 +21,6 @@ normalised over the kept completions of all devices, so that the update does not
 import json
 import math
 import random
-import signal
-import time
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -32,13 +29,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from allocate import micro_batches, questions_per_step
+from allocate import questions_per_step
 from cppo import cppo_loss, keep_count, prune, prune_pooled
 from engine import checkpoint, data, distributed, logs, policy, toy
 from engine.options import UserError, as_words, option, parse, run
 from engine.policy import Batch
 from engine.rollout import Sampling, sample, stop_tokens
-from eval import evaluate, summarize
+from eval import examine
 from grpo import group_advantages, grpo_loss, sequence_mean_weights
 from plot import curves
 
@@ -47,23 +44,26 @@ from plot import curves
 class Algorithm:
     advantages: Callable  # (Q, G) rewards → (Q, G) advantages
     keep: str | None  # the rule by which completions are kept; None keeps all
+    pruning_rate: float  # the default of --pruning_rate
     loss: Callable
     weights: Callable  # what each token of the batch counts
     clip: tuple[float, float]  # (low, high)
     beta: float  # of the KL term
-    pruning_rate: float  # the default of --pruning_rate
 
 
 ALGORITHMS = {
     "grpo": Algorithm(
-        advantages=group_advantages, keep=None, loss=grpo_loss, weights=sequence_mean_weights, clip=(0.2, 0.2), beta=0.04, pruning_rate=0.0
+        advantages=group_advantages, keep=None, pruning_rate=0.0,
+        loss=grpo_loss, weights=sequence_mean_weights, clip=(0.2, 0.2), beta=0.04,
     ),
     "cppo": Algorithm(
-        advantages=group_advantages, keep="largest_abs", loss=cppo_loss, weights=sequence_mean_weights, clip=(0.2, 0.2), beta=0.04, pruning_rate=0.75
+        advantages=group_advantages, keep="largest_abs", pruning_rate=0.75,
+        loss=cppo_loss, weights=sequence_mean_weights, clip=(0.2, 0.2), beta=0.04,
     ),
 }
 
 TOY = {"lr": 3e-4, "questions_per_step": 8, "max_new_tokens": toy.MAX_NEW_TOKENS}
+COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")  # of a step, over all devices
 REAL = {"lr": 1e-6, "questions_per_step": 1, "max_new_tokens": 1024}  # CPPO's published setting
 
 
@@ -116,7 +116,7 @@ def check(config):
     if config.group_size < 2:
         raise UserError(f"--group_size must be at least 2, not {config.group_size}: an advantage compares completions of one question.")
     least = {"steps": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
-             "eval_questions": 1, "save_every": 1, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0}  # fmt: skip
+             "eval_questions": 1, "save_every": 1, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0}
     for name, value in least.items():
         given = getattr(config, name)
         if given is not None and not value <= given < math.inf:
@@ -124,18 +124,16 @@ def check(config):
     for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high"):
         if getattr(config, name) is not None and not getattr(config, name) > 0:
             raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")
-    if not 0 < config.top_p <= 1:
-        raise UserError(f"--top_p must lie in (0, 1], not {config.top_p}.")
+    if not 0 < config.top_p <= 1 or not config.warmup < 1:
+        raise UserError(f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
     for name in filter(None, [config.dataset, config.eval_dataset]):
         data.check_name(name)
     if config.model != "toy":
         policy.resolve(config.model)
 
-    for name, value in (TOY if config.model == "toy" else REAL).items():
-        if getattr(config, name) is None:
-            setattr(config, name, value)
-    defaults = {"pruning_rate": algorithm.pruning_rate, "beta": algorithm.beta, "clip_low": algorithm.clip[0], "clip_high": algorithm.clip[1]}
-    for name, value in defaults.items():
+    low, high = algorithm.clip
+    defaults = {"pruning_rate": algorithm.pruning_rate, "beta": algorithm.beta, "clip_low": low, "clip_high": high}
+    for name, value in (defaults | (TOY if config.model == "toy" else REAL)).items():
         if getattr(config, name) is None:
             setattr(config, name, value)
     if config.eval_dataset is None and config.dataset == "toy":
@@ -147,7 +145,7 @@ def check(config):
 
 
 def open_run(argv):
-    """The options of a new run, or of one to resume (its own, with the command line on top), and its folder and k."""
+    """The options of a new run, or of one to resume (its own, with the command line on top), and k."""
     config = parse(Config, argv)
     if config.resume:
         if config.output_dir is None:
@@ -160,7 +158,7 @@ def open_run(argv):
         config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
         for name in ("model", "algorithm", "dataset", "group_size", "seed"):
             if getattr(config, name) != saved[name]:
-                raise UserError(f"{config.output_dir} was started with --{name} {saved[name]}: resume it without another --{name}, or start a new run.")
+                raise UserError(f"{config.output_dir} was started with --{name} {saved[name]}: resume it with that, or start a new run.")
     k = check(config)
     if config.output_dir and not config.resume and (Path(config.output_dir) / "config.json").exists():
         raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
@@ -174,14 +172,14 @@ def learning_rate(progress, config):
     return config.lr * 0.5 * (1 + math.cos(math.pi * (progress - config.warmup) / (1 - config.warmup)))
 
 
-def select(advantages, k, algorithm, config, generator=None):
+def select(advantages, k, algorithm, config):
     """Flat indices q·G + i of the completions that are kept, of all (Q, G). Ascending."""
     n_questions, group_size = advantages.shape
     if algorithm.keep is None:
         return torch.arange(advantages.numel())
     if config.prune_pooled:
         return prune_pooled(advantages, n_questions * k)
-    kept = prune(advantages, k, rule=algorithm.keep, generator=generator)
+    kept = prune(advantages, k, rule=algorithm.keep)
     return (kept + group_size * torch.arange(n_questions).unsqueeze(1)).flatten()
 
 
@@ -226,13 +224,13 @@ def update(model, optimizer, parts, algorithm, config):
     return means | {"ratio_max": max(h["ratio_max"] for h in history), "skipped_updates": skipped}
 
 
-def train_step(step, questions, model, reference, optimizer, tokenizer, functions, k, config):
+def train_step(step, questions, model, reference, optimizer, tokenizer, functions, sampling, k, config):
     """One turn of the algorithm box on this device's `questions`. Returns (metrics, sample): one line for each log."""
     device, algorithm, G = model.device, ALGORITHMS[config.algorithm], config.group_size
     clock = logs.Clock(device)
+    # all randomness of a step follows from these three numbers, so a resumed run repeats it exactly
     draw = random.Random(f"{config.seed} {step} {distributed.rank()}").getrandbits(62)
     generator = torch.Generator(device).manual_seed(draw)
-    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
 
     with clock.phase("generate"):  # 1 sample G completions of each question
         drawn = sample(
@@ -256,9 +254,9 @@ def train_step(step, questions, model, reference, optimizer, tokenizer, function
             "accuracy": (rewards_by_part[functions[0].__name__] > 0).sum().item(), "reward": rewards.sum().item(),
             "tokens_generated": drawn.lengths.sum().item(), "tokens_trained": sum(part.lengths.sum().item() for part in parts),
             "truncated": drawn.truncated.sum().item(), "entropy": -drawn.logp.sum().item(),
-            **{f"reward/{name}": values.sum().item() for name, values in rewards_by_part.items()}}  # fmt: skip
+            **{f"reward/{name}": values.sum().item() for name, values in rewards_by_part.items()}}
     sums = distributed.all_sum(sums, device)
-    metrics = {"step": step, **{name: int(sums.pop(name)) for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")}}
+    metrics = {"step": step} | {name: int(sums.pop(name)) for name in COUNTS}
     metrics["no_signal"] = 1 - sums.pop("signal") / metrics["questions"]
     metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
     metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
@@ -272,144 +270,104 @@ def train_step(step, questions, model, reference, optimizer, tokenizer, function
             metrics |= update(model, optimizer, parts, algorithm, config)
     metrics |= {f"seconds/{name}": seconds for name, seconds in clock.total().items()}
 
-    first = [{"completion": text, "reward": r, "advantage": a, "kept": i in kept[:G]}
-             for i, (text, r, a) in enumerate(zip(texts[:G], rewards.flatten().tolist(), advantages.flatten().tolist()))]  # fmt: skip
-    sample_line = {"step": step, **{name: questions[0][name] for name in ("question", "answer")}, "completions": first} if questions else {}
-    return metrics, sample_line
+    kept = set(kept.tolist())
+    group = [{"completion": text, "reward": r, "advantage": a, "kept": i in kept}
+             for i, (text, r, a) in enumerate(zip(texts[:G], rewards.flatten().tolist(), advantages.flatten().tolist()))]
+    q = questions[0] if questions else {"question": None, "answer": None}
+    return metrics, {"step": step, "question": q["question"], "answer": q["answer"], "completions": group}
 
 
-def train(config, k, run_dir, device):
-    """The whole run. Returns 0, or 130 where Ctrl-C ended it early."""
-    first_rank, run_dir = distributed.rank() == 0, Path(run_dir)
+def train(config, k, device):
+    """The whole run. Returns 0, or 130 where a signal ended it early."""
+    first_rank, run_dir = distributed.rank() == 0, Path(config.output_dir)
     say = print if first_rank else lambda *_: None
     source = toy.base() if config.model == "toy" else config.model
     model, tokenizer = policy.load(source, device)
     reference = deepcopy(model).requires_grad_(False) if config.beta else None
-    prompts = {
-        "tokenizer": tokenizer, "system_prompt": config.system_prompt or data.SYSTEM_PROMPT,
-        "max_prompt_tokens": policy.prompt_room(model, config.max_new_tokens, config.max_prompt_tokens),
-    }  # fmt: skip
+
+    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
+    prompts = {"tokenizer": tokenizer, "system_prompt": config.system_prompt or data.SYSTEM_PROMPT,
+               "max_prompt_tokens": policy.prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)}
     questions, notes = data.load(config.dataset, **prompts)
     test, more = data.load(config.eval_dataset, split="test", limit=config.eval_questions, **prompts) if config.eval_dataset else ([], [])
-    for note in dict.fromkeys(notes + more):
+    for note in dict.fromkeys(sampling.notes + notes + more):
         say(f"note: {note}")
     functions = data.reward_functions(config.dataset)
 
     # B questions per device and step; with allocation as many as fill the same places after pruning
-    per_device = config.questions_per_step
-    if config.allocation:
-        per_device = questions_per_step(per_device, config.group_size, k)
+    per_device = questions_per_step(config.questions_per_step, config.group_size, k) if config.allocation else config.questions_per_step
     per_step = per_device * distributed.world_size()
     total = max(1, round(config.epochs * len(questions)))
     steps = min(config.steps or math.inf, math.ceil(total / per_step))
 
-    step, saved = 0, {}
-    state = {"source": source, "data": data.fingerprint(questions), "position": 0, "seconds": 0.0,
-             "no_signal_steps": 0, "skipped_updates": 0, "skipped_in_a_row": 0, "before": []}  # fmt: skip
+    # what a resumed run takes up again; step, order of the questions and random numbers follow from it and from the seed
+    state = {"step": 0, "position": 0, "seconds": 0.0, "no_signal_steps": 0, "skipped_updates": 0, "skipped_in_a_row": 0,
+             "before": {}, "source": source, "data": data.fingerprint(questions)}
     if config.resume:
-        folder = checkpoint.newest(run_dir)
-        saved = checkpoint.load_trainer_state(folder)
-        for name in ("source", "data"):
-            if saved[name] != state[name]:
-                raise UserError(f"the {'model' if name == 'source' else 'data'} is not what {run_dir} was started with: put that back, or start a new run.")
-        model = policy.load(str(folder), device)[0]
-        step, state = saved["step"], {name: saved[name] for name in state}
-        if step >= steps:
-            raise UserError(f"{run_dir} has finished its {step} steps: ask for more with --epochs or --steps, or start a new run.")
+        folder, state, optimizer_state = checkpoint.resume(run_dir, steps, expect=state)
+        model = policy.load(folder, device)[0]
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
-    if saved:
-        optimizer.load_state_dict(saved["optimizer"])
+    if config.resume:
+        optimizer.load_state_dict(optimizer_state)
     if first_rank:
         for log in ("metrics.jsonl", "samples.jsonl"):
-            logs.cut(run_dir / log, step)
+            logs.cut(run_dir / log, state["step"])
         (run_dir / "config.json").write_text(json.dumps(asdict(config) | {"resume": False}, indent=2) + "\n")
 
-    def examine(label):
-        """Greedy and sampled answers to the test questions, and the seconds that the sampled ones took."""
-        result, longest = {}, config.max_new_tokens
-        for name, sampling in [("greedy", Sampling(longest, 0.0)), ("sampled", Sampling(longest, config.temperature, config.top_p, config.top_k))]:
-            begin = time.perf_counter()
-            result[name] = evaluate(model, tokenizer, test, functions[0], sampling, seed=config.seed, label=f"{label}, {name}")
-        return {name: summarize(rows) for name, rows in result.items()} | {
-            "seconds": time.perf_counter() - begin, "examples": result["sampled"][:3]
-        }  # fmt: skip
+    def judge(label):
+        return examine(model, tokenizer, test, functions[0], sampling, seed=config.seed, label=label)[0] if test else {}
 
-    def save():
-        if first_rank:
-            checkpoint.save(run_dir, step, model, tokenizer, optimizer, state)
-        distributed.barrier()
+    if not config.resume:
+        state["before"] = judge("before")
+    with logs.Interrupt() as interrupt, tqdm(total=steps, initial=state["step"], desc=config.algorithm, disable=not first_rank) as bar:
+        while state["step"] < steps and not interrupt.asked:
+            step, count = state["step"] + 1, min(per_step, total - state["position"])
+            mine = data.take(questions, state["position"], count, config.seed)[distributed.rank() :: distributed.world_size()]
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step / steps, config)
+            metrics, samples = train_step(step, mine, model, reference, optimizer, tokenizer, functions, sampling, k, config)
 
-    if test and not saved:
-        state["before"] = examine("before")
-        say(f"before: accuracy {state['before']['greedy']['accuracy']:.3f} greedy, {state['before']['sampled']['accuracy']:.3f} sampled")
-
-    signals = []  # Ctrl-C, or a scheduler's request to end: the step is finished first
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: signals.append(1))
-    bar = tqdm(total=steps, initial=step, desc=config.algorithm, disable=not first_rank)
-    interrupted = False
-    while step < steps and not interrupted:
-        count = min(per_step, total - state["position"])
-        mine = data.take(questions, state["position"], count, config.seed)[distributed.rank() :: distributed.world_size()]
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate((step + 1) / steps, config)
-        metrics, samples = train_step(step + 1, mine, model, reference, optimizer, tokenizer, functions, k, config)
-        step += 1
-        state["position"] += count
-        state["seconds"] += metrics["seconds/total"]
-        state["no_signal_steps"] += metrics["no_signal"] == 1
-        skipped = metrics.get("skipped_updates", 0)
-        state["skipped_updates"] += skipped
-        state["skipped_in_a_row"] = state["skipped_in_a_row"] + skipped if skipped == config.mu else 0
-        if first_rank:
-            logs.append(run_dir / "metrics.jsonl", metrics | {"lr": optimizer.param_groups[0]["lr"]})
-            logs.append(run_dir / "samples.jsonl", samples)
-        bar.set_postfix(accuracy=f"{metrics['accuracy']:.2f}", length=f"{metrics['length']:.0f}")
-        bar.update()
-        if state["skipped_in_a_row"] >= 5:
-            raise UserError(
-                f"5 updates in a row had a loss or a gradient that is not finite: stopped at step {step}. "
-                f"The newest checkpoint in {run_dir} is from before; lower --lr or --max_grad_norm."
-            )
-        interrupted = distributed.all_sum({"signals": len(signals)}, device)["signals"] > 0
-        if interrupted or step == steps or step % config.save_every == 0:
-            save()
-    bar.close()
-    if interrupted and step < steps:
-        say(f"stopped after step {step} of {steps}. To go on: --output_dir {run_dir} --resume")
+            skipped = metrics.get("skipped_updates", 0)
+            state |= {"step": step, "position": state["position"] + count, "seconds": state["seconds"] + metrics["seconds/total"],
+                      "no_signal_steps": state["no_signal_steps"] + (metrics["no_signal"] == 1),
+                      "skipped_updates": state["skipped_updates"] + skipped,
+                      "skipped_in_a_row": state["skipped_in_a_row"] + skipped if skipped == config.mu else 0}
+            if first_rank:
+                logs.append(run_dir / "metrics.jsonl", metrics | {"lr": optimizer.param_groups[0]["lr"]})
+                logs.append(run_dir / "samples.jsonl", samples)
+            bar.set_postfix(accuracy=f"{metrics['accuracy']:.2f}", length=f"{metrics['length']:.0f}")
+            bar.update()
+            if state["skipped_in_a_row"] >= 5:
+                raise UserError(f"stopped at step {step}: {state['skipped_in_a_row']} updates in a row had a loss or a gradient that is "
+                                f"not finite, and were skipped. Lower --lr, or look into samples.jsonl. {checkpoint.say(run_dir)}")
+            interrupt.share(device)
+            if not skipped and (interrupt.asked or step == steps or step % config.save_every == 0):
+                if first_rank:
+                    checkpoint.save(run_dir, model, tokenizer, optimizer, state)
+                distributed.barrier()
+    if state["step"] < steps:
+        say(f"stopped after step {state['step']} of {steps}. {checkpoint.say(run_dir)}")
         return 130
 
-    after = examine("after") if test else {}
+    after = judge("after")
     if first_rank:
         rows = logs.read(run_dir / "metrics.jsonl")
-        summary = {
-            "algorithm": config.algorithm, "k": k, "steps": step, "questions": state["position"],
-            **{name: sum(row[name] for row in rows) for name in ("completions", "kept", "tokens_generated", "tokens_trained")},
-            "seconds": state["seconds"], "phases": logs.phase_totals(rows),
-            **{name: state[name] for name in ("no_signal_steps", "skipped_updates")}, "notes": notes,
-            **({"before": state["before"], "after": after} if test else {}), "checkpoint": str(checkpoint.newest(run_dir)),
-        }  # fmt: skip
+        summary = {"algorithm": config.algorithm, "k": k, **{name: sum(row[name] for row in rows) for name in COUNTS}, **state,
+                   "phases": logs.phase_totals(rows), "notes": notes, "after": after, "checkpoint": str(checkpoint.newest(run_dir))}
         (run_dir / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
         curves([run_dir], run_dir / "curves.png")
         logs.report(summary)
-        say(f"the run is in {run_dir}; its model in {summary['checkpoint']}")
     return 0
 
 
 def main(argv):
     config, k = open_run(argv)
-    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
-    if sampling.differs:
-        warnings.warn(
-            "temperature, top_p or top_k is set: the policy that samples is not the model's own. Log-probabilities follow "
-            "the temperature, but not top_p and top_k.", stacklevel=1,
-        )  # fmt: skip
     device = distributed.start()
     if distributed.rank() == 0:
         config.output_dir = config.output_dir or logs.new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")
         Path(config.output_dir).mkdir(parents=True, exist_ok=True)
     config.output_dir = distributed.from_first(config.output_dir)
-    code = train(config, k, config.output_dir, device)
+    code = train(config, k, device)
     distributed.stop()
     return code
 

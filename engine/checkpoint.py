@@ -12,21 +12,19 @@ import torch
 from engine.options import UserError
 
 
-def save(run_dir, step, model, tokenizer, optimizer, state):
+def save(run_dir, model, tokenizer, optimizer, state):
     """Write `run_dir/checkpoint-STEP`: first beside it under another name, then renamed, so that what bears a
     checkpoint's name is always whole. Older ones are removed last."""
     run_dir = Path(run_dir)
-    final, unfinished = run_dir / f"checkpoint-{step:06d}", run_dir / "unfinished-checkpoint"
+    final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
     older = [path for path in checkpoints(run_dir) if path != final]
-    if not final.exists():
-        shutil.rmtree(unfinished, ignore_errors=True)
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        torch.save({"step": step, "optimizer": optimizer.state_dict(), **state}, unfinished / "trainer.pt")
-        unfinished.rename(final)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    torch.save({"state": state, "optimizer": optimizer.state_dict()}, unfinished / "trainer.pt")
+    unfinished.rename(final)
     for path in older:
         shutil.rmtree(path)
-    return final
 
 
 def checkpoints(run_dir):
@@ -37,9 +35,23 @@ def checkpoints(run_dir):
 def newest(run_dir):
     found = checkpoints(run_dir)
     if not found:
-        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint. Start the run without --resume, in another folder.")
+        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint. Start a new run, without --resume and in another folder.")
     return found[-1]
 
 
-def load_trainer_state(folder):
-    return torch.load(Path(folder) / "trainer.pt", map_location="cpu", weights_only=True)
+def say(run_dir):
+    """How to go on after a run has ended early."""
+    found = checkpoints(run_dir)
+    return f"To go on from {found[-1].name}: --output_dir {run_dir} --resume" if found else "There was no checkpoint yet."
+
+
+def resume(run_dir, steps, expect):
+    """(folder, state, optimizer state) of a run's newest checkpoint, which must come from the model and the data of `expect`."""
+    folder = newest(run_dir)
+    saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
+    for name in ("source", "data"):
+        if saved["state"][name] != expect[name]:
+            raise UserError(f"{run_dir} was started with another {name}: put that back, or start a new run.")
+    if saved["state"]["step"] >= steps:
+        raise UserError(f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or start a new run.")
+    return str(folder), saved["state"], saved["optimizer"]

@@ -5,6 +5,7 @@ Every question has the columns `question`, `answer` and `prompt` (token ids, cha
 
 import hashlib
 import json
+import math
 import random
 from pathlib import Path
 
@@ -54,9 +55,12 @@ def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_pro
     questions = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts) if len(prompt) <= max_prompt_tokens]
     skipped = len(rows) - len(questions)
     if skipped:
-        notes.append(f"skipped {skipped} of {len(rows)} questions of {name}: their prompts are longer than {max_prompt_tokens} tokens.")
+        notes.append(f"skipped {skipped} of {len(rows)} questions of {name}: prompts longer than {max_prompt_tokens} tokens.")
     if not questions:
-        raise UserError(f"no question of {name} has a prompt of at most {max_prompt_tokens} tokens: raise --max_prompt_tokens, or the model's context is too short for --max_new_tokens.")
+        raise UserError(
+            f"no question of {name} has a prompt of at most {max_prompt_tokens} tokens: raise --max_prompt_tokens, "
+            "or lower --max_new_tokens where the model's context is short."
+        )
     return questions, notes
 
 
@@ -138,11 +142,11 @@ def score(functions, texts, columns):
     """Every reward of every completion: {name: (N,) float32}. A reward function that misbehaves is named."""
     parts = {}
     for function in functions:
-        values = function(texts, **columns)
+        name, values = function.__name__, function(texts, **columns)
         if len(values) != len(texts):
-            raise UserError(f"the reward {function.__name__} returned {len(values)} values for {len(texts)} completions: it must return one for each.")
-        parts[function.__name__] = torch.tensor(values, dtype=torch.float32)
-        if not parts[function.__name__].isfinite().all():
-            bad = parts[function.__name__].isfinite().logical_not().nonzero()[0].item()
-            raise UserError(f"the reward {function.__name__} returned {values[bad]} for the completion {texts[bad]!r:.200}: it must be a finite number.")
+            raise UserError(f"the reward {name} returned {len(values)} values for {len(texts)} completions: it must return one for each.")
+        parts[name] = torch.tensor(values, dtype=torch.float32)
+        for value, text in zip(parts[name].tolist(), texts):
+            if not math.isfinite(value):
+                raise UserError(f"the reward {name} returned {value} for the completion {text!r:.200}: it must be a finite number.")
     return parts

@@ -1,11 +1,14 @@
 """What a run leaves behind and shows: its folder, its logs, the seconds of each phase, the table at its end."""
 
 import json
+import signal
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+from engine import distributed
 
 
 def new_folder(stem):
@@ -61,6 +64,28 @@ class Clock:
         return self.seconds | {"total": time.perf_counter() - self.start}
 
 
+class Interrupt:
+    """Ctrl-C, or a scheduler's request to end, is noted and the step at hand is finished; a second Ctrl-C does not wait."""
+
+    def __enter__(self):
+        self.asked = False
+        self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def note(self, number, frame):
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def share(self, device):
+        """What one rank was asked holds for all, so that they end after the same step."""
+        self.asked = distributed.all_sum({"asked": float(self.asked)}, device)["asked"] > 0
+
+
 def phase_totals(rows):
     """{phase: seconds} over the rows of a run's metrics."""
     names = dict.fromkeys(name for row in rows for name in row if name.startswith("seconds/"))
@@ -69,8 +94,8 @@ def phase_totals(rows):
 
 def report(summary):
     """The table at the end of a run, and what the model said to the same questions before and after."""
-    if "before" in summary:
-        before, after = summary["before"], summary["after"]
+    before, after = summary["before"], summary["after"]
+    if before:
         print(f"\n{'':36}{'before':>10}{'after':>10}")
         for name, key in [("accuracy, greedy", "greedy"), ("accuracy, sampled", "sampled")]:
             print(f"{name:36}{before[key]['accuracy']:10.3f}{after[key]['accuracy']:10.3f}")
@@ -80,5 +105,6 @@ def report(summary):
             print(f"\n{old['question'].strip()}   (gold answer: {old['answer'].strip().splitlines()[-1]})")
             for name, row in [("before", old), ("after", new)]:
                 print(f"  {name:7}{'right' if row['correct'] else 'wrong'}   {row['completion']!r:.200}")
-    print(f"\ntrained on {summary['questions']} questions in {summary['steps']} steps and {summary['seconds']:.0f} s: ", end="")
+    print(f"\ntrained on {summary['questions']} questions in {summary['step']} steps and {summary['seconds']:.0f} s: ", end="")
     print(", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["phases"].items()))
+    print(f"the model: {summary['checkpoint']}")

@@ -7,11 +7,14 @@ from pathlib import Path
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from allocate import micro_batches
 from engine.checkpoint import checkpoints
 from engine.options import UserError
 from grpo import token_logprobs
+
+logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
 
 CHUNK_ELEMENTS = 2**26  # tokens × vocabulary held at a time: 256 MB in float32
 

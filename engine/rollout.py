@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.policy import autocast
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -15,9 +17,12 @@ class Sampling:
     top_k: int = 0
 
     @property
-    def differs(self):
-        """Whether the sampled policy is not the model's own: the scorer follows the temperature, but not top_p and top_k."""
-        return self.temperature != 1.0 or self.top_p != 1.0 or self.top_k != 0
+    def notes(self):
+        """A warning where the sampled policy is not the model's own."""
+        if self.temperature == 1.0 and self.top_p == 1.0 and self.top_k == 0:
+            return []
+        return ["temperature, top_p or top_k is set: completions are sampled from a policy that is not the model's own. "
+                "Log-probabilities follow the temperature, but not top_p and top_k."]
 
 
 @dataclass
@@ -81,7 +86,12 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=
     if not prompts:  # a rank may be left without a question in a run's last step
         empty = torch.zeros((0, 1), device=device)
         return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
-    ids, mask = left_pad(prompts, pad_id, device)
+    with autocast(device):
+        return _sample(model, *left_pad(prompts, pad_id, device), group_size, sampling, stop_ids, pad_id, generator)
+
+
+def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator):
+    device = model.device
     padded = bool((mask == 0).any())
     position = (mask.cumsum(1) - 1).clamp(min=0)
     out = model(
@@ -93,7 +103,7 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=
     logits = out.logits[:, -1].repeat_interleave(group_size, 0)
     mask = mask.repeat_interleave(group_size, 0)
 
-    n = len(prompts) * group_size
+    n = len(ids) * group_size
     tokens = torch.full((n, sampling.max_new_tokens), pad_id, device=device)
     logps = torch.zeros((n, sampling.max_new_tokens), device=device)
     lengths = torch.zeros(n, dtype=torch.long, device=device)
