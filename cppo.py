@@ -33,7 +33,7 @@ def keep_count(group_size, pruning_rate):
     # 10·(1−0.9) is 0.9999999999999998 in floats: the 1e-9 lifts such a k back over its whole number
     k = math.floor(group_size * (1 - pruning_rate) + 1e-9)
     if k < 1:
-        raise ValueError(f"pruning rate {pruning_rate} keeps none of {group_size} completions; at most {1 - 1 / group_size:.4g} does")
+        raise ValueError(f"the pruning rate {pruning_rate} keeps none of {group_size} completions")
     return k
 
 

@@ -29,6 +29,8 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
     """
     if rewards.dim() != 2 or rewards.shape[1] <= ddof:
         raise ValueError(f"rewards must be (questions, group) with a group larger than {ddof}, not {tuple(rewards.shape)}")
+    # a shift changes nothing, and makes equal rewards exact zeros: the float mean of 0.7, 0.7, … need not be 0.7
+    rewards = rewards - rewards[:, :1]
     # A_i = (r_i − mean(r)) / (std(r) + eps)
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
     if divide_by_std:
@@ -42,9 +44,12 @@ def token_logprobs(logits, tokens, *, temperature=1.0):
     logits: (N, T, V), at position t those that predict `tokens[:, t]`; any float type. tokens: (N, T) int64.
     Returns (N, T) float32. `temperature` must be the one the tokens were sampled at, or this scores another policy.
     Works row by row: the float32 log-softmax is the only (N, T, V) tensor it makes.
+    Raises ValueError where logits and tokens differ in N or T, as where the last position was not cut off.
     """
+    if logits.shape[:-1] != tokens.shape:
+        raise ValueError(f"logits {tuple(logits.shape)} must be those that predict the tokens {tuple(tokens.shape)}, one for one")
     rows = []
-    for row, token in zip(logits, tokens, strict=True):
+    for row, token in zip(logits, tokens):
         logp = torch.log_softmax(row.float() / temperature, dim=-1)  # log π(· | q, o_<t)
         rows.append(logp.gather(-1, token.unsqueeze(-1)).squeeze(-1))  # log π(o_t | q, o_<t)
     return torch.stack(rows)
@@ -65,7 +70,10 @@ def kl_k2(logp, ref_logp):
 
 
 def kl_k3(logp, ref_logp):
-    """k3 = π_ref/π − log(π_ref/π) − 1. Unbiased and never negative. (2402.03300 eq. 4) (N, T)"""
+    """k3 = π_ref/π − log(π_ref/π) − 1. Unbiased and never negative. (2402.03300 eq. 4) (N, T)
+
+    That holds for its value. As a loss, on-policy, its gradient is that of KL(π_ref ‖ π): close by where π ≈ π_ref.
+    """
     log_r = ref_logp - logp
     # k3 = r − log r − 1; expm1 keeps its value where r is close to 1
     return torch.expm1(log_r) - log_r
@@ -112,12 +120,12 @@ def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, cli
     if weights is None:
         weights = sequence_mean_weights(mask)
     # ρ = π_θ / π_old; on padding 1, whatever stands there
-    ratio = (logp - old_logp).masked_fill(~mask, 0.0).exp()
+    ratio = (logp - old_logp.detach()).masked_fill(~mask, 0.0).exp()
     surrogate = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     # D_KL[π_θ ‖ π_ref], estimated by k3
     kl = torch.zeros_like(ratio)
     if ref_logp is not None and beta:
-        kl = kl_k3(logp.masked_fill(~mask, 0.0), ref_logp.masked_fill(~mask, 0.0))
+        kl = kl_k3(logp.masked_fill(~mask, 0.0), ref_logp.detach().masked_fill(~mask, 0.0))
     # loss = −Σ weights · (surrogate − β KL)
     loss = -(weights * (surrogate - beta * kl)).sum()
 

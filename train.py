@@ -141,7 +141,7 @@ def check(config):
     try:
         return keep_count(config.group_size, config.pruning_rate)
     except ValueError as error:
-        raise UserError(f"--pruning_rate: {error}.") from None
+        raise UserError(f"{error}: lower --pruning_rate.") from None
 
 
 def open_run(argv):

@@ -37,7 +37,7 @@ class Completions:
     def texts(self, tokenizer):
         """What the completions say, for the rewards: EOS and other special tokens left out."""
         rows = [tokens[:n] for tokens, n in zip(self.tokens.tolist(), self.lengths.tolist())]
-        return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
 
 
 def stop_tokens(model, tokenizer):

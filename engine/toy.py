@@ -6,8 +6,8 @@ of its demonstrations think step by step,
     <think>7+8=15;15-3=12;12+9=21;21-2=19;</think>
     <answer>19</answer>
 
-and most just guess, `<answer>19</answer>`. So the base model mostly guesses, and a guess is mostly wrong. Nobody tells it
-to think: reinforcement learning finds out that thinking pays, and accuracy and length rise together.
+and most just guess, `<answer>19</answer>`, half of them a little off. So the base model mostly guesses, and is mostly
+wrong. Nobody tells it to think: reinforcement learning finds out that thinking pays, and accuracy and length rise together.
 """
 
 import hashlib
@@ -16,10 +16,9 @@ import random
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import trange
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from allocate import micro_batches
 from engine import distributed
@@ -27,20 +26,24 @@ from engine.policy import completion_logprobs
 
 OPERANDS = 5
 THINKING_SHARE = 0.3  # of the warm start's demonstrations
+WRONG_SHARE = 0.5  # of those that guess
 MAX_NEW_TOKENS = 48  # the longest thoughts need 41
 TRAIN_QUESTIONS = 3200  # one epoch of the training script
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
-VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;\n"]
+VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]  # Ċ is how byte-level vocabularies write a newline
 
 
 def make_tokenizer():
-    """One token per character, and one per tag; its chat template is the bare question."""
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(TAGS) + r"|[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
-    fast.chat_template = "{{ messages[-1]['content'] }}"
-    return fast
+    """Qwen2's tokenizer with a vocabulary of characters and no merges: one token per character, and one per tag.
+
+    Its chat template is the bare question.
+    """
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(VOCABULARY)}, merges=[], unk_token="<pad>", pad_token="<pad>", eos_token="<eos>"
+    )
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])  # read as a whole, shown as text
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
+    return tokenizer
 
 
 def question(index, split="train"):
@@ -66,13 +69,15 @@ def question(index, split="train"):
             return {"question": f"{text}=?", "answer": str(total), "thoughts": thoughts}
 
 
-def demonstration(index, thinking_share=THINKING_SHARE):
-    """(question, completion) number `index` of the warm start: some think, most guess."""
-    row = question(index, "warm_start")
-    answer = f"<answer>{row['answer']}</answer>"
-    if random.Random(f"demonstration {index}").random() < thinking_share:
-        answer = f"<think>{row['thoughts']}</think>\n{answer}"
-    return row["question"], answer
+def demonstration(index):
+    """(question, completion) number `index` of the warm start: some think and are right, most guess, and often wrongly."""
+    row, draw = question(index, "warm_start"), random.Random(f"demonstration {index}")
+    if draw.random() < THINKING_SHARE:
+        return row["question"], f"<think>{row['thoughts']}</think>\n<answer>{row['answer']}</answer>"
+    answer = int(row["answer"])
+    if draw.random() < WRONG_SHARE:
+        answer = abs(answer + draw.choice([-3, -2, -1, 1, 2, 3]))
+    return row["question"], f"<answer>{answer}</answer>"
 
 
 def make_model(tokenizer):
@@ -86,7 +91,7 @@ def make_model(tokenizer):
     return Qwen2ForCausalLM(config)
 
 
-def warm_start(model, tokenizer, *, steps=700, batch_size=64, lr=5e-3):
+def warm_start(model, tokenizer, *, steps=800, batch_size=64, lr=5e-3):
     """Supervised training on the demonstrations: cross-entropy on the completion's tokens, EOS included."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)

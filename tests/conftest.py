@@ -1,0 +1,27 @@
+"""What several tests share: one small model that has seen a little of the toy, in a folder, made once per session."""
+
+import pytest
+import torch
+
+from engine import policy, toy
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """Folder of a toy model after a short warm start: it answers, and now and then rightly."""
+    folder = tmp_path_factory.mktemp("small")
+    torch.manual_seed(0)
+    tokenizer = toy.make_tokenizer()
+    model = toy.make_model(tokenizer)
+    toy.warm_start(model, tokenizer, steps=80, batch_size=32)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def loaded(small):
+    """(model, tokenizer), freshly loaded."""
+    return policy.load(small, torch.device("cpu"))

@@ -1,0 +1,179 @@
+"""Log-probabilities of completions under a real model, against one plain forward pass per sequence."""
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from engine import policy
+from engine.options import UserError
+from engine.policy import Batch, completion_logprobs
+
+SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+CPU = torch.device("cpu")
+
+
+def make(kind):
+    torch.manual_seed(0)
+    if kind == "qwen2, tied":
+        model = Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True))
+    elif kind == "llama, untied":
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=False))
+    else:
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    return model.eval()
+
+
+def batch():
+    """Ragged prompts and completions, one of a single token, one empty; what stands on padding is nonsense."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)]
+    return prompts, torch.randint(0, 40, (4, 7), generator=generator), torch.tensor([7, 4, 1, 0])
+
+
+def plain(model, prompts, tokens, lengths, temperature):
+    """The definition: log softmax of the logits before each token, one sequence at a time."""
+    rows = []
+    for prompt, row, n in zip(prompts, tokens, lengths.tolist()):
+        logits = model(torch.tensor([prompt + row[:n].tolist()])).logits[0].double() / temperature
+        rows.append(torch.stack([logits[len(prompt) - 1 + t].log_softmax(-1)[row[t]] for t in range(n)]) if n else torch.zeros(0))
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["qwen2, tied", "llama, untied", "gpt2"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_and_gradient_equal_plain_forward_passes(kind, temperature, monkeypatch):
+    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 40 * 5)  # five tokens at a time: several chunks
+    model, (prompts, tokens, lengths) = make(kind), batch()
+    logp = completion_logprobs(model, prompts, tokens, lengths, temperature=temperature)
+    assert logp.shape == (4, 7) and logp.dtype == torch.float32
+    weight = torch.linspace(-1, 1, 28).view(4, 7)
+    (logp * weight).sum().backward()
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    model.zero_grad()
+    expected = plain(model, prompts, tokens, lengths, temperature)
+    sum((row * weight[i, : len(row)]).sum() for i, row in enumerate(expected)).backward()
+    for i, row in enumerate(expected):
+        torch.testing.assert_close(logp[i, : len(row)].double(), row.double(), rtol=1e-5, atol=1e-5)
+        assert (logp[i, len(row) :] == 0).all()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(gradient[name], p.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_no_more_than_one_chunk_of_logits_is_held(monkeypatch):
+    """Forward and backward: the largest tensor with the vocabulary as its last dimension stays within a chunk."""
+    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 40 * 3)
+    model, (prompts, tokens, lengths) = make("llama, untied"), batch()
+    held = []
+
+    def note(tensor):
+        if tensor.dim() > 1 and tensor.shape[-1] == 40 and tensor.shape[-2] != 32:  # logits, not the head's weight
+            held.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        logp = completion_logprobs(model, prompts, tokens, lengths)
+    assert held == []  # nothing that size waits for the backward pass
+    seen = []
+    model.lm_head.register_forward_hook(lambda module, args, out: seen.append(len(out)))
+    logp.sum().backward()
+    assert max(seen) <= 3 and sum(seen) == lengths.sum()
+
+
+def test_what_stands_on_padding_is_invisible():
+    model, (prompts, tokens, lengths) = make("qwen2, tied"), batch()
+    other = tokens.clone()
+    for i, n in enumerate(lengths.tolist()):
+        other[i, n:] = 0
+    assert torch.equal(completion_logprobs(model, prompts, tokens, lengths), completion_logprobs(model, prompts, other, lengths))
+
+
+def test_the_mask_counts_eos_and_comes_from_the_lengths():
+    eos = pad = 1
+    tokens = torch.tensor([[7, 8, eos, pad], [7, eos, pad, pad]])
+    rows = Batch([[3], [3]], tokens, torch.tensor([3, 2]), torch.zeros(2))
+    assert rows.mask.tolist() == [[True, True, True, False], [True, True, False, False]]
+
+
+def test_eos_has_a_gradient():
+    model, (prompts, tokens, _) = make("qwen2, tied"), batch()
+    rows = Batch(prompts, tokens, torch.tensor([2, 2, 2, 2]), torch.zeros(4))
+    logp = rows.logprobs(model, 1.0)
+    last = logp[:, 1]  # the completion's last token is its EOS
+    assert rows.mask[:, 1].all() and last.grad_fn is not None
+    last.sum().backward()
+    assert model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_micro_batches_hold_every_completion_once():
+    prompts, tokens, lengths = batch()
+    whole = Batch(prompts, tokens, lengths, torch.arange(4.0))
+    for budget in (1, 12, 20, 1000):
+        parts = whole.cut_into(budget)
+        rows = {}
+        for part in parts:
+            widths = [len(p) + n for p, n in zip(part.prompts, part.lengths.tolist())]
+            assert len(widths) == 1 or len(widths) * max(widths) <= budget
+            for p, t, n, a in zip(part.prompts, part.tokens, part.lengths.tolist(), part.advantages.tolist()):
+                assert a not in rows
+                rows[a] = (p, t[:n].tolist())
+        assert rows == {float(i): (p, tokens[i, :n].tolist()) for i, (p, n) in enumerate(zip(prompts, lengths.tolist()))}
+
+
+def test_weights_are_float32_masters_that_a_step_of_1e_6_moves(small, tmp_path):
+    """In bfloat16 a step of lr 1e-6 is rounded away; weights saved in bfloat16 are loaded as float32."""
+    model, tokenizer = policy.load(small, CPU)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model, _ = policy.load(str(tmp_path), CPU)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0).step()
+    for name, p in model.named_parameters():
+        assert (p != before[name]).float().mean() > 0.9
+        assert (before[name].bfloat16() + torch.tensor(-1e-6).bfloat16() == before[name].bfloat16()).float().mean() > 0.9
+
+
+def test_dropout_is_off(tmp_path, small):
+    """GPT-2 has dropout 0.1: with it on, π_θ would differ from π_old before the first update."""
+    make("gpt2").save_pretrained(tmp_path)
+    policy.load(small, CPU)[1].save_pretrained(tmp_path)
+    model, _ = policy.load(str(tmp_path), CPU)
+    assert model.config.resid_pdrop == 0.1 and not model.training
+    args = batch()
+    assert torch.equal(completion_logprobs(model, *args), completion_logprobs(model, *args))
+
+
+def test_a_model_that_rescales_its_logits_is_refused(tmp_path, small):
+    GraniteForCausalLM(GraniteConfig(**SIZES, num_key_value_heads=4, logits_scaling=8.0)).save_pretrained(tmp_path)
+    policy.load(small, CPU)[1].save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="rescales its logits"):
+        policy.load(str(tmp_path), CPU)
+
+
+def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        policy.resolve(str(tmp_path / "nowhere"))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="no weights"):
+        policy.resolve(str(tmp_path))
+    model, _ = policy.load(small, CPU)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no tokenizer"):
+        policy.resolve(str(tmp_path))
+
+
+def test_prompts_leave_room_for_the_completion_in_the_context():
+    model = make("gpt2")
+    assert policy.prompt_room(model, 20, 512) == 44 and policy.prompt_room(model, 20, 10) == 10

@@ -1,0 +1,343 @@
+"""rewards.py: what counts as an answer, what it is worth, and the known ways to cheat."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rewards import extract_answer, format_reward, gsm8k_accuracy, soft_format_reward, to_number, toy_accuracy
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT.parent / "shared" / "data"
+not_yet = pytest.mark.xfail(strict=True, reason="rewards.py does not do this yet")
+
+
+def r1(answer, thoughts="9+9=18"):
+    return f"<think>{thoughts}</think>\n<answer>{answer}</answer>"
+
+
+def gsm8k(completion, gold):
+    return gsm8k_accuracy([completion], [gold])[0]
+
+
+# --- extract_answer ---
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("<answer>18</answer>", "18"),
+        ("<answer>\n 18 \n</answer>", "18"),
+        ("so \\boxed{18}.", "18"),
+        ("so $\\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
+        ("She has 9 + 9.\n#### 18", "18"),
+        ("#### 18\nthat is all", "18"),
+        ("The answer is 18", "18"),
+        ("the Answer is: 18", "18"),
+    ],
+)
+def test_each_form_of_an_answer_is_found(text, answer):
+    assert extract_answer(text) == answer
+
+
+@not_yet
+def test_boxed_may_hold_braces_within_braces():
+    assert extract_answer("\\boxed{\\frac{\\sqrt{3}}{3}}") == "\\frac{\\sqrt{3}}{3}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<answer>17</answer> or <answer>18</answer>", "\\boxed{17} or \\boxed{18}", "#### 17\n#### 18", "the answer is 17\nthe answer is 18"],
+)
+def test_the_last_answer_wins(text):
+    assert extract_answer(text) == "18"
+
+
+@not_yet
+def test_the_last_answer_wins_within_a_line():
+    assert extract_answer("The answer is 17. No, the answer is 18") == "18"
+
+
+def test_the_answer_tag_goes_before_the_other_forms():
+    assert extract_answer("\\boxed{16} <answer>18</answer> The answer is 17") == "18"
+
+
+@pytest.mark.parametrize("inside", ["\\boxed{18}", "It is \\boxed{18}.", "17\n#### 18", "The answer is 18"])
+def test_an_answer_tag_may_hold_another_form(inside):
+    assert extract_answer(f"<answer>{inside}</answer>") == "18"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "18", "9 + 9 = 18", "<answer></answer>", "<answer> \n</answer>", "<answer>18", "18</answer>", "</answer>18<answer>",
+     "<ANSWER>18</ANSWER>", "\\boxed{18", "\\boxed{}", "####", "####\n18"],
+)  # fmt: skip
+def test_a_text_without_an_answer_gives_none(text):
+    assert extract_answer(text) is None
+
+
+@pytest.mark.parametrize("form", ["<answer>18</answer>", "\\boxed{18}", "#### 18", "the answer is 18"])
+def test_what_is_thought_is_not_answered(form):
+    assert extract_answer(f"<think>{form}</think>") is None
+    assert extract_answer(f"<think>{form}</think>\n<answer>17</answer>") == "17"
+    assert extract_answer(f"<think>{form}") is None  # cut off while it thought
+    # where the prompt ends in <think>, a completion has the closing tag only
+    assert extract_answer(f"{form}</think>") is None
+    assert extract_answer(f"{form}</think>\n<answer>17</answer>") == "17"
+
+
+@not_yet
+def test_thinking_again_hides_an_answer_again():
+    assert extract_answer("<think>a</think> wait <think>b <answer>18</answer>") is None
+
+
+# --- gsm8k_accuracy ---
+
+
+@pytest.mark.parametrize(
+    "given, gold",
+    [("18", "18"), ("-5", "-5"), ("0.5", "0.5"), ("1,000", "1000"), ("1000", "1,000"), ("1,234,567", "1,234,567"), ("-1,234", "-1234")],
+)
+def test_exactly_the_gold_answer_scores_2_whether_or_not_thousands_have_commas(given, gold):
+    assert gsm8k(r1(given), gold) == 2.0
+
+
+@pytest.mark.parametrize(
+    "given, gold",
+    [("18.0", "18"), ("18.", "18"), ("018", "18"), ("+18", "18"), (".5", "0.5"), ("0.50", "0.5"), ("1,234.50", "1234.5"), ("-5.0", "-5")],
+)
+def test_another_spelling_of_the_same_number_scores_1_5(given, gold):
+    assert gsm8k(r1(given), gold) == 1.5
+
+
+@pytest.mark.parametrize(
+    "given, gold",
+    [("$18", "18"), ("$18.00", "18"), ("18 dollars", "18"), ("18%", "18"), ("18\\%", "18"), ("**18**", "18"), ("\\text{18}", "18"),
+     ("x = 18", "18"), ("€1,800", "1800"), ("-$5", "-5"), ("$-5", "-5"), ("- 5", "-5"), ("−5", "-5"), ("-5 degrees", "-5")],
+)  # fmt: skip
+def test_a_number_with_a_currency_or_a_unit_scores_1_5(given, gold):
+    assert gsm8k(r1(given), gold) == 1.5
+
+
+@pytest.mark.parametrize("given", ["17", "118", "180", "1 8", "18.5", "0.18", "..18", "1.8.0", "18,000", "", "eighteen", "-", "nan", "inf"])
+def test_a_wrong_answer_scores_0(given):
+    assert gsm8k(r1(given), "18") == 0.0
+
+
+@pytest.mark.parametrize(
+    "given, gold", [("-5", "5"), ("5", "-5"), ("- 5", "5"), ("−5", "5"), ("-$5", "5"), ("$-5", "5"), ("-1,234", "1,234")]
+)
+def test_a_sign_is_never_lost(given, gold):
+    assert gsm8k(r1(given), gold) == 0.0
+
+
+@not_yet
+@pytest.mark.parametrize("given", ["–5", "‑5", "－5", "-  5", "-€5", "-\\$5", "-{5}", "-(5)", "-**5**"])
+def test_a_sign_is_not_lost_behind_another_dash_or_a_symbol(given):
+    assert gsm8k(r1(given), "5") == 0.0
+
+
+@pytest.mark.parametrize(
+    "given, gold",
+    [("12 or 13", "12"), ("12 or 13", "13"), ("12, 13", "12"), ("12; 13", "13"), ("12\n13", "13"), ("10-5", "10"), ("10-5", "5"),
+     ("10-5", "-5"), ("10 - 5", "5"), ("5 − 3", "-3"), ("1/2", "0.5"), ("1/2", "1"), ("36/2", "18"), ("1 1/2", "1"), ("18:30", "18"),
+     ("\\frac{36}{2}", "18"), ("10^3", "10"), ("3*6", "18"), ("1e3", "1000"), ("1e3", "1"), ("0x12", "18"), ("1_000", "1000"),
+     ("5²", "5"), ("5²", "25")],
+)  # fmt: skip
+def test_two_numbers_a_sum_a_fraction_or_a_power_is_no_answer(given, gold):
+    assert gsm8k(r1(given), gold) == 0.0
+
+
+@not_yet
+def test_a_mixed_fraction_is_not_its_whole_part():
+    assert gsm8k(r1("1½"), "1") == 0.0
+
+
+@pytest.mark.parametrize("given", ["１８", "١٨", "१८", "1８", "¹⁸"])
+def test_digits_of_other_scripts_score_0(given):
+    assert gsm8k(r1(given), "18") == 0.0
+
+
+@pytest.mark.parametrize(
+    "completion", ["18", "It is 18.", "<think>18</think>", "<think>18</think>\n18", "18\n" + r1("17"), r1("17", "9+9=18"), r1("17") + " 18"]
+)
+def test_the_gold_number_in_passing_scores_0(completion):
+    assert gsm8k(completion, "9 + 9 = 18\n#### 18") == 0.0
+
+
+@pytest.mark.parametrize(
+    "completion, score",
+    [
+        ("<answer>12</answer><answer>18</answer>", 2.0),  # the last one counts
+        ("<answer>18</answer><answer>12</answer>", 0.0),
+        ("<answer>18</answer><answer></answer>", 0.0),
+        ("<answer>12 <answer>18</answer></answer>", 0.0),  # two numbers in one tag
+        ("</answer>18<answer>", 0.0),
+        ("<think><answer>18</answer></think>", 0.0),
+        ("<think>\\boxed{18}</think>\n<answer>12</answer>", 0.0),
+        ("<think>9+9\n<answer>18</answer>", 0.0),
+        ("<answer>18</think></answer>", 0.0),
+        ("<answer>12 \\boxed{18}</answer>", 2.0),  # a box inside the tag is the answer
+    ],
+)
+def test_tags_that_are_repeated_nested_or_reversed(completion, score):
+    assert gsm8k(completion, "18") == score
+
+
+@pytest.mark.parametrize("junk", [" 99", "\n99", "</answer> 99", "\n\n" + "junk 99 " * 1000])
+def test_what_follows_the_answer_tag_does_not_count(junk):
+    assert gsm8k(r1("18") + junk, "18") == 2.0
+
+
+@pytest.mark.parametrize("given", ["18 99", "18\n99", "99\n18", "#### 18 99"])
+def test_a_second_number_inside_the_answer_tag_spoils_it(given):
+    assert gsm8k(r1(given), "18") == 0.0
+
+
+def test_the_whole_completion_is_read_not_only_its_end():
+    assert gsm8k(r1("18" + " " * 1000), "18") == 2.0
+    assert gsm8k("<answer>18</answer>" + "." * 1000, "18") == 2.0
+    assert gsm8k("<think>" + "." * 1000 + "<answer>18</answer>", "18") == 0.0
+
+
+def test_the_gold_answer_may_be_a_whole_solution():
+    assert gsm8k(r1("18"), "She makes 9 * 2 = $<<9*2=18>>18.\n#### 18") == 2.0
+    assert gsm8k(r1("9"), "She makes 9 * 2 = $<<9*2=18>>18.\n#### 18") == 0.0
+
+
+def test_numbers_are_compared_exactly():
+    assert to_number("0.1") == to_number("$0.10") != to_number("0.1000000000000000000001")
+    assert to_number("9007199254740993") != to_number("9007199254740992")  # equal as floats
+
+
+@not_yet
+def test_an_answer_of_thousands_of_digits_is_just_wrong():
+    assert gsm8k_accuracy([r1("1" * 5000), r1("18")], ["18", "18"]) == [0.0, 2.0]
+
+
+# --- the form of a reward ---
+
+
+@pytest.mark.parametrize("reward", [gsm8k_accuracy, toy_accuracy])
+@pytest.mark.parametrize("answer", [[], ["18"], ["18"] * 3])
+def test_a_column_of_the_wrong_length_is_an_error(reward, answer):
+    with pytest.raises(ValueError):
+        reward([r1("18"), r1("18")], answer)
+
+
+@pytest.mark.parametrize(
+    "reward, values",
+    [(gsm8k_accuracy, [2.0, 0.0]), (format_reward, [1.0, 0.0]), (soft_format_reward, [1.0, 0.5]), (toy_accuracy, [1.0, 0.0])],
+)
+def test_a_reward_takes_named_columns_and_ignores_the_rest(reward, values):
+    completions = [r1("18"), "<answer>17</answer>"]
+    assert reward(completions=completions, answer=["18", "18"], question=["9+9?", "9+9?"], level=[1, 1]) == values
+
+
+@pytest.mark.parametrize(
+    "tags",
+    ["<answer>1</answer>", r1("1"), "<think>", "</answer>", "\\boxed{", "#### 1 ", "the answer is ", pytest.param("<answer>", marks=not_yet)],
+)
+def test_ten_thousand_tags_are_judged_in_no_time(tags):
+    start = time.perf_counter()
+    for reward in (gsm8k_accuracy, format_reward, soft_format_reward, toy_accuracy):
+        reward([tags * 10_000], answer=["18"])
+    assert time.perf_counter() - start < 0.5
+
+
+@pytest.mark.parametrize("name, count", [("gsm8k_train", 7473), ("gsm8k_test", 1319)])
+def test_every_gold_answer_of_gsm8k_scores_2_against_itself(name, count):
+    path = DATA / f"{name}.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    with path.open(encoding="utf-8") as lines:
+        golds = [json.loads(line)["answer"] for line in lines]
+    answers = [gold.split("####")[1].strip() for gold in golds]
+    assert gsm8k_accuracy([r1(answer) for answer in answers], golds) == [2.0] * count
+    assert gsm8k_accuracy([r1(f"${answer}.00") for answer in answers], golds) == [1.5] * count
+    assert gsm8k_accuracy([r1(f"1{answer}") for answer in answers], golds) == [0.0] * count
+    assert gsm8k_accuracy(answers, golds) == [0.0] * count  # no tag, no answer
+
+
+# --- format ---
+
+
+@pytest.mark.parametrize("completion", [r1("18"), r1("18", ""), r1("\n18\n", "\n9+9\n\n=18\n"), r1("a < b", "x<y; <b>18</b>")])
+def test_the_r1_form_scores_1(completion):
+    assert format_reward([completion]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "18",
+        "<answer>18</answer>",
+        "<think>9+9</think>",
+        "<think>9+9</think>\n<answer>18",
+        "<answer>18</answer>\n<think>9+9</think>",
+        "</think>9+9<think>\n</answer>18<answer>",
+        "<think>9+9</think><answer>18</answer>",  # no newline between
+        "<think>9+9</think> <answer>18</answer>",
+        "<think>9+9</think>\n\n<answer>18</answer>",
+        "<think>9+9</think>\r\n<answer>18</answer>",
+        "<think>9+9</think>\nso\n<answer>18</answer>",
+        " " + r1("18"),
+        "Sure!\n" + r1("18"),
+        r1("18") + "\n",  # `$` would let a trailing newline pass
+        r1("18") + "\njunk",
+        r1("18") + r1("18"),
+        r1("18") + "\n<answer>18</answer>",
+        "<think>" + r1("18"),
+        r1("18") + "</answer>",
+        r1("<answer>18</answer>"),
+        r1("<think>18</think>"),
+        "<think>\n" + r1("18") + "\n</think>\n<answer>18</answer>",
+        "<THINK>9+9</THINK>\n<ANSWER>18</ANSWER>",
+    ],
+)
+def test_anything_but_the_r1_form_scores_0(completion):
+    assert format_reward([completion]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    "completion, score",
+    [
+        (r1("18"), 1.0),
+        ("well " + r1("18") + " so", 1.0),  # text outside the tags costs nothing here
+        ("<think>9+9</think>\n<answer>18", 0.75),
+        ("<think>9+9</think>", 0.5),
+        ("<think>9+9", 0.25),
+        ("18", 0.0),
+        ("", 0.0),
+        ("<answer>18</answer>", 0.5),
+        ("<answer>18</answer><think>9+9</think>", 0.5),  # the answer's tags come too early
+        ("</answer><answer></think><think>", 0.25),
+        ("<think><think>9+9</think><answer>18</answer>", 0.75),  # a tag that occurs twice earns nothing
+        (r1("18") + "</answer>", 0.75),
+        (r1("18") + r1("18"), 0.0),
+        ("<think>" * 1000, 0.0),
+    ],
+)
+def test_soft_format_pays_a_quarter_for_each_tag_in_order_and_once(completion, score):
+    assert soft_format_reward([completion]) == [score]
+
+
+# --- the toy, and the import ---
+
+
+@pytest.mark.parametrize(
+    "completion, score",
+    [("<answer>19</answer>", 1.0), (r1("19"), 1.0), (r1("18"), 0.0), (r1("19.0"), 0.0), (r1("119"), 0.0), (r1(""), 0.0), ("19", 0.0)],
+)
+def test_toy_accuracy_is_1_for_exactly_the_gold_answer(completion, score):
+    assert toy_accuracy([completion], ["19"]) == [score]
+
+
+def test_rewards_imports_without_torch():
+    code = "import sys; sys.modules['torch'] = None; import rewards; print(rewards.toy_accuracy(['<answer>1</answer>'], ['1']))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout == "[1.0]\n", result.stderr
