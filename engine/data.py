@@ -80,18 +80,17 @@ def read_hub(split):
 
 
 def check_name(name):
-    """Before any work: `name` is a data set that exists."""
-    path = Path(name)
-    if name in ("toy", "gsm8k") or path.is_file():
-        return
-    if path.suffix in (".jsonl", ".json") or "/" in name:
-        raise UserError(f"the data file {name} does not exist.")
-    raise UserError(f"unknown data set '{name}': there are toy, gsm8k, or the path of a .jsonl file.")
+    """Before any work: `name` is a data set that exists, and a file can be read to its end."""
+    if name not in ("toy", "gsm8k"):
+        read_jsonl(name)
 
 
 def read_jsonl(path):
     """A local file of JSON lines with the columns `question` (or `problem`) and `answer`, and any others."""
-    check_name(path)
+    if not Path(path).is_file():
+        if str(path).endswith((".jsonl", ".json")) or "/" in str(path):
+            raise UserError(f"the data file {path} does not exist.")
+        raise UserError(f"unknown data set '{path}': there are toy, gsm8k, or the path of a .jsonl file.")
     rows = []
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")

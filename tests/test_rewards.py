@@ -239,7 +239,7 @@ def test_a_reward_takes_named_columns_and_ignores_the_rest(reward, values):
 
 @pytest.mark.parametrize(
     "tags",
-    ["<answer>1</answer>", r1("1"), "<think>", "</answer>", "\\boxed{", "#### 1 ", "the answer is ", pytest.param("<answer>", marks=not_yet)],
+    ["<answer>1</answer>", r1("1"), "<think>", "</answer>", "\\boxed{", "#### 1 ", "answer is ", pytest.param("<answer>", marks=not_yet)],
 )
 def test_ten_thousand_tags_are_judged_in_no_time(tags):
     start = time.perf_counter()

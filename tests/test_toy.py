@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine import toy
 from rewards import format_reward, toy_accuracy
 
-not_yet = pytest.mark.xfail(strict=True, reason="engine/toy.py does not do this yet")
 SPLITS = ["train", "test", "warm_start"]
 
 
@@ -66,14 +65,14 @@ def test_a_tenth_of_all_questions_is_held_out(monkeypatch):
 
 
 def test_demonstrations_think_and_err_as_often_as_they_say():
-    thinking, wrong = [], []
+    thinks, wrong = [], []
     for i in range(5000):
         row, (question, completion) = toy.question(i, "warm_start"), toy.demonstration(i)
         assert question == row["question"]
-        thinking.append(format_reward([completion])[0])
-        if not thinking[-1]:
+        thinks.append(format_reward([completion])[0])
+        if not thinks[-1]:
             wrong.append(1 - toy_accuracy([completion], [row["answer"]])[0])
-    assert abs(sum(thinking) / len(thinking) - toy.THINKING_SHARE) < 0.02
+    assert abs(sum(thinks) / len(thinks) - toy.THINKING_SHARE) < 0.02
     assert abs(sum(wrong) / len(wrong) - toy.WRONG_SHARE) < 0.03
 
 
@@ -115,10 +114,10 @@ def test_the_chat_template_is_the_bare_question(tokenizer):
     assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == "1+1=?"
 
 
-@pytest.mark.parametrize("beside_a_model", [False, pytest.param(True, marks=not_yet)])
+@pytest.mark.parametrize("beside_a_model", [False, True])
 def test_the_tokenizer_survives_saving_and_loading(tokenizer, tmp_path, beside_a_model):
     tokenizer.save_pretrained(tmp_path)
-    if beside_a_model:  # AutoTokenizer also looks at the model's config.json there
+    if beside_a_model:  # AutoTokenizer goes by the model's config.json where there is one
         toy.make_model(tokenizer).config.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = thinking(toy.question(0)) + "<eos>"

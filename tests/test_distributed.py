@@ -1,0 +1,102 @@
+"""One rank and two make the same update, however the completions are shared out; and a rank that fails ends the job.
+
+pytest starts torchrun on this very file, whose __main__ is what each rank does.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+# how six fixed completions are shared out to the ranks: evenly, by unequal numbers and tokens, all to one
+SHARES = {"one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]]}
+
+
+def fixed_update(folder, share):
+    """The weights after μ=2 updates on this rank's part of the six completions, and the update's metrics."""
+    import train
+    from engine import distributed, policy
+
+    model, _ = policy.load(folder, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
+    everything = policy.Batch(
+        prompts, torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5]), torch.randn(6, generator=generator)
+    )
+    config = train.Config(model="toy", lr=1e-3)
+    train.check(config)
+    parts = everything.rows(share).cut_into(40) if share else []
+    for part in parts:
+        with torch.no_grad():
+            part.ref_logp = part.logprobs(model, 1.0) - 0.05
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stats = train.update(model, optimizer, parts, train.ALGORITHMS["cppo"], config)
+    distributed.barrier()
+    return {"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "stats": stats}
+
+
+def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment)
+
+
+def test_one_and_two_ranks_make_the_same_update(small, tmp_path):
+    done = torchrun(__file__, "update", small, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    one = fixed_update(small, SHARES["one"][0])
+    for name in ("even", "uneven", "all"):
+        ranks = [torch.load(tmp_path / f"{name}-{rank}.pt") for rank in (0, 1)]
+        assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+        torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
+        for key, value in one["stats"].items():
+            assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, key)
+
+
+def test_torchrun_trains_on_two_ranks_and_resumes(small, tmp_path):
+    argv = ["--model", small, "--output_dir", "run", "--questions_per_step", "1", "--group_size", "8", "--max_new_tokens", "48",
+            "--lr", "1e-3", "--eval_questions", "7"]
+    for more in (["--steps", "2"], ["--steps", "3", "--resume"]):
+        done = torchrun(ROOT / "train.py", *argv, *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+    sys.path.insert(0, str(ROOT))
+    from engine import logs
+
+    rows = logs.read(tmp_path / "run/metrics.jsonl")
+    # ⌊1·8/2⌋ = 4 questions on each of two devices
+    assert [(row["step"], row["questions"], row["completions"], row["kept"]) for row in rows] == [(s, 8, 64, 16) for s in (1, 2, 3)]
+
+
+def test_the_last_step_may_leave_a_rank_without_a_question(small, tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
+    done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", "grpo",
+                    "--group_size", "4", "--max_new_tokens", "8", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    from engine import logs
+
+    assert [row["questions"] for row in logs.read(tmp_path / "run/metrics.jsonl")] == [2, 1]
+
+
+def test_a_failing_rank_takes_the_job_down_with_its_own_message(small, tmp_path):
+    begin = time.time()
+    done = torchrun(__file__, "fail", small, tmp_path)
+    assert done.returncode != 0 and "rank 1 has a reason of its own" in done.stderr
+    assert time.time() - begin < 60
+
+
+if __name__ == "__main__":
+    from engine import distributed
+
+    distributed.start()
+    job, folder, out = sys.argv[1:]
+    if job == "fail" and distributed.rank() == 1:
+        raise RuntimeError("rank 1 has a reason of its own")
+    for name in ("even", "uneven", "all"):
+        result = fixed_update(folder, SHARES[name][distributed.rank()])
+        torch.save(result, Path(out) / f"{name}-{distributed.rank()}.pt")
+    distributed.stop()

@@ -1,0 +1,331 @@
+"""The training script: what it refuses, one update against a plain one, and what a run leaves behind."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+
+import eval as evaluation
+import train
+from cppo import prune
+from engine import data, logs, policy
+from engine.options import UserError
+from engine.policy import Batch
+from train import ALGORITHMS, Config, learning_rate, select, update
+
+CPU = torch.device("cpu")
+
+
+def config(**options):
+    c = Config(model="toy", **options)
+    train.check(c)
+    return c
+
+
+def completions(tokenizer, n=6, seed=0):
+    """Fixed completions of different lengths with advantages of both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [tokenizer.encode(text) for text in ["1+2=?", "7+8-3=?", "9-8=?"] * (n // 3)]
+    lengths = torch.randint(1, 9, (n,), generator=generator)
+    return Batch(prompts, torch.randint(2, 22, (n, 8), generator=generator), lengths, torch.randn(n, generator=generator))
+
+
+def with_reference(parts, model):
+    for part in parts:
+        with torch.no_grad():
+            part.ref_logp = part.logprobs(model, 1.0) - 0.1 * part.mask  # a reference that differs from the policy
+    return parts
+
+
+# ---- one update -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_updates_equal_those_of_a_plain_loop(small, algorithm):
+    """μ=2 steps of AdamW on −1/N Σ_i 1/|o_i| Σ_t (min(ρA, clip(ρ)A) − β k3), one completion and one token at a time."""
+    c = config(algorithm=algorithm, mu=2, lr=1e-3, max_grad_norm=0.5)
+    model, tokenizer = policy.load(small, CPU)
+    plain = copy.deepcopy(model)
+    batch = completions(tokenizer)
+    parts = with_reference(batch.cut_into(40), model)
+    stats = update(model, torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=0.0), parts, ALGORITHMS[algorithm], c)
+
+    def token_logps(net, i):
+        sequence = batch.prompts[i] + batch.tokens[i, : batch.lengths[i]].tolist()
+        logp = net(torch.tensor([sequence])).logits[0].log_softmax(-1)
+        return [logp[t - 1, sequence[t]] for t in range(len(batch.prompts[i]), len(sequence))]
+
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=c.lr, weight_decay=0.0)
+    with torch.no_grad():
+        old = [[x.item() for x in token_logps(plain, i)] for i in range(6)]
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = 0.0
+        for i in range(6):
+            A = batch.advantages[i].item()
+            for logp, old_logp in zip(token_logps(plain, i), old[i]):
+                ratio, log_r = (logp - old_logp).exp(), (old_logp - 0.1) - logp
+                surrogate = min(ratio * A, ratio.clamp(0.8, 1.2) * A)
+                loss = loss - (surrogate - 0.04 * (log_r.exp() - log_r - 1)) / len(old[i]) / 6
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        optimizer.step()
+    assert norm > 0.5 and stats["skipped_updates"] == 0
+    for p, q in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
+
+
+def test_the_update_does_not_depend_on_the_cut_into_micro_batches(small):
+    weights = []
+    for budget in (1, 30, 10**6):
+        c = config(mu=1, lr=1e-3)
+        model, tokenizer = policy.load(small, CPU)
+        parts = with_reference(completions(tokenizer).cut_into(budget), model)
+        update(model, torch.optim.SGD(model.parameters(), lr=1.0), parts, ALGORITHMS["cppo"], c)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        assert len(parts) == {1: 6, 30: 3, 10**6: 1}[budget]
+    for other in weights[1:]:
+        torch.testing.assert_close(other, weights[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(small):
+    """Advantages of a group add up to 0, and every ratio is 1: so the loss is 0, while each token still has its gradient."""
+    c = config(algorithm="grpo", mu=1, beta=0.0)
+    model, tokenizer = policy.load(small, CPU)
+    batch = completions(tokenizer)
+    batch.advantages -= batch.advantages.mean()
+    stats = update(model, torch.optim.SGD(model.parameters(), lr=0.0), batch.cut_into(30), ALGORITHMS["grpo"], c)
+    assert stats["ratio_max"] == 1.0 and stats["ratio_mean"] == pytest.approx(1.0) and stats["clip_fraction"] == 0
+    assert stats["loss"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] > 0.01
+
+
+def test_kl_is_0_at_first_and_the_second_update_leaves_ratio_1(small):
+    c = config(algorithm="grpo", mu=2)
+    model, tokenizer = policy.load(small, CPU)
+    parts = completions(tokenizer).cut_into(10**6)
+    for part in parts:
+        with torch.no_grad():
+            part.ref_logp = part.logprobs(model, 1.0)
+    assert update(copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.0), parts, ALGORITHMS["grpo"], c)["kl"] == 0
+    stats = update(model, torch.optim.SGD(model.parameters(), lr=0.5), parts, ALGORITHMS["grpo"], c)
+    assert stats["ratio_max"] > 1.001 and stats["kl"] > 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
+    model, tokenizer = policy.load(small, CPU)
+    before = copy.deepcopy(model.state_dict())
+    batch = completions(tokenizer)
+    batch.advantages[2] = bad
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    stats = update(model, optimizer, batch.cut_into(30), ALGORITHMS["grpo"], config(algorithm="grpo", beta=0.0))
+    assert stats["skipped_updates"] == 2
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
+# ---- which completions are kept, and when ---------------------------------------------------------------------------
+
+
+def test_what_each_rule_keeps():
+    advantages = torch.tensor([[0.1, -3.0, 2.0, 0.0], [0.2, 0.0, -0.1, 0.3]])
+    assert select(advantages, 2, ALGORITHMS["grpo"], config(algorithm="grpo")).tolist() == list(range(8))
+    assert select(advantages, 2, ALGORITHMS["cppo"], config()).tolist() == [1, 2, 4, 7]
+    assert select(advantages, 2, ALGORITHMS["cppo"], config(prune_pooled=True)).tolist() == [1, 2, 4, 7]
+    assert select(advantages, 1, ALGORITHMS["cppo"], config(prune_pooled=True)).tolist() == [1, 2]
+    assert select(advantages, 1, ALGORITHMS["cppo"], config()).tolist() == [1, 7]
+
+
+@pytest.fixture
+def step_inputs(small):
+    model, tokenizer = policy.load(small, CPU)
+    questions, _ = data.load("toy", tokenizer, limit=4)
+    return model, tokenizer, questions
+
+
+def run_step(step_inputs, c, functions, step=1):
+    model, tokenizer, questions = step_inputs
+    sampling = train.Sampling(c.max_new_tokens)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=c.lr)
+    return train.train_step(step, questions, model, copy.deepcopy(model), optimizer, tokenizer, functions, sampling, train.check(c), c)
+
+
+def number_of_digits(completions, **columns):
+    return [float(sum(c.isdigit() for c in text)) for text in completions]
+
+
+def test_every_forward_pass_of_an_update_is_made_for_the_kept_only(step_inputs, monkeypatch):
+    scored, real = [], Batch.logprobs
+    monkeypatch.setattr(Batch, "logprobs", lambda self, *args: scored.append(len(self.prompts)) or real(self, *args))
+    c = config(group_size=8, pruning_rate=0.75, mu=2, micro_batch_tokens=100)
+    metrics, samples = run_step(step_inputs, c, [number_of_digits])
+    assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (4, 32, 8)
+    assert sum(scored) == 3 * 8  # the reference once, the policy μ=2 times, none of them for a pruned completion
+    # the advantages are those of all 8 completions of a question, and the kept are its largest
+    rewards = torch.tensor([[row["reward"] for row in samples["completions"]]])
+    advantages = torch.tensor([[row["advantage"] for row in samples["completions"]]])
+    torch.testing.assert_close(advantages, (rewards - rewards.mean()) / (rewards.std() + 1e-4))
+    assert [i for i, row in enumerate(samples["completions"]) if row["kept"]] == prune(advantages, 2)[0].tolist()
+    assert metrics["tokens_trained"] < metrics["tokens_generated"] == pytest.approx(metrics["length"] * 32)
+
+
+def test_a_step_without_signal_makes_no_update(step_inputs):
+    model = step_inputs[0]
+    before = copy.deepcopy(model.state_dict())
+    metrics, _ = run_step(step_inputs, config(group_size=4), [lambda completions, **columns: [1.0] * len(completions)])
+    assert metrics["no_signal"] == 1 and "loss" not in metrics
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
+def test_a_step_is_a_function_of_its_number_and_the_seed(step_inputs):
+    c = config(group_size=4)
+    texts = [[row["completion"] for row in run_step(step_inputs, c, [number_of_digits], step)[1]["completions"]] for step in (3, 4)]
+    assert texts[0] != texts[1]
+    fresh = config(group_size=4, lr=0.0)
+    first, again = (run_step(step_inputs, fresh, [number_of_digits], 3)[1] for _ in range(2))
+    assert first == again
+
+
+@pytest.mark.parametrize("values, message", [([1.0], "returned 1 values for"), ([math.nan] * 16, "returned nan for the completion")])
+def test_a_reward_that_misbehaves_is_named(step_inputs, values, message):
+    def my_reward(completions, **columns):
+        return values
+
+    with pytest.raises(UserError, match=f"the reward my_reward {message}"):
+        run_step(step_inputs, config(group_size=4), [my_reward])
+
+
+def test_learning_rate_rises_over_the_warm_up_and_falls_to_0():
+    c = config(lr=2.0, warmup=0.1)
+    assert learning_rate(0.05, c) == pytest.approx(1.0) and learning_rate(0.1, c) == pytest.approx(2.0)
+    assert learning_rate(0.55, c) == pytest.approx(1.0) and learning_rate(1.0, c) == pytest.approx(0.0)
+    assert learning_rate(0.001, c) > 0 and learning_rate(0.5, config(lr=1.0, warmup=0.0)) == pytest.approx(0.5)
+
+
+# ---- a run ----------------------------------------------------------------------------------------------------------
+
+
+def go(small, folder, *options, steps=3):
+    argv = ["--model", small, "--output_dir", str(folder), "--lr", "1e-3", "--questions_per_step", "2", "--max_new_tokens", "48",
+            "--group_size", "8", "--eval_questions", "8", "--steps", str(steps), *options]
+    return train.main(argv)
+
+
+def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert go(small, "run") == 0
+    rows = logs.read("run/metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    # dynamic allocation: B·G = 16 places, k = 2 of 8 kept, so 8 questions a step
+    assert {(row["questions"], row["completions"], row["kept"]) for row in rows} == {(8, 64, 16)}
+    named = {"accuracy", "reward", "reward/toy_accuracy", "length", "truncated", "no_signal", "loss", "kl", "clip_fraction", "ratio_max",
+             "grad_norm", "lr", "entropy", "tokens_generated", "tokens_trained", "seconds/generate", "seconds/score",
+             "seconds/logprobs", "seconds/update", "seconds/total"}
+    assert named <= set(rows[0]) and all(math.isfinite(x) for row in rows for x in row.values())
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["questions"] == 24 and {"before", "after"} <= set(summary)
+    assert (tmp_path / "run/curves.png").stat().st_size > 10_000
+    assert len(logs.read("run/samples.jsonl")) == 3
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    assert saved["pruning_rate"] == 0.75 and saved["beta"] == 0.04 and saved["lr"] == 1e-3
+    out = capsys.readouterr().out
+    assert "accuracy, sampled" in out and "before" in out
+
+    # the checkpoint is a Hugging Face folder, and eval.py finds it by the run's name
+    evaluation.main(["--model", "run", "--questions", "8", "--samples", "2", "--output", "scores/toy.json"])
+    scores, answers = json.loads((tmp_path / "scores/toy.json").read_text()), logs.read("scores/toy-answers.jsonl")
+    assert scores["scored"] == 8 and len(answers) == 8 + 16
+    for part in ("greedy", "sampled"):
+        verdicts = [row["correct"] for row in answers if row["part"] == part]
+        assert scores[part]["accuracy"] == sum(verdicts) / len(verdicts)
+    assert [row["index"] for row in answers if row["part"] == "sampled"] == [i for i in range(8) for _ in range(2)]
+
+    with pytest.raises(UserError, match="already holds a run: add --resume"):
+        go(small, "run")
+    with pytest.raises(UserError, match="has finished its 3 steps"):
+        go(small, "run", "--resume")
+    with pytest.raises(UserError, match="was started with --algorithm cppo"):
+        go(small, "run", "--resume", "--algorithm", "grpo")
+    other = tmp_path / "other"
+    with pytest.raises(UserError, match="was started with --model"):
+        train.main(["--output_dir", "run", "--resume", "--model", str(other)])
+
+
+def test_without_allocation_and_with_grpo_a_step_takes_b_questions(small, tmp_path):
+    go(small, tmp_path / "a", "--no_allocation", steps=1)
+    go(small, tmp_path / "b", "--algorithm", "grpo", steps=1)
+    counts = [[logs.read(tmp_path / name / "metrics.jsonl")[0][key] for key in ("questions", "completions", "kept")] for name in "ab"]
+    assert counts == [[2, 16, 4], [2, 16, 16]]
+
+
+def test_runs_without_a_name_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [logs.new_folder("toy-cppo") for _ in range(2)] == ["runs/toy-cppo-1", "runs/toy-cppo-2"]
+
+
+def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, monkeypatch):
+    real = train.update
+
+    def poisoned(model, optimizer, parts, algorithm, c):
+        for part in parts:
+            part.advantages *= math.nan
+        return real(model, optimizer, parts, algorithm, c)
+
+    go(small, tmp_path / "run", "--save_every", "1", steps=2)
+    monkeypatch.setattr(train, "update", poisoned)
+    with pytest.raises(UserError, match="6 updates in a row had a loss or a gradient that is not finite") as error:
+        go(small, tmp_path / "run", "--resume", steps=9)
+    assert "--resume" in str(error.value)
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint*")] == ["checkpoint-000002"]
+
+
+BAD = [
+    (["--pruning_rate", "1"], "must lie in [0, 1), not 1.0"),
+    (["--pruning_rate", "-0.1"], "must lie in [0, 1)"),
+    (["--pruning_rate", "nan"], "must lie in [0, 1)"),
+    (["--pruning_rate", "0.95"], "keeps none of 16 completions"),
+    (["--algorithm", "grpo", "--pruning_rate", "0.5"], "grpo keeps every completion"),
+    (["--group_size", "1"], "--group_size must be at least 2"),
+    (["--algorithm", "gppo"], "unknown algorithm 'gppo': there are grpo, cppo"),
+    (["--dataset", "gsm9k"], "unknown data set 'gsm9k'"),
+    (["--dataset", "nowhere.jsonl"], "nowhere.jsonl does not exist"),
+    (["--model", "./nowhere"], "the model folder ./nowhere does not exist"),
+    (["--resume"], "--output_dir"),
+    (["--resume", "--output_dir", "nowhere"], "nothing to resume: nowhere holds no run"),
+    (["--steps", "0"], "--steps must be at least 1"),
+    (["--steps", "many"], "invalid int value: 'many'"),
+    (["--lr", "nan"], "--lr must be at least 0"),
+    (["--top_p", "0"], "--top_p must lie in (0, 1]"),
+    (["--temperature", "0"], "--temperature must be above 0"),
+    (["--prunning_rate", "0.5"], "unknown option --prunning_rate: did you mean --pruning_rate?"),
+    (["--recipe", "nowhere.yaml"], "the recipe nowhere.yaml does not exist"),
+]
+
+
+@pytest.mark.parametrize("argv, message", BAD, ids=[" ".join(argv) for argv, _ in BAD])
+def test_bad_input_is_refused_in_one_sentence_before_any_work(argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        train.main(argv)
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_a_bad_data_file_is_refused_before_the_model_is_loaded(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(policy, "load", lambda *_: pytest.fail("the model was loaded"))
+    for content, message in [("", "is empty"), ("{}\n", "no column 'question'"), ('{"question": "a", "answer": "b"}\nno\n', "line 2")]:
+        (tmp_path / "x.jsonl").write_text(content)
+        with pytest.raises(UserError, match=message):
+            train.main(["--model", small, "--dataset", "x.jsonl"])
+
+
+def test_prompts_longer_than_the_context_are_skipped_and_reported(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": "1+2=?", "answer": "3"}] * 3 + [{"question": "1+" * 100 + "1=?", "answer": "101"}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert train.main(["--model", small, "--dataset", "x.jsonl", "--max_new_tokens", "8", "--output_dir", "run"]) == 0
+    assert "skipped 1 of 4 questions of x.jsonl" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["questions"] == 3 and "skipped 1 of 4" in summary["notes"][0]
