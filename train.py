@@ -133,7 +133,7 @@ def check(config):
 
     low, high = algorithm.clip
     defaults = {"pruning_rate": algorithm.pruning_rate, "beta": algorithm.beta, "clip_low": low, "clip_high": high}
-    for name, value in (defaults | (TOY if config.model == "toy" else REAL)).items():
+    for name, value in (defaults | (TOY if config.dataset == "toy" else REAL)).items():
         if getattr(config, name) is None:
             setattr(config, name, value)
     if config.eval_dataset is None and config.dataset == "toy":

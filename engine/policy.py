@@ -70,7 +70,11 @@ def check_head(model, name):
 def prompt_room(model, max_new_tokens, max_prompt_tokens):
     """The longest prompt that leaves room for max_new_tokens in the model's context, and at most max_prompt_tokens."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return max_prompt_tokens if context is None else min(max_prompt_tokens, context - max_new_tokens)
+    if context is None:
+        return max_prompt_tokens
+    if context <= max_new_tokens:
+        raise UserError(f"the model's context of {context} tokens leaves no room for a prompt: lower --max_new_tokens {max_new_tokens}.")
+    return min(max_prompt_tokens, context - max_new_tokens)
 
 
 def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):

@@ -28,7 +28,7 @@ OPERANDS = 5
 THINKING_SHARE = 0.3  # of the warm start's demonstrations
 WRONG_SHARE = 0.5  # of those that guess
 MAX_NEW_TOKENS = 48  # the longest thoughts need 41
-TRAIN_QUESTIONS = 3200  # one epoch of the training script
+TRAIN_QUESTIONS = 2048  # one epoch of the training script
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]  # Ċ is how byte-level vocabularies write a newline
 

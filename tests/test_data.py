@@ -80,9 +80,10 @@ def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer
 )
 def test_a_broken_file_is_named_with_the_line_and_the_reason(file, content, message):
     path = file(content)
-    with pytest.raises(UserError) as error:
-        data.read_jsonl(path)
-    assert path in str(error.value) and message in str(error.value)
+    for look in (data.read_jsonl, data.check_name):
+        with pytest.raises(UserError) as error:
+            look(path)
+        assert path in str(error.value) and message in str(error.value)
 
 
 @not_yet
@@ -101,8 +102,8 @@ def test_a_name_that_is_no_data_set_is_refused(name, message):
         assert name in str(error.value)
 
 
-def test_the_known_names_and_existing_files_are_accepted(file):
-    for name in ("toy", "gsm8k", file("")):
+def test_the_known_names_and_good_files_are_accepted(file):
+    for name in ("toy", "gsm8k", file([{"question": "a", "answer": "1"}])):
         data.check_name(name)
 
 

@@ -177,3 +177,5 @@ def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):
 def test_prompts_leave_room_for_the_completion_in_the_context():
     model = make("gpt2")
     assert policy.prompt_room(model, 20, 512) == 44 and policy.prompt_room(model, 20, 10) == 10
+    with pytest.raises(UserError, match="context of 64 tokens leaves no room"):
+        policy.prompt_room(model, 64, 10)

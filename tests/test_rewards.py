@@ -83,6 +83,7 @@ def test_a_text_without_an_answer_gives_none(text):
 def test_what_is_thought_is_not_answered(form):
     assert extract_answer(f"<think>{form}</think>") is None
     assert extract_answer(f"<think>{form}</think>\n<answer>17</answer>") == "17"
+    assert extract_answer(f"<think>a</think> wait <think>{form}</think>") is None
     assert extract_answer(f"<think>{form}") is None  # cut off while it thought
     # where the prompt ends in <think>, a completion has the closing tag only
     assert extract_answer(f"{form}</think>") is None
@@ -174,7 +175,7 @@ def test_the_gold_number_in_passing_scores_0(completion):
         ("<answer>12</answer><answer>18</answer>", 2.0),  # the last one counts
         ("<answer>18</answer><answer>12</answer>", 0.0),
         ("<answer>18</answer><answer></answer>", 0.0),
-        ("<answer>12 <answer>18</answer></answer>", 0.0),  # two numbers in one tag
+        ("<answer>18 <answer>12</answer></answer>", 0.0),
         ("</answer>18<answer>", 0.0),
         ("<think><answer>18</answer></think>", 0.0),
         ("<think>\\boxed{18}</think>\n<answer>12</answer>", 0.0),
@@ -206,6 +207,11 @@ def test_the_whole_completion_is_read_not_only_its_end():
 def test_the_gold_answer_may_be_a_whole_solution():
     assert gsm8k(r1("18"), "She makes 9 * 2 = $<<9*2=18>>18.\n#### 18") == 2.0
     assert gsm8k(r1("9"), "She makes 9 * 2 = $<<9*2=18>>18.\n#### 18") == 0.0
+
+
+def test_words_are_equal_only_as_text():
+    assert gsm8k(r1("eleven"), "twelve") == 0.0
+    assert gsm8k(r1("twelve"), "twelve") == 2.0
 
 
 def test_numbers_are_compared_exactly():

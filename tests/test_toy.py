@@ -159,6 +159,7 @@ def test_a_few_steps_of_the_warm_start_lower_the_loss_and_teach_eos(tokenizer):
     after, eos = losses(model, tokenizer)
     assert after < before / 2
     assert eos < 0.1
+    assert all(p.grad is None for p in model.parameters())  # none is left to whoever trains it next
 
 
 def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monkeypatch):
