@@ -9,13 +9,11 @@ completions). A reward takes the columns it needs by name and ignores the rest. 
 """
 
 import re
+import unicodedata
 from fractions import Fraction
 
-ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
-HASHES = re.compile(r"####[ \t]*([^\n]+)")
-PHRASE = re.compile(r"answer is:?[ \t]*([^\n]+)", re.IGNORECASE)
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])[-+]?\.\d+", re.ASCII)
+DASHES = str.maketrans(dict.fromkeys("‐‑‒–—−－", "-"))
 # <think>…</think>, one newline, <answer>…</answer>, and nothing else; no tag twice
 NO_TAG = r"(?:(?!</?(?:think|answer)>).)*"
 R1_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n<answer>{NO_TAG}</answer>", re.DOTALL)
@@ -27,28 +25,57 @@ def extract_answer(text):
     Looks after the last `</think>`: what is thought is not answered. There the first of these forms that occurs counts,
     and its last occurrence: `<answer>…</answer>`, `\\boxed{…}`, `#### …`, "the answer is …".
     """
-    if "</think>" in text:
-        text = text.rpartition("</think>")[2]
-    elif "<think>" in text:
+    text = text.rpartition("</think>")[2]
+    if "<think>" in text:
         return None  # still thinking when it ended
     answer = None
-    for form in (ANSWER_TAG, BOXED, HASHES, PHRASE):
-        found = form.findall(text)
-        if found:
-            # an answer tag may hold one of the other forms: look inside it
-            answer = text = found[-1].strip()
+    for form in (_tagged, _boxed, _after_hashes, _after_phrase):
+        found = form(text)
+        if found is not None:  # it may hold one of the forms that follow: look inside it
+            answer = text = found.strip()
     return answer or None
+
+
+def _tagged(text):
+    for part in reversed(text.split("</answer>")[:-1]):
+        if "<answer>" in part:
+            return part.rpartition("<answer>")[2]
+    return None
+
+
+def _boxed(text):
+    _, opening, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for i, c in enumerate(rest if opening else ""):
+        depth += (c == "{") - (c == "}")
+        if depth == 0:
+            return rest[:i]
+    return None
+
+
+def _after_hashes(text):
+    _, found, rest = text.rpartition("####")
+    line = rest.split("\n")[0].strip()
+    return line if found and line else None
+
+
+def _after_phrase(text):
+    rest = re.split(r"answer is:?", text, flags=re.IGNORECASE)[1:]
+    return rest[-1].strip().split("\n")[0] if rest and rest[-1].strip() else None
 
 
 def to_number(text):
     """The one number that `text` states, as an exact Fraction, whatever currency or unit stands beside it; else None.
 
-    "$1,234.50" and "1234.5 dollars" are the same number; "12 or 13" is none.
+    "$1,234.50" and "1234.5 dollars" are the same number; "12 or 13", "1e3" and "10-5" are none.
     """
-    text = text.replace("−", "-").replace("$", "").replace("- ", "-")
+    text = text.translate(DASHES).replace("$", "").replace("- ", "-")
     found = NUMBER.findall(text)
-    # more digits than the one number has: a second number, an exponent, a fraction
-    if len(found) != 1 or sum(c.isdigit() for c in text) != sum(c.isdigit() for c in found[0]):
+    if len(found) != 1 or len(found[0]) > 100:
+        return None
+    # a digit or a dash beside the number: an exponent, a fraction, a lost sign
+    digits = [sum(unicodedata.category(c) in ("Nd", "No") for c in part) for part in (text, found[0])]
+    if digits[0] != digits[1] or text.count("-") != found[0].count("-"):
         return None
     return Fraction(found[0].replace(",", ""))
 

@@ -6,6 +6,7 @@ Every question has the columns `question`, `answer` and `prompt` (token ids, cha
 import hashlib
 import json
 import math
+import numbers
 import random
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def read_jsonl(path):
         raise UserError(f"unknown data set '{path}': there are toy, gsm8k, or the path of a .jsonl file.")
     rows = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file in UTF-8.") from None
     for number, line in enumerate(lines, 1):
@@ -142,10 +143,12 @@ def score(functions, texts, columns):
     parts = {}
     for function in functions:
         name, values = function.__name__, function(texts, **columns)
+        if not isinstance(values, (list, tuple)):
+            raise UserError(f"the reward {name} returned {type(values).__name__}: it must return a list of numbers.")
         if len(values) != len(texts):
             raise UserError(f"the reward {name} returned {len(values)} values for {len(texts)} completions: it must return one for each.")
-        parts[name] = torch.tensor(values, dtype=torch.float32)
-        for value, text in zip(parts[name].tolist(), texts):
-            if not math.isfinite(value):
+        for value, text in zip(values, texts):
+            if not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise UserError(f"the reward {name} returned {value} for the completion {text!r:.200}: it must be a finite number.")
+        parts[name] = torch.tensor(values, dtype=torch.float32)
     return parts

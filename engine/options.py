@@ -60,6 +60,10 @@ def parse(config_class, argv, earlier=()):
         near = difflib.get_close_matches(name, [f"--{f.name}" for f in fields(config_class)], n=1)
         raise UserError(f"unknown option {name}" + (f": did you mean {near[0]}?" if near else ". `--help` lists all options."))
     recipe = read_recipe(config.recipe, config_class) if getattr(config, "recipe", None) else []
+    try:
+        parser.parse_args(recipe)
+    except UserError as error:
+        raise UserError(f"the recipe {config.recipe}: {error}") from None
     (config,) = parser.parse_args_into_dataclasses([*earlier, *recipe, *argv])
     return config
 

@@ -15,8 +15,6 @@ from engine.options import UserError
 from rewards import format_reward, gsm8k_accuracy, toy_accuracy
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
-not_yet = pytest.mark.xfail(strict=True, reason="engine/data.py does not do this yet")
-
 
 @pytest.fixture
 def tokenizer():
@@ -86,7 +84,6 @@ def test_a_broken_file_is_named_with_the_line_and_the_reason(file, content, mess
         assert path in str(error.value) and message in str(error.value)
 
 
-@not_yet
 def test_a_byte_order_mark_is_no_mistake(file):
     assert data.read_jsonl(file('\ufeff{"question": "a", "answer": "1"}')) == [{"question": "a", "answer": "1"}]
 
@@ -294,7 +291,6 @@ def test_a_reward_that_is_not_finite_is_named_with_its_completion(value):
         data.score([length, bonus], ["a", "bcd"], {"level": [1, value]})
 
 
-@not_yet
 @pytest.mark.parametrize("values", [None, [1.0, None], [1.0, "2"]])
 def test_a_reward_that_returns_something_else_is_named(values):
     def odd(completions, **columns):

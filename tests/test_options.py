@@ -10,8 +10,6 @@ import pytest
 from engine.options import UserError, as_words, option, parse, run
 
 ROOT = Path(__file__).parent.parent
-not_yet = pytest.mark.xfail(strict=True, reason="engine/options.py does not do this yet")
-
 
 @dataclass
 class Config:
@@ -146,7 +144,6 @@ def test_a_mistake_in_a_recipe_is_a_sentence_that_names_the_recipe(recipe, text,
     assert "\n" not in str(error.value)
 
 
-@not_yet
 @pytest.mark.parametrize("text", ["steps: many", "steps: 1.5", "lr: fast", "resume: perhaps"])
 def test_a_value_of_the_wrong_type_is_a_sentence_that_names_the_recipe(recipe, text):
     words = recipe(text)

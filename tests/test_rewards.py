@@ -12,8 +12,6 @@ from rewards import extract_answer, format_reward, gsm8k_accuracy, soft_format_r
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
-not_yet = pytest.mark.xfail(strict=True, reason="rewards.py does not do this yet")
-
 
 def r1(answer, thoughts="9+9=18"):
     return f"<think>{thoughts}</think>\n<answer>{answer}</answer>"
@@ -43,7 +41,6 @@ def test_each_form_of_an_answer_is_found(text, answer):
     assert extract_answer(text) == answer
 
 
-@not_yet
 def test_boxed_may_hold_braces_within_braces():
     assert extract_answer("\\boxed{\\frac{\\sqrt{3}}{3}}") == "\\frac{\\sqrt{3}}{3}"
 
@@ -56,7 +53,6 @@ def test_the_last_answer_wins(text):
     assert extract_answer(text) == "18"
 
 
-@not_yet
 def test_the_last_answer_wins_within_a_line():
     assert extract_answer("The answer is 17. No, the answer is 18") == "18"
 
@@ -90,7 +86,6 @@ def test_what_is_thought_is_not_answered(form):
     assert extract_answer(f"{form}</think>\n<answer>17</answer>") == "17"
 
 
-@not_yet
 def test_thinking_again_hides_an_answer_again():
     assert extract_answer("<think>a</think> wait <think>b <answer>18</answer>") is None
 
@@ -135,7 +130,6 @@ def test_a_sign_is_never_lost(given, gold):
     assert gsm8k(r1(given), gold) == 0.0
 
 
-@not_yet
 @pytest.mark.parametrize("given", ["–5", "‑5", "－5", "-  5", "-€5", "-\\$5", "-{5}", "-(5)", "-**5**"])
 def test_a_sign_is_not_lost_behind_another_dash_or_a_symbol(given):
     assert gsm8k(r1(given), "5") == 0.0
@@ -152,7 +146,6 @@ def test_two_numbers_a_sum_a_fraction_or_a_power_is_no_answer(given, gold):
     assert gsm8k(r1(given), gold) == 0.0
 
 
-@not_yet
 def test_a_mixed_fraction_is_not_its_whole_part():
     assert gsm8k(r1("1½"), "1") == 0.0
 
@@ -219,7 +212,6 @@ def test_numbers_are_compared_exactly():
     assert to_number("9007199254740993") != to_number("9007199254740992")  # equal as floats
 
 
-@not_yet
 def test_an_answer_of_thousands_of_digits_is_just_wrong():
     assert gsm8k_accuracy([r1("1" * 5000), r1("18")], ["18", "18"]) == [0.0, 2.0]
 
@@ -245,7 +237,7 @@ def test_a_reward_takes_named_columns_and_ignores_the_rest(reward, values):
 
 @pytest.mark.parametrize(
     "tags",
-    ["<answer>1</answer>", r1("1"), "<think>", "</answer>", "\\boxed{", "#### 1 ", "answer is ", pytest.param("<answer>", marks=not_yet)],
+    ["<answer>1</answer>", r1("1"), "<think>", "</answer>", "\\boxed{", "#### 1 ", "answer is ", "<answer>"],
 )
 def test_ten_thousand_tags_are_judged_in_no_time(tags):
     start = time.perf_counter()
