@@ -312,6 +312,7 @@ def train(config, k, device):
     if first_rank:
         for log in ("metrics.jsonl", "samples.jsonl"):
             logs.cut(run_dir / log, state["step"])
+        (run_dir / "summary.json").unlink(missing_ok=True)  # it is the mark of a finished run
         (run_dir / "config.json").write_text(json.dumps(asdict(config) | {"resume": False}, indent=2) + "\n")
 
     def judge(label):
@@ -341,7 +342,8 @@ def train(config, k, device):
                 raise UserError(f"stopped at step {step}: {state['skipped_in_a_row']} updates in a row had a loss or a gradient that is "
                                 f"not finite, and were skipped. Lower --lr, or look into samples.jsonl. {checkpoint.say(run_dir)}")
             interrupt.share(device)
-            if not skipped and (interrupt.asked or step == steps or step % config.save_every == 0):
+            due = step % config.save_every == 0 and not state["skipped_in_a_row"]  # while updates fail, the last good one stays
+            if due or interrupt.asked or step == steps:
                 if first_rank:
                     checkpoint.save(run_dir, model, tokenizer, optimizer, state)
                 distributed.barrier()

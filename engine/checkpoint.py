@@ -52,6 +52,6 @@ def resume(run_dir, steps, expect):
     for name in ("source", "data"):
         if saved["state"][name] != expect[name]:
             raise UserError(f"{run_dir} was started with another {name}: put that back, or start a new run.")
-    if saved["state"]["step"] >= steps:
+    if saved["state"]["step"] >= steps and (Path(run_dir) / "summary.json").exists():
         raise UserError(f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or start a new run.")
     return str(folder), saved["state"], saved["optimizer"]

@@ -125,6 +125,8 @@ def test_a_checkpoint_is_not_resumed_with_another_model_or_other_data(loaded, tm
     for other in ({"source": "x", "data": "d"}, {"source": "m", "data": "x"}):
         with pytest.raises(UserError, match="was started with another"):
             checkpoint.resume(tmp_path, 9, other)
+    assert checkpoint.resume(tmp_path, 3, {"source": "m", "data": "d"})  # killed after its last step: the summary is still to come
+    (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match="has finished its 3 steps"):
         checkpoint.resume(tmp_path, 3, {"source": "m", "data": "d"})
 
