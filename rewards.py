@@ -9,10 +9,10 @@ completions). A reward takes the columns it needs by name and ignores the rest. 
 """
 
 import re
-import unicodedata
 from fractions import Fraction
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])[-+]?\.\d+", re.ASCII)
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # the commas of 1,234,567
 DASHES = str.maketrans(dict.fromkeys("‐‑‒–—−－", "-"))
 # <think>…</think>, one newline, <answer>…</answer>, and nothing else; no tag twice
 NO_TAG = r"(?:(?!</?(?:think|answer)>).)*"
@@ -74,8 +74,7 @@ def to_number(text):
     if len(found) != 1 or len(found[0]) > 100:
         return None
     # a digit or a dash beside the number: an exponent, a fraction, a lost sign
-    digits = [sum(unicodedata.category(c) in ("Nd", "No") for c in part) for part in (text, found[0])]
-    if digits[0] != digits[1] or text.count("-") != found[0].count("-"):
+    if sum(map(str.isnumeric, text)) != sum(map(str.isnumeric, found[0])) or text.count("-") != found[0].count("-"):
         return None
     return Fraction(found[0].replace(",", ""))
 
@@ -92,7 +91,7 @@ def _gsm8k_score(completion, gold):
     gold, given = extract_answer(gold) or gold.strip(), extract_answer(completion)
     if given is None:
         return 0.0
-    if given.replace(",", "") == gold.replace(",", ""):
+    if THOUSANDS.sub("", given) == THOUSANDS.sub("", gold):
         return 2.0
     number = to_number(given)
     return 1.5 if number is not None and number == to_number(gold) else 0.0

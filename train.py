@@ -99,7 +99,7 @@ class Config:
     lr: float | None = option(None, "peak learning rate of AdamW; none: 3e-4 on the toy, else 1e-6")
     warmup: float = option(0.1, "share of the steps in which the learning rate rises; then it falls along a cosine")
     max_grad_norm: float = option(1.0, "gradients longer than this are scaled down to it")
-    micro_batch_tokens: int = option(16384, "prompt and completion tokens, padding included, in one forward pass")
+    micro_batch_tokens: int = option(2048, "prompt and completion tokens, padding included, in one forward pass")
 
     eval_dataset: str | None = option(None, "questions scored before and after, as --dataset; none: the toy's held-out ones, else nothing")
     eval_questions: int = option(512, "how many of them")
@@ -325,7 +325,7 @@ def train(config, k, device):
             step, count = state["step"] + 1, min(per_step, total - state["position"])
             mine = data.take(questions, state["position"], count, config.seed)[distributed.rank() :: distributed.world_size()]
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step / steps, config)
+                group["lr"] = learning_rate((step - 0.5) / steps, config)
             metrics, samples = train_step(step, mine, model, reference, optimizer, tokenizer, functions, sampling, k, config)
 
             skipped = metrics.get("skipped_updates", 0)

@@ -5,7 +5,6 @@ Every question has the columns `question`, `answer` and `prompt` (token ids, cha
 
 import hashlib
 import json
-import math
 import numbers
 import random
 from pathlib import Path
@@ -109,9 +108,10 @@ def read_jsonl(path):
         if "question" not in row and "problem" in row:
             row["question"] = row["problem"]
         for column in ("question", "answer"):
-            if column not in row:
+            if row.get(column) is None:
                 raise UserError(f"{path}, line {number}: no column '{column}'. The columns there are {', '.join(row)}.")
-            row[column] = str(row[column])
+            whole = isinstance(row[column], float) and row[column].is_integer()  # 27.0 is written 27
+            row[column] = str(int(row[column]) if whole else row[column])
         rows.append(row)
     if not rows:
         raise UserError(f"{path} is empty: it must hold one JSON object per line, with a question and an answer.")
@@ -148,7 +148,7 @@ def score(functions, texts, columns):
         if len(values) != len(texts):
             raise UserError(f"the reward {name} returned {len(values)} values for {len(texts)} completions: it must return one for each.")
         for value, text in zip(values, texts):
-            if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            if not isinstance(value, numbers.Real) or not abs(value) < 1e30:  # NaN and infinity fail this too
                 raise UserError(f"the reward {name} returned {value} for the completion {text!r:.200}: it must be a finite number.")
         parts[name] = torch.tensor(values, dtype=torch.float32)
     return parts

@@ -41,7 +41,7 @@ def as_words(values, config_class, source):
 
 def read_recipe(path, config_class):
     try:
-        values = yaml.safe_load(Path(path).read_text())
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"the recipe {path} does not exist.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -54,7 +54,7 @@ def read_recipe(path, config_class):
 def parse(config_class, argv, earlier=()):
     """The command line as a `config_class`. What comes later wins: `earlier` words, then the recipe, then `argv`."""
     parser = Parser(config_class, allow_abbrev=False)
-    (config, unknown) = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
+    (config, unknown) = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True, look_for_args_file=False)
     if unknown:
         name = unknown[0].split("=")[0]
         near = difflib.get_close_matches(name, [f"--{f.name}" for f in fields(config_class)], n=1)
@@ -64,7 +64,7 @@ def parse(config_class, argv, earlier=()):
         parser.parse_args(recipe)
     except UserError as error:
         raise UserError(f"the recipe {config.recipe}: {error}") from None
-    (config,) = parser.parse_args_into_dataclasses([*earlier, *recipe, *argv])
+    (config,) = parser.parse_args_into_dataclasses([*earlier, *recipe, *argv], look_for_args_file=False)
     return config
 
 

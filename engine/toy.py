@@ -27,7 +27,7 @@ from engine.policy import completion_logprobs
 OPERANDS = 5
 THINKING_SHARE = 0.3  # of the warm start's demonstrations
 WRONG_SHARE = 0.5  # of those that guess
-MAX_NEW_TOKENS = 48  # the longest thoughts need 41
+MAX_NEW_TOKENS = 48  # the longest thoughts need 39
 TRAIN_QUESTIONS = 2048  # one epoch of the training script
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]  # Ċ is how byte-level vocabularies write a newline
@@ -76,7 +76,7 @@ def demonstration(index):
         return row["question"], f"<think>{row['thoughts']}</think>\n<answer>{row['answer']}</answer>"
     answer = int(row["answer"])
     if draw.random() < WRONG_SHARE:
-        answer = abs(answer + draw.choice([-3, -2, -1, 1, 2, 3]))
+        answer += draw.choice([off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0])
     return row["question"], f"<answer>{answer}</answer>"
 
 
@@ -127,6 +127,7 @@ def base():
         unfinished = Path(f"{folder}.{os.getpid()}")
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
-        unfinished.rename(folder)
+        if not folder.exists():  # another run may have been faster
+            unfinished.rename(folder)
     distributed.barrier()
     return str(folder)

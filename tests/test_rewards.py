@@ -168,6 +168,7 @@ def test_the_gold_number_in_passing_scores_0(completion):
         ("<answer>12</answer><answer>18</answer>", 2.0),  # the last one counts
         ("<answer>18</answer><answer>12</answer>", 0.0),
         ("<answer>18</answer><answer></answer>", 0.0),
+        ("<answer>12 <answer>18</answer></answer>", 2.0),  # the innermost one counts
         ("<answer>18 <answer>12</answer></answer>", 0.0),
         ("</answer>18<answer>", 0.0),
         ("<think><answer>18</answer></think>", 0.0),
