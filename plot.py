@@ -35,7 +35,8 @@ def smooth(values, window):
 
 def curves(run_dirs, output):
     """Draw the runs' metrics against the questions trained on. Thin: single steps; thick: mean over a twentieth of the run."""
-    runs = {Path(d).name: logs.read(Path(d) / "metrics.jsonl") for d in run_dirs}
+    names = [Path(d).name for d in run_dirs]
+    runs = {name if names.count(name) == 1 else str(d): logs.read(Path(d) / "metrics.jsonl") for name, d in zip(names, run_dirs)}
     figure, axes = plt.subplots(3, 3, figsize=(14, 10), constrained_layout=True)
     for axis, (metric, title) in zip(axes.flat, PANELS):
         for i, (name, rows) in enumerate(runs.items()):
@@ -48,7 +49,7 @@ def curves(run_dirs, output):
                 parts = [key for key in rows[0] if key.startswith("reward/")]
                 series += parts if len(parts) > 1 else []
             for j, key in enumerate(series):
-                points = [(x, row[key]) for x, row in zip(questions, rows) if key in row]
+                points = [(x, row[key]) for x, row in zip(questions, rows) if row.get(key) is not None]
                 if not points:
                     continue
                 x, y = zip(*points)
@@ -81,8 +82,8 @@ def main(argv):
     parser.add_argument("--output", help="the picture's path; none: curves.png in the first run's folder")
     args = parser.parse_args(argv)
     for folder in args.runs:
-        if not (Path(folder) / "metrics.jsonl").exists():
-            raise UserError(f"{folder} holds no run (no metrics.jsonl).")
+        if not (Path(folder) / "metrics.jsonl").exists() or not logs.read(Path(folder) / "metrics.jsonl"):
+            raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
     output = args.output or Path(args.runs[0]) / "curves.png"
     curves(args.runs, output)
     print(f"written: {output}")

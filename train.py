@@ -63,6 +63,7 @@ ALGORITHMS = {
 }
 
 TOY = {"lr": 3e-4, "questions_per_step": 8, "max_new_tokens": toy.MAX_NEW_TOKENS}
+OF_UPDATES = ("loss", "kl", "clip_fraction", "ratio_mean", "ratio_max", "grad_norm")  # None in a step without an update
 COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")  # of a step, over all devices
 REAL = {"lr": 1e-6, "questions_per_step": 1, "max_new_tokens": 1024}  # CPPO's published setting
 
@@ -116,7 +117,7 @@ def check(config):
     if config.group_size < 2:
         raise UserError(f"--group_size must be at least 2, not {config.group_size}: an advantage compares completions of one question.")
     least = {"steps": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
-             "eval_questions": 1, "save_every": 1, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0}
+             "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0}
     for name, value in least.items():
         given = getattr(config, name)
         if given is not None and not value <= given < math.inf:
@@ -150,6 +151,8 @@ def open_run(argv):
     if config.resume:
         if config.output_dir is None:
             raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
+        if config.recipe:
+            raise UserError("--resume goes on with the run's own options: leave out --recipe.")
         saved_file = Path(config.output_dir) / "config.json"
         if not saved_file.exists():
             raise UserError(f"nothing to resume: {config.output_dir} holds no run. Start it without --resume.")
@@ -160,13 +163,15 @@ def open_run(argv):
             if getattr(config, name) != saved[name]:
                 raise UserError(f"{config.output_dir} was started with --{name} {saved[name]}: resume it with that, or start a new run.")
     k = check(config)
-    if config.output_dir and not config.resume and (Path(config.output_dir) / "config.json").exists():
+    if config.output_dir and Path(config.output_dir).is_file():
+        raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
+    if config.output_dir and not config.resume and list(Path(config.output_dir).glob("[cm]*.json*")):  # config, metrics
         raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
     return config, k
 
 
 def learning_rate(progress, config):
-    """Linear warm-up over the first `warmup` of the run, then a cosine down to 0. progress in (0, 1]."""
+    """Linear warm-up over the first `warmup` of the run, then a cosine down to 0. progress in [0, 1]."""
     if progress <= config.warmup:
         return config.lr * progress / config.warmup
     return config.lr * 0.5 * (1 + math.cos(math.pi * (progress - config.warmup) / (1 - config.warmup)))
@@ -187,11 +192,11 @@ def update(model, optimizer, parts, algorithm, config):
     """μ optimizer steps on the kept completions of all devices, `parts` being this device's micro-batches.
 
     The weights are normalised over the whole step, so gradients add up over micro-batches and devices, however the
-    completions were cut. Returns the means over the μ updates, and how many were skipped as not finite.
+    completions were cut. Returns the means over the μ updates, and which of them were skipped as not finite.
     """
     device = model.device
     n = int(distributed.all_sum({"n": sum(len(part.prompts) for part in parts)}, device)["n"])
-    history, skipped = [], 0
+    history, skipped = [], []
     for epoch in range(config.mu):
         optimizer.zero_grad()
         sums, ratio_max = dict.fromkeys(["loss", "weight", "kl", "clip_fraction", "ratio_mean"], 0.0), 0.0
@@ -213,15 +218,14 @@ def update(model, optimizer, parts, algorithm, config):
         distributed.sum_gradients(model)
         sums = distributed.all_sum(sums, device)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item()
-        if math.isfinite(norm) and math.isfinite(sums["loss"]):
+        skipped.append(not (math.isfinite(norm) and math.isfinite(sums["loss"])))
+        if not skipped[-1]:
             optimizer.step()
-        else:
-            skipped += 1
         weight = max(sums.pop("weight"), 1e-12)
         history.append({name: value if name == "loss" else value / weight for name, value in sums.items()} | {"grad_norm": norm})
         history[-1]["ratio_max"] = distributed.all_sum({"max": ratio_max}, device, op="max")["max"]
     means = {name: sum(h[name] for h in history) / len(history) for name in history[0]}
-    return means | {"ratio_max": max(h["ratio_max"] for h in history), "skipped_updates": skipped}
+    return means | {"ratio_max": max(h["ratio_max"] for h in history), "skipped_updates": sum(skipped), "skipped": skipped}
 
 
 def train_step(step, questions, model, reference, optimizer, tokenizer, functions, sampling, k, config):
@@ -262,6 +266,7 @@ def train_step(step, questions, model, reference, optimizer, tokenizer, function
     metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
     metrics |= {name: value / metrics["completions"] for name, value in sums.items()}
 
+    metrics |= dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}
     if metrics["no_signal"] < 1:  # else every advantage is 0 and there is nothing to learn from
         with clock.phase("logprobs"), torch.no_grad():  # 5 log-probabilities of the reference, for the kept only
             for part in parts if config.beta else []:
@@ -302,24 +307,26 @@ def train(config, k, device):
 
     # what a resumed run takes up again; step, order of the questions and random numbers follow from it and from the seed
     state = {"step": 0, "position": 0, "seconds": 0.0, "no_signal_steps": 0, "skipped_updates": 0, "skipped_in_a_row": 0,
-             "before": {}, "source": source, "data": data.fingerprint(questions)}
+             "before": {}, "source": source, "data": data.fingerprint(questions), "per_step": per_step}
     if config.resume:
         folder, state, optimizer_state = checkpoint.resume(run_dir, steps, expect=state)
         model = policy.load(folder, device)[0]
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
     if config.resume:
         optimizer.load_state_dict(optimizer_state)
-    if first_rank:
-        for log in ("metrics.jsonl", "samples.jsonl"):
-            logs.cut(run_dir / log, state["step"])
-        (run_dir / "summary.json").unlink(missing_ok=True)  # it is the mark of a finished run
-        (run_dir / "config.json").write_text(json.dumps(asdict(config) | {"resume": False}, indent=2) + "\n")
-
     def judge(label):
         return examine(model, tokenizer, test, functions[0], sampling, seed=config.seed, label=label)[0] if test else {}
 
     if not config.resume:
         state["before"] = judge("before")
+    if first_rank:
+        if not config.resume:
+            checkpoint.save(run_dir, model, tokenizer, optimizer, state)  # from here on there is something to resume
+        for log in ("metrics.jsonl", "samples.jsonl"):
+            logs.cut(run_dir / log, state["step"])
+        (run_dir / "summary.json").unlink(missing_ok=True)  # it is the mark of a finished run
+        logs.write(run_dir / "config.json", json.dumps(asdict(config) | {"resume": False}, indent=2) + "\n")
+    distributed.barrier()
     with logs.Interrupt() as interrupt, tqdm(total=steps, initial=state["step"], desc=config.algorithm, disable=not first_rank) as bar:
         while state["step"] < steps and not interrupt.asked:
             step, count = state["step"] + 1, min(per_step, total - state["position"])
@@ -328,11 +335,11 @@ def train(config, k, device):
                 group["lr"] = learning_rate((step - 0.5) / steps, config)
             metrics, samples = train_step(step, mine, model, reference, optimizer, tokenizer, functions, sampling, k, config)
 
-            skipped = metrics.get("skipped_updates", 0)
+            for skipped in metrics.pop("skipped"):
+                state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
             state |= {"step": step, "position": state["position"] + count, "seconds": state["seconds"] + metrics["seconds/total"],
                       "no_signal_steps": state["no_signal_steps"] + (metrics["no_signal"] == 1),
-                      "skipped_updates": state["skipped_updates"] + skipped,
-                      "skipped_in_a_row": state["skipped_in_a_row"] + skipped if skipped == config.mu else 0}
+                      "skipped_updates": state["skipped_updates"] + metrics["skipped_updates"]}
             if first_rank:
                 logs.append(run_dir / "metrics.jsonl", metrics | {"lr": optimizer.param_groups[0]["lr"]})
                 logs.append(run_dir / "samples.jsonl", samples)
@@ -369,7 +376,11 @@ def main(argv):
         config.output_dir = config.output_dir or logs.new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")
         Path(config.output_dir).mkdir(parents=True, exist_ok=True)
     config.output_dir = distributed.from_first(config.output_dir)
-    code = train(config, k, device)
+    try:
+        code = train(config, k, device)
+    except KeyboardInterrupt:
+        print(f"interrupted. {checkpoint.say(config.output_dir)}")
+        code = 130
     distributed.stop()
     return code
 

@@ -1,7 +1,8 @@
 """Checkpoints: a Hugging Face folder that also holds what a run needs to go on exactly where it was.
 
 There is no random state to save: step s of rank r draws from a generator seeded by (seed, s, r), and the order of the
-questions follows from the seed, so that the number of the step says it all.
+questions follows from the seed, so that the number of the step says it all. Nor is there a scheduler: the learning rate
+is a function of the step. So a run goes on with the number of devices and of questions per step that it was started with.
 """
 
 import shutil
@@ -22,6 +23,7 @@ def save(run_dir, model, tokenizer, optimizer, state):
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     torch.save({"state": state, "optimizer": optimizer.state_dict()}, unfinished / "trainer.pt")
+    shutil.rmtree(final, ignore_errors=True)  # of a start that was given up
     unfinished.rename(final)
     for path in older:
         shutil.rmtree(path)
@@ -49,9 +51,9 @@ def resume(run_dir, steps, expect):
     """(folder, state, optimizer state) of a run's newest checkpoint, which must come from the model and the data of `expect`."""
     folder = newest(run_dir)
     saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
-    for name in ("source", "data"):
+    for name, what in [("source", "model"), ("data", "data set"), ("per_step", "number of questions per step over all devices")]:
         if saved["state"][name] != expect[name]:
-            raise UserError(f"{run_dir} was started with another {name}: put that back, or start a new run.")
+            raise UserError(f"{run_dir} was started with another {what}: put that back, or start a new run.")
     if saved["state"]["step"] >= steps and (Path(run_dir) / "summary.json").exists():
         raise UserError(f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or start a new run.")
     return str(folder), saved["state"], saved["optimizer"]

@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 
 from engine import toy
 from engine.options import UserError
@@ -43,13 +44,14 @@ def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_pro
         notes.append("the model has no chat template: prompts are plain text, 'User: … Assistant:'.")
         texts = [f"{system_prompt}\n\nUser: {row['question']}\nAssistant:" for row in rows]
     else:
-        texts = [
-            tokenizer.apply_chat_template(
-                [{"role": "system", "content": system_prompt}, {"role": "user", "content": row["question"]}],
-                tokenize=False, add_generation_prompt=True,
-            )
-            for row in rows
-        ]
+        def chat(*turns):
+            messages = [{"role": role, "content": content} for role, content in turns]
+            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+        try:
+            texts = [chat(("system", system_prompt), ("user", row["question"])) for row in rows]
+        except TemplateError:  # some templates know no system turn
+            texts = [chat(("user", f"{system_prompt}\n\n{row['question']}")) for row in rows]
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
     questions = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts) if len(prompt) <= max_prompt_tokens]
@@ -108,15 +110,17 @@ def read_jsonl(path):
         if "question" not in row and "problem" in row:
             row["question"] = row["problem"]
         for column in ("question", "answer"):
-            if row.get(column) is None:
+            if column not in row:
                 raise UserError(f"{path}, line {number}: no column '{column}'. The columns there are {', '.join(row)}.")
+            if row[column] in (None, ""):
+                raise UserError(f"{path}, line {number}: the column '{column}' is empty.")
             whole = isinstance(row[column], float) and row[column].is_integer()  # 27.0 is written 27
             row[column] = str(int(row[column]) if whole else row[column])
         rows.append(row)
     if not rows:
         raise UserError(f"{path} is empty: it must hold one JSON object per line, with a question and an answer.")
     # rewards are handed whole columns: keep those that every row has
-    shared = set.intersection(*(set(row) for row in rows)) - {"prompt"}
+    shared = set.intersection(*(set(row) for row in rows)) - {"prompt", "completions"}
     return [{column: row[column] for column in row if column in shared} for row in rows]
 
 

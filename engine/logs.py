@@ -43,14 +43,22 @@ def cut(path, last_step):
                 kept.append(line + "\n")
         except json.JSONDecodeError:
             break  # the run was killed while it wrote this line
-    path.write_text("".join(kept), encoding="utf-8")
+    write(path, "".join(kept))
+
+
+def write(path, text):
+    """Replace a file as a whole: a crash leaves the old one or the new one."""
+    beside = Path(f"{path}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
 
 
 class Clock:
     """Seconds spent in each phase of a step."""
 
     def __init__(self, device):
-        self.device, self.seconds, self.start = device, {}, time.perf_counter()
+        self.device, self.start = device, time.perf_counter()
+        self.seconds = dict.fromkeys(["generate", "score", "logprobs", "update"], 0.0)
 
     @contextmanager
     def phase(self, name):
@@ -58,7 +66,7 @@ class Clock:
         yield
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+        self.seconds[name] += time.perf_counter() - begin
 
     def total(self):
         return self.seconds | {"total": time.perf_counter() - self.start}
@@ -68,7 +76,7 @@ class Interrupt:
     """Ctrl-C, or a scheduler's request to end, is noted and the step at hand is finished; a second Ctrl-C does not wait."""
 
     def __enter__(self):
-        self.asked = False
+        self.asked = self.noted = False
         self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -77,13 +85,13 @@ class Interrupt:
             signal.signal(number, handler)
 
     def note(self, number, frame):
-        if self.asked and number == signal.SIGINT:
+        if self.noted and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        self.noted = True
 
     def share(self, device):
-        """What one rank was asked holds for all, so that they end after the same step."""
-        self.asked = distributed.all_sum({"asked": float(self.asked)}, device)["asked"] > 0
+        """What one rank was asked holds for all, and only from here on: so they all end after the same step."""
+        self.asked = distributed.all_sum({"noted": float(self.noted)}, device)["noted"] > 0
 
 
 def phase_totals(rows):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
@@ -35,7 +36,7 @@ def resolve(name):
         raise UserError(f"the model folder {folder} holds no weights (*.safetensors).")
     if not (folder / "config.json").exists():
         raise UserError(f"the model folder {folder} holds no config.json.")
-    if not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")):
+    if not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"the model folder {folder} holds no tokenizer (tokenizer.json): save it there with the weights.")
     return str(folder)
 
@@ -47,7 +48,7 @@ def load(name, device):
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).to(device).eval()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the model {name} cannot be loaded: {reason}") from None
     if tokenizer.pad_token_id is None:

@@ -9,7 +9,7 @@ from engine.policy import autocast
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled. The scorer is handed the same object, so that both speak of the same policy."""
+    """How completions are sampled. The scorer divides the logits by the same temperature, so that both speak of one policy."""
 
     max_new_tokens: int
     temperature: float = 1.0

@@ -15,11 +15,12 @@ from engine import checkpoint, logs, policy
 from engine.options import UserError
 
 ROOT = Path(__file__).parent.parent
+SAME = {"source": "m", "data": "d", "per_step": 4}
 
 
 def start(small, folder, *more, cwd):
     argv = ["--model", small, "--output_dir", folder, "--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "48",
-            "--lr", "1e-3", "--eval_questions", "8", "--steps", "12", "--save_every", "3", *more]
+            "--lr", "1e-3", "--eval_questions", "8", "--steps", "12", *more]
     return subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), *argv], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -63,9 +64,10 @@ def assert_same_run(run, straight):
         assert summaries[0][key]["sampled"] == summaries[1][key]["sampled"]
 
 
-def test_a_killed_run_resumes_to_the_same_weights_and_metrics(small, straight, tmp_path):
-    """kill -9 after step 5, past the checkpoint of step 3: steps 4 and 5 are made again and logged once."""
-    process = start(small, "run", cwd=tmp_path)
+@pytest.mark.parametrize("save_every", ["3", "50"])
+def test_a_killed_run_resumes_to_the_same_weights_and_metrics(small, straight, tmp_path, save_every):
+    """kill -9 after step 5, past the checkpoint of step 3 or only that of step 0: what came after is made again, logged once."""
+    process = start(small, "run", "--save_every", save_every, cwd=tmp_path)
     wait_for_lines(process, tmp_path / "run/metrics.jsonl", 5)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -77,7 +79,7 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(small, straight, t
 
 
 def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(small, straight, tmp_path):
-    process = start(small, "run", "--save_every", "100", cwd=tmp_path)
+    process = start(small, "run", cwd=tmp_path)
     wait_for_lines(process, tmp_path / "run/metrics.jsonl", 4)
     process.send_signal(signal.SIGINT)
     code, out = finish(process)
@@ -99,7 +101,7 @@ def test_exit_code_2_and_one_sentence_for_a_users_mistake(tmp_path):
 def test_a_crash_while_saving_leaves_the_checkpoint_before(loaded, tmp_path, monkeypatch, crash_in):
     model, tokenizer = loaded
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 3, "source": "m", "data": "d"})
+    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 3, **SAME})
 
     def crash(*_, **__):
         raise OSError("No space left on device")
@@ -108,12 +110,12 @@ def test_a_crash_while_saving_leaves_the_checkpoint_before(loaded, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(*targets[crash_in], crash)
         with pytest.raises(OSError):
-            checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 6, "source": "m", "data": "d"})
+            checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 6, **SAME})
     assert checkpoint.newest(tmp_path).name == "checkpoint-000003"
-    folder, state, _ = checkpoint.resume(tmp_path, 9, {"source": "m", "data": "d"})
+    folder, state, _ = checkpoint.resume(tmp_path, 9, SAME)
     assert state["step"] == 3 and policy.load(folder, torch.device("cpu"))
     # the next one succeeds over what the crash has left
-    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 9, "source": "m", "data": "d"})
+    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 9, **SAME})
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000009"]
 
 
@@ -121,14 +123,14 @@ def test_a_checkpoint_is_not_resumed_with_another_model_or_other_data(loaded, tm
     model, tokenizer = loaded
     with pytest.raises(UserError, match="nothing to resume"):
         checkpoint.newest(tmp_path)
-    checkpoint.save(tmp_path, model, tokenizer, torch.optim.AdamW(model.parameters()), {"step": 3, "source": "m", "data": "d"})
-    for other in ({"source": "x", "data": "d"}, {"source": "m", "data": "x"}):
+    checkpoint.save(tmp_path, model, tokenizer, torch.optim.AdamW(model.parameters()), {"step": 3, **SAME})
+    for other in ({**SAME, "source": "x"}, {**SAME, "data": "x"}, {**SAME, "per_step": 9}):
         with pytest.raises(UserError, match="was started with another"):
             checkpoint.resume(tmp_path, 9, other)
-    assert checkpoint.resume(tmp_path, 3, {"source": "m", "data": "d"})  # killed after its last step: the summary is still to come
+    assert checkpoint.resume(tmp_path, 3, SAME)  # killed after its last step: the summary is still to come
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match="has finished its 3 steps"):
-        checkpoint.resume(tmp_path, 3, {"source": "m", "data": "d"})
+        checkpoint.resume(tmp_path, 3, SAME)
 
 
 def test_logs_are_cut_to_the_checkpoint_and_lose_a_half_written_line(tmp_path):

@@ -121,7 +121,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
     batch.advantages[2] = bad
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     stats = update(model, optimizer, batch.cut_into(30), ALGORITHMS["grpo"], config(algorithm="grpo", beta=0.0))
-    assert stats["skipped_updates"] == 2
+    assert stats["skipped_updates"] == 2 and stats["skipped"] == [True, True]
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
 
 
@@ -174,7 +174,7 @@ def test_a_step_without_signal_makes_no_update(step_inputs):
     model = step_inputs[0]
     before = copy.deepcopy(model.state_dict())
     metrics, _ = run_step(step_inputs, config(group_size=4), [lambda completions, **columns: [1.0] * len(completions)])
-    assert metrics["no_signal"] == 1 and "loss" not in metrics
+    assert metrics["no_signal"] == 1 and metrics["loss"] is None and metrics["skipped_updates"] == 0
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
 
 
@@ -247,6 +247,8 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
         go(small, "run", "--resume")
     with pytest.raises(UserError, match="was started with --algorithm cppo"):
         go(small, "run", "--resume", "--algorithm", "grpo")
+    with pytest.raises(UserError, match="another number of questions per step"):
+        go(small, "run", "--resume", "--questions_per_step", "3", steps=9)
     other = tmp_path / "other"
     with pytest.raises(UserError, match="was started with --model"):
         train.main(["--output_dir", "run", "--resume", "--model", str(other)])
@@ -293,6 +295,7 @@ BAD = [
     (["--model", "./nowhere"], "the model folder ./nowhere does not exist"),
     (["--resume"], "--output_dir"),
     (["--resume", "--output_dir", "nowhere"], "nothing to resume: nowhere holds no run"),
+    (["--epochs", "inf"], "--epochs must be at least 0"),
     (["--steps", "0"], "--steps must be at least 1"),
     (["--steps", "many"], "invalid int value: 'many'"),
     (["--lr", "nan"], "--lr must be at least 0"),
