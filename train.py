@@ -165,7 +165,8 @@ def open_run(argv):
     k = check(config)
     if config.output_dir and Path(config.output_dir).is_file():
         raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
-    if config.output_dir and not config.resume and list(Path(config.output_dir).glob("[cm]*.json*")):  # config, metrics
+    taken = config.output_dir and any((Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
+    if taken and not config.resume:
         raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
     return config, k
 
