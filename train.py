@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 train.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset gsm8k
     python train.py --help                                    every option
 
-`train` below reads like the papers' algorithm box:
+`train_step` below reads like the papers' algorithm box:
 
     for each step:
       1 sample G completions o_1 … o_G of each question from the policy π_old
@@ -315,6 +315,7 @@ def train(config, k, device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
     if config.resume:
         optimizer.load_state_dict(optimizer_state)
+
     def judge(label):
         return examine(model, tokenizer, test, functions[0], sampling, seed=config.seed, label=label)[0] if test else {}
 
@@ -364,8 +365,8 @@ def train(config, k, device):
         rows = logs.read(run_dir / "metrics.jsonl")
         summary = {"algorithm": config.algorithm, "k": k, **{name: sum(row[name] for row in rows) for name in COUNTS}, **state,
                    "phases": logs.phase_totals(rows), "notes": notes, "after": after, "checkpoint": str(checkpoint.newest(run_dir))}
-        (run_dir / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
         curves([run_dir], run_dir / "curves.png")
+        logs.write(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
         logs.report(summary)
     return 0
 

@@ -78,6 +78,11 @@ def prompt_room(model, max_new_tokens, max_prompt_tokens):
     return min(max_prompt_tokens, context - max_new_tokens)
 
 
+def completion_mask(tokens, lengths):
+    """(N, T) bool: 1 on completion tokens. Made from the lengths, so that EOS counts even where it is also the padding."""
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
+
+
 def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
     """log π(o_t | q, o_<t) of completions under `model`.
 
@@ -88,7 +93,7 @@ def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
     needed. Only hidden states that predict a completion token go through the output head, a chunk at a time, and the
     backward pass computes each chunk again, so that no more than one chunk of (tokens × vocabulary) is ever held.
     """
-    device = model.device
+    device, mask = model.device, completion_mask(tokens, lengths)
     lengths = lengths.tolist()
     width = max(len(p) + n for p, n in zip(prompts, lengths))
     rows = [p + t[:n] for p, t, n in zip(prompts, tokens.tolist(), lengths)]
@@ -109,7 +114,6 @@ def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
         checkpoint(score, s, t, use_reentrant=False, preserve_rng_state=False)
         for s, t in zip(states.split(size), targets.split(size))
     ]
-    mask = torch.arange(tokens.shape[1], device=device) < torch.tensor(lengths, device=device).unsqueeze(1)
     return torch.zeros(mask.shape, device=device).masked_scatter(mask, torch.cat(chunks))
 
 
@@ -131,8 +135,7 @@ class Batch:
 
     @property
     def mask(self):
-        """(N, T): made from the lengths, so that EOS counts even where it is also the padding."""
-        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths.unsqueeze(1)
+        return completion_mask(self.tokens, self.lengths)
 
     def rows(self, indices):
         lengths = self.lengths[indices]

@@ -69,8 +69,8 @@ def draw(logits, sampling, generator=None):
         order = kept.argsort(-1, descending=True)
         p = kept.gather(-1, order).softmax(-1)
         # a token is dropped where those before it already hold top_p of the mass
-        dropped = (p.cumsum(-1) - p >= sampling.top_p).scatter(-1, order, p.cumsum(-1) - p >= sampling.top_p)
-        kept = kept.masked_fill(dropped, -torch.inf)
+        dropped = p.cumsum(-1) - p >= sampling.top_p
+        kept = kept.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
     token = torch.multinomial(kept.softmax(-1), 1, generator=generator)
     return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)
 
