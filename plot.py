@@ -1,4 +1,4 @@
-"""Curves of one run, or of several on one picture.
+"""Curves of one run, or of several on one picture; and the pictures of reproduce.py's tables.
 
     python plot.py runs/toy-cppo-1                            writes curves.png into the run
     python plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -26,6 +27,8 @@ PANELS = [  # (metric, title)
     ("grad_norm", "gradient norm, before clipping"),
 ]
 STYLES = ["-", "--", ":", "-."]
+MARKERS, HATCHES = ["o", "s", "^", "D", "v"], ["", "//", "..", "xx", "--"]
+PHASES = ["generate", "score", "logprobs", "update", "other"]
 
 
 def smooth(values, window):
@@ -63,17 +66,128 @@ def curves(run_dirs, output):
         if len(axis.lines) > 2:
             axis.legend(fontsize=8)
 
-    axis, hatches = axes.flat[-1], ["", "//", "..", "xx", "--"]
-    bottoms = [0.0] * len(runs)
     totals = [logs.phase_totals(rows) for rows in runs.values()]
-    for j, phase in enumerate(["generate", "score", "logprobs", "update"]):
-        heights = [total.get(phase, 0.0) for total in totals]
-        axis.bar(list(runs), heights, bottom=bottoms, label=phase, hatch=hatches[j], edgecolor="white", width=0.5)
+    stacked(axes.flat[-1], list(runs), totals, PHASES[:-1])
+    axes.flat[-1].set_title("seconds by phase", fontsize=10)
+    save(figure, output)
+
+
+def stacked(axis, names, phases, parts):
+    """One bar per name, made of the seconds of its phases."""
+    bottoms = [0.0] * len(names)
+    for part, hatch in zip(parts, HATCHES):
+        heights = [row.get(part, 0.0) for row in phases]
+        axis.bar(names, heights, bottom=bottoms, label=part, hatch=hatch, edgecolor="white", width=0.6)
         bottoms = [b + h for b, h in zip(bottoms, heights)]
-    axis.set_title("seconds by phase", fontsize=10)
     axis.legend(fontsize=8)
+
+
+def save(figure, output):
     figure.savefig(output, dpi=80)
     plt.close(figure)
+
+
+# ---- the pictures of reproduce.py; rows are those of its JSON -------------------------------------------------------
+
+
+def accuracies(axis, x, rows, **style):
+    """Greedy and sampled accuracy with the spread over seeds, and the base model's."""
+    for key, marker, offset in [("greedy", "o", -0.06), ("sampled", "s", 0.06)]:
+        means, stds = [row[key]["mean"] for row in rows], [row[key]["std"] for row in rows]
+        axis.errorbar([i + offset for i in x], means, stds, marker=marker, capsize=3, label=key, linestyle="none", **style)
+    axis.axhline(rows[0]["base"]["mean"], color="gray", linestyle=":", label="base, sampled")
+    axis.set_ylabel("accuracy, held-out questions")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def speedups(axis, x, rows, label, style):
+    medians = [row["speedup"]["median"] for row in rows]
+    spread = [[m - row["speedup"]["min"] for m, row in zip(medians, rows)], [row["speedup"]["max"] - m for m, row in zip(medians, rows)]]
+    axis.errorbar(x, medians, spread, capsize=3, label=label, **style)
+
+
+def ticks(axis, labels, **style):
+    axis.set_xticks(range(len(labels)), labels, **style)
+
+
+def pruning_rates(rows, output):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    names = [row["name"] for row in rows]
+    accuracies(left, range(len(rows)), rows)
+    left.set_title("accuracy", fontsize=10)
+    stacked(right, names, [row["phases"] for row in rows], PHASES)
+    for i, row in enumerate(rows):
+        right.annotate(f"{row['speedup']['median']:.2f}×", (i, row["seconds"]["mean"]), ha="center", va="bottom")
+    right.set_title("seconds of training, by phase; speed-up over GRPO", fontsize=10)
+    ticks(left, names)
+    save(figure, output)
+
+
+def speed(rows, output):
+    figure, axis = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
+    both = [row for row in rows if row["method"] == "both"]
+    styles = {"pruning alone": "o--", "larger batches alone": "s:", "both": "D-"}
+    for kind, style in styles.items():
+        chosen = [row for row in rows if row["method"] == kind]
+        speedups(axis, range(len(chosen)), chosen, kind, {"fmt": style})
+    axis.plot(range(len(both)), [row["bound"] for row in both], "k_", markersize=24, label="Amdahl: GRPO's own phases, pruning only")
+    ticks(axis, [f"P={row['pruning_rate']}\n{row['questions_per_step']} questions per step" for row in both])
+    axis.set_ylabel("speed-up over GRPO, seconds per question")
+    axis.set_title("Pruning and larger batches multiply", fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    save(figure, output)
+
+
+def keep_rules(rows, output):
+    rates = sorted({row["pruning_rate"] for row in rows} - {0.0})
+    figure, axes = plt.subplots(1, len(rates), figsize=(11, 4), sharey=True, constrained_layout=True)
+    for axis, rate in zip(axes, rates):
+        chosen = [row for row in rows if row["pruning_rate"] in (0.0, rate)]
+        accuracies(axis, range(len(chosen)), chosen)
+        ticks(axis, [row["method"] for row in chosen], rotation=20)
+        axis.set_title(f"P = {rate}: k = {chosen[-1]['k']} of 16 are kept", fontsize=10)
+    save(figure, output)
+
+
+def group_sizes(rows, output):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    sizes = sorted({row["group_size"] for row in rows})
+    for kind, name, style in [("grpo", "GRPO", "o-"), ("both", "CPPO, P=0.75", "s--")]:
+        chosen = [row for row in rows if row["method"] == kind]
+        for key, fill in [("greedy", "full"), ("sampled", "none")]:
+            means, stds = [row[key]["mean"] for row in chosen], [row[key]["std"] for row in chosen]
+            left.errorbar(range(len(chosen)), means, stds, fmt=style, fillstyle=fill, capsize=3, label=f"{name}, {key}")
+        right.plot(range(len(chosen)), [row["seconds"]["mean"] for row in chosen], style, label=name)
+    left.set_ylabel("accuracy, held-out questions")
+    right.set_ylabel("seconds of training")
+    for axis in (left, right):
+        ticks(axis, sizes)
+        axis.set_xlabel("group size G")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    right.set_ylim(bottom=0)
+    save(figure, output)
+
+
+def time_to_accuracy(rows, output):
+    """Accuracy on the questions of training, each of them new to the policy, against time and against completions."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, constrained_layout=True)
+    for column, axis, title in [(0, axes[0], "seconds of training"), (1, axes[1], "completions generated")]:
+        for i, row in enumerate(rows):
+            end = min(curve[-1][column] for curve in row["curves"])
+            grid = np.linspace(max(curve[0][column] for curve in row["curves"]), end, 60)
+            seeds = np.array([np.interp(grid, *np.array(curve)[:, [column, 2]].T) for curve in row["curves"]])
+            axis.fill_between(grid, seeds.min(0), seeds.max(0), color=f"C{i}", alpha=0.2)
+            axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=f"C{i}", label=row["name"], marker=MARKERS[i], markevery=(5 + 2 * i, 14))
+        axis.set_xlabel(title)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("accuracy, sampled (mean of 64 questions or more)")
+    axes[0].set_xscale("log")
+    axes[1].legend(fontsize=8, loc="lower right")
+    figure.suptitle("The same accuracy in a fraction of the time, for the same number of completions", fontsize=11)
+    save(figure, output)
 
 
 def main(argv):

@@ -83,6 +83,7 @@ class Config:
     questions_per_step: int | None = option(None, "B, questions per device and step before allocation; none: 8 on the toy, else 1")
     group_size: int = option(16, "G, completions sampled per question")
     pruning_rate: float | None = option(None, "P of CPPO: ⌊G(1−P)⌋ completions are kept per question; none: 0.75")
+    keep: str | None = option(None, "which ones CPPO keeps: largest_abs, largest, smallest_abs (|A|, A) or random; none: largest_abs")
     allocation: bool = option(True, "CPPO: fill the pruned places with more questions, ⌊B·G/k⌋ instead of B")
     prune_pooled: bool = option(False, "CPPO as in the published code: keep the largest |A| of all the device's questions together")
 
@@ -112,8 +113,10 @@ def check(config):
     if config.algorithm not in ALGORITHMS:
         raise UserError(f"unknown algorithm '{config.algorithm}': there are {', '.join(ALGORITHMS)}.")
     algorithm = ALGORITHMS[config.algorithm]
-    if algorithm.keep is None and (config.pruning_rate or config.prune_pooled):
-        raise UserError(f"{config.algorithm} keeps every completion: --pruning_rate and --prune_pooled belong to cppo.")
+    if algorithm.keep is None and (config.pruning_rate or config.keep or config.prune_pooled):
+        raise UserError(f"{config.algorithm} keeps every completion: --pruning_rate, --keep and --prune_pooled belong to cppo.")
+    if config.keep and config.prune_pooled:
+        raise UserError("--prune_pooled is a rule of its own: leave out --keep.")
     if config.group_size < 2:
         raise UserError(f"--group_size must be at least 2, not {config.group_size}: an advantage compares completions of one question.")
     least = {"steps": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
@@ -133,16 +136,19 @@ def check(config):
         policy.resolve(config.model)
 
     low, high = algorithm.clip
-    defaults = {"pruning_rate": algorithm.pruning_rate, "beta": algorithm.beta, "clip_low": low, "clip_high": high}
+    defaults = {"pruning_rate": algorithm.pruning_rate, "beta": algorithm.beta, "clip_low": low, "clip_high": high,
+                "keep": None if config.prune_pooled else algorithm.keep}
     for name, value in (defaults | (TOY if config.dataset == "toy" else REAL)).items():
         if getattr(config, name) is None:
             setattr(config, name, value)
     if config.eval_dataset is None and config.dataset == "toy":
         config.eval_dataset = "toy"
     try:
-        return keep_count(config.group_size, config.pruning_rate)
+        k = keep_count(config.group_size, config.pruning_rate)
+        select(torch.zeros(1, config.group_size), k, config)  # refuses an unknown rule
     except ValueError as error:
-        raise UserError(f"{error}: lower --pruning_rate.") from None
+        raise UserError(f"{error}: mend --pruning_rate or --keep.") from None
+    return k
 
 
 def open_run(argv):
@@ -178,14 +184,14 @@ def learning_rate(progress, config):
     return config.lr * 0.5 * (1 + math.cos(math.pi * (progress - config.warmup) / (1 - config.warmup)))
 
 
-def select(advantages, k, algorithm, config):
-    """Flat indices q·G + i of the completions that are kept, of all (Q, G). Ascending."""
+def select(advantages, k, config, generator=None):
+    """Flat indices q·G + i of the completions that are kept, of all (Q, G). Ascending. generator: of --keep random."""
     n_questions, group_size = advantages.shape
-    if algorithm.keep is None:
-        return torch.arange(advantages.numel())
     if config.prune_pooled:
         return prune_pooled(advantages, n_questions * k)
-    kept = prune(advantages, k, rule=algorithm.keep)
+    if config.keep is None:
+        return torch.arange(advantages.numel())
+    kept = prune(advantages, k, rule=config.keep, generator=generator)
     return (kept + group_size * torch.arange(n_questions).unsqueeze(1)).flatten()
 
 
@@ -250,7 +256,7 @@ def train_step(step, questions, model, reference, optimizer, tokenizer, function
         # 3 advantages over all G completions of a question
         advantages = algorithm.advantages(rewards)
         # 4 keep
-        kept = select(advantages, k, algorithm, config)
+        kept = select(advantages, k, config, torch.Generator().manual_seed(draw))
     everything = Batch([q["prompt"] for q in questions for _ in range(G)], drawn.tokens, drawn.lengths, advantages.flatten().to(device))
     parts = everything.rows(kept).cut_into(config.micro_batch_tokens) if len(kept) else []
 

@@ -130,11 +130,21 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
 
 def test_what_each_rule_keeps():
     advantages = torch.tensor([[0.1, -3.0, 2.0, 0.0], [0.2, 0.0, -0.1, 0.3]])
-    assert select(advantages, 2, ALGORITHMS["grpo"], config(algorithm="grpo")).tolist() == list(range(8))
-    assert select(advantages, 2, ALGORITHMS["cppo"], config()).tolist() == [1, 2, 4, 7]
-    assert select(advantages, 2, ALGORITHMS["cppo"], config(prune_pooled=True)).tolist() == [1, 2, 4, 7]
-    assert select(advantages, 1, ALGORITHMS["cppo"], config(prune_pooled=True)).tolist() == [1, 2]
-    assert select(advantages, 1, ALGORITHMS["cppo"], config()).tolist() == [1, 7]
+
+    def kept(k, **options):
+        c = config(group_size=4, pruning_rate=None if options.get("algorithm") == "grpo" else 0.5, **options)
+        train.check(c)
+        return select(advantages, k, c, torch.Generator().manual_seed(0)).tolist()
+
+    assert kept(2, algorithm="grpo") == list(range(8))
+    assert kept(2) == [1, 2, 4, 7]
+    assert kept(1) == [1, 7]
+    assert kept(2, prune_pooled=True) == [1, 2, 4, 7]
+    assert kept(1, prune_pooled=True) == [1, 2]
+    assert kept(2, keep="largest") == [0, 2, 4, 7]
+    assert kept(2, keep="smallest_abs") == [0, 3, 5, 6]
+    assert kept(2, keep="random") == kept(2, keep="random")  # the same draw when a step is run again
+    assert [i // 4 for i in kept(2, keep="random")] == [0, 0, 1, 1]
 
 
 @pytest.fixture
@@ -168,6 +178,12 @@ def test_every_forward_pass_of_an_update_is_made_for_the_kept_only(step_inputs, 
     torch.testing.assert_close(advantages, (rewards - rewards.mean()) / (rewards.std() + 1e-4))
     assert [i for i, row in enumerate(samples["completions"]) if row["kept"]] == prune(advantages, 2)[0].tolist()
     assert metrics["tokens_trained"] < metrics["tokens_generated"] == pytest.approx(metrics["length"] * 32)
+
+
+def test_a_random_choice_of_the_kept_follows_from_seed_and_step(step_inputs):
+    c = config(group_size=16, pruning_rate=0.5, keep="random", lr=0.0)
+    flags = [[row["kept"] for row in run_step(step_inputs, c, [number_of_digits], step)[1]["completions"]] for step in (1, 1, 2)]
+    assert flags[0] == flags[1] != flags[2]
 
 
 def test_a_step_without_signal_makes_no_update(step_inputs):
@@ -288,6 +304,9 @@ BAD = [
     (["--pruning_rate", "nan"], "must lie in [0, 1)"),
     (["--pruning_rate", "0.95"], "keeps none of 16 completions"),
     (["--algorithm", "grpo", "--pruning_rate", "0.5"], "grpo keeps every completion"),
+    (["--algorithm", "grpo", "--keep", "random"], "grpo keeps every completion"),
+    (["--keep", "best"], "rule must be largest_abs, smallest_abs, largest or random, not 'best'"),
+    (["--keep", "random", "--prune_pooled"], "--prune_pooled is a rule of its own"),
     (["--group_size", "1"], "--group_size must be at least 2"),
     (["--algorithm", "gppo"], "unknown algorithm 'gppo': there are grpo, cppo"),
     (["--dataset", "gsm9k"], "unknown data set 'gsm9k'"),

@@ -1,0 +1,289 @@
+"""The tables of the CPPO paper (2503.22342), on the toy: what pruning saves, and where the time goes.
+
+    python reproduce.py --table 1 --seeds 3        pruning rates, and accuracy against time
+    python reproduce.py --table speed              pruning alone, larger batches alone, both; with the bound of Amdahl's law
+    python reproduce.py --table keep               which completions to keep
+    python reproduce.py --table group              the group size
+    python reproduce.py --table all                one after the other
+    python reproduce.py --quick                    all of them, small, in under 2 minutes: a look, not a result
+
+The protocol is the paper's, on a smaller task: G = 16, and a device trains on 16 completions in each step, so GRPO takes
+one question per step and CPPO ⌊16/k⌋; one pass over the same questions for every method; μ = 2, β = 0.04, T = 1, one
+learning rate for all. Every run is `train.py` with the options that its config.json shows, on one thread.
+
+Runs are interleaved, seed by seed, so that whatever else the machine does hits all methods alike; a speed-up is a ratio
+within one seed. Finished runs are kept under runs/reproduce/, an interrupted one is resumed: the same command goes on.
+"""
+
+import contextlib
+import io
+import json
+import platform
+import shutil
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import transformers
+from tqdm import tqdm
+
+import plot
+import train
+from engine import checkpoint, logs, toy
+from engine.options import UserError, option, parse, run
+
+RATES = (0.5, 0.75, 0.875, 0.9375)
+PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "beta": 0.04, "temperature": 1.0, "lr": 1e-4}
+PAPER = {0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159, 3.27), 0.875: (80.41, 4781, 4.89),
+         0.9375: (78.20, 2813, 8.32)}  # GSM8K accuracy, seconds, speed-up: Qwen2.5-1.5B-Instruct on two GPUs
+
+
+@dataclass
+class Config:
+    table: str = option("all", "1, speed, keep, group, or all")
+    seeds: int = option(3, "how many runs of every method; a spread over fewer than 3 says little")
+    quick: bool = option(False, "one seed and 32 questions, into runs/reproduce-quick/")
+    output_dir: str | None = option(None, "where the tables and pictures go; none: results/")
+
+
+class Method(NamedTuple):
+    kind: str  # grpo, pruning alone, larger batches alone, both; of the table keep: the rule
+    options: dict  # of train.py, on top of PROTOCOL
+    baseline: str  # the method that its speed-up is measured against
+
+
+class Table(NamedTuple):
+    title: str
+    questions: int  # of one pass
+    methods: Callable  # () → {name: Method}
+    picture: Callable  # (rows, path)
+
+
+def grpo(**options):
+    return Method("grpo", {"algorithm": "grpo", **options}, "GRPO")
+
+
+def cppo(kind, rate, *, baseline="GRPO", **options):
+    return Method(kind, {"algorithm": "cppo", "pruning_rate": rate, **options}, baseline)
+
+
+def pruning_rates():
+    return {"GRPO": grpo()} | {f"P={p}": cppo("both", p) for p in RATES}
+
+
+def speed():
+    """CPPO's two ingredients apart: pruning without allocation, and GRPO with as many questions per step as CPPO takes."""
+    methods = {"GRPO": grpo()}
+    for p in RATES:
+        questions = round(1 / (1 - p))
+        methods |= {
+            f"pruning alone, P={p}": cppo("pruning alone", p, allocation=False),
+            f"larger batches alone, B={questions}": grpo(questions_per_step=questions)._replace(kind="larger batches alone"),
+            f"both, P={p}": cppo("both", p),
+        }
+    return methods
+
+
+def keep_rules():
+    methods = {"GRPO": grpo()}
+    for p in (0.5, 0.875):
+        for rule in ("largest_abs", "largest", "random", "smallest_abs"):
+            methods[f"{rule}, P={p}"] = cppo(rule, p, keep=rule)
+        methods[f"pooled, P={p}"] = cppo("pooled", p, prune_pooled=True)
+    return methods
+
+
+def group_sizes():
+    """The device trains on 16 completions in each step, whatever G is (on G where G is larger)."""
+    methods = {}
+    for g in (4, 8, 16, 32):
+        b = max(1, 16 // g)
+        methods[f"GRPO, G={g}"] = grpo(group_size=g, questions_per_step=b)._replace(baseline=f"GRPO, G={g}")
+        methods[f"P=0.75, G={g}"] = cppo("both", 0.75, group_size=g, questions_per_step=b, baseline=f"GRPO, G={g}")
+    return methods
+
+
+TABLES = {
+    "1": Table("Table 1: pruning rates", 2048, pruning_rates, plot.pruning_rates),
+    "speed": Table("Where the speed comes from", 512, speed, plot.speed),
+    "keep": Table("Which completions to keep", 1024, keep_rules, plot.keep_rules),
+    "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
+}
+
+
+def one_run(folder, options):
+    """Train once, or take a finished run, or go on with an unfinished one. Returns what the run says of itself."""
+    words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
+    config_file = folder / "config.json"
+    if config_file.exists() and not checkpoint.checkpoints(folder):
+        shutil.rmtree(folder)  # it was killed before its first step
+    if config_file.exists():
+        wanted = parse(train.Config, words)
+        train.check(wanted)
+        if json.loads(config_file.read_text()) != asdict(wanted):
+            raise UserError(f"{folder} holds a run with other options: remove it, and it is made anew.")
+        words.append("--resume")
+    if not (folder / "summary.json").exists():
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            code = train.main(words)
+        if code:
+            print(said.getvalue().strip().splitlines()[-1])
+            print("Finished runs are kept: the same command of reproduce.py goes on from here.")
+            sys.exit(code)
+    summary, config = json.loads((folder / "summary.json").read_text()), json.loads(config_file.read_text())
+    metrics = logs.read(folder / "metrics.jsonl")
+    phases = summary["phases"]
+    phases["other"] = phases["total"] - sum(phases[name] for name in ("generate", "score", "logprobs", "update"))
+    return {
+        "seed": config["seed"], "group_size": config["group_size"], "pruning_rate": config["pruning_rate"], "k": summary["k"],
+        "questions_per_step": summary["per_step"], "base": summary["before"]["sampled"]["accuracy"],
+        "greedy": summary["after"]["greedy"]["accuracy"], "sampled": summary["after"]["sampled"]["accuracy"],
+        "length": summary["after"]["sampled"]["length"], "seconds": summary["seconds"], "steps": summary["step"],
+        "no_signal": statistics.fmean(row["no_signal"] for row in metrics),
+        **{name: summary[name] for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")},
+        "phases": phases, "curve": curve(metrics),
+    }
+
+
+def curve(metrics):
+    """Every training question is new to the policy: accuracy as training goes on, the mean over the last 64 questions or more.
+
+    Returns rows of (seconds, completions, accuracy), about 100 of them.
+    """
+    rows, window = [], []
+    seconds = completions = 0
+    for row in metrics:
+        seconds, completions = seconds + row["seconds/total"], completions + row["completions"]
+        window.append((row["questions"], row["accuracy"]))
+        while sum(q for q, _ in window[1:]) >= 64:
+            window.pop(0)
+        if sum(q for q, _ in window) >= min(64, metrics[0]["questions"] * len(metrics)):
+            rows.append((round(seconds, 3), completions, sum(q * a for q, a in window) / sum(q for q, _ in window)))
+    return rows[:: max(1, len(rows) // 100)]
+
+
+def amdahl(phases, share):
+    """The most that training on `share` of the completions can save: what it does not shorten stays.
+
+    speed-up ≤ T / (T_generate + T_score + T_other + share · (T_logprobs + T_update)), with GRPO's own seconds.
+    """
+    pruned = phases["logprobs"] + phases["update"]
+    return phases["total"] / (phases["total"] - pruned + share * pruned)
+
+
+def summarize(methods, runs):
+    """One row per method: mean and standard deviation over the seeds; speed-ups as the median of ratios within a seed."""
+    rows = []
+    for name, method in methods.items():
+        own, base = runs[name], runs[method.baseline] if method.baseline in runs else runs[name]
+        row = {"name": name, "method": method.kind}
+        row |= {key: own[0][key] for key in ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions", "completions")}
+        for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal"):
+            values = [r[key] for r in own]
+            row[key] = {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+        row |= {key: statistics.fmean(r[key] for r in own) for key in ("tokens_generated", "tokens_trained")}
+        ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
+        row["speedup"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        row["phases"] = {phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]}
+        bounds = [amdahl(b["phases"], r["k"] / r["group_size"]) for b, r in zip(base, own)]
+        row["bound"] = statistics.median(bounds) if method.kind in ("pruning alone", "both") else None
+        row["curves"] = [r["curve"] for r in own]
+        rows.append(row)
+    return rows
+
+
+def pm(value, digits=3):
+    return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"
+
+
+def markdown(about, rows):
+    """The table to read, with all that is needed to make it again."""
+    head = ["", "k", "questions per step", "greedy", "sampled", "tokens long", "seconds", "speed-up (min to max)", "Amdahl's bound",
+            "measured / bound", "steps"]
+    of_paper = ["paper: accuracy", "paper: seconds", "paper: speed-up"] if about["table"] == "1" else []
+    lines = [head + of_paper]
+    for row in rows:
+        s, bound = row["speedup"], row["bound"]
+        lines.append([
+            row["name"], row["k"], row["questions_per_step"], pm(row["greedy"]), pm(row["sampled"]), f"{row['length']['mean']:.1f}",
+            pm(row["seconds"], 1), f"{s['median']:.2f} ({s['min']:.2f} to {s['max']:.2f})", f"{bound:.2f}" if bound else "",
+            f"{s['median'] / bound:.2f}" if bound else "", row["steps"],
+            *(str(x) for x in (PAPER[row["pruning_rate"]] if of_paper else ())),
+        ])
+    work = [["", "completions", "tokens generated", "tokens trained", "seconds: generate", "score", "logprobs", "update", "other",
+             "groups without signal"]]
+    for row in rows:
+        seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
+        work.append([row["name"], row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
+                     f"{row['no_signal']['mean']:.0%}"])
+
+    def table(lines):
+        lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+        return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+    return (
+        f"# {about['title']}\n\n`{about['command']}`, {about['date']}; {about['machine']}, one thread; "
+        + ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+        + f".\n{about['seeds']} seeds, mean ± standard deviation; one pass over {about['questions']} questions; "
+        f"accuracy on {about['eval_questions']} held-out questions, base model {rows[0]['base']['mean']:.3f} sampled; "
+        "speed-up over GRPO: median over the seeds.\n\n"
+        f"{table(lines)}\n\nWhere the work went:\n\n{table(work)}\n"
+    )
+
+
+def processor():
+    """The processor's name, where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def reproduce(table, config):
+    """All runs of one table, then its JSON, its Markdown and its picture."""
+    title, questions, make_methods, picture = TABLES[table]
+    questions, eval_questions = (32, 32) if config.quick else (questions, 512)
+    methods, runs = make_methods(), {}
+    folder = Path("runs") / ("reproduce-quick" if config.quick else "reproduce") / table
+    jobs = [(seed, name) for seed in range(1, config.seeds + 1) for name in methods]
+    for seed, name in tqdm(jobs, desc=title):
+        options = PROTOCOL | methods[name].options | {
+            "seed": seed, "epochs": questions / toy.TRAIN_QUESTIONS, "eval_questions": eval_questions, "save_every": 500}
+        runs.setdefault(name, []).append(one_run(folder / f"{name}, seed {seed}".replace(", ", "-").replace(" ", "-"), options))
+    rows = summarize(methods, runs)
+    about = {
+        "table": table, "title": title, "command": "python reproduce.py " + " ".join(sys.argv[1:]), "date": str(date.today()),
+        "machine": processor(), "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                                             "transformers": transformers.__version__},
+        "seeds": config.seeds, "questions": questions, "eval_questions": eval_questions, "protocol": PROTOCOL,
+    }
+    output = Path(config.output_dir or ("runs/reproduce-quick" if config.quick else "results"))
+    output.mkdir(parents=True, exist_ok=True)
+    stem = output / ("table1" if table == "1" else table)
+    text = markdown(about, rows)
+    logs.write(stem.with_suffix(".json"), json.dumps(about | {"rows": rows}) + "\n")
+    logs.write(stem.with_suffix(".md"), text)
+    picture(rows, stem.with_suffix(".png"))
+    if table == "1":
+        plot.time_to_accuracy(rows, output / "time_to_accuracy.png")
+    print(f"\n{text}\nwritten: {stem}.json, .md and .png")
+
+
+def main(argv):
+    config = parse(Config, argv)
+    if config.table not in (*TABLES, "all"):
+        raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, or all.")
+    if config.quick:
+        config.seeds = 1
+    elif config.seeds < 3:
+        raise UserError(f"--seeds must be at least 3, not {config.seeds}: a spread over fewer says little. For a look: --quick.")
+    for table in TABLES if config.table == "all" else [config.table]:
+        reproduce(table, config)
+
+
+if __name__ == "__main__":
+    run(main)
