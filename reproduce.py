@@ -18,6 +18,7 @@ within one seed. Finished runs are kept under runs/reproduce/, an interrupted on
 import contextlib
 import io
 import json
+import math
 import platform
 import shutil
 import statistics
@@ -144,7 +145,8 @@ def one_run(folder, options):
         "questions_per_step": summary["per_step"], "base": summary["before"]["sampled"]["accuracy"],
         "greedy": summary["after"]["greedy"]["accuracy"], "sampled": summary["after"]["sampled"]["accuracy"],
         "length": summary["after"]["sampled"]["length"], "seconds": summary["seconds"], "steps": summary["step"],
-        "no_signal": statistics.fmean(row["no_signal"] for row in metrics),
+        "no_signal": statistics.fmean(row["no_signal"] for row in metrics), "no_update": summary["no_signal_steps"] / summary["step"],
+        "to_85": next((seconds for seconds, _, accuracy in curve(metrics) if accuracy >= 0.85), math.inf),
         **{name: summary[name] for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")},
         "phases": phases, "curve": curve(metrics),
     }
@@ -153,7 +155,7 @@ def one_run(folder, options):
 def curve(metrics):
     """Every training question is new to the policy: accuracy as training goes on, the mean over the last 64 questions or more.
 
-    Returns rows of (seconds, completions, accuracy), about 100 of them.
+    Returns rows of (seconds, completions, accuracy), at most 200 of them.
     """
     rows, window = [], []
     seconds = completions = 0
@@ -164,7 +166,7 @@ def curve(metrics):
             window.pop(0)
         if sum(q for q, _ in window) >= min(64, metrics[0]["questions"] * len(metrics)):
             rows.append((round(seconds, 3), completions, sum(q * a for q, a in window) / sum(q for q, _ in window)))
-    return rows[:: max(1, len(rows) // 100)]
+    return rows[:: math.ceil(len(rows) / 200)]
 
 
 def amdahl(phases, share):
@@ -183,13 +185,15 @@ def summarize(methods, runs):
         own, base = runs[name], runs[method.baseline] if method.baseline in runs else runs[name]
         row = {"name": name, "method": method.kind}
         row |= {key: own[0][key] for key in ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions", "completions")}
-        for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal"):
+        for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update"):
             values = [r[key] for r in own]
             row[key] = {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
         row |= {key: statistics.fmean(r[key] for r in own) for key in ("tokens_generated", "tokens_trained")}
         ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
         row["speedup"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
         row["phases"] = {phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]}
+        to_85 = statistics.median(r["to_85"] for r in own)
+        row["seconds_to_85"] = to_85 if to_85 < math.inf else None
         bounds = [amdahl(b["phases"], r["k"] / r["group_size"]) for b, r in zip(base, own)]
         row["bound"] = statistics.median(bounds) if method.kind in ("pruning alone", "both") else None
         row["curves"] = [r["curve"] for r in own]
@@ -216,11 +220,12 @@ def markdown(about, rows):
             *(str(x) for x in (PAPER[row["pruning_rate"]] if of_paper else ())),
         ])
     work = [["", "completions", "tokens generated", "tokens trained", "seconds: generate", "score", "logprobs", "update", "other",
-             "groups without signal"]]
+             "groups without signal", "steps without update", "seconds to accuracy 0.85"]]
     for row in rows:
         seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
         work.append([row["name"], row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
-                     f"{row['no_signal']['mean']:.0%}"])
+                     f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
+                     f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached"])
 
     def table(lines):
         lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
