@@ -40,7 +40,8 @@ def keep_count(group_size, pruning_rate):
 def prune(advantages, k, *, rule="largest_abs", generator=None):
     """Indices of the k completions kept of each question. (2503.22342, section 3.3)
 
-    advantages: (Q, G), over all G completions. Returns (Q, k) int64, ascending in each row. Ties go to the lower index.
+    advantages: (Q, G), over all G completions. Returns (Q, k) int64, ascending in each row. Ties go to the lower index; that
+    is so for rewards like 0, 1, 2, whereas the rounding of rewards like 0.1 and 0.3 may break a tie.
     rule: `largest_abs` is the paper's; `smallest_abs`, `largest` (signed) and `random` are its ablation.
     generator: of `random`'s draw. Raises ValueError for another rule or a k outside 1 … G.
     """

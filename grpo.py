@@ -65,14 +65,19 @@ def kl_k1(logp, ref_logp):
 
 
 def kl_k2(logp, ref_logp):
-    """k2 = ½ (log π − log π_ref)². Biased and positive; on-policy, its gradient is that of the KL. (N, T)"""
+    """k2 = ½ (log π − log π_ref)². Biased and positive. (N, T)
+
+    As a loss, on-policy, its gradient at each token is that of the KL there, given the tokens before it. What a token does
+    to the KL of later ones is left out, as in every loss that is summed token by token.
+    """
     return 0.5 * (logp - ref_logp) ** 2
 
 
 def kl_k3(logp, ref_logp):
     """k3 = π_ref/π − log(π_ref/π) − 1. Unbiased and never negative. (2402.03300 eq. 4) (N, T)
 
-    That holds for its value. As a loss, on-policy, its gradient is that of KL(π_ref ‖ π): close by where π ≈ π_ref.
+    That holds for its value. As a loss, on-policy, its gradient at each token is that of KL(π_ref ‖ π) there: close by where
+    π ≈ π_ref.
     """
     log_r = ref_logp - logp
     # k3 = r − log r − 1; expm1 keeps its value where r is close to 1
