@@ -56,6 +56,7 @@ class Method(NamedTuple):
     kind: str  # grpo, pruning alone, larger batches alone, both; of the table keep: the rule
     options: dict  # of train.py, on top of PROTOCOL
     baseline: str  # the method that its speed-up is measured against
+    unpruned: str | None = None  # the method that differs from it in the pruning alone, for Amdahl's law
 
 
 class Table(NamedTuple):
@@ -83,9 +84,9 @@ def speed():
     for p in RATES:
         questions = round(1 / (1 - p))
         methods |= {
-            f"pruning alone, P={p}": cppo("pruning alone", p, allocation=False),
+            f"pruning alone, P={p}": cppo("pruning alone", p, allocation=False)._replace(unpruned="GRPO"),
             f"larger batches alone, B={questions}": grpo(questions_per_step=questions)._replace(kind="larger batches alone"),
-            f"both, P={p}": cppo("both", p),
+            f"both, P={p}": cppo("both", p)._replace(unpruned=f"larger batches alone, B={questions}"),
         }
     return methods
 
@@ -172,7 +173,7 @@ def curve(metrics):
 def amdahl(phases, share):
     """The most that training on `share` of the completions can save: what it does not shorten stays.
 
-    speed-up ≤ T / (T_generate + T_score + T_other + share · (T_logprobs + T_update)), with GRPO's own seconds.
+    speed-up ≤ T / (T_generate + T_score + T_other + share · (T_logprobs + T_update)), with the unpruned method's seconds.
     """
     pruned = phases["logprobs"] + phases["update"]
     return phases["total"] / (phases["total"] - pruned + share * pruned)
@@ -194,8 +195,15 @@ def summarize(methods, runs):
         row["phases"] = {phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]}
         to_85 = statistics.median(r["to_85"] for r in own)
         row["seconds_to_85"] = to_85 if to_85 < math.inf else None
-        bounds = [amdahl(b["phases"], r["k"] / r["group_size"]) for b, r in zip(base, own)]
-        row["bound"] = statistics.median(bounds) if method.kind in ("pruning alone", "both") else None
+        ratios = [b["seconds"] / b["tokens_generated"] / (r["seconds"] / r["tokens_generated"]) for b, r in zip(base, own)]
+        row["speedup_per_token"] = statistics.median(ratios)
+        row["bound"] = None
+        if method.unpruned:
+            # first the larger batches, if any, as measured; then the law on top of them
+            row["bound"] = statistics.median(
+                b["seconds"] / u["seconds"] * amdahl(u["phases"], r["k"] / r["group_size"])
+                for b, u, r in zip(base, runs[method.unpruned], own)
+            )
         row["curves"] = [r["curve"] for r in own]
         rows.append(row)
     return rows
@@ -207,17 +215,17 @@ def pm(value, digits=3):
 
 def markdown(about, rows):
     """The table to read, with all that is needed to make it again."""
-    head = ["", "k", "questions per step", "greedy", "sampled", "tokens long", "seconds", "speed-up (min to max)", "Amdahl's bound",
-            "measured / bound", "steps"]
-    of_paper = ["paper: accuracy", "paper: seconds", "paper: speed-up"] if about["table"] == "1" else []
-    lines = [head + of_paper]
+    bounded = any(row["bound"] for row in rows)
+    lines = [["", "k", "questions per step", "greedy", "sampled", "tokens long", "seconds", "speed-up (min to max)", "per token generated",
+              *(["Amdahl's bound", "measured / bound"] if bounded else []), "steps",
+              *(["paper: accuracy", "seconds", "speed-up"] if about["table"] == "1" else [])]]
     for row in rows:
         s, bound = row["speedup"], row["bound"]
         lines.append([
             row["name"], row["k"], row["questions_per_step"], pm(row["greedy"]), pm(row["sampled"]), f"{row['length']['mean']:.1f}",
-            pm(row["seconds"], 1), f"{s['median']:.2f} ({s['min']:.2f} to {s['max']:.2f})", f"{bound:.2f}" if bound else "",
-            f"{s['median'] / bound:.2f}" if bound else "", row["steps"],
-            *(str(x) for x in (PAPER[row["pruning_rate"]] if of_paper else ())),
+            pm(row["seconds"], 1), f"{s['median']:.2f} ({s['min']:.2f} to {s['max']:.2f})", f"{row['speedup_per_token']:.2f}",
+            *([f"{bound:.2f}", f"{s['median'] / bound:.2f}"] if bound else ["", ""] if bounded else []), row["steps"],
+            *(PAPER[row["pruning_rate"]] if about["table"] == "1" else ()),
         ])
     work = [["", "completions", "tokens generated", "tokens trained", "seconds: generate", "score", "logprobs", "update", "other",
              "groups without signal", "steps without update", "seconds to accuracy 0.85"]]

@@ -43,11 +43,14 @@ def test_a_speed_up_is_the_median_of_the_ratios_within_a_seed():
     names = ("GRPO", "pruning alone, P=0.75", "larger batches alone, B=4", "both, P=0.75")
     methods = {name: TABLES["speed"].methods()[name] for name in names}
     runs = {"GRPO": [fake_run(s) for s in (10, 20, 90)]}
-    runs |= {name: [fake_run(s, k=4) for s in (5, 5, 10)] for name in names[1:]}
+    runs |= {name: [fake_run(s, k=4, tokens_generated=50) for s in (5, 5, 10)] for name in names[1:]}
     rows = {row["name"]: row for row in summarize(methods, runs)}
     assert rows["both, P=0.75"]["speedup"] == {"median": 4.0, "min": 2.0, "max": 9.0}
     assert rows["GRPO"]["speedup"]["median"] == 1 and rows["GRPO"]["seconds"]["std"] == pytest.approx(statistics.stdev([10, 20, 90]))
+    assert rows["both, P=0.75"]["speedup_per_token"] == 2.0  # it generated half as many tokens in that time
+    # the law is asked of the same batches without pruning: GRPO's, or those of GRPO with 4 questions a step
     assert rows["pruning alone, P=0.75"]["bound"] == pytest.approx(10 / 5.5)
+    assert rows["both, P=0.75"]["bound"] == pytest.approx(4 * 10 / 5.5)
     assert rows["GRPO"]["bound"] is None and rows["larger batches alone, B=4"]["bound"] is None
 
 
