@@ -19,24 +19,21 @@ import contextlib
 import io
 import json
 import math
-import platform
 import shutil
 import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-import transformers
 from tqdm import tqdm
 
 import plot
 import train
 from engine import checkpoint, logs, toy
 from engine.options import UserError, option, parse, run
+from engine.setting import heading, setting
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
 PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "beta": 0.04, "temperature": 1.0, "lr": 1e-4}
@@ -240,20 +237,12 @@ def markdown(about, rows):
         return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
     return (
-        f"# {about['title']}\n\n`{about['command']}`, {about['date']}; {about['machine']}, one thread; "
-        + ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-        + f".\n{about['seeds']} seeds, mean ± standard deviation; one pass over {about['questions']} questions; "
+        f"{heading(about['title'], about)}\n"
+        f"One thread, {about['seeds']} seeds, mean ± standard deviation; one pass over {about['questions']} questions; "
         f"accuracy on {about['eval_questions']} held-out questions, base model {rows[0]['base']['mean']:.3f} sampled; "
         "speed-up over GRPO: median over the seeds.\n\n"
         f"{table(lines)}\n\nWhere the work went:\n\n{table(work)}\n"
     )
-
-
-def processor():
-    """The processor's name, where the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def reproduce(table, config):
@@ -269,9 +258,7 @@ def reproduce(table, config):
         runs.setdefault(name, []).append(one_run(folder / f"{name}, seed {seed}".replace(", ", "-").replace(" ", "-"), options))
     rows = summarize(methods, runs)
     about = {
-        "table": table, "title": title, "command": "python reproduce.py " + " ".join(sys.argv[1:]), "date": str(date.today()),
-        "machine": processor(), "versions": {"python": platform.python_version(), "torch": torch.__version__,
-                                             "transformers": transformers.__version__},
+        "table": table, "title": title, **setting(["torch", "transformers"]),
         "seeds": config.seeds, "questions": questions, "eval_questions": eval_questions, "protocol": PROTOCOL,
     }
     output = Path(config.output_dir or ("runs/reproduce-quick" if config.quick else "results"))

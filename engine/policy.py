@@ -17,7 +17,7 @@ from grpo import token_logprobs
 
 logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
 
-CHUNK_ELEMENTS = 2**26  # tokens × vocabulary held at a time: 256 MB in float32
+CHUNK_ELEMENTS = 2**24  # tokens × vocabulary scored at a time: 64 MB in float32, and at most three such tensors live at once
 
 
 def resolve(name):
@@ -91,7 +91,7 @@ def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
 
     A row is prompt + completion with all padding on the right, where a causal model cannot see it: no attention mask is
     needed. Only hidden states that predict a completion token go through the output head, a chunk at a time, and the
-    backward pass computes each chunk again, so that no more than one chunk of (tokens × vocabulary) is ever held.
+    backward pass computes each chunk again, so that no more than one chunk of (tokens × vocabulary) is ever worked on.
     """
     device, mask = model.device, completion_mask(tokens, lengths)
     lengths = lengths.tolist()

@@ -1,0 +1,52 @@
+"""The benchmarks run, and what they measure holds: memory falls with k, and no tensor of logits outgrows a chunk."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(script, *words):
+    command = [sys.executable, f"benchmarks/{script}.py", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_memory(tmp_path):
+    done = run("memory", "--quick", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "memory.json").read_text())
+    peak = {row["k"]: row["peak"] for row in result["points"] if row["way"] == "whole"}
+    assert peak[16] > 1.5 * peak[4] and peak[4] > 1.5 * peak[1]
+    chunk, watched = result["options"]["chunk_elements"], result["watched"]
+    assert watched["all_tokens"] >= 8 * chunk  # there was something to cut
+    assert watched["largest"] <= chunk
+    # logits, logits / temperature, log-softmax; backward: log-softmax and two gradients. Never two chunks of one of them
+    assert watched["most"] <= 3 * chunk
+    assert (tmp_path / "memory.md").read_text().startswith("# Peak memory") and (tmp_path / "memory.png").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: pip install trl")
+def test_beside_trl(tmp_path):
+    done = run("vs_trl", "--quick", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "vs_trl.json").read_text())
+    same = result["same_completions"]
+    assert same["loss"]["ours"] == pytest.approx(same["loss"]["trl"], rel=1e-4, abs=1e-6)
+    assert same["gradient_distance"] < 1e-4
+    assert same["clip_fraction"] > 0 and same["kl"] > 1e-3  # the loss compared is not a trivial one
+    assert result["questions_per_step"] == {"trl": 8, "grpo": 8, "cppo": 64}
+    assert "| ours, CPPO, P = 0.875 | 64 |" in (tmp_path / "vs_trl.md").read_text()
+
+
+@pytest.mark.skipif(find_spec("trl") is not None, reason="TRL is installed")
+def test_without_trl_one_sentence_says_what_to_install(tmp_path):
+    done = run("vs_trl", "--output", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == ["error: this benchmark needs TRL, which is not installed: `pip install trl`."]
+    assert not list(tmp_path.iterdir())
