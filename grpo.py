@@ -110,22 +110,13 @@ def sequence_mean_weights(mask, *, num_sequences=None):
     return mask / (n * mask.sum(dim=1, keepdim=True).clamp(min=1))
 
 
-def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None, weights=None):
-    """−J of GRPO (2402.03300 eq. 3): loss = −Σ weights · (min(ρA, clip(ρ)A) − β k3).
+def surrogate_loss(ratio, advantages, logp, mask, weights, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=None):
+    """The loss of the whole family: −Σ weights · (min(ρA, clip(ρ)A) − β k3). Losses differ in the ratio and the weights.
 
-    logp, old_logp, ref_logp: (N, T) float32 under the current, the sampling and the reference policy; only `logp` needs
-    a gradient. advantages: (N,). mask: (N, T) bool or 0/1, EOS included. ref_logp=None or beta=0: no KL term.
-    weights: (N, T), what each token counts; None means `sequence_mean_weights(mask)`. Parts of a batch add up to the
-    whole if each is given its part of the whole batch's weights.
-
-    Returns (loss, stats): a scalar for `.backward()`, and floats that are means under `weights`: `kl`, `ratio_mean`,
-    `clip_fraction` (share of tokens that the clip has taken the gradient from); and `ratio_max`.
+    ratio, logp, weights: (N, T). advantages: (N,) or (N, T). mask: (N, T) bool. The rest as in `grpo_loss`.
+    Returns (loss, stats), as `grpo_loss` does.
     """
     mask = mask.bool()
-    if weights is None:
-        weights = sequence_mean_weights(mask)
-    # ρ = π_θ / π_old; on padding 1, whatever stands there
-    ratio = (logp - old_logp.detach()).masked_fill(~mask, 0.0).exp()
     surrogate = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     # D_KL[π_θ ‖ π_ref], estimated by k3
     kl = torch.zeros_like(ratio)
@@ -146,3 +137,23 @@ def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, cli
             "ratio_max": ratio.masked_fill(~mask, 0.0).max().item() if ratio.numel() else 0.0,
         }
     return loss, stats
+
+
+def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None, weights=None):
+    """−J of GRPO (2402.03300 eq. 3): loss = −Σ weights · (min(ρA, clip(ρ)A) − β k3).
+
+    logp, old_logp, ref_logp: (N, T) float32 under the current, the sampling and the reference policy; only `logp` needs
+    a gradient. advantages: (N,). mask: (N, T) bool or 0/1, EOS included. ref_logp=None or beta=0: no KL term.
+    weights: (N, T), what each token counts; None means `sequence_mean_weights(mask)`. Parts of a batch add up to the
+    whole if each is given its part of the whole batch's weights.
+
+    Returns (loss, stats): a scalar for `.backward()`, and floats that are means under `weights`: `kl`, `ratio_mean`,
+    `clip_fraction` (share of tokens that the clip has taken the gradient from); and `ratio_max`.
+    """
+    if weights is None:
+        weights = sequence_mean_weights(mask)
+    # ρ = π_θ / π_old; on padding 1, whatever stands there
+    ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0).exp()
+    return surrogate_loss(
+        ratio, advantages, logp, mask, weights, ref_logp=ref_logp, beta=beta, clip_low=clip_low, clip_high=clip_high
+    )
