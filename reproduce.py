@@ -32,6 +32,8 @@ from tqdm import tqdm
 import plot
 import train
 from engine import checkpoint, logs, toy
+from engine.config import Config as Options
+from engine.config import check
 from engine.options import UserError, option, parse, run
 from engine.setting import heading, setting
 
@@ -122,8 +124,8 @@ def one_run(folder, options):
     if config_file.exists() and not checkpoint.checkpoints(folder):
         shutil.rmtree(folder)  # it was killed before its first step
     if config_file.exists():
-        wanted = parse(train.Config, words)
-        train.check(wanted)
+        wanted = parse(Options, words)
+        check(wanted, train.ALGORITHMS)
         if json.loads(config_file.read_text()) != asdict(wanted):
             raise UserError(f"{folder} holds a run with other options: remove it, and it is made anew.")
         words.append("--resume")

@@ -1,4 +1,4 @@
-"""Train a language model with GRPO or CPPO on questions whose answers can be checked.
+"""Train a language model with GRPO, CPPO or one of their relatives on questions whose answers can be checked.
 
     torchrun train.py                                         the embedded default: no download, no GPU, minutes
     torchrun --nproc-per-node 2 train.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset gsm8k
@@ -11,6 +11,7 @@
       2 score them: rewards r
       3 advantages A over all G completions of a question
       4 keep: all of them (GRPO), or the k with the largest |A| (CPPO, which therefore takes more questions per step)
+        (GFPO and PODS keep first, and take the advantages over the kept; DAPO goes back to 1 for groups without signal)
       5 log-probabilities of the reference policy, for the kept completions only
       6 μ updates on the kept completions; those of π_old come for free from the first of them, when π_θ is still π_old
 
@@ -24,157 +25,77 @@ import random
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from allocate import questions_per_step
-from cppo import cppo_loss, keep_count, prune, prune_pooled
+from cppo import cppo_loss, prune, prune_pooled
+from dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
+from drgrpo import constant_weights, drgrpo_loss
 from engine import checkpoint, data, distributed, logs, policy, toy
-from engine.options import UserError, as_words, option, parse, run
-from engine.policy import Batch
+from engine.config import SELECT_FIRST, open_run
+from engine.options import UserError, run
+from engine.policy import Batch, join
 from engine.rollout import Sampling, sample, stop_tokens
 from eval import examine
-from grpo import group_advantages, grpo_loss, sequence_mean_weights
+from gdpo import decoupled_advantages
+from gfpo import retain, token_efficiency
+from grpo import group_advantages, grpo_loss, kl_k3, sequence_mean_weights
+from gspo import gspo_loss
 from plot import curves
+from pods import max_variance_subset
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    advantages: Callable  # (Q, G) rewards → (Q, G) advantages
-    keep: str | None  # the rule by which completions are kept; None keeps all
-    pruning_rate: float  # the default of --pruning_rate
-    loss: Callable
-    weights: Callable  # what each token of the batch counts
-    clip: tuple[float, float]  # (low, high)
-    beta: float  # of the KL term
+    loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats): which ratio
+    weights: Callable  # (mask, N, tokens, longest) of the batch → (N, T): what each token counts
+    clip: tuple[float, float]  # of the ratio: (low, high)
+    beta: float  # of the KL term; 0: none
+    advantages: Callable = lambda rewards: group_advantages(rewards.sum(0))  # (R, Q, G), R rewards → (Q, G)
+    keep: str | None = None  # the rule by which completions are kept; None keeps all
+    pruning_rate: float = 0.0
+    minibatches: int = 1  # updates that a batch of completions is cut into
+    dynamic_sampling: bool = False  # replace groups without signal by further questions
+
+
+def sequence_mean(mask, n, tokens, longest):  # 1 / (N |o_i|)
+    return sequence_mean_weights(mask, num_sequences=n)
+
+
+def token_mean(mask, n, tokens, longest):  # 1 / Σ_i |o_i|
+    return token_mean_weights(mask, total_tokens=tokens)
+
+
+def constant(mask, n, tokens, longest):  # 1 / (N L)
+    return constant_weights(mask, max_tokens=longest, num_sequences=n)
 
 
 ALGORITHMS = {
-    "grpo": Algorithm(
-        advantages=group_advantages, keep=None, pruning_rate=0.0,
-        loss=grpo_loss, weights=sequence_mean_weights, clip=(0.2, 0.2), beta=0.04,
+    "grpo": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04),
+    "cppo": Algorithm(loss=cppo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, keep="largest_abs", pruning_rate=0.75),
+    "drgrpo": Algorithm(
+        loss=drgrpo_loss, weights=constant, clip=(0.2, 0.2), beta=0.0,
+        advantages=lambda rewards: group_advantages(rewards.sum(0), divide_by_std=False),
     ),
-    "cppo": Algorithm(
-        advantages=group_advantages, keep="largest_abs", pruning_rate=0.75,
-        loss=cppo_loss, weights=sequence_mean_weights, clip=(0.2, 0.2), beta=0.04,
+    "dapo": Algorithm(loss=dapo_loss, weights=token_mean, clip=(0.2, 0.28), beta=0.0, dynamic_sampling=True),
+    "gspo": Algorithm(loss=gspo_loss, weights=sequence_mean, clip=(3e-4, 4e-4), beta=0.0, minibatches=4),
+    "gspo_token": Algorithm(
+        loss=partial(gspo_loss, token_level=True), weights=sequence_mean, clip=(3e-4, 4e-4), beta=0.0, minibatches=4
     ),
+    "gfpo": Algorithm(
+        loss=grpo_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.001, keep="shortest", pruning_rate=0.5,
+        advantages=lambda rewards: group_advantages(rewards.sum(0), ddof=0),
+    ),
+    "gdpo": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, advantages=decoupled_advantages),
+    "pods": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, keep="max_variance", pruning_rate=0.75),
 }
 
-TOY = {"lr": 3e-4, "questions_per_step": 8, "max_new_tokens": toy.MAX_NEW_TOKENS}
-OF_UPDATES = ("loss", "kl", "clip_fraction", "ratio_mean", "ratio_max", "grad_norm")  # None in a step without an update
+OF_UPDATES = ("loss", "kl", "kl_old", "clip_fraction", "ratio_mean", "ratio_max", "grad_norm")  # None in a step without an update
 COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")  # of a step, over all devices
-REAL = {"lr": 1e-6, "questions_per_step": 1, "max_new_tokens": 1024}  # CPPO's published setting
-
-
-@dataclass
-class Config:
-    algorithm: str = option("cppo", f"one of {', '.join(ALGORITHMS)}")
-    model: str = option("toy", "hub name, model folder, folder of a run (its newest checkpoint), or toy: the toy's base model")
-    dataset: str = option("toy", "toy, gsm8k (from the hub), or a .jsonl file with the columns question and answer")
-    recipe: str | None = option(None, "a YAML file of options; the command line wins over it")
-    output_dir: str | None = option(None, "folder of the run; none: a new one under runs/")
-    resume: bool = option(False, "go on with the run in --output_dir, from its newest checkpoint and with its options")
-    seed: int = option(42, "of the sampling and of the order of the questions")
-
-    epochs: float = option(1.0, "passes over the questions")
-    steps: int | None = option(None, "stop after this many steps; none: when the epochs are over")
-    questions_per_step: int | None = option(None, "B, questions per device and step before allocation; none: 8 on the toy, else 1")
-    group_size: int = option(16, "G, completions sampled per question")
-    pruning_rate: float | None = option(None, "P of CPPO: ⌊G(1−P)⌋ completions are kept per question; none: 0.75")
-    keep: str | None = option(None, "which ones CPPO keeps: largest_abs, largest, smallest_abs (|A|, A) or random; none: largest_abs")
-    allocation: bool = option(True, "CPPO: fill the pruned places with more questions, ⌊B·G/k⌋ instead of B")
-    prune_pooled: bool = option(False, "CPPO as in the published code: keep the largest |A| of all the device's questions together")
-
-    temperature: float = option(1.0, "sampling temperature")
-    top_p: float = option(1.0, "nucleus sampling; below 1 the sampled and the scored policy differ")
-    top_k: int = option(0, "sample from the most likely tokens only; 0: all; else the sampled and the scored policy differ")
-    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, else 1024")
-    max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
-    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags")
-
-    mu: int = option(2, "μ, updates on each batch of completions")
-    beta: float | None = option(None, "β, weight of the KL to the reference; 0: no reference model; none: the algorithm's, 0.04")
-    clip_low: float | None = option(None, "ε below 1; none: the algorithm's, 0.2")
-    clip_high: float | None = option(None, "ε above 1; none: the algorithm's, 0.2")
-    lr: float | None = option(None, "peak learning rate of AdamW; none: 3e-4 on the toy, else 1e-6")
-    warmup: float = option(0.1, "share of the steps in which the learning rate rises; then it falls along a cosine")
-    max_grad_norm: float = option(1.0, "gradients longer than this are scaled down to it")
-    micro_batch_tokens: int = option(2048, "prompt and completion tokens, padding included, in one forward pass")
-
-    eval_dataset: str | None = option(None, "questions scored before and after, as --dataset; none: the toy's held-out ones, else nothing")
-    eval_questions: int = option(512, "how many of them")
-    save_every: int = option(50, "steps between checkpoints")
-
-
-def check(config):
-    """Fill in what depends on other options; refuse what cannot work, before any work. Returns k."""
-    if config.algorithm not in ALGORITHMS:
-        raise UserError(f"unknown algorithm '{config.algorithm}': there are {', '.join(ALGORITHMS)}.")
-    algorithm = ALGORITHMS[config.algorithm]
-    if algorithm.keep is None and (config.pruning_rate or config.keep or config.prune_pooled):
-        raise UserError(f"{config.algorithm} keeps every completion: --pruning_rate, --keep and --prune_pooled belong to cppo.")
-    if config.keep and config.prune_pooled:
-        raise UserError("--prune_pooled is a rule of its own: leave out --keep.")
-    if config.group_size < 2:
-        raise UserError(f"--group_size must be at least 2, not {config.group_size}: an advantage compares completions of one question.")
-    least = {"steps": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
-             "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0}
-    for name, value in least.items():
-        given = getattr(config, name)
-        if given is not None and not value <= given < math.inf:
-            raise UserError(f"--{name} must be at least {value}, not {given}.")
-    for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high"):
-        if getattr(config, name) is not None and not getattr(config, name) > 0:
-            raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")
-    if not 0 < config.top_p <= 1 or not config.warmup < 1:
-        raise UserError(f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
-    for name in filter(None, [config.dataset, config.eval_dataset]):
-        data.check_name(name)
-    if config.model != "toy":
-        policy.resolve(config.model)
-
-    low, high = algorithm.clip
-    defaults = {"pruning_rate": algorithm.pruning_rate, "beta": algorithm.beta, "clip_low": low, "clip_high": high,
-                "keep": None if config.prune_pooled else algorithm.keep}
-    for name, value in (defaults | (TOY if config.dataset == "toy" else REAL)).items():
-        if getattr(config, name) is None:
-            setattr(config, name, value)
-    if config.eval_dataset is None and config.dataset == "toy":
-        config.eval_dataset = "toy"
-    try:
-        k = keep_count(config.group_size, config.pruning_rate)
-        select(torch.zeros(1, config.group_size), k, config)  # refuses an unknown rule
-    except ValueError as error:
-        raise UserError(f"{error}: mend --pruning_rate or --keep.") from None
-    return k
-
-
-def open_run(argv):
-    """The options of a new run, or of one to resume (its own, with the command line on top), and k."""
-    config = parse(Config, argv)
-    if config.resume:
-        if config.output_dir is None:
-            raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
-        if config.recipe:
-            raise UserError("--resume goes on with the run's own options: leave out --recipe.")
-        saved_file = Path(config.output_dir) / "config.json"
-        if not saved_file.exists():
-            raise UserError(f"nothing to resume: {config.output_dir} holds no run. Start it without --resume.")
-        checkpoint.newest(config.output_dir)
-        saved = json.loads(saved_file.read_text())
-        config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
-        for name in ("model", "algorithm", "dataset", "group_size", "seed"):
-            if getattr(config, name) != saved[name]:
-                raise UserError(f"{config.output_dir} was started with --{name} {saved[name]}: resume it with that, or start a new run.")
-    k = check(config)
-    if config.output_dir and Path(config.output_dir).is_file():
-        raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
-    taken = config.output_dir and any((Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
-    if taken and not config.resume:
-        raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
-    return config, k
 
 
 def learning_rate(progress, config):
@@ -184,34 +105,62 @@ def learning_rate(progress, config):
     return config.lr * 0.5 * (1 + math.cos(math.pi * (progress - config.warmup) / (1 - config.warmup)))
 
 
-def select(advantages, k, config, generator=None):
-    """Flat indices q·G + i of the completions that are kept, of all (Q, G). Ascending. generator: of --keep random."""
-    n_questions, group_size = advantages.shape
-    if config.prune_pooled:
-        return prune_pooled(advantages, n_questions * k)
-    if config.keep is None:
-        return torch.arange(advantages.numel())
-    kept = prune(advantages, k, rule=config.keep, generator=generator)
-    return (kept + group_size * torch.arange(n_questions).unsqueeze(1)).flatten()
+def over_all_devices(advantages, rewards):
+    """This device's part of `advantages` over the groups of all devices: GDPO normalises over the whole batch. rewards: (R, Q, G)."""
+    if distributed.world_size() == 1:
+        return advantages(rewards)
+    groups = distributed.gather([(distributed.rank(), group) for group in rewards.unbind(1)])
+    mine = [i for i, (rank, _) in enumerate(groups) if rank == distributed.rank()]
+    return advantages(torch.stack([group for _, group in groups], dim=1))[mine]
 
 
-def update(model, optimizer, parts, algorithm, config):
-    """μ optimizer steps on the kept completions of all devices, `parts` being this device's micro-batches.
+def select(rewards, lengths, k, algorithm, config, generator=None):
+    """Advantages (Q, G), and the flat indices q·G + i of the completions that are kept, ascending.
 
-    The weights are normalised over the whole step, so gradients add up over micro-batches and devices, however the
-    completions were cut. Returns the means over the μ updates, and which of them were skipped as not finite.
+    rewards: (R, Q, G). lengths: (Q, G). generator: of --keep random.
+    """
+    n_questions, group_size = lengths.shape
+    if config.keep in SELECT_FIRST:  # GFPO and PODS: mean and std over those that are kept
+        total = rewards.sum(0)
+        if config.keep == "max_variance":
+            kept = max_variance_subset(total, k)
+        elif config.keep == "shortest":
+            kept = retain(lengths, k)
+        else:
+            kept = retain(token_efficiency(total, lengths), k, largest=True)
+        own = over_all_devices(algorithm.advantages, rewards.gather(2, kept.expand(len(rewards), -1, -1)))
+        advantages = torch.zeros(n_questions, group_size).scatter(1, kept, own)
+    else:
+        advantages = over_all_devices(algorithm.advantages, rewards)
+        if config.prune_pooled:
+            return advantages, prune_pooled(advantages, n_questions * k)
+        if config.keep is None:
+            return advantages, torch.arange(n_questions * group_size)
+        kept = prune(advantages, k, rule=config.keep, generator=generator)
+    return advantages, (kept + group_size * torch.arange(n_questions).unsqueeze(1)).flatten()
+
+
+def update(model, optimizer, minibatches, algorithm, config):
+    """μ times through the mini-batches, an optimizer step on each. A mini-batch is this device's list of micro-batches.
+
+    The weights are normalised over the whole mini-batch, so gradients add up over micro-batches and devices, however the
+    completions were cut. Returns the means over the updates, and which of them were skipped as not finite.
     """
     device = model.device
-    n = int(distributed.all_sum({"n": sum(len(part.prompts) for part in parts)}, device)["n"])
+    counts = {f"{what} {m}": 0 for m in range(len(minibatches)) for what in ("n", "tokens")}
+    for m, parts in enumerate(minibatches):
+        counts[f"n {m}"] = sum(len(part.prompts) for part in parts)
+        counts[f"tokens {m}"] = sum(part.lengths.sum().item() for part in parts)
+    counts = distributed.all_sum(counts, device)
     history, skipped = [], []
-    for epoch in range(config.mu):
+    for m, parts in list(enumerate(minibatches)) * config.mu:
         optimizer.zero_grad()
-        sums, ratio_max = dict.fromkeys(["loss", "weight", "kl", "clip_fraction", "ratio_mean"], 0.0), 0.0
+        sums, ratio_max = dict.fromkeys(["loss", "weight", "kl", "kl_old", "clip_fraction", "ratio_mean"], 0.0), 0.0
         for part in parts:
             logp = part.logprobs(model, config.temperature)
-            if epoch == 0:
-                part.old_logp = logp.detach()  # π_θ is still π_old
-            weights = algorithm.weights(part.mask, num_sequences=n)
+            if part.old_logp is None:
+                part.old_logp = logp.detach()  # the first update: π_θ is still π_old
+            weights = algorithm.weights(part.mask, counts[f"n {m}"], counts[f"tokens {m}"], config.max_new_tokens)
             loss, stats = algorithm.loss(
                 logp, part.old_logp, part.advantages, part.mask, ref_logp=part.ref_logp, beta=config.beta,
                 clip_low=config.clip_low, clip_high=config.clip_high, weights=weights,
@@ -220,73 +169,103 @@ def update(model, optimizer, parts, algorithm, config):
             weight, ratio_max = weights.sum().item(), max(ratio_max, stats["ratio_max"])
             sums["loss"] += loss.item()
             sums["weight"] += weight
+            # KL(π_old ‖ π_θ): the samples are π_old's, so the two change places
+            sums["kl_old"] += (weights * kl_k3(part.old_logp, logp.detach())).sum().item()
             for name in ("kl", "clip_fraction", "ratio_mean"):
                 sums[name] += weight * stats[name]
         distributed.sum_gradients(model)
         sums = distributed.all_sum(sums, device)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item()
-        skipped.append(not (math.isfinite(norm) and math.isfinite(sums["loss"])))
-        if not skipped[-1]:
-            optimizer.step()
         weight = max(sums.pop("weight"), 1e-12)
         history.append({name: value if name == "loss" else value / weight for name, value in sums.items()} | {"grad_norm": norm})
         history[-1]["ratio_max"] = distributed.all_sum({"max": ratio_max}, device, op="max")["max"]
+        if config.target_kl is not None and history[-1]["kl_old"] > config.target_kl:
+            break
+        skipped.append(not (math.isfinite(norm) and math.isfinite(sums["loss"])))
+        if not skipped[-1]:
+            optimizer.step()
     means = {name: sum(h[name] for h in history) / len(history) for name in history[0]}
     return means | {"ratio_max": max(h["ratio_max"] for h in history), "skipped_updates": sum(skipped), "skipped": skipped}
 
 
-def train_step(step, questions, model, reference, optimizer, tokenizer, functions, sampling, k, config):
-    """One turn of the algorithm box on this device's `questions`. Returns (metrics, sample): one line for each log."""
-    device, algorithm, G = model.device, ALGORITHMS[config.algorithm], config.group_size
-    clock = logs.Clock(device)
-    # all randomness of a step follows from these three numbers, so a resumed run repeats it exactly
-    draw = random.Random(f"{config.seed} {step} {distributed.rank()}").getrandbits(62)
-    generator = torch.Generator(device).manual_seed(draw)
+def roll_out(questions, k, model, tokenizer, functions, sampling, config, draw, clock):
+    """Sample, score, advantages, keep: steps 1 to 4 on this device's `questions`.
 
+    Returns the kept completions (a Batch), sums for the metrics, and the first group for the log of samples.
+    """
+    device, algorithm, G = model.device, ALGORITHMS[config.algorithm], config.group_size
     with clock.phase("generate"):  # 1 sample G completions of each question
         drawn = sample(
-            model, [q["prompt"] for q in questions], G, sampling,
-            stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id, generator=generator,
+            model, [q["prompt"] for q in questions], G, sampling, stop_ids=stop_tokens(model, tokenizer),
+            pad_id=tokenizer.pad_token_id, generator=torch.Generator(device).manual_seed(draw),
         )
     with clock.phase("score"):  # 2 score them
-        texts = drawn.texts(tokenizer)
+        texts, lengths = drawn.texts(tokenizer), drawn.lengths.cpu()
         columns = {name: [q[name] for q in questions for _ in range(G)] for name in (questions[0] if questions else ())}
-        rewards_by_part = data.score(functions, texts, columns) if questions else {f.__name__: torch.zeros(0) for f in functions}
-        rewards = sum(rewards_by_part.values()).view(-1, G)  # (Q, G)
-        # 3 advantages over all G completions of a question
-        advantages = algorithm.advantages(rewards)
-        # 4 keep
-        kept = select(advantages, k, config, torch.Generator().manual_seed(draw))
-    everything = Batch([q["prompt"] for q in questions for _ in range(G)], drawn.tokens, drawn.lengths, advantages.flatten().to(device))
-    parts = everything.rows(kept).cut_into(config.micro_batch_tokens) if len(kept) else []
-
-    signal_groups = (rewards.amax(1) > rewards.amin(1)).sum().item() if len(rewards) else 0
-    sums = {"questions": len(questions), "completions": len(texts), "kept": len(kept), "signal": signal_groups,
-            "accuracy": (rewards_by_part[functions[0].__name__] > 0).sum().item(), "reward": rewards.sum().item(),
-            "tokens_generated": drawn.lengths.sum().item(), "tokens_trained": sum(part.lengths.sum().item() for part in parts),
+        rewards = data.score(functions, texts, columns) if questions else {f.__name__: torch.zeros(0) for f in functions}
+        if config.overlong_cache:
+            rewards["overlong"] = overlong_penalty(lengths, max_length=config.max_new_tokens, cache=config.overlong_cache)
+        grouped = torch.stack(list(rewards.values())).view(len(rewards), len(questions), G)  # (R, Q, G)
+        # 3 advantages over all G completions of a question, 4 keep
+        advantages, kept = select(grouped, lengths.view(-1, G), k, algorithm, config, torch.Generator().manual_seed(draw))
+        # the overlong penalty is no signal: it would bring back groups that are all right
+        signal = has_signal(grouped[: len(functions)].sum(0)) if questions else torch.zeros(0, dtype=torch.bool)
+        if algorithm.dynamic_sampling:
+            kept = kept[signal[kept // G]]
+        if config.mask_truncated:
+            kept = kept[~drawn.truncated.cpu()[kept]]
+    batch = Batch([q["prompt"] for q in questions for _ in range(G)], drawn.tokens, drawn.lengths, advantages.flatten().to(device))
+    sums = {"questions": len(questions), "completions": len(texts), "kept": len(kept), "signal": signal.sum().item(),
+            "pushed": (advantages.flatten()[kept] != 0).sum().item(),
+            "tokens_generated": lengths.sum().item(), "tokens_trained": lengths[kept].sum().item(),
+            "accuracy": (rewards[functions[0].__name__] > 0).sum().item(), "reward": grouped.sum().item(),
             "truncated": drawn.truncated.sum().item(), "entropy": -drawn.logp.sum().item(),
-            **{f"reward/{name}": values.sum().item() for name, values in rewards_by_part.items()}}
-    sums = distributed.all_sum(sums, device)
-    metrics = {"step": step} | {name: int(sums.pop(name)) for name in COUNTS}
+            **{f"reward/{name}": values.sum().item() for name, values in rewards.items()}}
+    in_group = set(kept.tolist())
+    group = [{"completion": text, "reward": r, "advantage": a, "kept": i in in_group}
+             for i, (text, r, a) in enumerate(zip(texts[:G], grouped.sum(0).flatten().tolist(), advantages.flatten().tolist()))]
+    q = questions[0] if questions else {"question": None, "answer": None}
+    return batch.rows(kept), distributed.all_sum(sums, device), {"question": q["question"], "answer": q["answer"], "completions": group}
+
+
+def train_step(step, supply, model, reference, optimizer, tokenizer, functions, sampling, k, config):
+    """One turn of the algorithm box. `supply(n)` gives this device its share of the next n questions (None: of a whole step's).
+
+    Returns (metrics, sample): one line for each log.
+    """
+    algorithm, clock = ALGORITHMS[config.algorithm], logs.Clock(model.device)
+    # all randomness of a step follows from these three numbers, so a resumed run repeats it exactly
+    draw = random.Random(f"{config.seed} {step} {distributed.rank()}")
+    batches, sums, samples, missing = [], {}, None, None
+    while missing != 0 and (questions := supply(missing)) is not None:
+        batch, more, group = roll_out(questions, k, model, tokenizer, functions, sampling, config, draw.getrandbits(62), clock)
+        batches, samples = [*batches, batch], samples or group
+        sums = {name: value + sums.get(name, 0) for name, value in more.items()}
+        full = not algorithm.dynamic_sampling or len(batches) == config.max_rollouts
+        missing = 0 if full else int(more["questions"] - more["signal"])  # dynamic sampling: groups without signal are replaced
+
+    metrics = {"step": step} | {name: int(sums.pop(name)) for name in COUNTS} | {"rollouts": len(batches)}
+    pushed = sums.pop("pushed")
     metrics["no_signal"] = 1 - sums.pop("signal") / metrics["questions"]
     metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
     metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
     metrics |= {name: value / metrics["completions"] for name, value in sums.items()}
 
     metrics |= dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}
-    if metrics["no_signal"] < 1:  # else every advantage is 0 and there is nothing to learn from
+    if pushed:  # else every advantage is 0 and there is nothing to learn from
+        batch = join(batches)
+        minibatches = [batch.rows(rows).cut_into(config.micro_batch_tokens)
+                       for rows in torch.arange(len(batch.prompts)).tensor_split(config.minibatches)]
         with clock.phase("logprobs"), torch.no_grad():  # 5 log-probabilities of the reference, for the kept only
-            for part in parts if config.beta else []:
-                part.ref_logp = part.logprobs(reference, config.temperature)
+            for part in [part for parts in minibatches for part in parts]:
+                if config.beta:
+                    part.ref_logp = part.logprobs(reference, config.temperature)
+                if config.minibatches > 1:  # π_θ is no longer π_old when the second mini-batch comes
+                    part.old_logp = part.logprobs(model, config.temperature)
         with clock.phase("update"):  # 6 μ updates on the kept
-            metrics |= update(model, optimizer, parts, algorithm, config)
+            metrics |= update(model, optimizer, minibatches, algorithm, config)
     metrics |= {f"seconds/{name}": seconds for name, seconds in clock.total().items()}
-
-    kept = set(kept.tolist())
-    group = [{"completion": text, "reward": r, "advantage": a, "kept": i in kept}
-             for i, (text, r, a) in enumerate(zip(texts[:G], rewards.flatten().tolist(), advantages.flatten().tolist()))]
-    q = questions[0] if questions else {"question": None, "answer": None}
-    return metrics, {"step": step, "question": q["question"], "answer": q["answer"], "completions": group}
+    return metrics, {"step": step} | samples
 
 
 def train(config, k, device):
@@ -316,11 +295,22 @@ def train(config, k, device):
     state = {"step": 0, "position": 0, "seconds": 0.0, "no_signal_steps": 0, "skipped_updates": 0, "skipped_in_a_row": 0,
              "before": {}, "source": source, "data": data.fingerprint(questions), "per_step": per_step}
     if config.resume:
-        folder, state, optimizer_state = checkpoint.resume(run_dir, steps, expect=state)
+        folder, saved = checkpoint.resume(run_dir, steps, expect=state)
+        state = saved["state"]
         model = policy.load(folder, device)[0]
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
     if config.resume:
-        optimizer.load_state_dict(optimizer_state)
+        optimizer.load_state_dict(saved["optimizer"])
+        if saved["reference"]:
+            reference.load_state_dict(saved["reference"])
+
+    refreshed = reference if config.refresh_reference else None  # only such a reference has to be saved
+
+    def supply(count):
+        """This device's share of the next `count` questions (None: of a whole step's); None where the run is at its end."""
+        position, count = state["position"], min(count or per_step, total - state["position"])
+        state["position"] += count
+        return data.take(questions, position, count, config.seed)[distributed.rank() :: distributed.world_size()] if count else None
 
     def judge(label):
         return examine(model, tokenizer, test, functions[0], sampling, seed=config.seed, label=label)[0] if test else {}
@@ -329,24 +319,24 @@ def train(config, k, device):
         state["before"] = judge("before")
     if first_rank:
         if not config.resume:
-            checkpoint.save(run_dir, model, tokenizer, optimizer, state)  # from here on there is something to resume
+            checkpoint.save(run_dir, model, tokenizer, optimizer, state, refreshed)  # from here on there is something to resume
         for log in ("metrics.jsonl", "samples.jsonl"):
             logs.cut(run_dir / log, state["step"])
         (run_dir / "summary.json").unlink(missing_ok=True)  # it is the mark of a finished run
         logs.write(run_dir / "config.json", json.dumps(asdict(config) | {"resume": False}, indent=2) + "\n")
     distributed.barrier()
+    end = state["step"] >= steps or state["position"] >= total
     with logs.Interrupt() as interrupt, tqdm(total=steps, initial=state["step"], desc=config.algorithm, disable=not first_rank) as bar:
-        while state["step"] < steps and not interrupt.asked:
-            step, count = state["step"] + 1, min(per_step, total - state["position"])
-            mine = data.take(questions, state["position"], count, config.seed)[distributed.rank() :: distributed.world_size()]
+        while not (end or interrupt.asked):
+            step = state["step"] + 1
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate((step - 0.5) / steps, config)
-            metrics, samples = train_step(step, mine, model, reference, optimizer, tokenizer, functions, sampling, k, config)
+            metrics, samples = train_step(step, supply, model, reference, optimizer, tokenizer, functions, sampling, k, config)
 
             for skipped in metrics.pop("skipped"):
                 state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
-            state |= {"step": step, "position": state["position"] + count, "seconds": state["seconds"] + metrics["seconds/total"],
-                      "no_signal_steps": state["no_signal_steps"] + (metrics["no_signal"] == 1),
+            state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
+                      "no_signal_steps": state["no_signal_steps"] + (metrics["loss"] is None),
                       "skipped_updates": state["skipped_updates"] + metrics["skipped_updates"]}
             if first_rank:
                 logs.append(run_dir / "metrics.jsonl", metrics | {"lr": optimizer.param_groups[0]["lr"]})
@@ -356,13 +346,19 @@ def train(config, k, device):
             if state["skipped_in_a_row"] >= 5:
                 raise UserError(f"stopped at step {step}: {state['skipped_in_a_row']} updates in a row had a loss or a gradient that is "
                                 f"not finite, and were skipped. Lower --lr, or look into samples.jsonl. {checkpoint.say(run_dir)}")
+            if config.refresh_reference and step % config.refresh_reference == 0:
+                reference.load_state_dict(model.state_dict())
+            far = config.stop_kl is not None and metrics["kl"] is not None and metrics["kl"] > config.stop_kl
+            if far:
+                say(f"stopped at step {step}: the KL to the reference is {metrics['kl']:.3g}, above --stop_kl {config.stop_kl}.")
+            end = far or step >= steps or state["position"] >= total
             interrupt.share(device)
             due = step % config.save_every == 0 and not state["skipped_in_a_row"]  # while updates fail, the last good one stays
-            if due or interrupt.asked or step == steps:
+            if due or interrupt.asked or end:
                 if first_rank:
-                    checkpoint.save(run_dir, model, tokenizer, optimizer, state)
+                    checkpoint.save(run_dir, model, tokenizer, optimizer, state, refreshed)
                 distributed.barrier()
-    if state["step"] < steps:
+    if not end:
         say(f"stopped after step {state['step']} of {steps}. {checkpoint.say(run_dir)}")
         return 130
 
@@ -378,7 +374,7 @@ def train(config, k, device):
 
 
 def main(argv):
-    config, k = open_run(argv)
+    config, k = open_run(argv, ALGORITHMS)
     device = distributed.start()
     if distributed.rank() == 0:
         config.output_dir = config.output_dir or logs.new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")

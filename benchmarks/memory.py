@@ -32,11 +32,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine import policy
+from engine.config import Config
 from engine.options import option, parse, run
 from engine.policy import Batch, autocast
 from engine.setting import heading, setting
 from grpo import grpo_loss
-from train import ALGORITHMS, Config, update
+from train import ALGORITHMS, update
 
 HIDDEN, LAYERS, PROMPT = 64, 12, 16
 KEPT, LENGTHS = [16, 8, 4, 2, 1], [64, 128, 256, 512]
@@ -94,7 +95,7 @@ def ours(model, batch, micro_batch_tokens):
     for part in parts:
         part.ref_logp = torch.full(part.tokens.shape, -math.log(model.config.vocab_size), device=model.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # AdamW would add its two moments, the same for every k
-    update(model, optimizer, parts, ALGORITHMS["cppo"], Config(mu=1, beta=0.04, clip_low=0.2, clip_high=0.2))
+    update(model, optimizer, [parts], ALGORITHMS["cppo"], Config(mu=1, beta=0.04, clip_low=0.2, clip_high=0.2))
 
 
 def naive(model, batch):

@@ -36,12 +36,13 @@ from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Trainer
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine import data, toy
+from engine.config import Config, check
 from engine.options import UserError, option, parse, run
 from engine.policy import Batch
 from engine.rollout import Sampling
 from engine.setting import heading, setting
 from grpo import grpo_loss
-from train import Config, check, train_step
+from train import ALGORITHMS, train_step
 
 QUESTIONS, LEARNING_RATE = 8, 1e-4
 NAMES = {"trl": "TRL, GRPO", "grpo": "ours, GRPO", "cppo": "ours, CPPO, P = 0.875"}
@@ -85,7 +86,7 @@ class Ours:
             algorithm=algorithm, mu=options.mu, questions_per_step=QUESTIONS, max_new_tokens=options.tokens, lr=LEARNING_RATE,
             pruning_rate=0.875 if algorithm == "cppo" else None,
         )
-        self.k = check(self.config)
+        self.k = check(self.config, ALGORITHMS)
         self.per_step = QUESTIONS * self.config.group_size // self.k
         self.model, self.reference = deepcopy(model), deepcopy(model).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
@@ -97,7 +98,7 @@ class Ours:
         self.steps += 1
         begin = time.perf_counter()
         metrics, _ = train_step(
-            self.steps, questions, self.model, self.reference, self.optimizer, self.tokenizer, [digit_share], self.sampling,
+            self.steps, lambda missing: questions, self.model, self.reference, self.optimizer, self.tokenizer, [digit_share], self.sampling,
             self.k, self.config,
         )
         total = time.perf_counter() - begin

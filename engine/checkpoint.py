@@ -13,16 +13,17 @@ import torch
 from engine.options import UserError
 
 
-def save(run_dir, model, tokenizer, optimizer, state):
+def save(run_dir, model, tokenizer, optimizer, state, reference=None):
     """Write `run_dir/checkpoint-STEP`: first beside it under another name, then renamed, so that what bears a
-    checkpoint's name is always whole. Older ones are removed last."""
+    checkpoint's name is always whole. Older ones are removed last. reference: a model, where it is not the run's first one."""
     run_dir = Path(run_dir)
     final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
     older = [path for path in checkpoints(run_dir) if path != final]
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
-    torch.save({"state": state, "optimizer": optimizer.state_dict()}, unfinished / "trainer.pt")
+    saved = {"state": state, "optimizer": optimizer.state_dict(), "reference": reference.state_dict() if reference else None}
+    torch.save(saved, unfinished / "trainer.pt")
     shutil.rmtree(final, ignore_errors=True)  # of a start that was given up
     unfinished.rename(final)
     for path in older:
@@ -48,7 +49,7 @@ def say(run_dir):
 
 
 def resume(run_dir, steps, expect):
-    """(folder, state, optimizer state) of a run's newest checkpoint, which must come from the model and the data of `expect`."""
+    """(folder, what `save` put into trainer.pt) of a run's newest checkpoint, which must come from the model and data of `expect`."""
     folder = newest(run_dir)
     saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
     for name, what in [("source", "model"), ("data", "data set"), ("per_step", "number of questions per step over all devices")]:
@@ -56,4 +57,4 @@ def resume(run_dir, steps, expect):
             raise UserError(f"{run_dir} was started with another {what}: put that back, or start a new run.")
     if saved["state"]["step"] >= steps and (Path(run_dir) / "summary.json").exists():
         raise UserError(f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or start a new run.")
-    return str(folder), saved["state"], saved["optimizer"]
+    return str(folder), saved

@@ -139,7 +139,8 @@ class Batch:
 
     def rows(self, indices):
         lengths = self.lengths[indices]
-        return Batch([self.prompts[i] for i in indices], self.tokens[indices, : lengths.max()], lengths, self.advantages[indices])
+        longest = int(lengths.max()) if len(lengths) else 0
+        return Batch([self.prompts[i] for i in indices], self.tokens[indices, :longest], lengths, self.advantages[indices])
 
     def cut_into(self, max_tokens):
         """Micro-batches of at most `max_tokens` prompt and completion tokens, padding included."""
@@ -149,3 +150,14 @@ class Batch:
         """`completion_logprobs` of these completions under `model`."""
         with autocast(model.device):
             return completion_logprobs(model, self.prompts, self.tokens, self.lengths, temperature=temperature)
+
+
+def join(batches):
+    """Several batches as one; the shorter ones are padded."""
+    longest = max(batch.tokens.shape[1] for batch in batches)
+    return Batch(
+        [prompt for batch in batches for prompt in batch.prompts],
+        torch.cat([torch.nn.functional.pad(batch.tokens, (0, longest - batch.tokens.shape[1])) for batch in batches]),
+        torch.cat([batch.lengths for batch in batches]),
+        torch.cat([batch.advantages for batch in batches]),
+    )

@@ -112,7 +112,8 @@ def test_a_crash_while_saving_leaves_the_checkpoint_before(loaded, tmp_path, mon
         with pytest.raises(OSError):
             checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 6, **SAME})
     assert checkpoint.newest(tmp_path).name == "checkpoint-000003"
-    folder, state, _ = checkpoint.resume(tmp_path, 9, SAME)
+    folder, saved = checkpoint.resume(tmp_path, 9, SAME)
+    state = saved["state"]
     assert state["step"] == 3 and policy.load(folder, torch.device("cpu"))
     # the next one succeeds over what the crash has left
     checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 9, **SAME})

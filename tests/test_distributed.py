@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from gdpo import decoupled_advantages
+
 ROOT = Path(__file__).parent.parent
 # how six fixed completions are shared out to the ranks: evenly, by unequal numbers and tokens, all to one
 SHARES = {"one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]]}
 
 
-def fixed_update(folder, share):
+def fixed_update(folder, share, algorithm="cppo"):
     """The weights after μ=2 updates on this rank's part of the six completions, and the update's metrics."""
     import train
     from engine import distributed, policy
+    from engine.config import Config, check
 
     model, _ = policy.load(folder, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
@@ -28,14 +31,14 @@ def fixed_update(folder, share):
     everything = policy.Batch(
         prompts, torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5]), torch.randn(6, generator=generator)
     )
-    config = train.Config(model="toy", lr=1e-3)
-    train.check(config)
+    config = Config(algorithm=algorithm, model="toy", lr=1e-3, beta=0.04)
+    check(config, train.ALGORITHMS)
     parts = everything.rows(share).cut_into(40) if share else []
     for part in parts:
         with torch.no_grad():
             part.ref_logp = part.logprobs(model, 1.0) - 0.05
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    stats = train.update(model, optimizer, parts, train.ALGORITHMS["cppo"], config)
+    stats = train.update(model, optimizer, [parts], train.ALGORITHMS[algorithm], config)
     distributed.barrier()
     return {"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "stats": stats}
 
@@ -56,6 +59,33 @@ def test_one_and_two_ranks_make_the_same_update(small, tmp_path):
         torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
         for key, value in one["stats"].items():
             assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, key)
+
+
+@pytest.mark.parametrize("algorithm", ["dapo", "drgrpo", "gspo"])
+def test_the_relatives_too(small, tmp_path, algorithm):
+    """Their weights count tokens, or the longest completion allowed: of all ranks together."""
+    done = torchrun(__file__, algorithm, small, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    one = fixed_update(small, SHARES["one"][0], algorithm)
+    for name in ("uneven", "all"):
+        torch.testing.assert_close(torch.load(tmp_path / f"{name}-0.pt")["weights"], one["weights"], rtol=1e-5, atol=1e-7)
+
+
+def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
+    done = torchrun(__file__, "gdpo", small, tmp_path, ranks=3)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    parts = [torch.load(tmp_path / f"gdpo-{rank}.pt") for rank in (0, 1, 2)]
+    assert [len(part) for part in parts] == [4, 1, 0]
+    torch.testing.assert_close(torch.cat(parts), decoupled_advantages(rewards))
+
+
+@pytest.mark.parametrize("algorithm", ["dapo", "gdpo", "gfpo"])
+def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
+    done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", algorithm,
+                    "--group_size", "4", "--max_new_tokens", "8", "--allocation", "false", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_torchrun_trains_on_two_ranks_and_resumes(small, tmp_path):
@@ -96,7 +126,14 @@ if __name__ == "__main__":
     job, folder, out = sys.argv[1:]
     if job == "fail" and distributed.rank() == 1:
         raise RuntimeError("rank 1 has a reason of its own")
+    if job == "gdpo":
+        import train
+
+        rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+        share = rewards.split([4, 1, 0], dim=1)[distributed.rank()]
+        torch.save(train.over_all_devices(decoupled_advantages, share), Path(out) / f"gdpo-{distributed.rank()}.pt")
+        sys.exit()
     for name in ("even", "uneven", "all"):
-        result = fixed_update(folder, SHARES[name][distributed.rank()])
+        result = fixed_update(folder, SHARES[name][distributed.rank()], "cppo" if job in ("update", "fail") else job)
         torch.save(result, Path(out) / f"{name}-{distributed.rank()}.pt")
     distributed.stop()

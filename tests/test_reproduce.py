@@ -11,7 +11,8 @@ import pytest
 
 import reproduce
 import train
-from engine.options import UserError
+from engine.config import Config, check
+from engine.options import UserError, parse
 from reproduce import TABLES, amdahl, curve, main, one_run, summarize
 
 ROOT = Path(__file__).parent.parent
@@ -59,8 +60,8 @@ def test_every_method_is_a_valid_run_and_trains_on_as_many_completions_as_its_ro
         methods = table.methods()
         for method in methods.values():
             options = reproduce.PROTOCOL | method.options
-            config = train.parse(train.Config, [f"--{key}={value}" for key, value in options.items()])
-            k = train.check(config)
+            config = parse(Config, [f"--{key}={value}" for key, value in options.items()])
+            k = check(config, train.ALGORITHMS)
             assert method.baseline in methods
             per_step = train.questions_per_step(config.questions_per_step, config.group_size, k) if config.allocation else 1
             other = method.kind in ("pruning alone", "larger batches alone") or config.group_size == 32

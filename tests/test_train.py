@@ -11,16 +11,18 @@ import eval as evaluation
 import train
 from cppo import prune
 from engine import data, logs, policy
+from engine.config import Config, check
 from engine.options import UserError
 from engine.policy import Batch
-from train import ALGORITHMS, Config, learning_rate, select, update
+from gfpo import retained_advantages
+from train import ALGORITHMS, learning_rate, select, update
 
 CPU = torch.device("cpu")
 
 
 def config(**options):
     c = Config(model="toy", **options)
-    train.check(c)
+    check(c, ALGORITHMS)
     return c
 
 
@@ -42,15 +44,32 @@ def with_reference(parts, model):
 # ---- one update -----------------------------------------------------------------------------------------------------
 
 
+PLAIN = {  # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β, one ratio per sequence
+    "grpo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
+    "cppo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
+    "drgrpo": (lambda n, N, M, L: 1 / (N * L), 0.8, 1.2, 0.0, False),
+    "dapo": (lambda n, N, M, L: 1 / M, 0.8, 1.28, 0.0, False),
+    "gspo": (lambda n, N, M, L: 1 / (N * n), 1 - 3e-4, 1 + 4e-4, 0.0, True),
+    "gspo_token": (lambda n, N, M, L: 1 / (N * n), 1 - 3e-4, 1 + 4e-4, 0.0, True),
+    "gfpo": (lambda n, N, M, L: 1 / M, 0.8, 1.2, 0.001, False),
+    "gdpo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
+    "pods": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
+}
+
+
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_updates_equal_those_of_a_plain_loop(small, algorithm):
-    """μ=2 steps of AdamW on −1/N Σ_i 1/|o_i| Σ_t (min(ρA, clip(ρ)A) − β k3), one completion and one token at a time."""
+    """μ=2 times through the mini-batches: AdamW on −Σ w (min(ρA, clip(ρ)A) − β k3), one completion and one token at a time."""
     c = config(algorithm=algorithm, mu=2, lr=1e-3, max_grad_norm=0.5)
+    weight, low, high, beta, per_sequence = PLAIN[algorithm]
     model, tokenizer = policy.load(small, CPU)
     plain = copy.deepcopy(model)
     batch = completions(tokenizer)
-    parts = with_reference(batch.cut_into(40), model)
-    stats = update(model, torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=0.0), parts, ALGORITHMS[algorithm], c)
+    cut = [[0, 1], [2, 3], [4], [5]] if c.minibatches == 4 else [[0, 1, 2, 3, 4, 5]]
+    minibatches = [with_reference(batch.rows(rows).cut_into(40), model) for rows in cut]
+    for part in [part for parts in minibatches for part in parts]:
+        part.old_logp = part.logprobs(model, 1.0).detach()
+    stats = update(model, torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=0.0), minibatches, ALGORITHMS[algorithm], c)
 
     def token_logps(net, i):
         sequence = batch.prompts[i] + batch.tokens[i, : batch.lengths[i]].tolist()
@@ -60,19 +79,22 @@ def test_updates_equal_those_of_a_plain_loop(small, algorithm):
     optimizer = torch.optim.AdamW(plain.parameters(), lr=c.lr, weight_decay=0.0)
     with torch.no_grad():
         old = [[x.item() for x in token_logps(plain, i)] for i in range(6)]
-    for _ in range(2):
+    for rows in cut * 2:
         optimizer.zero_grad()
         loss = 0.0
-        for i in range(6):
-            A = batch.advantages[i].item()
-            for logp, old_logp in zip(token_logps(plain, i), old[i]):
-                ratio, log_r = (logp - old_logp).exp(), (old_logp - 0.1) - logp
-                surrogate = min(ratio * A, ratio.clamp(0.8, 1.2) * A)
-                loss = loss - (surrogate - 0.04 * (log_r.exp() - log_r - 1)) / len(old[i]) / 6
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        for i in rows:
+            A, logps = batch.advantages[i].item(), token_logps(plain, i)
+            mean = sum(logp - old_logp for logp, old_logp in zip(logps, old[i])) / len(logps)
+            for logp, old_logp in zip(logps, old[i]):
+                ratio, log_r = (mean if per_sequence else logp - old_logp).exp(), (old_logp - 0.1) - logp
+                surrogate = min(ratio * A, ratio.clamp(low, high) * A)
+                w = weight(len(logps), len(rows), sum(len(old[j]) for j in rows), 48)
+                loss = loss - w * (surrogate - beta * (log_r.exp() - log_r - 1))
+        if loss.requires_grad:
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
         optimizer.step()
-    assert norm > 0.5 and stats["skipped_updates"] == 0
+    assert stats["grad_norm"] > 0.1 and stats["skipped_updates"] == 0
     for p, q in zip(model.parameters(), plain.parameters()):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
 
@@ -83,7 +105,7 @@ def test_the_update_does_not_depend_on_the_cut_into_micro_batches(small):
         c = config(mu=1, lr=1e-3)
         model, tokenizer = policy.load(small, CPU)
         parts = with_reference(completions(tokenizer).cut_into(budget), model)
-        update(model, torch.optim.SGD(model.parameters(), lr=1.0), parts, ALGORITHMS["cppo"], c)
+        update(model, torch.optim.SGD(model.parameters(), lr=1.0), [parts], ALGORITHMS["cppo"], c)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
         assert len(parts) == {1: 6, 30: 3, 10**6: 1}[budget]
     for other in weights[1:]:
@@ -96,7 +118,7 @@ def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(small):
     model, tokenizer = policy.load(small, CPU)
     batch = completions(tokenizer)
     batch.advantages -= batch.advantages.mean()
-    stats = update(model, torch.optim.SGD(model.parameters(), lr=0.0), batch.cut_into(30), ALGORITHMS["grpo"], c)
+    stats = update(model, torch.optim.SGD(model.parameters(), lr=0.0), [batch.cut_into(30)], ALGORITHMS["grpo"], c)
     assert stats["ratio_max"] == 1.0 and stats["ratio_mean"] == pytest.approx(1.0) and stats["clip_fraction"] == 0
     assert stats["loss"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] > 0.01
 
@@ -108,8 +130,8 @@ def test_kl_is_0_at_first_and_the_second_update_leaves_ratio_1(small):
     for part in parts:
         with torch.no_grad():
             part.ref_logp = part.logprobs(model, 1.0)
-    assert update(copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.0), parts, ALGORITHMS["grpo"], c)["kl"] == 0
-    stats = update(model, torch.optim.SGD(model.parameters(), lr=0.5), parts, ALGORITHMS["grpo"], c)
+    assert update(copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.0), [parts], ALGORITHMS["grpo"], c)["kl"] == 0
+    stats = update(model, torch.optim.SGD(model.parameters(), lr=0.5), [parts], ALGORITHMS["grpo"], c)
     assert stats["ratio_max"] > 1.001 and stats["kl"] > 0
 
 
@@ -120,7 +142,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
     batch = completions(tokenizer)
     batch.advantages[2] = bad
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
-    stats = update(model, optimizer, batch.cut_into(30), ALGORITHMS["grpo"], config(algorithm="grpo", beta=0.0))
+    stats = update(model, optimizer, [batch.cut_into(30)], ALGORITHMS["grpo"], config(algorithm="grpo", beta=0.0))
     assert stats["skipped_updates"] == 2 and stats["skipped"] == [True, True]
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
 
@@ -128,23 +150,44 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
 # ---- which completions are kept, and when ---------------------------------------------------------------------------
 
 
+def chosen(k, rewards, lengths=None, **options):
+    """(advantages, kept) of rewards (Q, G) under a configuration."""
+    c = config(group_size=4, **options)
+    rewards = torch.tensor(rewards)
+    lengths = torch.tensor(lengths) if lengths else torch.ones_like(rewards)
+    advantages, kept = select(rewards.unsqueeze(0), lengths, k, ALGORITHMS[c.algorithm], c, torch.Generator().manual_seed(0))
+    return advantages, kept.tolist()
+
+
 def test_what_each_rule_keeps():
-    advantages = torch.tensor([[0.1, -3.0, 2.0, 0.0], [0.2, 0.0, -0.1, 0.3]])
+    rewards = [[0.1, -3.0, 2.0, 0.0], [0.2, 0.0, -0.15, 0.3]]  # A has the signs and the order of r − mean; the means are −0.225, 0.0875
 
     def kept(k, **options):
-        c = config(group_size=4, pruning_rate=None if options.get("algorithm") == "grpo" else 0.5, **options)
-        train.check(c)
-        return select(advantages, k, c, torch.Generator().manual_seed(0)).tolist()
+        return chosen(k, rewards, **options)[1]
 
     assert kept(2, algorithm="grpo") == list(range(8))
-    assert kept(2) == [1, 2, 4, 7]
-    assert kept(1) == [1, 7]
-    assert kept(2, prune_pooled=True) == [1, 2, 4, 7]
-    assert kept(1, prune_pooled=True) == [1, 2]
+    assert kept(2) == [1, 2, 6, 7]
+    assert kept(1) == [1, 6]
+    assert chosen(2, [[1.0, -1.0, 1.0, -1.0], [3.0, 0.0, 0.0, 0.0]])[1] == [0, 1, 4, 5]
+    assert chosen(2, [[1.0, -1.0, 1.0, -1.0], [3.0, 0.0, 0.0, 0.0]], prune_pooled=True)[1] == [0, 1, 2, 4]
     assert kept(2, keep="largest") == [0, 2, 4, 7]
-    assert kept(2, keep="smallest_abs") == [0, 3, 5, 6]
+    assert kept(2, keep="smallest_abs") == [0, 3, 4, 5]
     assert kept(2, keep="random") == kept(2, keep="random")  # the same draw when a step is run again
     assert [i // 4 for i in kept(2, keep="random")] == [0, 0, 1, 1]
+    for algorithm in ("grpo", "drgrpo", "dapo", "gspo", "gdpo"):  # CPPO's pruning combined with the others
+        assert kept(1, algorithm=algorithm, keep="largest_abs")[0] == 1
+
+
+def test_gfpo_and_pods_take_the_advantages_over_those_they_keep():
+    rewards, lengths = [[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]], [[9, 2, 4, 8], [5, 6, 7, 1]]
+    advantages, kept = chosen(2, rewards, lengths, algorithm="gfpo")
+    assert kept == [1, 2, 4, 7]  # the shortest
+    torch.testing.assert_close(advantages, retained_advantages(torch.tensor(rewards), torch.tensor([[1, 2], [0, 3]])))
+    torch.testing.assert_close(advantages[0], torch.tensor([0.0, -1.0, 1.0, 0.0]), atol=1e-3, rtol=0)
+    assert chosen(2, rewards, lengths, algorithm="gfpo", keep="efficiency")[1] == [0, 2, 4, 7]  # reward per token
+    advantages, kept = chosen(2, rewards, lengths, algorithm="pods")
+    assert kept == [1, 2, 4, 6]  # one right and one wrong answer of each question
+    torch.testing.assert_close(advantages.abs().sum(1), torch.full((2,), 2 / 2**0.5), atol=1e-3, rtol=0)
 
 
 @pytest.fixture
@@ -158,7 +201,8 @@ def run_step(step_inputs, c, functions, step=1):
     model, tokenizer, questions = step_inputs
     sampling = train.Sampling(c.max_new_tokens)
     optimizer = torch.optim.AdamW(model.parameters(), lr=c.lr)
-    return train.train_step(step, questions, model, copy.deepcopy(model), optimizer, tokenizer, functions, sampling, train.check(c), c)
+    supply = lambda missing: questions
+    return train.train_step(step, supply, model, copy.deepcopy(model), optimizer, tokenizer, functions, sampling, check(c, ALGORITHMS), c)
 
 
 def number_of_digits(completions, **columns):
@@ -178,6 +222,84 @@ def test_every_forward_pass_of_an_update_is_made_for_the_kept_only(step_inputs, 
     torch.testing.assert_close(advantages, (rewards - rewards.mean()) / (rewards.std() + 1e-4))
     assert [i for i, row in enumerate(samples["completions"]) if row["kept"]] == prune(advantages, 2)[0].tolist()
     assert metrics["tokens_trained"] < metrics["tokens_generated"] == pytest.approx(metrics["length"] * 32)
+
+
+def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(step_inputs, monkeypatch):
+    model, tokenizer, questions = step_inputs
+    c = config(algorithm="dapo", group_size=4, max_rollouts=5)
+    asked, trained = [], []
+    monkeypatch.setattr(train, "update", lambda model, optimizer, minibatches, *_: trained.extend(minibatches) or {})
+
+    def supply(missing):  # 4 questions in all at first, then as many as are missing; the supply ends after 9
+        asked.append(missing)
+        left = 9 - sum(n or 4 for n in asked[:-1])
+        return (questions * 3)[: min(missing or 4, left)] if left > 0 else None
+
+    def signal_in_every_second_group(completions, **columns):
+        return [float(i // 4 % 2 and i % 4) for i in range(len(completions))]
+
+    sampling = train.Sampling(c.max_new_tokens)
+    metrics, _ = train.train_step(1, supply, model, None, None, tokenizer, [signal_in_every_second_group], sampling, 4, c)
+    assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5  # 4 gave 2, then 2 gave 1, then one question at a time gave none
+    assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
+    assert metrics["no_signal"] == pytest.approx(6 / 9) and sum(len(part.prompts) for part in trained[0]) == 12
+    assert all(len(set(part.advantages.tolist())) > 1 for part in trained[0])
+    asked.clear()
+    c.max_rollouts = 2
+    assert train.train_step(1, supply, model, None, None, tokenizer, [signal_in_every_second_group], sampling, 4, c)[0]["rollouts"] == 2
+
+
+def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs, monkeypatch):
+    trained = []
+    monkeypatch.setattr(train, "update", lambda model, optimizer, minibatches, *_: trained.extend(minibatches) or {})
+    c = config(algorithm="grpo", group_size=8, max_new_tokens=8, mask_truncated=True, overlong_cache=4)
+    metrics, samples = run_step(step_inputs, c, [number_of_digits])
+    assert 0 < metrics["truncated"] < 1 and metrics["kept"] == round(32 * (1 - metrics["truncated"]))
+    assert sum(len(part.prompts) for part in trained[0]) == metrics["kept"]
+    assert all(n < 8 or part.tokens[i, 7] == 1 for part in trained[0] for i, n in enumerate(part.lengths.tolist()))  # 1 is EOS
+    assert metrics["reward/overlong"] < 0 and metrics["reward"] == pytest.approx(
+        metrics["reward/number_of_digits"] + metrics["reward/overlong"])
+    torch.testing.assert_close(sum(row["advantage"] for row in samples["completions"]), 0.0, atol=1e-4, rtol=0)
+
+
+def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, monkeypatch):
+    seen = []
+    real = train.update
+    monkeypatch.setattr(train, "update", lambda model, optimizer, minibatches, *rest: seen.append(minibatches) or real(
+        model, optimizer, minibatches, *rest))
+    c = config(algorithm="gspo", group_size=8, mu=1, lr=1e-2)
+    model = copy.deepcopy(step_inputs[0])  # π_old
+    metrics, _ = run_step(step_inputs, c, [number_of_digits])
+    parts = [part for parts in seen[0] for part in parts]
+    assert len(seen[0]) == 4 and sum(len(part.prompts) for part in parts) == 32
+    for part in parts:
+        with torch.no_grad():
+            torch.testing.assert_close(part.old_logp, part.logprobs(model, 1.0), atol=1e-5, rtol=1e-5)
+    assert metrics["clip_fraction"] > 0 and metrics["kl_old"] > 0  # with μ = 1, and without mini-batches, both would be 0
+
+
+def test_the_updates_end_when_the_policy_is_too_far_from_the_old_one(step_inputs):
+    free, _ = run_step(step_inputs, config(algorithm="grpo", group_size=8, mu=6, lr=1e-3), [number_of_digits])
+    step_inputs = (policy.load(step_inputs[0].name_or_path, CPU)[0], *step_inputs[1:])
+    bound, _ = run_step(step_inputs, config(algorithm="grpo", group_size=8, mu=6, lr=1e-3, target_kl=1e-3), [number_of_digits])
+    assert free["kl_old"] > 1e-3 and 0 < bound["kl_old"] < free["kl_old"]
+
+
+def few_digits(completions, **columns):
+    return [-float(sum(c.isdigit() for c in text)) for text in completions]
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_every_algorithm_raises_its_reward(small, algorithm):
+    model, tokenizer = policy.load(small, CPU)
+    questions, _ = data.load("toy", tokenizer, limit=4)
+    c = config(algorithm=algorithm, group_size=8, lr=1e-3)
+    k = check(c, ALGORITHMS)
+    reference, optimizer = copy.deepcopy(model), torch.optim.AdamW(model.parameters(), lr=c.lr)
+    sampling = train.Sampling(c.max_new_tokens)
+    rest = (lambda n: questions, model, reference, optimizer, tokenizer, [few_digits], sampling, k, c)
+    rewards = [train.train_step(step, *rest)[0]["reward"] for step in range(12)]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.5
 
 
 def test_a_random_choice_of_the_kept_follows_from_seed_and_step(step_inputs):
@@ -226,6 +348,37 @@ def go(small, folder, *options, steps=3):
     argv = ["--model", small, "--output_dir", str(folder), "--lr", "1e-3", "--questions_per_step", "2", "--max_new_tokens", "48",
             "--group_size", "8", "--eval_questions", "8", "--steps", str(steps), *options]
     return train.main(argv)
+
+
+def test_stop_kl_ends_the_run_with_a_checkpoint_and_a_sentence(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(data, "reward_functions", lambda name: [number_of_digits])
+    assert go(small, tmp_path / "run", "--stop_kl", "1e-7", steps=5) == 0
+    assert "the KL to the reference is" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["step"] < 5 and summary["checkpoint"].endswith(f"checkpoint-{summary['step']:06d}")
+
+
+def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "reward_functions", lambda name: [number_of_digits])
+    kls = {}
+    for name, options in [("kept", []), ("refreshed", ["--refresh_reference", "2"])]:
+        go(small, tmp_path / name, "--mu", "1", *options, steps=5)
+        kls[name] = [row["kl"] for row in logs.read(tmp_path / name / "metrics.jsonl")]
+    assert kls["refreshed"][0] == kls["refreshed"][2] == kls["refreshed"][4] == 0  # the reference is the policy again
+    assert kls["kept"][2] > 0 and kls["refreshed"][3] > 0
+    real = train.train_step
+
+    def killed_at_step_4(step, *rest):
+        if step == 4:
+            raise RuntimeError("killed")
+        return real(step, *rest)
+
+    monkeypatch.setattr(train, "train_step", killed_at_step_4)
+    with pytest.raises(RuntimeError):
+        go(small, tmp_path / "resumed", "--mu", "1", "--refresh_reference", "2", "--save_every", "3", steps=5)
+    monkeypatch.setattr(train, "train_step", real)
+    go(small, tmp_path / "resumed", "--resume", steps=5)  # step 4 is measured against the reference of step 2
+    assert [row["kl"] for row in logs.read(tmp_path / "resumed/metrics.jsonl")] == kls["refreshed"]
 
 
 def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys):
@@ -285,10 +438,10 @@ def test_runs_without_a_name_get_folders_of_their_own(tmp_path, monkeypatch):
 def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, monkeypatch):
     real = train.update
 
-    def poisoned(model, optimizer, parts, algorithm, c):
-        for part in parts:
+    def poisoned(model, optimizer, minibatches, algorithm, c):
+        for part in minibatches[0]:
             part.advantages *= math.nan
-        return real(model, optimizer, parts, algorithm, c)
+        return real(model, optimizer, minibatches, algorithm, c)
 
     go(small, tmp_path / "run", "--save_every", "1", steps=2)
     monkeypatch.setattr(train, "update", poisoned)
@@ -304,7 +457,13 @@ BAD = [
     (["--pruning_rate", "nan"], "must lie in [0, 1)"),
     (["--pruning_rate", "0.95"], "keeps none of 16 completions"),
     (["--algorithm", "grpo", "--pruning_rate", "0.5"], "grpo keeps every completion"),
-    (["--algorithm", "grpo", "--keep", "random"], "grpo keeps every completion"),
+    (["--algorithm", "gfpo", "--keep", "largest_abs"], "gfpo keeps completions by shortest: it cannot be combined with pruning by |A|"),
+    (["--algorithm", "cppo", "--keep", "shortest"], "cppo prunes by |A|"),
+    (["--algorithm", "grpo", "--max_rollouts", "8"], "--max_rollouts is of dynamic sampling: dapo take it, grpo does not"),
+    (["--algorithm", "dapo", "--stop_kl", "1"], "--stop_kl needs a reference model: set --beta above 0 (dapo's is 0.0)"),
+    (["--overlong_cache", "49"], "--overlong_cache must lie in 1 … --max_new_tokens (48), not 49"),
+    (["--minibatches", "0"], "--minibatches must be at least 1"),
+    (["--target_kl", "0"], "--target_kl must be above 0"),
     (["--keep", "best"], "rule must be largest_abs, smallest_abs, largest or random, not 'best'"),
     (["--keep", "random", "--prune_pooled"], "--prune_pooled is a rule of its own"),
     (["--group_size", "1"], "--group_size must be at least 2"),

@@ -1,0 +1,154 @@
+"""The options of a training run: their meaning, their defaults, and what is refused before any work."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cppo import keep_count, prune
+from engine import checkpoint, data, policy, toy
+from engine.options import UserError, as_words, option, parse
+
+TOY = {"lr": 3e-4, "questions_per_step": 8, "max_new_tokens": toy.MAX_NEW_TOKENS}
+REAL = {"lr": 1e-6, "questions_per_step": 1, "max_new_tokens": 1024}  # CPPO's published setting
+SELECT_FIRST = ("shortest", "efficiency", "max_variance")  # rules that look at rewards and lengths: advantages come after
+
+
+@dataclass
+class Config:
+    algorithm: str = option("cppo", "grpo, cppo, drgrpo, dapo, gspo, gspo_token, gfpo, gdpo or pods: the table in train.py")
+    model: str = option("toy", "hub name, model folder, folder of a run (its newest checkpoint), or toy: the toy's base model")
+    dataset: str = option("toy", "toy, gsm8k (from the hub), or a .jsonl file with the columns question and answer")
+    recipe: str | None = option(None, "a YAML file of options; the command line wins over it")
+    output_dir: str | None = option(None, "folder of the run; none: a new one under runs/")
+    resume: bool = option(False, "go on with the run in --output_dir, from its newest checkpoint and with its options")
+    seed: int = option(42, "of the sampling and of the order of the questions")
+
+    epochs: float = option(1.0, "passes over the questions")
+    steps: int | None = option(None, "stop after this many steps; none: when the epochs are over")
+    questions_per_step: int | None = option(None, "B, questions per device and step before allocation; none: 8 on the toy, else 1")
+    group_size: int = option(16, "G, completions sampled per question")
+    pruning_rate: float | None = option(None, "P: ⌊G(1−P)⌋ completions are kept per question; none: the algorithm's (cppo 0.75)")
+    keep: str | None = option(None, "which: largest_abs, largest, smallest_abs (|A|, A), random; shortest, efficiency, max_variance")
+    allocation: bool = option(True, "fill the pruned places with more questions, ⌊B·G/k⌋ instead of B")
+    prune_pooled: bool = option(False, "as CPPO's published code: keep the largest |A| of all the device's questions together")
+    max_rollouts: int = option(4, "DAPO's dynamic sampling: how often a step may sample until it is full of groups with signal")
+    overlong_cache: int | None = option(None, "DAPO's overlong penalty grows to −1 over the last so many of max_new_tokens; none: none")
+    mask_truncated: bool = option(False, "completions cut off at max_new_tokens are not trained on; their rewards still count in the group")
+
+    temperature: float = option(1.0, "sampling temperature")
+    top_p: float = option(1.0, "nucleus sampling; below 1 the sampled and the scored policy differ")
+    top_k: int = option(0, "sample from the most likely tokens only; 0: all; else the sampled and the scored policy differ")
+    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, else 1024")
+    max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
+    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags")
+
+    mu: int = option(2, "μ, how often each batch of completions is trained on")
+    minibatches: int | None = option(None, "updates that a batch is cut into, each time; none: the algorithm's (1; gspo 4)")
+    target_kl: float | None = option(None, "end the updates on a batch when KL(π_old ‖ π_θ) passes this; none: never")
+    stop_kl: float | None = option(None, "end the run when the KL to the reference passes this; none: never")
+    refresh_reference: int | None = option(None, "make the policy the new reference every so many steps, as DeepSeek-R1; none: never")
+    beta: float | None = option(None, "β, weight of the KL to the reference; 0: no reference model; none: the algorithm's, 0.04")
+    clip_low: float | None = option(None, "ε below 1; none: the algorithm's, 0.2")
+    clip_high: float | None = option(None, "ε above 1; none: the algorithm's, 0.2")
+    lr: float | None = option(None, "peak learning rate of AdamW; none: 3e-4 on the toy, else 1e-6")
+    warmup: float = option(0.1, "share of the steps in which the learning rate rises; then it falls along a cosine")
+    max_grad_norm: float = option(1.0, "gradients longer than this are scaled down to it")
+    micro_batch_tokens: int = option(2048, "prompt and completion tokens, padding included, in one forward pass")
+
+    eval_dataset: str | None = option(None, "questions scored before and after, as --dataset; none: the toy's held-out ones, else nothing")
+    eval_questions: int = option(512, "how many of them")
+    save_every: int = option(50, "steps between checkpoints")
+
+
+def check(config, algorithms):
+    """Fill in what depends on other options; refuse what cannot work, before any work. Returns k.
+
+    algorithms: the table of train.py.
+    """
+    if config.algorithm not in algorithms:
+        raise UserError(f"unknown algorithm '{config.algorithm}': there are {', '.join(algorithms)}.")
+    algorithm = algorithms[config.algorithm]
+    filters = algorithm.keep in SELECT_FIRST
+    if filters and (config.prune_pooled or config.keep not in (*SELECT_FIRST, None)):
+        raise UserError(f"{config.algorithm} keeps completions by {algorithm.keep}: it cannot be combined with pruning by |A|.")
+    if config.keep in SELECT_FIRST and not filters and algorithm.keep:
+        raise UserError(f"{config.algorithm} prunes by |A|: --keep {config.keep} belongs to gfpo, pods, or one that keeps all.")
+    if config.keep and config.prune_pooled:
+        raise UserError("--prune_pooled is a rule of its own: leave out --keep.")
+    if config.pruning_rate and not (algorithm.keep or config.keep or config.prune_pooled):
+        raise UserError(f"{config.algorithm} keeps every completion: with --pruning_rate say which ones, as --keep largest_abs.")
+    if algorithm.dynamic_sampling is False and config.max_rollouts != Config.max_rollouts:
+        takers = [name for name, other in algorithms.items() if other.dynamic_sampling]
+        raise UserError(f"--max_rollouts is of dynamic sampling: {' and '.join(takers)} take it, {config.algorithm} does not.")
+    if config.group_size < 2:
+        raise UserError(f"--group_size must be at least 2, not {config.group_size}: an advantage compares completions of one question.")
+    least = {"steps": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
+             "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
+             "minibatches": 1, "refresh_reference": 1}
+    for name, value in least.items():
+        given = getattr(config, name)
+        if given is not None and not value <= given < math.inf:
+            raise UserError(f"--{name} must be at least {value}, not {given}.")
+    for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl"):
+        if getattr(config, name) is not None and not getattr(config, name) > 0:
+            raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")
+    if not 0 < config.top_p <= 1 or not config.warmup < 1:
+        raise UserError(f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
+    for name in filter(None, [config.dataset, config.eval_dataset]):
+        data.check_name(name)
+    if config.model != "toy":
+        policy.resolve(config.model)
+
+    low, high = algorithm.clip
+    keep = None if config.prune_pooled else config.keep or algorithm.keep
+    rate = algorithm.pruning_rate or (0.75 if keep or config.prune_pooled else 0.0)
+    defaults = {"pruning_rate": rate, "keep": keep, "beta": algorithm.beta, "clip_low": low, "clip_high": high,
+                "minibatches": algorithm.minibatches}
+    for name, value in (defaults | (TOY if config.dataset == "toy" else REAL)).items():
+        if getattr(config, name) is None:
+            setattr(config, name, value)
+    if config.eval_dataset is None and config.dataset == "toy":
+        config.eval_dataset = "toy"
+    for name in ("stop_kl", "refresh_reference"):
+        if getattr(config, name) is not None and not config.beta:
+            raise UserError(f"--{name} needs a reference model: set --beta above 0 ({config.algorithm}'s is {algorithm.beta}).")
+    if config.overlong_cache is not None and not 0 < config.overlong_cache <= config.max_new_tokens:
+        raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({config.max_new_tokens}), not {config.overlong_cache}.")
+    try:
+        if config.keep not in (*SELECT_FIRST, None):
+            prune(torch.zeros(1, 1), 1, rule=config.keep)
+    except ValueError as error:
+        raise UserError(f"{error}; or {', '.join(SELECT_FIRST)}, which GFPO and PODS keep by.") from None
+    try:
+        return keep_count(config.group_size, config.pruning_rate)
+    except ValueError as error:
+        raise UserError(f"{error}: lower --pruning_rate.") from None
+
+
+def open_run(argv, algorithms):
+    """The options of a new run, or of one to resume (its own, with the command line on top), and k."""
+    config = parse(Config, argv)
+    if config.resume:
+        if config.output_dir is None:
+            raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
+        if config.recipe:
+            raise UserError("--resume goes on with the run's own options: leave out --recipe.")
+        saved_file = Path(config.output_dir) / "config.json"
+        if not saved_file.exists():
+            raise UserError(f"nothing to resume: {config.output_dir} holds no run. Start it without --resume.")
+        checkpoint.newest(config.output_dir)
+        saved = json.loads(saved_file.read_text())
+        config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
+        for name in ("model", "algorithm", "dataset", "group_size", "seed"):
+            if getattr(config, name) != saved[name]:
+                raise UserError(f"{config.output_dir} was started with --{name} {saved[name]}: resume it with that, or start a new run.")
+    k = check(config, algorithms)
+    if config.output_dir and Path(config.output_dir).is_file():
+        raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
+    taken = config.output_dir and any((Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
+    if taken and not config.resume:
+        raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
+    return config, k
