@@ -14,6 +14,7 @@
         (GFPO and PODS keep first, and take the advantages over the kept; DAPO goes back to 1 for groups without signal)
       5 log-probabilities of the reference policy, for the kept completions only
       6 μ updates on the kept completions; those of π_old come for free from the first of them, when π_θ is still π_old
+        (with several mini-batches they are taken in step 5)
 
 Where we depart from the papers' published runs: on several devices each samples its own questions, and the loss is
 normalised over the kept completions of all devices, so that the update does not depend on how they were shared out.
@@ -88,7 +89,7 @@ ALGORITHMS = {
     ),
     "gfpo": Algorithm(
         loss=grpo_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.001, keep="shortest", pruning_rate=0.5,
-        advantages=lambda rewards: group_advantages(rewards.sum(0), ddof=0),
+        advantages=lambda rewards: group_advantages(rewards.sum(0), ddof=0),  # of the kept: gfpo.retained_advantages
     ),
     "gdpo": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, advantages=decoupled_advantages),
     "pods": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, keep="max_variance", pruning_rate=0.75),

@@ -32,7 +32,7 @@ class Config:
     group_size: int = option(16, "G, completions sampled per question")
     pruning_rate: float | None = option(None, "P: ⌊G(1−P)⌋ completions are kept per question; none: the algorithm's (cppo 0.75)")
     keep: str | None = option(None, "which: largest_abs, largest, smallest_abs (|A|, A), random; shortest, efficiency, max_variance")
-    allocation: bool = option(True, "fill the pruned places with more questions, ⌊B·G/k⌋ instead of B")
+    allocation: bool | None = option(None, "fill the pruned places with more questions, ⌊B·G/k⌋ instead of B; none: all but gfpo, pods")
     prune_pooled: bool = option(False, "as CPPO's published code: keep the largest |A| of all the device's questions together")
     max_rollouts: int = option(4, "DAPO's dynamic sampling: how often a step may sample until it is full of groups with signal")
     overlong_cache: int | None = option(None, "DAPO's overlong penalty grows to −1 over the last so many of max_new_tokens; none: none")
@@ -106,7 +106,7 @@ def check(config, algorithms):
     keep = None if config.prune_pooled else config.keep or algorithm.keep
     rate = algorithm.pruning_rate or (0.75 if keep or config.prune_pooled else 0.0)
     defaults = {"pruning_rate": rate, "keep": keep, "beta": algorithm.beta, "clip_low": low, "clip_high": high,
-                "minibatches": algorithm.minibatches}
+                "minibatches": algorithm.minibatches, "allocation": not filters}
     for name, value in (defaults | (TOY if config.dataset == "toy" else REAL)).items():
         if getattr(config, name) is None:
             setattr(config, name, value)

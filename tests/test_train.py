@@ -224,6 +224,16 @@ def test_every_forward_pass_of_an_update_is_made_for_the_kept_only(step_inputs, 
     assert metrics["tokens_trained"] < metrics["tokens_generated"] == pytest.approx(metrics["length"] * 32)
 
 
+def test_the_freed_places_are_filled_for_cppo_but_not_for_gfpo_and_pods():
+    def allocation(**options):
+        c = Config(**options)
+        check(c, ALGORITHMS)
+        return c.allocation
+
+    assert allocation() and allocation(algorithm="gspo", keep="largest_abs") and not allocation(allocation=False)
+    assert not allocation(algorithm="gfpo") and not allocation(algorithm="pods") and allocation(algorithm="pods", allocation=True)
+
+
 def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(step_inputs, monkeypatch):
     model, tokenizer, questions = step_inputs
     c = config(algorithm="dapo", group_size=4, max_rollouts=5)
