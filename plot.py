@@ -173,6 +173,19 @@ def group_sizes(rows, output):
     save(figure, output)
 
 
+def family(rows, output):
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.5), constrained_layout=True)
+    names = [row["name"] for row in rows]
+    accuracies(axes[0], range(len(rows)), rows)
+    bars = [("length", "completion length (tokens)"), ("kl_to_base", "KL to the base (nats per completion)")]
+    for axis, (key, label) in zip(axes[1:], bars):
+        axis.bar(range(len(rows)), [row[key]["mean"] for row in rows], yerr=[row[key]["std"] for row in rows], capsize=3, color="C7")
+        axis.set_ylabel(label)
+    for axis in axes:
+        ticks(axis, names, rotation=60, ha="right")
+    save(figure, output)
+
+
 def time_to_accuracy(rows, output):
     """Accuracy on the questions of training, each of them new to the policy, against time and against completions."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, constrained_layout=True)

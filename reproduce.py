@@ -4,6 +4,7 @@
     python reproduce.py --table speed              pruning alone, larger batches alone, both; with the bound of Amdahl's law
     python reproduce.py --table keep               which completions to keep
     python reproduce.py --table group              the group size
+    python reproduce.py --table family             GRPO and its relatives side by side
     python reproduce.py --table all                one after the other
     python reproduce.py --quick                    all of them, small, in under 2 minutes: a look, not a result
 
@@ -27,15 +28,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from tqdm import tqdm
 
 import plot
 import train
-from engine import checkpoint, logs, toy
+from engine import checkpoint, data, logs, policy, toy
 from engine.config import Config as Options
 from engine.config import check
 from engine.options import UserError, option, parse, run
+from engine.policy import Batch
+from engine.rollout import Sampling, sample, stop_tokens
 from engine.setting import heading, setting
+from grpo import kl_k1
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
 PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "beta": 0.04, "temperature": 1.0, "lr": 1e-4}
@@ -45,7 +50,7 @@ PAPER = {0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159
 
 @dataclass
 class Config:
-    table: str = option("all", "1, speed, keep, group, or all")
+    table: str = option("all", "1, speed, keep, group, family, or all")
     seeds: int = option(3, "how many runs of every method; a spread over fewer than 3 says little")
     quick: bool = option(False, "one seed and 16 questions, into runs/reproduce-quick/")
     output_dir: str | None = option(None, "where the tables and pictures go; none: results/")
@@ -109,11 +114,21 @@ def group_sizes():
     return methods
 
 
+def family():
+    """Every algorithm with its own β, clip and mini-batches, and CPPO's pruning on top of GSPO; four questions a step."""
+    methods = {}
+    for name, more in [*((name, {}) for name in train.ALGORITHMS), ("gspo", {"keep": "largest_abs"})]:
+        options = {"algorithm": name, "beta": train.ALGORITHMS[name].beta, "questions_per_step": 4, "lr": 3e-4, **more}
+        methods[f"{name} + cppo" if more else name] = Method(name, options, "grpo")
+    return methods
+
+
 TABLES = {
     "1": Table("Table 1: pruning rates", 2048, pruning_rates, plot.pruning_rates),
     "speed": Table("Where the speed comes from", 512, speed, plot.speed),
     "keep": Table("Which completions to keep", 1024, keep_rules, plot.keep_rules),
     "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
+    "family": Table("The family", 1024, family, plot.family),
 }
 
 
@@ -150,6 +165,22 @@ def one_run(folder, options):
         **{name: summary[name] for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")},
         "phases": phases, "curve": curve(metrics),
     }
+
+
+def kl_to_base(folder):
+    """KL(π ‖ π_base) of a finished run, in nats per completion: the mean of Σ_t k1 over a completion of each of 256 held-out questions."""
+    device = torch.device("cpu")
+    model, tokenizer = policy.load(folder, device)
+    questions, _ = data.load("toy", tokenizer, split="test", limit=256)
+    prompts = [question["prompt"] for question in questions]
+    drawn = sample(
+        model, prompts, 1, Sampling(toy.MAX_NEW_TOKENS), stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id,
+        generator=torch.Generator().manual_seed(0),
+    )
+    batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
+    with torch.no_grad():
+        logp, ref_logp = (batch.logprobs(m, 1.0) for m in (model, policy.load(toy.base(), device)[0]))
+    return kl_k1(logp, ref_logp).sum(1).mean().item()
 
 
 def curve(metrics):
@@ -204,6 +235,9 @@ def summarize(methods, runs):
                 for b, u, r in zip(base, runs[method.unpruned], own)
             )
         row["curves"] = [r["curve"] for r in own]
+        if "kl_to_base" in own[0]:
+            values = [r["kl_to_base"] for r in own]
+            row["kl_to_base"] = {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
         rows.append(row)
     return rows
 
@@ -216,14 +250,16 @@ def markdown(about, rows):
     """The table to read, with all that is needed to make it again."""
     bounded = any(row["bound"] for row in rows)
     lines = [["", "k", "questions per step", "greedy", "sampled", "tokens long", "seconds", "speed-up (min to max)", "per token generated",
-              *(["Amdahl's bound", "measured / bound"] if bounded else []), "steps",
+              *(["Amdahl's bound", "measured / bound"] if bounded else []), *(["KL to the base"] if "kl_to_base" in rows[0] else []),
+              "steps",
               *(["paper: accuracy", "seconds", "speed-up"] if about["table"] == "1" else [])]]
     for row in rows:
         s, bound = row["speedup"], row["bound"]
         lines.append([
             row["name"], row["k"], row["questions_per_step"], pm(row["greedy"]), pm(row["sampled"]), f"{row['length']['mean']:.1f}",
             pm(row["seconds"], 1), f"{s['median']:.2f} ({s['min']:.2f} to {s['max']:.2f})", f"{row['speedup_per_token']:.2f}",
-            *([f"{bound:.2f}", f"{s['median'] / bound:.2f}"] if bound else ["", ""] if bounded else []), row["steps"],
+            *([f"{bound:.2f}", f"{s['median'] / bound:.2f}"] if bound else ["", ""] if bounded else []),
+            *([pm(row["kl_to_base"], 1)] if "kl_to_base" in row else []), row["steps"],
             *(PAPER[row["pruning_rate"]] if about["table"] == "1" else ()),
         ])
     work = [["", "completions", "tokens generated", "tokens trained", "seconds: generate", "score", "logprobs", "update", "other",
@@ -257,7 +293,10 @@ def reproduce(table, config):
     for seed, name in tqdm(jobs, desc=title):
         options = PROTOCOL | methods[name].options | {
             "seed": seed, "epochs": questions / toy.TRAIN_QUESTIONS, "eval_questions": eval_questions, "save_every": 500}
-        runs.setdefault(name, []).append(one_run(folder / f"{name}, seed {seed}".replace(", ", "-").replace(" ", "-"), options))
+        run_folder = folder / f"{name}, seed {seed}".replace(", ", "-").replace(" ", "-")
+        runs.setdefault(name, []).append(one_run(run_folder, options))
+        if table == "family":
+            runs[name][-1]["kl_to_base"] = kl_to_base(run_folder)
     rows = summarize(methods, runs)
     about = {
         "table": table, "title": title, **setting(["torch", "transformers"]),
