@@ -14,6 +14,7 @@ Three ways are compared:
 Also counted, operation by operation: the living (tokens × vocabulary) tensors, against `engine.policy.CHUNK_ELEMENTS`.
 """
 
+import ctypes
 import json
 import math
 import multiprocessing
@@ -128,6 +129,8 @@ def growth(step, device):
 def measure(point):
     """One point, in a process of its own."""
     k, length, way, vocabulary, policy.CHUNK_ELEMENTS = point
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: a freed tensor goes back to the system at once, so that the process holds what lives
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = make_model(vocabulary, device)
