@@ -1,11 +1,14 @@
 """Where and with what a table was measured: the lines above it."""
 
+import os
 import platform
 import shlex
 import sys
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]  # the project's
 
 
 def processor():
@@ -20,7 +23,7 @@ def setting(packages):
     """Date, command, versions and processor of this run."""
     return {
         "date": date.today().isoformat(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "processor": processor(),
     }
