@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from engine import data, distributed, policy, toy
-from engine.options import UserError, option, parse, run
+from engine.options import UserError, at_least, option, parse, run
 from engine.rollout import Sampling, sample, stop_tokens
 
 
@@ -98,11 +98,7 @@ def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_s
 
 def check(config):
     """The mistakes that can be seen before any work."""
-    for name, least in [("questions", 0), ("samples", 0), ("top_k", 0), ("batch_size", 1), ("max_prompt_tokens", 1)]:
-        if getattr(config, name) < least:
-            raise UserError(f"--{name} must be at least {least}, not {getattr(config, name)}.")
-    if config.max_new_tokens is not None and config.max_new_tokens < 1:
-        raise UserError(f"--max_new_tokens must be at least 1, not {config.max_new_tokens}.")
+    at_least(config, {"questions": 0, "samples": 0, "top_k": 0, "batch_size": 1, "max_prompt_tokens": 1, "max_new_tokens": 1})
     if config.temperature <= 0 or not 0 < config.top_p <= 1:
         raise UserError("--temperature must be above 0 and --top_p in (0, 1]; the greedy completion is always scored.")
     data.check_name(config.dataset)

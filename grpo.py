@@ -143,7 +143,7 @@ def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, cli
     """−J of GRPO (2402.03300 eq. 3): loss = −Σ weights · (min(ρA, clip(ρ)A) − β k3).
 
     logp, old_logp, ref_logp: (N, T) float32 under the current, the sampling and the reference policy; only `logp` needs
-    a gradient. advantages: (N,). mask: (N, T) bool or 0/1, EOS included. ref_logp=None or beta=0: no KL term.
+    a gradient. advantages: (N,) or (N, T). mask: (N, T) bool or 0/1, EOS included. ref_logp=None or beta=0: no KL term.
     weights: (N, T), what each token counts; None means `sequence_mean_weights(mask)`. Parts of a batch add up to the
     whole if each is given its part of the whole batch's weights.
 

@@ -19,7 +19,7 @@ Shapes: N completions, T tokens; V(s_t) is the critic's value *before* token t.
 
 import torch
 
-from grpo import surrogate_loss
+from grpo import grpo_loss
 
 
 def token_rewards(scores, logp, ref_logp, mask, *, beta):
@@ -77,9 +77,7 @@ def ppo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None, 
     """
     if weights is None:
         weights = mask.float() / mask.sum().clamp(min=1)
-    # ρ = π_θ / π_old; on padding 1, whatever stands there
-    ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0).exp()
-    return surrogate_loss(ratio, advantages, logp, mask, weights, clip_low=clip_low, clip_high=clip_high)
+    return grpo_loss(logp, old_logp, advantages, mask, beta=0.0, clip_low=clip_low, clip_high=clip_high, weights=weights)
 
 
 def value_loss(values, old_values, returns, mask, *, clip=0.2, weights=None):

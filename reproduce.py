@@ -153,6 +153,7 @@ def one_run(folder, options):
             sys.exit(code)
     summary, config = json.loads((folder / "summary.json").read_text()), json.loads(config_file.read_text())
     metrics = logs.read(folder / "metrics.jsonl")
+    points = curve(metrics)
     phases = summary["phases"]
     phases["other"] = phases["total"] - sum(phases[name] for name in ("generate", "score", "logprobs", "update"))
     return {
@@ -161,9 +162,9 @@ def one_run(folder, options):
         "greedy": summary["after"]["greedy"]["accuracy"], "sampled": summary["after"]["sampled"]["accuracy"],
         "length": summary["after"]["sampled"]["length"], "seconds": summary["seconds"], "steps": summary["step"],
         "no_signal": statistics.fmean(row["no_signal"] for row in metrics), "no_update": summary["no_signal_steps"] / summary["step"],
-        "to_85": next((seconds for seconds, _, accuracy in curve(metrics) if accuracy >= 0.85), math.inf),
+        "to_85": next((seconds for seconds, _, accuracy in points if accuracy >= 0.85), math.inf),
         **{name: summary[name] for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")},
-        "phases": phases, "curve": curve(metrics),
+        "phases": phases, "curve": points,
     }
 
 
@@ -213,12 +214,13 @@ def summarize(methods, runs):
     """One row per method: mean and standard deviation over the seeds; speed-ups as the median of ratios within a seed."""
     rows = []
     for name, method in methods.items():
-        own, base = runs[name], runs[method.baseline] if method.baseline in runs else runs[name]
+        own, base = runs[name], runs[method.baseline]
         row = {"name": name, "method": method.kind}
         row |= {key: own[0][key] for key in ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions", "completions")}
-        for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update"):
-            values = [r[key] for r in own]
-            row[key] = {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+        for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "kl_to_base"):
+            if key in own[0]:  # the last one is the family's alone
+                values = [r[key] for r in own]
+                row[key] = {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
         row |= {key: statistics.fmean(r[key] for r in own) for key in ("tokens_generated", "tokens_trained")}
         ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
         row["speedup"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
@@ -235,9 +237,6 @@ def summarize(methods, runs):
                 for b, u, r in zip(base, runs[method.unpruned], own)
             )
         row["curves"] = [r["curve"] for r in own]
-        if "kl_to_base" in own[0]:
-            values = [r["kl_to_base"] for r in own]
-            row["kl_to_base"] = {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
         rows.append(row)
     return rows
 

@@ -75,6 +75,15 @@ def constant(mask, n, tokens, longest):  # 1 / (N L)
     return constant_weights(mask, max_tokens=longest, num_sequences=n)
 
 
+def over_all_devices(advantages, rewards):
+    """This device's part of `advantages` over the groups of all devices: GDPO normalises over the whole batch. rewards: (R, Q, G)."""
+    if distributed.world_size() == 1:
+        return advantages(rewards)
+    groups = distributed.gather([(distributed.rank(), group) for group in rewards.unbind(1)])
+    mine = [i for i, (rank, _) in enumerate(groups) if rank == distributed.rank()]
+    return advantages(torch.stack([group for _, group in groups], dim=1))[mine]
+
+
 ALGORITHMS = {
     "grpo": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04),
     "cppo": Algorithm(loss=cppo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, keep="largest_abs", pruning_rate=0.75),
@@ -91,7 +100,10 @@ ALGORITHMS = {
         loss=grpo_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.001, keep="shortest", pruning_rate=0.5,
         advantages=lambda rewards: group_advantages(rewards.sum(0), ddof=0),  # of the kept: gfpo.retained_advantages
     ),
-    "gdpo": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, advantages=decoupled_advantages),
+    "gdpo": Algorithm(
+        loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04,
+        advantages=partial(over_all_devices, decoupled_advantages),
+    ),
     "pods": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, keep="max_variance", pruning_rate=0.75),
 }
 
@@ -104,15 +116,6 @@ def learning_rate(progress, config):
     if progress <= config.warmup:
         return config.lr * progress / config.warmup
     return config.lr * 0.5 * (1 + math.cos(math.pi * (progress - config.warmup) / (1 - config.warmup)))
-
-
-def over_all_devices(advantages, rewards):
-    """This device's part of `advantages` over the groups of all devices: GDPO normalises over the whole batch. rewards: (R, Q, G)."""
-    if distributed.world_size() == 1:
-        return advantages(rewards)
-    groups = distributed.gather([(distributed.rank(), group) for group in rewards.unbind(1)])
-    mine = [i for i, (rank, _) in enumerate(groups) if rank == distributed.rank()]
-    return advantages(torch.stack([group for _, group in groups], dim=1))[mine]
 
 
 def select(rewards, lengths, k, algorithm, config, generator=None):
@@ -129,10 +132,10 @@ def select(rewards, lengths, k, algorithm, config, generator=None):
             kept = retain(lengths, k)
         else:
             kept = retain(token_efficiency(total, lengths), k, largest=True)
-        own = over_all_devices(algorithm.advantages, rewards.gather(2, kept.expand(len(rewards), -1, -1)))
+        own = algorithm.advantages(rewards.gather(2, kept.expand(len(rewards), -1, -1)))
         advantages = torch.zeros(n_questions, group_size).scatter(1, kept, own)
     else:
-        advantages = over_all_devices(algorithm.advantages, rewards)
+        advantages = algorithm.advantages(rewards)
         if config.prune_pooled:
             return advantages, prune_pooled(advantages, n_questions * k)
         if config.keep is None:
@@ -148,7 +151,7 @@ def update(model, optimizer, minibatches, algorithm, config):
     completions were cut. Returns the means over the updates, and which of them were skipped as not finite.
     """
     device = model.device
-    counts = {f"{what} {m}": 0 for m in range(len(minibatches)) for what in ("n", "tokens")}
+    counts = {}
     for m, parts in enumerate(minibatches):
         counts[f"n {m}"] = sum(len(part.prompts) for part in parts)
         counts[f"tokens {m}"] = sum(part.lengths.sum().item() for part in parts)
@@ -210,7 +213,7 @@ def roll_out(questions, k, model, tokenizer, functions, sampling, config, draw, 
         # 3 advantages over all G completions of a question, 4 keep
         advantages, kept = select(grouped, lengths.view(-1, G), k, algorithm, config, torch.Generator().manual_seed(draw))
         # the overlong penalty is no signal: it would bring back groups that are all right
-        signal = has_signal(grouped[: len(functions)].sum(0)) if questions else torch.zeros(0, dtype=torch.bool)
+        signal = has_signal(grouped[: len(functions)].sum(0))
         if algorithm.dynamic_sampling:
             kept = kept[signal[kept // G]]
         if config.mask_truncated:

@@ -1,7 +1,6 @@
 """The options of a training run: their meaning, their defaults, and what is refused before any work."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 
 from cppo import keep_count, prune
 from engine import checkpoint, data, policy, toy
-from engine.options import UserError, as_words, option, parse
+from engine.options import UserError, as_words, at_least, option, parse
 
 TOY = {"lr": 3e-4, "questions_per_step": 8, "max_new_tokens": toy.MAX_NEW_TOKENS}
 REAL = {"lr": 1e-6, "questions_per_step": 1, "max_new_tokens": 1024}  # CPPO's published setting
@@ -85,13 +84,11 @@ def check(config, algorithms):
         raise UserError(f"--max_rollouts is of dynamic sampling: {' and '.join(takers)} take it, {config.algorithm} does not.")
     if config.group_size < 2:
         raise UserError(f"--group_size must be at least 2, not {config.group_size}: an advantage compares completions of one question.")
-    least = {"steps": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
-             "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
-             "minibatches": 1, "refresh_reference": 1}
-    for name, value in least.items():
-        given = getattr(config, name)
-        if given is not None and not value <= given < math.inf:
-            raise UserError(f"--{name} must be at least {value}, not {given}.")
+    at_least(config, {
+        "steps": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
+        "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
+        "minibatches": 1, "refresh_reference": 1,
+    })
     for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl"):
         if getattr(config, name) is not None and not getattr(config, name) > 0:
             raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")

@@ -1,6 +1,7 @@
 """Options: a dataclass becomes a command line and a YAML recipe; a user's mistake becomes one sentence."""
 
 import difflib
+import math
 import sys
 from dataclasses import field, fields
 from pathlib import Path
@@ -66,6 +67,14 @@ def parse(config_class, argv, earlier=()):
         raise UserError(f"the recipe {config.recipe}: {error}") from None
     (config,) = parser.parse_args_into_dataclasses([*earlier, *recipe, *argv], look_for_args_file=False)
     return config
+
+
+def at_least(config, limits):
+    """Refuse an option below its least value, or infinite. limits: {option: least}; None is an option not given."""
+    for name, least in limits.items():
+        value = getattr(config, name)
+        if value is not None and not least <= value < math.inf:
+            raise UserError(f"--{name} must be at least {least}, not {value}.")
 
 
 def run(main):
