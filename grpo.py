@@ -120,10 +120,10 @@ def surrogate_loss(ratio, advantages, logp, mask, weights, *, ref_logp=None, bet
     surrogate = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     # D_KL[π_θ ‖ π_ref], estimated by k3
     kl = torch.zeros_like(ratio)
-    if ref_logp is not None and beta:
+    if ref_logp is not None:
         kl = kl_k3(logp.masked_fill(~mask, 0.0), ref_logp.detach().masked_fill(~mask, 0.0))
     # loss = −Σ weights · (surrogate − β KL)
-    loss = -(weights * (surrogate - beta * kl)).sum()
+    loss = -(weights * (surrogate - beta * kl if beta else surrogate)).sum()
 
     with torch.no_grad():
         signs = advantages.sign().unsqueeze(-1) if advantages.dim() < ratio.dim() else advantages.sign()
@@ -143,7 +143,8 @@ def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, cli
     """−J of GRPO (2402.03300 eq. 3): loss = −Σ weights · (min(ρA, clip(ρ)A) − β k3).
 
     logp, old_logp, ref_logp: (N, T) float32 under the current, the sampling and the reference policy; only `logp` needs
-    a gradient. advantages: (N,) or (N, T). mask: (N, T) bool or 0/1, EOS included. ref_logp=None or beta=0: no KL term.
+    a gradient. advantages: (N,) or (N, T). mask: (N, T) bool or 0/1, EOS included. ref_logp=None: no KL; beta=0: it is
+    only reported.
     weights: (N, T), what each token counts; None means `sequence_mean_weights(mask)`. Parts of a batch add up to the
     whole if each is given its part of the whole batch's weights.
 

@@ -57,27 +57,34 @@ def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     return advantages, advantages + values
 
 
-def whiten(x, mask, *, eps=1e-8):
+def whiten(x, mask, *, mean=None, variance=None, eps=1e-8):
     """(x − mean) / √(variance + eps) over the tokens of the mask, 0 on padding. (N, T) to (N, T)
 
-    The variance is the population's. Whiten the whole batch before it is cut into micro-batches.
+    The variance is the population's. `mean` and `variance` are the whole batch's where x is only a part of it (one
+    micro-batch, one device).
     """
     mask = mask.bool()
     n = mask.sum().clamp(min=1)
-    mean = x.masked_fill(~mask, 0.0).sum() / n
+    if mean is None:
+        mean = x.masked_fill(~mask, 0.0).sum() / n
     centred = (x - mean).masked_fill(~mask, 0.0)
-    return centred / (centred.pow(2).sum() / n + eps).sqrt()
+    if variance is None:
+        variance = centred.pow(2).sum() / n
+    return centred / (variance + eps) ** 0.5
 
 
-def ppo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None, weights=None):
+def ppo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, clip_low=0.2, clip_high=None, weights=None):
     """−mean over tokens of min(ρA, clip(ρ, 1−clip_low, 1+clip_high)A). (1707.06347 eq. 7)
 
     logp, old_logp: (N, T), under the current and the sampling policy. advantages: (N, T), already whitened. mask: (N, T).
-    weights: (N, T); None: 1 / number of tokens. Returns (loss, stats), as `grpo_loss` does; the KL is in the rewards.
+    weights: (N, T); None: 1 / number of tokens. Returns (loss, stats), as `grpo_loss` does. The KL is in the rewards: with
+    ref_logp it is reported, no more.
     """
     if weights is None:
         weights = mask.float() / mask.sum().clamp(min=1)
-    return grpo_loss(logp, old_logp, advantages, mask, beta=0.0, clip_low=clip_low, clip_high=clip_high, weights=weights)
+    return grpo_loss(
+        logp, old_logp, advantages, mask, ref_logp=ref_logp, beta=0.0, clip_low=clip_low, clip_high=clip_high, weights=weights
+    )
 
 
 def value_loss(values, old_values, returns, mask, *, clip=0.2, weights=None):

@@ -15,6 +15,7 @@
       5 log-probabilities of the reference policy, for the kept completions only
       6 μ updates on the kept completions; those of π_old come for free from the first of them, when π_θ is still π_old
         (with several mini-batches they are taken in step 5)
+    PPO has a critic beside the policy: in step 5 it turns the scores into advantages, in step 6 it learns too.
 
 Where we depart from the papers' published runs: on several devices each samples its own questions, and the loss is
 normalised over the kept completions of all devices, so that the update does not depend on how they were shared out.
@@ -33,21 +34,23 @@ import torch
 from tqdm import tqdm
 
 from allocate import questions_per_step
-from cppo import cppo_loss, prune, prune_pooled
+from cppo import cppo_loss
 from dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
 from drgrpo import constant_weights, drgrpo_loss
 from engine import checkpoint, data, distributed, logs, policy, toy
-from engine.config import SELECT_FIRST, open_run
+from engine.config import open_run
+from engine.critic import Critic, estimate
 from engine.options import UserError, run
 from engine.policy import Batch, join
 from engine.rollout import Sampling, sample, stop_tokens
+from engine.select import select
 from eval import examine
 from gdpo import decoupled_advantages
-from gfpo import retain, token_efficiency
+from gfpo import adaptive_k
 from grpo import group_advantages, grpo_loss, kl_k3, sequence_mean_weights
 from gspo import gspo_loss
 from plot import curves
-from pods import max_variance_subset
+from ppo import ppo_loss, value_loss
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class Algorithm:
     pruning_rate: float = 0.0
     minibatches: int = 1  # updates that a batch of completions is cut into
     dynamic_sampling: bool = False  # replace groups without signal by further questions
+    ks: tuple[int, ...] = ()  # how many to keep of an easy, medium, hard, very hard question; (): one k for all
+    mu: int = 2  # times that a batch of completions is trained on
+    critic: bool = False  # a second network makes an advantage for every token of the scores
 
 
 def sequence_mean(mask, n, tokens, longest):  # 1 / (N |o_i|)
@@ -75,13 +81,8 @@ def constant(mask, n, tokens, longest):  # 1 / (N L)
     return constant_weights(mask, max_tokens=longest, num_sequences=n)
 
 
-def over_all_devices(advantages, rewards):
-    """This device's part of `advantages` over the groups of all devices: GDPO normalises over the whole batch. rewards: (R, Q, G)."""
-    if distributed.world_size() == 1:
-        return advantages(rewards)
-    groups = distributed.gather([(distributed.rank(), group) for group in rewards.unbind(1)])
-    mine = [i for i, (rank, _) in enumerate(groups) if rank == distributed.rank()]
-    return advantages(torch.stack([group for _, group in groups], dim=1))[mine]
+def ppo_policy_loss(*batch, beta, **options):  # β is in PPO's rewards
+    return ppo_loss(*batch, **options)
 
 
 ALGORITHMS = {
@@ -100,57 +101,39 @@ ALGORITHMS = {
         loss=grpo_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.001, keep="shortest", pruning_rate=0.5,
         advantages=lambda rewards: group_advantages(rewards.sum(0), ddof=0),  # of the kept: gfpo.retained_advantages
     ),
+    "gfpo_adaptive": Algorithm(
+        loss=grpo_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.001, keep="shortest", ks=(4, 6, 8, 8),
+        advantages=lambda rewards: group_advantages(rewards.sum(0), ddof=0),
+    ),
     "gdpo": Algorithm(
         loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04,
-        advantages=partial(over_all_devices, decoupled_advantages),
+        advantages=partial(distributed.over_all_groups, decoupled_advantages),
     ),
     "pods": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, keep="max_variance", pruning_rate=0.75),
+    "ppo": Algorithm(
+        loss=ppo_policy_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.02, mu=4, critic=True,
+        advantages=lambda rewards: rewards.sum(0),  # the scores: critic.estimate makes the advantages, (N, T)
+    ),
 }
 
 OF_UPDATES = ("loss", "kl", "kl_old", "clip_fraction", "ratio_mean", "ratio_max", "grad_norm")  # None in a step without an update
 COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")  # of a step, over all devices
 
 
-def learning_rate(progress, config):
+def learning_rate(progress, peak, warmup):
     """Linear warm-up over the first `warmup` of the run, then a cosine down to 0. progress in [0, 1]."""
-    if progress <= config.warmup:
-        return config.lr * progress / config.warmup
-    return config.lr * 0.5 * (1 + math.cos(math.pi * (progress - config.warmup) / (1 - config.warmup)))
+    if progress <= warmup:
+        return peak * progress / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
-def select(rewards, lengths, k, algorithm, config, generator=None):
-    """Advantages (Q, G), and the flat indices q·G + i of the completions that are kept, ascending.
-
-    rewards: (R, Q, G). lengths: (Q, G). generator: of --keep random.
-    """
-    n_questions, group_size = lengths.shape
-    if config.keep in SELECT_FIRST:  # GFPO and PODS: mean and std over those that are kept
-        total = rewards.sum(0)
-        if config.keep == "max_variance":
-            kept = max_variance_subset(total, k)
-        elif config.keep == "shortest":
-            kept = retain(lengths, k)
-        else:
-            kept = retain(token_efficiency(total, lengths), k, largest=True)
-        own = algorithm.advantages(rewards.gather(2, kept.expand(len(rewards), -1, -1)))
-        advantages = torch.zeros(n_questions, group_size).scatter(1, kept, own)
-    else:
-        advantages = algorithm.advantages(rewards)
-        if config.prune_pooled:
-            return advantages, prune_pooled(advantages, n_questions * k)
-        if config.keep is None:
-            return advantages, torch.arange(n_questions * group_size)
-        kept = prune(advantages, k, rule=config.keep, generator=generator)
-    return advantages, (kept + group_size * torch.arange(n_questions).unsqueeze(1)).flatten()
-
-
-def update(model, optimizer, minibatches, algorithm, config):
+def update(model, optimizer, minibatches, algorithm, config, critic=None):
     """μ times through the mini-batches, an optimizer step on each. A mini-batch is this device's list of micro-batches.
 
     The weights are normalised over the whole mini-batch, so gradients add up over micro-batches and devices, however the
     completions were cut. Returns the means over the updates, and which of them were skipped as not finite.
     """
-    device = model.device
+    device, networks = model.device, [model, critic] if critic else [model]
     counts = {}
     for m, parts in enumerate(minibatches):
         counts[f"n {m}"] = sum(len(part.prompts) for part in parts)
@@ -159,7 +142,8 @@ def update(model, optimizer, minibatches, algorithm, config):
     history, skipped = [], []
     for m, parts in list(enumerate(minibatches)) * config.mu:
         optimizer.zero_grad()
-        sums, ratio_max = dict.fromkeys(["loss", "weight", "kl", "kl_old", "clip_fraction", "ratio_mean"], 0.0), 0.0
+        names = ["loss", "weight", "kl", "kl_old", "clip_fraction", "ratio_mean", *(["value_loss"] if critic else [])]
+        sums, ratio_max = dict.fromkeys(names, 0.0), 0.0
         for part in parts:
             logp = part.logprobs(model, config.temperature)
             if part.old_logp is None:
@@ -177,23 +161,28 @@ def update(model, optimizer, minibatches, algorithm, config):
             sums["kl_old"] += (weights * kl_k3(part.old_logp, logp.detach())).sum().item()
             for name in ("kl", "clip_fraction", "ratio_mean"):
                 sums[name] += weight * stats[name]
-        distributed.sum_gradients(model)
+            if critic:
+                loss = value_loss(critic.values(part), part.old_values, part.returns, part.mask, weights=weights)
+                loss.backward()
+                sums["value_loss"] += loss.item()
+        for network in networks:
+            distributed.sum_gradients(network)
         sums = distributed.all_sum(sums, device)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item()
+        norms = [torch.nn.utils.clip_grad_norm_(network.parameters(), config.max_grad_norm).item() for network in networks]
         weight = max(sums.pop("weight"), 1e-12)
-        history.append({name: value if name == "loss" else value / weight for name, value in sums.items()} | {"grad_norm": norm})
+        history.append({name: value if "loss" in name else value / weight for name, value in sums.items()} | {"grad_norm": norms[0]})
         history[-1]["ratio_max"] = distributed.all_sum({"max": ratio_max}, device, op="max")["max"]
         if config.target_kl is not None and history[-1]["kl_old"] > config.target_kl:
             break
-        skipped.append(not (math.isfinite(norm) and math.isfinite(sums["loss"])))
+        skipped.append(not all(map(math.isfinite, [sums["loss"], *norms])))
         if not skipped[-1]:
             optimizer.step()
     means = {name: sum(h[name] for h in history) / len(history) for name in history[0]}
     return means | {"ratio_max": max(h["ratio_max"] for h in history), "skipped_updates": sum(skipped), "skipped": skipped}
 
 
-def roll_out(questions, k, model, tokenizer, functions, sampling, config, draw, clock):
-    """Sample, score, advantages, keep: steps 1 to 4 on this device's `questions`.
+def roll_out(questions, k, model, tokenizer, functions, sampling, config, draw, clock, history):
+    """Sample, score, advantages, keep: steps 1 to 4 on this device's `questions`. history: the mean reward of earlier ones.
 
     Returns the kept completions (a Batch), sums for the metrics, and the first group for the log of samples.
     """
@@ -210,6 +199,10 @@ def roll_out(questions, k, model, tokenizer, functions, sampling, config, draw, 
         if config.overlong_cache:
             rewards["overlong"] = overlong_penalty(lengths, max_length=config.max_new_tokens, cache=config.overlong_cache)
         grouped = torch.stack(list(rewards.values())).view(len(rewards), len(questions), G)  # (R, Q, G)
+        if algorithm.ks:
+            means = grouped.sum(0).mean(1)
+            k = adaptive_k(means, torch.tensor(history), ks=algorithm.ks)
+            history += distributed.gather(means.tolist())
         # 3 advantages over all G completions of a question, 4 keep
         advantages, kept = select(grouped, lengths.view(-1, G), k, algorithm, config, torch.Generator().manual_seed(draw))
         # the overlong penalty is no signal: it would bring back groups that are all right
@@ -225,14 +218,12 @@ def roll_out(questions, k, model, tokenizer, functions, sampling, config, draw, 
             "accuracy": (rewards[functions[0].__name__] > 0).sum().item(), "reward": grouped.sum().item(),
             "truncated": drawn.truncated.sum().item(), "entropy": -drawn.logp.sum().item(),
             **{f"reward/{name}": values.sum().item() for name, values in rewards.items()}}
-    in_group = set(kept.tolist())
-    group = [{"completion": text, "reward": r, "advantage": a, "kept": i in in_group}
-             for i, (text, r, a) in enumerate(zip(texts[:G], grouped.sum(0).flatten().tolist(), advantages.flatten().tolist()))]
-    q = questions[0] if questions else {"question": None, "answer": None}
-    return batch.rows(kept), distributed.all_sum(sums, device), {"question": q["question"], "answer": q["answer"], "completions": group}
+    shown = questions[0] if questions else {}
+    first_group = logs.group(shown, texts[:G], grouped.sum(0).flatten(), advantages.flatten(), set(kept.tolist()))
+    return batch.rows(kept), distributed.all_sum(sums, device), first_group
 
 
-def train_step(step, supply, model, reference, optimizer, tokenizer, functions, sampling, k, config):
+def train_step(step, supply, model, reference, optimizer, tokenizer, functions, sampling, k, config, critic=None, history=None):
     """One turn of the algorithm box. `supply(n)` gives this device its share of the next n questions (None: of a whole step's).
 
     Returns (metrics, sample): one line for each log.
@@ -242,7 +233,8 @@ def train_step(step, supply, model, reference, optimizer, tokenizer, functions, 
     draw = random.Random(f"{config.seed} {step} {distributed.rank()}")
     batches, sums, samples, missing = [], {}, None, None
     while missing != 0 and (questions := supply(missing)) is not None:
-        batch, more, group = roll_out(questions, k, model, tokenizer, functions, sampling, config, draw.getrandbits(62), clock)
+        batch, more, group = roll_out(
+            questions, k, model, tokenizer, functions, sampling, config, draw.getrandbits(62), clock, history)
         batches, samples = [*batches, batch], samples or group
         sums = {name: value + sums.get(name, 0) for name, value in more.items()}
         full = not algorithm.dynamic_sampling or len(batches) == config.max_rollouts
@@ -256,18 +248,21 @@ def train_step(step, supply, model, reference, optimizer, tokenizer, functions, 
     metrics |= {name: value / metrics["completions"] for name, value in sums.items()}
 
     metrics |= dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}
-    if pushed:  # else every advantage is 0 and there is nothing to learn from
+    if pushed or (critic and metrics["kept"]):  # else every advantage is 0 and there is nothing to learn from
         batch = join(batches)
         minibatches = [batch.rows(rows).cut_into(config.micro_batch_tokens)
                        for rows in torch.arange(len(batch.prompts)).tensor_split(config.minibatches)]
         with clock.phase("logprobs"), torch.no_grad():  # 5 log-probabilities of the reference, for the kept only
-            for part in [part for parts in minibatches for part in parts]:
+            every_part = [part for parts in minibatches for part in parts]
+            for part in every_part:
                 if config.beta:
                     part.ref_logp = part.logprobs(reference, config.temperature)
-                if config.minibatches > 1:  # π_θ is no longer π_old when the second mini-batch comes
+                if config.minibatches > 1 or critic:  # π_θ is no longer π_old when the second mini-batch comes
                     part.old_logp = part.logprobs(model, config.temperature)
+            if critic:
+                estimate(critic, every_part, model.device, beta=config.beta, lam=config.lam)
         with clock.phase("update"):  # 6 μ updates on the kept
-            metrics |= update(model, optimizer, minibatches, algorithm, config)
+            metrics |= update(model, optimizer, minibatches, algorithm, config, critic)
     metrics |= {f"seconds/{name}": seconds for name, seconds in clock.total().items()}
     return metrics, {"step": step} | samples
 
@@ -297,18 +292,21 @@ def train(config, k, device):
 
     # what a resumed run takes up again; step, order of the questions and random numbers follow from it and from the seed
     state = {"step": 0, "position": 0, "seconds": 0.0, "no_signal_steps": 0, "skipped_updates": 0, "skipped_in_a_row": 0,
+             "history": [],  # of GFPO's adaptive k
              "before": {}, "source": source, "data": data.fingerprint(questions), "per_step": per_step}
+    critic = Critic(model) if ALGORITHMS[config.algorithm].critic else None
     if config.resume:
         folder, saved = checkpoint.resume(run_dir, steps, expect=state)
-        state = saved["state"]
+        state |= saved["state"]
         model = policy.load(folder, device)[0]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
+    learners = [(model, config.lr), (critic, config.critic_lr)] if critic else [(model, config.lr)]
+    optimizer = torch.optim.AdamW([{"params": network.parameters()} for network, _ in learners], weight_decay=0.0)
+    others = ({"critic": critic} if critic else {}) | ({"reference": reference} if config.refresh_reference else {})  # saved too
     if config.resume:
         optimizer.load_state_dict(saved["optimizer"])
-        if saved["reference"]:
-            reference.load_state_dict(saved["reference"])
-
-    refreshed = reference if config.refresh_reference else None  # only such a reference has to be saved
+        for name in others.keys() & saved["others"].keys():
+            others[name].load_state_dict(saved["others"][name])
+    save = partial(checkpoint.save, run_dir, model, tokenizer, optimizer, state, others)
 
     def supply(count):
         """This device's share of the next `count` questions (None: of a whole step's); None where the run is at its end."""
@@ -323,7 +321,7 @@ def train(config, k, device):
         state["before"] = judge("before")
     if first_rank:
         if not config.resume:
-            checkpoint.save(run_dir, model, tokenizer, optimizer, state, refreshed)  # from here on there is something to resume
+            save()  # from here on there is something to resume
         for log in ("metrics.jsonl", "samples.jsonl"):
             logs.cut(run_dir / log, state["step"])
         (run_dir / "summary.json").unlink(missing_ok=True)  # it is the mark of a finished run
@@ -333,10 +331,10 @@ def train(config, k, device):
     with logs.Interrupt() as interrupt, tqdm(total=steps, initial=state["step"], desc=config.algorithm, disable=not first_rank) as bar:
         while not (end or interrupt.asked):
             step = state["step"] + 1
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate((step - 0.5) / steps, config)
-            metrics, samples = train_step(step, supply, model, reference, optimizer, tokenizer, functions, sampling, k, config)
-
+            for group, (_, peak) in zip(optimizer.param_groups, learners):
+                group["lr"] = learning_rate((step - 0.5) / steps, peak, config.warmup)
+            metrics, samples = train_step(
+                step, supply, model, reference, optimizer, tokenizer, functions, sampling, k, config, critic, state["history"])
             for skipped in metrics.pop("skipped"):
                 state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
             state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
@@ -360,7 +358,7 @@ def train(config, k, device):
             due = step % config.save_every == 0 and not state["skipped_in_a_row"]  # while updates fail, the last good one stays
             if due or interrupt.asked or end:
                 if first_rank:
-                    checkpoint.save(run_dir, model, tokenizer, optimizer, state, refreshed)
+                    save()
                 distributed.barrier()
     if not end:
         say(f"stopped after step {state['step']} of {steps}. {checkpoint.say(run_dir)}")
@@ -371,6 +369,7 @@ def train(config, k, device):
         rows = logs.read(run_dir / "metrics.jsonl")
         summary = {"algorithm": config.algorithm, "k": k, **{name: sum(row[name] for row in rows) for name in COUNTS}, **state,
                    "phases": logs.phase_totals(rows), "notes": notes, "after": after, "checkpoint": str(checkpoint.newest(run_dir))}
+        del summary["history"]
         curves([run_dir], run_dir / "curves.png")
         logs.write(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
         logs.report(summary)

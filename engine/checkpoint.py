@@ -13,16 +13,16 @@ import torch
 from engine.options import UserError
 
 
-def save(run_dir, model, tokenizer, optimizer, state, reference=None):
+def save(run_dir, model, tokenizer, optimizer, state, others):
     """Write `run_dir/checkpoint-STEP`: first beside it under another name, then renamed, so that what bears a
-    checkpoint's name is always whole. Older ones are removed last. reference: a model, where it is not the run's first one."""
+    checkpoint's name is always whole. Older ones are removed last. others: {name: model}, whose weights are saved too."""
     run_dir = Path(run_dir)
     final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
     older = [path for path in checkpoints(run_dir) if path != final]
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
-    saved = {"state": state, "optimizer": optimizer.state_dict(), "reference": reference.state_dict() if reference else None}
+    saved = {"state": state, "optimizer": optimizer.state_dict(), "others": {name: m.state_dict() for name, m in others.items()}}
     torch.save(saved, unfinished / "trainer.pt")
     shutil.rmtree(final, ignore_errors=True)  # of a start that was given up
     unfinished.rename(final)

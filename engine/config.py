@@ -9,15 +9,16 @@ import torch
 from cppo import keep_count, prune
 from engine import checkpoint, data, policy, toy
 from engine.options import UserError, as_words, at_least, option, parse
+from engine.select import SELECT_FIRST
 
 TOY = {"lr": 3e-4, "questions_per_step": 8, "max_new_tokens": toy.MAX_NEW_TOKENS}
 REAL = {"lr": 1e-6, "questions_per_step": 1, "max_new_tokens": 1024}  # CPPO's published setting
-SELECT_FIRST = ("shortest", "efficiency", "max_variance")  # rules that look at rewards and lengths: advantages come after
+CRITIC_LR = {True: 1e-3, False: 1e-5}  # on the toy, else: ten times the policy's is usual
 
 
 @dataclass
 class Config:
-    algorithm: str = option("cppo", "grpo, cppo, drgrpo, dapo, gspo, gspo_token, gfpo, gdpo or pods: the table in train.py")
+    algorithm: str = option("cppo", "grpo, cppo, drgrpo, dapo, gspo(_token), gfpo(_adaptive), gdpo, pods or ppo: the table in train.py")
     model: str = option("toy", "hub name, model folder, folder of a run (its newest checkpoint), or toy: the toy's base model")
     dataset: str = option("toy", "toy, gsm8k (from the hub), or a .jsonl file with the columns question and answer")
     recipe: str | None = option(None, "a YAML file of options; the command line wins over it")
@@ -33,7 +34,7 @@ class Config:
     keep: str | None = option(None, "which: largest_abs, largest, smallest_abs (|A|, A), random; shortest, efficiency, max_variance")
     allocation: bool | None = option(None, "fill the pruned places with more questions, ⌊B·G/k⌋ instead of B; none: all but gfpo, pods")
     prune_pooled: bool = option(False, "as CPPO's published code: keep the largest |A| of all the device's questions together")
-    max_rollouts: int = option(4, "DAPO's dynamic sampling: how often a step may sample until it is full of groups with signal")
+    max_rollouts: int | None = option(None, "DAPO's dynamic sampling: a step may sample so often until groups with signal fill it; none: 4")
     overlong_cache: int | None = option(None, "DAPO's overlong penalty grows to −1 over the last so many of max_new_tokens; none: none")
     mask_truncated: bool = option(False, "completions cut off at max_new_tokens are not trained on; their rewards still count in the group")
 
@@ -44,7 +45,7 @@ class Config:
     max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
     system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags")
 
-    mu: int = option(2, "μ, how often each batch of completions is trained on")
+    mu: int | None = option(None, "μ, how often each batch of completions is trained on; none: the algorithm's (2; ppo 4)")
     minibatches: int | None = option(None, "updates that a batch is cut into, each time; none: the algorithm's (1; gspo 4)")
     target_kl: float | None = option(None, "end the updates on a batch when KL(π_old ‖ π_θ) passes this; none: never")
     stop_kl: float | None = option(None, "end the run when the KL to the reference passes this; none: never")
@@ -52,6 +53,8 @@ class Config:
     beta: float | None = option(None, "β, weight of the KL to the reference; 0: no reference model; none: the algorithm's, 0.04")
     clip_low: float | None = option(None, "ε below 1; none: the algorithm's, 0.2")
     clip_high: float | None = option(None, "ε above 1; none: the algorithm's, 0.2")
+    lam: float | None = option(None, "PPO: λ of the generalised advantage estimate, 0: one step ahead, 1: to the end; none: 0.95")
+    critic_lr: float | None = option(None, "PPO: peak learning rate of the critic; none: 1e-3 on the toy, else 1e-5")
     lr: float | None = option(None, "peak learning rate of AdamW; none: 3e-4 on the toy, else 1e-6")
     warmup: float = option(0.1, "share of the steps in which the learning rate rises; then it falls along a cosine")
     max_grad_norm: float = option(1.0, "gradients longer than this are scaled down to it")
@@ -62,6 +65,36 @@ class Config:
     save_every: int = option(50, "steps between checkpoints")
 
 
+def combine(config, algorithms):
+    """Refuse options that do not fit the algorithm, or each other."""
+    algorithm, name = algorithms[config.algorithm], config.algorithm
+    owners = [  # options that only some algorithms take
+        (("lam", "critic_lr"), lambda a: a.critic),
+        (("max_rollouts",), lambda a: a.dynamic_sampling),
+        (("keep", "prune_pooled"), lambda a: not a.critic),
+        (("pruning_rate", "allocation"), lambda a: not (a.critic or a.ks)),
+    ]
+    for options, takes in owners:
+        for given in (o for o in options if getattr(config, o) not in (None, False) and not takes(algorithm)):
+            takers = ", ".join(other for other in algorithms if takes(algorithms[other]))
+            raise UserError(f"--{given} does not fit {name}: leave it out, or take an algorithm that it belongs to ({takers}).")
+    filters = algorithm.keep in SELECT_FIRST
+    if filters and (config.prune_pooled or config.keep not in (*SELECT_FIRST, None)):
+        raise UserError(f"{name} keeps completions by {algorithm.keep}: it cannot be combined with pruning by |A|.")
+    if algorithm.ks and config.keep == "max_variance":
+        raise UserError(f"{name} keeps completions by --keep shortest or efficiency, not by max_variance.")
+    if config.keep in SELECT_FIRST and not filters and algorithm.keep:
+        raise UserError(f"{name} prunes by |A|: --keep {config.keep} belongs to gfpo, pods, or one that keeps all.")
+    if config.keep and config.prune_pooled:
+        raise UserError("--prune_pooled is a rule of its own: leave out --keep.")
+    if config.pruning_rate and not (algorithm.keep or config.keep or config.prune_pooled):
+        raise UserError(f"{name} keeps every completion: with --pruning_rate say which ones, as --keep largest_abs.")
+    if config.group_size < (1 if algorithm.critic else 2):
+        raise UserError(f"--group_size must be at least 2, not {config.group_size}: an advantage compares completions of one question.")
+    if algorithm.ks and config.group_size < max(algorithm.ks):
+        raise UserError(f"{name} keeps up to {max(algorithm.ks)} completions of a question: --group_size {config.group_size} is too small.")
+
+
 def check(config, algorithms):
     """Fill in what depends on other options; refuse what cannot work, before any work. Returns k.
 
@@ -70,28 +103,17 @@ def check(config, algorithms):
     if config.algorithm not in algorithms:
         raise UserError(f"unknown algorithm '{config.algorithm}': there are {', '.join(algorithms)}.")
     algorithm = algorithms[config.algorithm]
-    filters = algorithm.keep in SELECT_FIRST
-    if filters and (config.prune_pooled or config.keep not in (*SELECT_FIRST, None)):
-        raise UserError(f"{config.algorithm} keeps completions by {algorithm.keep}: it cannot be combined with pruning by |A|.")
-    if config.keep in SELECT_FIRST and not filters and algorithm.keep:
-        raise UserError(f"{config.algorithm} prunes by |A|: --keep {config.keep} belongs to gfpo, pods, or one that keeps all.")
-    if config.keep and config.prune_pooled:
-        raise UserError("--prune_pooled is a rule of its own: leave out --keep.")
-    if config.pruning_rate and not (algorithm.keep or config.keep or config.prune_pooled):
-        raise UserError(f"{config.algorithm} keeps every completion: with --pruning_rate say which ones, as --keep largest_abs.")
-    if algorithm.dynamic_sampling is False and config.max_rollouts != Config.max_rollouts:
-        takers = [name for name, other in algorithms.items() if other.dynamic_sampling]
-        raise UserError(f"--max_rollouts is of dynamic sampling: {' and '.join(takers)} take it, {config.algorithm} does not.")
-    if config.group_size < 2:
-        raise UserError(f"--group_size must be at least 2, not {config.group_size}: an advantage compares completions of one question.")
+    combine(config, algorithms)
     at_least(config, {
         "steps": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
         "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
-        "minibatches": 1, "refresh_reference": 1,
+        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0,
     })
     for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl"):
         if getattr(config, name) is not None and not getattr(config, name) > 0:
             raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")
+    if config.lam is not None and config.lam > 1:
+        raise UserError(f"--lam must lie in [0, 1], not {config.lam}.")
     if not 0 < config.top_p <= 1 or not config.warmup < 1:
         raise UserError(f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
     for name in filter(None, [config.dataset, config.eval_dataset]):
@@ -101,9 +123,15 @@ def check(config, algorithms):
 
     low, high = algorithm.clip
     keep = None if config.prune_pooled else config.keep or algorithm.keep
-    rate = algorithm.pruning_rate or (0.75 if keep or config.prune_pooled else 0.0)
-    defaults = {"pruning_rate": rate, "keep": keep, "beta": algorithm.beta, "clip_low": low, "clip_high": high,
-                "minibatches": algorithm.minibatches, "allocation": not filters}
+    prunes = (keep or config.prune_pooled) and not algorithm.ks
+    rate = algorithm.pruning_rate or (0.75 if prunes else 0.0)
+    allocation = not (algorithm.critic or algorithm.keep in SELECT_FIRST)
+    defaults = {"pruning_rate": rate, "keep": keep, "allocation": allocation, "beta": algorithm.beta, "clip_low": low,
+                "clip_high": high, "minibatches": algorithm.minibatches, "mu": algorithm.mu}
+    if algorithm.critic:
+        defaults |= {"lam": 0.95, "critic_lr": CRITIC_LR[config.dataset == "toy"]}
+    if algorithm.dynamic_sampling:
+        defaults |= {"max_rollouts": 4}
     for name, value in (defaults | (TOY if config.dataset == "toy" else REAL)).items():
         if getattr(config, name) is None:
             setattr(config, name, value)
@@ -120,7 +148,7 @@ def check(config, algorithms):
     except ValueError as error:
         raise UserError(f"{error}; or {', '.join(SELECT_FIRST)}, which GFPO and PODS keep by.") from None
     try:
-        return keep_count(config.group_size, config.pruning_rate)
+        return max(algorithm.ks) if algorithm.ks else keep_count(config.group_size, config.pruning_rate)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
 

@@ -60,6 +60,15 @@ def gather(rows):
     return [row for part in lists for row in part]
 
 
+def over_all_groups(advantages, rewards):
+    """This rank's part of `advantages` over the groups of all ranks, for a normalisation over the whole batch. rewards: (R, Q, G)."""
+    if world_size() == 1:
+        return advantages(rewards)
+    groups = gather([(rank(), group) for group in rewards.unbind(1)])
+    mine = [i for i, (owner, _) in enumerate(groups) if owner == rank()]
+    return advantages(torch.stack([group for _, group in groups], dim=1))[mine]
+
+
 def from_first(value):
     """Rank 0's value, on every rank."""
     box = [value]

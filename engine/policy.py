@@ -83,27 +83,34 @@ def completion_mask(tokens, lengths):
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
 
 
-def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
-    """log π(o_t | q, o_<t) of completions under `model`.
+def completion_states(backbone, prompts, tokens, lengths):
+    """The hidden states (M, H) from which the M tokens of the completions are predicted, and these tokens (M,), row by row.
 
-    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,). Returns (N, T) float32 with 0 on
-    padding. `temperature` is the sampler's.
-
-    A row is prompt + completion with all padding on the right, where a causal model cannot see it: no attention mask is
-    needed. Only hidden states that predict a completion token go through the output head, a chunk at a time, and the
-    backward pass computes each chunk again, so that no more than one chunk of (tokens × vocabulary) is ever worked on.
+    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,). A row is prompt + completion with all
+    padding on the right, where a causal model cannot see it: no attention mask is needed.
     """
-    device, mask = model.device, completion_mask(tokens, lengths)
     lengths = lengths.tolist()
     width = max(len(p) + n for p, n in zip(prompts, lengths))
     rows = [p + t[:n] for p, t, n in zip(prompts, tokens.tolist(), lengths)]
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=tokens.device)
+    hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
 
     # o_t of row i stands at column |q_i| + t, and is predicted by the hidden state one column before it
     where = [i * width + len(p) - 1 + t for i, (p, n) in enumerate(zip(prompts, lengths)) for t in range(n)]
-    where = torch.tensor(where, device=device)
-    states, targets = hidden.flatten(0, 1)[where], ids.flatten()[where + 1]
+    where = torch.tensor(where, device=tokens.device)
+    return hidden.flatten(0, 1)[where], ids.flatten()[where + 1]
+
+
+def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
+    """log π(o_t | q, o_<t) of completions under `model`. Takes what `completion_states` takes.
+
+    Returns (N, T) float32 with 0 on padding. `temperature` is the sampler's.
+
+    Only hidden states that predict a completion token go through the output head, a chunk at a time, and the backward
+    pass computes each chunk again, so that no more than one chunk of (tokens × vocabulary) is ever worked on.
+    """
+    mask = completion_mask(tokens, lengths)
+    states, targets = completion_states(model.base_model, prompts, tokens, lengths)
     head = model.get_output_embeddings()
 
     def score(states, targets):
@@ -114,7 +121,7 @@ def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
         checkpoint(score, s, t, use_reentrant=False, preserve_rng_state=False)
         for s, t in zip(states.split(size), targets.split(size))
     ]
-    return torch.zeros(mask.shape, device=device).masked_scatter(mask, torch.cat(chunks))
+    return torch.zeros(mask.shape, device=tokens.device).masked_scatter(mask, torch.cat(chunks))
 
 
 def autocast(device):
@@ -129,9 +136,11 @@ class Batch:
     prompts: list[list[int]]
     tokens: torch.Tensor  # (N, T), T the longest of these completions
     lengths: torch.Tensor  # (N,)
-    advantages: torch.Tensor  # (N,)
+    advantages: torch.Tensor  # (N,); PPO: the scores (N,) at first, then (N, T)
     old_logp: torch.Tensor | None = None  # (N, T)
     ref_logp: torch.Tensor | None = None
+    old_values: torch.Tensor | None = None  # PPO: (N, T), the critic's when the batch was sampled
+    returns: torch.Tensor | None = None  # PPO: (N, T), what it should have said
 
     @property
     def mask(self):

@@ -101,7 +101,7 @@ def test_exit_code_2_and_one_sentence_for_a_users_mistake(tmp_path):
 def test_a_crash_while_saving_leaves_the_checkpoint_before(loaded, tmp_path, monkeypatch, crash_in):
     model, tokenizer = loaded
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 3, **SAME})
+    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 3, **SAME}, {})
 
     def crash(*_, **__):
         raise OSError("No space left on device")
@@ -110,13 +110,13 @@ def test_a_crash_while_saving_leaves_the_checkpoint_before(loaded, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(*targets[crash_in], crash)
         with pytest.raises(OSError):
-            checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 6, **SAME})
+            checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 6, **SAME}, {})
     assert checkpoint.newest(tmp_path).name == "checkpoint-000003"
     folder, saved = checkpoint.resume(tmp_path, 9, SAME)
     state = saved["state"]
     assert state["step"] == 3 and policy.load(folder, torch.device("cpu"))
     # the next one succeeds over what the crash has left
-    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 9, **SAME})
+    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 9, **SAME}, {})
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000009"]
 
 
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_not_resumed_with_another_model_or_other_data(loaded, tm
     model, tokenizer = loaded
     with pytest.raises(UserError, match="nothing to resume"):
         checkpoint.newest(tmp_path)
-    checkpoint.save(tmp_path, model, tokenizer, torch.optim.AdamW(model.parameters()), {"step": 3, **SAME})
+    checkpoint.save(tmp_path, model, tokenizer, torch.optim.AdamW(model.parameters()), {"step": 3, **SAME}, {})
     for other in ({**SAME, "source": "x"}, {**SAME, "data": "x"}, {**SAME, "per_step": 9}):
         with pytest.raises(UserError, match="was started with another"):
             checkpoint.resume(tmp_path, 9, other)

@@ -127,11 +127,9 @@ if __name__ == "__main__":
     if job == "fail" and distributed.rank() == 1:
         raise RuntimeError("rank 1 has a reason of its own")
     if job == "gdpo":
-        import train
-
         rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
         share = rewards.split([4, 1, 0], dim=1)[distributed.rank()]
-        torch.save(train.over_all_devices(decoupled_advantages, share), Path(out) / f"gdpo-{distributed.rank()}.pt")
+        torch.save(distributed.over_all_groups(decoupled_advantages, share), Path(out) / f"gdpo-{distributed.rank()}.pt")
         sys.exit()
     for name in ("even", "uneven", "all"):
         result = fixed_update(folder, SHARES[name][distributed.rank()], "cppo" if job in ("update", "fail") else job)

@@ -393,11 +393,20 @@ def test_beta_is_004_and_the_clip_02_by_default():
 
 
 @pytest.mark.parametrize("options", [{}, {"beta": 5.0}, {"beta": 0.0, "ref_logp": torch.full((6, 5), -9.0, dtype=F64)}])
-def test_without_a_reference_or_with_beta_zero_there_is_no_kl(options):
+def test_without_a_reference_or_with_beta_zero_there_is_no_kl_in_the_loss(options):
     logp, old_logp, _ = example()
     loss, stats = grpo_loss(logp, old_logp, torch.tensor(ADVANTAGES, dtype=F64), mask_of(LENGTHS), **options)
     assert loss.item() == pytest.approx(loss_and_gradient_by_loop(logp, old_logp, None, 0.0, 0.2, 0.2)[0], abs=1e-7)
-    assert stats["kl"] == 0.0
+    assert (stats["kl"] > 0) == ("ref_logp" in options)  # it is still reported
+
+
+def test_with_beta_zero_a_reference_that_rules_a_token_out_does_no_harm():
+    logp, old_logp, _ = example()
+    logp.requires_grad_()
+    ref_logp = torch.full((6, 5), -math.inf, dtype=F64)
+    loss, _ = grpo_loss(logp, old_logp, torch.tensor(ADVANTAGES, dtype=F64), mask_of(LENGTHS), beta=0.0, ref_logp=ref_logp)
+    loss.backward()
+    assert loss.isfinite() and logp.grad.isfinite().all()
 
 
 def run(logp, old_logp, ref_logp, mask, advantages=None, **options):
