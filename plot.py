@@ -187,6 +187,32 @@ def family(rows, output):
     save(figure, output)
 
 
+def ppo(rows, output):
+    """What a critic costs and gives: accuracy while training, seed by seed; the time of a step; the memory of a step."""
+    figure, axes = plt.subplots(1, 3, figsize=(14, 4.5), constrained_layout=True)
+    for i, row in enumerate(rows):
+        for curve in row["curves"]:
+            _, completions, accuracy = zip(*curve)
+            label = row["name"] if curve is row["curves"][0] else None
+            axes[0].plot(completions, accuracy, STYLES[i % 4], color=f"C{i}", linewidth=1, label=label)
+    axes[0].set(xlabel="completions generated", ylabel="accuracy, sampled (mean of 64 questions or more)")
+    axes[0].set_title("a line for each seed", fontsize=10)
+    axes[0].grid(alpha=0.3)
+    axes[0].legend(fontsize=8, handlelength=3)
+    names = [row["name"] for row in rows]
+    stacked(axes[1], names, [{name: 1000 * seconds / row["steps"] for name, seconds in row["phases"].items()} for row in rows], PHASES)
+    axes[1].set_title("milliseconds of a step on the toy, by phase", fontsize=10)
+    parts = [
+        {"parameters": held["parameters"] / 1e6, "AdamW's moments": held["optimizer"] / 1e6,
+         "the rest (gradients, activations)": (held["peak"] - held["parameters"] - held["optimizer"]) / 1e6}
+        for held in (row["memory"] for row in rows)
+    ]
+    stacked(axes[2], names, parts, list(parts[0]))
+    axes[2].set_title("MB at the peak of a step, 26 million parameters", fontsize=10)
+    axes[2].set_ylim(top=1.3 * max(row["memory"]["peak"] / 1e6 for row in rows))
+    save(figure, output)
+
+
 def time_to_accuracy(rows, output):
     """Accuracy on the questions of training, each of them new to the policy, against time and against completions."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, constrained_layout=True)

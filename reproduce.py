@@ -5,8 +5,10 @@
     python reproduce.py --table keep               which completions to keep
     python reproduce.py --table group              the group size
     python reproduce.py --table family             GRPO and its relatives side by side
+    python reproduce.py --table ppo                what a critic costs, and what it gives
+    python reproduce.py --table length             GFPO on a base model that is long-winded for nothing
     python reproduce.py --table all                one after the other
-    python reproduce.py --quick                    all of them, small, in under 2 minutes: a look, not a result
+    python reproduce.py --quick                    all of them, small, in about 3 minutes: a look, not a result
 
 The protocol is the paper's, on a smaller task: G = 16, and a device trains on 16 completions in each step, so GRPO takes
 one question per step and CPPO ⌊16/k⌋; one pass over the same questions for every method; μ = 2, β = 0.04, T = 1, one
@@ -25,6 +27,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +36,7 @@ from tqdm import tqdm
 
 import plot
 import train
+from benchmarks.step_memory import memory
 from engine import checkpoint, data, logs, policy, toy
 from engine.config import Config as Options
 from engine.config import check
@@ -50,7 +54,7 @@ PAPER = {0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159
 
 @dataclass
 class Config:
-    table: str = option("all", "1, speed, keep, group, family, or all")
+    table: str = option("all", "1, speed, keep, group, family, ppo, length, or all")
     seeds: int = option(3, "how many runs of every method; a spread over fewer than 3 says little")
     quick: bool = option(False, "one seed and 16 questions, into runs/reproduce-quick/")
     output_dir: str | None = option(None, "where the tables and pictures go; none: results/")
@@ -68,6 +72,8 @@ class Table(NamedTuple):
     questions: int  # of one pass
     methods: Callable  # () → {name: Method}
     picture: Callable  # (rows, path)
+    measures: tuple[str, ...] = ()  # what is measured besides: kl (to the base), memory (of a step of a larger model)
+    base: Callable | None = None  # () → folder of the base model; None: the toy's
 
 
 def grpo(**options):
@@ -114,13 +120,26 @@ def group_sizes():
     return methods
 
 
+def own(name, **more):
+    """An algorithm with its own β and μ, four questions a step before allocation."""
+    row = train.ALGORITHMS[name]
+    return Method(name, {"algorithm": name, "beta": row.beta, "mu": row.mu, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo")
+
+
 def family():
-    """Every algorithm with its own β, clip and mini-batches, and CPPO's pruning on top of GSPO; four questions a step."""
-    methods = {}
-    for name, more in [*((name, {}) for name in train.ALGORITHMS), ("gspo", {"keep": "largest_abs"})]:
-        options = {"algorithm": name, "beta": train.ALGORITHMS[name].beta, "questions_per_step": 4, "lr": 3e-4, **more}
-        methods[f"{name} + cppo" if more else name] = Method(name, options, "grpo")
-    return methods
+    """Every algorithm as its paper has it, and CPPO's pruning on top of GSPO."""
+    return {name: own(name) for name in train.ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
+
+
+def with_a_critic():
+    """PPO makes twice as many updates of each batch as GRPO, and each is two: so both numbers of updates are tried for both."""
+    return {"grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo"), "ppo": own("ppo"), "ppo, μ=2": own("ppo", mu=2)}
+
+
+def length():
+    room = {"max_new_tokens": 72, "lr": 1e-4}
+    return {"grpo": own("grpo", **room), "gfpo": own("gfpo", **room), "gfpo, efficiency": own("gfpo", keep="efficiency", **room),
+            "gfpo_adaptive": own("gfpo_adaptive", **room)}
 
 
 TABLES = {
@@ -128,7 +147,9 @@ TABLES = {
     "speed": Table("Where the speed comes from", 512, speed, plot.speed),
     "keep": Table("Which completions to keep", 1024, keep_rules, plot.keep_rules),
     "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
-    "family": Table("The family", 1024, family, plot.family),
+    "family": Table("The family", 1024, family, plot.family, ("kl", "memory")),
+    "ppo": Table("With a critic, and without", 1024, with_a_critic, plot.ppo, ("kl", "memory")),
+    "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy.base, wordy=True)),
 }
 
 
@@ -163,24 +184,26 @@ def one_run(folder, options):
         "length": summary["after"]["sampled"]["length"], "seconds": summary["seconds"], "steps": summary["step"],
         "no_signal": statistics.fmean(row["no_signal"] for row in metrics), "no_update": summary["no_signal_steps"] / summary["step"],
         "to_85": next((seconds for seconds, _, accuracy in points if accuracy >= 0.85), math.inf),
+        "fall": max(max(a for *_, a in points[: i + 1]) - points[i][2] for i in range(len(points))),
         **{name: summary[name] for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")},
         "phases": phases, "curve": points,
     }
 
 
-def kl_to_base(folder):
+def kl_to_base(folder, base):
     """KL(π ‖ π_base) of a finished run, in nats per completion: the mean of Σ_t k1 over a completion of each of 256 held-out questions."""
     device = torch.device("cpu")
     model, tokenizer = policy.load(folder, device)
     questions, _ = data.load("toy", tokenizer, split="test", limit=256)
     prompts = [question["prompt"] for question in questions]
+    longest = json.loads((folder / "config.json").read_text())["max_new_tokens"]
     drawn = sample(
-        model, prompts, 1, Sampling(toy.MAX_NEW_TOKENS), stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id,
+        model, prompts, 1, Sampling(longest), stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id,
         generator=torch.Generator().manual_seed(0),
     )
     batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
     with torch.no_grad():
-        logp, ref_logp = (batch.logprobs(m, 1.0) for m in (model, policy.load(toy.base(), device)[0]))
+        logp, ref_logp = (batch.logprobs(m, 1.0) for m in (model, policy.load(base, device)[0]))
     return kl_k1(logp, ref_logp).sum(1).mean().item()
 
 
@@ -217,10 +240,11 @@ def summarize(methods, runs):
         own, base = runs[name], runs[method.baseline]
         row = {"name": name, "method": method.kind}
         row |= {key: own[0][key] for key in ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions", "completions")}
-        for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "kl_to_base"):
-            if key in own[0]:  # the last one is the family's alone
+        for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "fall", "kl_to_base"):
+            if key in own[0]:  # the last one is not in every table
                 values = [r[key] for r in own]
-                row[key] = {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+                std = statistics.stdev(values) if len(values) > 1 else 0.0
+                row[key] = {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
         row |= {key: statistics.fmean(r[key] for r in own) for key in ("tokens_generated", "tokens_trained")}
         ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
         row["speedup"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
@@ -247,27 +271,35 @@ def pm(value, digits=3):
 
 def markdown(about, rows):
     """The table to read, with all that is needed to make it again."""
-    bounded = any(row["bound"] for row in rows)
-    lines = [["", "k", "questions per step", "greedy", "sampled", "tokens long", "seconds", "speed-up (min to max)", "per token generated",
-              *(["Amdahl's bound", "measured / bound"] if bounded else []), *(["KL to the base"] if "kl_to_base" in rows[0] else []),
-              "steps",
-              *(["paper: accuracy", "seconds", "speed-up"] if about["table"] == "1" else [])]]
-    for row in rows:
-        s, bound = row["speedup"], row["bound"]
-        lines.append([
-            row["name"], row["k"], row["questions_per_step"], pm(row["greedy"]), pm(row["sampled"]), f"{row['length']['mean']:.1f}",
-            pm(row["seconds"], 1), f"{s['median']:.2f} ({s['min']:.2f} to {s['max']:.2f})", f"{row['speedup_per_token']:.2f}",
-            *([f"{bound:.2f}", f"{s['median'] / bound:.2f}"] if bound else ["", ""] if bounded else []),
-            *([pm(row["kl_to_base"], 1)] if "kl_to_base" in row else []), row["steps"],
-            *(PAPER[row["pruning_rate"]] if about["table"] == "1" else ()),
-        ])
+    columns = [  # (title, what stands in a row)
+        ("", lambda r: r["name"]), ("k", lambda r: r["k"]), ("questions per step", lambda r: r["questions_per_step"]),
+        ("greedy", lambda r: pm(r["greedy"])), ("sampled", lambda r: pm(r["sampled"])), ("tokens long", lambda r: pm(r["length"], 1)),
+        ("seconds", lambda r: pm(r["seconds"], 1)),
+        ("speed-up (min to max)", lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"])),
+        ("per token generated", lambda r: f"{r['speedup_per_token']:.2f}"), ("steps", lambda r: r["steps"]),
+    ]
+    if any(row["bound"] for row in rows):
+        columns += [("Amdahl's bound", lambda r: f"{r['bound']:.2f}" if r["bound"] else ""),
+                    ("measured / bound", lambda r: f"{r['speedup']['median'] / r['bound']:.2f}" if r["bound"] else "")]
+    if "kl_to_base" in rows[0]:
+        columns += [("KL to the base", lambda r: pm(r["kl_to_base"], 1))]
+    if about["table"] == "ppo":
+        columns += [("ms per step", lambda r: f"{1000 * r['seconds']['mean'] / r['steps']:.0f}"),
+                    ("sampled, worst seed", lambda r: f"{r['sampled']['min']:.3f}"),
+                    ("largest fall while training", lambda r: f"{r['fall']['max']:.3f}")]
+    if about["table"] == "1":
+        columns += [("paper: accuracy", lambda r: PAPER[r["pruning_rate"]][0]), ("seconds", lambda r: PAPER[r["pruning_rate"]][1]),
+                    ("speed-up", lambda r: PAPER[r["pruning_rate"]][2])]
+    lines = [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
     work = [["", "completions", "tokens generated", "tokens trained", "seconds: generate", "score", "logprobs", "update", "other",
-             "groups without signal", "steps without update", "seconds to accuracy 0.85"]]
+             "groups without signal", "steps without update", "seconds to accuracy 0.85",
+             *(["MB at the peak of a step (26 million parameters)", "parameters", "AdamW's moments"] if "memory" in rows[0] else [])]]
     for row in rows:
         seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
         work.append([row["name"], row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
                      f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
-                     f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached"])
+                     f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached",
+                     *(f"{row['memory'][part] / 1e6:.0f}" for part in ("peak", "parameters", "optimizer") if "memory" in row)])
 
     def table(lines):
         lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
@@ -284,19 +316,23 @@ def markdown(about, rows):
 
 def reproduce(table, config):
     """All runs of one table, then its JSON, its Markdown and its picture."""
-    title, questions, make_methods, picture = TABLES[table]
+    title, questions, make_methods, picture, measures, base = TABLES[table]
     questions, eval_questions = (16, 32) if config.quick else (questions, 512)
     methods, runs = make_methods(), {}
+    base = base and base()
     folder = Path("runs") / ("reproduce-quick" if config.quick else "reproduce") / table
     jobs = [(seed, name) for seed in range(1, config.seeds + 1) for name in methods]
     for seed, name in tqdm(jobs, desc=title):
         options = PROTOCOL | methods[name].options | {
             "seed": seed, "epochs": questions / toy.TRAIN_QUESTIONS, "eval_questions": eval_questions, "save_every": 500}
         run_folder = folder / f"{name}, seed {seed}".replace(", ", "-").replace(" ", "-")
-        runs.setdefault(name, []).append(one_run(run_folder, options))
-        if table == "family":
-            runs[name][-1]["kl_to_base"] = kl_to_base(run_folder)
+        runs.setdefault(name, []).append(one_run(run_folder, options | ({"model": base} if base else {})))
+        if "kl" in measures:
+            runs[name][-1]["kl_to_base"] = kl_to_base(run_folder, base or toy.base())
     rows = summarize(methods, runs)
+    if "memory" in measures:
+        held = memory({name: PROTOCOL | method.options for name, method in methods.items()}, hidden_size=32 if config.quick else 512)
+        rows = [row | {"memory": held[row["name"]]} for row in rows]
     about = {
         "table": table, "title": title, **setting(["torch", "transformers"]),
         "seeds": config.seeds, "questions": questions, "eval_questions": eval_questions, "protocol": PROTOCOL,

@@ -126,11 +126,17 @@ def growth(step, device):
     return memory("VmHWM") - before
 
 
+def return_what_is_freed():
+    """From now on a freed tensor goes back to the system at once, so that the process holds what lives."""
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
+        libc.malloc_trim(0)  # and what was freed before
+
+
 def measure(point):
     """One point, in a process of its own."""
     k, length, way, vocabulary, policy.CHUNK_ELEMENTS = point
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: a freed tensor goes back to the system at once, so that the process holds what lives
+    return_what_is_freed()
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = make_model(vocabulary, device)

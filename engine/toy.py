@@ -28,6 +28,7 @@ OPERANDS = 5
 THINKING_SHARE = 0.3  # of the warm start's demonstrations
 WRONG_SHARE = 0.5  # of those that guess
 MAX_NEW_TOKENS = 48  # the longest thoughts need 39
+WORDY = 8
 TRAIN_QUESTIONS = 2048  # one epoch of the training script
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]  # Ċ is how byte-level vocabularies write a newline
@@ -69,11 +70,15 @@ def question(index, split="train"):
             return {"question": f"{text}=?", "answer": str(total), "thoughts": thoughts}
 
 
-def demonstration(index):
-    """(question, completion) number `index` of the warm start: some think and are right, most guess, and often wrongly."""
+def demonstration(index, wordy=False):
+    """(question, completion) number `index` of the warm start: some think and are right, most guess, and often wrongly.
+
+    wordy: all of them think, and say the last total up to WORDY times more, which does neither good nor harm.
+    """
     row, draw = question(index, "warm_start"), random.Random(f"demonstration {index}")
-    if draw.random() < THINKING_SHARE:
-        return row["question"], f"<think>{row['thoughts']}</think>\n<answer>{row['answer']}</answer>"
+    if wordy or draw.random() < THINKING_SHARE:
+        thoughts = row["thoughts"] + f"{row['answer']};" * (draw.randint(0, WORDY) if wordy else 0)
+        return row["question"], f"<think>{thoughts}</think>\n<answer>{row['answer']}</answer>"
     answer = int(row["answer"])
     if draw.random() < WRONG_SHARE:
         answer += draw.choice([off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0])
@@ -91,12 +96,12 @@ def make_model(tokenizer):
     return Qwen2ForCausalLM(config)
 
 
-def warm_start(model, tokenizer, *, steps=800, batch_size=64, lr=5e-3):
+def warm_start(model, tokenizer, *, wordy=False, steps=800, batch_size=64, lr=5e-3):
     """Supervised training on the demonstrations: cross-entropy on the completion's tokens, EOS included."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     for step in trange(steps, desc="warm start", leave=False):
-        demonstrations = [demonstration(i) for i in range(step * batch_size, (step + 1) * batch_size)]
+        demonstrations = [demonstration(i, wordy) for i in range(step * batch_size, (step + 1) * batch_size)]
         prompts = tokenizer([prompt for prompt, _ in demonstrations]).input_ids
         completions = tokenizer([completion + tokenizer.eos_token for _, completion in demonstrations]).input_ids
         total = sum(map(len, completions))
@@ -112,18 +117,19 @@ def warm_start(model, tokenizer, *, steps=800, batch_size=64, lr=5e-3):
         optimizer.zero_grad()
 
 
-def base():
+def base(wordy=False):
     """The folder of the toy's base model, made on first use (about half a minute) and kept under runs/.
 
-    Its name holds a fingerprint of this file: whoever changes the toy gets a new base.
+    Its name holds a fingerprint of this file: whoever changes the toy gets a new base. wordy: of its demonstrations.
     """
-    folder = Path("runs") / f"toy-base-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}"
+    fingerprint = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+    folder = Path("runs") / f"toy-{'wordy' if wordy else 'base'}-{fingerprint}"
     if distributed.rank() == 0 and not folder.exists():
         torch.set_num_threads(1)
         torch.manual_seed(0)
         tokenizer = make_tokenizer()
         model = make_model(tokenizer)
-        warm_start(model, tokenizer)
+        warm_start(model, tokenizer, wordy=wordy)
         unfinished = Path(f"{folder}.{os.getpid()}")
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
