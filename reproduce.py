@@ -137,7 +137,7 @@ def with_a_critic():
 
 
 def length():
-    room = {"max_new_tokens": 72, "lr": 1e-4}
+    room = {"max_new_tokens": 72}
     return {"grpo": own("grpo", **room), "gfpo": own("gfpo", **room), "gfpo, efficiency": own("gfpo", keep="efficiency", **room),
             "gfpo_adaptive": own("gfpo_adaptive", **room)}
 
