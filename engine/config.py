@@ -74,8 +74,9 @@ def combine(config, algorithms):
         (("keep", "prune_pooled"), lambda a: not a.critic),
         (("pruning_rate", "allocation"), lambda a: not (a.critic or a.ks)),
     ]
+    unset = {"pruning_rate": 0.0, "allocation": False, "prune_pooled": False}  # what says no more than None
     for options, takes in owners:
-        for given in (o for o in options if getattr(config, o) not in (None, False) and not takes(algorithm)):
+        for given in (o for o in options if getattr(config, o) not in (None, unset.get(o)) and not takes(algorithm)):
             takers = ", ".join(other for other in algorithms if takes(algorithms[other]))
             raise UserError(f"--{given} does not fit {name}: leave it out, or take an algorithm that it belongs to ({takers}).")
     filters = algorithm.keep in SELECT_FIRST
@@ -89,8 +90,8 @@ def combine(config, algorithms):
         raise UserError("--prune_pooled is a rule of its own: leave out --keep.")
     if config.pruning_rate and not (algorithm.keep or config.keep or config.prune_pooled):
         raise UserError(f"{name} keeps every completion: with --pruning_rate say which ones, as --keep largest_abs.")
-    if config.group_size < (1 if algorithm.critic else 2):
-        raise UserError(f"--group_size must be at least 2, not {config.group_size}: an advantage compares completions of one question.")
+    if config.group_size == 1 and not algorithm.critic:
+        raise UserError("--group_size must be at least 2, not 1: an advantage compares completions of one question.")
     if algorithm.ks and config.group_size < max(algorithm.ks):
         raise UserError(f"{name} keeps up to {max(algorithm.ks)} completions of a question: --group_size {config.group_size} is too small.")
 
@@ -105,7 +106,7 @@ def check(config, algorithms):
     algorithm = algorithms[config.algorithm]
     combine(config, algorithms)
     at_least(config, {
-        "steps": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
+        "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
         "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
         "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0,
     })

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,15 @@ ROOT = Path(__file__).parent.parent
 # how six fixed completions are shared out to the ranks: evenly, by unequal numbers and tokens, all to one
 SHARES = {"one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]]}
 
+UPDATED = ["cppo", "dapo", "drgrpo", "gspo", "ppo"]
 
-def fixed_update(folder, share, algorithm="cppo"):
-    """The weights after μ=2 updates on this rank's part of the six completions, and the update's metrics."""
+
+def fixed_update(folder, share, algorithm):
+    """The weights after the updates on this rank's part of the six completions, and the update's metrics."""
     import train
     from engine import distributed, policy
     from engine.config import Config, check
+    from engine.critic import Critic, estimate
 
     model, _ = policy.load(folder, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
@@ -37,10 +41,17 @@ def fixed_update(folder, share, algorithm="cppo"):
     for part in parts:
         with torch.no_grad():
             part.ref_logp = part.logprobs(model, 1.0) - 0.05
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    stats = train.update(model, optimizer, [parts], train.ALGORITHMS[algorithm], config)
+    critic = Critic(model) if algorithm == "ppo" else None
+    if critic:
+        torch.nn.init.normal_(critic.head.weight, std=0.1, generator=generator)
+        for part in parts:
+            part.old_logp = part.logprobs(model, 1.0).detach()
+        estimate(critic, parts, model.device, beta=config.beta, lam=config.lam)
+    learners = [*model.parameters(), *(critic.parameters() if critic else ())]
+    optimizer = torch.optim.SGD(learners, lr=0.1)
+    stats = train.update(model, optimizer, [parts], train.ALGORITHMS[algorithm], config, critic)
     distributed.barrier()
-    return {"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "stats": stats}
+    return {"weights": torch.cat([p.detach().flatten() for p in learners]), "stats": stats}
 
 
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
@@ -49,26 +60,26 @@ def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment)
 
 
-def test_one_and_two_ranks_make_the_same_update(small, tmp_path):
-    done = torchrun(__file__, "update", small, tmp_path)
+@pytest.fixture(scope="module")
+def two_ranks(small, tmp_path_factory):
+    """Folder of what two ranks made of every share, with every algorithm."""
+    out = tmp_path_factory.mktemp("two_ranks")
+    done = torchrun(__file__, "update", small, out)
     assert done.returncode == 0, done.stderr[-2000:]
-    one = fixed_update(small, SHARES["one"][0])
+    return out
+
+
+@pytest.mark.parametrize("algorithm", UPDATED)
+def test_one_and_two_ranks_make_the_same_update(small, two_ranks, algorithm):
+    """Weights count completions, tokens, or the longest completion allowed, of all ranks together; PPO's advantages are
+    whitened over all ranks, and its critic learns from all."""
+    one = fixed_update(small, SHARES["one"][0], algorithm)
     for name in ("even", "uneven", "all"):
-        ranks = [torch.load(tmp_path / f"{name}-{rank}.pt") for rank in (0, 1)]
+        ranks = [torch.load(two_ranks / f"{algorithm}-{name}-{rank}.pt") for rank in (0, 1)]
         assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
         torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
         for key, value in one["stats"].items():
             assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, key)
-
-
-@pytest.mark.parametrize("algorithm", ["dapo", "drgrpo", "gspo"])
-def test_the_relatives_too(small, tmp_path, algorithm):
-    """Their weights count tokens, or the longest completion allowed: of all ranks together."""
-    done = torchrun(__file__, algorithm, small, tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
-    one = fixed_update(small, SHARES["one"][0], algorithm)
-    for name in ("uneven", "all"):
-        torch.testing.assert_close(torch.load(tmp_path / f"{name}-0.pt")["weights"], one["weights"], rtol=1e-5, atol=1e-7)
 
 
 def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
@@ -80,12 +91,16 @@ def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
     torch.testing.assert_close(torch.cat(parts), decoupled_advantages(rewards))
 
 
-@pytest.mark.parametrize("algorithm", ["dapo", "gdpo", "gfpo"])
+@pytest.mark.parametrize("algorithm", ["dapo", "gdpo", "gfpo", "gfpo_adaptive", "ppo"])
 def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
     done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", algorithm,
-                    "--group_size", "4", "--max_new_tokens", "8", "--allocation", "false", cwd=tmp_path)  # fmt: skip
+                    "--group_size", "8", "--max_new_tokens", "8", "--allocation", "false", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+    from engine import checkpoint
+
+    history = torch.load(checkpoint.newest(tmp_path / "run") / "trainer.pt")["state"]["history"]
+    assert len(history) == (3 if algorithm == "gfpo_adaptive" else 0)  # a mean reward for each question of all ranks
 
 
 def test_torchrun_trains_on_two_ranks_and_resumes(small, tmp_path):
@@ -131,7 +146,7 @@ if __name__ == "__main__":
         share = rewards.split([4, 1, 0], dim=1)[distributed.rank()]
         torch.save(distributed.over_all_groups(decoupled_advantages, share), Path(out) / f"gdpo-{distributed.rank()}.pt")
         sys.exit()
-    for name in ("even", "uneven", "all"):
-        result = fixed_update(folder, SHARES[name][distributed.rank()], "cppo" if job in ("update", "fail") else job)
-        torch.save(result, Path(out) / f"{name}-{distributed.rank()}.pt")
+    for algorithm, name in product(UPDATED, ("even", "uneven", "all")):
+        result = fixed_update(folder, SHARES[name][distributed.rank()], algorithm)
+        torch.save(result, Path(out) / f"{algorithm}-{name}-{distributed.rank()}.pt")
     distributed.stop()

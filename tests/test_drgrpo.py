@@ -1,41 +1,13 @@
 """drgrpo.py against the formula as a loop over tokens; and no length of a completion in any divisor."""
 
-import math
-
 import pytest
 import torch
+from examples import ADVANTAGES, LENGTHS, by_loop, example, mask_of
 
 from drgrpo import constant_weights, drgrpo_loss
 from grpo import group_advantages
 
 torch.set_num_threads(1)
-F64 = torch.float64
-LENGTHS = [5, 1, 0, 3, 1, 4]  # ragged, two of one token, one empty
-ADVANTAGES = torch.tensor([1.5, -0.7, 2.0, -1.2, 0.9, 0.0], dtype=F64)  # both signs, and a completion without signal
-
-
-def mask_of(lengths, width=None):
-    return torch.arange(width or max(lengths)) < torch.tensor(lengths)[:, None]
-
-
-def example():
-    """logp, old_logp, ref_logp (6, 5) float64, far enough apart that the clip acts on both sides."""
-    generator = torch.Generator().manual_seed(11)
-    base = -1 - torch.rand(6, 5, generator=generator, dtype=F64)
-    return base.requires_grad_(), *(base.detach() + 0.4 * torch.randn(6, 5, generator=generator, dtype=F64) for _ in range(2))
-
-
-def by_loop(logp, old_logp, ref_logp, max_tokens, beta=0.0, low=0.2, high=0.2):
-    """−1/N Σ_i 1/L Σ_t (min(ρA, clip(ρ)A) − β k3) in Python floats, and its gradient by hand."""
-    loss, gradient = 0.0, torch.zeros(6, 5, dtype=F64)
-    for i, (length, a) in enumerate(zip(LENGTHS, ADVANTAGES.tolist(), strict=True)):
-        for t in range(length):
-            ratio, r = math.exp(logp[i, t] - old_logp[i, t]), math.exp(ref_logp[i, t] - logp[i, t])
-            open_ = not (a > 0 and ratio > 1 + high or a < 0 and ratio < 1 - low)
-            bounded = ratio if open_ else 1 + high if a > 0 else 1 - low
-            loss -= (bounded * a - beta * (r - math.log(r) - 1)) / max_tokens / 6
-            gradient[i, t] = -(open_ * ratio * a - beta * (1 - r)) / max_tokens / 6
-    return loss, gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.bfloat16])
@@ -54,12 +26,12 @@ def test_neither_the_padding_nor_the_other_completions_change_the_weight_of_a_to
 @pytest.mark.parametrize("max_tokens", [5, 64])
 @pytest.mark.parametrize("options", [{}, {"beta": 0.3}, {"clip_low": 0.1, "clip_high": 0.4}])
 def test_loss_and_gradient_equal_a_loop_over_tokens(max_tokens, options):
-    """No KL unless β is given, though a reference is handed over."""
+    """No KL in the loss unless β is given, though a reference is handed over."""
     logp, old_logp, ref_logp = example()
     loss, stats = drgrpo_loss(logp, old_logp, ADVANTAGES, mask_of(LENGTHS), max_tokens=max_tokens, ref_logp=ref_logp, **options)
     loss.backward()
     clip = {"low": options.get("clip_low", 0.2), "high": options.get("clip_high", 0.2)}
-    expected, gradient = by_loop(logp.detach(), old_logp, ref_logp, max_tokens, options.get("beta", 0.0), **clip)
+    expected, gradient = by_loop(logp.detach(), old_logp, ref_logp, weight=1 / max_tokens / 6, beta=options.get("beta", 0.0), **clip)
     assert stats["clip_fraction"] > 0.1  # the example does clip
     assert loss.item() == pytest.approx(expected, abs=1e-7)  # the weights are float32
     torch.testing.assert_close(logp.grad, gradient, rtol=1e-6, atol=1e-9)

@@ -111,6 +111,16 @@ def test_tokens_that_are_all_equal_whiten_to_0_and_an_empty_batch_too():
     assert (whiten(torch.full((6, 5), 2.0), MASK) == 0).all() and (whiten(torch.ones(2, 3), torch.zeros(2, 3)) == 0).all()
 
 
+@pytest.mark.parametrize("cut", [[1] * 6, [2, 4], [3, 2, 1]])
+def test_parts_whiten_like_the_whole_with_its_mean_and_variance(cut):
+    (x,) = tensors(11, 1, scale=3.0)
+    own = x[MASK].tolist()
+    whole = {"mean": statistics.fmean(own), "variance": statistics.pvariance(own)}
+    parts = [whiten(part, mask, **whole) for part, mask in zip(x.split(cut), MASK.split(cut))]
+    torch.testing.assert_close(torch.cat(parts), whiten(x, MASK))
+    assert (whiten(torch.full((2, 3), 5.0), torch.ones(2, 3), mean=1.0, variance=4.0) == 2).all()
+
+
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +143,16 @@ def test_policy_loss_and_gradient_equal_a_loop_over_tokens(low, high):
     assert min(clips) > 0 and stats["clip_fraction"] == pytest.approx(sum(clips) / 14)
     assert loss.item() == pytest.approx(expected, abs=1e-7)  # the weights are float32
     torch.testing.assert_close(logp.grad, gradient, rtol=1e-6, atol=1e-9)
+
+
+def test_the_kl_to_a_reference_is_reported_and_changes_nothing():
+    """It is in the rewards: k3 = r − log r − 1 with r = π_ref / π, the mean over all tokens."""
+    logp, old_logp, ref_logp, advantages = tensors(12, 4, scale=0.5)
+    logp.requires_grad_()
+    (loss, stats), (other, without) = (ppo_loss(logp, old_logp, advantages, MASK, ref_logp=ref) for ref in (ref_logp, None))
+    r = [math.exp(ref_logp[at] - logp[at].item()) for at in tokens()]
+    assert stats["kl"] == pytest.approx(sum(x - math.log(x) - 1 for x in r) / 14) and without["kl"] == 0
+    assert loss == other and torch.equal(*(torch.autograd.grad(x, logp)[0] for x in (loss, other)))
 
 
 def test_policy_clip_is_a_fifth_by_default():

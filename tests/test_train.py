@@ -10,7 +10,7 @@ import torch
 import eval as evaluation
 import train
 from cppo import prune
-from engine import data, logs, policy
+from engine import checkpoint, data, logs, policy
 from engine.config import Config, check
 from engine.critic import Critic
 from engine.options import UserError
@@ -155,11 +155,12 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
 
 
 def chosen(k, rewards, lengths=None, **options):
-    """(advantages, kept) of rewards (Q, G) under a configuration."""
-    c = config(group_size=4, **options)
-    rewards = torch.tensor(rewards)
-    lengths = torch.tensor(lengths) if lengths else torch.ones_like(rewards)
-    advantages, kept = select(rewards.unsqueeze(0), lengths, k, ALGORITHMS[c.algorithm], c, torch.Generator().manual_seed(0))
+    """(advantages, kept) of rewards (Q, G), or several (R, Q, G), under a configuration."""
+    rewards = torch.as_tensor(rewards)
+    rewards = rewards.view(-1, *rewards.shape[-2:])
+    c = config(group_size=rewards.shape[2], **options)
+    lengths = torch.as_tensor(lengths) if lengths is not None else torch.ones_like(rewards[0])
+    advantages, kept = select(rewards, lengths, k, ALGORITHMS[c.algorithm], c, torch.Generator().manual_seed(0))
     return advantages, kept.tolist()
 
 
@@ -194,6 +195,21 @@ def test_gfpo_and_pods_take_the_advantages_over_those_they_keep():
     torch.testing.assert_close(advantages.abs().sum(1), torch.full((2,), 2 / 2**0.5), atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("keep", ["shortest", "efficiency"])
+def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
+    both = torch.randint(0, 3, (2, 3, 10), generator=torch.Generator().manual_seed(0)).float()
+    lengths = torch.randint(1, 9, (3, 10), generator=torch.Generator().manual_seed(1))
+    advantages, kept = chosen(torch.tensor([4, 8, 6]), both, lengths, algorithm="gfpo_adaptive", keep=keep)
+    rewards = both[0] + both[1]
+    metric = (lengths if keep == "shortest" else -rewards / lengths).tolist()
+    own = [sorted(sorted(range(10), key=lambda i: metric[q][i])[:k]) for q, k in enumerate([4, 8, 6])]
+    assert kept == [10 * q + i for q in range(3) for i in own[q]]
+    for q in range(3):
+        of_kept = rewards[q, own[q]]
+        expected = torch.zeros(10).scatter(0, torch.tensor(own[q]), (of_kept - of_kept.mean()) / (of_kept.std(correction=0) + 1e-4))
+        torch.testing.assert_close(advantages[q], expected)
+
+
 @pytest.fixture
 def step_inputs(small):
     model, tokenizer = policy.load(small, CPU)
@@ -201,12 +217,18 @@ def step_inputs(small):
     return model, tokenizer, questions
 
 
-def run_step(step_inputs, c, functions, step=1):
+def steps_of(step_inputs, c, functions, reference=None, history=None):
+    """Step number → (metrics, samples): makes this step, on the same questions each time."""
     model, tokenizer, questions = step_inputs
-    sampling = train.Sampling(c.max_new_tokens)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=c.lr)
-    supply = lambda missing: questions
-    return train.train_step(step, supply, model, copy.deepcopy(model), optimizer, tokenizer, functions, sampling, check(c, ALGORITHMS), c)
+    critic = Critic(model) if ALGORITHMS[c.algorithm].critic else None
+    optimizer = torch.optim.AdamW([*model.parameters(), *(critic.parameters() if critic else ())], lr=c.lr)
+    rest = (lambda missing: questions, model, reference or copy.deepcopy(model), optimizer, tokenizer, functions,
+            train.Sampling(c.max_new_tokens), check(c, ALGORITHMS), c, critic, [] if history is None else history)
+    return lambda step: train.train_step(step, *rest)
+
+
+def run_step(step_inputs, c, functions, step=1):
+    return steps_of(step_inputs, c, functions)(step)
 
 
 def number_of_digits(completions, **columns):
@@ -236,6 +258,14 @@ def test_the_freed_places_are_filled_for_cppo_but_not_for_gfpo_and_pods():
 
     assert allocation() and allocation(algorithm="gspo", keep="largest_abs") and not allocation(allocation=False)
     assert not allocation(algorithm="gfpo") and not allocation(algorithm="pods") and allocation(algorithm="pods", allocation=True)
+
+
+def test_the_settings_of_ppo_and_of_gfpos_adaptive_k():
+    c = config(algorithm="ppo")
+    assert (c.mu, c.lam, c.beta, c.critic_lr, c.clip_low, c.clip_high, c.allocation) == (4, 0.95, 0.02, 1e-3, 0.2, 0.2, False)
+    assert config(algorithm="ppo", dataset="gsm8k").critic_lr == 1e-5
+    c = Config(algorithm="gfpo_adaptive")
+    assert check(c, ALGORITHMS) == 8 and (c.mu, c.pruning_rate, c.allocation, c.keep) == (2, 0.0, False, "shortest")
 
 
 def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(step_inputs, monkeypatch):
@@ -304,18 +334,9 @@ def few_digits(completions, **columns):
 
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_every_algorithm_raises_its_reward(small, algorithm):
-    model, tokenizer = policy.load(small, CPU)
-    questions, _ = data.load("toy", tokenizer, limit=4)
-    c = config(algorithm=algorithm, group_size=8, lr=1e-3)
-    k = check(c, ALGORITHMS)
-    reference, optimizer = copy.deepcopy(model), torch.optim.AdamW(model.parameters(), lr=c.lr)
-    sampling = train.Sampling(c.max_new_tokens)
-    critic = Critic(model) if algorithm == "ppo" else None
-    if critic:
-        optimizer.add_param_group({"params": critic.parameters()})
-    rest = (lambda n: questions, model, reference, optimizer, tokenizer, [few_digits], sampling, k, c, critic, [])
-    rewards = [train.train_step(step, *rest)[0]["reward"] for step in range(12)]
+def test_every_algorithm_raises_its_reward(step_inputs, algorithm):
+    make = steps_of(step_inputs, config(algorithm=algorithm, group_size=8, lr=1e-3), [few_digits])
+    rewards = [make(step)[0]["reward"] for step in range(12)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.5
 
 
@@ -328,9 +349,54 @@ def test_a_random_choice_of_the_kept_follows_from_seed_and_step(step_inputs):
 def test_a_step_without_signal_makes_no_update(step_inputs):
     model = step_inputs[0]
     before = copy.deepcopy(model.state_dict())
-    metrics, _ = run_step(step_inputs, config(group_size=4), [lambda completions, **columns: [1.0] * len(completions)])
+    metrics, _ = run_step(step_inputs, config(group_size=4), [ones])
     assert metrics["no_signal"] == 1 and metrics["loss"] is None and metrics["skipped_updates"] == 0
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
+def ones(completions, **columns):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("score", [0.0, 2.0])
+def test_ppo_has_an_update_to_make_where_all_rewards_are_equal(step_inputs, score):
+    """V is 0 and, with λ = 1, the return of every token is the score: the critic's loss is ½ (0 − score)²."""
+    c = config(algorithm="ppo", group_size=4, lam=1.0, lr=0.0)
+    metrics, _ = run_step(step_inputs, c, [lambda completions, **columns: [score] * len(completions)])
+    assert metrics["no_signal"] == 1 and metrics["value_loss"] == pytest.approx(score**2 / 2)
+
+
+def test_ppo_learns_from_equal_rewards_what_its_critic_did_not_foresee(step_inputs):
+    before = step_inputs[0].lm_head.weight.clone()
+    make = steps_of(step_inputs, config(algorithm="ppo", group_size=4, lr=1e-3), [ones])
+    losses = [make(step)[0]["value_loss"] for step in range(6)]
+    assert losses[-1] < losses[0] / 2 and not torch.equal(step_inputs[0].lm_head.weight, before)
+
+
+def test_ppos_kl_is_in_the_rewards(step_inputs):
+    """A policy that was moved away from its reference: a large β brings it back, a tiny one lets it go where the reward is."""
+    model, kls = step_inputs[0], {}
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p += 0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+    for beta in (1e-6, 100.0):
+        c = config(algorithm="ppo", group_size=8, lr=1e-3, beta=beta)
+        make = steps_of((copy.deepcopy(model), *step_inputs[1:]), c, [number_of_digits], reference)
+        kls[beta] = [make(step)[0]["kl"] for step in range(6)]
+    assert sum(kls[100.0][3:]) < sum(kls[1e-6][3:]) / 2
+    assert run_step(step_inputs, config(algorithm="ppo", group_size=4, beta=0.0), [number_of_digits])[0]["kl"] == 0  # no reference
+
+
+def test_gfpos_adaptive_k_goes_by_the_mean_rewards_of_the_questions_so_far(step_inputs):
+    """Question q of four earns q for each of its 16 completions, in the third step 3 − q; and 1 for no reason."""
+    history, kept = [], []
+    for step, reward in enumerate([lambda i: i // 16, lambda i: i // 16, lambda i: 3 - i // 16]):
+        mine = lambda completions, reward=reward, **columns: [float(reward(i)) for i in range(len(completions))]
+        metrics, samples = steps_of(step_inputs, config(algorithm="gfpo_adaptive"), [mine, ones], history=history)(step)
+        kept.append((metrics["kept"], sum(row["kept"] for row in samples["completions"])))
+    assert history == [1, 2, 3, 4, 1, 2, 3, 4, 4, 3, 2, 1]
+    assert kept == [(4 * 8, 8), (8 + 8 + 6 + 4, 8), (4 + 6 + 8 + 8, 4)]  # of all, and of the first question
 
 
 def test_a_step_is_a_function_of_its_number_and_the_seed(step_inputs):
@@ -366,6 +432,21 @@ def go(small, folder, *options, steps=3):
     return train.main(argv)
 
 
+def go_in_two(small, folder, monkeypatch, *options, killed_in, save_every, steps):
+    """A run that dies in a step, and its resumption."""
+    real = train.train_step
+
+    def killed(step, *rest):
+        if step == killed_in:
+            raise RuntimeError("killed")
+        return real(step, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(train, "train_step", killed)
+        go(small, folder, *options, "--save_every", str(save_every), steps=steps)
+    train.main(["--output_dir", str(folder), "--resume"])
+
+
 def test_stop_kl_ends_the_run_with_a_checkpoint_and_a_sentence(small, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(data, "reward_functions", lambda name: [number_of_digits])
     assert go(small, tmp_path / "run", "--stop_kl", "1e-7", steps=5) == 0
@@ -382,19 +463,49 @@ def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monke
         kls[name] = [row["kl"] for row in logs.read(tmp_path / name / "metrics.jsonl")]
     assert kls["refreshed"][0] == kls["refreshed"][2] == kls["refreshed"][4] == 0  # the reference is the policy again
     assert kls["kept"][2] > 0 and kls["refreshed"][3] > 0
-    real = train.train_step
-
-    def killed_at_step_4(step, *rest):
-        if step == 4:
-            raise RuntimeError("killed")
-        return real(step, *rest)
-
-    monkeypatch.setattr(train, "train_step", killed_at_step_4)
-    with pytest.raises(RuntimeError):
-        go(small, tmp_path / "resumed", "--mu", "1", "--refresh_reference", "2", "--save_every", "3", steps=5)
-    monkeypatch.setattr(train, "train_step", real)
-    go(small, tmp_path / "resumed", "--resume", steps=5)  # step 4 is measured against the reference of step 2
+    go_in_two(small, tmp_path / "resumed", monkeypatch, "--mu", "1", "--refresh_reference", "2", killed_in=4, save_every=3, steps=5)
+    # step 4 is measured against the reference of step 2
     assert [row["kl"] for row in logs.read(tmp_path / "resumed/metrics.jsonl")] == kls["refreshed"]
+
+
+def run_of(folder):
+    """What a run has come to: its metrics without the seconds, GFPO's history, and the networks and moments of its checkpoint."""
+    saved = torch.load(checkpoint.newest(folder) / "trainer.pt")
+    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in logs.read(folder / "metrics.jsonl")]
+    return rows, saved["state"]["history"], {"optimizer": saved["optimizer"], **saved["others"]}
+
+
+@pytest.mark.parametrize("options", [
+    ["--algorithm", "ppo"],
+    ["--algorithm", "ppo", "--group_size", "1", "--questions_per_step", "16"],
+    ["--algorithm", "gfpo_adaptive", "--group_size", "16", "--keep", "efficiency"],
+], ids=["ppo", "ppo, one completion of a question", "gfpo_adaptive"])  # fmt: skip
+def test_the_critic_and_the_history_survive_a_resume(small, tmp_path, monkeypatch, options):
+    monkeypatch.setattr(data, "reward_functions", lambda name: [number_of_digits])
+    go(small, tmp_path / "straight", *options, steps=4)
+    go_in_two(small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=2, steps=4)
+    (rows, history, saved), resumed = run_of(tmp_path / "straight"), run_of(tmp_path / "resumed")
+    assert (rows, history) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3, 4]
+    torch.testing.assert_close(saved, resumed[2], rtol=0, atol=0)
+    if "ppo" in options:
+        assert saved["critic"]["head.bias"] != 0 and all(row["value_loss"] > 0 for row in rows)
+    else:
+        assert len(history) == 8 and rows[0]["kept"] == 2 * 8 > min(row["kept"] for row in rows)
+
+
+def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp_path, monkeypatch):
+    real, rates = train.train_step, []
+
+    def noted(step, supply, model, reference, optimizer, *rest):
+        *_, critic, history = rest
+        for group, network in zip(optimizer.param_groups, (model, critic), strict=True):
+            assert [id(p) for p in group["params"]] == [id(p) for p in network.parameters()]
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        return real(step, supply, model, reference, optimizer, *rest)
+
+    monkeypatch.setattr(train, "train_step", noted)
+    go(small, tmp_path / "run", "--algorithm", "ppo", "--critic_lr", "5e-3", "--warmup", "0.5", steps=4)
+    assert rates == [pytest.approx([share * 1e-3, share * 5e-3]) for share in (0.25, 0.75, 0.5 + 0.125**0.5, 0.5 - 0.125**0.5)]
 
 
 def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys):
@@ -476,6 +587,22 @@ BAD = [
     (["--algorithm", "gfpo", "--keep", "largest_abs"], "gfpo keeps completions by shortest: it cannot be combined with pruning by |A|"),
     (["--algorithm", "cppo", "--keep", "shortest"], "cppo prunes by |A|"),
     (["--algorithm", "grpo", "--max_rollouts", "8"], "--max_rollouts does not fit grpo: leave it out"),
+    (["--algorithm", "grpo", "--lam", "0.9"], "--lam does not fit grpo: leave it out, or take an algorithm that it belongs to (ppo)"),
+    (["--algorithm", "grpo", "--lam", "0"], "--lam does not fit grpo"),
+    (["--algorithm", "grpo", "--critic_lr", "1e-3"], "--critic_lr does not fit grpo: leave it out"),
+    (["--algorithm", "ppo", "--keep", "random"], "--keep does not fit ppo: leave it out, or take an algorithm that it belongs to (grpo, "),
+    (["--algorithm", "ppo", "--pruning_rate", "0.5"], "--pruning_rate does not fit ppo: leave it out"),
+    (["--algorithm", "ppo", "--prune_pooled"], "--prune_pooled does not fit ppo: leave it out"),
+    (["--algorithm", "ppo", "--allocation", "true"], "--allocation does not fit ppo: leave it out"),
+    (["--algorithm", "ppo", "--lam", "1.5"], "--lam must lie in [0, 1], not 1.5"),
+    (["--algorithm", "ppo", "--lam", "-0.5"], "--lam must be at least 0, not -0.5"),
+    (["--algorithm", "ppo", "--critic_lr", "-1"], "--critic_lr must be at least 0, not -1"),
+    (["--algorithm", "ppo", "--group_size", "0"], "--group_size must be at least 1, not 0"),
+    (["--algorithm", "gfpo_adaptive", "--pruning_rate", "0.5"], "--pruning_rate does not fit gfpo_adaptive: leave it out"),
+    (["--algorithm", "gfpo_adaptive", "--allocation", "true"], "--allocation does not fit gfpo_adaptive: leave it out"),
+    (["--algorithm", "gfpo_adaptive", "--group_size", "4"], "keeps up to 8 completions of a question: --group_size 4 is too small"),
+    (["--algorithm", "gfpo_adaptive", "--keep", "max_variance"], "by --keep shortest or efficiency, not by max_variance"),
+    (["--algorithm", "gfpo_adaptive", "--keep", "largest_abs"], "it cannot be combined with pruning by |A|"),
     (["--algorithm", "dapo", "--stop_kl", "1"], "--stop_kl needs a reference model: set --beta above 0 (dapo's is 0.0)"),
     (["--overlong_cache", "49"], "--overlong_cache must lie in 1 … --max_new_tokens (48), not 49"),
     (["--minibatches", "0"], "--minibatches must be at least 1"),
@@ -503,6 +630,7 @@ BAD = [
 @pytest.mark.parametrize("argv, message", BAD, ids=[" ".join(argv) for argv, _ in BAD])
 def test_bad_input_is_refused_in_one_sentence_before_any_work(argv, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "train", lambda *_: pytest.fail("it was not refused"))
     with pytest.raises(UserError) as error:
         train.main(argv)
     assert message in str(error.value) and "\n" not in str(error.value)
