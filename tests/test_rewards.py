@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rewards import extract_answer, format_reward, gsm8k_accuracy, soft_format_reward, to_number, toy_accuracy
+from rewards import extract_answer, format_reward, gsm8k_accuracy, math_accuracy, soft_format_reward, to_number, toy_accuracy
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
+
 
 def r1(answer, thoughts="9+9=18"):
     return f"<think>{thoughts}</think>\n<answer>{answer}</answer>"
@@ -59,6 +60,27 @@ def test_the_last_answer_wins_within_a_line():
 
 def test_the_answer_tag_goes_before_the_other_forms():
     assert extract_answer("\\boxed{16} <answer>18</answer> The answer is 17") == "18"
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [("#### 17\n####", "17"), ("#### 17\n#### \n", "17"), ("The answer is 17. I am sure the answer is", "17. I am sure the"),
+     ("\\boxed{17} \\boxed{}", None), ("-\\boxed{}", None), ("<answer>17</answer><answer></answer>", None)],
+)  # fmt: skip
+def test_a_mark_that_nothing_follows_is_no_answer_but_an_empty_pair_is_an_empty_one(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("before", ["-", "- ", "−", "-$", "= -\\$", "-(", "-{", "-\\,", "-**", "x = –"])
+def test_a_minus_before_the_box_belongs_to_the_answer(before):
+    assert extract_answer(before + "\\boxed{5}") == "-5"
+    assert gsm8k(before + "\\boxed{5}", "5") == 0.0
+    assert gsm8k(before + "\\boxed{5}", "-5") == 2.0
+
+
+@pytest.mark.parametrize("before", ["", "x = ", "so — ", "-x = ", "---\n", "7-2 is "])
+def test_another_dash_before_the_box_does_not(before):
+    assert extract_answer(before + "\\boxed{5}") == "5"
 
 
 @pytest.mark.parametrize("inside", ["\\boxed{18}", "It is \\boxed{18}.", "17\n#### 18", "The answer is 18"])
@@ -112,7 +134,13 @@ def test_another_spelling_of_the_same_number_scores_1_5(given, gold):
 @pytest.mark.parametrize(
     "given, gold",
     [("$18", "18"), ("$18.00", "18"), ("18 dollars", "18"), ("18%", "18"), ("18\\%", "18"), ("**18**", "18"), ("\\text{18}", "18"),
-     ("x = 18", "18"), ("€1,800", "1800"), ("-$5", "-5"), ("$-5", "-5"), ("- 5", "-5"), ("−5", "-5"), ("-5 degrees", "-5")],
+     ("x = 18", "18"), ("€1,800", "1800"), ("-$5", "-5"), ("$-5", "-5"), ("- 5", "-5"), ("−5", "-5"), ("-5 degrees", "-5"),
+     ("18 eggs", "18"), ("18 miles per hour", "18"), ("18 km/h.", "18"), ("18 sq. ft.", "18"), ("18 people.", "18"), ("18 m", "18"),
+     ("18 percent", "18"), ("18 (eighteen)", "18"), ("18°", "18"), ("18^\\circ", "18"), ("£18", "18"), ("18 €", "18"), ("18元", "18"),
+     ("Answer: 18", "18"), ("**Answer:** $18", "18"), ("Total cost = $18.00.", "18"), ("答案：18", "18"),
+     ("$18$", "18"), ("\\(18\\)", "18"), ("\\$18", "18"), ("\\text{18 dollars}", "18"), ("18\\text{ cm}", "18"),
+     ("18\\,\\mathrm{cm}", "18"),
+     ("\\$1{,}800", "1800"), ("-\\$5", "-5"), ("-(5)", "-5"), ("-{5}", "-5"), ("-**5**", "-5")],
 )  # fmt: skip
 def test_a_number_with_a_currency_or_a_unit_scores_1_5(given, gold):
     assert gsm8k(r1(given), gold) == 1.5
@@ -138,12 +166,40 @@ def test_a_sign_is_not_lost_behind_another_dash_or_a_symbol(given):
 @pytest.mark.parametrize(
     "given, gold",
     [("12 or 13", "12"), ("12 or 13", "13"), ("12, 13", "12"), ("12; 13", "13"), ("12\n13", "13"), ("10-5", "10"), ("10-5", "5"),
-     ("10-5", "-5"), ("10 - 5", "5"), ("5 − 3", "-3"), ("1/2", "0.5"), ("1/2", "1"), ("36/2", "18"), ("1 1/2", "1"), ("18:30", "18"),
+     ("10-5", "-5"), ("10 - 5", "5"), ("5 − 3", "-3"), ("1/2", "1"), ("1/2", "2"), ("36/2", "18"), ("1 1/2", "1"), ("18:30", "18"),
      ("\\frac{36}{2}", "18"), ("10^3", "10"), ("3*6", "18"), ("1e3", "1000"), ("1e3", "1"), ("0x12", "18"), ("1_000", "1000"),
-     ("5²", "5"), ("5²", "25")],
+     ("5²", "5"), ("5²", "25"), ("2**3", "23"), ("3(6)", "36"), ("1 000", "1000"), ("1\\frac{1}{2}", "5.5"), ("1,23", "123")],
 )  # fmt: skip
-def test_two_numbers_a_sum_a_fraction_or_a_power_is_no_answer(given, gold):
+def test_two_numbers_a_sum_a_division_or_a_power_is_no_answer(given, gold):
     assert gsm8k(r1(given), gold) == 0.0
+
+
+@pytest.mark.parametrize(
+    "given, gold",
+    [("1/2", "0.5"), ("3/4", "0.75"), ("0.75", "3/4"), ("6/8", "0.75"), ("\\frac{3}{4}", "0.75"), ("\\dfrac{3}{4}", "0.75"),
+     ("3 / 4 cup", ".75"), ("-3/4", "-0.75"), ("-\\frac{3}{4}", "-0.75"), ("\\frac{-3}{4}", "-0.75"),
+     ("$\\frac{3}{4}$", "0.75"), ("1,001/2", "500.5"), ("1/3", "2/6")],
+)  # fmt: skip
+def test_a_fraction_is_a_number(given, gold):
+    assert gsm8k(r1(given), gold) == 1.5
+    assert gsm8k(r1(given), "0.7") == gsm8k(r1(given), "3") == 0.0
+
+
+@pytest.mark.parametrize("given", ["36/2", "\\frac{36}{2}", "18/1", "18/0", "0/18"])
+def test_a_division_left_to_do_is_no_number(given):
+    assert to_number(given) is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["minus 18", "negative 18", "not 18", "not 18.", "half of 18", "a third of 18", "twice 18", "about 18", "at least 18", "ten times 18",
+     "half of x = 18", "Ann has 18", "18 million", "18 Million", "18 millions", "18\\text{ million}", "18 thousand", "18 hundred", "18k",
+     "18 K", "18M", "18 dozen", "18 halves", "18 tenths", "18 squared", "18 and a half", "18 or nineteen", "18 dollars and fifty cents",
+     "18 plus two", "18 minus two", "18 less than twenty", "18 times two", "18 it is not", "18万", "18个半", "18½", "18²", "18!", "√18",
+     "\\sqrt{18}", "~18", "≠18", "18\\pi", "5 18", "18-", "18+"],
+)  # fmt: skip
+def test_words_and_signs_that_change_the_value_are_no_unit(given):
+    assert gsm8k(r1(given), "18") == 0.0
 
 
 def test_a_mixed_fraction_is_not_its_whole_part():
@@ -220,7 +276,7 @@ def test_an_answer_of_thousands_of_digits_is_just_wrong():
 # --- the form of a reward ---
 
 
-@pytest.mark.parametrize("reward", [gsm8k_accuracy, toy_accuracy])
+@pytest.mark.parametrize("reward", [gsm8k_accuracy, toy_accuracy, math_accuracy])
 @pytest.mark.parametrize("answer", [[], ["18"], ["18"] * 3])
 def test_a_column_of_the_wrong_length_is_an_error(reward, answer):
     with pytest.raises(ValueError):
@@ -229,7 +285,8 @@ def test_a_column_of_the_wrong_length_is_an_error(reward, answer):
 
 @pytest.mark.parametrize(
     "reward, values",
-    [(gsm8k_accuracy, [2.0, 0.0]), (format_reward, [1.0, 0.0]), (soft_format_reward, [1.0, 0.5]), (toy_accuracy, [1.0, 0.0])],
+    [(gsm8k_accuracy, [2.0, 0.0]), (math_accuracy, [1.0, 0.0]), (format_reward, [1.0, 0.0]),
+     (soft_format_reward, [1.0, 0.5]), (toy_accuracy, [1.0, 0.0])],
 )
 def test_a_reward_takes_named_columns_and_ignores_the_rest(reward, values):
     completions = [r1("18"), "<answer>17</answer>"]
@@ -245,6 +302,74 @@ def test_ten_thousand_tags_are_judged_in_no_time(tags):
     for reward in (gsm8k_accuracy, format_reward, soft_format_reward, toy_accuracy):
         reward([tags * 10_000], answer=["18"])
     assert time.perf_counter() - start < 0.5
+    assert math_accuracy([tags * 10_000], answer=["18"]) == [0.0]
+
+
+@pytest.mark.parametrize("text", ["1", "a", " ", "-", "$", "{", "/", "18 ", "\\frac{", "a=", "####", "\n", "answer is", "\\boxed{1}"])
+def test_a_hundred_thousand_characters_are_judged_in_no_time(text):
+    start = time.perf_counter()
+    for completion in (text * (100_000 // len(text)), r1(text * (100_000 // len(text)))):
+        for reward in (gsm8k_accuracy, format_reward, soft_format_reward, toy_accuracy):
+            assert reward([completion], answer=["18"]) == [1.0 if completion[0] == "<" and "format" in reward.__name__ else 0.0]
+    assert time.perf_counter() - start < 1.0
+
+
+# --- the known ways to cheat: what each is worth by GSM8K's reward, MATH's and the toy's, where 12 is right ---
+
+HACKS = {
+    "a right answer, to compare": (r1("12"), 2.0, 1.0, 1.0),
+    "junk after the answer": (r1("12") + " 13 14", 2.0, 1.0, 1.0),  # cheap here; it costs the format reward
+    "two tags, the last one wrong": ("<answer>12</answer><answer>13</answer>", 0.0, 0.0, 0.0),
+    "two tags, the last one right": ("<answer>13</answer><answer>12</answer>", 2.0, 1.0, 1.0),
+    "every number in a tag of its own": ("".join(f"<answer>{i}</answer>" for i in range(100)), 0.0, 0.0, 0.0),
+    "the gold number in passing": ("It is 12.", 0.0, 0.0, 0.0),
+    "the gold number before the answer": ("12 " + r1("13"), 0.0, 0.0, 0.0),
+    "tags nested": ("<answer>12 <answer>13</answer></answer>", 0.0, 0.0, 0.0),
+    "tags reversed": ("</answer>12<answer>", 0.0, 0.0, 0.0),
+    "a tag unclosed": ("<think>9</think><answer>12", 0.0, 0.0, 0.0),
+    "the answer inside the thoughts": ("<think><answer>12</answer></think>", 0.0, 0.0, 0.0),
+    "a box inside the thoughts": ("<think>\\boxed{12}</think> done", 0.0, 0.0, 0.0),
+    "a box inside the thoughts, another answer": ("<think>\\boxed{12}</think>\\boxed{13}", 0.0, 0.0, 0.0),
+    "thoughts unclosed": ("<think>\\boxed{12}", 0.0, 0.0, 0.0),
+    "digits of another script": (r1("１２"), 0.0, 0.0, 0.0),
+    "Arabic digits": (r1("١٢"), 0.0, 0.0, 0.0),
+    "superscript digits": (r1("¹²"), 0.0, 0.0, 0.0),
+    "an empty answer": (r1(""), 0.0, 0.0, 0.0),
+    "an empty box": ("\\boxed{}", 0.0, 0.0, 0.0),
+    "nothing": ("", 0.0, 0.0, 0.0),
+    "a box unclosed": ("\\boxed{12", 0.0, 0.0, 0.0),
+    "ten thousand tags": ("<answer>" * 10_000, 0.0, 0.0, 0.0),
+    "ten thousand answers": ("<answer>12</answer>" * 10_000 + "<answer>13</answer>", 0.0, 0.0, 0.0),
+    "an exponent": (r1("12e0"), 0.0, 0.0, 0.0),
+    "two numbers": (r1("12 or 13"), 0.0, 0.0, 0.0),
+    "two numbers, the other way round": (r1("13 or 12"), 0.0, 0.0, 0.0),
+    "two numbers in words": (r1("12 or thirteen"), 0.0, 0.0, 0.0),
+    "two numbers as LaTeX": (r1("12 \\text{ or } 13"), 0.0, 0.0, 0.0),
+    "two equations": (r1("x=13 or x=12"), 0.0, 0.0, 0.0),
+    "many numbers": (r1(", ".join(map(str, range(20)))), 0.0, 0.0, 0.0),
+    "many numbers in a box": ("\\boxed{10,11,12,13}", 0.0, 0.0, 0.0),
+    "a range": (r1("10-14"), 0.0, 0.0, 0.0),
+    "a minus before the box": ("-\\boxed{12}", 0.0, 0.0, 0.0),
+    "a minus in words": (r1("minus 12"), 0.0, 0.0, 0.0),
+    "a denial": (r1("not 12"), 0.0, 0.0, 0.0),
+    "a denial as LaTeX": (r1("\\text{not }12"), 0.0, 0.0, 0.0),
+    "a multiple": (r1("12\\text{ million}"), 0.0, 0.0, 0.0),
+    "a part": (r1("half of 12"), 0.0, 0.0, 0.0),
+    "a hundred thousand characters": ("12 " * 33_333, 0.0, 0.0, 0.0),
+    "a hundred thousand characters in a tag": (r1("12 " * 33_333), 0.0, 0.0, 0.0),
+    "a hundred thousand digits": (r1("12" + "0" * 100_000), 0.0, 0.0, 0.0),
+    "a product left to do": (r1("3*4"), 0.0, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_a_known_hack_gets_its_verdict(name):
+    completion, gsm8k_value, math_value, toy_value = HACKS[name]
+    start = time.perf_counter()
+    assert gsm8k_accuracy([completion], ["12"]) == [gsm8k_value]
+    assert toy_accuracy([completion], ["12"]) == [toy_value]
+    assert time.perf_counter() - start < 0.5
+    assert math_accuracy([completion], ["12"]) == [math_value]
 
 
 @pytest.mark.parametrize("name, count", [("gsm8k_train", 7473), ("gsm8k_test", 1319)])
@@ -336,7 +461,8 @@ def test_toy_accuracy_is_1_for_exactly_the_gold_answer(completion, score):
     assert toy_accuracy([completion], ["19"]) == [score]
 
 
-def test_rewards_imports_without_torch():
-    code = "import sys; sys.modules['torch'] = None; import rewards; print(rewards.toy_accuracy(['<answer>1</answer>'], ['1']))"
+def test_rewards_imports_with_nothing_but_python():
+    blocked = "sys.modules.update(dict.fromkeys(['torch', 'transformers', 'math_verify', 'sympy', 'engine', 'numpy']))"
+    code = f"import sys; {blocked}; import rewards; print(rewards.toy_accuracy(['<answer>1</answer>'], ['1']))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.stdout == "[1.0]\n", result.stderr
