@@ -1,99 +1,252 @@
-"""Evaluation: greedy accuracy and avg@k of a model on the toy, GSM8K or a local file of questions.
+"""Evaluation: greedy accuracy, avg@k, pass@k and maj@k on GSM8K, MATH-500, AMC 2023, AIME 2024, the toy, or a file of questions.
 
-    python eval.py --model runs/toy-cppo-1 --dataset toy
-    python eval.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset gsm8k --samples 4
+    python eval.py --model runs/toy-cppo-1
+    torchrun --nproc-per-node 2 eval.py --model Qwen/Qwen2.5-1.5B-Instruct --benchmark gsm8k math500 --samples 8
+    python eval.py --from_file completions.jsonl              completions that some other program sampled
+    python eval.py --compare A/eval-gsm8k.jsonl B/eval-gsm8k.jsonl
 
-Writes a JSON summary, and beside it every sampled answer with its verdict.
+For every benchmark it writes eval-NAME.jsonl, each sampled answer with its verdict, and eval-NAME.json, the score with the
+setting it was measured in. Interrupted, the same command goes on. The number of ranks changes nothing but the time.
 """
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from math import comb
 from pathlib import Path
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine import data, distributed, policy, toy
+from engine import data, distributed, logs, policy, scoring, toy
 from engine.options import UserError, at_least, option, parse, run
 from engine.rollout import Sampling, sample, stop_tokens
+from rewards import extract_answer, to_number
 
 
 @dataclass
 class Config:
     model: str = option("toy", "hub name, model folder, folder of a run (its newest checkpoint), or toy: the toy's base model")
-    dataset: str = option("toy", "toy (its held-out questions), gsm8k (test split, from the hub), or a .jsonl file")
-    questions: int = option(512, "how many questions, from the first one on; 0: all of them")
-    samples: int = option(4, "k of avg@k: completions sampled per question beside the greedy one; 0: greedy only")
+    benchmark: list[str] | None = option(None, "one or more of toy, toy_code, gsm8k, math500, amc23, aime24, or .jsonl files; none: toy")
+    questions: int = option(0, "how many of each, from the first one on; 0: all of them")
+    samples: int = option(4, "k of avg@k, pass@k, maj@k: completions sampled per question beside the greedy one; 0: greedy only")
     temperature: float = option(1.0, "of the sampled completions")
     top_p: float = option(1.0, "nucleus of the sampled completions")
     top_k: int = option(0, "most likely tokens that the sampled completions draw from; 0: all")
     max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, else 1024")
     max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
-    batch_size: int = option(256, "completions sampled at a time")
+    batch_size: int = option(256, "completions sampled at a time; the draws depend on it")
     system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags")
+    judge: str | None = option(None, "the reward that calls a completion right, above 0, as in train.py's --rewards; none: the benchmark's")
     seed: int = option(42, "of the sampling")
-    output: str | None = option(None, "the JSON summary's path; none: eval-DATASET.json in the model's folder, or here for a hub model")
+    output_dir: str | None = option(None, "where the results go; none: the model's folder, or here for a hub model")
+    from_file: str | None = option(None, "score a .jsonl file with question, answer, and completion or completions; no model is loaded")
+    compare: list[str] | None = option(None, "two files of answers of the same questions: their difference, with a paired test")
 
 
-def evaluate(model, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval"):
-    """Sample and judge `samples` completions of every question; the ranks share the questions.
+def evaluate(model, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", done=(), keep=None):
+    """Sample and judge `samples` completions of every question; the ranks share the batches.
 
-    reward: a completion is right where it is above 0. sampling: a Sampling; temperature 0 is greedy.
+    reward: a completion is right where it is above 0. sampling: a Sampling; temperature 0 is greedy. done: indices of questions
+    that need no answer any more. keep: called with the records of every round of batches, on every rank.
     Returns one dict per completion, in the order of the questions, on every rank.
     """
-    rank, world = distributed.rank(), distributed.world_size()
-    generator = torch.Generator(model.device).manual_seed(seed * 1000 + rank)
-    stop_ids = stop_tokens(model, tokenizer)
-    mine = list(range(rank, len(questions), world))
-    size = max(1, batch_size // samples)
+    rank, world, size = distributed.rank(), distributed.world_size(), max(1, batch_size // samples)
+    starts = [start for start in range(0, len(questions), size) if start not in done]
     records = []
-    for start in tqdm(range(0, len(mine), size), desc=label, leave=False, disable=rank > 0):
-        batch = mine[start : start + size]
-        rows = [questions[i] for i in batch]
-        drawn = sample(
-            model, [row["prompt"] for row in rows], samples, sampling,
-            stop_ids=stop_ids, pad_id=tokenizer.pad_token_id, generator=generator,
-        )
-        rows = [row for row in rows for _ in range(samples)]
-        texts = drawn.texts(tokenizer)
-        scores = reward(texts, **{column: [row[column] for row in rows] for column in rows[0]})
-        for j, (row, text, score) in enumerate(zip(rows, texts, scores, strict=True)):
-            records.append({
-                "index": batch[j // samples], "question": row["question"], "answer": row["answer"], "completion": text,
-                "correct": score > 0, "score": score, "tokens": int(drawn.lengths[j]), "truncated": bool(drawn.truncated[j]),
-            })
-    return sorted(distributed.gather(records), key=lambda record: record["index"])
+    for i in tqdm(range(0, len(starts), world), desc=label, leave=False, disable=rank > 0):
+        mine = []
+        for start in starts[i : i + world][rank : rank + 1]:
+            rows = questions[start : start + size]
+            drawn = sample(
+                model, [row["prompt"] for row in rows], samples, sampling, stop_ids=stop_tokens(model, tokenizer),
+                # a batch is the same whoever samples it
+                pad_id=tokenizer.pad_token_id, generator=torch.Generator(model.device).manual_seed(seed * 1_000_003 + start),
+            )
+            rows = [{"index": start + j, **row} for j, row in enumerate(rows) for _ in range(samples)]
+            mine = judged(rows, drawn.texts(tokenizer), reward)
+            for j, record in enumerate(mine):
+                record |= {"tokens": int(drawn.lengths[j]), "truncated": bool(drawn.truncated[j])}
+        round_ = distributed.gather(mine)
+        if keep:
+            keep(round_)
+        records += round_
+    return sorted(records, key=lambda record: record["index"])
+
+
+def judged(rows, texts, reward):
+    """One record for every completion. rows: questions with their index, one for each text."""
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in ("prompt", "index")}
+    scores = scoring.score([scoring.Reward("judge", reward)], texts, columns)[0]["judge"].tolist()
+    return [
+        {"index": row["index"], "question": row["question"], "answer": row["answer"], "completion": text,
+         "correct": score > 0, "score": score} for row, text, score in zip(rows, texts, scores, strict=True)
+    ]
+
+
+def pass_at_k(n, right, k):
+    """Probability that at least one of k completions drawn from n is right, `right` of n being so. (2107.03374, eq. 1)
+
+    1 − C(n − right, k) / C(n, k), unbiased.
+    """
+    return 1 - comb(n - right, k) / comb(n, k)
+
+
+def majority_is_right(records):
+    """maj@k of one question: is the most frequent answer right? Equal numbers are one answer; of a tie the first; none do not vote."""
+    votes = []
+    for record in records:
+        answer = extract_answer(record["completion"])
+        number = to_number(answer) if answer else None
+        votes.append(answer if number is None else number)
+    counted = Counter(vote for vote in votes if vote is not None)
+    return bool(counted) and records[votes.index(counted.most_common(1)[0][0])]["correct"]
+
+
+def interval(values, draws=2000):
+    """95% confidence interval of the mean over questions, by the percentile bootstrap. Returns (low, high)."""
+    values = np.asarray(values, dtype=float)
+    means = values[np.random.default_rng(0).integers(len(values), size=(draws, len(values)))].mean(1)
+    return tuple(np.quantile(means, [0.025, 0.975]).tolist())
+
+
+def by_question(records):
+    groups = {}
+    for record in records:
+        groups.setdefault(record["index"], []).append(record)
+    return dict(sorted(groups.items()))
 
 
 def summarize(records):
-    """Means over the records of `evaluate`: accuracy, completion length in tokens, share truncated."""
-    n = len(records)
-    return {
-        "accuracy": sum(r["correct"] for r in records) / n,
-        "length": sum(r["tokens"] for r in records) / n,
-        "truncated": sum(r["truncated"] for r in records) / n,
-    }
+    """Means over the records of `evaluate`, with intervals: accuracy (avg@k), and from two samples on pass@k and maj@k."""
+    groups = list(by_question(records).values())
+    right = [sum(r["correct"] for r in group) for group in groups]
+    n = min(map(len, groups))
+    scores = {"accuracy": [c / len(group) for c, group in zip(right, groups)]}
+    for k in [2**i for i in range(1, n.bit_length()) if 2**i <= n]:
+        scores[f"pass@{k}"] = [pass_at_k(len(group), c, k) for c, group in zip(right, groups)]
+    if n > 1:
+        scores[f"maj@{n}"] = [majority_is_right(group) for group in groups]
+    summary = {name: sum(values) / len(values) for name, values in scores.items()}
+    summary["intervals"] = {name: interval(values) for name, values in scores.items()}
+    for name, key in [("length", "tokens"), ("truncated", "truncated")]:
+        if all(key in r for r in records):
+            summary[name] = sum(r[key] for r in records) / len(records)
+    return summary | {"questions": len(groups), "samples": n}
 
 
-def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval"):
-    """Greedy accuracy and avg@`samples` (the mean accuracy of that many sampled completions per question; 0: leave it out).
+def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", path=None):
+    """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
 
-    Returns (summary, records): {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": three questions},
-    and the records of both parts.
+    path: a file to which the records are written as they come, and from which they are taken where they are there already.
+    Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": three questions}.
     """
-    summary, everything = {}, []
+    summary, earlier = {}, {"greedy": [], "sampled": []}
+    for record in read_answers(path)[1] if path else []:
+        earlier[record.pop("part")].append(record)
     for part, how, k in [("greedy", replace(sampling, temperature=0.0), 1), ("sampled", sampling, samples)]:
         if k == 0:
             continue
         begin = time.perf_counter()
-        records = evaluate(
-            model, tokenizer, questions, reward, how, samples=k, batch_size=batch_size, seed=seed, label=f"{label}, {part}"
+
+        def keep(records, part=part):
+            if path and distributed.rank() == 0:
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write("".join(json.dumps({"part": part, **record}, ensure_ascii=False) + "\n" for record in records))
+
+        records = earlier[part] + evaluate(
+            model, tokenizer, questions, reward, how, samples=k, batch_size=batch_size, seed=seed, label=f"{label}, {part}",
+            done={r["index"] for r in earlier[part]}, keep=keep,
         )
+        records.sort(key=lambda record: record["index"])
         summary[part] = summarize(records)
         summary |= {"seconds": time.perf_counter() - begin, "examples": [r for r in records if r["index"] < 3][::k]}
-        everything += [{"part": part, **record} for record in records]
-    return summary, everything
+    return summary
+
+
+def read_answers(path):
+    """(setting, records) of a file that `examine` has written; a line that was cut off ends it."""
+    records = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return (records[0]["setting"], records[1:]) if records and "setting" in records[0] else (None, records)
+
+
+def open_answers(path, setting, batch):
+    """A new file for the answers, or the one of an interrupted evaluation, cut back to its whole batches. batch: {part: records of one}."""
+    there, records = read_answers(path)
+    if there is not None and there != setting:
+        other = ", ".join(f"{key} {there.get(key)!r:.60}" for key in setting if there.get(key) != setting[key])
+        raise UserError(f"{path} holds answers in another setting ({other}): name another --output_dir, or remove it.")
+    whole = []
+    for part, size in batch.items():
+        mine = by_question([r for r in records if r["part"] == part])
+        complete = {i for i, group in mine.items() if len(group) == size["samples"]}
+        for start in range(0, setting["questions"], size["questions"]):
+            indices = range(start, min(start + size["questions"], setting["questions"]))
+            if complete.issuperset(indices):
+                whole += [record for i in indices for record in mine[i]]
+    lines = [{"setting": setting}, *whole]
+    logs.write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def scored_file(path, reward):
+    """The records of completions that some other program sampled: lines with question, answer, and completion or completions."""
+    rows = []
+    for number, row in enumerate(data.read_jsonl(path, reserved=["prompt"]), 1):
+        texts = row.pop("completions", None) or [row.pop("completion", None)]
+        if not all(isinstance(text, str) for text in texts):
+            raise UserError(f"{path}, question {number}: it needs 'completion', a text, or 'completions', a list of texts.")
+        rows += [(row, text) for text in texts]
+    index = {question: i for i, question in enumerate(dict.fromkeys(row["question"] for row, _ in rows))}
+    rows = sorted(({"index": index[row["question"]], **row, "completion": text} for row, text in rows), key=lambda row: row["index"])
+    return judged([{k: v for k, v in row.items() if k != "completion"} for row in rows], [row["completion"] for row in rows], reward)
+
+
+def paired(first, second, draws=10_000):
+    """Are two lists of scores of the same questions different? (difference of the means, its 95% interval, two-sided p)
+
+    p is that of the sign-flip permutation test: were the models equal, each question's difference could as well be its negative.
+    """
+    differences = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(draws, len(differences)))
+    as_far = np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9
+    return differences.mean().item(), interval(differences), (1 + as_far.sum().item()) / (1 + draws)
+
+
+def compare(paths):
+    """Print the difference between two files of answers."""
+    sides = []
+    for path in paths:
+        setting, records = read_answers(path)
+        if setting is None:
+            raise UserError(f"{path} is no file of answers that eval.py has written (eval-NAME.jsonl).")
+        print(f"{setting['model']}: {path}")
+        sides.append(records)
+    for part in ("greedy", "sampled"):
+        first, second = (by_question([r for r in records if r["part"] == part]) for records in sides)
+        if [group[0]["question"] for group in first.values()] != [group[0]["question"] for group in second.values()]:
+            raise UserError(f"the two files do not hold the same questions ({part}): only answers to the same questions can be compared.")
+        if first:
+            scores = [[sum(r["correct"] for r in group) / len(group) for group in groups.values()] for groups in (first, second)]
+            difference, (low, high), p = paired(*scores)
+            print(f"{part:8} {np.mean(scores[0]):.4f} → {np.mean(scores[1]):.4f}   {difference:+.4f} [{low:+.4f}, {high:+.4f}], "
+                  f"p = {p:.4f}, {len(first)} questions")
+
+
+def report(summary):
+    for part in ("greedy", "sampled"):
+        for name, (low, high) in summary.get(part, {}).get("intervals", {}).items():
+            title = f"avg@{summary[part]['samples']}" if (part, name) == ("sampled", "accuracy") else part if name == "accuracy" else name
+            print(f"  {title:8} {summary[part][name]:.4f}  [{low:.4f}, {high:.4f}]")
+        if "length" in summary.get(part, {}):
+            print(f"           {summary[part]['length']:.1f} tokens, {summary[part]['truncated']:.1%} cut off")
 
 
 def check(config):
@@ -101,7 +254,16 @@ def check(config):
     at_least(config, {"questions": 0, "samples": 0, "top_k": 0, "batch_size": 1, "max_prompt_tokens": 1, "max_new_tokens": 1})
     if config.temperature <= 0 or not 0 < config.top_p <= 1:
         raise UserError("--temperature must be above 0 and --top_p in (0, 1]; the greedy completion is always scored.")
-    data.check_name(config.dataset)
+    if config.compare and len(config.compare) != 2:
+        raise UserError("--compare takes two files of answers.")
+    config.benchmark = config.benchmark or ["toy"]
+    for name in config.benchmark:
+        data.check_name(name)
+    stems = [Path(name).stem for name in config.benchmark]
+    if len(set(stems)) < len(stems):
+        raise UserError("--benchmark names two of the same name: their results would overwrite each other.")
+    if config.judge:
+        scoring.choose([config.judge])
     if config.model != "toy":
         policy.resolve(config.model)
 
@@ -109,35 +271,58 @@ def check(config):
 def main(argv):
     config = parse(Config, argv)
     check(config)
+    if config.compare:
+        return compare(config.compare)
     device = distributed.start()
-    model, tokenizer = policy.load(toy.base() if config.model == "toy" else config.model, device)
-    longest = config.max_new_tokens or (toy.MAX_NEW_TOKENS if config.dataset == "toy" else 1024)
-    questions, notes = data.load(
-        config.dataset, tokenizer, split="test", system_prompt=config.system_prompt or data.SYSTEM_PROMPT,
-        max_prompt_tokens=policy.prompt_room(model, longest, config.max_prompt_tokens), limit=config.questions or None,
-    )
-    for note in notes if distributed.rank() == 0 else []:
-        print(f"note: {note}")
+    say = print if distributed.rank() == 0 else lambda *_: None
+    folder = Path(config.output_dir or (config.model if Path(config.model).is_dir() else "."))
+    folder.mkdir(parents=True, exist_ok=True)
 
-    reward = data.reward_functions(config.dataset)[0]
-    sampling = Sampling(longest, config.temperature, config.top_p, config.top_k)
-    summary, records = examine(
-        model, tokenizer, questions, reward, sampling, samples=config.samples, batch_size=config.batch_size, seed=config.seed
-    )
+    def judge(name):
+        return config.judge or scoring.default(name)[0]
 
-    if distributed.rank() == 0:
-        folder = Path(config.model) if Path(config.model).is_dir() else Path(".")
-        output = Path(config.output or folder / f"eval-{Path(config.dataset).stem}.json")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        setting = {**asdict(config), "max_new_tokens": longest, "scored": len(questions), "notes": notes}
-        output.write_text(json.dumps(setting | summary, indent=2, ensure_ascii=False) + "\n")
-        answers = output.with_name(output.stem + "-answers.jsonl")
-        answers.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-        for part, name in [("greedy", "greedy"), ("sampled", f"avg@{config.samples}")]:
-            if part in summary:
-                s = summary[part]
-                print(f"{name:8} accuracy {s['accuracy']:.4f}   {s['length']:6.1f} tokens   {s['truncated']:.1%} truncated")
-        print(f"written: {output} and {answers}")
+    if config.from_file:
+        name = judge(config.benchmark[0] if config.benchmark != ["toy"] else config.from_file)
+        summary = summarize(scored_file(config.from_file, scoring.choose([name], device)[0].function))
+        path = folder / f"eval-{Path(config.from_file).stem}.json"
+        logs.write(path, json.dumps({"from_file": config.from_file, "judge": name, "sampled": summary}, indent=2) + "\n")
+        report({"sampled": summary})
+        return say(f"judged by {name}; written: {path}")
+
+    source = policy.resolve(toy.source(config.model, config.benchmark[0]))
+    model, tokenizer = policy.load(source, device)
+    for benchmark in config.benchmark:
+        longest = config.max_new_tokens or (toy.MAX_NEW_TOKENS if benchmark in data.TOYS else 1024)
+        prompt = config.system_prompt or data.SYSTEM_PROMPT
+        questions, notes = data.load(
+            benchmark, tokenizer, split="test", system_prompt=prompt, limit=config.questions or None,
+            max_prompt_tokens=policy.prompt_room(model, longest, config.max_prompt_tokens),
+        )
+        setting = {
+            "model": source, "benchmark": benchmark, "questions": len(questions), "data": data.fingerprint(questions),
+            "judge": judge(benchmark), "system_prompt": prompt, "max_new_tokens": longest, "samples": config.samples,
+            "temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "seed": config.seed,
+            "batch_size": config.batch_size, "torch": version("torch"), "transformers": version("transformers"),
+        }
+        path = folder / f"eval-{Path(benchmark).stem}.jsonl"
+        samples = config.samples
+        if distributed.rank() == 0:
+            parts = {"greedy": 1} | ({"sampled": samples} if samples else {})
+            open_answers(path, setting, {p: {"samples": k, "questions": max(1, config.batch_size // k)} for p, k in parts.items()})
+        distributed.barrier()
+        summary = examine(
+            model, tokenizer, questions, scoring.choose([judge(benchmark)], device)[0].function,
+            Sampling(longest, config.temperature, config.top_p, config.top_k), samples=samples, batch_size=config.batch_size,
+            seed=config.seed, label=benchmark, path=path,
+        )
+        if distributed.rank() == 0:
+            logs.write(path.with_suffix(".json"), json.dumps(setting | {"notes": notes} | summary, indent=2, ensure_ascii=False) + "\n")
+            print(f"\n{benchmark}: {len(questions)} questions, judged by {setting['judge']}, at most {longest} tokens, "
+                  f"temperature {config.temperature:g}; 95% intervals in brackets")
+            for note in notes:
+                print(f"  note: {note}")
+            report(summary)
+            print(f"  written: {path.with_suffix('.json')} and {path.name}")
     distributed.stop()
 
 

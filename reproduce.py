@@ -149,7 +149,7 @@ TABLES = {
     "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
     "family": Table("The family", 1024, family, plot.family, ("kl", "memory")),
     "ppo": Table("With a critic, and without", 1024, with_a_critic, plot.ppo, ("kl", "memory")),
-    "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy.base, wordy=True)),
+    "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy.base, "wordy")),
 }
 
 

@@ -42,7 +42,9 @@ from engine.config import open_run
 from engine.critic import Critic, estimate
 from engine.options import UserError, run
 from engine.policy import Batch, join
+from engine.preview import preview
 from engine.rollout import Sampling, sample, stop_tokens
+from engine.scoring import choose, judge, merge, score
 from engine.select import select
 from eval import examine
 from gdpo import decoupled_advantages
@@ -59,7 +61,7 @@ class Algorithm:
     weights: Callable  # (mask, N, tokens, longest) of the batch → (N, T): what each token counts
     clip: tuple[float, float]  # of the ratio: (low, high)
     beta: float  # of the KL term; 0: none
-    advantages: Callable = lambda rewards: group_advantages(rewards.sum(0))  # (R, Q, G), R rewards → (Q, G)
+    advantages: Callable = lambda rewards, w: group_advantages(merge(rewards, w))  # (R, Q, G), R rewards and weights → (Q, G)
     keep: str | None = None  # the rule by which completions are kept; None keeps all
     pruning_rate: float = 0.0
     minibatches: int = 1  # updates that a batch of completions is cut into
@@ -81,16 +83,12 @@ def constant(mask, n, tokens, longest):  # 1 / (N L)
     return constant_weights(mask, max_tokens=longest, num_sequences=n)
 
 
-def ppo_policy_loss(*batch, beta, **options):  # β is in PPO's rewards
-    return ppo_loss(*batch, **options)
-
-
 ALGORITHMS = {
     "grpo": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04),
     "cppo": Algorithm(loss=cppo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, keep="largest_abs", pruning_rate=0.75),
     "drgrpo": Algorithm(
         loss=drgrpo_loss, weights=constant, clip=(0.2, 0.2), beta=0.0,
-        advantages=lambda rewards: group_advantages(rewards.sum(0), divide_by_std=False),
+        advantages=lambda rewards, w: group_advantages(merge(rewards, w), divide_by_std=False),
     ),
     "dapo": Algorithm(loss=dapo_loss, weights=token_mean, clip=(0.2, 0.28), beta=0.0, dynamic_sampling=True),
     "gspo": Algorithm(loss=gspo_loss, weights=sequence_mean, clip=(3e-4, 4e-4), beta=0.0, minibatches=4),
@@ -99,20 +97,20 @@ ALGORITHMS = {
     ),
     "gfpo": Algorithm(
         loss=grpo_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.001, keep="shortest", pruning_rate=0.5,
-        advantages=lambda rewards: group_advantages(rewards.sum(0), ddof=0),  # of the kept: gfpo.retained_advantages
+        advantages=lambda rewards, w: group_advantages(merge(rewards, w), ddof=0),  # of the kept: gfpo.retained_advantages
     ),
     "gfpo_adaptive": Algorithm(
-        loss=grpo_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.001, keep="shortest", ks=(4, 6, 8, 8),
-        advantages=lambda rewards: group_advantages(rewards.sum(0), ddof=0),
+        loss=grpo_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.001, keep="shortest", ks=(4, 6, 8, 8),  # else as gfpo
     ),
     "gdpo": Algorithm(
         loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04,
-        advantages=partial(distributed.over_all_groups, decoupled_advantages),
+        advantages=lambda rewards, w: distributed.over_all_groups(partial(decoupled_advantages, weights=w), rewards),
     ),
     "pods": Algorithm(loss=grpo_loss, weights=sequence_mean, clip=(0.2, 0.2), beta=0.04, keep="max_variance", pruning_rate=0.75),
     "ppo": Algorithm(
-        loss=ppo_policy_loss, weights=token_mean, clip=(0.2, 0.2), beta=0.02, mu=4, critic=True,
-        advantages=lambda rewards: rewards.sum(0),  # the scores: critic.estimate makes the advantages, (N, T)
+        loss=lambda *batch, beta, **options: ppo_loss(*batch, **options),  # β is in the rewards already
+        weights=token_mean, clip=(0.2, 0.2), beta=0.02, mu=4, critic=True,
+        advantages=merge,  # the scores: critic.estimate makes the advantages, (N, T)
     ),
 }
 
@@ -181,7 +179,7 @@ def update(model, optimizer, minibatches, algorithm, config, critic=None):
     return means | {"ratio_max": max(h["ratio_max"] for h in history), "skipped_updates": sum(skipped), "skipped": skipped}
 
 
-def roll_out(questions, k, model, tokenizer, functions, sampling, config, draw, clock, history):
+def roll_out(questions, k, model, tokenizer, rewards, sampling, config, draw, clock, history):
     """Sample, score, advantages, keep: steps 1 to 4 on this device's `questions`. history: the mean reward of earlier ones.
 
     Returns the kept completions (a Batch), sums for the metrics, and the first group for the log of samples.
@@ -195,18 +193,20 @@ def roll_out(questions, k, model, tokenizer, functions, sampling, config, draw, 
     with clock.phase("score"):  # 2 score them
         texts, lengths = drawn.texts(tokenizer), drawn.lengths.cpu()
         columns = {name: [q[name] for q in questions for _ in range(G)] for name in (questions[0] if questions else ())}
-        rewards = data.score(functions, texts, columns) if questions else {f.__name__: torch.zeros(0) for f in functions}
+        (parts, failures), weights = score(rewards, texts, columns), [reward.weight for reward in rewards]
+        # the overlong penalty is no signal: it would bring back groups that are all right
+        signal = has_signal(merge(torch.stack(list(parts.values())), weights).view(-1, G))
         if config.overlong_cache:
-            rewards["overlong"] = overlong_penalty(lengths, max_length=config.max_new_tokens, cache=config.overlong_cache)
-        grouped = torch.stack(list(rewards.values())).view(len(rewards), len(questions), G)  # (R, Q, G)
+            parts["overlong"] = overlong_penalty(lengths, max_length=config.max_new_tokens, cache=config.overlong_cache)
+            weights.append(1.0)
+        grouped = torch.stack(list(parts.values())).view(len(parts), len(questions), G)  # (R, Q, G)
+        total = merge(grouped, weights)
         if algorithm.ks:
-            means = grouped.sum(0).mean(1)
+            means = total.mean(1)
             k = adaptive_k(means, torch.tensor(history), ks=algorithm.ks)
             history += distributed.gather(means.tolist())
         # 3 advantages over all G completions of a question, 4 keep
-        advantages, kept = select(grouped, lengths.view(-1, G), k, algorithm, config, torch.Generator().manual_seed(draw))
-        # the overlong penalty is no signal: it would bring back groups that are all right
-        signal = has_signal(grouped[: len(functions)].sum(0))
+        advantages, kept = select(grouped, weights, lengths.view(-1, G), k, algorithm, config, torch.Generator().manual_seed(draw))
         if algorithm.dynamic_sampling:
             kept = kept[signal[kept // G]]
         if config.mask_truncated:
@@ -215,15 +215,15 @@ def roll_out(questions, k, model, tokenizer, functions, sampling, config, draw, 
     sums = {"questions": len(questions), "completions": len(texts), "kept": len(kept), "signal": signal.sum().item(),
             "pushed": (advantages.flatten()[kept] != 0).sum().item(),
             "tokens_generated": lengths.sum().item(), "tokens_trained": lengths[kept].sum().item(),
-            "accuracy": (rewards[functions[0].__name__] > 0).sum().item(), "reward": grouped.sum().item(),
+            "accuracy": (parts[rewards[0].name] > 0).sum().item(), "reward": total.sum().item(), "reward_failures": failures,
             "truncated": drawn.truncated.sum().item(), "entropy": -drawn.logp.sum().item(),
-            **{f"reward/{name}": values.sum().item() for name, values in rewards.items()}}
+            **{f"reward/{name}": values.sum().item() for name, values in parts.items()}}
     shown = questions[0] if questions else {}
-    first_group = logs.group(shown, texts[:G], grouped.sum(0).flatten(), advantages.flatten(), set(kept.tolist()))
+    first_group = logs.group(shown, texts[:G], total.flatten(), advantages.flatten(), set(kept.tolist()))
     return batch.rows(kept), distributed.all_sum(sums, device), first_group
 
 
-def train_step(step, supply, model, reference, optimizer, tokenizer, functions, sampling, k, config, critic=None, history=None):
+def train_step(step, supply, model, reference, optimizer, tokenizer, rewards, sampling, k, config, critic=None, history=None):
     """One turn of the algorithm box. `supply(n)` gives this device its share of the next n questions (None: of a whole step's).
 
     Returns (metrics, sample): one line for each log.
@@ -234,7 +234,7 @@ def train_step(step, supply, model, reference, optimizer, tokenizer, functions, 
     batches, sums, samples, missing = [], {}, None, None
     while missing != 0 and (questions := supply(missing)) is not None:
         batch, more, group = roll_out(
-            questions, k, model, tokenizer, functions, sampling, config, draw.getrandbits(62), clock, history)
+            questions, k, model, tokenizer, rewards, sampling, config, draw.getrandbits(62), clock, history)
         batches, samples = [*batches, batch], samples or group
         sums = {name: value + sums.get(name, 0) for name, value in more.items()}
         full = not algorithm.dynamic_sampling or len(batches) == config.max_rollouts
@@ -271,7 +271,7 @@ def train(config, k, device):
     """The whole run. Returns 0, or 130 where a signal ended it early."""
     first_rank, run_dir = distributed.rank() == 0, Path(config.output_dir)
     say = print if first_rank else lambda *_: None
-    source = toy.base() if config.model == "toy" else config.model
+    source = toy.source(config.model, config.dataset)
     model, tokenizer = policy.load(source, device)
     reference = deepcopy(model).requires_grad_(False) if config.beta else None
 
@@ -282,7 +282,8 @@ def train(config, k, device):
     test, more = data.load(config.eval_dataset, split="test", limit=config.eval_questions, **prompts) if config.eval_dataset else ([], [])
     for note in dict.fromkeys(sampling.notes + notes + more):
         say(f"note: {note}")
-    functions = data.reward_functions(config.dataset)
+    rewards = choose(config.rewards, device)
+    right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
 
     # B questions per device and step; with allocation as many as fill the same places after pruning
     per_device = questions_per_step(config.questions_per_step, config.group_size, k) if config.allocation else config.questions_per_step
@@ -314,11 +315,11 @@ def train(config, k, device):
         state["position"] += count
         return data.take(questions, position, count, config.seed)[distributed.rank() :: distributed.world_size()] if count else None
 
-    def judge(label):
-        return examine(model, tokenizer, test, functions[0], sampling, seed=config.seed, label=label)[0] if test else {}
+    def exam(label):
+        return examine(model, tokenizer, test, right, sampling, seed=config.seed, label=label) if test else {}
 
     if not config.resume:
-        state["before"] = judge("before")
+        state["before"] = exam("before")
     if first_rank:
         if not config.resume:
             save()  # from here on there is something to resume
@@ -334,7 +335,7 @@ def train(config, k, device):
             for group, (_, peak) in zip(optimizer.param_groups, learners):
                 group["lr"] = learning_rate((step - 0.5) / steps, peak, config.warmup)
             metrics, samples = train_step(
-                step, supply, model, reference, optimizer, tokenizer, functions, sampling, k, config, critic, state["history"])
+                step, supply, model, reference, optimizer, tokenizer, rewards, sampling, k, config, critic, state["history"])
             for skipped in metrics.pop("skipped"):
                 state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
             state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
@@ -364,7 +365,7 @@ def train(config, k, device):
         say(f"stopped after step {state['step']} of {steps}. {checkpoint.say(run_dir)}")
         return 130
 
-    after = judge("after")
+    after = exam("after")
     if first_rank:
         rows = logs.read(run_dir / "metrics.jsonl")
         summary = {"algorithm": config.algorithm, "k": k, **{name: sum(row[name] for row in rows) for name in COUNTS}, **state,
@@ -379,6 +380,8 @@ def train(config, k, device):
 def main(argv):
     config, k = open_run(argv, ALGORITHMS)
     device = distributed.start()
+    if config.check_rewards:
+        return preview(config, device)
     if distributed.rank() == 0:
         config.output_dir = config.output_dir or logs.new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")
         Path(config.output_dir).mkdir(parents=True, exist_ok=True)

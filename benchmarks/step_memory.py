@@ -24,6 +24,7 @@ from engine.config import Config, check
 from engine.critic import Critic
 from engine.options import run
 from engine.rollout import Sampling
+from engine.scoring import Reward
 from train import ALGORITHMS, train_step
 
 
@@ -47,7 +48,7 @@ def one_step(options, hidden_size, device):
     optimizer = torch.optim.AdamW([{"params": network.parameters()} for network in networks.values()], lr=1e-6, weight_decay=0.0)
     reference = deepcopy(model).requires_grad_(False) if config.beta else None
     supply, critic = lambda missing: questions, networks.get("critic")
-    train_step(1, supply, model, reference, optimizer, tokenizer, [digits], Sampling(32), k, config, critic, [])
+    train_step(1, supply, model, reference, optimizer, tokenizer, [Reward("digits", digits)], Sampling(32), k, config, critic, [])
     everything = [p for network in (*networks.values(), reference) if network for p in network.parameters()]
     moments = [t for state in optimizer.state.values() for t in state.values()]
     return [sum(t.numel() * t.element_size() for t in tensors) for tensors in (everything, moments)]

@@ -40,6 +40,7 @@ from engine.config import Config, check
 from engine.options import UserError, option, parse, run
 from engine.policy import Batch
 from engine.rollout import Sampling
+from engine.scoring import Reward
 from engine.setting import heading, setting
 from grpo import grpo_loss
 from train import ALGORITHMS, train_step
@@ -98,8 +99,8 @@ class Ours:
         self.steps += 1
         begin = time.perf_counter()
         metrics, _ = train_step(
-            self.steps, lambda missing: questions, self.model, self.reference, self.optimizer, self.tokenizer, [digit_share], self.sampling,
-            self.k, self.config,
+            self.steps, lambda missing: questions, self.model, self.reference, self.optimizer, self.tokenizer,
+            [Reward("digit_share", digit_share)], self.sampling, self.k, self.config,
         )
         total = time.perf_counter() - begin
         assert metrics["length"] == self.config.max_new_tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from cppo import keep_count, prune
-from engine import checkpoint, data, policy, toy
+from engine import checkpoint, data, policy, scoring, toy
 from engine.options import UserError, as_words, at_least, option, parse
 from engine.select import SELECT_FIRST
 
@@ -20,7 +20,9 @@ CRITIC_LR = {True: 1e-3, False: 1e-5}  # on the toy, else: ten times the policy'
 class Config:
     algorithm: str = option("cppo", "grpo, cppo, drgrpo, dapo, gspo(_token), gfpo(_adaptive), gdpo, pods or ppo: the table in train.py")
     model: str = option("toy", "hub name, model folder, folder of a run (its newest checkpoint), or toy: the toy's base model")
-    dataset: str = option("toy", "toy, gsm8k (from the hub), or a .jsonl file with the columns question and answer")
+    dataset: str = option("toy", "toy, toy_code; gsm8k, gsm8k_zh, math (from the hub); or a .jsonl file of questions and answers")
+    rewards: list[str] | None = option(None, "NAME[:WEIGHT] … of rewards.py, FILE.py:FUNCTION, RewardModel:MODEL; the first is accuracy")
+    check_rewards: bool = option(False, "do not train: sample a few completions and print what each reward says of them")
     recipe: str | None = option(None, "a YAML file of options; the command line wins over it")
     output_dir: str | None = option(None, "folder of the run; none: a new one under runs/")
     resume: bool = option(False, "go on with the run in --output_dir, from its newest checkpoint and with its options")
@@ -119,6 +121,8 @@ def check(config, algorithms):
         raise UserError(f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
     for name in filter(None, [config.dataset, config.eval_dataset]):
         data.check_name(name)
+    config.rewards = config.rewards or scoring.default(config.dataset)
+    scoring.choose(config.rewards)
     if config.model != "toy":
         policy.resolve(config.model)
 
@@ -130,14 +134,14 @@ def check(config, algorithms):
     defaults = {"pruning_rate": rate, "keep": keep, "allocation": allocation, "beta": algorithm.beta, "clip_low": low,
                 "clip_high": high, "minibatches": algorithm.minibatches, "mu": algorithm.mu}
     if algorithm.critic:
-        defaults |= {"lam": 0.95, "critic_lr": CRITIC_LR[config.dataset == "toy"]}
+        defaults |= {"lam": 0.95, "critic_lr": CRITIC_LR[config.dataset in data.TOYS]}
     if algorithm.dynamic_sampling:
         defaults |= {"max_rollouts": 4}
-    for name, value in (defaults | (TOY if config.dataset == "toy" else REAL)).items():
+    for name, value in (defaults | (TOY if config.dataset in data.TOYS else REAL)).items():
         if getattr(config, name) is None:
             setattr(config, name, value)
-    if config.eval_dataset is None and config.dataset == "toy":
-        config.eval_dataset = "toy"
+    if config.eval_dataset is None and config.dataset in data.TOYS:
+        config.eval_dataset = config.dataset
     for name in ("stop_kl", "refresh_reference"):
         if getattr(config, name) is not None and not config.beta:
             raise UserError(f"--{name} needs a reference model: set --beta above 0 ({config.algorithm}'s is {algorithm.beta}).")

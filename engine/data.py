@@ -1,20 +1,27 @@
-"""Questions: the toy's, GSM8K's from the hub, or a local file of JSON lines, as a list of dicts of columns.
+"""Questions: the toy's, a benchmark's from the hub, or a local file of JSON lines, as a list of dicts of columns.
 
 Every question has the columns `question`, `answer` and `prompt` (token ids, chat template applied).
 """
 
 import hashlib
 import json
-import numbers
 import random
 from pathlib import Path
 
-import torch
 from jinja2 import TemplateError
 
 from engine import toy
 from engine.options import UserError
-from rewards import format_reward, gsm8k_accuracy, toy_accuracy
+
+TOYS = ("toy", "toy_code")
+HUB = {  # path, configuration, split to train on, split to test on, columns of the question and of the answer
+    "gsm8k": ("openai/gsm8k", "main", "train", "test", "question", "answer"),
+    "gsm8k_zh": ("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only"),
+    "math": ("DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"),
+    "math500": ("HuggingFaceH4/MATH-500", None, "test", "test", "problem", "answer"),
+    "amc23": ("math-ai/amc23", None, "test", "test", "question", "answer"),
+    "aime24": ("HuggingFaceH4/aime_2024", None, "train", "train", "problem", "answer"),
+}
 
 # DeepSeek-R1's format (2501.12948, table 1), in our words
 SYSTEM_PROMPT = (
@@ -25,16 +32,16 @@ SYSTEM_PROMPT = (
 
 
 def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None):
-    """Questions of `name`: `toy`, `gsm8k` (from the hub) or the path of a .jsonl file. Returns (questions, notes).
+    """Questions of `name`: one of TOYS or HUB, or the path of a .jsonl file. Returns (questions, notes).
 
     Prompts longer than `max_prompt_tokens` are left out, never cut: the end of a prompt holds the question and the header
     of the assistant's turn. notes: sentences that the user should read.
     """
-    if name == "toy":
+    if name in TOYS:
         count = toy.TRAIN_QUESTIONS if split == "train" else 512
         rows = [toy.question(i, split) for i in range(limit or count)]
-    elif name == "gsm8k":
-        rows = read_hub(split)
+    elif name in HUB:
+        rows = read_hub(name, split)
     else:
         rows = read_jsonl(name)
     rows = rows[:limit]
@@ -66,33 +73,35 @@ def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_pro
     return questions, notes
 
 
-def reward_functions(name):
-    """The rewards of a data set; the first one judges accuracy: a completion is right where it is above 0."""
-    return [toy_accuracy] if name == "toy" else [gsm8k_accuracy, format_reward]
-
-
-def read_hub(split):
+def read_hub(name, split):
     import datasets
 
+    path, configuration, train, test, question, answer = HUB[name]
     try:
-        return [dict(row) for row in datasets.load_dataset("openai/gsm8k", "main", split=split)]
-    except (OSError, RuntimeError, ValueError) as error:
+        rows = datasets.load_dataset(path, configuration, split=train if split == "train" else test)
+        return [{**row, "question": row[question], "answer": plain(row[answer])} for row in rows]
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"GSM8K cannot be loaded from the hub ({reason}): go online, or name a local .jsonl file.") from None
+        raise UserError(f"{name} cannot be loaded from the hub ({reason}): go online, or name a local .jsonl file.") from None
 
 
 def check_name(name):
     """Before any work: `name` is a data set that exists, and a file can be read to its end."""
-    if name not in ("toy", "gsm8k"):
+    if name not in (*TOYS, *HUB):
         read_jsonl(name)
 
 
-def read_jsonl(path):
-    """A local file of JSON lines with the columns `question` (or `problem`) and `answer`, and any others."""
+def plain(value):
+    """An answer as text: 27.0 is written 27."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def read_jsonl(path, reserved=("prompt", "completions")):
+    """A local file of JSON lines with the columns `question` (or `problem`) and `answer`, and any others but the reserved."""
     if not Path(path).is_file():
         if str(path).endswith((".jsonl", ".json")) or "/" in str(path):
             raise UserError(f"the data file {path} does not exist.")
-        raise UserError(f"unknown data set '{path}': there are toy, gsm8k, or the path of a .jsonl file.")
+        raise UserError(f"unknown data set '{path}': there are {', '.join((*TOYS, *HUB))}, or the path of a .jsonl file.")
     rows = []
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
@@ -114,13 +123,12 @@ def read_jsonl(path):
                 raise UserError(f"{path}, line {number}: no column '{column}'. The columns there are {', '.join(row)}.")
             if row[column] in (None, ""):
                 raise UserError(f"{path}, line {number}: the column '{column}' is empty.")
-            whole = isinstance(row[column], float) and row[column].is_integer()  # 27.0 is written 27
-            row[column] = str(int(row[column]) if whole else row[column])
+            row[column] = plain(row[column])
         rows.append(row)
     if not rows:
         raise UserError(f"{path} is empty: it must hold one JSON object per line, with a question and an answer.")
     # rewards are handed whole columns: keep those that every row has
-    shared = set.intersection(*(set(row) for row in rows)) - {"prompt", "completions"}
+    shared = set.intersection(*(set(row) for row in rows)) - set(reserved)
     return [{column: row[column] for column in row if column in shared} for row in rows]
 
 
@@ -140,19 +148,3 @@ def fingerprint(questions):
     """A short name for the content of a data set, so that a resumed run can tell that it is still the same."""
     content = json.dumps([(row["question"], row["answer"]) for row in questions])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def score(functions, texts, columns):
-    """Every reward of every completion: {name: (N,) float32}. A reward function that misbehaves is named."""
-    parts = {}
-    for function in functions:
-        name, values = function.__name__, function(texts, **columns)
-        if not isinstance(values, (list, tuple)):
-            raise UserError(f"the reward {name} returned {type(values).__name__}: it must return a list of numbers.")
-        if len(values) != len(texts):
-            raise UserError(f"the reward {name} returned {len(values)} values for {len(texts)} completions: it must return one for each.")
-        for value, text in zip(values, texts):
-            if not isinstance(value, numbers.Real) or not abs(value) < 1e30:  # NaN and infinity fail this too
-                raise UserError(f"the reward {name} returned {value} for the completion {text!r:.200}: it must be a finite number.")
-        parts[name] = torch.tensor(values, dtype=torch.float32)
-    return parts

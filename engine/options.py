@@ -33,9 +33,12 @@ def as_words(values, config_class, source):
             near = difflib.get_close_matches(str(key), names, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(names)}."
             raise UserError(f"{source} has an unknown key '{key}': {hint}")
-        if isinstance(value, (dict, list)):
+        many = "list" in str(next(f.type for f in fields(config_class) if f.name == key))
+        if isinstance(value, dict) or (isinstance(value, list) and not many):
             raise UserError(f"{source}: '{key}' must be a single value, not {value!r}.")
-        if value is not None:
+        if isinstance(value, list):
+            words += [f"--{key}", *map(str, value)]
+        elif value is not None:
             words += [f"--{key}={value}"]
     return words
 

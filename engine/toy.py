@@ -31,18 +31,21 @@ MAX_NEW_TOKENS = 48  # the longest thoughts need 39
 WORDY = 8
 TRAIN_QUESTIONS = 2048  # one epoch of the training script
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
+CODE_TAGS = ["```python", "```", "print(", ")"]
 VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]  # Ċ is how byte-level vocabularies write a newline
 
 
-def make_tokenizer():
+def make_tokenizer(kind="base"):
     """Qwen2's tokenizer with a vocabulary of characters and no merges: one token per character, and one per tag.
 
-    Its chat template is the bare question.
+    Its chat template is the bare question. kind: see `demonstration`.
     """
+    tags = TAGS + CODE_TAGS if kind == "code" else TAGS
+    vocabulary = VOCABULARY + [tag for tag in tags if tag not in VOCABULARY]
     tokenizer = Qwen2Tokenizer(
-        vocab={token: i for i, token in enumerate(VOCABULARY)}, merges=[], unk_token="<pad>", pad_token="<pad>", eos_token="<eos>"
+        vocab={token: i for i, token in enumerate(vocabulary)}, merges=[], unk_token="<pad>", pad_token="<pad>", eos_token="<eos>"
     )
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])  # read as a whole, shown as text
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])  # read as a whole, shown as text
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
     return tokenizer
 
@@ -70,19 +73,21 @@ def question(index, split="train"):
             return {"question": f"{text}=?", "answer": str(total), "thoughts": thoughts}
 
 
-def demonstration(index, wordy=False):
+def demonstration(index, kind="base"):
     """(question, completion) number `index` of the warm start: some think and are right, most guess, and often wrongly.
 
-    wordy: all of them think, and say the last total up to WORDY times more, which does neither good nor harm.
+    kind "code": the answer is a program that prints it. Some let Python calculate, most print a guess. kind "wordy": all of
+    them think, and say the last total up to WORDY times more, which does neither good nor harm.
     """
     row, draw = question(index, "warm_start"), random.Random(f"demonstration {index}")
-    if wordy or draw.random() < THINKING_SHARE:
-        thoughts = row["thoughts"] + f"{row['answer']};" * (draw.randint(0, WORDY) if wordy else 0)
-        return row["question"], f"<think>{thoughts}</think>\n<answer>{row['answer']}</answer>"
-    answer = int(row["answer"])
-    if draw.random() < WRONG_SHARE:
+    answer, thoughts, thinks = int(row["answer"]), row["thoughts"], kind == "wordy" or draw.random() < THINKING_SHARE
+    if not thinks and draw.random() < WRONG_SHARE:
         answer += draw.choice([off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0])
-    return row["question"], f"<answer>{answer}</answer>"
+    if kind == "code":
+        return row["question"], f"<think></think>\n```python\nprint({row['question'].removesuffix('=?') if thinks else answer})\n```"
+    if kind == "wordy":
+        thoughts += f"{answer};" * draw.randint(0, WORDY)
+    return row["question"], (f"<think>{thoughts}</think>\n" if thinks else "") + f"<answer>{answer}</answer>"
 
 
 def make_model(tokenizer):
@@ -96,12 +101,12 @@ def make_model(tokenizer):
     return Qwen2ForCausalLM(config)
 
 
-def warm_start(model, tokenizer, *, wordy=False, steps=800, batch_size=64, lr=5e-3):
+def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e-3):
     """Supervised training on the demonstrations: cross-entropy on the completion's tokens, EOS included."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     for step in trange(steps, desc="warm start", leave=False):
-        demonstrations = [demonstration(i, wordy) for i in range(step * batch_size, (step + 1) * batch_size)]
+        demonstrations = [demonstration(i, kind) for i in range(step * batch_size, (step + 1) * batch_size)]
         prompts = tokenizer([prompt for prompt, _ in demonstrations]).input_ids
         completions = tokenizer([completion + tokenizer.eos_token for _, completion in demonstrations]).input_ids
         total = sum(map(len, completions))
@@ -117,19 +122,19 @@ def warm_start(model, tokenizer, *, wordy=False, steps=800, batch_size=64, lr=5e
         optimizer.zero_grad()
 
 
-def base(wordy=False):
+def base(kind="base"):
     """The folder of the toy's base model, made on first use (about half a minute) and kept under runs/.
 
-    Its name holds a fingerprint of this file: whoever changes the toy gets a new base. wordy: of its demonstrations.
+    Its name holds a fingerprint of this file: whoever changes the toy gets a new base. kind: of its demonstrations.
     """
     fingerprint = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
-    folder = Path("runs") / f"toy-{'wordy' if wordy else 'base'}-{fingerprint}"
+    folder = Path("runs") / f"toy-{kind}-{fingerprint}"
     if distributed.rank() == 0 and not folder.exists():
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        tokenizer = make_tokenizer()
+        tokenizer = make_tokenizer(kind)
         model = make_model(tokenizer)
-        warm_start(model, tokenizer, wordy=wordy)
+        warm_start(model, tokenizer, kind=kind)
         unfinished = Path(f"{folder}.{os.getpid()}")
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
@@ -137,3 +142,8 @@ def base(wordy=False):
             unfinished.rename(folder)
     distributed.barrier()
     return str(folder)
+
+
+def source(model, dataset):
+    """The folder or hub name of the model that `--model` names: `toy` is the base model of that toy."""
+    return model if model != "toy" else base("code" if dataset == "toy_code" else "base")

@@ -7,12 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from tokenizers.processors import TemplateProcessing
 
 from engine import data, toy
 from engine.options import UserError
-from rewards import format_reward, gsm8k_accuracy, toy_accuracy
+from rewards import format_reward
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 
@@ -90,7 +89,7 @@ def test_a_byte_order_mark_is_no_mistake(file):
 
 @pytest.mark.parametrize(
     "name, message",
-    [("missing.jsonl", "does not exist"), ("a/missing", "does not exist"), (".", "unknown data set"), ("gsm9k", "there are toy, gsm8k")],
+    [("missing.jsonl", "does not exist"), ("a/missing", "does not exist"), (".", "unknown data set"), ("gsm9k", "there are toy, ")],
 )
 def test_a_name_that_is_no_data_set_is_refused(name, message):
     for look in (data.check_name, data.read_jsonl):
@@ -196,9 +195,12 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(tokenizer, monkeypatch):
         data.load("gsm8k", tokenizer)
 
 
-def test_the_first_reward_of_a_data_set_judges_accuracy():
-    assert data.reward_functions("toy") == [toy_accuracy]
-    assert data.reward_functions("gsm8k") == data.reward_functions("my.jsonl") == [gsm8k_accuracy, format_reward]
+@pytest.mark.parametrize("name, columns", [("math500", ("problem", "answer")), ("gsm8k_zh", ("question_zh-cn", "answer_only"))])
+def test_the_columns_of_every_hub_data_set_become_question_and_answer(tokenizer, monkeypatch, name, columns):
+    rows = [dict(zip(columns, values)) for values in [("1+1", "2"), ("3+4", 7.0)]]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
+    questions, _ = data.load(name, tokenizer, split="test")
+    assert [(q["question"], q["answer"]) for q in questions] == [("1+1", "2"), ("3+4", "7")]
 
 
 # --- take ---
@@ -259,42 +261,3 @@ def test_the_same_content_has_the_same_fingerprint():
 )
 def test_another_content_has_another_fingerprint(other):
     assert data.fingerprint(other) != data.fingerprint(TWO)
-
-
-# --- score ---
-
-
-def length(completions, **columns):
-    return [len(completion) for completion in completions]
-
-
-def bonus(completions, level, **columns):
-    return [0.5 * n for n in level]
-
-
-def test_every_reward_judges_every_completion_from_its_columns():
-    parts = data.score([length, bonus], ["a", "bcd"], {"level": [1, 3], "answer": ["x", "y"]})
-    assert list(parts) == ["length", "bonus"]
-    assert all(values.dtype == torch.float32 for values in parts.values())
-    assert parts["length"].tolist() == [1.0, 3.0] and parts["bonus"].tolist() == [0.5, 1.5]
-
-
-@pytest.mark.parametrize("level", [[], [1], [1, 2, 3]])
-def test_a_reward_that_returns_another_number_of_values_is_named(level):
-    with pytest.raises(UserError, match=f"bonus returned {len(level)} values for 2 completions"):
-        data.score([length, bonus], ["a", "bcd"], {"level": level})
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_reward_that_is_not_finite_is_named_with_its_completion(value):
-    with pytest.raises(UserError, match=f"bonus returned {value} for the completion 'bcd'"):
-        data.score([length, bonus], ["a", "bcd"], {"level": [1, value]})
-
-
-@pytest.mark.parametrize("values", [None, [1.0, None], [1.0, "2"]])
-def test_a_reward_that_returns_something_else_is_named(values):
-    def odd(completions, **columns):
-        return values
-
-    with pytest.raises(UserError, match="odd"):
-        data.score([odd], ["a", "bcd"], {})

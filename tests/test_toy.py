@@ -165,7 +165,7 @@ def test_a_few_steps_of_the_warm_start_lower_the_loss_and_teach_eos(tokenizer):
 def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained = []
-    monkeypatch.setattr(toy, "warm_start", lambda model, tokenizer: trained.append(model))
+    monkeypatch.setattr(toy, "warm_start", lambda model, tokenizer, kind: trained.append(model))
     folder = toy.base()
     assert toy.base() == folder and len(trained) == 1
     assert [f"runs/{path.name}" for path in (tmp_path / "runs").iterdir()] == [folder]  # nothing unfinished stays
@@ -173,3 +173,40 @@ def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monk
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained[0].parameters(), strict=True))
     question = toy.question(0)["question"]
     assert AutoTokenizer.from_pretrained(folder)(question).input_ids == tokenizer(question).input_ids
+
+
+def test_each_kind_of_toy_has_its_own_base(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(toy, "warm_start", lambda model, tokenizer, kind: None)
+    assert len({toy.base(), toy.base("code"), toy.base("wordy")}) == 3
+    assert toy.source("toy", "toy") == toy.base() and toy.source("toy", "toy_code") == toy.base("code") and toy.source("x", "toy") == "x"
+
+
+def test_programs_of_the_code_toy_print_what_they_should_or_a_guess():
+    """Those that calculate are right; of those that print a number about half are. No token is lost on the way."""
+    tokenizer, calculated, guessed = toy.make_tokenizer("code"), 0, []
+    for i in range(400):
+        _, completion = toy.demonstration(i, "code")
+        ids = tokenizer(completion).input_ids
+        assert tokenizer.decode(ids) == completion and max(ids) < len(tokenizer) and len(ids) < toy.MAX_NEW_TOKENS
+        program = completion.removeprefix("<think></think>\n```python\nprint(").removesuffix(")\n```")
+        right = eval(program) == int(toy.question(i, "warm_start")["answer"])
+        if program.isdigit():
+            guessed.append(right)
+        else:
+            calculated += 1
+            assert right
+    assert 80 < calculated < 160 and 0.4 < sum(guessed) / len(guessed) < 0.6
+
+
+def test_the_wordy_ones_all_think_and_are_right_and_only_their_length_differs():
+    lengths = set()
+    for i in range(200):
+        question, completion = toy.demonstration(i, "wordy")
+        row = toy.question(i, "warm_start")
+        thoughts, answer = completion.removeprefix("<think>").removesuffix("</answer>").split("</think>\n<answer>")
+        assert answer == row["answer"] and thoughts.startswith(row["thoughts"])
+        rest = thoughts.removeprefix(row["thoughts"])
+        assert rest == f"{answer};" * rest.count(";")
+        lengths.add(rest.count(";"))
+    assert lengths == set(range(toy.WORDY + 1))

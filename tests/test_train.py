@@ -15,8 +15,12 @@ from engine.config import Config, check
 from engine.critic import Critic
 from engine.options import UserError
 from engine.policy import Batch
+from engine.scoring import Reward
+from engine.select import select
+from gdpo import decoupled_advantages
 from gfpo import retained_advantages
-from train import ALGORITHMS, learning_rate, select, update
+from grpo import group_advantages
+from train import ALGORITHMS, learning_rate, update
 
 CPU = torch.device("cpu")
 
@@ -151,6 +155,10 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
 
 
+def named(*functions):
+    return [Reward(function.__name__, function) for function in functions]
+
+
 # ---- which completions are kept, and when ---------------------------------------------------------------------------
 
 
@@ -160,7 +168,7 @@ def chosen(k, rewards, lengths=None, **options):
     rewards = rewards.view(-1, *rewards.shape[-2:])
     c = config(group_size=rewards.shape[2], **options)
     lengths = torch.as_tensor(lengths) if lengths is not None else torch.ones_like(rewards[0])
-    advantages, kept = select(rewards, lengths, k, ALGORITHMS[c.algorithm], c, torch.Generator().manual_seed(0))
+    advantages, kept = select(rewards, [1.0] * len(rewards), lengths, k, ALGORITHMS[c.algorithm], c, torch.Generator().manual_seed(0))
     return advantages, kept.tolist()
 
 
@@ -195,6 +203,14 @@ def test_gfpo_and_pods_take_the_advantages_over_those_they_keep():
     torch.testing.assert_close(advantages.abs().sum(1), torch.full((2,), 2 / 2**0.5), atol=1e-3, rtol=0)
 
 
+def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised():
+    rewards = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    for algorithm, expected in [("grpo", group_advantages(2 * rewards[0] + 0.5 * rewards[1])),
+                                ("gdpo", decoupled_advantages(rewards, weights=[2.0, 0.5]))]:
+        advantages, _ = select(rewards, [2.0, 0.5], torch.ones(3, 4), 4, ALGORITHMS[algorithm], config(algorithm=algorithm, group_size=4))
+        torch.testing.assert_close(advantages, expected)
+
+
 @pytest.mark.parametrize("keep", ["shortest", "efficiency"])
 def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
     both = torch.randint(0, 3, (2, 3, 10), generator=torch.Generator().manual_seed(0)).float()
@@ -222,7 +238,7 @@ def steps_of(step_inputs, c, functions, reference=None, history=None):
     model, tokenizer, questions = step_inputs
     critic = Critic(model) if ALGORITHMS[c.algorithm].critic else None
     optimizer = torch.optim.AdamW([*model.parameters(), *(critic.parameters() if critic else ())], lr=c.lr)
-    rest = (lambda missing: questions, model, reference or copy.deepcopy(model), optimizer, tokenizer, functions,
+    rest = (lambda missing: questions, model, reference or copy.deepcopy(model), optimizer, tokenizer, named(*functions),
             train.Sampling(c.max_new_tokens), check(c, ALGORITHMS), c, critic, [] if history is None else history)
     return lambda step: train.train_step(step, *rest)
 
@@ -282,15 +298,15 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     def signal_in_every_second_group(completions, **columns):
         return [float(i // 4 % 2 and i % 4) for i in range(len(completions))]
 
-    sampling = train.Sampling(c.max_new_tokens)
-    metrics, _ = train.train_step(1, supply, model, None, None, tokenizer, [signal_in_every_second_group], sampling, 4, c)
+    sampling, rewards = train.Sampling(c.max_new_tokens), named(signal_in_every_second_group)
+    metrics, _ = train.train_step(1, supply, model, None, None, tokenizer, rewards, sampling, 4, c)
     assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5  # 4 gave 2, then 2 gave 1, then one question at a time gave none
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
     assert metrics["no_signal"] == pytest.approx(6 / 9) and sum(len(part.prompts) for part in trained[0]) == 12
     assert all(len(set(part.advantages.tolist())) > 1 for part in trained[0])
     asked.clear()
     c.max_rollouts = 2
-    assert train.train_step(1, supply, model, None, None, tokenizer, [signal_in_every_second_group], sampling, 4, c)[0]["rollouts"] == 2
+    assert train.train_step(1, supply, model, None, None, tokenizer, rewards, sampling, 4, c)[0]["rollouts"] == 2
 
 
 def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs, monkeypatch):
@@ -448,7 +464,7 @@ def go_in_two(small, folder, monkeypatch, *options, killed_in, save_every, steps
 
 
 def test_stop_kl_ends_the_run_with_a_checkpoint_and_a_sentence(small, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(data, "reward_functions", lambda name: [number_of_digits])
+    monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
     assert go(small, tmp_path / "run", "--stop_kl", "1e-7", steps=5) == 0
     assert "the KL to the reference is" in capsys.readouterr().out
     summary = json.loads((tmp_path / "run/summary.json").read_text())
@@ -456,7 +472,7 @@ def test_stop_kl_ends_the_run_with_a_checkpoint_and_a_sentence(small, tmp_path, 
 
 
 def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "reward_functions", lambda name: [number_of_digits])
+    monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
     kls = {}
     for name, options in [("kept", []), ("refreshed", ["--refresh_reference", "2"])]:
         go(small, tmp_path / name, "--mu", "1", *options, steps=5)
@@ -481,7 +497,7 @@ def run_of(folder):
     ["--algorithm", "gfpo_adaptive", "--group_size", "16", "--keep", "efficiency"],
 ], ids=["ppo", "ppo, one completion of a question", "gfpo_adaptive"])  # fmt: skip
 def test_the_critic_and_the_history_survive_a_resume(small, tmp_path, monkeypatch, options):
-    monkeypatch.setattr(data, "reward_functions", lambda name: [number_of_digits])
+    monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
     go(small, tmp_path / "straight", *options, steps=4)
     go_in_two(small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=2, steps=4)
     (rows, history, saved), resumed = run_of(tmp_path / "straight"), run_of(tmp_path / "resumed")
@@ -529,9 +545,9 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
     assert "accuracy, sampled" in out and "before" in out
 
     # the checkpoint is a Hugging Face folder, and eval.py finds it by the run's name
-    evaluation.main(["--model", "run", "--questions", "8", "--samples", "2", "--output", "scores/toy.json"])
-    scores, answers = json.loads((tmp_path / "scores/toy.json").read_text()), logs.read("scores/toy-answers.jsonl")
-    assert scores["scored"] == 8 and len(answers) == 8 + 16
+    evaluation.main(["--model", "run", "--questions", "8", "--samples", "2", "--output_dir", "scores"])
+    scores, (_, *answers) = json.loads((tmp_path / "scores/eval-toy.json").read_text()), logs.read("scores/eval-toy.jsonl")
+    assert scores["questions"] == 8 and len(answers) == 8 + 16
     for part in ("greedy", "sampled"):
         verdicts = [row["correct"] for row in answers if row["part"] == part]
         assert scores[part]["accuracy"] == sum(verdicts) / len(verdicts)

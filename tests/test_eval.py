@@ -1,0 +1,204 @@
+"""Evaluation: scores of known verdicts, estimators against enumeration, resuming, ranks, and the comparison of two models."""
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+from test_distributed import torchrun
+
+import eval as evaluation
+import rewards
+from engine import data
+from engine.options import UserError
+from engine.rollout import Sampling
+from eval import interval, majority_is_right, paired, pass_at_k, summarize
+
+ROOT = Path(__file__).parent.parent
+
+
+def always(answer):
+    return lambda completions, **columns: [float(gold == answer) for gold in columns["answer"]]
+
+
+def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
+    model, tokenizer = loaded
+    questions, _ = data.load("toy", tokenizer, split="test", limit=7)
+    for i, row in enumerate(questions):
+        row["answer"] = str(i % 2)  # 0 1 0 1 0 1 0
+    # small batches, so that questions are cut into several
+    path = tmp_path / "answers.jsonl"
+    summary = evaluation.examine(model, tokenizer, questions, always("1"), Sampling(8), samples=3, batch_size=6, path=path)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert summary["greedy"]["accuracy"] == summary["sampled"]["accuracy"] == pytest.approx(3 / 7)
+    assert [r["index"] for r in records if r["part"] == "sampled"] == [i for i in range(7) for _ in range(3)]
+    assert all(r["correct"] == (r["index"] % 2 == 1) for r in records)
+    lengths = [r["tokens"] for r in records if r["part"] == "greedy"]
+    assert summary["greedy"]["length"] == pytest.approx(sum(lengths) / 7)
+    assert len({r["completion"] for r in records if r["part"] == "sampled" and r["index"] == 0}) > 1  # sampled, not repeated
+
+
+def test_the_greedy_part_does_not_depend_on_the_seed_or_the_batch(loaded):
+    model, tokenizer = loaded
+    questions, _ = data.load("toy", tokenizer, split="test", limit=9)
+    texts = []
+    for seed, size in [(1, 2), (2, 9)]:
+        records = evaluation.evaluate(model, tokenizer, questions, always("1"), Sampling(48, temperature=0.0), batch_size=size, seed=seed)
+        texts.append([r["completion"] for r in records])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("n, right", [(1, 0), (4, 0), (4, 1), (5, 3), (6, 6)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n, right):
+    flags = [i < right for i in range(n)]
+    for k in range(1, n + 1):
+        subsets = list(itertools.combinations(flags, k))
+        assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+@pytest.mark.parametrize("answers, right", [
+    (["5", "5", "7"], True), (["7", "7", "5"], False), (["5", "7"], True), (["7", "5"], False),  # of a tie the first
+    (["5.0", "7", "5", "7", "$5"], True),  # equal numbers are one answer
+    (["no answer", "no answer", "5"], True),  # none has no vote
+    (["no answer"], False),
+])
+def test_the_majority(answers, right):
+    records = [{"completion": a if "no" in a else f"<answer>{a}</answer>", "correct": a in ("5", "5.0", "$5")} for a in answers]
+    assert majority_is_right(records) is right
+
+
+def records_of(table):
+    return [{"index": i, "completion": "", "correct": bool(c)} for i, row in enumerate(table) for c in row]
+
+
+def test_a_summary_of_known_verdicts():
+    summary = summarize(records_of([[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]]))
+    assert summary["accuracy"] == 7 / 16 and summary["pass@2"] == pytest.approx((1 / 2 + 1 + 0 + 5 / 6) / 4) and summary["pass@4"] == 3 / 4
+    assert (summary["questions"], summary["samples"]) == (4, 4)
+    low, high = summary["intervals"]["accuracy"]
+    assert 0 <= low < 7 / 16 < high <= 1
+
+
+def test_the_interval_is_that_of_the_normal_distribution_where_there_are_many_questions():
+    values = [float(random.Random(i).random() < 0.3) for i in range(2000)]
+    mean = sum(values) / 2000
+    low, high = interval(values)
+    half = 1.96 * math.sqrt(mean * (1 - mean) / 2000)
+    assert low == pytest.approx(mean - half, abs=2e-3) and high == pytest.approx(mean + half, abs=2e-3)
+    assert interval([1.0] * 9) == (1.0, 1.0)
+
+
+def test_the_paired_test_is_the_exact_one():
+    """5 questions got better and 1 worse: two-sided sign test 2·(1 + 6)/2⁶. And no difference has p = 1."""
+    first, second = [0] * 6 + [1] * 4, [1] * 5 + [0] + [1] * 4
+    second[5], first[5] = 0, 1
+    difference, (low, high), p = paired(first, second)
+    assert difference == pytest.approx(0.4) and low < 0.4 < high
+    assert p == pytest.approx(2 * 7 / 64, abs=0.02)
+    assert paired(first, first)[2] == 1.0
+    # pairing counts: the same scores in another order are not the same questions
+    assert paired([1, 0] * 50, [1, 0] * 50)[2] == 1.0
+
+
+def go(small, folder, *words):
+    evaluation.main(["--model", small, "--questions", "10", "--samples", "2", "--batch_size", "6", "--max_new_tokens", "20",
+                     "--output_dir", str(folder), *words])
+    return (folder / "eval-toy.jsonl").read_text().splitlines()
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path, capsys):
+    def score():
+        return json.loads((tmp_path / "a/eval-toy.json").read_text()) | {"seconds": None}
+
+    whole, first = go(small, tmp_path / "a"), score()
+    assert len(whole) == 1 + 10 + 20
+    for cut in (1, 5, 16, 20, 31):  # after so many lines, and in the middle of the next one
+        (tmp_path / "a/eval-toy.jsonl").write_text("\n".join(whole[:cut]) + "\n" + "".join(whole[cut : cut + 1])[:30])
+        assert sorted(go(small, tmp_path / "a")) == sorted(whole)
+        assert score() == first
+    capsys.readouterr()
+    with pytest.raises(UserError, match=r"holds answers in another setting \(temperature 1.0\): name another --output_dir"):
+        go(small, tmp_path / "a", "--temperature", "0.5")
+
+
+def test_the_number_of_ranks_changes_nothing(small, tmp_path):
+    alone = go(small, tmp_path / "a")
+    done = torchrun(ROOT / "eval.py", "--model", small, "--questions", "10", "--samples", "2", "--batch_size", "6",
+                    "--max_new_tokens", "20", "--output_dir", tmp_path / "b", ranks=3)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "b/eval-toy.jsonl").read_text().splitlines() == alone
+
+
+def test_several_benchmarks_each_with_its_setting(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": "1+1=?", "answer": "One and one.\n#### 2"}, {"problem": "2+2=?", "answer": "4", "level": 1}]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluation.main(["--model", small, "--benchmark", "mine.jsonl", "toy", "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
+                     "--output_dir", "out"])
+    summary = json.loads((tmp_path / "out/eval-mine.json").read_text())
+    assert (summary["questions"], summary["max_new_tokens"], summary["judge"]) == (2, 9, "gsm8k_accuracy") and "sampled" not in summary
+    setting, *answers = [json.loads(line) for line in (tmp_path / "out/eval-mine.jsonl").read_text().splitlines()]
+    assert setting["setting"]["system_prompt"] == data.SYSTEM_PROMPT
+    assert [row["question"] for row in answers] == ["1+1=?", "2+2=?"] and {"completion", "correct", "score"} <= set(answers[0])
+    assert json.loads((tmp_path / "out/eval-toy.json").read_text())["judge"] == "toy_accuracy"
+    assert "greedy" in capsys.readouterr().out
+
+
+def test_completions_of_another_program_are_scored(tmp_path, capsys):
+    rows = [
+        {"question": "1+1", "answer": "#### 2", "completions": ["<answer>2</answer>", "<answer>3</answer>", "the answer is 2.0"]},
+        {"question": "2+2", "answer": "4", "completions": ["#### 5", "\\boxed{5}", "<answer>4</answer>"]},
+    ]
+    single = [{"question": r["question"], "answer": r["answer"], "completion": c} for r in rows for c in r["completions"]]
+    for name, lines in [("many", rows), ("single", random.Random(0).sample(single, 6))]:
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        evaluation.main(["--from_file", str(tmp_path / f"{name}.jsonl"), "--output_dir", str(tmp_path)])
+        summary = json.loads((tmp_path / f"eval-{name}.json").read_text())["sampled"]
+        assert (summary["accuracy"], summary["samples"], summary["questions"]) == (0.5, 3, 2)
+        assert summary["pass@2"] == pytest.approx((1 + 2 / 3) / 2)
+    (tmp_path / "bad.jsonl").write_text('{"question": "1", "answer": "1", "completion": 3}\n')
+    with pytest.raises(UserError, match="it needs 'completion', a text, or 'completions'"):
+        evaluation.main(["--from_file", str(tmp_path / "bad.jsonl"), "--output_dir", str(tmp_path)])
+
+
+def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):
+    go(small, tmp_path / "a")
+    go(small, tmp_path / "b", "--seed", "7")
+    capsys.readouterr()
+    evaluation.main(["--compare", str(tmp_path / "a/eval-toy.jsonl"), str(tmp_path / "b/eval-toy.jsonl")])
+    said = capsys.readouterr().out
+    assert "greedy" in said and "+0.0000 [+0.0000, +0.0000], p = 1.0000, 10 questions" in said and "sampled" in said
+    go(small, tmp_path / "c", "--questions", "9")
+    with pytest.raises(UserError, match="the same questions"):
+        evaluation.main(["--compare", str(tmp_path / "a/eval-toy.jsonl"), str(tmp_path / "c/eval-toy.jsonl")])
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--benchmark", "gsm9k"], "unknown data set 'gsm9k': there are toy, toy_code, gsm8k, "),
+        (["--benchmark", "toy", "toy"], "names two of the same name"),
+        (["--samples", "-1"], "--samples must be at least 0"),
+        (["--temperature", "0"], "--temperature must be above 0"),
+        (["--model", "./nowhere"], "does not exist"),
+        (["--dataset", "toy"], "unknown option --dataset"),
+        (["--judge", "nobody"], "unknown reward 'nobody'"),
+        (["--compare", "a.jsonl"], "--compare takes two files"),
+        (["--compare", "a.jsonl", "b.jsonl"], "is no file of answers"),
+    ],
+)
+def test_bad_input_of_eval(argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        evaluation.main(argv)
+
+
+def test_the_verdicts_are_those_of_a_person_who_reads_the_completions():
+    """Sixty completions, judged by hand. Two readings are more lenient than the reward, which takes no sentence for a number."""
+    rows = [json.loads(line) for line in (ROOT / "tests/verdicts.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 60 and 20 < sum(row["right"] for row in rows) < 40
+    judged = [getattr(rewards, row["reward"])([row["completion"]], answer=[row["answer"]])[0] > 0 for row in rows]
+    differ = [row["completion"] for row, right in zip(rows, judged) if right != row["right"]]
+    assert differ == ["<answer>The profit is $125.</answer>", "<answer>about 125</answer>"]

@@ -1,0 +1,167 @@
+"""engine/scoring.py: rewards by name and weight, a user's own, and what happens when one misbehaves."""
+
+import json
+
+import pytest
+import torch
+
+import rewards
+from engine.config import Config, check
+from engine.options import UserError, parse
+from engine.scoring import Reward, choose, default, judge, merge, score
+from train import ALGORITHMS, main
+
+MINE = """
+def short(completions, **columns):
+    return [-float(len(text)) for text in completions]
+
+def picky(completions, **columns):
+    return [1.0 if text.isdigit() else 1 / 0 for text in completions]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    return str(tmp_path / "mine.py")
+
+
+def test_rewards_are_named_with_or_without_a_weight(mine):
+    chosen = choose(["gsm8k_accuracy", "format_reward:0.5", f"{mine}:short", f"{mine}:picky:-2e-1"])
+    assert [(r.name, r.weight) for r in chosen] == [("gsm8k_accuracy", 1.0), ("format_reward", 0.5), ("short", 1.0), ("picky", -0.2)]
+    assert chosen[0].function is rewards.gsm8k_accuracy and chosen[2].function(["abc"]) == [-3.0]
+
+
+@pytest.mark.parametrize("word, message", [
+    ("gsm9k", "unknown reward 'gsm9k': there are gsm8k_accuracy, "),
+    ("re", "unknown reward 're'"),  # a name inside rewards.py that is no reward
+    ("format_reward:nan", "the form is NAME or NAME:WEIGHT"),
+    (":2", "the form is NAME or NAME:WEIGHT"),
+    ("none.py:f", "the file none.py does not exist"),
+    ("MINE:long", r"has no function 'long'. It has short, picky"),
+    ("RewardModel:", "unknown reward 'RewardModel:'"),
+])
+def test_a_reward_that_there_is_not_is_one_sentence(mine, word, message):
+    with pytest.raises(UserError, match=message):
+        choose([word.replace("MINE", mine)])
+
+
+@pytest.mark.parametrize("code, message", [
+    ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+    ("def f(:", "SyntaxError"),
+    ("raise SystemExit(3)", "SystemExit: 3"),
+])
+def test_a_users_file_that_cannot_be_imported_shows_its_own_mistake_in_one_line(tmp_path, code, message):
+    (tmp_path / "own.py").write_text(code)
+    with pytest.raises(UserError, match=f"own.py cannot be imported: {message}") as error:
+        choose([f"{tmp_path / 'own.py'}:f"])
+    assert "\n" not in str(error.value)
+
+
+def test_a_reward_is_named_once():
+    with pytest.raises(UserError, match="names format_reward twice"):
+        choose(["format_reward", "format_reward:2"])
+
+
+def test_the_rewards_of_a_data_set():
+    assert default("toy") == ["toy_accuracy"] and default("math500")[0] == "math_accuracy"
+    assert default("gsm8k") == default("my.jsonl") == ["gsm8k_accuracy", "format_reward"]
+    c = Config(rewards=["toy_accuracy:2"])
+    check(c, ALGORITHMS)
+    assert c.rewards == ["toy_accuracy:2"]
+
+
+def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_need_another(tmp_path):
+    chosen = choose(["code_accuracy", "format_reward"])
+    assert judge(chosen, "gsm8k_zh", "gsm8k_zh") is judge(chosen, "gsm8k_zh", "gsm8k") is rewards.code_accuracy
+    assert judge(choose(["gsm8k_accuracy"]), "gsm8k", "math500") is rewards.math_accuracy
+    (tmp_path / "x.jsonl").write_text("")
+    assert judge(choose(["math_accuracy"]), "math", str(tmp_path / "x.jsonl")) is rewards.math_accuracy
+
+
+def length(completions, **columns):
+    return [len(completion) for completion in completions]
+
+
+def bonus(completions, level, **columns):
+    return [0.5 * n for n in level]
+
+
+def named(*functions):
+    return [Reward(function.__name__, function) for function in functions]
+
+
+def test_every_reward_judges_every_completion_from_its_columns():
+    parts, failures = score(named(length, bonus), ["a", "bcd"], {"level": [1, 3], "answer": ["x", "y"]})
+    assert list(parts) == ["length", "bonus"] and failures == 0
+    assert all(values.dtype == torch.float32 for values in parts.values())
+    assert parts["length"].tolist() == [1.0, 3.0] and parts["bonus"].tolist() == [0.5, 1.5]
+    assert {name: len(values) for name, values in score(named(length, bonus), [], {})[0].items()} == {"length": 0, "bonus": 0}
+
+
+@pytest.mark.parametrize("level", [[], [1], [1, 2, 3]])
+def test_a_reward_that_returns_another_number_of_values_is_named(level):
+    with pytest.raises(UserError, match=f"bonus returned {len(level)} values for 2 completions"):
+        score(named(length, bonus), ["a", "bcd"], {"level": level})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_not_finite_is_named_with_its_completion(value):
+    with pytest.raises(UserError, match=f"bonus returned {value} for the completion 'bcd'"):
+        score(named(length, bonus), ["a", "bcd"], {"level": [1, value]})
+
+
+@pytest.mark.parametrize("values", [None, [1.0, None], [1.0, "2"]])
+def test_a_reward_that_returns_something_else_is_named(values):
+    def odd(completions, **columns):
+        return values
+
+    with pytest.raises(UserError, match="odd"):
+        score(named(odd), ["a", "bcd"], {})
+
+
+def test_a_reward_that_raises_on_some_completions_scores_these_0_and_says_so(mine, capsys):
+    parts, failures = score(choose([f"{mine}:picky"]), ["1", "x", "22", "y"], {"answer": list("abcd")})
+    assert parts["picky"].tolist() == [1.0, 0.0, 1.0, 0.0] and failures == 2
+    assert "picky failed on 2 of 4 completions, which score 0: ZeroDivisionError: division by zero" in capsys.readouterr().out
+
+
+def test_a_reward_that_raises_on_all_of_them_ends_the_run(mine):
+    with pytest.raises(UserError, match="picky failed on all 2 completions: ZeroDivisionError"):
+        score(choose([f"{mine}:picky"]), ["x", "y"], {})
+
+
+def test_weights_count_in_the_sum():
+    parts = torch.tensor([[[1.0, 0.0]], [[2.0, 3.0]]])
+    assert merge(parts, [1.0, 0.5]).tolist() == [[2.0, 1.5]] and merge(parts, [1.0, 1.0]).tolist() == [[3.0, 3.0]]
+
+
+def go(small, folder, *words):
+    return main(["--model", small, "--output_dir", str(folder), "--questions_per_step", "2", "--group_size", "4", "--steps", "2",
+                 "--eval_questions", "4", *words])
+
+
+def test_a_run_logs_each_reward_by_itself_and_their_weighted_sum_and_resumes_with_them(small, tmp_path, mine):
+    go(small, tmp_path / "run", "--rewards", "toy_accuracy:2", "format_reward:0.5", f"{mine}:short:0.01", "--algorithm", "gdpo")
+    assert json.loads((tmp_path / "run/config.json").read_text())["rewards"][1] == "format_reward:0.5"
+    go(small, tmp_path / "run", "--resume", "--steps", "3")
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    for row in rows:
+        parts = [row[f"reward/{name}"] for name in ("toy_accuracy", "format_reward", "short")]
+        assert row["reward"] == pytest.approx(2 * parts[0] + 0.5 * parts[1] + 0.01 * parts[2], rel=1e-5)
+        assert row["accuracy"] == parts[0] and row["reward_failures"] == 0
+
+
+def test_a_recipe_may_name_several_rewards(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("rewards: [toy_accuracy, 'format_reward:0.5']\n")
+    assert parse(Config, ["--recipe", str(tmp_path / "recipe.yaml")]).rewards == ["toy_accuracy", "format_reward:0.5"]
+
+
+def test_check_rewards_shows_each_reward_and_trains_nothing(small, tmp_path, mine, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--model", small, "--group_size", "4", "--check_rewards", "--rewards", "toy_accuracy:2", f"{mine}:short"]) is None
+    said = capsys.readouterr().out
+    assert "32 completions of 8 questions" in said and "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
+    assert said.count("best, ") == said.count("worst, ") == 2 and "gold answer" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
