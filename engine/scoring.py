@@ -53,7 +53,7 @@ def choose(words, device=None):
         if kind.endswith(".py"):
             chosen.append(Reward(rest, from_file(kind, rest), weight))
         elif kind == "RewardModel" and rest:
-            chosen.append(Reward(Path(rest).name, rewards.RewardModel(rest, device=device) if device else None, weight))
+            chosen.append(Reward(Path(rest).name, load_model(rest, device) if device else None, weight))
         elif name in NAMES:
             chosen.append(Reward(name, getattr(rewards, name), weight))
         else:
@@ -85,6 +85,13 @@ def from_file(path, name):
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UserError(f"--rewards: {path} has no function '{name}'. It has {', '.join(there) or 'none'}.")
     return function
+
+
+def load_model(name, device):
+    try:
+        return rewards.RewardModel(name, device=device)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--rewards: the reward model {name} cannot be loaded: {one_line(error)}.") from None
 
 
 def one_line(error):

@@ -1,9 +1,11 @@
 """engine/scoring.py: rewards by name and weight, a user's own, and what happens when one misbehaves."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from test_reward_model import make as make_reward_model
 
 import rewards
 from engine.config import Config, check
@@ -11,6 +13,7 @@ from engine.options import UserError, parse
 from engine.scoring import Reward, choose, default, judge, merge, score
 from train import ALGORITHMS, main
 
+ROOT = Path(__file__).parent.parent
 MINE = """
 def short(completions, **columns):
     return [-float(len(text)) for text in completions]
@@ -77,6 +80,25 @@ def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_ne
     assert judge(choose(["gsm8k_accuracy"]), "gsm8k", "math500") is rewards.math_accuracy
     (tmp_path / "x.jsonl").write_text("")
     assert judge(choose(["math_accuracy"]), "math", str(tmp_path / "x.jsonl")) is rewards.math_accuracy
+
+
+def test_a_reward_model_by_name(tmp_path):
+    folder = make_reward_model(tmp_path / "judge")
+    (chosen,) = choose([f"RewardModel:{folder}:0.5"], torch.device("cpu"))
+    assert (chosen.name, chosen.weight) == ("judge", 0.5)
+    parts, _ = score([chosen], ["3", "4"], {"question": ["1+2=?", "1+2=?"]})
+    assert len(set(parts["judge"].tolist())) == 2
+    assert choose([f"RewardModel:{folder}"])[0].function is None  # before any work it is only named
+    for name, message in [("nowhere", "nowhere cannot be loaded"), (make_reward_model(tmp_path / "two", labels=2), "has 2 labels")]:
+        with pytest.raises(UserError, match=message) as error:
+            choose([f"RewardModel:{name}"], torch.device("cpu"))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_can_be_run(recipe):
+    c = parse(Config, ["--recipe", str(recipe)])
+    assert check(c, ALGORITHMS) >= 1
 
 
 def length(completions, **columns):
