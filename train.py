@@ -218,8 +218,7 @@ def roll_out(questions, k, model, tokenizer, rewards, sampling, config, draw, cl
             "accuracy": (parts[rewards[0].name] > 0).sum().item(), "reward": total.sum().item(), "reward_failures": failures,
             "truncated": drawn.truncated.sum().item(), "entropy": -drawn.logp.sum().item(),
             **{f"reward/{name}": values.sum().item() for name, values in parts.items()}}
-    shown = questions[0] if questions else {}
-    first_group = logs.group(shown, texts[:G], total.flatten(), advantages.flatten(), set(kept.tolist()))
+    first_group = logs.first_group(questions, texts[:G], total.flatten(), advantages.flatten(), set(kept.tolist()))
     return batch.rows(kept), distributed.all_sum(sums, device), first_group
 
 
@@ -233,12 +232,13 @@ def train_step(step, supply, model, reference, optimizer, tokenizer, rewards, sa
     draw = random.Random(f"{config.seed} {step} {distributed.rank()}")
     batches, sums, samples, missing = [], {}, None, None
     while missing != 0 and (questions := supply(missing)) is not None:
-        batch, more, group = roll_out(
-            questions, k, model, tokenizer, rewards, sampling, config, draw.getrandbits(62), clock, history)
+        batch, more, group = roll_out(questions, k, model, tokenizer, rewards, sampling, config, draw.getrandbits(62), clock, history)
         batches, samples = [*batches, batch], samples or group
         sums = {name: value + sums.get(name, 0) for name, value in more.items()}
-        full = not algorithm.dynamic_sampling or len(batches) == config.max_rollouts
-        missing = 0 if full else int(more["questions"] - more["signal"])  # dynamic sampling: groups without signal are replaced
+        short = int(more["questions"] - more["signal"]) if algorithm.dynamic_sampling else 0  # groups without signal are replaced
+        missing = 0 if len(batches) == config.max_rollouts else short
+    if short and distributed.rank() == 0:
+        tqdm.write(f"step {step}: {short} groups short after sampling {len(batches)} times (--max_rollouts); training on the others.")
 
     metrics = {"step": step} | {name: int(sums.pop(name)) for name in COUNTS} | {"rollouts": len(batches)}
     pushed = sums.pop("pushed")

@@ -53,8 +53,9 @@ def write(path, text):
     beside.replace(path)
 
 
-def group(question, texts, rewards, advantages, kept):
-    """What is logged of a question: each completion with its reward, its advantage (PPO: its score), and whether it was kept."""
+def first_group(questions, texts, rewards, advantages, kept):
+    """What is logged of the first question: each completion with its reward, its advantage (PPO: its score), and whether it was kept."""
+    question = questions[0] if questions else {}
     columns = zip(texts, rewards.tolist(), advantages.tolist())
     completions = [{"completion": text, "reward": r, "advantage": a, "kept": i in kept} for i, (text, r, a) in enumerate(columns)]
     return {"question": question.get("question"), "answer": question.get("answer"), "completions": completions}

@@ -284,7 +284,7 @@ def test_the_settings_of_ppo_and_of_gfpos_adaptive_k():
     assert check(c, ALGORITHMS) == 8 and (c.mu, c.pruning_rate, c.allocation, c.keep) == (2, 0.0, False, "shortest")
 
 
-def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(step_inputs, monkeypatch):
+def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(step_inputs, monkeypatch, capsys):
     model, tokenizer, questions = step_inputs
     c = config(algorithm="dapo", group_size=4, max_rollouts=5)
     asked, trained = [], []
@@ -305,6 +305,7 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     assert metrics["no_signal"] == pytest.approx(6 / 9) and sum(len(part.prompts) for part in trained[0]) == 12
     assert all(len(set(part.advantages.tolist())) > 1 for part in trained[0])
     asked.clear()
+    assert "step 1: 1 groups short after sampling 5 times" in capsys.readouterr().out
     c.max_rollouts = 2
     assert train.train_step(1, supply, model, None, None, tokenizer, rewards, sampling, 4, c)[0]["rollouts"] == 2
 
