@@ -20,7 +20,8 @@ What holds a program:
 Without layer 2, so on macOS: there is network; it can kill whatever its user can, the server and the caller too; it starts no
 process (RLIMIT_NPROC; on Linux then no thread either), except as root, when one that leaves the session lives on. Without
 layer 3, so on macOS: it reads and writes whatever its user can. macOS does not limit memory. Nowhere limited: what all files
-of a program hold together, and asking whether a file exists. `protections()` tries all this out and says what holds here.
+of a program hold together, and asking whether a file exists. `protections()` tries what each layer forbids and says what holds
+on this machine. (It is to be believed before this page: macOS and arm64 are written for and were not at hand.)
 
 The verdict. `.ok` means that the program got past its last line. One that leaves early is not ok, be it by sys.exit(0): else it
 could skip tests below. No message says "ok": see _steps(). That withstands what Python can do; ctypes, tracing and the

@@ -178,7 +178,7 @@ ERRORS = [
     ("import sys; sys.exit(0)", "SystemExit: 0"),
     ("import os; os._exit(0)", "exit code 0 before its end"),
     ("import os; os._exit(3)", "exit code 3 before its end"),
-    ("import sys; sys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())", ("SIG", "memory")),
+    ("import sys; sys.setrecursionlimit(10**9)\nclass A: __repr__ = lambda a: repr(a)\nrepr(A())", ("SIG", "memory", "RecursionError")),
     ("(" * 100_000, ("SyntaxError", "memory", "RecursionError")),
     ("-" * 1_000_000 + "1", ("RecursionError", "memory", "SIG")),
     ("x = 1\n" * 1_000_000, ("memory", "RecursionError", "timeout")),
