@@ -9,6 +9,7 @@ For every benchmark it writes eval-NAME.jsonl, each sampled answer with its verd
 setting it was measured in. Interrupted, the same command goes on. The number of ranks changes nothing but the time.
 """
 
+import hashlib
 import json
 import time
 from collections import Counter
@@ -43,7 +44,7 @@ class Config:
     judge: str | None = option(None, "the reward that calls a completion right, above 0, as in train.py's --rewards; none: the benchmark's")
     seed: int = option(42, "of the sampling")
     output_dir: str | None = option(None, "where the results go; none: the model's folder, or here for a hub model")
-    from_file: str | None = option(None, "score a .jsonl file with question, answer, and completion or completions; no model is loaded")
+    from_file: str | None = option(None, "only score a .jsonl file of question, answer, completion or completions; judge: gsm8k_accuracy")
     compare: list[str] | None = option(None, "two files of answers of the same questions: their difference, with a paired test")
 
 
@@ -66,8 +67,8 @@ def evaluate(model, tokenizer, questions, reward, sampling, *, samples=1, batch_
                 # a batch is the same whoever samples it
                 pad_id=tokenizer.pad_token_id, generator=torch.Generator(model.device).manual_seed(seed * 1_000_003 + start),
             )
-            rows = [{"index": start + j, **row} for j, row in enumerate(rows) for _ in range(samples)]
-            mine = judged(rows, drawn.texts(tokenizer), reward)
+            indices = [start + j for j in range(len(rows)) for _ in range(samples)]
+            mine = judged(indices, [row for row in rows for _ in range(samples)], drawn.texts(tokenizer), reward)
             for j, record in enumerate(mine):
                 record |= {"tokens": int(drawn.lengths[j]), "truncated": bool(drawn.truncated[j])}
         round_ = distributed.gather(mine)
@@ -77,13 +78,13 @@ def evaluate(model, tokenizer, questions, reward, sampling, *, samples=1, batch_
     return sorted(records, key=lambda record: record["index"])
 
 
-def judged(rows, texts, reward):
-    """One record for every completion. rows: questions with their index, one for each text."""
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in ("prompt", "index")}
-    scores = scoring.score([scoring.Reward("judge", reward)], texts, columns)[0]["judge"].tolist()
+def judged(indices, rows, texts, reward):
+    """One record for every completion. indices: the question's number; rows: its columns. One of each for each text."""
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    scores = scoring.score([scoring.Reward(getattr(reward, "__name__", "judge"), reward)], texts, columns)[0]
     return [
-        {"index": row["index"], "question": row["question"], "answer": row["answer"], "completion": text,
-         "correct": score > 0, "score": score} for row, text, score in zip(rows, texts, scores, strict=True)
+        {"index": index, "question": row["question"], "answer": row["answer"], "completion": text, "correct": score > 0, "score": score}
+        for index, row, text, score in zip(indices, rows, texts, *(values.tolist() for values in scores.values()), strict=True)
     ]
 
 
@@ -121,15 +122,18 @@ def by_question(records):
 
 
 def summarize(records):
-    """Means over the records of `evaluate`, with intervals: accuracy (avg@k), and from two samples on pass@k and maj@k."""
+    """Means over the records of `evaluate`, with intervals: accuracy (avg@k), and from two samples on pass@k and maj@k.
+
+    k is the least number of completions that a question has. maj@k needs answers in one of `extract_answer`'s forms.
+    """
     groups = list(by_question(records).values())
     right = [sum(r["correct"] for r in group) for group in groups]
     n = min(map(len, groups))
     scores = {"accuracy": [c / len(group) for c, group in zip(right, groups)]}
-    for k in [2**i for i in range(1, n.bit_length()) if 2**i <= n]:
+    for k in sorted({2**i for i in range(1, n.bit_length())} | ({n} - {1})):
         scores[f"pass@{k}"] = [pass_at_k(len(group), c, k) for c, group in zip(right, groups)]
-    if n > 1:
-        scores[f"maj@{n}"] = [majority_is_right(group) for group in groups]
+    if n > 1 and any(extract_answer(record["completion"]) for record in records):
+        scores[f"maj@{n}"] = [majority_is_right(group[:n]) for group in groups]
     summary = {name: sum(values) / len(values) for name, values in scores.items()}
     summary["intervals"] = {name: interval(values) for name, values in scores.items()}
     for name, key in [("length", "tokens"), ("truncated", "truncated")]:
@@ -145,7 +149,7 @@ def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_s
     Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": three questions}.
     """
     summary, earlier = {}, {"greedy": [], "sampled": []}
-    for record in read_answers(path)[1] if path else []:
+    for record in distributed.from_first(read_answers(path)[1] if path and distributed.rank() == 0 else []):
         earlier[record.pop("part")].append(record)
     for part, how, k in [("greedy", replace(sampling, temperature=0.0), 1), ("sampled", sampling, samples)]:
         if k == 0:
@@ -168,14 +172,16 @@ def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_s
 
 
 def read_answers(path):
-    """(setting, records) of a file that `examine` has written; a line that was cut off ends it."""
+    """(setting, records) of a file of answers; a line that was cut off ends it. (None, []) where there is no file."""
     records = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
+    for line in Path(path).read_text(encoding="utf-8").split("\n") if Path(path).is_file() else []:
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:
             break
-    return (records[0]["setting"], records[1:]) if records and "setting" in records[0] else (None, records)
+    if records and not (isinstance(records[0], dict) and "setting" in records[0]):
+        raise UserError(f"{path} is no file of answers that eval.py has written: name another --output_dir, or move it.")
+    return (records[0]["setting"], records[1:]) if records else (None, [])
 
 
 def open_answers(path, setting, batch):
@@ -198,15 +204,16 @@ def open_answers(path, setting, batch):
 
 def scored_file(path, reward):
     """The records of completions that some other program sampled: lines with question, answer, and completion or completions."""
-    rows = []
+    indices, rows, texts, seen = [], [], [], {}
     for number, row in enumerate(data.read_jsonl(path, reserved=["prompt"]), 1):
-        texts = row.pop("completions", None) or [row.pop("completion", None)]
-        if not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{path}, question {number}: it needs 'completion', a text, or 'completions', a list of texts.")
-        rows += [(row, text) for text in texts]
-    index = {question: i for i, question in enumerate(dict.fromkeys(row["question"] for row, _ in rows))}
-    rows = sorted(({"index": index[row["question"]], **row, "completion": text} for row, text in rows), key=lambda row: row["index"])
-    return judged([{k: v for k, v in row.items() if k != "completion"} for row in rows], [row["completion"] for row in rows], reward)
+        several = row.pop("completions") if "completions" in row else [row.pop("completion", None)]
+        if not isinstance(several, list) or not several or not all(isinstance(text, str) for text in several):
+            raise UserError(f"{path}, question {number}: each line needs 'completion', a text, or each line 'completions', a list.")
+        for text in several:
+            indices.append(seen.setdefault(row["question"], len(seen)))
+            rows.append(row)
+            texts.append(text)
+    return judged(indices, rows, texts, reward)
 
 
 def paired(first, second, draws=10_000):
@@ -222,22 +229,35 @@ def paired(first, second, draws=10_000):
 
 def compare(paths):
     """Print the difference between two files of answers."""
-    sides = []
+    sides, settings = [], []
     for path in paths:
         setting, records = read_answers(path)
         if setting is None:
             raise UserError(f"{path} is no file of answers that eval.py has written (eval-NAME.jsonl).")
         print(f"{setting['model']}: {path}")
         sides.append(records)
+        settings.append(setting)
+    for key in settings[0].keys() - {"model"}:
+        if settings[0][key] != settings[1].get(key):
+            print(f"note: not the same {key}: {settings[0][key]!r:.60} and {settings[1].get(key)!r:.60}.")
     for part in ("greedy", "sampled"):
         first, second = (by_question([r for r in records if r["part"] == part]) for records in sides)
+        if not first or not second:
+            continue
         if [group[0]["question"] for group in first.values()] != [group[0]["question"] for group in second.values()]:
             raise UserError(f"the two files do not hold the same questions ({part}): only answers to the same questions can be compared.")
-        if first:
-            scores = [[sum(r["correct"] for r in group) / len(group) for group in groups.values()] for groups in (first, second)]
-            difference, (low, high), p = paired(*scores)
-            print(f"{part:8} {np.mean(scores[0]):.4f} → {np.mean(scores[1]):.4f}   {difference:+.4f} [{low:+.4f}, {high:+.4f}], "
-                  f"p = {p:.4f}, {len(first)} questions")
+        scores = [[sum(r["correct"] for r in group) / len(group) for group in groups.values()] for groups in (first, second)]
+        difference, (low, high), p = paired(*scores)
+        print(f"{part:8} {np.mean(scores[0]):.4f} → {np.mean(scores[1]):.4f}   {difference:+.4f} [{low:+.4f}, {high:+.4f}], "
+              f"p = {p:.4f}, {len(first)} questions")
+
+
+def fingerprint(name):
+    """Changes when the file of a judge does, or the weights in a model's folder; "" where there is neither."""
+    path = Path(name.partition(":")[0])
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) if path.is_dir() else []
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(stamps).encode()).hexdigest()[:16] if stamps else ""
 
 
 def report(summary):
@@ -262,6 +282,8 @@ def check(config):
     stems = [Path(name).stem for name in config.benchmark]
     if len(set(stems)) < len(stems):
         raise UserError("--benchmark names two of the same name: their results would overwrite each other.")
+    if config.model == "toy" and "toy_code" in config.benchmark and len(config.benchmark) > 1:
+        raise UserError("toy_code has a base model of its own: evaluate it alone, or name a --model.")
     if config.judge:
         scoring.choose([config.judge])
     if config.model != "toy":
@@ -282,9 +304,9 @@ def main(argv):
         return config.judge or scoring.default(name)[0]
 
     if config.from_file:
-        name = judge(config.benchmark[0] if config.benchmark != ["toy"] else config.from_file)
+        name = judge(config.from_file)
         summary = summarize(scored_file(config.from_file, scoring.choose([name], device)[0].function))
-        path = folder / f"eval-{Path(config.from_file).stem}.json"
+        path = folder / f"scored-{Path(config.from_file).stem}.json"
         logs.write(path, json.dumps({"from_file": config.from_file, "judge": name, "sampled": summary}, indent=2) + "\n")
         report({"sampled": summary})
         return say(f"judged by {name}; written: {path}")
@@ -303,6 +325,7 @@ def main(argv):
             "judge": judge(benchmark), "system_prompt": prompt, "max_new_tokens": longest, "samples": config.samples,
             "temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "seed": config.seed,
             "batch_size": config.batch_size, "torch": version("torch"), "transformers": version("transformers"),
+            "judged_by": fingerprint(judge(benchmark)), "weights": fingerprint(source),
         }
         path = folder / f"eval-{Path(benchmark).stem}.jsonl"
         samples = config.samples

@@ -192,7 +192,7 @@ def roll_out(questions, k, model, tokenizer, rewards, sampling, config, draw, cl
         )
     with clock.phase("score"):  # 2 score them
         texts, lengths = drawn.texts(tokenizer), drawn.lengths.cpu()
-        columns = {name: [q[name] for q in questions for _ in range(G)] for name in (questions[0] if questions else ())}
+        columns = {name: [q[name] for q in questions for _ in range(G)] for name in (questions[0] if questions else ()) if name != "prompt"}
         (parts, failures), weights = score(rewards, texts, columns), [reward.weight for reward in rewards]
         # the overlong penalty is no signal: it would bring back groups that are all right
         signal = has_signal(merge(torch.stack(list(parts.values())), weights).view(-1, G))
@@ -238,7 +238,7 @@ def train_step(step, supply, model, reference, optimizer, tokenizer, rewards, sa
         short = int(more["questions"] - more["signal"]) if algorithm.dynamic_sampling else 0  # groups without signal are replaced
         missing = 0 if len(batches) == config.max_rollouts else short
     if short and distributed.rank() == 0:
-        tqdm.write(f"step {step}: {short} groups short after sampling {len(batches)} times (--max_rollouts); training on the others.")
+        tqdm.write(f"step {step}: {short} groups short after sampling {len(batches)} times, training on the others.")
 
     metrics = {"step": step} | {name: int(sums.pop(name)) for name in COUNTS} | {"rollouts": len(batches)}
     pushed = sums.pop("pushed")

@@ -2,7 +2,7 @@
 
     python benchmarks/step_memory.py                          prints a table; `reproduce.py` takes its columns from here
 
-A Qwen2 of 26 million random parameters makes one step on 16 kept completions (8 under GFPO), each algorithm in a process of
+A Qwen2 of 26 million random parameters makes one step on 16 kept completions (8 under GFPO, 4 under PODS), each algorithm in a process of
 its own. Counted are the bytes of all networks' parameters and of AdamW's moments. Measured is by how much the process grows
 at its peak, networks, gradients and activations included. Needs Linux; where there is a GPU, its memory is measured.
 """

@@ -34,7 +34,7 @@ class Config:
     group_size: int = option(16, "G, completions sampled per question")
     pruning_rate: float | None = option(None, "P: ⌊G(1−P)⌋ completions are kept per question; none: the algorithm's (cppo 0.75)")
     keep: str | None = option(None, "which: largest_abs, largest, smallest_abs (|A|, A), random; shortest, efficiency, max_variance")
-    allocation: bool | None = option(None, "fill the pruned places with more questions, ⌊B·G/k⌋ instead of B; none: all but gfpo, pods")
+    allocation: bool | None = option(None, "fill the pruned places with more questions, ⌊B·G/k⌋ not B; none: all but gfpo, pods, ppo")
     prune_pooled: bool = option(False, "as CPPO's published code: keep the largest |A| of all the device's questions together")
     max_rollouts: int | None = option(None, "DAPO's dynamic sampling: a step may sample so often until groups with signal fill it; none: 4")
     overlong_cache: int | None = option(None, "DAPO's overlong penalty grows to −1 over the last so many of max_new_tokens; none: none")
@@ -52,9 +52,9 @@ class Config:
     target_kl: float | None = option(None, "end the updates on a batch when KL(π_old ‖ π_θ) passes this; none: never")
     stop_kl: float | None = option(None, "end the run when the KL to the reference passes this; none: never")
     refresh_reference: int | None = option(None, "make the policy the new reference every so many steps, as DeepSeek-R1; none: never")
-    beta: float | None = option(None, "β, weight of the KL to the reference; 0: no reference model; none: the algorithm's, 0.04")
-    clip_low: float | None = option(None, "ε below 1; none: the algorithm's, 0.2")
-    clip_high: float | None = option(None, "ε above 1; none: the algorithm's, 0.2")
+    beta: float | None = option(None, "β, weight of the KL to the reference; 0: no reference; none: the algorithm's (grpo, cppo 0.04)")
+    clip_low: float | None = option(None, "ε below 1; none: the algorithm's (gspo 3e-4, else 0.2)")
+    clip_high: float | None = option(None, "ε above 1; none: the algorithm's (gspo 4e-4, dapo 0.28, else 0.2)")
     lam: float | None = option(None, "PPO: λ of the generalised advantage estimate, 0: one step ahead, 1: to the end; none: 0.95")
     critic_lr: float | None = option(None, "PPO: peak learning rate of the critic; none: 1e-3 on the toy, else 1e-5")
     lr: float | None = option(None, "peak learning rate of AdamW; none: 3e-4 on the toy, else 1e-6")
@@ -153,9 +153,12 @@ def check(config, algorithms):
     except ValueError as error:
         raise UserError(f"{error}; or {', '.join(SELECT_FIRST)}, which GFPO and PODS keep by.") from None
     try:
-        return max(algorithm.ks) if algorithm.ks else keep_count(config.group_size, config.pruning_rate)
+        k = max(algorithm.ks) if algorithm.ks else keep_count(config.group_size, config.pruning_rate)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
+    if config.keep in SELECT_FIRST and k < 2:
+        raise UserError(f"{config.keep} keeps 1 completion of a question, which has nothing to be compared with: lower --pruning_rate.")
+    return k
 
 
 def open_run(argv, algorithms):
@@ -179,6 +182,6 @@ def open_run(argv, algorithms):
     if config.output_dir and Path(config.output_dir).is_file():
         raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
     taken = config.output_dir and any((Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
-    if taken and not config.resume:
+    if taken and not (config.resume or config.check_rewards):
         raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
     return config, k

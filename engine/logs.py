@@ -30,14 +30,15 @@ def append(path, row):
 
 
 def read(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    # not splitlines(): a completion may hold other line ends, as U+2028
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
 
 
 def cut(path, last_step):
     """Drop the lines that come after `last_step`: the resumed run writes them again."""
     path = Path(path)
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
         try:
             if json.loads(line)["step"] <= last_step:
                 kept.append(line + "\n")

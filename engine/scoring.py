@@ -1,8 +1,10 @@
 """The rewards of a run: which functions they are, how much each counts, and what they say of completions."""
 
+import functools
 import importlib.util
 import math
 import numbers
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,9 +60,9 @@ def choose(words, device=None):
             chosen.append(Reward(name, getattr(rewards, name), weight))
         else:
             raise UserError(f"unknown reward '{name}': there are {', '.join(NAMES)}, RewardModel:MODEL, and FILE.py:FUNCTION.")
-    names = [reward.name for reward in chosen]
+    names = [*(reward.name for reward in chosen), "overlong"]  # the name of DAPO's penalty
     for name in {name for name in names if names.count(name) > 1}:
-        raise UserError(f"--rewards names {name} twice.")
+        raise UserError(f"--rewards names {name} twice." if name != "overlong" else "--rewards: overlong is the name of DAPO's penalty.")
     return chosen
 
 
@@ -70,12 +72,14 @@ def judge(chosen, dataset, eval_dataset):
     return chosen[0].function if own == default(dataset) or Path(eval_dataset).is_file() else getattr(rewards, own[0])
 
 
+@functools.cache
 def from_file(path, name):
-    """The function `name` of a user's own Python file."""
+    """The function `name` of a user's own Python file, which may import its neighbours."""
     if not Path(path).is_file():
         raise UserError(f"--rewards: the file {path} does not exist.")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(f"rewards_of_{Path(path).stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(Path(path).resolve().parent))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -102,7 +106,7 @@ def score(chosen, texts, columns):
     """Every reward of every completion: {name: (N,) float32}, and how many scored 0 because the function failed on them.
 
     columns: {name: N values}. A function that raises is called again for each completion by itself; where it fails there,
-    that completion scores 0 and the mistake is shown. Raises UserError where it fails on all, or returns what is no number.
+    that completion scores 0 and the mistake is shown. Raises UserError where it fails on all of several, or returns no numbers.
     """
     parts, failures = {}, 0
     for reward in chosen:
@@ -117,10 +121,11 @@ def score(chosen, texts, columns):
                 except Exception as error:
                     values.append(0.0)
                     errors.append(one_line(error))
-            if len(errors) == len(texts):
+            if len(errors) == len(texts) > 1:
                 raise UserError(f"the reward {name} failed on all {len(texts)} completions: {errors[0]}.") from None
+            if errors:
+                tqdm.write(f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which score 0: {errors[0]}")
             failures += len(errors)
-            tqdm.write(f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which score 0: {(errors or ['once'])[0]}")
         if not isinstance(values, (list, tuple)):
             raise UserError(f"the reward {name} returned {type(values).__name__}: it must return a list of numbers.")
         if len(values) != len(texts):

@@ -145,6 +145,8 @@ if __name__ == "__main__":
         rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
         share = rewards.split([4, 1, 0], dim=1)[distributed.rank()]
         torch.save(distributed.over_all_groups(decoupled_advantages, share), Path(out) / f"gdpo-{distributed.rank()}.pt")
+        distributed.barrier()  # a rank that leaves early would end the talk of the others
+        distributed.stop()
         sys.exit()
     for algorithm, name in product(UPDATED, ("even", "uneven", "all")):
         result = fixed_update(folder, SHARES[name][distributed.rank()], algorithm)

@@ -155,12 +155,42 @@ def test_completions_of_another_program_are_scored(tmp_path, capsys):
     for name, lines in [("many", rows), ("single", random.Random(0).sample(single, 6))]:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         evaluation.main(["--from_file", str(tmp_path / f"{name}.jsonl"), "--output_dir", str(tmp_path)])
-        summary = json.loads((tmp_path / f"eval-{name}.json").read_text())["sampled"]
+        summary = json.loads((tmp_path / f"scored-{name}.json").read_text())["sampled"]
         assert (summary["accuracy"], summary["samples"], summary["questions"]) == (0.5, 3, 2)
         assert summary["pass@2"] == pytest.approx((1 + 2 / 3) / 2)
-    (tmp_path / "bad.jsonl").write_text('{"question": "1", "answer": "1", "completion": 3}\n')
-    with pytest.raises(UserError, match="it needs 'completion', a text, or 'completions'"):
-        evaluation.main(["--from_file", str(tmp_path / "bad.jsonl"), "--output_dir", str(tmp_path)])
+    for bad in ('"completion": 3', '"completions": "3"', '"completions": 3', '"completions": []', '"text": "3"'):
+        (tmp_path / "bad.jsonl").write_text('{"question": "1", "answer": "1", ' + bad + "}\n")
+        with pytest.raises(UserError, match="each line needs 'completion', a text, or each line 'completions'"):
+            evaluation.main(["--from_file", str(tmp_path / "bad.jsonl"), "--output_dir", str(tmp_path)])
+
+
+def test_questions_with_different_numbers_of_completions():
+    summary = summarize(records_of([[1, 0, 0], [1, 1, 1, 1]]))
+    assert (summary["samples"], summary["accuracy"]) == (3, pytest.approx((1 / 3 + 1) / 2))
+    assert summary["pass@3"] == 1 and summary["pass@2"] == pytest.approx((2 / 3 + 1) / 2) and "maj@3" not in summary  # no answers
+
+
+def test_a_column_named_index_and_strange_line_ends_change_nothing(small, tmp_path, monkeypatch):
+    """A pandas export has an index of its own, and U+2028 ends a line for Python, but not in JSON."""
+    rows = [{"question": f"{i}+1=?\u2028", "answer": f"{i + 1}", "index": 100} for i in range(4)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    argv = ["--model", small, "--benchmark", str(tmp_path / "mine.jsonl"), "--samples", "2", "--max_new_tokens", "5"]
+    argv += ["--output_dir", str(tmp_path)]
+    evaluation.main(argv)
+    _, records = evaluation.read_answers(tmp_path / "eval-mine.jsonl")
+    assert [r["index"] for r in records] == [*range(4), *(i for i in range(4) for _ in range(2))]
+    monkeypatch.setattr(evaluation, "sample", None)  # all is there
+    evaluation.main(argv)
+
+
+def test_another_judge_under_the_same_name_is_another_setting(small, tmp_path):
+    for value in ("0.0", "1.00"):
+        (tmp_path / "own.py").write_text(f"def mine(completions, **columns):\n    return [{value}] * len(completions)\n")
+        argv = ["--judge", f"{tmp_path / 'own.py'}:mine"]
+        if value == "0.0":
+            go(small, tmp_path / "a", *argv)
+    with pytest.raises(UserError, match=r"in another setting \(judged_by "):
+        go(small, tmp_path / "a", *argv)
 
 
 def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):
@@ -170,6 +200,10 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
     evaluation.main(["--compare", str(tmp_path / "a/eval-toy.jsonl"), str(tmp_path / "b/eval-toy.jsonl")])
     said = capsys.readouterr().out
     assert "greedy" in said and "+0.0000 [+0.0000, +0.0000], p = 1.0000, 10 questions" in said and "sampled" in said
+    go(small, tmp_path / "d", "--samples", "0")
+    evaluation.main(["--compare", str(tmp_path / "a/eval-toy.jsonl"), str(tmp_path / "d/eval-toy.jsonl")])
+    said = capsys.readouterr().out
+    assert "note: not the same samples: 2 and 0." in said and "\ngreedy" in said and "\nsampled" not in said
     go(small, tmp_path / "c", "--questions", "9")
     with pytest.raises(UserError, match="the same questions"):
         evaluation.main(["--compare", str(tmp_path / "a/eval-toy.jsonl"), str(tmp_path / "c/eval-toy.jsonl")])
@@ -187,6 +221,8 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
         (["--judge", "nobody"], "unknown reward 'nobody'"),
         (["--compare", "a.jsonl"], "--compare takes two files"),
         (["--compare", "a.jsonl", "b.jsonl"], "is no file of answers"),
+        (["--compare", ".", "."], "is no file of answers"),
+        (["--benchmark", "toy", "toy_code"], "toy_code has a base model of its own"),
     ],
 )
 def test_bad_input_of_eval(argv, message, tmp_path, monkeypatch):

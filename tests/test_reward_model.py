@@ -5,7 +5,8 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from engine import data, toy
+from engine import toy
+from engine.scoring import Reward, score
 from rewards import RewardModel
 
 QUESTIONS = ["1+2=?", "9-4+7=?", "3=?", "8+8=?", "5-1=?"]
@@ -77,7 +78,8 @@ def test_it_judges_in_float32_without_dropout_and_gradients(tmp_path, monkeypatc
 
 
 def test_it_is_a_reward_like_the_others(tmp_path):
-    parts = data.score([RewardModel(make(tmp_path))], COMPLETIONS, {"question": QUESTIONS, "answer": ["3"] * 5})
+    judge = RewardModel(make(tmp_path))
+    parts, _ = score([Reward(judge.__name__, judge)], COMPLETIONS, {"question": QUESTIONS, "answer": ["3"] * 5})
     assert list(parts) == ["reward_model"] and parts["reward_model"].shape == (5,)
 
 

@@ -61,6 +61,20 @@ def test_a_users_file_that_cannot_be_imported_shows_its_own_mistake_in_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_a_users_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path):
+    (tmp_path / "neighbour.py").write_text("weight = 3.0\n")
+    (tmp_path / "own.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom neighbour import weight\n"
+        "@dataclass\nclass A:\n    a: int\ndef f(completions, **columns):\n    return [weight] * len(completions)\n"
+    )
+    assert choose([f"{tmp_path / 'own.py'}:f"])[0].function(["a", "b"]) == [3.0, 3.0]
+
+
+def test_one_completion_that_fails_alone_does_not_end_the_run(mine):
+    parts, failures = score(choose([f"{mine}:picky"]), ["x"], {})
+    assert parts["picky"].tolist() == [0.0] and failures == 1
+
+
 def test_a_reward_is_named_once():
     with pytest.raises(UserError, match="names format_reward twice"):
         choose(["format_reward", "format_reward:2"])
@@ -89,7 +103,7 @@ def test_a_reward_model_by_name(tmp_path):
     parts, _ = score([chosen], ["3", "4"], {"question": ["1+2=?", "1+2=?"]})
     assert len(set(parts["judge"].tolist())) == 2
     assert choose([f"RewardModel:{folder}"])[0].function is None  # before any work it is only named
-    for name, message in [("nowhere", "nowhere cannot be loaded"), (make_reward_model(tmp_path / "two", labels=2), "has 2 labels")]:
+    for name, message in [("./nowhere", "nowhere cannot be loaded"), (make_reward_model(tmp_path / "two", labels=2), "has 2 labels")]:
         with pytest.raises(UserError, match=message) as error:
             choose([f"RewardModel:{name}"], torch.device("cpu"))
         assert "\n" not in str(error.value)

@@ -620,6 +620,8 @@ BAD = [
     (["--algorithm", "gfpo_adaptive", "--group_size", "4"], "keeps up to 8 completions of a question: --group_size 4 is too small"),
     (["--algorithm", "gfpo_adaptive", "--keep", "max_variance"], "by --keep shortest or efficiency, not by max_variance"),
     (["--algorithm", "gfpo_adaptive", "--keep", "largest_abs"], "it cannot be combined with pruning by |A|"),
+    (["--algorithm", "pods", "--pruning_rate", "0.9375"], "max_variance keeps 1 completion of a question, which has nothing"),
+    (["--rewards", "x.py:f"], "the file x.py does not exist"),
     (["--algorithm", "dapo", "--stop_kl", "1"], "--stop_kl needs a reference model: set --beta above 0 (dapo's is 0.0)"),
     (["--overlong_cache", "49"], "--overlong_cache must lie in 1 … --max_new_tokens (48), not 49"),
     (["--minibatches", "0"], "--minibatches must be at least 1"),
