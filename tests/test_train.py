@@ -198,7 +198,7 @@ def test_gfpo_and_pods_take_the_advantages_over_those_they_keep():
     torch.testing.assert_close(advantages, retained_advantages(torch.tensor(rewards), torch.tensor([[1, 2], [0, 3]])))
     torch.testing.assert_close(advantages[0], torch.tensor([0.0, -1.0, 1.0, 0.0]), atol=1e-3, rtol=0)
     assert chosen(2, rewards, lengths, algorithm="gfpo", keep="efficiency")[1] == [0, 2, 4, 7]  # reward per token
-    advantages, kept = chosen(2, rewards, lengths, algorithm="pods")
+    advantages, kept = chosen(2, rewards, lengths, algorithm="pods", pruning_rate=0.5)
     assert kept == [1, 2, 4, 6]  # one right and one wrong answer of each question
     torch.testing.assert_close(advantages.abs().sum(1), torch.full((2,), 2 / 2**0.5), atol=1e-3, rtol=0)
 
