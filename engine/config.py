@@ -157,7 +157,7 @@ def check(config, algorithms):
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
     if config.keep in SELECT_FIRST and k < 2:
-        raise UserError(f"{config.keep} keeps 1 completion of a question, which has nothing to compare it with: lower --pruning_rate.")
+        raise UserError(f"{config.keep} keeps 1 completion of a question, which has nothing to be compared with: lower --pruning_rate.")
     return k
 
 
