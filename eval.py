@@ -55,7 +55,8 @@ def evaluate(model, tokenizer, questions, reward, sampling, *, samples=1, batch_
     that need no answer any more. keep: called with the records of every round of batches, on every rank.
     Returns one dict per completion, in the order of the questions, on every rank.
     """
-    rank, world, size = distributed.rank(), distributed.world_size(), max(1, batch_size // samples)
+    rank, world, size = distributed.rank(), distributed.world_size(), questions_in_a_batch(batch_size, samples)
+    stop_ids = stop_tokens(model, tokenizer)
     starts = [start for start in range(0, len(questions), size) if start not in done]
     records = []
     for i in tqdm(range(0, len(starts), world), desc=label, leave=False, disable=rank > 0):
@@ -63,7 +64,7 @@ def evaluate(model, tokenizer, questions, reward, sampling, *, samples=1, batch_
         for start in starts[i : i + world][rank : rank + 1]:
             rows = questions[start : start + size]
             drawn = sample(
-                model, [row["prompt"] for row in rows], samples, sampling, stop_ids=stop_tokens(model, tokenizer),
+                model, [row["prompt"] for row in rows], samples, sampling, stop_ids=stop_ids,
                 # a batch is the same whoever samples it
                 pad_id=tokenizer.pad_token_id, generator=torch.Generator(model.device).manual_seed(seed * 1_000_003 + start),
             )
@@ -78,10 +79,13 @@ def evaluate(model, tokenizer, questions, reward, sampling, *, samples=1, batch_
     return sorted(records, key=lambda record: record["index"])
 
 
+def questions_in_a_batch(batch_size, samples):
+    return max(1, batch_size // samples)
+
+
 def judged(indices, rows, texts, reward):
     """One record for every completion. indices: the question's number; rows: its columns. One of each for each text."""
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    scores = scoring.score([scoring.Reward(getattr(reward, "__name__", "judge"), reward)], texts, columns)[0]
+    scores = scoring.score([scoring.Reward(getattr(reward, "__name__", "judge"), reward)], texts, data.columns(rows))[0]
     return [
         {"index": index, "question": row["question"], "answer": row["answer"], "completion": text, "correct": score > 0, "score": score}
         for index, row, text, score in zip(indices, rows, texts, *(values.tolist() for values in scores.values()), strict=True)
@@ -142,15 +146,15 @@ def summarize(records):
     return summary | {"questions": len(groups), "samples": n}
 
 
-def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", path=None):
+def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", path=None, earlier=()):
     """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
 
-    path: a file to which the records are written as they come, and from which they are taken where they are there already.
+    path: a file to which the records are written as they come. earlier: those that need not be made again, of `open_answers`.
     Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": three questions}.
     """
-    summary, earlier = {}, {"greedy": [], "sampled": []}
-    for record in distributed.from_first(read_answers(path)[1] if path and distributed.rank() == 0 else []):
-        earlier[record.pop("part")].append(record)
+    summary, there = {}, {"greedy": [], "sampled": []}
+    for record in earlier:
+        there[record["part"]].append({name: value for name, value in record.items() if name != "part"})
     for part, how, k in [("greedy", replace(sampling, temperature=0.0), 1), ("sampled", sampling, samples)]:
         if k == 0:
             continue
@@ -158,12 +162,11 @@ def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_s
 
         def keep(records, part=part):
             if path and distributed.rank() == 0:
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write("".join(json.dumps({"part": part, **record}, ensure_ascii=False) + "\n" for record in records))
+                logs.append(path, *({"part": part, **record} for record in records))
 
-        records = earlier[part] + evaluate(
+        records = there[part] + evaluate(
             model, tokenizer, questions, reward, how, samples=k, batch_size=batch_size, seed=seed, label=f"{label}, {part}",
-            done={r["index"] for r in earlier[part]}, keep=keep,
+            done={r["index"] for r in there[part]}, keep=keep,
         )
         records.sort(key=lambda record: record["index"])
         summary[part] = summarize(records)
@@ -173,33 +176,29 @@ def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_s
 
 def read_answers(path):
     """(setting, records) of a file of answers; a line that was cut off ends it. (None, []) where there is no file."""
-    records = []
-    for line in Path(path).read_text(encoding="utf-8").split("\n") if Path(path).is_file() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    records = logs.read_whole(path)
     if records and not (isinstance(records[0], dict) and "setting" in records[0]):
         raise UserError(f"{path} is no file of answers that eval.py has written: name another --output_dir, or move it.")
     return (records[0]["setting"], records[1:]) if records else (None, [])
 
 
-def open_answers(path, setting, batch):
-    """A new file for the answers, or the one of an interrupted evaluation, cut back to its whole batches. batch: {part: records of one}."""
+def open_answers(path, setting):
+    """A new file for the answers, or that of an interrupted evaluation, cut back to its whole batches, whose records it returns."""
     there, records = read_answers(path)
     if there is not None and there != setting:
         other = ", ".join(f"{key} {there.get(key)!r:.60}" for key in setting if there.get(key) != setting[key])
         raise UserError(f"{path} holds answers in another setting ({other}): name another --output_dir, or remove it.")
     whole = []
-    for part, size in batch.items():
+    for part, samples in [("greedy", 1), ("sampled", setting["samples"])] if records else []:
         mine = by_question([r for r in records if r["part"] == part])
-        complete = {i for i, group in mine.items() if len(group) == size["samples"]}
-        for start in range(0, setting["questions"], size["questions"]):
-            indices = range(start, min(start + size["questions"], setting["questions"]))
+        complete = {i for i, group in mine.items() if len(group) == samples}
+        size = questions_in_a_batch(setting["batch_size"], max(1, samples))
+        for start in range(0, setting["questions"], size):
+            indices = range(start, min(start + size, setting["questions"]))
             if complete.issuperset(indices):
                 whole += [record for i in indices for record in mine[i]]
-    lines = [{"setting": setting}, *whole]
-    logs.write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    logs.write(path, logs.as_lines([{"setting": setting}, *whole]))
+    return whole
 
 
 def scored_file(path, reward):
@@ -252,7 +251,7 @@ def compare(paths):
               f"p = {p:.4f}, {len(first)} questions")
 
 
-def fingerprint(name):
+def stamp_of(name):
     """Changes when the file of a judge does, or the weights in a model's folder; "" where there is neither."""
     path = Path(name.partition(":")[0])
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) if path.is_dir() else []
@@ -325,18 +324,14 @@ def main(argv):
             "judge": judge(benchmark), "system_prompt": prompt, "max_new_tokens": longest, "samples": config.samples,
             "temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "seed": config.seed,
             "batch_size": config.batch_size, "torch": version("torch"), "transformers": version("transformers"),
-            "judged_by": fingerprint(judge(benchmark)), "weights": fingerprint(source),
+            "judged_by": stamp_of(judge(benchmark)), "weights": stamp_of(source),
         }
         path = folder / f"eval-{Path(benchmark).stem}.jsonl"
-        samples = config.samples
-        if distributed.rank() == 0:
-            parts = {"greedy": 1} | ({"sampled": samples} if samples else {})
-            open_answers(path, setting, {p: {"samples": k, "questions": max(1, config.batch_size // k)} for p, k in parts.items()})
-        distributed.barrier()
+        earlier = distributed.from_first(open_answers(path, setting) if distributed.rank() == 0 else None)
         summary = examine(
             model, tokenizer, questions, scoring.choose([judge(benchmark)], device)[0].function,
-            Sampling(longest, config.temperature, config.top_p, config.top_k), samples=samples, batch_size=config.batch_size,
-            seed=config.seed, label=benchmark, path=path,
+            Sampling(longest, config.temperature, config.top_p, config.top_k), samples=config.samples,
+            batch_size=config.batch_size, seed=config.seed, label=benchmark, path=path, earlier=earlier,
         )
         if distributed.rank() == 0:
             logs.write(path.with_suffix(".json"), json.dumps(setting | {"notes": notes} | summary, indent=2, ensure_ascii=False) + "\n")

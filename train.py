@@ -192,8 +192,8 @@ def roll_out(questions, k, model, tokenizer, rewards, sampling, config, draw, cl
         )
     with clock.phase("score"):  # 2 score them
         texts, lengths = drawn.texts(tokenizer), drawn.lengths.cpu()
-        columns = {name: [q[name] for q in questions for _ in range(G)] for name in (questions[0] if questions else ()) if name != "prompt"}
-        (parts, failures), weights = score(rewards, texts, columns), [reward.weight for reward in rewards]
+        parts, failures = score(rewards, texts, data.columns([q for q in questions for _ in range(G)]))
+        weights = [reward.weight for reward in rewards]
         # the overlong penalty is no signal: it would bring back groups that are all right
         signal = has_signal(merge(torch.stack(list(parts.values())), weights).view(-1, G))
         if config.overlong_cache:

@@ -2,9 +2,9 @@
 
     python benchmarks/step_memory.py                          prints a table; `reproduce.py` takes its columns from here
 
-A Qwen2 of 26 million random parameters makes one step on 16 kept completions (8 under GFPO, 4 under PODS), each algorithm in a process of
-its own. Counted are the bytes of all networks' parameters and of AdamW's moments. Measured is by how much the process grows
-at its peak, networks, gradients and activations included. Needs Linux; where there is a GPU, its memory is measured.
+A Qwen2 of 26 million random parameters makes one step on 16 kept completions (8 under GFPO, 4 under PODS), each algorithm in a
+process of its own. Counted are the bytes of all networks' parameters and of AdamW's moments. Measured is by how much the process
+grows at its peak, networks, gradients and activations included. Needs Linux; where there is a GPU, its memory is measured.
 """
 
 import multiprocessing
@@ -18,6 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
+from allocate import questions_per_step
 from benchmarks.memory import growth, return_what_is_freed
 from engine import data, toy
 from engine.config import Config, check
@@ -38,7 +39,7 @@ def one_step(options, hidden_size, device):
     config = Config(**options | {"questions_per_step": 1, "max_new_tokens": 32})
     k, algorithm = check(config, ALGORITHMS), ALGORITHMS[config.algorithm]
     tokenizer = toy.make_tokenizer()
-    questions, _ = data.load("toy", tokenizer, limit=config.group_size // k if config.allocation else 1)
+    questions, _ = data.load("toy", tokenizer, limit=questions_per_step(1, config.group_size, k) if config.allocation else 1)
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=10,

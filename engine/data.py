@@ -132,6 +132,11 @@ def read_jsonl(path, reserved=("prompt", "completions")):
     return [{column: row[column] for column in row if column in shared} for row in rows]
 
 
+def columns(rows):
+    """What a reward is given besides the completions: {name: values} of the questions, one row for each completion."""
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name != "prompt"}
+
+
 def take(questions, position, count, seed):
     """`count` questions from `position` on, in a new random order in every epoch. The order follows from the seed alone."""
     taken = []

@@ -23,10 +23,14 @@ def new_folder(stem):
             n += 1
 
 
-def append(path, row):
-    """One more line of a JSON-lines log."""
+def as_lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def append(path, *rows):
+    """More lines of a JSON-lines log."""
     with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.write(as_lines(rows))
 
 
 def read(path):
@@ -34,17 +38,20 @@ def read(path):
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
 
 
+def read_whole(path):
+    """The rows of a log up to a line that was cut off, as where the program was killed while it wrote; none of no file."""
+    rows = []
+    for line in Path(path).read_text(encoding="utf-8").split("\n") if Path(path).is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
 def cut(path, last_step):
     """Drop the lines that come after `last_step`: the resumed run writes them again."""
-    path = Path(path)
-    kept = []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
-        try:
-            if json.loads(line)["step"] <= last_step:
-                kept.append(line + "\n")
-        except json.JSONDecodeError:
-            break  # the run was killed while it wrote this line
-    write(path, "".join(kept))
+    write(path, as_lines(row for row in read_whole(path) if row["step"] <= last_step))
 
 
 def write(path, text):

@@ -19,7 +19,7 @@ def preview(config, device, n_questions=8):
         pad_id=tokenizer.pad_token_id, generator=torch.Generator(device).manual_seed(config.seed),
     )
     texts, chosen = drawn.texts(tokenizer), choose(config.rewards, device)
-    columns = {name: [q[name] for q in questions for _ in range(config.group_size)] for name in questions[0] if name != "prompt"}
+    columns = data.columns([q for q in questions for _ in range(config.group_size)])
     parts, failures = score(chosen, texts, columns)
     total = merge(torch.stack(list(parts.values())), [reward.weight for reward in chosen])
     groups = total.view(len(questions), -1)

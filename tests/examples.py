@@ -1,8 +1,10 @@
-"""Six completions for the tests of the losses, and what a loss of them is, token by token."""
+"""Six completions for the tests of the losses, and what a loss of them is, token by token; and functions as rewards."""
 
 import math
 
 import torch
+
+from engine.scoring import Reward
 
 F64 = torch.float64
 LENGTHS = [5, 1, 0, 3, 1, 4]  # ragged, two of one token, one empty; 14 tokens
@@ -31,3 +33,7 @@ def by_loop(logp, old_logp, ref_logp, *, weight, low, high, beta=0.0):
             loss -= weight * (bounded * a - beta * (r - math.log(r) - 1))
             gradient[i, t] = -weight * (open_ * ratio * a - beta * (1 - r))
     return loss, gradient
+
+
+def named(*functions):
+    return [Reward(function.__name__, function) for function in functions]

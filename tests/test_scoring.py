@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from examples import named
 from test_reward_model import make as make_reward_model
 
 import rewards
 from engine.config import Config, check
 from engine.options import UserError, parse
-from engine.scoring import Reward, choose, default, judge, merge, score
+from engine.scoring import choose, default, judge, merge, score
 from train import ALGORITHMS, main
 
 ROOT = Path(__file__).parent.parent
@@ -121,10 +122,6 @@ def length(completions, **columns):
 
 def bonus(completions, level, **columns):
     return [0.5 * n for n in level]
-
-
-def named(*functions):
-    return [Reward(function.__name__, function) for function in functions]
 
 
 def test_every_reward_judges_every_completion_from_its_columns():

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from examples import named
 
 import eval as evaluation
 import train
@@ -15,7 +16,6 @@ from engine.config import Config, check
 from engine.critic import Critic
 from engine.options import UserError
 from engine.policy import Batch
-from engine.scoring import Reward
 from engine.select import select
 from gdpo import decoupled_advantages
 from gfpo import retained_advantages
@@ -153,10 +153,6 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
     stats = update(model, optimizer, [batch.cut_into(30)], ALGORITHMS["grpo"], config(algorithm="grpo", beta=0.0))
     assert stats["skipped_updates"] == 2 and stats["skipped"] == [True, True]
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
-
-
-def named(*functions):
-    return [Reward(function.__name__, function) for function in functions]
 
 
 # ---- which completions are kept, and when ---------------------------------------------------------------------------
