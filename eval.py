@@ -19,12 +19,11 @@ from math import comb
 from pathlib import Path
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from engine import data, distributed, logs, policy, scoring, toy
 from engine.options import UserError, at_least, option, parse, run
-from engine.rollout import Sampling, sample, stop_tokens
+from engine.rollout import Own, Sampling
 from rewards import extract_answer, to_number
 
 
@@ -48,26 +47,23 @@ class Config:
     compare: list[str] | None = option(None, "two files of answers of the same questions: their difference, with a paired test")
 
 
-def evaluate(model, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", done=(), keep=None):
+def evaluate(sampler, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", done=(), keep=None):
     """Sample and judge `samples` completions of every question; the ranks share the batches.
 
-    reward: a completion is right where it is above 0. sampling: a Sampling; temperature 0 is greedy. done: indices of questions
-    that need no answer any more. keep: called with the records of every round of batches, on every rank.
+    sampler: an `engine.rollout.Own`, or the like. reward: a completion is right where it is above 0. sampling: a Sampling;
+    temperature 0 is greedy. done: indices of questions that need no answer any more. keep: called with the records of every
+    round of batches, on every rank.
     Returns one dict per completion, in the order of the questions, on every rank.
     """
     rank, world, size = distributed.rank(), distributed.world_size(), questions_in_a_batch(batch_size, samples)
-    stop_ids = stop_tokens(model, tokenizer)
     starts = [start for start in range(0, len(questions), size) if start not in done]
     records = []
     for i in tqdm(range(0, len(starts), world), desc=label, leave=False, disable=rank > 0):
         mine = []
         for start in starts[i : i + world][rank : rank + 1]:
             rows = questions[start : start + size]
-            drawn = sample(
-                model, [row["prompt"] for row in rows], samples, sampling, stop_ids=stop_ids,
-                # a batch is the same whoever samples it
-                pad_id=tokenizer.pad_token_id, generator=torch.Generator(model.device).manual_seed(seed * 1_000_003 + start),
-            )
+            # a batch is the same whoever samples it
+            drawn = sampler.sample([row["prompt"] for row in rows], samples, sampling, seed * 1_000_003 + start)
             indices = [start + j for j in range(len(rows)) for _ in range(samples)]
             mine = judged(indices, [row for row in rows for _ in range(samples)], drawn.texts(tokenizer), reward)
             for j, record in enumerate(mine):
@@ -146,7 +142,7 @@ def summarize(records):
     return summary | {"questions": len(groups), "samples": n}
 
 
-def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", path=None, earlier=()):
+def examine(sampler, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", path=None, earlier=()):
     """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
 
     path: a file to which the records are written as they come. earlier: those that need not be made again, of `open_answers`.
@@ -165,7 +161,7 @@ def examine(model, tokenizer, questions, reward, sampling, *, samples=1, batch_s
                 logs.append(path, *({"part": part, **record} for record in records))
 
         records = there[part] + evaluate(
-            model, tokenizer, questions, reward, how, samples=k, batch_size=batch_size, seed=seed, label=f"{label}, {part}",
+            sampler, tokenizer, questions, reward, how, samples=k, batch_size=batch_size, seed=seed, label=f"{label}, {part}",
             done={r["index"] for r in there[part]}, keep=keep,
         )
         records.sort(key=lambda record: record["index"])
@@ -329,7 +325,7 @@ def main(argv):
         path = folder / f"eval-{Path(benchmark).stem}.jsonl"
         earlier = distributed.from_first(open_answers(path, setting) if distributed.rank() == 0 else None)
         summary = examine(
-            model, tokenizer, questions, scoring.choose([judge(benchmark)], device)[0].function,
+            Own(model, tokenizer), tokenizer, questions, scoring.choose([judge(benchmark)], device)[0].function,
             Sampling(longest, config.temperature, config.top_p, config.top_k), samples=config.samples,
             batch_size=config.batch_size, seed=config.seed, label=benchmark, path=path, earlier=earlier,
         )

@@ -55,6 +55,18 @@ def token_logprobs(logits, tokens, *, temperature=1.0):
     return torch.stack(rows)
 
 
+def token_entropies(logits, *, temperature=1.0):
+    """Entropy of π(· | q, o_<t) in nats: H = −Σ_v π_v log π_v with π = softmax(logits / temperature).
+
+    logits: (N, T, V), any float type. Returns (N, T) float32. Works row by row, as `token_logprobs`.
+    """
+    rows = []
+    for row in logits:
+        logp = torch.log_softmax(row.float() / temperature, dim=-1)
+        rows.append(torch.special.entr(logp.exp()).sum(-1))  # entr(π) = −π log π, and 0 at π = 0
+    return torch.stack(rows)
+
+
 # Three estimators of KL(π ‖ π_ref) from samples of π (Schulman, "Approximating KL divergence", 2020). All (N, T).
 # With r = π_ref / π:  k1 = −log r,  k2 = ½ (log r)²,  k3 = r − 1 − log r.
 

@@ -46,7 +46,7 @@ def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     mask = mask.bool()
     rewards, values = rewards.detach().masked_fill(~mask, 0.0), values.detach().masked_fill(~mask, 0.0)
     advantages = torch.zeros_like(rewards)
-    after = torch.zeros_like(rewards[:, 0])  # A_t+1
+    after = rewards.new_zeros(len(rewards))  # A_t+1
     for t in reversed(range(rewards.shape[1])):
         value_after = values[:, t + 1] if t + 1 < rewards.shape[1] else 0.0  # V(s_t+1), 0 after the last token
         # δ_t = r_t + γ V(s_t+1) − V(s_t)

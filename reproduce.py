@@ -42,7 +42,7 @@ from engine.config import Config as Options
 from engine.config import check
 from engine.options import UserError, option, parse, run
 from engine.policy import Batch
-from engine.rollout import Sampling, sample, stop_tokens
+from engine.rollout import Own, Sampling
 from engine.setting import heading, setting
 from grpo import kl_k1
 
@@ -197,10 +197,7 @@ def kl_to_base(folder, base):
     questions, _ = data.load("toy", tokenizer, split="test", limit=256)
     prompts = [question["prompt"] for question in questions]
     longest = json.loads((folder / "config.json").read_text())["max_new_tokens"]
-    drawn = sample(
-        model, prompts, 1, Sampling(longest), stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id,
-        generator=torch.Generator().manual_seed(0),
-    )
+    drawn = Own(model, tokenizer).sample(prompts, 1, Sampling(longest), seed=0)
     batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
     with torch.no_grad():
         logp, ref_logp = (batch.logprobs(m, 1.0) for m in (model, policy.load(base, device)[0]))

@@ -21,12 +21,10 @@ Where we depart from the papers' published runs: on several devices each samples
 normalised over the kept completions of all devices, so that the update does not depend on how they were shared out.
 """
 
-import json
 import math
 import random
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -37,13 +35,14 @@ from allocate import questions_per_step
 from cppo import cppo_loss
 from dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
 from drgrpo import constant_weights, drgrpo_loss
-from engine import checkpoint, data, distributed, logs, policy, toy
+from engine import checkpoint, data, distributed, logs, toy
 from engine.config import open_run
-from engine.critic import Critic, estimate
+from engine.critic import estimate
+from engine.networks import build
 from engine.options import UserError, run
-from engine.policy import Batch, join
+from engine.policy import Batch, halve, join, nothing
 from engine.preview import preview
-from engine.rollout import Sampling, sample, stop_tokens
+from engine.rollout import Sampling, truncated_importance_weights
 from engine.scoring import choose, judge, merge, score
 from engine.select import select
 from eval import examine
@@ -114,7 +113,8 @@ ALGORITHMS = {
     ),
 }
 
-OF_UPDATES = ("loss", "kl", "kl_old", "clip_fraction", "ratio_mean", "ratio_max", "grad_norm")  # None in a step without an update
+OF_WEIGHTS = ("kl", "kl_old", "clip_fraction", "ratio_mean", "entropy_trained", "sampler_gap")  # means over tokens, as they weigh
+OF_UPDATES = ("loss", *OF_WEIGHTS, "ratio_max", "sampler_gap_max", "grad_norm")  # None in a step without an update
 COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")  # of a step, over all devices
 
 
@@ -125,73 +125,92 @@ def learning_rate(progress, peak, warmup):
     return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
+def accumulate(model, parts, n, tokens, algorithm, config, critic):
+    """Forward and backward over the micro-batches of a mini-batch of n completions: gradients add up. Returns (sums, maxima)."""
+    sums, maxima = dict.fromkeys([*OF_WEIGHTS, "loss", "weight", "value_loss"], 0.0), {"ratio_max": 0.0, "sampler_gap_max": 0.0}
+    for part in parts:
+        logp, entropy = part.logprobs(model, config.temperature, with_entropy=True)
+        if part.old_logp is None:
+            part.old_logp = logp.detach()  # the first update: π_θ is still π_old
+        weights = algorithm.weights(part.mask, n, tokens, config.max_new_tokens)
+        sampled_logp = part.old_logp if part.sampled_logp is None else part.sampled_logp
+        if config.importance_cap:
+            weights = weights * truncated_importance_weights(part.old_logp, sampled_logp, part.mask, cap=config.importance_cap)
+        loss, stats = algorithm.loss(
+            logp, part.old_logp, part.advantages, part.mask, ref_logp=part.ref_logp, beta=config.beta,
+            clip_low=config.clip_low, clip_high=config.clip_high, weights=weights,
+        )
+        loss.backward()
+        weight = weights.sum().item()
+        sums["loss"] += loss.item()
+        sums["weight"] += weight
+        # KL(π_old ‖ π_θ): the samples are π_old's, so the two change places
+        gap = (part.old_logp - sampled_logp).abs()
+        for name, x in {"kl_old": kl_k3(part.old_logp, logp.detach()), "entropy_trained": entropy, "sampler_gap": gap}.items():
+            sums[name] += (weights * x).sum().item()
+        for name in ("kl", "clip_fraction", "ratio_mean"):
+            sums[name] += weight * stats[name]
+        largest = {"ratio_max": stats["ratio_max"], "sampler_gap_max": gap.max().item() if gap.numel() else 0.0}
+        maxima = {name: max(x, largest[name]) for name, x in maxima.items()}
+        if critic:
+            loss = value_loss(critic.values(part), part.old_values, part.returns, part.mask, weights=weights)
+            loss.backward()
+            sums["value_loss"] += loss.item()
+    return sums, maxima
+
+
 def update(model, optimizer, minibatches, algorithm, config, critic=None):
     """μ times through the mini-batches, an optimizer step on each. A mini-batch is this device's list of micro-batches.
 
     The weights are normalised over the whole mini-batch, so gradients add up over micro-batches and devices, however the
-    completions were cut. Returns the means over the updates, and which of them were skipped as not finite.
+    completions were cut: where a device runs out of memory, it cuts them smaller and tries again, once.
+    Returns the means over the updates, and which of them were skipped as not finite.
     """
     device, networks = model.device, [model, critic] if critic else [model]
     counts = {}
     for m, parts in enumerate(minibatches):
-        counts[f"n {m}"] = sum(len(part.prompts) for part in parts)
+        counts[f"n {m}"] = sum(len(part.prompts) for part in parts if part.tokens.shape[1])
         counts[f"tokens {m}"] = sum(part.lengths.sum().item() for part in parts)
     counts = distributed.all_sum(counts, device)
     history, skipped = [], []
-    for m, parts in list(enumerate(minibatches)) * config.mu:
-        optimizer.zero_grad()
-        names = ["loss", "weight", "kl", "kl_old", "clip_fraction", "ratio_mean", *(["value_loss"] if critic else [])]
-        sums, ratio_max = dict.fromkeys(names, 0.0), 0.0
-        for part in parts:
-            logp = part.logprobs(model, config.temperature)
-            if part.old_logp is None:
-                part.old_logp = logp.detach()  # the first update: π_θ is still π_old
-            weights = algorithm.weights(part.mask, counts[f"n {m}"], counts[f"tokens {m}"], config.max_new_tokens)
-            loss, stats = algorithm.loss(
-                logp, part.old_logp, part.advantages, part.mask, ref_logp=part.ref_logp, beta=config.beta,
-                clip_low=config.clip_low, clip_high=config.clip_high, weights=weights,
-            )
-            loss.backward()
-            weight, ratio_max = weights.sum().item(), max(ratio_max, stats["ratio_max"])
-            sums["loss"] += loss.item()
-            sums["weight"] += weight
-            # KL(π_old ‖ π_θ): the samples are π_old's, so the two change places
-            sums["kl_old"] += (weights * kl_k3(part.old_logp, logp.detach())).sum().item()
-            for name in ("kl", "clip_fraction", "ratio_mean"):
-                sums[name] += weight * stats[name]
-            if critic:
-                loss = value_loss(critic.values(part), part.old_values, part.returns, part.mask, weights=weights)
-                loss.backward()
-                sums["value_loss"] += loss.item()
+    for m in list(range(len(minibatches))) * config.mu:
+        for cut_smaller in (False, True):
+            optimizer.zero_grad()
+            try:
+                if cut_smaller:
+                    minibatches[m] = halve(minibatches[m], config)
+                sums, maxima = accumulate(model, minibatches[m], counts[f"n {m}"], counts[f"tokens {m}"], algorithm, config, critic)
+                break
+            except torch.OutOfMemoryError:
+                if cut_smaller or distributed.is_sharded(model):  # there the devices compute in step, and one cannot repeat alone
+                    raise
         for network in networks:
             distributed.sum_gradients(network)
         sums = distributed.all_sum(sums, device)
-        norms = [torch.nn.utils.clip_grad_norm_(network.parameters(), config.max_grad_norm).item() for network in networks]
+        norms = [distributed.clip_gradients(network, config.max_grad_norm) for network in networks]
         weight = max(sums.pop("weight"), 1e-12)
         history.append({name: value if "loss" in name else value / weight for name, value in sums.items()} | {"grad_norm": norms[0]})
-        history[-1]["ratio_max"] = distributed.all_sum({"max": ratio_max}, device, op="max")["max"]
+        history[-1] |= distributed.all_sum(maxima, device, op="max")
         if config.target_kl is not None and history[-1]["kl_old"] > config.target_kl:
             break
         skipped.append(not all(map(math.isfinite, [sums["loss"], *norms])))
         if not skipped[-1]:
             optimizer.step()
+    optimizer.zero_grad()  # frees the gradients' memory for the sampler
     means = {name: sum(h[name] for h in history) / len(history) for name in history[0]}
-    return means | {"ratio_max": max(h["ratio_max"] for h in history), "skipped_updates": sum(skipped), "skipped": skipped}
+    return means | {name: max(h[name] for h in history) for name in maxima} | {"skipped_updates": sum(skipped), "skipped": skipped}
 
 
-def roll_out(questions, k, model, tokenizer, rewards, sampling, config, draw, clock, history):
+def roll_out(questions, k, networks, rewards, sampling, config, draw, clock, history):
     """Sample, score, advantages, keep: steps 1 to 4 on this device's `questions`. history: the mean reward of earlier ones.
 
     Returns the kept completions (a Batch), sums for the metrics, and the first group for the log of samples.
     """
-    device, algorithm, G = model.device, ALGORITHMS[config.algorithm], config.group_size
+    device, algorithm, G = networks.model.device, ALGORITHMS[config.algorithm], config.group_size
     with clock.phase("generate"):  # 1 sample G completions of each question
-        drawn = sample(
-            model, [q["prompt"] for q in questions], G, sampling, stop_ids=stop_tokens(model, tokenizer),
-            pad_id=tokenizer.pad_token_id, generator=torch.Generator(device).manual_seed(draw),
-        )
+        drawn = networks.sampler.sample([q["prompt"] for q in questions], G, sampling, draw)
     with clock.phase("score"):  # 2 score them
-        texts, lengths = drawn.texts(tokenizer), drawn.lengths.cpu()
+        texts, lengths = drawn.texts(networks.tokenizer), drawn.lengths.cpu()
         parts, failures = score(rewards, texts, data.columns([q for q in questions for _ in range(G)]))
         weights = [reward.weight for reward in rewards]
         # the overlong penalty is no signal: it would bring back groups that are all right
@@ -211,7 +230,8 @@ def roll_out(questions, k, model, tokenizer, rewards, sampling, config, draw, cl
             kept = kept[signal[kept // G]]
         if config.mask_truncated:
             kept = kept[~drawn.truncated.cpu()[kept]]
-    batch = Batch([q["prompt"] for q in questions for _ in range(G)], drawn.tokens, drawn.lengths, advantages.flatten().to(device))
+    prompts = [q["prompt"] for q in questions for _ in range(G)]
+    batch = Batch(prompts, drawn.tokens, drawn.lengths, advantages.flatten().to(device), drawn.logp)
     sums = {"questions": len(questions), "completions": len(texts), "kept": len(kept), "signal": signal.sum().item(),
             "pushed": (advantages.flatten()[kept] != 0).sum().item(),
             "tokens_generated": lengths.sum().item(), "tokens_trained": lengths[kept].sum().item(),
@@ -222,17 +242,18 @@ def roll_out(questions, k, model, tokenizer, rewards, sampling, config, draw, cl
     return batch.rows(kept), distributed.all_sum(sums, device), first_group
 
 
-def train_step(step, supply, model, reference, optimizer, tokenizer, rewards, sampling, k, config, critic=None, history=None):
+def train_step(step, supply, networks, rewards, sampling, k, config, history=None):
     """One turn of the algorithm box. `supply(n)` gives this device its share of the next n questions (None: of a whole step's).
 
     Returns (metrics, sample): one line for each log.
     """
-    algorithm, clock = ALGORITHMS[config.algorithm], logs.Clock(model.device)
+    algorithm, clock = ALGORITHMS[config.algorithm], logs.Clock(networks.model.device)
+    model, critic = networks.model, networks.critic
     # all randomness of a step follows from these three numbers, so a resumed run repeats it exactly
     draw = random.Random(f"{config.seed} {step} {distributed.rank()}")
     batches, sums, samples, missing = [], {}, None, None
     while missing != 0 and (questions := supply(missing)) is not None:
-        batch, more, group = roll_out(questions, k, model, tokenizer, rewards, sampling, config, draw.getrandbits(62), clock, history)
+        batch, more, group = roll_out(questions, k, networks, rewards, sampling, config, draw.getrandbits(62), clock, history)
         batches, samples = [*batches, batch], samples or group
         sums = {name: value + sums.get(name, 0) for name, value in more.items()}
         short = int(more["questions"] - more["signal"]) if algorithm.dynamic_sampling else 0  # groups without signal are replaced
@@ -252,62 +273,62 @@ def train_step(step, supply, model, reference, optimizer, tokenizer, rewards, sa
         batch = join(batches)
         minibatches = [batch.rows(rows).cut_into(config.micro_batch_tokens)
                        for rows in torch.arange(len(batch.prompts)).tensor_split(config.minibatches)]
+        if distributed.is_sharded(model):  # the devices gather weights together, so each needs as many micro-batches as the others
+            minibatches = [distributed.even_out(parts, nothing(batch), model.device) for parts in minibatches]
         with clock.phase("logprobs"), torch.no_grad():  # 5 log-probabilities of the reference, for the kept only
             every_part = [part for parts in minibatches for part in parts]
             for part in every_part:
                 if config.beta:
-                    part.ref_logp = part.logprobs(reference, config.temperature)
+                    part.ref_logp = part.logprobs(networks.reference, config.temperature)
                 if config.minibatches > 1 or critic:  # π_θ is no longer π_old when the second mini-batch comes
                     part.old_logp = part.logprobs(model, config.temperature)
             if critic:
                 estimate(critic, every_part, model.device, beta=config.beta, lam=config.lam)
         with clock.phase("update"):  # 6 μ updates on the kept
-            metrics |= update(model, optimizer, minibatches, algorithm, config, critic)
+            metrics |= update(model, networks.optimizer, minibatches, algorithm, config, critic)
+            networks.sampler.refresh(distributed.whole_weights(model, networks.sampler.dtype))
     metrics |= {f"seconds/{name}": seconds for name, seconds in clock.total().items()}
     return metrics, {"step": step} | samples
 
 
 def train(config, k, device):
-    """The whole run. Returns 0, or 130 where a signal ended it early."""
-    first_rank, run_dir = distributed.rank() == 0, Path(config.output_dir)
-    say = print if first_rank else lambda *_: None
+    """The whole run. Returns the exit code: 0, or 130 after Ctrl-C."""
+    first_rank, run_dir, algorithm = distributed.rank() == 0, Path(config.output_dir), ALGORITHMS[config.algorithm]
+    say = tqdm.write if first_rank else lambda *_: None
     source = toy.source(config.model, config.dataset)
-    model, tokenizer = policy.load(source, device)
-    reference = deepcopy(model).requires_grad_(False) if config.beta else None
-
+    folder, saved, notes = checkpoint.resume(run_dir) if config.resume else (None, None, [])
+    networks = build(source, config, device, critic=algorithm.critic, folder=folder)
+    questions, test, more = data.of_run(config, networks.tokenizer, networks.model)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
-    prompts = {"tokenizer": tokenizer, "system_prompt": config.system_prompt or data.SYSTEM_PROMPT,
-               "max_prompt_tokens": policy.prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)}
-    questions, notes = data.load(config.dataset, **prompts)
-    test, more = data.load(config.eval_dataset, split="test", limit=config.eval_questions, **prompts) if config.eval_dataset else ([], [])
-    for note in dict.fromkeys(sampling.notes + notes + more):
-        say(f"note: {note}")
+    notes += more + sampling.notes
     rewards = choose(config.rewards, device)
     right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
 
     # B questions per device and step; with allocation as many as fill the same places after pruning
     per_device = questions_per_step(config.questions_per_step, config.group_size, k) if config.allocation else config.questions_per_step
-    per_step = per_device * distributed.world_size()
     total = max(1, round(config.epochs * len(questions)))
-    steps = min(config.steps or math.inf, math.ceil(total / per_step))
-
     # what a resumed run takes up again; step, order of the questions and random numbers follow from it and from the seed
     state = {"step": 0, "position": 0, "seconds": 0.0, "no_signal_steps": 0, "skipped_updates": 0, "skipped_in_a_row": 0,
              "history": [],  # of GFPO's adaptive k
-             "before": {}, "source": source, "data": data.fingerprint(questions), "per_step": per_step}
-    critic = Critic(model) if ALGORITHMS[config.algorithm].critic else None
-    if config.resume:
-        folder, saved = checkpoint.resume(run_dir, steps, expect=state)
-        state |= saved["state"]
-        model = policy.load(folder, device)[0]
-    learners = [(model, config.lr), (critic, config.critic_lr)] if critic else [(model, config.lr)]
-    optimizer = torch.optim.AdamW([{"params": network.parameters()} for network, _ in learners], weight_decay=0.0)
-    others = ({"critic": critic} if critic else {}) | ({"reference": reference} if config.refresh_reference else {})  # saved too
-    if config.resume:
-        optimizer.load_state_dict(saved["optimizer"])
-        for name in others.keys() & saved["others"].keys():
-            others[name].load_state_dict(saved["others"][name])
-    save = partial(checkpoint.save, run_dir, model, tokenizer, optimizer, state, others)
+             "before": {}, "source": source, "data": data.fingerprint(questions), "per_step": per_device * distributed.world_size()}
+    state |= checkpoint.agreed(run_dir, saved, state) if saved else {}
+    per_step = state["per_step"]  # as the run was started, on however many devices it goes on
+    steps = min(config.steps or math.inf, math.ceil(total / per_step))
+    if distributed.world_size() > min(per_step, total):
+        raise UserError(f"{distributed.world_size()} devices for {min(per_step, total)} questions: start as many processes at the most.")
+    others = {"critic": networks.critic} if algorithm.critic else {}  # saved too
+    others |= {"reference": networks.reference} if config.refresh_reference else {}
+    if saved:
+        checkpoint.check_unfinished(run_dir, state, steps)
+        checkpoint.restore(folder, networks, others)
+        networks.sampler.refresh(distributed.whole_weights(networks.model))
+
+    def save():
+        """Returns whether it worked; a run goes on where it did not."""
+        problem = checkpoint.save(run_dir, networks, state, others)
+        if problem:
+            say(f"step {state['step']}: the checkpoint could not be written ({problem}). {checkpoint.say(run_dir)}")
+        return not problem
 
     def supply(count):
         """This device's share of the next `count` questions (None: of a whole step's); None where the run is at its end."""
@@ -316,33 +337,31 @@ def train(config, k, device):
         return data.take(questions, position, count, config.seed)[distributed.rank() :: distributed.world_size()] if count else None
 
     def exam(label):
-        return examine(model, tokenizer, test, right, sampling, seed=config.seed, label=label) if test else {}
+        return examine(networks.sampler, networks.tokenizer, test, right, sampling, seed=config.seed, label=label) if test else {}
 
-    if not config.resume:
+    for note in dict.fromkeys(notes):
+        say(f"note: {note}")
+    if not saved:
         state["before"] = exam("before")
+        if not save():  # from here on there is something to resume
+            raise UserError("stopped, for a run that cannot be saved would be lost: free the disk, or name another --output_dir.")
     if first_rank:
-        if not config.resume:
-            save()  # from here on there is something to resume
-        for log in ("metrics.jsonl", "samples.jsonl"):
-            logs.cut(run_dir / log, state["step"])
-        (run_dir / "summary.json").unlink(missing_ok=True)  # it is the mark of a finished run
-        logs.write(run_dir / "config.json", json.dumps(asdict(config) | {"resume": False}, indent=2) + "\n")
+        logs.open_run(run_dir, config, state["step"])
     distributed.barrier()
     end = state["step"] >= steps or state["position"] >= total
     with logs.Interrupt() as interrupt, tqdm(total=steps, initial=state["step"], desc=config.algorithm, disable=not first_rank) as bar:
         while not (end or interrupt.asked):
             step = state["step"] + 1
-            for group, (_, peak) in zip(optimizer.param_groups, learners):
+            for group, peak in zip(networks.optimizer.param_groups, (config.lr, config.critic_lr)):
                 group["lr"] = learning_rate((step - 0.5) / steps, peak, config.warmup)
-            metrics, samples = train_step(
-                step, supply, model, reference, optimizer, tokenizer, rewards, sampling, k, config, critic, state["history"])
+            metrics, samples = train_step(step, supply, networks, rewards, sampling, k, config, state["history"])
             for skipped in metrics.pop("skipped"):
                 state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
             state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
                       "no_signal_steps": state["no_signal_steps"] + (metrics["loss"] is None),
                       "skipped_updates": state["skipped_updates"] + metrics["skipped_updates"]}
             if first_rank:
-                logs.append(run_dir / "metrics.jsonl", metrics | {"lr": optimizer.param_groups[0]["lr"]})
+                logs.append(run_dir / "metrics.jsonl", metrics | {"lr": networks.optimizer.param_groups[0]["lr"]})
                 logs.append(run_dir / "samples.jsonl", samples)
             bar.set_postfix(accuracy=f"{metrics['accuracy']:.2f}", length=f"{metrics['length']:.0f}")
             bar.update()
@@ -350,30 +369,23 @@ def train(config, k, device):
                 raise UserError(f"stopped at step {step}: {state['skipped_in_a_row']} updates in a row had a loss or a gradient that is "
                                 f"not finite, and were skipped. Lower --lr, or look into samples.jsonl. {checkpoint.say(run_dir)}")
             if config.refresh_reference and step % config.refresh_reference == 0:
-                reference.load_state_dict(model.state_dict())
+                networks.reference.load_state_dict(networks.model.state_dict())
             far = config.stop_kl is not None and metrics["kl"] is not None and metrics["kl"] > config.stop_kl
             if far:
                 say(f"stopped at step {step}: the KL to the reference is {metrics['kl']:.3g}, above --stop_kl {config.stop_kl}.")
             end = far or step >= steps or state["position"] >= total
             interrupt.share(device)
             due = step % config.save_every == 0 and not state["skipped_in_a_row"]  # while updates fail, the last good one stays
-            if due or interrupt.asked or end:
-                if first_rank:
-                    save()
-                distributed.barrier()
+            if (due or interrupt.asked or end) and not save() and (interrupt.asked or end):
+                raise UserError(f"the run has ended at step {step}, but what it learned since its last checkpoint is lost.")
     if not end:
         say(f"stopped after step {state['step']} of {steps}. {checkpoint.say(run_dir)}")
-        return 130
+        return interrupt.exit_code
 
     after = exam("after")
     if first_rank:
-        rows = logs.read(run_dir / "metrics.jsonl")
-        summary = {"algorithm": config.algorithm, "k": k, **{name: sum(row[name] for row in rows) for name in COUNTS}, **state,
-                   "phases": logs.phase_totals(rows), "notes": notes, "after": after, "checkpoint": str(checkpoint.newest(run_dir))}
-        del summary["history"]
+        logs.close_run(run_dir, {"algorithm": config.algorithm, "k": k, **state, "notes": notes, "after": after}, COUNTS)
         curves([run_dir], run_dir / "curves.png")
-        logs.write(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-        logs.report(summary)
     return 0
 
 
@@ -382,15 +394,15 @@ def main(argv):
     device = distributed.start()
     if config.check_rewards:
         return preview(config, device)
-    if distributed.rank() == 0:
-        config.output_dir = config.output_dir or logs.new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")
-        Path(config.output_dir).mkdir(parents=True, exist_ok=True)
-    config.output_dir = distributed.from_first(config.output_dir)
+    config.output_dir = distributed.from_first(logs.run_folder(config) if distributed.rank() == 0 else None)
     try:
         code = train(config, k, device)
     except KeyboardInterrupt:
         print(f"interrupted. {checkpoint.say(config.output_dir)}")
         code = 130
+    except torch.OutOfMemoryError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"out of memory: `--plan` tells what takes it. {checkpoint.say(config.output_dir)} ({reason})") from None
     distributed.stop()
     return code
 

@@ -9,7 +9,6 @@ grows at its peak, networks, gradients and activations included. Needs Linux; wh
 
 import multiprocessing
 import sys
-from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from allocate import questions_per_step
 from benchmarks.memory import growth, return_what_is_freed
 from engine import data, toy
 from engine.config import Config, check
-from engine.critic import Critic
+from engine.networks import around
 from engine.options import run
 from engine.rollout import Sampling
 from engine.scoring import Reward
@@ -45,13 +44,10 @@ def one_step(options, hidden_size, device):
         vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=10,
         num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )).to(device).eval()
-    networks = {"policy": model} | ({"critic": Critic(model)} if algorithm.critic else {})
-    optimizer = torch.optim.AdamW([{"params": network.parameters()} for network in networks.values()], lr=1e-6, weight_decay=0.0)
-    reference = deepcopy(model).requires_grad_(False) if config.beta else None
-    supply, critic = lambda missing: questions, networks.get("critic")
-    train_step(1, supply, model, reference, optimizer, tokenizer, [Reward("digits", digits)], Sampling(32), k, config, critic, [])
-    everything = [p for network in (*networks.values(), reference) if network for p in network.parameters()]
-    moments = [t for state in optimizer.state.values() for t in state.values()]
+    networks = around(model, tokenizer, config, critic=algorithm.critic)
+    train_step(1, lambda missing: questions, networks, [Reward("digits", digits)], Sampling(32), k, config, [])
+    everything = [p for network in (*networks.learners, networks.reference) if network for p in network.parameters()]
+    moments = [t for state in networks.optimizer.state.values() for t in state.values()]
     return [sum(t.numel() * t.element_size() for t in tensors) for tensors in (everything, moments)]
 
 

@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine import data, toy
 from engine.config import Config, check
+from engine.networks import around
 from engine.options import UserError, option, parse, run
 from engine.policy import Batch
 from engine.rollout import Sampling
@@ -89,9 +90,8 @@ class Ours:
         )
         self.k = check(self.config, ALGORITHMS)
         self.per_step = QUESTIONS * self.config.group_size // self.k
-        self.model, self.reference = deepcopy(model), deepcopy(model).requires_grad_(False)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-        self.tokenizer, self.questions, self.sampling = tokenizer, questions, Sampling(options.tokens)
+        self.networks = around(deepcopy(model), tokenizer, self.config)
+        self.questions, self.sampling = questions, Sampling(options.tokens)
         self.steps, self.seconds = 0, []
 
     def step(self):
@@ -99,8 +99,7 @@ class Ours:
         self.steps += 1
         begin = time.perf_counter()
         metrics, _ = train_step(
-            self.steps, lambda missing: questions, self.model, self.reference, self.optimizer, self.tokenizer,
-            [Reward("digit_share", digit_share)], self.sampling, self.k, self.config,
+            self.steps, lambda missing: questions, self.networks, [Reward("digit_share", digit_share)], self.sampling, self.k, self.config,
         )
         total = time.perf_counter() - begin
         assert metrics["length"] == self.config.max_new_tokens

@@ -1,33 +1,130 @@
 """Checkpoints: a Hugging Face folder that also holds what a run needs to go on exactly where it was.
 
+    checkpoint-000050/    model.safetensors, config.json, tokenizer …      what transformers loads
+                          networks/         the optimizer's moments, PPO's critic, a refreshed reference: by
+                                            torch.distributed.checkpoint, readable by any number of ranks
+                          state.json        step, questions seen, and the like
+                          checksums.json    SHA-256 of every other file
+
 There is no random state to save: step s of rank r draws from a generator seeded by (seed, s, r), and the order of the
 questions follows from the seed, so that the number of the step says it all. Nor is there a scheduler: the learning rate
-is a function of the step. So a run goes on with the number of devices and of questions per step that it was started with.
+is a function of the step. On several nodes all ranks must see the same run folder.
 """
 
+import hashlib
+import json
 import shutil
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)  # fmt: skip
 
+from engine import distributed
 from engine.options import UserError
 
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # gathered from all ranks into the first one's memory
+warnings.filterwarnings("ignore", ".*torch.distributed is disabled")  # of one process: it saves what it has
 
-def save(run_dir, model, tokenizer, optimizer, state, others):
-    """Write `run_dir/checkpoint-STEP`: first beside it under another name, then renamed, so that what bears a
-    checkpoint's name is always whole. Older ones are removed last. others: {name: model}, whose weights are saved too."""
+
+def save(run_dir, networks, state, others):
+    """Write `run_dir/checkpoint-STEP`: first beside it under another name, then renamed, so that what bears a checkpoint's
+    name is always whole. The one before it stays, should the new one be damaged later; older ones are removed last.
+
+    Every rank calls this. others: {name: network}, saved beside the policy. Returns None; or, where it failed on any rank, as
+    on a full disk, the reason: then the checkpoints before are still there.
+    """
     run_dir = Path(run_dir)
     final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
-    older = [path for path in checkpoints(run_dir) if path != final]
-    shutil.rmtree(unfinished, ignore_errors=True)
-    model.save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
-    saved = {"state": state, "optimizer": optimizer.state_dict(), "others": {name: m.state_dict() for name, m in others.items()}}
-    torch.save(saved, unfinished / "trainer.pt")
-    shutil.rmtree(final, ignore_errors=True)  # of a start that was given up
-    unfinished.rename(final)
-    for path in older:
-        shutil.rmtree(path)
+    weights = get_model_state_dict(networks.model, options=WHOLE) if distributed.is_sharded(networks.model) else None
+
+    def export():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        networks.model.save_pretrained(unfinished, state_dict=weights)
+        networks.tokenizer.save_pretrained(unfinished)
+        (unfinished / "state.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+
+    def finish():
+        (unfinished / "checksums.json").write_text(json.dumps(checksums(unfinished), indent=2), encoding="utf-8")
+        shutil.rmtree(final, ignore_errors=True)  # of a start that was given up
+        unfinished.rename(final)
+        for path in checkpoints(run_dir)[:-2]:
+            shutil.rmtree(path)
+
+    def share():
+        dcp.save(parts(networks, others), checkpoint_id=unfinished / "networks")
+
+    for work, ranks in [(export, 1), (share, distributed.world_size()), (finish, 1)]:
+        problem = attempt(work) if distributed.rank() < ranks else None
+        problem = next(filter(None, distributed.gather([problem])), None)
+        if problem:
+            if distributed.rank() == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            return problem
+    return None
+
+
+def attempt(work):
+    """None, or why it failed."""
+    try:
+        work()
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # of files written by Python, torch, safetensors
+        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
+
+
+def parts(networks, others):
+    """What torch.distributed.checkpoint saves and loads, under names that do not depend on the number of ranks."""
+    state = {name: get_model_state_dict(network) for name, network in others.items()}
+    if networks.optimizer.state:  # before the first update there is none
+        state["optimizer"] = get_optimizer_state_dict(torch.nn.ModuleList(networks.learners), networks.optimizer)
+    return state
+
+
+def restore(folder, networks, others):
+    """Load what `save` wrote for `others` and the optimizer of `networks`, whatever the number of ranks was."""
+    reader = dcp.FileSystemReader(Path(folder) / "networks")
+    names = {name.split(".")[0] for name in reader.read_metadata().state_dict_metadata}
+    learners = torch.nn.ModuleList(networks.learners)
+    state = {name: get_model_state_dict(network) for name, network in others.items() if name in names}
+    if "optimizer" in names:
+        state["optimizer"] = get_optimizer_state_dict(learners, networks.optimizer)
+    dcp.load(state, storage_reader=reader)
+    for name, loaded in state.items():
+        if name == "optimizer":
+            set_optimizer_state_dict(learners, networks.optimizer, loaded)
+        else:
+            set_model_state_dict(others[name], loaded)
+
+
+def checksums(folder):
+    """{file: SHA-256} of all files under `folder` but checksums.json."""
+    def digest(path):
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.name != "checksums.json")
+    with ThreadPoolExecutor() as pool:  # hashing leaves Python's lock free
+        return {str(path.relative_to(folder)): found for path, found in zip(files, pool.map(digest, files))}
+
+
+def damaged(folder):
+    """The files of a checkpoint that are not as they were written; checksums.json itself where it is missing or cut off."""
+    try:
+        written = json.loads((folder / "checksums.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ["checksums.json"]
+    there = checksums(folder)
+    return [name for name in written if there.get(name) != written[name]]
 
 
 def checkpoints(run_dir):
@@ -48,13 +145,30 @@ def say(run_dir):
     return f"To go on from {found[-1].name}: --output_dir {run_dir} --resume" if found else "There was no checkpoint yet."
 
 
-def resume(run_dir, steps, expect):
-    """(folder, what `save` put into trainer.pt) of a run's newest checkpoint, which must come from the model and data of `expect`."""
-    folder = newest(run_dir)
-    saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
-    for name, what in [("source", "model"), ("data", "data set"), ("per_step", "number of questions per step over all devices")]:
-        if saved["state"][name] != expect[name]:
+def resume(run_dir):
+    """(folder, state, notes) of a run's newest checkpoint that is whole. Every rank calls this; the first one reads the files."""
+    newest(run_dir)
+    folder, notes = None, []
+    for path in reversed(checkpoints(run_dir)) if distributed.rank() == 0 else []:
+        wrong = damaged(path)
+        if not wrong:
+            folder = path
+            break
+        notes.append(f"{path} is damaged ({', '.join(wrong)}): the run goes on from the checkpoint before it.")
+    folder, notes = distributed.from_first((folder, notes))
+    if folder is None:
+        raise UserError(f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new run in another folder.")
+    return str(folder), json.loads((folder / "state.json").read_text(encoding="utf-8")), notes
+
+
+def agreed(run_dir, saved, state):
+    """The saved state, which must come from the model and the data of `state`."""
+    for name, what in [("source", "model"), ("data", "data set")]:
+        if saved[name] != state[name]:
             raise UserError(f"{run_dir} was started with another {what}: put that back, or start a new run.")
-    if saved["state"]["step"] >= steps and (Path(run_dir) / "summary.json").exists():
+    return saved
+
+
+def check_unfinished(run_dir, state, steps):
+    if state["step"] >= steps and (Path(run_dir) / "summary.json").exists():
         raise UserError(f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or start a new run.")
-    return str(folder), saved

@@ -1,6 +1,7 @@
 """The options of a training run: their meaning, their defaults, and what is refused before any work."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,13 @@ class Config:
     warmup: float = option(0.1, "share of the steps in which the learning rate rises; then it falls along a cosine")
     max_grad_norm: float = option(1.0, "gradients longer than this are scaled down to it")
     micro_batch_tokens: int = option(2048, "prompt and completion tokens, padding included, in one forward pass")
+    importance_cap: float | None = option(None, "a token counts min(π_old / π_sampler, this): mends what the sampler computes differently")
+
+    shard: str = option("none", "none: every device holds a replica; full: weights, gradients, optimizer are shared out (FSDP2)")
+    gradient_checkpointing: bool = option(False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
+    lora: int | None = option(None, "train low-rank adapters of this rank (peft), with ten times the --lr; none: all weights")
+    merge_lora: bool = option(False, "at the end, also write the model with its adapter merged in, under merged/")
+    rollout: str = option("own", "what samples: own, or vllm where it is installed")
 
     eval_dataset: str | None = option(None, "questions scored before and after, as --dataset; none: the toy's held-out ones, else nothing")
     eval_questions: int = option(512, "how many of them")
@@ -98,6 +106,20 @@ def combine(config, algorithms):
         raise UserError(f"{name} keeps up to {max(algorithm.ks)} completions of a question: --group_size {config.group_size} is too small.")
 
 
+def check_engine(config, algorithm):
+    """Refuse what the devices and the installed packages cannot do."""
+    for name, there in [("shard", ("none", "full")), ("rollout", ("own", "vllm"))]:
+        if getattr(config, name) not in there:
+            raise UserError(f"--{name} must be {' or '.join(there)}, not {getattr(config, name)}.")
+    if config.shard == "full" and "WORLD_SIZE" not in os.environ:
+        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of your GPUs.")
+    if config.lora and (config.shard == "full" or algorithm.critic or config.refresh_reference or config.rollout == "vllm"):
+        other = "--shard full" if config.shard == "full" else "PPO" if algorithm.critic else "--refresh_reference or --rollout vllm"
+        raise UserError(f"--lora cannot be combined with {other}: its base weights are frozen, in every device's memory. Leave one out.")
+    if config.merge_lora and not config.lora:
+        raise UserError("--merge_lora needs --lora.")
+
+
 def check(config, algorithms):
     """Fill in what depends on other options; refuse what cannot work, before any work. Returns k.
 
@@ -110,9 +132,10 @@ def check(config, algorithms):
     at_least(config, {
         "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
         "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
-        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0,
+        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1,
     })
-    for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl"):
+    check_engine(config, algorithm)
+    for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap"):
         if getattr(config, name) is not None and not getattr(config, name) > 0:
             raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")
     if config.lam is not None and config.lam > 1:
@@ -164,6 +187,11 @@ def check(config, algorithms):
 def open_run(argv, algorithms):
     """The options of a new run, or of one to resume (its own, with the command line on top), and k."""
     config = parse(Config, argv)
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) and not config.output_dir:
+        raise UserError("--max-restarts needs --output_dir, by which a restarted job finds its run again.")
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    if restarted and checkpoint.checkpoints(config.output_dir):
+        argv, config.resume, config.recipe = [*argv, "--resume", "true"], True, None
     if config.resume:
         if config.output_dir is None:
             raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
@@ -175,13 +203,13 @@ def open_run(argv, algorithms):
         checkpoint.newest(config.output_dir)
         saved = json.loads(saved_file.read_text())
         config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
-        for name in ("model", "algorithm", "dataset", "group_size", "seed"):
+        for name in ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed"):
             if getattr(config, name) != saved[name]:
                 raise UserError(f"{config.output_dir} was started with --{name} {saved[name]}: resume it with that, or start a new run.")
     k = check(config, algorithms)
     if config.output_dir and Path(config.output_dir).is_file():
         raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
     taken = config.output_dir and any((Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
-    if taken and not (config.resume or config.check_rewards):
+    if taken and not (config.resume or config.check_rewards or restarted):
         raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
     return config, k

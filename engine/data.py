@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 
 from engine import toy
 from engine.options import UserError
+from engine.policy import prompt_room
 
 TOYS = ("toy", "toy_code")
 HUB = {  # path, configuration, split to train on, split to test on, columns of the question and of the answer
@@ -83,6 +84,15 @@ def read_hub(name, split):
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name} cannot be loaded from the hub ({reason}): go online, or name a local .jsonl file.") from None
+
+
+def of_run(config, tokenizer, model):
+    """(questions, those of the evaluation, notes) of a training run."""
+    prompts = {"tokenizer": tokenizer, "system_prompt": config.system_prompt or SYSTEM_PROMPT,
+               "max_prompt_tokens": prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)}
+    questions, notes = load(config.dataset, **prompts)
+    test, more = load(config.eval_dataset, split="test", limit=config.eval_questions, **prompts) if config.eval_dataset else ([], [])
+    return questions, test, notes + more
 
 
 def check_name(name):

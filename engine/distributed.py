@@ -5,6 +5,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def start():
@@ -40,8 +43,37 @@ def all_sum(values, device, op="sum"):
     return dict(zip(values, packed.tolist()))
 
 
+def shard(module, *methods):
+    """FSDP2: share the weights of `module` out to the ranks, and with them its gradients and the optimizer's moments.
+
+    A layer's weights are gathered when it is computed, in bf16 on a GPU, and given up again; gradients are added up in float32.
+    methods: names of functions of `module` that do what its `forward` usually does, before which its weights are gathered.
+    """
+    bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if next(module.parameters()).is_cuda else MixedPrecisionPolicy()
+    for part in [*(m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)), module]:
+        fully_shard(part, mp_policy=bf16)
+        # a sum over the ranks, not a mean: the loss weights already count the whole batch
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    for name in methods:
+        register_fsdp_forward_method(module, name)
+
+
+def is_sharded(module):
+    return isinstance(module, FSDPModule)
+
+
+def whole_weights(model, dtype=None):
+    """(name, tensor) of every weight, gathered from all ranks one by one where they are shared out."""
+    for name, p in model.named_parameters():
+        p = p.detach().to(dtype)
+        yield name, p.full_tensor() if isinstance(p, DTensor) else p
+
+
 def sum_gradients(model):
     """Add up the gradients of all ranks. A sum, not a mean: the loss weights already count the whole batch."""
+    if is_sharded(model):
+        return  # done by FSDP
     for p in model.parameters():
         if p.requires_grad and p.grad is None:  # a rank without a completion brings zeros
             p.grad = torch.zeros_like(p)
@@ -49,6 +81,18 @@ def sum_gradients(model):
         work = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters() if p.requires_grad]
         for w in work:
             w.wait()
+
+
+def clip_gradients(network, longest):
+    """Scale gradients that are longer than `longest` down to it, over all ranks. Returns their length before."""
+    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), longest)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+
+
+def even_out(parts, filler, device):
+    """`parts` with `filler` behind them, so that every rank has as many as the others."""
+    most = all_sum({"parts": len(parts)}, device, op="max")["parts"]
+    return parts + [filler] * (int(most) - len(parts))
 
 
 def gather(rows):

@@ -4,11 +4,12 @@ import json
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from engine import distributed
+from engine import checkpoint, distributed
 
 
 def new_folder(stem):
@@ -21,6 +22,31 @@ def new_folder(stem):
             return str(folder)
         except FileExistsError:
             n += 1
+
+
+def run_folder(config):
+    """The folder of the run, made where it is not there: --output_dir, or a new one."""
+    folder = config.output_dir or new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def open_run(run_dir, config, step):
+    """The files of a run that goes on after `step`."""
+    for log in ("metrics.jsonl", "samples.jsonl"):
+        cut(run_dir / log, step)
+    (run_dir / "summary.json").unlink(missing_ok=True)  # it is the mark of a finished run
+    write(run_dir / "config.json", json.dumps(asdict(config) | {"resume": False}, indent=2) + "\n")
+
+
+def close_run(run_dir, summary, counts):
+    """The summary of a finished run: with its counts added up over the steps, and its newest checkpoint."""
+    rows = read(run_dir / "metrics.jsonl")
+    summary |= {name: sum(row[name] for row in rows) for name in counts}
+    summary |= {"phases": phase_totals(rows), "checkpoint": str(checkpoint.newest(run_dir))}
+    del summary["history"]
+    write(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    report(summary)
 
 
 def as_lines(rows):
@@ -92,7 +118,7 @@ class Interrupt:
     """Ctrl-C, or a scheduler's request to end, is noted and the step at hand is finished; a second Ctrl-C does not wait."""
 
     def __enter__(self):
-        self.asked = self.noted = False
+        self.asked = self.noted = 0
         self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -103,11 +129,16 @@ class Interrupt:
     def note(self, number, frame):
         if self.noted and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.noted = True
+        self.noted = max(self.noted, number)
 
     def share(self, device):
         """What one rank was asked holds for all, and only from here on: so they all end after the same step."""
-        self.asked = distributed.all_sum({"noted": float(self.noted)}, device)["noted"] > 0
+        self.asked = int(distributed.all_sum({"noted": self.noted}, device, op="max")["noted"])
+
+    @property
+    def exit_code(self):
+        """0 where the scheduler asked: to be ended by it is no failure."""
+        return 0 if self.asked == signal.SIGTERM else 130
 
 
 def phase_totals(rows):

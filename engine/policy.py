@@ -1,19 +1,22 @@
 """The policy: a causal language model of transformers, and the log-probabilities it gives to sampled completions."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
 from allocate import micro_batches
 from engine.checkpoint import checkpoints
 from engine.options import UserError
-from grpo import token_logprobs
+from grpo import token_entropies, token_logprobs
 
 logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
 
@@ -34,20 +37,21 @@ def resolve(name):
         folder = checkpoints(folder)[-1]
     if not list(folder.glob("*.safetensors")) and not list(folder.glob("pytorch_model*.bin")):
         raise UserError(f"the model folder {folder} holds no weights (*.safetensors).")
-    if not (folder / "config.json").exists():
+    if not any((folder / f).exists() for f in ("config.json", "adapter_config.json")):
         raise UserError(f"the model folder {folder} holds no config.json.")
     if not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"the model folder {folder} holds no tokenizer (tokenizer.json): save it there with the weights.")
     return str(folder)
 
 
-def load(name, device):
+def load(name, device, dtype=torch.float32):
     """(model, tokenizer) of a hub name or a folder. Weights are float32 and dropout is off, in training too:
-    otherwise the policy that is scored differs from the policy that sampled, and the first ratio is not 1."""
+    otherwise the policy that is scored differs from the policy that sampled, and the first ratio is not 1.
+    dtype: another one for weights that are never trained."""
     name = resolve(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).to(device).eval()
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
     except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the model {name} cannot be loaded: {reason}") from None
@@ -63,8 +67,9 @@ def load(name, device):
 def check_head(model, name):
     """`completion_logprobs` takes the output head by itself; refuse a model that does more to its logits than that."""
     ids = torch.arange(4, device=model.device).unsqueeze(0)
+    exact = 1e-3 if model.dtype == torch.float32 else 0.1
     ours = model.get_output_embeddings()(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-    if not torch.allclose(ours, model(input_ids=ids, use_cache=False).logits, rtol=1e-3, atol=1e-3):
+    if not torch.allclose(ours, model(input_ids=ids, use_cache=False).logits, rtol=exact, atol=exact):
         raise UserError(f"the model {name} rescales its logits after the output head, which is not supported: use another model.")
 
 
@@ -83,6 +88,20 @@ def completion_mask(tokens, lengths):
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
 
 
+@contextlib.contextmanager
+def layers_recomputed(model):
+    """Gradient checkpointing, where it is switched on: transformers' layers do it only in training mode, so that they alone are put
+    into it, not the dropout inside them. Out of this block they are not, for the sampler needs their cache."""
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if torch.is_grad_enabled() else []
+    for layer in layers:
+        layer.training = layer.gradient_checkpointing
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+
+
 def completion_states(backbone, prompts, tokens, lengths):
     """The hidden states (M, H) from which the M tokens of the completions are predicted, and these tokens (M,), row by row.
 
@@ -93,18 +112,20 @@ def completion_states(backbone, prompts, tokens, lengths):
     width = max(len(p) + n for p, n in zip(prompts, lengths))
     rows = [p + t[:n] for p, t, n in zip(prompts, tokens.tolist(), lengths)]
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=tokens.device)
-    hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
+    with layers_recomputed(backbone):
+        hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
 
     # o_t of row i stands at column |q_i| + t, and is predicted by the hidden state one column before it
     where = [i * width + len(p) - 1 + t for i, (p, n) in enumerate(zip(prompts, lengths)) for t in range(n)]
-    where = torch.tensor(where, device=tokens.device)
+    where = torch.tensor(where, dtype=torch.long, device=tokens.device)
     return hidden.flatten(0, 1)[where], ids.flatten()[where + 1]
 
 
-def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
+def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0, with_entropy=False):
     """log π(o_t | q, o_<t) of completions under `model`. Takes what `completion_states` takes.
 
-    Returns (N, T) float32 with 0 on padding. `temperature` is the sampler's.
+    Returns (N, T) float32 with 0 on padding. `temperature` is the sampler's. with_entropy: (that, entropies of π(· | q, o_<t),
+    (N, T) float32 in nats, without a gradient).
 
     Only hidden states that predict a completion token go through the output head, a chunk at a time, and the backward
     pass computes each chunk again, so that no more than one chunk of (tokens × vocabulary) is ever worked on.
@@ -114,18 +135,29 @@ def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0):
     head = model.get_output_embeddings()
 
     def score(states, targets):
-        return token_logprobs(head(states).unsqueeze(0), targets.unsqueeze(0), temperature=temperature).squeeze(0)
+        logits = head(states).unsqueeze(0)
+        logp = token_logprobs(logits, targets.unsqueeze(0), temperature=temperature).squeeze(0)
+        # last, where the backward pass, which computes a chunk again, has no more need of it
+        return logp, token_entropies(logits.detach(), temperature=temperature).squeeze(0) if with_entropy else None
 
     size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
     chunks = [
         checkpoint(score, s, t, use_reentrant=False, preserve_rng_state=False)
         for s, t in zip(states.split(size), targets.split(size))
     ]
-    return torch.zeros(mask.shape, device=tokens.device).masked_scatter(mask, torch.cat(chunks))
+    logp, entropy = zip(*chunks)
+    zeros = torch.zeros(mask.shape, device=tokens.device)
+    logp = zeros.masked_scatter(mask, torch.cat(logp))
+    return (logp, zeros.masked_scatter(mask, torch.cat(entropy))) if with_entropy else logp
+
+
+def compute_dtype(device):
+    """bf16 on a GPU, float32 on a CPU: of arithmetic, and of weights that are not trained."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def autocast(device):
-    """bf16 arithmetic on a GPU, float32 on a CPU; the weights themselves stay float32 (at lr 1e-6 bf16 swallows updates)."""
+    """Arithmetic in `compute_dtype`; the weights themselves stay float32 (at lr 1e-6 bf16 swallows updates)."""
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
 
 
@@ -137,7 +169,8 @@ class Batch:
     tokens: torch.Tensor  # (N, T), T the longest of these completions
     lengths: torch.Tensor  # (N,)
     advantages: torch.Tensor  # (N,); PPO: the scores (N,) at first, then (N, T)
-    old_logp: torch.Tensor | None = None  # (N, T)
+    sampled_logp: torch.Tensor | None = None  # (N, T), as the sampler's arithmetic has it
+    old_logp: torch.Tensor | None = None  # (N, T), of the same policy as the update's arithmetic has it
     ref_logp: torch.Tensor | None = None
     old_values: torch.Tensor | None = None  # PPO: (N, T), the critic's when the batch was sampled
     returns: torch.Tensor | None = None  # PPO: (N, T), what it should have said
@@ -149,24 +182,44 @@ class Batch:
     def rows(self, indices):
         lengths = self.lengths[indices]
         longest = int(lengths.max()) if len(lengths) else 0
-        return Batch([self.prompts[i] for i in indices], self.tokens[indices, :longest], lengths, self.advantages[indices])
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "prompts"}
+        rows = {name: x[indices] if x.dim() == 1 else x[indices, :longest] for name, x in tensors.items() if x is not None}
+        return Batch([self.prompts[i] for i in indices], **rows)
 
     def cut_into(self, max_tokens):
         """Micro-batches of at most `max_tokens` prompt and completion tokens, padding included."""
         return [self.rows(i) for i in micro_batches([len(p) + n for p, n in zip(self.prompts, self.lengths.tolist())], max_tokens)]
 
-    def logprobs(self, model, temperature):
-        """`completion_logprobs` of these completions under `model`."""
-        with autocast(model.device):
-            return completion_logprobs(model, self.prompts, self.tokens, self.lengths, temperature=temperature)
+    def logprobs(self, model, temperature, **options):
+        """`completion_logprobs` of these completions under `model`, or under what has a function of that name."""
+        score = getattr(model, "completion_logprobs", partial(completion_logprobs, model))
+        with autocast(self.tokens.device):
+            return score(self.prompts, self.tokens, self.lengths, temperature=temperature, **options)
 
 
 def join(batches):
     """Several batches as one; the shorter ones are padded."""
     longest = max(batch.tokens.shape[1] for batch in batches)
+
+    def columns(name):
+        return [torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in (getattr(batch, name) for batch in batches)]
+
     return Batch(
-        [prompt for batch in batches for prompt in batch.prompts],
-        torch.cat([torch.nn.functional.pad(batch.tokens, (0, longest - batch.tokens.shape[1])) for batch in batches]),
-        torch.cat([batch.lengths for batch in batches]),
-        torch.cat([batch.advantages for batch in batches]),
+        [prompt for batch in batches for prompt in batch.prompts], torch.cat(columns("tokens")),
+        torch.cat([batch.lengths for batch in batches]), torch.cat([batch.advantages for batch in batches]),
+        torch.cat(columns("sampled_logp")) if batches[0].sampled_logp is not None else None,
     )
+
+
+def halve(parts, config):
+    """Micro-batches of half as many tokens, from now on, with what is known of their completions."""
+    config.micro_batch_tokens //= 2
+    tqdm.write(f"out of memory in an update: it is repeated, and --micro_batch_tokens is {config.micro_batch_tokens} from now on.")
+    return [smaller for part in parts for smaller in part.cut_into(config.micro_batch_tokens)]
+
+
+def nothing(batch):
+    """One completion without a token, which adds nothing to any sum: with it a rank that has no more micro-batches takes part in the
+    exchange of sharded weights."""
+    zero = torch.zeros((1, 0), device=batch.tokens.device)
+    return Batch([[0]], zero.long(), zero.long().sum(1), zero.sum(1), zero)

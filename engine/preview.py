@@ -3,7 +3,7 @@
 import torch
 
 from engine import data, policy, toy
-from engine.rollout import Sampling, sample, stop_tokens
+from engine.rollout import Own, Sampling
 from engine.scoring import choose, merge, score
 
 
@@ -13,11 +13,8 @@ def preview(config, device, n_questions=8):
     room = policy.prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
     prompt = config.system_prompt or data.SYSTEM_PROMPT
     questions, _ = data.load(config.dataset, tokenizer, system_prompt=prompt, max_prompt_tokens=room, limit=n_questions)
-    drawn = sample(
-        model, [q["prompt"] for q in questions], config.group_size,
-        Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k), stop_ids=stop_tokens(model, tokenizer),
-        pad_id=tokenizer.pad_token_id, generator=torch.Generator(device).manual_seed(config.seed),
-    )
+    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
+    drawn = Own(model, tokenizer).sample([q["prompt"] for q in questions], config.group_size, sampling, config.seed)
     texts, chosen = drawn.texts(tokenizer), choose(config.rewards, device)
     columns = data.columns([q for q in questions for _ in range(config.group_size)])
     parts, failures = score(chosen, texts, columns)

@@ -1,10 +1,12 @@
 """Sampling completions from the policy, and the contract between the sampler and the scorer."""
 
+from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 
-from engine.policy import autocast
+from engine.policy import autocast, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Completions:
         """What the completions say, for the rewards: EOS and other special tokens left out."""
         rows = [tokens[:n] for tokens, n in zip(self.tokens.tolist(), self.lengths.tolist())]
         return [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
+
+
+def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
+    raise NotImplementedError
 
 
 def stop_tokens(model, tokenizer):
@@ -75,6 +81,31 @@ def draw(logits, sampling, generator=None):
     return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)
 
 
+class Own:
+    """The project's own sampler: the loop of `sample` on the policy itself, or on a copy of it.
+
+    A copy is made in bf16 on a GPU, where the small steps of sampling would otherwise cast the weights again and again, and of
+    weights that are shared out to the devices, which would be gathered for every token.
+    """
+
+    def __init__(self, model, tokenizer, copy=False):
+        self.copy, self.dtype = copy, compute_dtype(model.device)
+        self.model = deepcopy(model).requires_grad_(False).to(self.dtype) if copy else model
+        self.stop_ids, self.pad_id = stop_tokens(model, tokenizer), tokenizer.pad_token_id
+
+    @torch.no_grad()
+    def refresh(self, weights):
+        """Take over the policy's weights. weights: an iterable of (name, tensor) in `dtype`, whole ones."""
+        own = dict(self.model.named_parameters())
+        for name, tensor in weights if self.copy else ():
+            own[name].copy_(tensor)
+
+    def sample(self, prompts, group_size, sampling, seed):
+        """`sample` with a generator of this seed."""
+        generator = torch.Generator(self.model.device).manual_seed(seed)
+        return sample(self.model, prompts, group_size, sampling, stop_ids=self.stop_ids, pad_id=self.pad_id, generator=generator)
+
+
 @torch.no_grad()
 def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=None):
     """Sample `group_size` completions of each prompt.
@@ -86,7 +117,7 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=
     if not prompts:  # a rank may be left without a question in a run's last step
         empty = torch.zeros((0, 1), device=device)
         return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
-    with autocast(device):
+    with autocast(device) if model.dtype == torch.float32 else nullcontext():
         return _sample(model, *left_pad(prompts, pad_id, device), group_size, sampling, stop_ids, pad_id, generator)
 
 

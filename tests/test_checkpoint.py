@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from engine import checkpoint, logs, policy
+from engine.config import Config
+from engine.networks import around
 from engine.options import UserError
 
 ROOT = Path(__file__).parent.parent
-SAME = {"source": "m", "data": "d", "per_step": 4}
+SAME = {"source": "m", "data": "d"}
 
 
 def start(small, folder, *more, cwd):
@@ -97,41 +99,93 @@ def test_exit_code_2_and_one_sentence_for_a_users_mistake(tmp_path):
     assert done.stderr == "error: the pruning rate must lie in [0, 1), not 1.0: lower --pruning_rate.\n"
 
 
-@pytest.mark.parametrize("crash_in", ["save_pretrained", "torch.save", "rename"])
-def test_a_crash_while_saving_leaves_the_checkpoint_before(loaded, tmp_path, monkeypatch, crash_in):
-    model, tokenizer = loaded
-    optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 3, **SAME}, {})
+def networks_of(loaded):
+    """A policy whose optimizer has made a step."""
+    networks = around(*loaded, Config(lr=1e-3, beta=0.0))
+    networks.model(torch.tensor([[3, 4]])).logits.sum().backward()
+    networks.optimizer.step()
+    networks.optimizer.zero_grad()
+    return networks
+
+
+@pytest.mark.parametrize("crash_in", ["save_pretrained", "dcp.save", "rename"])
+def test_what_fails_in_saving_leaves_the_checkpoint_before(loaded, tmp_path, monkeypatch, crash_in):
+    networks = networks_of(loaded)
+    assert checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {}) is None
 
     def crash(*_, **__):
         raise OSError("No space left on device")
 
-    targets = {"save_pretrained": (type(model), "save_pretrained"), "torch.save": (torch, "save"), "rename": (Path, "rename")}
+    targets = {"save_pretrained": (type(loaded[0]), "save_pretrained"), "dcp.save": (checkpoint.dcp, "save"), "rename": (Path, "rename")}
     with monkeypatch.context() as patch:
         patch.setattr(*targets[crash_in], crash)
-        with pytest.raises(OSError):
-            checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 6, **SAME}, {})
-    assert checkpoint.newest(tmp_path).name == "checkpoint-000003"
-    folder, saved = checkpoint.resume(tmp_path, 9, SAME)
-    state = saved["state"]
-    assert state["step"] == 3 and policy.load(folder, torch.device("cpu"))
-    # the next one succeeds over what the crash has left
-    checkpoint.save(tmp_path, model, tokenizer, optimizer, {"step": 9, **SAME}, {})
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000009"]
+        assert "No space left" in checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]  # and nothing that takes the disk's place
+    folder, state, notes = checkpoint.resume(tmp_path)
+    assert state["step"] == 3 and not notes and policy.load(folder, torch.device("cpu"))
+    # of the later ones two stay
+    for step in (6, 9):
+        assert checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {}) is None
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000006", "checkpoint-000009"]
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [
+    lambda folder: flip(folder / "model.safetensors"),
+    lambda folder: flip(next((folder / "networks").glob("*.distcp"))),
+    lambda folder: os.truncate(folder / "state.json", 10),
+    lambda folder: (folder / "tokenizer.json").unlink(),
+    lambda folder: os.truncate(folder / "checksums.json", 50),
+], ids=["a bit of the weights", "a bit of the optimizer", "cut off", "missing", "the checksums"])  # fmt: skip
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(loaded, tmp_path, harm):
+    networks = networks_of(loaded)
+    for step in (3, 6):
+        checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {})
+    harm(tmp_path / "checkpoint-000006")
+    folder, state, notes = checkpoint.resume(tmp_path)
+    assert state["step"] == 3 and folder.endswith("checkpoint-000003") and "checkpoint-000006 is damaged" in notes[0]
+    harm(tmp_path / "checkpoint-000003")
+    with pytest.raises(UserError, match="every checkpoint of .* is damaged"):
+        checkpoint.resume(tmp_path)
 
 
 def test_a_checkpoint_is_not_resumed_with_another_model_or_other_data(loaded, tmp_path):
-    model, tokenizer = loaded
     with pytest.raises(UserError, match="nothing to resume"):
         checkpoint.newest(tmp_path)
-    checkpoint.save(tmp_path, model, tokenizer, torch.optim.AdamW(model.parameters()), {"step": 3, **SAME}, {})
-    for other in ({**SAME, "source": "x"}, {**SAME, "data": "x"}, {**SAME, "per_step": 9}):
+    for other in ({**SAME, "source": "x"}, {**SAME, "data": "x"}):
         with pytest.raises(UserError, match="was started with another"):
-            checkpoint.resume(tmp_path, 9, other)
-    assert checkpoint.resume(tmp_path, 3, SAME)  # killed after its last step: the summary is still to come
+            checkpoint.agreed(tmp_path, other, SAME)
+    checkpoint.check_unfinished(tmp_path, {"step": 3}, 3)  # killed after its last step: the summary is still to come
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match="has finished its 3 steps"):
-        checkpoint.resume(tmp_path, 3, SAME)
+        checkpoint.check_unfinished(tmp_path, {"step": 3}, 3)
+
+
+def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_path):
+    networks = networks_of(loaded)
+    head = torch.nn.Linear(3, 1)
+    checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {"head": head})
+    folder, _, _ = checkpoint.resume(tmp_path)
+    again, other = around(*policy.load(folder, torch.device("cpu")), Config(lr=1e-3, beta=0.0)), torch.nn.Linear(3, 1)
+    checkpoint.restore(folder, again, {"head": other})
+    assert torch.equal(other.weight, head.weight) and torch.equal(other.bias, head.bias)
+    for p, q in zip(networks.model.parameters(), again.model.parameters(), strict=True):
+        ours, theirs = networks.optimizer.state[p], again.optimizer.state[q]
+        assert ours["step"] == theirs["step"] == 1 and torch.equal(ours["exp_avg"], theirs["exp_avg"]) and ours["exp_avg"].any()
+        assert torch.equal(ours["exp_avg_sq"], theirs["exp_avg_sq"]) and torch.equal(p, q)
+
+
+def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(loaded, tmp_path):
+    networks = around(*loaded, Config(lr=1e-3, beta=0.0))
+    checkpoint.save(tmp_path, networks, {"step": 0, **SAME}, {})
+    assert not networks.optimizer.state  # a made step, with gradients of 0, would count in AdamW's bias correction
+    checkpoint.restore(checkpoint.newest(tmp_path), networks, {})
+    assert not networks.optimizer.state
 
 
 def test_logs_are_cut_to_the_checkpoint_and_lose_a_half_written_line(tmp_path):

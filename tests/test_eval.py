@@ -13,7 +13,7 @@ import eval as evaluation
 import rewards
 from engine import data
 from engine.options import UserError
-from engine.rollout import Sampling
+from engine.rollout import Own, Sampling
 from eval import interval, majority_is_right, paired, pass_at_k, summarize
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +30,7 @@ def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
         row["answer"] = str(i % 2)  # 0 1 0 1 0 1 0
     # small batches, so that questions are cut into several
     path = tmp_path / "answers.jsonl"
-    summary = evaluation.examine(model, tokenizer, questions, always("1"), Sampling(8), samples=3, batch_size=6, path=path)
+    summary = evaluation.examine(Own(model, tokenizer), tokenizer, questions, always("1"), Sampling(8), samples=3, batch_size=6, path=path)
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert summary["greedy"]["accuracy"] == summary["sampled"]["accuracy"] == pytest.approx(3 / 7)
     assert [r["index"] for r in records if r["part"] == "sampled"] == [i for i in range(7) for _ in range(3)]
@@ -45,7 +45,7 @@ def test_the_greedy_part_does_not_depend_on_the_seed_or_the_batch(loaded):
     questions, _ = data.load("toy", tokenizer, split="test", limit=9)
     texts = []
     for seed, size in [(1, 2), (2, 9)]:
-        records = evaluation.evaluate(model, tokenizer, questions, always("1"), Sampling(48, temperature=0.0), batch_size=size, seed=seed)
+        records = evaluation.evaluate(Own(model, tokenizer), tokenizer, questions, always("1"), Sampling(48, temperature=0.0), batch_size=size, seed=seed)
         texts.append([r["completion"] for r in records])
     assert texts[0] == texts[1]
 
@@ -179,7 +179,7 @@ def test_a_column_named_index_and_strange_line_ends_change_nothing(small, tmp_pa
     evaluation.main(argv)
     _, records = evaluation.read_answers(tmp_path / "eval-mine.jsonl")
     assert [r["index"] for r in records] == [*range(4), *(i for i in range(4) for _ in range(2))]
-    monkeypatch.setattr(evaluation, "sample", None)  # all is there
+    monkeypatch.setattr(evaluation, "Own", lambda *_: None)  # all is there
     evaluation.main(argv)
 
 

@@ -7,13 +7,14 @@ import math
 import pytest
 import torch
 from examples import named
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import eval as evaluation
 import train
 from cppo import prune
 from engine import checkpoint, data, logs, policy
 from engine.config import Config, check
-from engine.critic import Critic
+from engine.networks import around
 from engine.options import UserError
 from engine.policy import Batch
 from engine.select import select
@@ -232,10 +233,10 @@ def step_inputs(small):
 def steps_of(step_inputs, c, functions, reference=None, history=None):
     """Step number → (metrics, samples): makes this step, on the same questions each time."""
     model, tokenizer, questions = step_inputs
-    critic = Critic(model) if ALGORITHMS[c.algorithm].critic else None
-    optimizer = torch.optim.AdamW([*model.parameters(), *(critic.parameters() if critic else ())], lr=c.lr)
-    rest = (lambda missing: questions, model, reference or copy.deepcopy(model), optimizer, tokenizer, named(*functions),
-            train.Sampling(c.max_new_tokens), check(c, ALGORITHMS), c, critic, [] if history is None else history)
+    k = check(c, ALGORITHMS)
+    networks = around(model, tokenizer, c, base=reference, critic=ALGORITHMS[c.algorithm].critic)
+    rest = (lambda missing: questions, networks, named(*functions), train.Sampling(c.max_new_tokens), k, c,
+            [] if history is None else history)
     return lambda step: train.train_step(step, *rest)
 
 
@@ -249,7 +250,7 @@ def number_of_digits(completions, **columns):
 
 def test_every_forward_pass_of_an_update_is_made_for_the_kept_only(step_inputs, monkeypatch):
     scored, real = [], Batch.logprobs
-    monkeypatch.setattr(Batch, "logprobs", lambda self, *args: scored.append(len(self.prompts)) or real(self, *args))
+    monkeypatch.setattr(Batch, "logprobs", lambda self, *args, **options: scored.append(len(self.prompts)) or real(self, *args, **options))
     c = config(group_size=8, pruning_rate=0.75, mu=2, micro_batch_tokens=100)
     metrics, samples = run_step(step_inputs, c, [number_of_digits])
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (4, 32, 8)
@@ -295,7 +296,8 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
         return [float(i // 4 % 2 and i % 4) for i in range(len(completions))]
 
     sampling, rewards = train.Sampling(c.max_new_tokens), named(signal_in_every_second_group)
-    metrics, _ = train.train_step(1, supply, model, None, None, tokenizer, rewards, sampling, 4, c)
+    networks = around(model, tokenizer, c)
+    metrics, _ = train.train_step(1, supply, networks, rewards, sampling, 4, c)
     assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5  # 4 gave 2, then 2 gave 1, then one question at a time gave none
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
     assert metrics["no_signal"] == pytest.approx(6 / 9) and sum(len(part.prompts) for part in trained[0]) == 12
@@ -303,7 +305,7 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     asked.clear()
     assert "step 1: 1 groups short after sampling 5 times" in capsys.readouterr().out
     c.max_rollouts = 2
-    assert train.train_step(1, supply, model, None, None, tokenizer, rewards, sampling, 4, c)[0]["rollouts"] == 2
+    assert train.train_step(1, supply, networks, rewards, sampling, 4, c)[0]["rollouts"] == 2
 
 
 def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs, monkeypatch):
@@ -483,9 +485,12 @@ def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monke
 
 def run_of(folder):
     """What a run has come to: its metrics without the seconds, GFPO's history, and the networks and moments of its checkpoint."""
-    saved = torch.load(checkpoint.newest(folder) / "trainer.pt")
     rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in logs.read(folder / "metrics.jsonl")]
-    return rows, saved["state"]["history"], {"optimizer": saved["optimizer"], **saved["others"]}
+    newest = checkpoint.newest(folder)
+    dcp_to_torch_save(newest / "networks", folder / "networks.pt")
+    saved = torch.load(folder / "networks.pt")
+    del saved["optimizer"]["param_groups"]  # names and rates: the rates are in the metrics
+    return rows, json.loads((newest / "state.json").read_text())["history"], saved
 
 
 @pytest.mark.parametrize("options", [
@@ -509,12 +514,11 @@ def test_the_critic_and_the_history_survive_a_resume(small, tmp_path, monkeypatc
 def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp_path, monkeypatch):
     real, rates = train.train_step, []
 
-    def noted(step, supply, model, reference, optimizer, *rest):
-        *_, critic, history = rest
-        for group, network in zip(optimizer.param_groups, (model, critic), strict=True):
+    def noted(step, supply, networks, *rest):
+        for group, network in zip(networks.optimizer.param_groups, (networks.model, networks.critic), strict=True):
             assert [id(p) for p in group["params"]] == [id(p) for p in network.parameters()]
-        rates.append([group["lr"] for group in optimizer.param_groups])
-        return real(step, supply, model, reference, optimizer, *rest)
+        rates.append([group["lr"] for group in networks.optimizer.param_groups])
+        return real(step, supply, networks, *rest)
 
     monkeypatch.setattr(train, "train_step", noted)
     go(small, tmp_path / "run", "--algorithm", "ppo", "--critic_lr", "5e-3", "--warmup", "0.5", steps=4)
@@ -556,7 +560,7 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
         go(small, "run", "--resume")
     with pytest.raises(UserError, match="was started with --algorithm cppo"):
         go(small, "run", "--resume", "--algorithm", "grpo")
-    with pytest.raises(UserError, match="another number of questions per step"):
+    with pytest.raises(UserError, match="was started with --questions_per_step 2"):
         go(small, "run", "--resume", "--questions_per_step", "3", steps=9)
     other = tmp_path / "other"
     with pytest.raises(UserError, match="was started with --model"):
@@ -588,7 +592,7 @@ def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, 
     with pytest.raises(UserError, match="6 updates in a row had a loss or a gradient that is not finite") as error:
         go(small, tmp_path / "run", "--resume", steps=9)
     assert "--resume" in str(error.value)
-    assert [path.name for path in (tmp_path / "run").glob("checkpoint*")] == ["checkpoint-000002"]
+    assert checkpoint.newest(tmp_path / "run").name == "checkpoint-000002"
 
 
 BAD = [
