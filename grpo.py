@@ -56,14 +56,15 @@ def token_logprobs(logits, tokens, *, temperature=1.0):
 
 
 def token_entropies(logits, *, temperature=1.0):
-    """Entropy of π(· | q, o_<t) in nats: H = −Σ_v π_v log π_v with π = softmax(logits / temperature).
+    """Entropy of π(· | q, o_<t) in nats: H = −Σ_v π_v log π_v = log Σ_v exp x_v − Σ_v π_v x_v, x = logits / temperature.
 
     logits: (N, T, V), any float type. Returns (N, T) float32. Works row by row, as `token_logprobs`.
     """
     rows = []
     for row in logits:
-        logp = torch.log_softmax(row.float() / temperature, dim=-1)
-        rows.append(torch.special.entr(logp.exp()).sum(-1))  # entr(π) = −π log π, and 0 at π = 0
+        x = row.float() / temperature
+        expected = torch.linalg.vecdot(x.softmax(-1), x)  # Σ_v π_v x_v
+        rows.append(x.logsumexp(-1) - expected)
     return torch.stack(rows)
 
 

@@ -274,7 +274,7 @@ def train_step(step, supply, networks, rewards, sampling, k, config, history=Non
         minibatches = [batch.rows(rows).cut_into(config.micro_batch_tokens)
                        for rows in torch.arange(len(batch.prompts)).tensor_split(config.minibatches)]
         if distributed.is_sharded(model):  # the devices gather weights together, so each needs as many micro-batches as the others
-            minibatches = [distributed.even_out(parts, nothing(batch), model.device) for parts in minibatches]
+            minibatches = [distributed.even_out(parts, partial(nothing, model.device), model.device) for parts in minibatches]
         with clock.phase("logprobs"), torch.no_grad():  # 5 log-probabilities of the reference, for the kept only
             every_part = [part for parts in minibatches for part in parts]
             for part in every_part:

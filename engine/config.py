@@ -113,6 +113,8 @@ def check_engine(config, algorithm):
             raise UserError(f"--{name} must be {' or '.join(there)}, not {getattr(config, name)}.")
     if config.shard == "full" and "WORLD_SIZE" not in os.environ:
         raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of your GPUs.")
+    if config.shard == "full" and algorithm.critic:
+        raise UserError(f"--shard full does not fit {config.algorithm}, whose critic is not shared out: use --shard none.")
     if config.lora and (config.shard == "full" or algorithm.critic or config.refresh_reference or config.rollout == "vllm"):
         other = "--shard full" if config.shard == "full" else "PPO" if algorithm.critic else "--refresh_reference or --rollout vllm"
         raise UserError(f"--lora cannot be combined with {other}: its base weights are frozen, in every device's memory. Leave one out.")

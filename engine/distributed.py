@@ -90,9 +90,9 @@ def clip_gradients(network, longest):
 
 
 def even_out(parts, filler, device):
-    """`parts` with `filler` behind them, so that every rank has as many as the others."""
+    """`parts` with what `filler()` makes behind them, so that every rank has as many as the others."""
     most = all_sum({"parts": len(parts)}, device, op="max")["parts"]
-    return parts + [filler] * (int(most) - len(parts))
+    return parts + [filler() for _ in range(int(most) - len(parts))]
 
 
 def gather(rows):

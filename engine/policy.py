@@ -218,8 +218,8 @@ def halve(parts, config):
     return [smaller for part in parts for smaller in part.cut_into(config.micro_batch_tokens)]
 
 
-def nothing(batch):
+def nothing(device):
     """One completion without a token, which adds nothing to any sum: with it a rank that has no more micro-batches takes part in the
     exchange of sharded weights."""
-    zero = torch.zeros((1, 0), device=batch.tokens.device)
+    zero = torch.zeros((1, 0), device=device)
     return Batch([[0]], zero.long(), zero.long().sum(1), zero.sum(1), zero)

@@ -17,42 +17,47 @@ import torch
 from gdpo import decoupled_advantages
 
 ROOT = Path(__file__).parent.parent
-# how six fixed completions are shared out to the ranks: evenly, by unequal numbers and tokens, all to one
-SHARES = {"one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]]}
+# how six fixed completions are shared out to one, two and four ranks: evenly, by unequal numbers and tokens, all to one
+SHARES = {"one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]],
+          "four": [[0], [], [1, 2, 5], [4, 3]]}
 
 UPDATED = ["cppo", "dapo", "drgrpo", "gspo", "ppo"]
 
 
-def fixed_update(folder, share, algorithm):
+def fixed_update(folder, share, algorithm, shard="none"):
     """The weights after the updates on this rank's part of the six completions, and the update's metrics."""
     import train
     from engine import distributed, policy
     from engine.config import Config, check
-    from engine.critic import Critic, estimate
+    from engine.critic import estimate
+    from engine.networks import around
 
-    model, _ = policy.load(folder, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
     everything = policy.Batch(
         prompts, torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5]), torch.randn(6, generator=generator)
     )
-    config = Config(algorithm=algorithm, model="toy", lr=1e-3, beta=0.04)
+    config = Config(algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard, gradient_checkpointing=shard == "full")
     check(config, train.ALGORITHMS)
+    networks = around(*policy.load(folder, torch.device("cpu")), config, critic=algorithm == "ppo")
+    model, critic = networks.model, networks.critic
     parts = everything.rows(share).cut_into(40) if share else []
-    for part in parts:
-        with torch.no_grad():
-            part.ref_logp = part.logprobs(model, 1.0) - 0.05
-    critic = Critic(model) if algorithm == "ppo" else None
-    if critic:
-        torch.nn.init.normal_(critic.head.weight, std=0.1, generator=generator)
+    if shard == "full":
+        parts = distributed.even_out(parts, lambda: policy.nothing(model.device), model.device)
+    with torch.no_grad():
         for part in parts:
-            part.old_logp = part.logprobs(model, 1.0).detach()
-        estimate(critic, parts, model.device, beta=config.beta, lam=config.lam)
-    learners = [*model.parameters(), *(critic.parameters() if critic else ())]
-    optimizer = torch.optim.SGD(learners, lr=0.1)
+            part.ref_logp = part.logprobs(networks.reference, 1.0) - 0.05
+        if critic:
+            for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
+                p.copy_(0.1 * torch.ones_like(p))
+            for part in parts:
+                part.old_logp = part.logprobs(model, 1.0).detach()
+            estimate(critic, parts, model.device, beta=config.beta, lam=config.lam)
+    optimizer = torch.optim.SGD([p for network in networks.learners for p in network.parameters()], lr=0.1)
     stats = train.update(model, optimizer, [parts], train.ALGORITHMS[algorithm], config, critic)
     distributed.barrier()
-    return {"weights": torch.cat([p.detach().flatten() for p in learners]), "stats": stats}
+    weights = [tensor.flatten() for network in networks.learners for _, tensor in distributed.whole_weights(network)]
+    return {"weights": torch.cat(weights), "stats": stats}
 
 
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
@@ -62,25 +67,28 @@ def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(small, tmp_path_factory):
-    """Folder of what two ranks made of every share, with every algorithm."""
-    out = tmp_path_factory.mktemp("two_ranks")
-    done = torchrun(__file__, "update", small, out)
-    assert done.returncode == 0, done.stderr[-2000:]
+def by_ranks(small, tmp_path_factory):
+    """Folder of what one, two and four ranks made of every share, with every algorithm, on replicas and on weights shared out."""
+    out = tmp_path_factory.mktemp("by_ranks")
+    for ranks in (1, 2, 4):
+        done = torchrun(__file__, "update", small, out, ranks=ranks)
+        assert done.returncode == 0, done.stderr[-2000:]
     return out
 
 
 @pytest.mark.parametrize("algorithm", UPDATED)
-def test_one_and_two_ranks_make_the_same_update(small, two_ranks, algorithm):
+def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
     """Weights count completions, tokens, or the longest completion allowed, of all ranks together; PPO's advantages are
     whitened over all ranks, and its critic learns from all."""
     one = fixed_update(small, SHARES["one"][0], algorithm)
-    for name in ("even", "uneven", "all"):
-        ranks = [torch.load(two_ranks / f"{algorithm}-{name}-{rank}.pt") for rank in (0, 1)]
-        assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
-        torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
-        for key, value in one["stats"].items():
-            assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, key)
+    for name, shares in SHARES.items():
+        for shard in ("none", "full") if algorithm != "ppo" else ("none",):
+            ranks = [torch.load(by_ranks / f"{algorithm}-{name}-{shard}-{rank}.pt") for rank in range(len(shares))]
+            for other in ranks[1:]:
+                assert torch.equal(ranks[0]["weights"], other["weights"])
+            torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
+            for key, value in one["stats"].items():
+                assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, shard, key)
 
 
 def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
@@ -149,7 +157,8 @@ if __name__ == "__main__":
         distributed.barrier()  # a rank that leaves early would end the talk of the others
         distributed.stop()
         sys.exit()
-    for algorithm, name in product(UPDATED, ("even", "uneven", "all")):
-        result = fixed_update(folder, SHARES[name][distributed.rank()], algorithm)
-        torch.save(result, Path(out) / f"{algorithm}-{name}-{distributed.rank()}.pt")
+    for algorithm, name, shard in product(UPDATED, SHARES, ("none", "full")):
+        if len(SHARES[name]) == distributed.world_size() and (algorithm, shard) != ("ppo", "full"):
+            result = fixed_update(folder, SHARES[name][distributed.rank()], algorithm, shard)
+            torch.save(result, Path(out) / f"{algorithm}-{name}-{shard}-{distributed.rank()}.pt")
     distributed.stop()

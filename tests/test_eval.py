@@ -45,7 +45,8 @@ def test_the_greedy_part_does_not_depend_on_the_seed_or_the_batch(loaded):
     questions, _ = data.load("toy", tokenizer, split="test", limit=9)
     texts = []
     for seed, size in [(1, 2), (2, 9)]:
-        records = evaluation.evaluate(Own(model, tokenizer), tokenizer, questions, always("1"), Sampling(48, temperature=0.0), batch_size=size, seed=seed)
+        greedy = Sampling(48, temperature=0.0)
+        records = evaluation.evaluate(Own(model, tokenizer), tokenizer, questions, always("1"), greedy, batch_size=size, seed=seed)
         texts.append([r["completion"] for r in records])
     assert texts[0] == texts[1]
 

@@ -7,7 +7,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo import clipped_surrogate, group_advantages, grpo_loss, kl_k1, kl_k2, kl_k3, sequence_mean_weights, token_logprobs
+from grpo import clipped_surrogate, group_advantages, grpo_loss, kl_k1, kl_k2, kl_k3, sequence_mean_weights, token_entropies, token_logprobs
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -632,3 +632,11 @@ def test_expected_gradient_of_the_kl_term():
         reached = math.prod(pi[TinyPolicy.PREFIXES.index(prefix[:t]), token].item() for t, token in enumerate(prefix))
         expected = beta * reached * numeric_gradient(lambda x, row=row: kl_of(ref[row], x), theta[row].detach())
         torch.testing.assert_close(gradient[row], expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_token_entropies_are_those_of_torchs_categorical(temperature):
+    logits = 5 * torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(0))
+    expected = torch.distributions.Categorical(logits=logits.double() / temperature).entropy()
+    torch.testing.assert_close(token_entropies(logits, temperature=temperature).double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(token_entropies(torch.zeros(1, 1, 8)), torch.tensor([[math.log(8)]]))
