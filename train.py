@@ -282,7 +282,7 @@ def train(config, k, device):
     test, more = data.load(config.eval_dataset, split="test", limit=config.eval_questions, **prompts) if config.eval_dataset else ([], [])
     for note in dict.fromkeys(sampling.notes + notes + more):
         say(f"note: {note}")
-    rewards = choose(config.rewards, device)
+    rewards = choose(config.rewards, device, config.reward_timeout)
     right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
 
     # B questions per device and step; with allocation as many as fill the same places after pruning

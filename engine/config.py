@@ -23,6 +23,7 @@ class Config:
     dataset: str = option("toy", "toy, toy_code; gsm8k, gsm8k_zh, math (from the hub); or a .jsonl file of questions and answers")
     rewards: list[str] | None = option(None, "NAME[:WEIGHT] … of rewards.py, FILE.py:FUNCTION, RewardModel:MODEL; the first is accuracy")
     check_rewards: bool = option(False, "do not train: sample a few completions and print what each reward says of them")
+    reward_timeout: float = option(60.0, "seconds that a FILE.py:FUNCTION may take for all completions, then for each alone; 0: no limit")
     recipe: str | None = option(None, "a YAML file of options; the command line wins over it")
     output_dir: str | None = option(None, "folder of the run; none: a new one under runs/")
     resume: bool = option(False, "go on with the run in --output_dir, from its newest checkpoint and with its options")
@@ -110,7 +111,7 @@ def check(config, algorithms):
     at_least(config, {
         "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
         "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
-        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0,
+        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "reward_timeout": 0,
     })
     for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl"):
         if getattr(config, name) is not None and not getattr(config, name) > 0:

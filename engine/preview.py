@@ -18,7 +18,7 @@ def preview(config, device, n_questions=8):
         Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k), stop_ids=stop_tokens(model, tokenizer),
         pad_id=tokenizer.pad_token_id, generator=torch.Generator(device).manual_seed(config.seed),
     )
-    texts, chosen = drawn.texts(tokenizer), choose(config.rewards, device)
+    texts, chosen = drawn.texts(tokenizer), choose(config.rewards, device, config.reward_timeout)
     columns = data.columns([q for q in questions for _ in range(config.group_size)])
     parts, failures = score(chosen, texts, columns)
     total = merge(torch.stack(list(parts.values())), [reward.weight for reward in chosen])
