@@ -37,7 +37,7 @@ from allocate import questions_per_step
 from cppo import cppo_loss
 from dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
 from drgrpo import constant_weights, drgrpo_loss
-from engine import checkpoint, data, distributed, logs, policy, toy
+from engine import checkpoint, data, distributed, logs, policy, toy, trackers
 from engine.config import open_run
 from engine.critic import Critic, estimate
 from engine.options import UserError, run
@@ -308,6 +308,7 @@ def train(config, k, device):
         for name in others.keys() & saved["others"].keys():
             others[name].load_state_dict(saved["others"][name])
     save = partial(checkpoint.save, run_dir, model, tokenizer, optimizer, state, others)
+    tracker = trackers.Tracker(config.log if first_rank else None, run_dir, state["step"], asdict(config))
 
     def supply(count):
         """This device's share of the next `count` questions (None: of a whole step's); None where the run is at its end."""
@@ -344,6 +345,7 @@ def train(config, k, device):
             if first_rank:
                 logs.append(run_dir / "metrics.jsonl", metrics | {"lr": optimizer.param_groups[0]["lr"]})
                 logs.append(run_dir / "samples.jsonl", samples)
+                tracker.log(step, metrics | {"lr": optimizer.param_groups[0]["lr"]})
             bar.set_postfix(accuracy=f"{metrics['accuracy']:.2f}", length=f"{metrics['length']:.0f}")
             bar.update()
             if state["skipped_in_a_row"] >= 5:
@@ -361,6 +363,7 @@ def train(config, k, device):
                 if first_rank:
                     save()
                 distributed.barrier()
+    tracker.close()
     if not end:
         say(f"stopped after step {state['step']} of {steps}. {checkpoint.say(run_dir)}")
         return 130

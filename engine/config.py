@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from cppo import keep_count, prune
-from engine import checkpoint, data, policy, scoring, toy
+from engine import checkpoint, data, policy, scoring, toy, trackers
 from engine.options import UserError, as_words, at_least, option, parse
 from engine.select import SELECT_FIRST
 
@@ -66,6 +66,7 @@ class Config:
     eval_dataset: str | None = option(None, "questions scored before and after, as --dataset; none: the toy's held-out ones, else nothing")
     eval_questions: int = option(512, "how many of them")
     save_every: int = option(50, "steps between checkpoints")
+    log: str | None = option(None, "also log to tensorboard or wandb, where installed; JSON lines are always written")
 
 
 def combine(config, algorithms):
@@ -124,6 +125,7 @@ def check(config, algorithms):
         data.check_name(name)
     config.rewards = config.rewards or scoring.default(config.dataset)
     scoring.choose(config.rewards)
+    trackers.check(config.log)
     if config.model != "toy":
         policy.resolve(config.model)
 
