@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.options import UserError
 from engine.policy import autocast
 
 
@@ -86,6 +87,10 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=
     if not prompts:  # a rank may be left without a question in a run's last step
         empty = torch.zeros((0, 1), device=device)
         return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
+    largest, known = max(pad_id, *map(max, prompts)), model.get_input_embeddings().num_embeddings
+    if largest >= known:  # on a GPU that would end in an assertion of the device
+        raise UserError(f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: they do not fit together. "
+                        "Where tokens were added, the embeddings must be resized.")
     with autocast(device):
         return _sample(model, *left_pad(prompts, pad_id, device), group_size, sampling, stop_ids, pad_id, generator)
 
