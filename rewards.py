@@ -201,8 +201,13 @@ def _ask_judge(gold, given):
         if _judge().poll() is not None:
             _judge.cache_clear()
         judge = _judge()
-        print(json.dumps([gold, given, MATH_SECONDS]), file=judge.stdin, flush=True)
-        verdict = judge.stdout.readline().strip()
+        try:
+            print(json.dumps([gold, given, MATH_SECONDS]), file=judge.stdin, flush=True)
+            verdict = judge.stdout.readline().strip()
+        except BaseException:  # interrupted: its verdict would be read as that of the next answer
+            judge.kill()
+            judge.wait()
+            raise
         if not verdict:  # it ran out of time or memory, and is gone
             judge.wait()
         return verdict or "stopped"

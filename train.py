@@ -24,7 +24,7 @@ normalised over the kept completions of all devices, so that the update does not
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from allocate import questions_per_step
 from cppo import cppo_loss
 from dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
 from drgrpo import constant_weights, drgrpo_loss
-from engine import checkpoint, data, distributed, logs, toy
+from engine import checkpoint, data, distributed, logs, toy, trackers
 from engine.config import open_run
 from engine.critic import estimate
 from engine.networks import build
@@ -301,7 +301,7 @@ def train(config, k, device):
     questions, test, more = data.of_run(config, networks.tokenizer, networks.model)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
     notes += more + sampling.notes
-    rewards = choose(config.rewards, device)
+    rewards = choose(config.rewards, device, config.reward_timeout)
     right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
 
     # B questions per device and step; with allocation as many as fill the same places after pruning
@@ -347,6 +347,7 @@ def train(config, k, device):
             raise UserError("stopped, for a run that cannot be saved would be lost: free the disk, or name another --output_dir.")
     if first_rank:
         logs.open_run(run_dir, config, state["step"])
+    tracker = trackers.Tracker(config.log if first_rank else None, run_dir, state["step"], asdict(config))
     distributed.barrier()
     end = state["step"] >= steps or state["position"] >= total
     with logs.Interrupt() as interrupt, tqdm(total=steps, initial=state["step"], desc=config.algorithm, disable=not first_rank) as bar:
@@ -363,6 +364,7 @@ def train(config, k, device):
             if first_rank:
                 logs.append(run_dir / "metrics.jsonl", metrics | {"lr": networks.optimizer.param_groups[0]["lr"]})
                 logs.append(run_dir / "samples.jsonl", samples)
+                tracker.log(step, metrics | {"lr": networks.optimizer.param_groups[0]["lr"]})
             bar.set_postfix(accuracy=f"{metrics['accuracy']:.2f}", length=f"{metrics['length']:.0f}")
             bar.update()
             if state["skipped_in_a_row"] >= 5:
@@ -378,6 +380,7 @@ def train(config, k, device):
             due = step % config.save_every == 0 and not state["skipped_in_a_row"]  # while updates fail, the last good one stays
             if (due or interrupt.asked or end) and not save() and (interrupt.asked or end):
                 raise UserError(f"the run has ended at step {step}, but what it learned since its last checkpoint is lost.")
+    tracker.close()
     if not end:
         say(f"stopped after step {state['step']} of {steps}. {checkpoint.say(run_dir)}")
         return interrupt.exit_code

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from cppo import keep_count, prune
-from engine import checkpoint, data, policy, scoring, toy
+from engine import checkpoint, data, policy, scoring, toy, trackers
 from engine.options import UserError, as_words, at_least, option, parse
 from engine.select import SELECT_FIRST
 
@@ -24,6 +24,7 @@ class Config:
     dataset: str = option("toy", "toy, toy_code; gsm8k, gsm8k_zh, math (from the hub); or a .jsonl file of questions and answers")
     rewards: list[str] | None = option(None, "NAME[:WEIGHT] … of rewards.py, FILE.py:FUNCTION, RewardModel:MODEL; the first is accuracy")
     check_rewards: bool = option(False, "do not train: sample a few completions and print what each reward says of them")
+    reward_timeout: float = option(60.0, "seconds that a FILE.py:FUNCTION may take for all completions, then for each alone; 0: no limit")
     recipe: str | None = option(None, "a YAML file of options; the command line wins over it")
     output_dir: str | None = option(None, "folder of the run; none: a new one under runs/")
     resume: bool = option(False, "go on with the run in --output_dir, from its newest checkpoint and with its options")
@@ -73,6 +74,7 @@ class Config:
     eval_dataset: str | None = option(None, "questions scored before and after, as --dataset; none: the toy's held-out ones, else nothing")
     eval_questions: int = option(512, "how many of them")
     save_every: int = option(50, "steps between checkpoints")
+    log: str | None = option(None, "also log to tensorboard or wandb, where installed; JSON lines are always written")
 
 
 def combine(config, algorithms):
@@ -134,7 +136,7 @@ def check(config, algorithms):
     at_least(config, {
         "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
         "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
-        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1,
+        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1, "reward_timeout": 0,
     })
     check_engine(config, algorithm)
     for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap"):
@@ -148,6 +150,7 @@ def check(config, algorithms):
         data.check_name(name)
     config.rewards = config.rewards or scoring.default(config.dataset)
     scoring.choose(config.rewards)
+    trackers.check(config.log)
     if config.model != "toy":
         policy.resolve(config.model)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.options import UserError
 from engine.policy import autocast, compute_dtype
 
 
@@ -43,7 +44,19 @@ class Completions:
 
 
 def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
-    raise NotImplementedError
+    """w = min(π_old(o_t) / π_sampler(o_t), C): (N, T) without gradient, 1 on padding. A factor of the loss weights.
+
+    old_logp: log π_old(o_t) as the trainer computes it. sampled_logp: as the sampler did when it drew o_t, from the same weights
+    but with other kernels or in a lower precision. mask: (N, T), 1 on completion tokens. cap: C, above 0.
+
+    What is drawn from π_sampler then counts as if it came from π_old: Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o) where the
+    cap is not reached. So given its prefix each token is corrected; that the prefix was drawn by the sampler too is not. The
+    ratio π_θ / π_old of the loss remains, for the updates since. The cap bounds the variance, and biases the tokens above it.
+
+    Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
+    """
+    weights = (old_logp - sampled_logp).exp().clamp(max=cap)
+    return weights.masked_fill(~mask.bool(), 1.0).detach()
 
 
 def stop_tokens(model, tokenizer):
@@ -117,6 +130,10 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=
     if not prompts:  # a rank may be left without a question in a run's last step
         empty = torch.zeros((0, 1), device=device)
         return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
+    largest, known = max(pad_id, *map(max, prompts)), model.get_input_embeddings().num_embeddings
+    if largest >= known:  # on a GPU that would end in an assertion of the device
+        raise UserError(f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: they do not fit together. "
+                        "Where tokens were added, the embeddings must be resized.")
     with autocast(device) if model.dtype == torch.float32 else nullcontext():
         return _sample(model, *left_pad(prompts, pad_id, device), group_size, sampling, stop_ids, pad_id, generator)
 

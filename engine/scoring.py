@@ -4,7 +4,10 @@ import functools
 import importlib.util
 import math
 import numbers
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,7 @@ OF_DATASET = {  # the first one judges accuracy: a completion is right where it 
     "toy_code": ["code_accuracy"],
     **dict.fromkeys(["math", "math500", "amc23", "aime24"], ["math_accuracy", "format_reward"]),
 }
+PATIENCE = 300  # seconds that a batch may lose to completions on which a reward hangs
 
 
 @dataclass
@@ -36,10 +40,11 @@ def default(dataset):
     return OF_DATASET.get(dataset, ["gsm8k_accuracy", "format_reward"])
 
 
-def choose(words, device=None):
+def choose(words, device=None, timeout=60.0):
     """The rewards that `--rewards` names, each as NAME or NAME:WEIGHT.
 
     NAME is one of rewards.py, FILE.py:FUNCTION, or RewardModel:MODEL. Without a device a reward model is only named.
+    timeout: seconds that a call of a FILE.py:FUNCTION may take; what can hang in rewards.py has limits of its own.
     Raises UserError where there is no such reward.
     """
     chosen = []
@@ -53,7 +58,7 @@ def choose(words, device=None):
             raise UserError(f"--rewards {word}: the form is NAME or NAME:WEIGHT, as format_reward:0.5.")
         kind, _, rest = name.partition(":")
         if kind.endswith(".py"):
-            chosen.append(Reward(rest, from_file(kind, rest), weight))
+            chosen.append(Reward(rest, limited(from_file(kind, rest), timeout), weight))
         elif kind == "RewardModel" and rest:
             chosen.append(Reward(Path(rest).name, load_model(rest, device) if device else None, weight))
         elif name in NAMES:
@@ -102,30 +107,97 @@ def one_line(error):
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
+class Hung(Exception):
+    """A call of a reward took longer than `seconds`."""
+
+    def __init__(self, seconds):
+        super().__init__(f"it took longer than {seconds:g} s")
+        self.seconds = seconds
+
+
+class Alarm(BaseException):
+    """What the alarm raises inside the reward: no Exception, so that its own `except Exception` lets it pass."""
+
+
+def limited(function, seconds):
+    """`function`, whose calls raise Hung where they take longer than `seconds`. 0: no limit.
+
+    An alarm (SIGALRM) interrupts it: a loop in Python, a sleep, a wait for a network, a regular expression. It cannot
+    interrupt C code that does not look for signals, as one long call of numpy: such a call is over when it returns.
+    There is no limit outside the main thread, nor once the function has set an alarm of its own, as math-verify does;
+    threads and processes that it has started live on. An earlier alarm is put back, and comes late if it fell due meanwhile.
+    """
+
+    @functools.wraps(function)
+    def call(*args, **columns):
+        if threading.current_thread() is not threading.main_thread():
+            return function(*args, **columns)
+        running = True
+
+        def ring(number, frame):
+            if running:
+                raise Alarm
+
+        handler = signal.signal(signal.SIGALRM, ring)
+        start = time.monotonic()
+        # it rings again every second: a bare `except:` may have swallowed the first
+        left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        try:
+            return function(*args, **columns)
+        except Alarm:
+            raise Hung(seconds) from None
+        finally:
+            running = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+            if left:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-6, left - (time.monotonic() - start)), interval)
+
+    return call
+
+
+def one_by_one(reward, texts, columns):
+    """The values of a reward that failed on all completions at once: 0 where it fails on one alone. Returns (values, errors).
+
+    Raises UserError where it hangs so often that the run would stand still, or fails on all of several.
+    """
+    values, errors, hung = [], [], 0
+    for i, text in enumerate(texts):
+        try:
+            values += reward.function([text], **{column: [those[i]] for column, those in columns.items()})
+        except Exception as error:
+            values.append(0.0)
+            errors.append(one_line(error))
+            if isinstance(error, Hung):
+                hung += 1
+                if hung >= max(3, PATIENCE / error.seconds):
+                    raise UserError(f"the reward {reward.name} took longer than {error.seconds:g} s on {hung} of {i + 1} completions, "
+                                    "one by one: mend it, or set another --reward_timeout.") from None
+    if len(errors) == len(texts) > 1:
+        raise UserError(f"the reward {reward.name} failed on all {len(texts)} completions: {errors[0]}.")
+    return values, errors
+
+
 def score(chosen, texts, columns):
     """Every reward of every completion: {name: (N,) float32}, and how many scored 0 because the function failed on them.
 
-    columns: {name: N values}. A function that raises is called again for each completion by itself; where it fails there,
-    that completion scores 0 and the mistake is shown. Raises UserError where it fails on all of several, or returns no numbers.
+    columns: {name: N values}. A function that raises or hangs is called again for each completion by itself; where it fails
+    there, that completion scores 0 and the mistake is shown. Raises UserError where it fails on all of several, hangs on many,
+    or returns no numbers.
     """
     parts, failures = {}, 0
     for reward in chosen:
-        name = reward.name
+        name, errors = reward.name, []
         try:
             values = reward.function(texts, **columns) if texts else []
-        except Exception:
-            values, errors = [], []
-            for i, text in enumerate(texts):
-                try:
-                    values += reward.function([text], **{column: [those[i]] for column, those in columns.items()})
-                except Exception as error:
-                    values.append(0.0)
-                    errors.append(one_line(error))
-            if len(errors) == len(texts) > 1:
-                raise UserError(f"the reward {name} failed on all {len(texts)} completions: {errors[0]}.") from None
-            if errors:
-                tqdm.write(f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which score 0: {errors[0]}")
-            failures += len(errors)
+        except Exception as error:
+            if isinstance(error, Hung):
+                tqdm.write(f"the reward {name} took longer than {error.seconds:g} s for {len(texts)} completions and is called for each by "
+                           "itself: where it is slow and does not hang, raise --reward_timeout.")
+            values, errors = one_by_one(reward, texts, columns)
+        if errors:
+            tqdm.write(f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which score 0: {errors[0]}")
+        failures += len(errors)
         if not isinstance(values, (list, tuple)):
             raise UserError(f"the reward {name} returned {type(values).__name__}: it must return a list of numbers.")
         if len(values) != len(texts):

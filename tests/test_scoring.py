@@ -1,6 +1,11 @@
 """engine/scoring.py: rewards by name and weight, a user's own, and what happens when one misbehaves."""
 
 import json
+import re
+import signal
+import tempfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,7 @@ from test_reward_model import make as make_reward_model
 import rewards
 from engine.config import Config, check
 from engine.options import UserError, parse
-from engine.scoring import choose, default, judge, merge, score
+from engine.scoring import Hung, choose, default, judge, limited, merge, score
 from train import ALGORITHMS, main
 
 ROOT = Path(__file__).parent.parent
@@ -162,6 +167,136 @@ def test_a_reward_that_raises_on_some_completions_scores_these_0_and_says_so(min
 def test_a_reward_that_raises_on_all_of_them_ends_the_run(mine):
     with pytest.raises(UserError, match="picky failed on all 2 completions: ZeroDivisionError"):
         score(choose([f"{mine}:picky"]), ["x", "y"], {})
+
+
+def loops(text):
+    while True:
+        pass
+
+
+def tries(text):
+    while True:
+        try:
+            time.sleep(30)
+        except Exception:
+            pass
+
+
+def ignores(text):
+    for _ in range(2):
+        try:
+            time.sleep(30)
+        except:  # noqa: E722
+            pass
+
+
+def backtracks(text):
+    return re.fullmatch("(a+)+b", "a" * 40)
+
+
+def stuck(hang, on="x"):
+    """A reward that hangs in its own way on texts that begin with `on`."""
+    def slow(completions, **columns):
+        return [float(len(text)) if not text.startswith(on) else hang(text) or 0.0 for text in completions]
+
+    return limited(slow, 0.2)
+
+
+@pytest.mark.parametrize("hang", [loops, tries, backtracks, lambda text: time.sleep(30)])
+def test_completions_on_which_a_reward_hangs_score_0_and_it_says_so(hang, capsys):
+    start = time.monotonic()
+    parts, failures = score(named(stuck(hang)), ["a", "xx", "abc", "x"], {})
+    assert parts["slow"].tolist() == [1.0, 0.0, 3.0, 0.0] and failures == 2 and time.monotonic() - start < 3
+    said = capsys.readouterr().out
+    assert "slow took longer than 0.2 s for 4 completions and is called for each by itself" in said
+    assert "slow failed on 2 of 4 completions, which score 0: Hung: it took longer than 0.2 s" in said
+
+
+def test_what_swallows_the_alarm_is_interrupted_again():
+    start = time.monotonic()
+    assert stuck(ignores)(["x"]) == [0.0] and time.monotonic() - start < 5
+
+
+def test_a_reward_that_is_too_slow_for_all_at_once_judges_them_one_by_one(capsys):
+    def slow(completions, **columns):
+        time.sleep(0.1 * len(completions))
+        return [1.0] * len(completions)
+
+    parts, failures = score(named(limited(slow, 0.25)), list("abcd"), {})
+    assert parts["slow"].tolist() == [1.0] * 4 and failures == 0 and "raise --reward_timeout" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("patience, calls", [(0, 3), (1, 5)])
+def test_a_reward_that_always_hangs_ends_the_run_soon(monkeypatch, patience, calls):
+    monkeypatch.setattr("engine.scoring.PATIENCE", patience)
+    with pytest.raises(UserError, match=f"slow took longer than 0.2 s on {calls} of {calls + 1} completions") as error:
+        score(named(stuck(lambda text: time.sleep(30))), ["a", *["x"] * 255], {})
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="slow failed on all 2 completions: Hung"):
+        score(named(stuck(loops)), ["x", "x"], {})
+
+
+def test_an_earlier_alarm_and_its_handler_are_put_back():
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
+    start = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.6, 50)
+        assert stuck(loops)(["a"]) == [1.0]
+        with pytest.raises(Hung):
+            stuck(loops)(["x"])
+        left, interval = signal.getitimer(signal.ITIMER_REAL)
+        assert 0.2 < left < 0.45 and interval == 50
+        time.sleep(0.5)
+        assert len(rung) == 1 and 0.55 < rung[0] - start < 0.75
+        signal.setitimer(signal.ITIMER_REAL, 0.1)  # falls due while the reward runs: late, and not lost
+        with pytest.raises(Hung):
+            stuck(loops)(["x"])
+        time.sleep(0.01)
+        assert len(rung) == 2
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    stuck(loops)(["a"])
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_outside_the_main_thread_and_with_0_there_is_no_limit():
+    def nap(completions, **columns):
+        time.sleep(0.2)
+        return [1.0]
+
+    values = []
+    thread = threading.Thread(target=lambda: values.extend(limited(nap, 0.05)(["a"])))
+    thread.start()
+    thread.join()
+    assert values == limited(nap, 0)(["a"]) == [1.0]
+
+
+def test_only_a_users_own_function_is_limited(mine):
+    for reward in choose(["math_accuracy", "code_accuracy"], timeout=0.001):
+        assert reward.function is getattr(rewards, reward.name)
+    Path(mine).write_text("import time\ndef nap(completions, **columns):\n    time.sleep(5)\n")
+    with pytest.raises(Hung, match="longer than 0.1 s"):
+        choose([f"{mine}:nap"], timeout=0.1)[0].function(["a"])
+    with pytest.raises(UserError, match="--reward_timeout must be at least 0"):
+        check(Config(reward_timeout=-1), ALGORITHMS)
+
+
+def test_an_interrupted_judge_of_mathematics_does_not_answer_the_next_question():
+    assert rewards.math_accuracy(["\\boxed{2}"], ["4/2"]) == [1.0]  # it has started
+    with pytest.raises(Hung):
+        limited(rewards.math_accuracy, 0.5)(["\\boxed{\\prod_{n=1}^{10^9} n}"], answer=["2\\sqrt{2}"])
+    assert rewards.math_accuracy(["\\boxed{3}", "\\boxed{4}", "\\boxed{5}"], ["6/2", "5", "10/2"]) == [1.0, 0.0, 1.0]
+
+
+def test_an_interrupted_sandbox_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    answers = [f"```python\n{code}\n```" for code in ("while True: pass", "print(7)")]
+    with pytest.raises(Hung):
+        limited(rewards.code_accuracy, 0.7)(answers, answer=["7", "7"])
+    assert list(tmp_path.iterdir()) == []
+    assert rewards.code_accuracy(answers[1:], answer=["7"]) == [1.0]
 
 
 def test_weights_count_in_the_sum():
