@@ -66,6 +66,15 @@ class Config:
     eval_questions: int = option(512, "how many of them")
     save_every: int = option(50, "steps between checkpoints")
 
+    plan: bool = option(False, "do not train: print the memory that the run needs per device, and whether it fits")
+    devices: int | None = option(None, "of --plan: how many; none: as torchrun was told, else 1")
+    device_gb: float | None = option(None, "memory of a device in GB; none: the GPU's own (without one: 80 for --plan)")
+    shard: str = option("none", "none: every device holds a replica; full: weights, gradients and optimizer are shared out (FSDP2)")
+    gradient_checkpointing: bool = option(
+        False, "keep only each layer's input for the backward pass, and compute the rest again: less memory, a third more time")
+    lora: int | None = option(
+        None, "train low-rank adapters of this rank beside the frozen weights (peft), not the weights; none: all weights")
+
 
 def combine(config, algorithms):
     """Refuse options that do not fit the algorithm, or each other."""
@@ -110,11 +119,13 @@ def check(config, algorithms):
     at_least(config, {
         "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
         "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
-        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0,
+        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "devices": 1, "lora": 1,
     })
-    for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl"):
+    for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "device_gb"):
         if getattr(config, name) is not None and not getattr(config, name) > 0:
             raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")
+    if config.shard not in ("none", "full"):
+        raise UserError(f"--shard must be none or full, not {config.shard}.")
     if config.lam is not None and config.lam > 1:
         raise UserError(f"--lam must lie in [0, 1], not {config.lam}.")
     if not 0 < config.top_p <= 1 or not config.warmup < 1:
@@ -123,7 +134,7 @@ def check(config, algorithms):
         data.check_name(name)
     config.rewards = config.rewards or scoring.default(config.dataset)
     scoring.choose(config.rewards)
-    if config.model != "toy":
+    if config.model != "toy" and not config.plan:  # a plan reads config.json only
         policy.resolve(config.model)
 
     low, high = algorithm.clip
@@ -182,6 +193,6 @@ def open_run(argv, algorithms):
     if config.output_dir and Path(config.output_dir).is_file():
         raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
     taken = config.output_dir and any((Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
-    if taken and not (config.resume or config.check_rewards):
+    if taken and not (config.resume or config.check_rewards or config.plan):
         raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
     return config, k
