@@ -105,7 +105,12 @@ def test_adapters(qwen):
     assert p.items["gradients"] == (0, 4 * adapters + 8 * 16 * 4864, 4 * adapters) and p.items["optimizer"][0] == 8 * adapters
     assert p.items["compute copy"] == (0, 2 * adapters, 0)
     assert p.items["reference"] == p.items["rollout copy"] == (0, 0, 0)
-    assert planned(model=qwen["0.5B"], lora=16, shard="full").items["rollout copy"] == (2 * W,) * 3
+    # 24 layers: norms 2·4·896, five casts 2·896, q and output 2·896, k and v 2·128, MLP 4·2·4864, 14 heads; and the ends 5·2·896
+    assert p.items["activations"][1] == 8192 * (24 * (8 * 896 + 10 * 896 + 4 * 896 + 4 * 128 + 8 * 4864 + 4 * 14) + 10 * 896)
+    shared, head = planned(model=qwen["0.5B"], lora=16, shard="full"), 151_936 * 896
+    layer = (W - head - 896) // 24
+    assert shared.items["rollout copy"] == (2 * W,) * 3
+    assert shared.items["compute copy"] == (0, 2 * (head + 2 * layer + 896), 0)  # what is frozen has no gradients
 
 
 def test_a_critic_is_trained_too(qwen):
@@ -123,6 +128,8 @@ def test_what_the_tokens_need_ends_at_the_completions_there_are(qwen):
     assert activations(micro_batch_tokens=10**9) == 16 * a_completion  # all that are kept
     assert activations(micro_batch_tokens=10**9, minibatches=3) == 6 * a_completion
     assert activations(micro_batch_tokens=1, max_prompt_tokens=10**6) == a_completion * 32_768 / 1536  # the context's end
+    few = planned(model=qwen["0.5B"], micro_batch_tokens=1, max_prompt_tokens=90, max_new_tokens=10)
+    assert few.items["logits"][1] == 10 * 151_936 * 12  # fewer tokens than fill a chunk
 
 
 @pytest.mark.parametrize("dtype, stream, cast", [(torch.float32, 4, False), (torch.float32, 4, True), (torch.bfloat16, 2, False)])
@@ -258,7 +265,8 @@ def test_a_plan_that_does_not_fit(qwen, capsys):
 
 def test_the_math_recipe_fits_four_devices_of_80_gb_and_not_two(qwen, capsys):
     words = ["--recipe", Path(__file__).parents[1] / "recipes/math_7b_cppo.yaml", "--model", qwen["7B"], "--device_gb", 80]
-    assert told(words, capsys)[2] == 0
+    out, _, code = told(words, capsys)
+    assert code == 0 and "\nsteps per epoch   235 (7,500 questions)\n" in out  # of MATH, 32 a step
     assert told([*words, "--devices", 2], capsys)[2] == 2
 
 
@@ -266,6 +274,13 @@ def test_questions_of_a_file_are_counted(qwen, tmp_path, capsys):
     (tmp_path / "some.jsonl").write_text('{"question": "1+1", "answer": 2}\n' * 65)
     out, _, _ = told(["--model", qwen["0.5B"], "--dataset", tmp_path / "some.jsonl", "--devices", 2, "--questions_per_step", 2], capsys)
     assert "\nsteps per epoch   5 (65 questions)\n" in out  # 2 devices with ⌊2·16/4⌋ questions
+
+
+def test_the_model_of_a_run_is_its_newest_checkpoint(qwen, tmp_path):
+    for step, size in (("000050", "0.5B"), ("000100", "1.5B")):
+        (tmp_path / f"checkpoint-{step}").symlink_to(qwen[size])
+    (tmp_path / "config.json").write_text('{"algorithm": "cppo"}')  # the run's own options
+    assert planned(model=str(tmp_path)).parameters == QWEN["1.5B"][-1]
 
 
 def test_a_model_whose_config_cannot_be_read_is_one_sentence(tmp_path):
