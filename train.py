@@ -2,6 +2,7 @@
 
     torchrun train.py                                         the embedded default: no download, no GPU, minutes
     torchrun --nproc-per-node 2 train.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset gsm8k
+    python train.py --plan --recipe recipes/gsm8k_1.5b_cppo.yaml      the memory that a run needs, before it
     python train.py --help                                    every option
 
 `train_step` below reads like the papers' algorithm box:
@@ -40,6 +41,7 @@ from engine.config import open_run
 from engine.critic import estimate
 from engine.networks import build
 from engine.options import UserError, run
+from engine.plan import show
 from engine.policy import Batch, halve, join, nothing
 from engine.preview import preview
 from engine.rollout import Sampling, truncated_importance_weights
@@ -395,6 +397,8 @@ def train(config, k, device):
 def main(argv):
     config, k = open_run(argv, ALGORITHMS)
     device = distributed.start()
+    if config.plan:
+        return show(config, k, ALGORITHMS[config.algorithm])
     if config.check_rewards:
         return preview(config, device)
     config.output_dir = distributed.from_first(logs.run_folder(config) if distributed.rank() == 0 else None)

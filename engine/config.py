@@ -68,13 +68,15 @@ class Config:
     shard: str = option("none", "none: every device holds a replica; full: weights, gradients, optimizer are shared out (FSDP2)")
     gradient_checkpointing: bool = option(False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
     lora: int | None = option(None, "train low-rank adapters of this rank (peft), with ten times the --lr; none: all weights")
-    merge_lora: bool = option(False, "at the end, also write the model with its adapter merged in, under merged/")
-    rollout: str = option("own", "what samples: own, or vllm where it is installed")
 
     eval_dataset: str | None = option(None, "questions scored before and after, as --dataset; none: the toy's held-out ones, else nothing")
     eval_questions: int = option(512, "how many of them")
     save_every: int = option(50, "steps between checkpoints")
     log: str | None = option(None, "also log to tensorboard or wandb, where installed; JSON lines are always written")
+
+    plan: bool = option(False, "do not train: print the memory that the run needs per device, and whether it fits")
+    devices: int | None = option(None, "of --plan: how many; none: as torchrun was told, else 1")
+    device_gb: float | None = option(None, "memory of a device in GB; none: the GPU's own (without one: 80 for --plan)")
 
 
 def combine(config, algorithms):
@@ -109,19 +111,14 @@ def combine(config, algorithms):
 
 
 def check_engine(config, algorithm):
-    """Refuse what the devices and the installed packages cannot do."""
-    for name, there in [("shard", ("none", "full")), ("rollout", ("own", "vllm"))]:
-        if getattr(config, name) not in there:
-            raise UserError(f"--{name} must be {' or '.join(there)}, not {getattr(config, name)}.")
-    if config.shard == "full" and "WORLD_SIZE" not in os.environ:
-        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of your GPUs.")
+    """Refuse what does not fit the way the weights are held."""
+    if config.shard not in ("none", "full"):
+        raise UserError(f"--shard must be none or full, not {config.shard}.")
     if config.shard == "full" and algorithm.critic:
         raise UserError(f"--shard full does not fit {config.algorithm}, whose critic is not shared out: use --shard none.")
-    if config.lora and (config.shard == "full" or algorithm.critic or config.refresh_reference or config.rollout == "vllm"):
-        other = "--shard full" if config.shard == "full" else "PPO" if algorithm.critic else "--refresh_reference or --rollout vllm"
-        raise UserError(f"--lora cannot be combined with {other}: its base weights are frozen, in every device's memory. Leave one out.")
-    if config.merge_lora and not config.lora:
-        raise UserError("--merge_lora needs --lora.")
+    if config.lora and (config.shard == "full" or algorithm.critic or config.refresh_reference):
+        other = "--shard full" if config.shard == "full" else "PPO" if algorithm.critic else "--refresh_reference"
+        raise UserError(f"--lora cannot be combined with {other}: leave one of them out.")
 
 
 def check(config, algorithms):
@@ -136,10 +133,10 @@ def check(config, algorithms):
     at_least(config, {
         "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
         "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
-        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1, "reward_timeout": 0,
+        "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1, "devices": 1, "reward_timeout": 0,
     })
     check_engine(config, algorithm)
-    for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap"):
+    for name in ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap", "device_gb"):
         if getattr(config, name) is not None and not getattr(config, name) > 0:
             raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")
     if config.lam is not None and config.lam > 1:
@@ -151,7 +148,7 @@ def check(config, algorithms):
     config.rewards = config.rewards or scoring.default(config.dataset)
     scoring.choose(config.rewards)
     trackers.check(config.log)
-    if config.model != "toy":
+    if config.model != "toy" and not config.plan:  # a plan reads config.json only
         policy.resolve(config.model)
 
     low, high = algorithm.clip
@@ -212,9 +209,11 @@ def open_run(argv, algorithms):
             if getattr(config, name) != saved[name]:
                 raise UserError(f"{config.output_dir} was started with --{name} {saved[name]}: resume it with that, or start a new run.")
     k = check(config, algorithms)
+    if config.shard == "full" and not config.plan and "WORLD_SIZE" not in os.environ:
+        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of your GPUs.")
     if config.output_dir and Path(config.output_dir).is_file():
         raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
     taken = config.output_dir and any((Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
-    if taken and not (config.resume or config.check_rewards or restarted):
+    if taken and not (config.resume or config.check_rewards or config.plan or restarted):
         raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
     return config, k
