@@ -31,6 +31,19 @@ def test_memory(tmp_path):
     assert (tmp_path / "memory.md").read_text().startswith("# Peak memory") and (tmp_path / "memory.png").stat().st_size > 10_000
 
 
+def test_generation(tmp_path):
+    done = run("generation", "--quick", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    [point] = json.loads((tmp_path / "generation.json").read_text())["points"]
+    assert set(point["ways"]) == {"dynamic", "static", "continuous", "ours"}
+    assert point["tokens"]["alike"] == 16 * point["longest"] > point["tokens"]["ragged"]
+    assert point["different_tokens"] > 2  # the greedy completions are no repetition of one token
+    for way in point["ways"].values():
+        assert way["greedy"]["same"] == 1.0
+        assert all(seconds > 0 for seconds in way["alike"] + way["ragged"])
+    assert "| ours |" in (tmp_path / "generation.md").read_text()
+
+
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: pip install trl")
 def test_beside_trl(tmp_path):
     done = run("vs_trl", "--quick", "--output", tmp_path)
