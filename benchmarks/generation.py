@@ -21,11 +21,14 @@ both nearly equally likely: that happens in bf16, where rounding decides between
 """
 
 import json
+import os
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
@@ -165,15 +168,18 @@ class Continuous:
 
     def __init__(self, model, prompts, longest):
         self.model, self.prompts, self.longest, self.manager, self.greedy = model, prompts, longest, None, False
-        page = ContinuousBatchingConfig.page_size
-        self.blocks = G * len(prompts) * (2 + (max(map(len, prompts)) + longest) // page)  # one more than each completion can fill
+        rows = G * len(prompts)
+        self.room = {  # its default is all memory, but the other ways need some too
+            "num_blocks": rows * (2 + (max(map(len, prompts)) + longest) // 256),  # of 256 tokens; one more than each row can fill
+            "max_batch_tokens": rows + sum(map(len, prompts)),  # of one forward pass: it never has to wait
+        }
 
     def start(self, greedy):
         self.close()
         self.greedy = greedy
         self.manager = self.model.init_continuous_batching(
             GenerationConfig(do_sample=True, top_k=int(greedy), num_return_sequences=G, max_new_tokens=self.longest, eos_token_id=-1),
-            ContinuousBatchingConfig(num_blocks=self.blocks, seed=0),  # not all memory, as is its default: the other ways need some
+            ContinuousBatchingConfig(**self.room, seed=0),
             WorkloadHints(max(map(len, self.prompts)), self.longest, G * len(self.prompts)),
         )
         self.manager.warmup()
@@ -386,13 +392,13 @@ def main(argv):
     points = {(point["model"], point["rows"]): point for point in known}
     where = {**setting(["torch", "transformers"]), "options": asdict(options),
              "device": torch.cuda.get_device_name() if device.type == "cuda" else "one thread of the CPU"}
-    for name in models:
-        for n in rows:
+    for name, n in product(models, rows):
+        with tempfile.TemporaryDirectory() as empty, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=empty):  # nothing compiled before
             points[name, n] = {"model": name, "rows": n, **where, **measure(name, n, options, device)}
-            order = sorted(points, key=lambda key: (list(NAMES).index(key[0]), key[1]))
-            result = {"points": [points[key] for key in order]}
-            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            path.with_suffix(".md").write_text(page(result), encoding="utf-8")
+        order = sorted(points, key=lambda key: (list(NAMES).index(key[0]), key[1]))
+        result = {"points": [points[key] for key in order]}
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(page(result), encoding="utf-8")
     print(page(result))
 
 
