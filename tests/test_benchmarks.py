@@ -1,19 +1,21 @@
 """The benchmarks run, and what they measure holds: memory falls with k, and no tensor of logits outgrows a chunk."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
 
-def run(script, *words):
+def run(script, *words, env=None):
     command = [sys.executable, f"benchmarks/{script}.py", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=env)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
@@ -42,6 +44,32 @@ def test_generation(tmp_path):
         assert way["greedy"]["same"] == 1.0
         assert all(seconds > 0 for seconds in way["alike"] + way["ragged"])
     assert "| ours |" in (tmp_path / "generation.md").read_text()
+
+
+def test_gpu(tmp_path):
+    """The whole script, on a tiny model; where the packages that only data and rewards need are absent."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= dict.fromkeys(['datasets', 'math_verify'])\n")
+    done = run("gpu", "--quick", "--output", tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    [model] = json.loads((tmp_path / "gpu.json").read_text())["models"]
+    sections = model["sections"]
+    assert not [row["error"] for rows in sections.values() for row in rows if "error" in row]
+    [distance] = sections["exactness"]
+    assert 0 < distance["sampler_max"] < 1e-4
+    assert {(row["P"], row["allocation"]): (row["questions"], row["kept"]) for row in sections["steps"]} == {
+        (0.0, False): (1, 16), (0.5, False): (1, 8), (0.75, False): (1, 4), (0.875, False): (1, 2), (0.9375, False): (1, 1),
+        (0.5, True): (2, 16), (0.75, True): (4, 16), (0.875, True): (8, 16), (0.9375, True): (16, 16),
+    }
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| CPPO, P = 0.9375 | yes | 256 | 16 |" in page and "| 256 | yes |" in page
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_sentence_says_so(tmp_path):
+    done = run("gpu", "--output", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: this benchmark needs a GPU: with --quick a CPU runs a tiny model, to see that it works."
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: pip install trl")
