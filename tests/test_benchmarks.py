@@ -1,6 +1,7 @@
 """The benchmarks run, and what they measure holds: memory falls with k, and no tensor of logits outgrows a chunk."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,6 +64,31 @@ def test_gpu(tmp_path):
     }
     page = (tmp_path / "gpu.md").read_text()
     assert "| CPPO, P = 0.9375 | yes | 256 | 16 |" in page and "| 256 | yes |" in page
+
+
+def test_what_a_gpu_is_measured_by(monkeypatch):
+    """The operations of an update are those that PyTorch counts, and one point without memory does not end the others."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu
+
+    subject = gpu.Subject(gpu.TINY, 512, gpu.QUICK, torch.device("cpu"))
+    batch = subject.made_up(3)
+    batch.prompts, batch.lengths[:] = [[1] * 8] * 3, batch.tokens.shape[1]  # no padding, which PyTorch would count
+    with FlopCounterMode(display=False) as counter:
+        batch.logprobs(subject.model, 1.0).sum().backward()
+    width, layers, tokens = gpu.TINY[0], gpu.TINY[2], batch.tokens.shape[1]
+    attention = 3 * layers * 6 * width * (8 + tokens) ** 2  # which PyTorch does not count on a CPU
+    twice = 2 * 512 * width * 3 * tokens  # the output head, computed again on the way back
+    assert gpu.flops(subject.model, batch) - attention == counter.get_total_flops() - twice
+
+    def full():
+        raise torch.OutOfMemoryError
+
+    rows = []
+    gpu.run_points([({"n": 1}, full), ({"n": 2}, lambda: {"s": 3.0})], math.inf, rows.append)
+    gpu.run_points([({"n": 3}, full)], 0.0, rows.append)
+    assert rows == [{"n": 1, "error": "out of memory"}, {"n": 2, "s": 3.0}, {"n": 3, "error": "left out: no time"}]
+    assert gpu.table({"n": lambda r: str(r["n"]), "s": lambda r: str(r["s"])}, rows).splitlines()[2] == "| 1 | out of memory |"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
