@@ -351,8 +351,8 @@ def page(result):
     lines = [
         heading("Ways of generating", points[0]),
         "Tokens per second, medians over the rounds; × is the speed over that of `generate` with the dynamic cache, round by round. "
-        "First call: seconds until two tokens of each completion are there, compiling and setting up included, which the rounds do not include. "
-        "Same: completions whose greedily decoded tokens are the first way's.\n",
+        "First call: seconds until two tokens of each completion are there, compiling and setting up included, which the rounds do not "
+        "include. Same: completions whose greedily decoded tokens are the first way's.\n",
         conclusion(points),
     ]
     for point in points:
