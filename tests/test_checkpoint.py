@@ -80,12 +80,14 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(small, straight, t
     assert not (tmp_path / "run/unfinished-checkpoint").exists()
 
 
-def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(small, straight, tmp_path):
+@pytest.mark.parametrize("number, expected", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(small, straight, tmp_path, number, expected):
+    """Ctrl-C, and a scheduler's request, which is no failure."""
     process = start(small, "run", cwd=tmp_path)
     wait_for_lines(process, tmp_path / "run/metrics.jsonl", 4)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     code, out = finish(process)
-    assert code == 130 and "--output_dir run --resume" in out and "Traceback" not in out
+    assert code == expected and "--output_dir run --resume" in out and "Traceback" not in out
     done = len(logs.read(tmp_path / "run/metrics.jsonl"))
     assert checkpoint.newest(tmp_path / "run").name == f"checkpoint-{done:06d}"
     code, out = finish(start(small, "run", "--resume", cwd=tmp_path))
