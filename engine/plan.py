@@ -105,7 +105,7 @@ def of_parameters(config, model, critic, devices, on_gpu):
     if shard:  # embedding, head and two layers, the one at work and the next, with their gradients before these are shared out
         layers = next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))
         layer = sum(p.numel() for p in layers[0].parameters())
-        copy, passing = compute * (total - layer * max(0, len(layers) - 2)) * (1 if lora else 2), 0
+        copy, passing = compute * (total - layer * max(0, len(layers) - 2)) * 2, 0
     else:  # the casts; and a gradient on its way to that of the micro-batches before, at most in two pieces
         copy, passing = (2 * sum(sizes) if on_gpu else 0), 8 * largest
     step = gradients if on_gpu else 8 * largest // parts  # all parameters at once, or one after the other
@@ -156,12 +156,13 @@ def helps(config, k, algorithm, model):
     """What would lower the peak: (words, bytes saved), each found by planning again with that one change. The best three."""
     now = plan(config, k, algorithm, model=model)
     config, changes = replace(config, plan=True, devices=now.devices), []
-    if now.devices == 1 or config.shard == "full":
-        changes.append((f"{2 * now.devices} devices with --shard full", {"devices": 2 * now.devices, "shard": "full"}))
-    else:
-        changes.append(("--shard full", {"shard": "full"}))
+    if not (config.lora or algorithm.critic):  # which are not sharded
+        double = config.shard == "full" or now.devices == 1
+        changes.append(
+            (f"{2 * now.devices} devices with --shard full", {"devices": 2 * now.devices, "shard": "full"}) if double
+            else ("--shard full", {"shard": "full"}))
     changes.append(("--gradient_checkpointing", {"gradient_checkpointing": True}))
-    if not (config.lora or algorithm.critic):
+    if not (config.lora or algorithm.critic or config.refresh_reference or config.shard == "full"):
         changes.append(("--lora 16", {"lora": 16}))
     if not (config.stop_kl or config.refresh_reference):
         changes.append(("--beta 0", {"beta": 0.0}))

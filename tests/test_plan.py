@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import sys
-from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import train
 from benchmarks.memory import growth, return_what_is_freed
 from engine import distributed, options, toy
 from engine.config import Config, check
-from engine.critic import Critic
+from engine.networks import add_adapter, around
 from engine.options import UserError
 from engine.plan import GB, check_fit, helps, plan, saved_by_layer, skeleton
 from engine.rollout import Sampling
@@ -107,10 +106,6 @@ def test_adapters(qwen):
     assert p.items["reference"] == p.items["rollout copy"] == (0, 0, 0)
     # 24 layers: norms 2·4·896, five casts 2·896, q and output 2·896, k and v 2·128, MLP 4·2·4864, 14 heads; and the ends 5·2·896
     assert p.items["activations"][1] == 8192 * (24 * (8 * 896 + 10 * 896 + 4 * 896 + 4 * 128 + 8 * 4864 + 4 * 14) + 10 * 896)
-    shared, head = planned(model=qwen["0.5B"], lora=16, shard="full"), 151_936 * 896
-    layer = (W - head - 896) // 24
-    assert shared.items["rollout copy"] == (2 * W,) * 3
-    assert shared.items["compute copy"] == (0, 2 * (head + 2 * layer + 896), 0)  # what is frozen has no gradients
 
 
 def test_a_critic_is_trained_too(qwen):
@@ -181,37 +176,17 @@ def steps(shape, given):
     algorithm = ALGORITHMS[c.algorithm]
     model = Qwen2ForCausalLM(Qwen2Config(**{"num_key_value_heads": 2} | shape, bos_token_id=None, eos_token_id=None)).eval()
     p = plan(c, k, algorithm, model=model, on_gpu=False)
-    reference = deepcopy(model).requires_grad_(False) if c.beta else None
-    critic = Critic(model) if algorithm.critic else None
     if c.lora:
-        from peft import LoraConfig
-
-        model.add_adapter(LoraConfig(r=c.lora, target_modules="all-linear"))
-    trained = [q for network in filter(None, (model, critic)) for q in network.parameters() if q.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-6, weight_decay=0.0)
-    update = train.update
-
-    def checkpointed(*words):
-        for layer in model.base_model.layers:  # a layer is only checkpointed while it is said to be in training
-            layer.training = True
-        done = update(*words)
-        model.eval()
-        return done
-
-    if c.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        train.update = checkpointed
-    train.stop_tokens = lambda *_: [-1]  # no token ends a completion
+        add_adapter(model, c.lora)
+    networks = around(model, toy.make_tokenizer(), c, critic=algorithm.critic)
+    networks.sampler.stop_ids = [-1]  # no token ends a completion
     question = {"question": "?", "answer": "1", "prompt": [5] * c.max_prompt_tokens}
     reward = Reward("every second", lambda completions, **_: [float(i % 2) for i in range(len(completions))])
     for step in (1, 2):  # in the second one the optimizer has its moments while completions are sampled
-        metrics, _ = train.train_step(
-            step, lambda _: [question] * p.questions, model, reference, optimizer, toy.make_tokenizer(), [reward],
-            Sampling(c.max_new_tokens), k, c, critic, [])
+        metrics, _ = train.train_step(step, lambda _: [question] * p.questions, networks, [reward], Sampling(c.max_new_tokens), k, c)
         assert metrics["tokens_generated"] == p.completions * c.max_new_tokens and metrics["kept"] == p.kept
-        optimizer.zero_grad()
-    train.update = update
-    assert sum(q.numel() for q in trained) == p.trained + bool(critic) * (shape["hidden_size"] + 1)  # the critic's head
+    trained = sum(q.numel() for network in networks.learners for q in network.parameters() if q.requires_grad)
+    assert trained == p.trained + algorithm.critic * (shape["hidden_size"] + 1)  # the critic's head
     return p
 
 
@@ -304,18 +279,21 @@ def test_what_helps_is_planned_again(qwen):
     lora, shard, checkpointing = {"lora": 16}, {"shard": "full"}, {"gradient_checkpointing": True}
     four = {"model": qwen["7B"], "devices": 4}
     assert help(**four) == saves({"--lora 16": lora, "--shard full": shard, "--gradient_checkpointing": checkpointing}, **four)
-    full = four | shard | checkpointing | lora  # the generation is the peak: neither micro-batches nor the reference count in it
-    assert help(**full) == saves({"--max_new_tokens 512": {"max_new_tokens": 512}, "8 devices with --shard full": {"devices": 8}}, **full)
+    long = four | shard | checkpointing | {"max_new_tokens": 4096}  # the generation is the peak: micro-batches do not count in it
+    more = {"8 devices with --shard full": {"devices": 8}, "--max_new_tokens 2048": {"max_new_tokens": 2048}, "--beta 0": {"beta": 0.0}}
+    assert help(**long) == saves(more, **long)
     one, two = {"model": qwen["7B"]}, shard | {"devices": 2}
     assert help(**one).items() >= saves({"2 devices with --shard full": two}, **one).items()
     rows = {"model": qwen["0.5B"], "questions_per_step": 8}
     assert help(**rows).items() >= saves({"--questions_per_step 4": {"questions_per_step": 4}}, **rows).items()
-    long = four | shard | {"lora": 8}
-    assert help(**long).items() >= saves({"--micro_batch_tokens 4096": {"micro_batch_tokens": 4096}}, **long).items()
+    wide = four | lora | {"micro_batch_tokens": 16_384}
+    halves = {"--micro_batch_tokens 8192": {"micro_batch_tokens": 8192}}
+    assert help(**wide).items() >= saves(halves, **wide).items()
     small = four | shard | checkpointing
     assert help(**small).items() >= saves({"--beta 0": {"beta": 0.0}}, **small).items()
     assert "--beta 0" not in help(**small, stop_kl=1.0)  # which needs the reference
-    assert "--lora 16" not in help(model=qwen["7B"], algorithm="ppo", pruning_rate=None)
+    for given in ({"algorithm": "ppo", "pruning_rate": None}, lora, shard):  # what would be refused together
+        assert not {"--lora 16", "--shard full"} & set(help(**four | given))
 
 
 def test_a_real_run_that_cannot_fit_is_refused(qwen, monkeypatch):
@@ -327,7 +305,7 @@ def test_a_real_run_that_cannot_fit_is_refused(qwen, monkeypatch):
         if fits:
             check_fit(c, k, ALGORITHMS["cppo"])
         else:
-            with pytest.raises(UserError, match=rf"what helps most: .*, {2 * devices} devices with --shard full \(saves "):
+            with pytest.raises(UserError, match=rf"what helps most: .*{2 * devices} devices with --shard full \(saves "):
                 check_fit(c, k, ALGORITHMS["cppo"])
 
 
