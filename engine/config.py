@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from cppo import keep_count, prune
-from engine import checkpoint, data, policy, scoring, toy, trackers
+from engine import checkpoint, data, policy, scoring, toy, trackers, vllm
 from engine.options import UserError, as_words, at_least, option, parse
 from engine.select import SELECT_FIRST
 
@@ -65,6 +65,7 @@ class Config:
     micro_batch_tokens: int = option(2048, "prompt and completion tokens, padding included, in one forward pass")
     importance_cap: float | None = option(None, "a token counts min(π_old / π_sampler, this): mends what the sampler computes differently")
 
+    rollout: str = option("own", "what samples: own: the loop of engine/rollout.py; vllm: vLLM, where installed, in this process")
     shard: str = option("none", "none: every device holds a replica; full: weights, gradients, optimizer are shared out (FSDP2)")
     gradient_checkpointing: bool = option(False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
     lora: int | None = option(None, "train low-rank adapters of this rank (peft), with ten times the --lr; none: all weights")
@@ -114,6 +115,10 @@ def check_engine(config, algorithm):
     """Refuse what does not fit the way the weights are held."""
     if config.shard not in ("none", "full"):
         raise UserError(f"--shard must be none or full, not {config.shard}.")
+    if config.rollout not in ("own", "vllm"):
+        raise UserError(f"--rollout must be own or vllm, not {config.rollout}.")
+    if config.rollout == "vllm" and not config.plan:
+        vllm.check(config)
     if config.shard == "full" and algorithm.critic:
         raise UserError(f"--shard full does not fit {config.algorithm}, whose critic is not shared out: use --shard none.")
     if config.lora and (config.shard == "full" or algorithm.critic or config.refresh_reference):

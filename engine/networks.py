@@ -11,14 +11,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from engine import distributed, policy
 from engine.critic import Critic
 from engine.policy import completion_logprobs, compute_dtype
-from engine.rollout import Own
+from engine.rollout import Own, stop_tokens
+from engine.vllm import VLLM
 
 
 @dataclass
 class Networks:
     model: PreTrainedModel  # the policy
     tokenizer: PreTrainedTokenizerBase
-    sampler: Own | None = None
+    sampler: Own | VLLM | None = None
     optimizer: torch.optim.Optimizer | None = None
     reference: object = None  # a frozen model, or WithoutAdapter; None where β is 0
     critic: Critic | None = None
@@ -51,7 +52,10 @@ def build(source, config, device, *, critic=False, folder=None):
     if config.lora:
         add_adapter(base, config.lora, folder)
         return around(base, tokenizer, config)
-    return around(policy.load(folder, device)[0] if folder else base, tokenizer, config, base=base, critic=critic)
+    networks = around(policy.load(folder, device)[0] if folder else base, tokenizer, config, base=base, critic=critic)
+    if config.rollout == "vllm":
+        networks.sampler = VLLM(folder or source, config, tokenizer, stop_tokens(base, tokenizer))
+    return networks
 
 
 def around(model, tokenizer, config, *, base=None, critic=False):
@@ -63,7 +67,8 @@ def around(model, tokenizer, config, *, base=None, critic=False):
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     networks.critic = Critic(model) if critic else None
-    networks.sampler = Own(model, tokenizer, copy=not config.lora and (model.device.type == "cuda" or config.shard == "full"))
+    copy = config.rollout == "own" and not config.lora and (model.device.type == "cuda" or config.shard == "full")
+    networks.sampler = Own(model, tokenizer, copy)
     if config.shard == "full":
         for network in filter(None, [model, networks.reference]):
             network.completion_logprobs = partial(completion_logprobs, network)

@@ -9,7 +9,7 @@ memory. Bytes per parameter on a GPU (the compute dtype there is bfloat16, on a 
     AdamW's step     4    the square roots of the second moments, while it lasts
     reference        2    with β > 0. LoRA: none, it is the policy without its adapters
     compute copy     2    the casts that autocast keeps from a forward pass to its backward pass. LoRA: the adapters'
-    rollout copy     2    what samples. LoRA: none
+    rollout copy     2    what samples. LoRA: none. vLLM has a fixed share of the device instead, for its cache too
 
 `--shard full` divides the first five by the number of devices. A pass then gathers the layers one after the other in the compute
 dtype, and the rollout copy stays whole. PPO's critic is a second backbone that is trained.
@@ -29,6 +29,7 @@ from allocate import questions_per_step
 from engine import data, distributed, policy, toy
 from engine.checkpoint import checkpoints
 from engine.options import UserError
+from engine.vllm import GPU_SHARE
 
 GB = 10**9
 USABLE = 0.95  # of a device's memory: the rest is for CUDA's context, NCCL's buffers and the gaps between tensors
@@ -101,7 +102,7 @@ def of_parameters(config, model, critic, devices, on_gpu):
     weights = (4 * trained + (compute * total if lora else 0)) // parts
     gradients, moments = 4 * trained // parts, 8 * trained // parts
     reference = compute * total // parts if config.beta and not lora else 0
-    rollout = compute * total if shard or (on_gpu and not lora) else 0
+    rollout = compute * total if (shard or (on_gpu and not lora)) and config.rollout == "own" else 0
     if shard:  # embedding, head and two layers, the one at work and the next, with their gradients before these are shared out
         layers = next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))
         layer = sum(p.numel() for p in layers[0].parameters())
@@ -139,6 +140,8 @@ def of_tokens(config, model, rows, kept, on_gpu):
     activations = tokens * (per_token + 5 * stream * hidden)
     # of a chunk, in float32: logits, logits / temperature, log-softmax
     chunk = min(max(1, policy.CHUNK_ELEMENTS // vocabulary), tokens * config.max_new_tokens // length) * vocabulary * 12
+    if config.rollout == "vllm":  # keeps its share, for its weights too
+        return {"vLLM": (GPU_SHARE * memory_of_device(config),) * 3, "activations": (0, activations, 0), "logits": (0, chunk, 0)}
     return {"KV cache": (cache, 0, 0), "activations": (0, activations, 0), "logits": (drawn, chunk, 0)}
 
 
@@ -162,7 +165,7 @@ def helps(config, k, algorithm, model):
             (f"{2 * now.devices} devices with --shard full", {"devices": 2 * now.devices, "shard": "full"}) if double
             else ("--shard full", {"shard": "full"}))
     changes.append(("--gradient_checkpointing", {"gradient_checkpointing": True}))
-    if not (config.lora or algorithm.critic or config.refresh_reference or config.shard == "full"):
+    if not (config.lora or algorithm.critic or config.refresh_reference or config.shard == "full" or config.rollout == "vllm"):
         changes.append(("--lora 16", {"lora": 16}))
     if not (config.stop_kl or config.refresh_reference):
         changes.append(("--beta 0", {"beta": 0.0}))

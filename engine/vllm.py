@@ -19,9 +19,13 @@ from engine.options import UserError
 from engine.rollout import Completions, Sampling
 
 CPU_CACHE = 2**30  # bytes for keys and values on a CPU; where they do not suffice, completions wait for each other
+GPU_SHARE = 0.3  # of a GPU's memory for vLLM's weights, activations and cache; the rest is the trainer's
+
 
 def check(config):
     """Refuse, before any work, what cannot be sampled through vLLM."""
+    if config.lora:
+        raise UserError("--rollout vllm takes whole weights: leave out --lora, or use --rollout own.")
     if find_spec("vllm") is None:
         raise UserError("--rollout vllm needs vLLM: pip install vllm.")
     if not 0.01 <= config.temperature <= 2:
@@ -40,14 +44,13 @@ class VLLM:
     """A vLLM engine in this process, which samples from the weights of its last `refresh` (at first: those of `name`).
 
     name: hub name or folder of a model. config: the run's; prompts have at most max_prompt_tokens and completions at most
-    max_new_tokens. tokenizer: for the padding. stop_ids: ids that end a completion, and no others do. memory: share of the
-    GPU's memory for vLLM's weights, activations and cache; the rest is the trainer's.
+    max_new_tokens. tokenizer: for the padding. stop_ids: ids that end a completion, and no others do.
 
     Making one seeds the global random numbers with the run's seed. On a CPU torch.set_num_threads does nothing afterwards.
     Raises UserError where vLLM cannot run the model.
     """
 
-    def __init__(self, name, config, tokenizer, stop_ids, *, memory=0.3):
+    def __init__(self, name, config, tokenizer, stop_ids):
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process, where weights are handed over by reference
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm import LLM  # takes seconds, and reads the environment
@@ -55,15 +58,16 @@ class VLLM:
         name, gpu = policy.resolve(name), torch.cuda.is_available()
         context = getattr(AutoConfig.from_pretrained(name).get_text_config(), "max_position_embeddings", None)
         self.pad_id, self.stop_ids = tokenizer.pad_token_id, list(stop_ids)
+        self.dtype = policy.compute_dtype(torch.device("cuda" if gpu else "cpu"))  # of the weights that `refresh` is given
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         try:
             self.engine = LLM(
                 name,
                 # prompts go in and completions come out as ids; nothing but our options says how to sample
                 skip_tokenizer_init=True, generation_config="vllm",
-                dtype="bfloat16" if gpu else "float32",
+                dtype=self.dtype,
                 max_model_len=min(filter(None, (config.max_prompt_tokens + config.max_new_tokens, context))),
-                gpu_memory_utilization=memory, kv_cache_memory_bytes=None if gpu else CPU_CACHE,
+                gpu_memory_utilization=GPU_SHARE, kv_cache_memory_bytes=None if gpu else CPU_CACHE,
                 enable_prefix_caching=True,  # the G completions of a question share its prompt
                 # raw: before temperature, top_p and top_k; processed: after them. So both give log π at the temperature
                 logprobs_mode="raw_logprobs" if filtered(config) else "processed_logprobs",

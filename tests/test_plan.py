@@ -265,6 +265,11 @@ def test_a_model_whose_config_cannot_be_read_is_one_sentence(tmp_path):
             planned(model=str(name))
 
 
+def test_vllm_has_its_share_of_the_device(qwen):
+    p = planned(model=qwen["0.5B"], rollout="vllm", device_gb=50)
+    assert p.items["vLLM"] == (15 * GB,) * 3 and p.items["rollout copy"] == (0,) * 3 and "KV cache" not in p.items
+
+
 def test_what_helps_is_planned_again(qwen):
     def help(**given):
         c, k = config(**given)

@@ -1,7 +1,11 @@
 """Sampling through vLLM: what it is asked, what it says it did, and how its log-probabilities are corrected."""
 
 import gc
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +17,9 @@ from engine.options import UserError
 from engine.policy import completion_logprobs
 from engine.rollout import Sampling, sample, truncated_importance_weights
 
-OPTIONS = {"max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0}
+OPTIONS = {"max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0, "lora": None}
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
+ROOT = Path(__file__).parents[1]
 CLOSE = 1e-4  # two sums in float32, in different orders
 LONG = "1+2+3+4+5+6+7+8+9" * 18 + "=?"  # fills blocks of the prefix cache
 
@@ -75,7 +80,8 @@ def test_what_vllm_cannot_sample_is_refused(monkeypatch):
     for fine in ({}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
         vllm.check(config(**fine))
     for options, word in [({"temperature": 2.5}, "--temperature"), ({"temperature": 0.001}, "--temperature"),
-                          ({"temperature": 0.7, "top_p": 0.9}, "--top_p"), ({"temperature": 0.7, "top_k": 5}, "--top_k")]:
+                          ({"temperature": 0.7, "top_p": 0.9}, "--top_p"), ({"temperature": 0.7, "top_k": 5}, "--top_k"),
+                          ({"lora": 4}, "--lora")]:
         with pytest.raises(UserError, match=word):
             vllm.check(config(**options))
 
@@ -224,3 +230,18 @@ def test_the_process_group_outlives_the_engine(world):
     gc.collect()
     assert torch.distributed.is_initialized()
     assert run(world, group=1)[1].lengths.all()
+
+
+def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 8)
+    run_dir = tmp_path / "run"
+    argv = ["--model", world.folder, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir", str(run_dir), "--rollout", "vllm",
+            "--algorithm", "drgrpo", "--rewards", f"{tmp_path}/r.py:r", "--lr", "1e-2", "--warmup", "0", "--max_new_tokens", "12",
+            "--group_size", "8", "--importance_cap", "2", "--save_every", "2"]
+    (tmp_path / "r.py").write_text("def r(completions, **columns):\n    return [float(len(c) % 3) for c in completions]\n")
+    for more in (["--steps", "3"], ["--steps", "5", "--resume"]):
+        subprocess.run([sys.executable, ROOT / "train.py", *argv, *more], check=True)
+    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
+    # the update moves log-probabilities by far more than the two arithmetics differ
+    assert all(s["sampler_gap_max"] < CLOSE for s in steps if s["loss"] is not None) and max(s["kl_old"] or 0 for s in steps) > 1e-3
+    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5] and all(s["loss"] is not None for s in steps)
