@@ -407,9 +407,14 @@ def main(argv):
     except KeyboardInterrupt:
         print(f"interrupted. {checkpoint.say(config.output_dir)}")
         code = 130
-    except torch.OutOfMemoryError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"out of memory: `--plan` tells what takes it. {checkpoint.say(config.output_dir)} ({reason})") from None
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            what = f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` tells what takes it."
+        elif distributed.is_alone(error):
+            what = "another process of this job has ended; torchrun names it and its reason."
+        else:
+            raise
+        raise UserError(f"{what} {checkpoint.say(config.output_dir)}") from None
     distributed.stop()
     return code
 

@@ -46,7 +46,12 @@ def save(run_dir, networks, state, others):
     """
     run_dir = Path(run_dir)
     final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
-    weights = get_model_state_dict(networks.model, options=WHOLE) if distributed.is_sharded(networks.model) else None
+    weights = None  # save_pretrained finds them by itself
+    if distributed.is_sharded(networks.model):
+        weights = get_model_state_dict(networks.model, options=WHOLE)
+        tied = {name for name, _ in networks.model.named_parameters(remove_duplicate=False)}
+        for name in tied - {name for name, _ in networks.model.named_parameters()}:
+            weights.pop(name, None)  # a tied head is no tensor of its own
 
     def export():
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -17,13 +17,22 @@ def start():
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=1))
+        store, rank, size = next(dist.rendezvous("env://"))
+        # torchrun keeps one store for all restarts of a job, and it still holds the addresses of processes that are gone
+        store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1))
     return device
 
 
 def stop():
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def is_alone(error):
+    """Whether a RuntimeError says that another rank has left the talk."""
+    return world_size() > 1 and (isinstance(error, dist.DistBackendError) or "gloo" in str(error))
 
 
 def rank():
