@@ -39,9 +39,9 @@ from drgrpo import constant_weights, drgrpo_loss
 from engine import checkpoint, data, distributed, logs, toy, trackers
 from engine.config import open_run
 from engine.critic import estimate
-from engine.networks import build
+from engine.networks import build, save_merged
 from engine.options import UserError, run
-from engine.plan import show
+from engine.plan import doubts, show
 from engine.policy import Batch, halve, join, nothing
 from engine.preview import preview
 from engine.rollout import Sampling, truncated_importance_weights
@@ -302,7 +302,7 @@ def train(config, k, device):
     networks = build(source, config, device, critic=algorithm.critic, folder=folder)
     questions, test, more = data.of_run(config, networks.tokenizer, networks.model)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
-    notes += more + sampling.notes
+    notes += more + sampling.notes + (doubts(config, k, algorithm) if device.type == "cuda" else [])
     rewards = choose(config.rewards, device, config.reward_timeout)
     right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
 
@@ -391,6 +391,8 @@ def train(config, k, device):
     if first_rank:
         logs.close_run(run_dir, {"algorithm": config.algorithm, "k": k, **state, "notes": notes, "after": after}, COUNTS)
         curves([run_dir], run_dir / "curves.png")
+        if config.merge_lora:
+            save_merged(str(checkpoint.newest(run_dir)), source, run_dir / "merged")
     return 0
 
 

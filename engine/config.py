@@ -68,7 +68,8 @@ class Config:
     rollout: str = option("own", "what samples: own: the loop of engine/rollout.py; vllm: vLLM, where installed, in this process")
     shard: str = option("none", "none: every device holds a replica; full: weights, gradients, optimizer are shared out (FSDP2)")
     gradient_checkpointing: bool = option(False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
-    lora: int | None = option(None, "train low-rank adapters of this rank (peft), with ten times the --lr; none: all weights")
+    lora: int | None = option(None, "train low-rank adapters of this rank (peft), which take ten times the --lr; none: all weights")
+    merge_lora: bool = option(False, "at the end also save the model with its adapters merged in, as OUTPUT_DIR/merged")
 
     eval_dataset: str | None = option(None, "questions scored before and after, as --dataset; none: the toy's held-out ones, else nothing")
     eval_questions: int = option(512, "how many of them")
@@ -121,6 +122,8 @@ def check_engine(config, algorithm):
         vllm.check(config)
     if config.shard == "full" and algorithm.critic:
         raise UserError(f"--shard full does not fit {config.algorithm}, whose critic is not shared out: use --shard none.")
+    if config.merge_lora and not config.lora:
+        raise UserError("--merge_lora has nothing to merge: give the adapters' rank too, as --lora 16.")
     if config.lora and (config.shard == "full" or algorithm.critic or config.refresh_reference):
         other = "--shard full" if config.shard == "full" else "PPO" if algorithm.critic else "--refresh_reference"
         raise UserError(f"--lora cannot be combined with {other}: leave one of them out.")

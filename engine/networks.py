@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engine import distributed, policy
@@ -91,3 +91,13 @@ def add_adapter(model, rank, folder=None):
         if p.requires_grad:
             p.data = p.data.float()
     model.eval()
+
+
+def save_merged(folder, source, out):
+    """The model of an adapter's checkpoint `folder` as one ordinary model in `out`, float32. source: the model that it was trained on.
+
+    W becomes W + (α / rank) B A.
+    """
+    base, tokenizer = policy.load(source, torch.device("cpu"))
+    PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(out)
+    tokenizer.save_pretrained(out)

@@ -194,6 +194,15 @@ def check_fit(config, k, algorithm, model=None):
             f"{device / GB:.0f} GB has {USABLE * device / GB:.1f} GB for it; what helps most: {cures or 'a smaller model'}.")
 
 
+def doubts(config, k, algorithm):
+    """What `check_fit` says, as a list of notes: a real run is not refused, for the plan's worst case may never come."""
+    try:
+        check_fit(config, k, algorithm)
+    except UserError as error:
+        return [f"--plan: {error}"]
+    return []
+
+
 def show(config, k, algorithm):
     """Print the plan of a run on GPUs. Returns 0; raises UserError where it does not fit."""
     model = skeleton(config)

@@ -38,11 +38,16 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
     argv = ["--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir", str(tmp_path / "run"), "--lora", "4", "--lr", "1e-2",
             "--group_size", "8", "--max_new_tokens", "40", "--algorithm", "grpo", "--rewards", "soft_format_reward"]
-    for more in (["--steps", "2"], ["--steps", "3", "--resume"]):
+    for more in (["--steps", "2"], ["--steps", "3", "--resume", "--merge_lora"]):
         assert main([*argv, *more]) == 0
     folder = tmp_path / "run/checkpoint-000003"
     assert (folder / "adapter_model.safetensors").exists() and not (folder / "model.safetensors").exists()
-    assert policy.load(str(tmp_path / "run"), CPU)[0].active_adapters()
+    adapted, tokenizer = policy.load(str(tmp_path / "run"), CPU)
+    assert adapted.active_adapters()
+    merged, base, batch = policy.load(str(tmp_path / "run/merged"), CPU)[0], policy.load(small, CPU)[0], completions(tokenizer)
+    assert [name for name, _ in merged.named_parameters()] == [name for name, _ in base.named_parameters()]
+    torch.testing.assert_close(batch.logprobs(merged, 1.0), batch.logprobs(adapted, 1.0))
+    assert not torch.allclose(batch.logprobs(merged, 1.0), batch.logprobs(base, 1.0), atol=1e-3)
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(loaded):

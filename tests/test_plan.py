@@ -16,7 +16,7 @@ from engine import distributed, options, toy
 from engine.config import Config, check
 from engine.networks import add_adapter, around
 from engine.options import UserError
-from engine.plan import GB, check_fit, helps, plan, saved_by_layer, skeleton
+from engine.plan import GB, check_fit, doubts, helps, plan, saved_by_layer, skeleton
 from engine.rollout import Sampling
 from engine.scoring import Reward
 from train import ALGORITHMS
@@ -301,7 +301,7 @@ def test_what_helps_is_planned_again(qwen):
         assert not {"--lora 16", "--shard full"} & set(help(**four | given))
 
 
-def test_a_real_run_that_cannot_fit_is_refused(qwen, monkeypatch):
+def test_a_real_run_is_planned_on_as_many_devices_as_there_are(qwen, monkeypatch):
     c, k = config(model=qwen["7B"], device_gb=80, devices=100, shard="full", gradient_checkpointing=True)
     check_fit(c, k, ALGORITHMS["cppo"])  # on 100 devices, as --plan was told
     c.plan = False  # a real run has as many as there are
@@ -309,9 +309,11 @@ def test_a_real_run_that_cannot_fit_is_refused(qwen, monkeypatch):
         monkeypatch.setattr(distributed, "world_size", lambda n=devices: n)
         if fits:
             check_fit(c, k, ALGORITHMS["cppo"])
+            assert doubts(c, k, ALGORITHMS["cppo"]) == []
         else:
-            with pytest.raises(UserError, match=rf"what helps most: .*{2 * devices} devices with --shard full \(saves "):
+            with pytest.raises(UserError, match=rf"what helps most: .*{2 * devices} devices with --shard full \(saves ") as refused:
                 check_fit(c, k, ALGORITHMS["cppo"])
+            assert doubts(c, k, ALGORITHMS["cppo"]) == [f"--plan: {refused.value}"]
 
 
 @pytest.mark.parametrize("share, fits", [(1.001, True), (0.999, False)])
