@@ -120,8 +120,6 @@ def check_engine(config, algorithm):
         raise UserError(f"--rollout must be own or vllm, not {config.rollout}.")
     if config.rollout == "vllm" and not config.plan:
         vllm.check(config)
-    if config.shard == "full" and algorithm.critic:
-        raise UserError(f"--shard full does not fit {config.algorithm}, whose critic is not shared out: use --shard none.")
     if config.merge_lora and not config.lora:
         raise UserError("--merge_lora has nothing to merge: give the adapters' rank too, as --lora 16.")
     if config.lora and (config.shard == "full" or algorithm.critic or config.refresh_reference):

@@ -73,6 +73,8 @@ def around(model, tokenizer, config, *, base=None, critic=False):
         for network in filter(None, [model, networks.reference]):
             network.completion_logprobs = partial(completion_logprobs, network)
             distributed.shard(network, "completion_logprobs")
+        if critic:
+            distributed.shard(networks.critic, "values")
     groups = [{"params": [p for p in network.parameters() if p.requires_grad]} for network in networks.learners]
     networks.optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=0.0)
     return networks

@@ -159,7 +159,7 @@ def helps(config, k, algorithm, model):
     """What would lower the peak: (words, bytes saved), each found by planning again with that one change. The best three."""
     now = plan(config, k, algorithm, model=model)
     config, changes = replace(config, plan=True, devices=now.devices), []
-    if not (config.lora or algorithm.critic):  # which are not sharded
+    if not config.lora:  # whose adapters are not shared out
         double = config.shard == "full" or now.devices == 1
         changes.append(
             (f"{2 * now.devices} devices with --shard full", {"devices": 2 * now.devices, "shard": "full"}) if double

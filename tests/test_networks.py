@@ -97,7 +97,6 @@ def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkey
 
 @pytest.mark.parametrize("options, message", [
     ({"shard": "half"}, "--shard must be none or full"),
-    ({"shard": "full", "algorithm": "ppo"}, "--shard full does not fit ppo"),
     ({"shard": "full", "lora": 4}, "--lora cannot be combined with --shard full"),
     ({"lora": 4, "refresh_reference": 2}, "--lora cannot be combined with --refresh_reference"),
 ])  # fmt: skip
