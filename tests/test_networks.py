@@ -4,7 +4,9 @@ import pytest
 import torch
 from test_train import completions, config
 
-from engine import data, policy
+from engine import critic as critic_module
+from engine import data, logs, policy, rollout
+from engine import networks as networks_module
 from engine.config import check
 from engine.networks import add_adapter, around
 from engine.options import UserError
@@ -93,6 +95,22 @@ def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkey
     with pytest.raises(torch.OutOfMemoryError):  # once
         monkeypatch.setattr(Batch, "logprobs", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
         update(model, torch.optim.SGD(model.parameters(), lr=0.5), [completions(tokenizer).cut_into(96)], ALGORITHMS["grpo"], c)
+
+
+@pytest.mark.parametrize("options", [["--algorithm", "cppo"], ["--algorithm", "ppo"], ["--lora", "4", "--gradient_checkpointing"]])
+def test_bfloat16_as_on_a_gpu(small, tmp_path, monkeypatch, options):
+    """Autocast over float32 weights, frozen ones and the sampler's in bfloat16. The two arithmetics agree but for its rounding."""
+    for module in (policy, rollout, networks_module, critic_module):
+        for name, ours in (("compute_dtype", lambda _: torch.bfloat16), ("autocast", lambda _: torch.autocast("cpu", torch.bfloat16))):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, ours)
+    if "--lora" not in options:
+        monkeypatch.setattr(networks_module, "Own", lambda model, tokenizer, copy: Own(model, tokenizer, True))
+    assert main(["--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "4", "--group_size", "8", "--steps", "4",
+                 "--max_new_tokens", "24", "--lr", "1e-3", "--eval_questions", "8", *options]) == 0
+    rows = [row for row in logs.read(tmp_path / "run/metrics.jsonl") if row["loss"] is not None]
+    assert rows and not any(row["skipped_updates"] for row in rows)
+    assert all(1e-5 < row["sampler_gap"] < 0.02 and row["sampler_gap_max"] < 0.3 for row in rows)
 
 
 @pytest.mark.parametrize("options, message", [
