@@ -232,15 +232,18 @@ def test_the_process_group_outlives_the_engine(world):
     assert run(world, group=1)[1].lengths.all()
 
 
-def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path):
+@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
+def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path, launcher):
+    """On one process, and on two that share the weights out."""
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 8)
     run_dir = tmp_path / "run"
     argv = ["--model", world.folder, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir", str(run_dir), "--rollout", "vllm",
             "--algorithm", "drgrpo", "--rewards", f"{tmp_path}/r.py:r", "--lr", "1e-2", "--warmup", "0", "--max_new_tokens", "12",
-            "--group_size", "8", "--importance_cap", "2", "--save_every", "2"]
+            "--group_size", "8", "--importance_cap", "2", "--save_every", "2", "--epochs", "2",
+            "--shard", "full" if launcher else "none"]
     (tmp_path / "r.py").write_text("def r(completions, **columns):\n    return [float(len(c) % 3) for c in completions]\n")
     for more in (["--steps", "3"], ["--steps", "5", "--resume"]):
-        subprocess.run([sys.executable, ROOT / "train.py", *argv, *more], check=True)
+        subprocess.run([sys.executable, *launcher, ROOT / "train.py", *argv, *more], check=True)
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
     # the update moves log-probabilities by far more than the two arithmetics differ
     assert all(s["sampler_gap_max"] < CLOSE for s in steps if s["loss"] is not None) and max(s["kl_old"] or 0 for s in steps) > 1e-3
