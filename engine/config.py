@@ -195,10 +195,10 @@ def check(config, algorithms):
 def open_run(argv, algorithms):
     """The options of a new run, or of one to resume (its own, with the command line on top), and k."""
     config = parse(Config, argv)
-    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) and not config.output_dir:
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0  # how many there were, torchrun's nodes may count differently
+    if restarts and not config.output_dir:
         raise UserError("--max-restarts needs --output_dir, by which a restarted job finds its run again.")
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    if restarted and checkpoint.checkpoints(config.output_dir):
+    if restarts and checkpoint.checkpoints(config.output_dir):
         argv, config.resume, config.recipe = [*argv, "--resume", "true"], True, None
     if config.resume:
         if config.output_dir is None:
@@ -220,6 +220,6 @@ def open_run(argv, algorithms):
     if config.output_dir and Path(config.output_dir).is_file():
         raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
     taken = config.output_dir and any((Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
-    if taken and not (config.resume or config.check_rewards or config.plan or restarted):
+    if taken and not (config.resume or config.check_rewards or config.plan or restarts):
         raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
     return config, k

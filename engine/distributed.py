@@ -18,8 +18,9 @@ def start():
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))
-        # torchrun keeps one store for all restarts of a job, and it still holds the addresses of processes that are gone
-        store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun keeps one store for all restarts of a job, and it still holds the addresses of processes that are gone
+            store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1))
     return device
