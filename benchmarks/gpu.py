@@ -39,7 +39,8 @@ from engine.options import UserError, option, parse, run
 from engine.policy import Batch, completion_logprobs, completion_mask
 from engine.rollout import Sampling, sample
 from engine.setting import heading, setting
-from train import ALGORITHMS, update
+from engine.update import update
+from train import ALGORITHMS
 
 PRUNING = [0.5, 0.75, 0.875, 0.9375]
 SHARES = {"exactness": 0.07, "steps": 0.6, "decoding": 0.13, "micro-batches": 0.2}  # of a model's time

@@ -3,7 +3,7 @@
     python benchmarks/memory.py                               writes results/memory.json, memory.md and memory.png
 
 The model has the vocabulary of Qwen2.5 (151,936) and a small body with random weights. k of the G = 16 completions of one
-question are trained on, by `train.update` (μ = 1, forward and backward). Measured is by how much the process grows over
+question are trained on, by `engine.update` (μ = 1, forward and backward). Measured is by how much the process grows over
 what it held before, at its peak. Each point has a process of its own. Needs Linux; where there is a GPU, its memory is measured.
 
 Three ways are compared:
@@ -37,8 +37,9 @@ from engine.config import Config
 from engine.options import option, parse, run
 from engine.policy import Batch, autocast
 from engine.setting import heading, setting
+from engine.update import update
 from grpo import grpo_loss
-from train import ALGORITHMS, update
+from train import ALGORITHMS
 
 HIDDEN, LAYERS, PROMPT = 64, 12, 16
 KEPT, LENGTHS = [16, 8, 4, 2, 1], [64, 128, 256, 512]

@@ -10,7 +10,8 @@ from test_train import CPU, completions, config, with_reference
 from engine import policy
 from engine.critic import Critic, estimate
 from engine.policy import Batch
-from train import ALGORITHMS, update
+from engine.update import update
+from train import ALGORITHMS
 
 F64 = torch.float64
 

@@ -49,6 +49,7 @@ def fixed_update(networks, config, share, optimizer, scale=1.0):
     import train
     from engine import distributed, policy
     from engine.critic import estimate
+    from engine.update import update
 
     generator = torch.Generator().manual_seed(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
@@ -67,7 +68,7 @@ def fixed_update(networks, config, share, optimizer, scale=1.0):
             for part in parts:
                 part.old_logp = part.logprobs(model, 1.0).detach()
             estimate(critic, parts, model.device, beta=config.beta, lam=config.lam)
-    stats = train.update(model, optimizer, [parts], train.ALGORITHMS[config.algorithm], config, critic)
+    stats = update(model, optimizer, [parts], train.ALGORITHMS[config.algorithm], config, critic)
     distributed.barrier()
     weights = [tensor.flatten() for network in networks.learners for _, tensor in distributed.whole_weights(network)]
     return {"weights": torch.cat(weights), "stats": stats}

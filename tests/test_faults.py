@@ -142,10 +142,10 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
 
 if __name__ == "__main__":
     import train
-    from engine import checkpoint, distributed, rollout
+    from engine import checkpoint, distributed, rollout, update
     from engine.options import run
 
-    places = {"sample": (rollout.Own, "sample"), "update": (train, "accumulate"), "save": (checkpoint, "parts")}
+    places = {"sample": (rollout.Own, "sample"), "update": (update, "accumulate"), "save": (checkpoint, "parts")}
     start, now = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), {"step": 0}
     Path(f"at-start-{start}").write_text(str(time.time()))
     train_step = train.train_step

@@ -12,7 +12,8 @@ from engine.networks import add_adapter, around
 from engine.options import UserError
 from engine.policy import Batch
 from engine.rollout import Own, Sampling
-from train import ALGORITHMS, main, update
+from engine.update import update
+from train import ALGORITHMS, main
 
 CPU = torch.device("cpu")
 

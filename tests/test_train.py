@@ -18,10 +18,11 @@ from engine.networks import around
 from engine.options import UserError
 from engine.policy import Batch
 from engine.select import select
+from engine.update import update
 from gdpo import decoupled_advantages
 from gfpo import retained_advantages
 from grpo import group_advantages
-from train import ALGORITHMS, learning_rate, update
+from train import ALGORITHMS, learning_rate
 
 CPU = torch.device("cpu")
 
