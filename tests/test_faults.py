@@ -133,8 +133,8 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     where = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank"]
-    nodes = [subprocess.Popen(command(small, "--shard", "full", nodes=[*where, str(n)]), cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-             for n in (0, 1)]
+    commands = [command(small, "--shard", "full", nodes=[*where, str(n)]) for n in (0, 1)]
+    nodes = [subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for words in commands]
     said = [node.communicate(timeout=240)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said[0][-2000:] + said[1][-2000:]
     rows, expected = metrics(tmp_path), metrics(undisturbed)
