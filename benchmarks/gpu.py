@@ -5,13 +5,15 @@
 
 Writes results/gpu.json and results/gpu.md after every point, so that a run that is cut off leaves what it has measured.
 
-The models have the shapes of Qwen2.5-1.5B and 0.5B and random weights, float32 with bf16 autocast, as `train.py` has them.
+The models have the shapes of Qwen2.5-1.5B and 0.5B and random weights, as `train.py` has them: float32 with bf16 autocast where they
+learn, bf16 as the reference and in the copy that samples.
 Such a model never says EOS at the right moment, so the lengths are imposed: prompts of 100 to 200 tokens and
 log-normal completions with a mean of 225, at most 1,024, like those of GSM8K. Sections, for each model:
 - exactness: log-probabilities in bf16 against float32, and those of the sampler against those of the scorer;
 - steps: GRPO on one question, CPPO with and without allocation, G = 16, β = 0.04, μ = 2;
 - decoding: time per token against the time in which the memory could deliver the weights, keys and values;
-- micro-batches: one update (μ = 1) cut into larger or smaller forward passes, with gradient checkpointing at the end.
+- micro-batches: one update (μ = 1) cut into larger or smaller forward passes, with gradient checkpointing at the end;
+- TRL, where it is installed: a step of its GRPOTrainer beside one of ours.
 
 The limits are measured too: the arithmetic's by a large bf16 matrix product, the memory's by a large copy.
 A point that runs out of memory says so, and the next one follows. Each section has a share of the time, and what the ones
@@ -21,10 +23,12 @@ before it left over.
 import gc
 import json
 import sys
+import tempfile
 import time
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -34,16 +38,17 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from cppo import keep_count, prune
+from engine import toy
 from engine.config import Config
 from engine.options import UserError, option, parse, run
-from engine.policy import Batch, completion_logprobs, completion_mask
+from engine.policy import Batch, completion_logprobs, completion_mask, compute_dtype
 from engine.rollout import Sampling, sample
 from engine.setting import heading, setting
 from engine.update import update
 from train import ALGORITHMS
 
 PRUNING = [0.5, 0.75, 0.875, 0.9375]
-SHARES = {"exactness": 0.07, "steps": 0.6, "decoding": 0.13, "micro-batches": 0.2}  # of a model's time
+SHARES = {"exactness": 0.07, "steps": 0.53, "decoding": 0.1, "micro-batches": 0.15, "TRL": 0.15}  # of a model's time
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ class Subject:
         torch.manual_seed(0)
         self.work, self.device, self.draws = work, device, torch.Generator().manual_seed(0)
         self.model = make_qwen(*shape, device, vocabulary).eval()
-        self.reference = deepcopy(self.model).requires_grad_(False)
+        self.reference = deepcopy(self.model).requires_grad_(False).to(compute_dtype(device))
+        self.copy = deepcopy(self.reference)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0)
         self.rolled = {}
 
@@ -106,7 +112,7 @@ class Subject:
         if questions not in self.rolled:
             prompts = self.prompts(questions)
             lengths = ragged(questions * G, self.work.mean, self.work.longest, self.draws)
-            seconds, peak, drawn = self.measured(lambda: self.sampled(self.model, prompts, lengths))
+            seconds, peak, drawn = self.measured(lambda: self.sampled(self.copy, prompts, lengths))
             advantages = torch.randn(questions * G, generator=self.draws).to(self.device)
             self.rolled[questions] = seconds, peak, Batch([p for p in prompts for _ in range(G)], drawn.tokens, drawn.lengths, advantages)
         return self.rolled[questions]
@@ -192,7 +198,7 @@ def exactness(subject, limit):
     @torch.no_grad()
     def point():
         prompts, work = subject.prompts(1), subject.work
-        drawn = subject.sampled(subject.model, prompts, ragged(G, work.mean, work.longest, subject.draws))
+        drawn = subject.sampled(subject.copy, prompts, ragged(G, work.mean, work.longest, subject.draws))
         batch = Batch(prompts * G, drawn.tokens, drawn.lengths, torch.zeros(G, device=subject.device))
         scored = batch.logprobs(subject.model, 1.0)
         exact = completion_logprobs(subject.model, batch.prompts, batch.tokens, batch.lengths)  # no autocast
@@ -256,7 +262,52 @@ def micro_batches(subject, limit):
     return [({"micro_batch_tokens": t, "checkpointing": c}, lambda c=(t, c): point(*c)) for t, c in cases]
 
 
-SECTIONS = {"exactness": exactness, "steps": steps, "decoding": decoding, "micro-batches": micro_batches}
+def beside_trl(subject, limit):
+    """GRPO on one question, μ = 1. All completions have the mean length: TRL can be told one length only."""
+    work, cuda = subject.work, subject.device.type == "cuda"
+    width = sum(work.prompt) // 2
+
+    def ours():
+        prompts, lengths = [[7] * width], torch.full((G,), work.mean)
+        seconds, peak, drawn = subject.measured(lambda: subject.sampled(subject.copy, prompts, lengths))
+        batch = Batch(prompts * G, drawn.tokens, drawn.lengths, torch.randn(G, generator=subject.draws).to(subject.device))
+        row = subject.trained(batch, "grpo", 1, 2**20, work.repeats)  # in one piece, as TRL has it
+        return {"seconds": seconds + row["logprobs"] + row["update"], "peak": row["update_peak"]}
+
+    def theirs():
+        from datasets import Dataset
+        from transformers import TrainerCallback
+        from trl import GRPOConfig, GRPOTrainer
+
+        ends = []
+
+        def reward(completions, completion_ids, **_):
+            assert all(len(ids) == work.mean for ids in completion_ids)
+            return [float(i % 2) for i in range(len(completions))]
+
+        class Times(TrainerCallback):
+            def on_step_end(self, *args, **kwargs):
+                ends.append(subject.measured(lambda: time.perf_counter())[2])
+
+        with tempfile.TemporaryDirectory() as folder:
+            subject.model.save_pretrained(folder)  # TRL reads policy and reference from there
+            config = GRPOConfig(
+                output_dir=folder, model_init_kwargs={"dtype": "float32"}, use_cpu=not cuda, bf16=cuda, gradient_checkpointing=False,
+                per_device_train_batch_size=G, num_generations=G, max_completion_length=work.mean, max_steps=1 + work.repeats,
+                generation_kwargs={"min_new_tokens": work.mean}, loss_type="grpo", beta=0.04, learning_rate=1e-6, report_to="none",
+                logging_strategy="no", save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+            )
+            rows = Dataset.from_list([{"prompt": "7" * width}] * G)
+            trainer = GRPOTrainer(
+                folder, reward_funcs=reward, args=config, train_dataset=rows, processing_class=toy.make_tokenizer(), callbacks=[Times()],
+            )
+            _, peak, _ = subject.measured(trainer.train)
+        return {"seconds": min(b - a for a, b in zip(ends, ends[1:])), "peak": peak}
+
+    return [({"library": "this project"}, ours), ({"library": "TRL"}, theirs)] if find_spec("trl") else []
+
+
+SECTIONS = {"exactness": exactness, "steps": steps, "decoding": decoding, "micro-batches": micro_batches, "TRL": beside_trl}
 
 
 def run_points(points, until, done):
@@ -342,11 +393,18 @@ def show_micro_batches(rows):
     }, rows)
 
 
+def show_beside_trl(rows):
+    return table({
+        "": lambda r: r["library"], "seconds a step": lambda r: f"{r['seconds']:.2f}", "peak GB": lambda r: gigabytes(r["peak"]),
+    }, rows)
+
+
 SHOW = {
     "exactness": ("Distance of log-probabilities, of random weights", show_exactness),
     "steps": ("Steps of training. Peaks include weights, gradients, AdamW's moments and the reference", show_steps),
     "decoding": ("Decoding: `sample` with the float32 weights of training, and with a bf16 copy of them", show_decoding),
     "micro-batches": ("One update (μ = 1) by the size of its micro-batches", show_micro_batches),
+    "TRL": ("GRPO on one question, completions of the mean length, μ = 1. TRL's peak includes our weights and moments", show_beside_trl),
 }
 
 
@@ -356,14 +414,14 @@ def page(result):
     lines = [
         heading("A step of training on one GPU", result),
         f"{result['device']}: a bf16 matrix product reaches {limit['flops'] / 1e12:.1f} TFLOP/s, "
-        f"a copy {limit['bandwidth'] / 1e9:,.0f} GB/s. Random weights, float32 with bf16 autocast; lengths imposed: prompts of "
-        f"{work['prompt'][0]} to {work['prompt'][1]} tokens, completions log-normal with a mean of {work['mean']}, "
-        f"at most {work['longest']}; G = {G}. Utilisation is the model's operations in an update, AdamW's step in its time, over what "
-        "the matrix product reaches.\n",
+        f"a copy {limit['bandwidth'] / 1e9:,.0f} GB/s. Random weights, float32 with bf16 autocast, a bf16 copy samples; "
+        f"lengths imposed: prompts of {work['prompt'][0]} to {work['prompt'][1]} tokens, completions log-normal with a mean "
+        f"of {work['mean']}, at most {work['longest']}; G = {G}. Utilisation is the model's operations in an update, AdamW's step in "
+        "its time, over what the matrix product reaches.\n",
     ]
     for model in result["models"]:
         lines.append(f"## {model['name']}: {model['parameters']:,} parameters\n")
-        for name, rows in model["sections"].items():
+        for name, rows in ((name, rows) for name, rows in model["sections"].items() if rows):
             title, show = SHOW[name]
             lines.append(f"{title}:\n\n{show(rows)}")
     return "\n".join(lines)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from peft import LoraConfig, PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engine import distributed, policy
@@ -85,6 +84,8 @@ def add_adapter(model, rank, folder=None):
 
     W x becomes W x + (α / rank) B A x with α = 2 rank; B starts at 0.
     """
+    from peft import LoraConfig  # takes a second to import, and few runs need it
+
     if folder:
         model.load_adapter(folder, is_trainable=True)
     else:
@@ -100,6 +101,8 @@ def save_merged(folder, source, out):
 
     W becomes W + (α / rank) B A.
     """
+    from peft import PeftModel
+
     base, tokenizer = policy.load(source, torch.device("cpu"))
     PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(out)
     tokenizer.save_pretrained(out)

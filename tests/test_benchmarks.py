@@ -49,8 +49,8 @@ def test_generation(tmp_path):
 
 
 def test_gpu(tmp_path):
-    """The whole script, on a tiny model; where the packages that only data and rewards need are absent."""
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= dict.fromkeys(['datasets', 'math_verify'])\n")
+    """The whole script, on a tiny model; where the packages that only data, rewards and adapters need are absent."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= dict.fromkeys(['datasets', 'math_verify', 'peft'])\n")
     done = run("gpu", "--quick", "--output", tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     [model] = json.loads((tmp_path / "gpu.json").read_text())["models"]
