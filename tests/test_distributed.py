@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent
 SHARES = {"one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]],
           "four": [[0], [], [1, 2, 5], [4, 3]]}
 
-UPDATED = {algorithm: ("none",) for algorithm in ("cppo", "dapo", "drgrpo", "gspo", "ppo")}
-UPDATED |= {algorithm: ("none", "full") for algorithm in ("cppo", "ppo")}  # with shards too
+BOTH = ("none", "full")
+UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "gspo": ("none",)}  # replicas; and shards
 
 
 def fixed(folder, algorithm, shard, checkpoint_of=None):
@@ -144,7 +144,7 @@ def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
     torch.testing.assert_close(torch.cat(parts), decoupled_advantages(rewards))
 
 
-@pytest.mark.parametrize("algorithm", ["dapo", "gdpo", "gfpo", "gfpo_adaptive", "ppo"])
+@pytest.mark.parametrize("algorithm", ["dapo", "gfpo_adaptive", "ppo"])
 def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
     done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", algorithm,
@@ -187,7 +187,7 @@ if __name__ == "__main__":
         distributed.barrier()  # a rank that leaves early would end the talk of the others
         distributed.stop()
         sys.exit()
-    for algorithm, name, shard in product(UPDATED, SHARES, ("none", "full")):
+    for algorithm, name, shard in product(UPDATED, SHARES, BOTH):
         if len(SHARES[name]) == distributed.world_size() and shard in UPDATED[algorithm]:
             result = sgd_update(folder, SHARES[name][distributed.rank()], algorithm, shard)
             torch.save(result, Path(out) / f"{algorithm}-{name}-{shard}-{distributed.rank()}.pt")
