@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from engine import data, distributed, logs, policy, scoring, toy
+from engine import arithmetic, data, distributed, logs, policy, scoring, toy
 from engine.options import UserError, at_least, option, parse, run
 from engine.rollout import Own, Sampling
 from rewards import extract_answer, to_number
@@ -30,16 +30,16 @@ from rewards import extract_answer, to_number
 @dataclass
 class Config:
     model: str = option("toy", "hub name, model folder, folder of a run (its newest checkpoint), or toy: the toy's base model")
-    benchmark: list[str] | None = option(None, "one or more of toy, toy_code, gsm8k, math500, amc23, aime24, or .jsonl files; none: toy")
+    benchmark: list[str] | None = option(None, "toy, toy_code, arithmetic, gsm8k, math500, amc23, aime24, or .jsonl files; none: toy")
     questions: int = option(0, "how many of each, from the first one on; 0: all of them")
     samples: int = option(4, "k of avg@k, pass@k, maj@k: completions sampled per question beside the greedy one; 0: greedy only")
     temperature: float = option(1.0, "of the sampled completions")
     top_p: float = option(1.0, "nucleus of the sampled completions")
     top_k: int = option(0, "most likely tokens that the sampled completions draw from; 0: all")
-    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, else 1024")
+    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, 32 on arithmetic, else 1024")
     max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
     batch_size: int = option(256, "completions sampled at a time; the draws depend on it")
-    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags")
+    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags, on arithmetic for brevity")
     judge: str | None = option(None, "the reward that calls a completion right, above 0, as in train.py's --rewards; none: the benchmark's")
     seed: int = option(42, "of the sampling")
     output_dir: str | None = option(None, "where the results go; none: the model's folder, or here for a hub model")
@@ -311,6 +311,9 @@ def main(argv):
     for benchmark in config.benchmark:
         longest = config.max_new_tokens or (toy.MAX_NEW_TOKENS if benchmark in data.TOYS else 1024)
         prompt = config.system_prompt or data.SYSTEM_PROMPT
+        if benchmark == "arithmetic":
+            longest = config.max_new_tokens or arithmetic.MAX_NEW_TOKENS
+            prompt = config.system_prompt or arithmetic.SYSTEM_PROMPT
         questions, notes = data.load(
             benchmark, tokenizer, split="test", system_prompt=prompt, limit=config.questions or None,
             max_prompt_tokens=policy.prompt_room(model, longest, config.max_prompt_tokens),

@@ -154,6 +154,12 @@ def toy_accuracy(completions, answer, **columns):
     return [1.0 if extract_answer(completion) == gold else 0.0 for completion, gold in zip(completions, answer, strict=True)]
 
 
+def number_accuracy(completions, answer, **columns):
+    """1.0 where the last number that the completion names is the gold one, else 0.0: for models that follow no form."""
+    named = [re.findall(DIGITS, _said(completion)) for completion in completions]
+    return [1.0 if numbers and _same_number(numbers[-1], _gold(gold)) else 0.0 for numbers, gold in zip(named, answer, strict=True)]
+
+
 # --- mathematics ---
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from cppo import keep_count, prune
-from engine import checkpoint, data, policy, scoring, toy, trackers, vllm
+from engine import arithmetic, checkpoint, data, policy, scoring, toy, trackers, vllm
 from engine.options import UserError, as_words, at_least, option, parse
 from engine.select import SELECT_FIRST
 
 TOY = {"lr": 3e-4, "questions_per_step": 8, "max_new_tokens": toy.MAX_NEW_TOKENS}
 REAL = {"lr": 1e-6, "questions_per_step": 1, "max_new_tokens": 1024}  # CPPO's published setting
+ARITHMETIC = {"lr": 1e-5, "questions_per_step": 4, "max_new_tokens": arithmetic.MAX_NEW_TOKENS, "system_prompt": arithmetic.SYSTEM_PROMPT}
 CRITIC_LR = {True: 1e-3, False: 1e-5}  # on the toy, else: ten times the policy's is usual
 
 
@@ -21,7 +22,7 @@ CRITIC_LR = {True: 1e-3, False: 1e-5}  # on the toy, else: ten times the policy'
 class Config:
     algorithm: str = option("cppo", "grpo, cppo, drgrpo, dapo, gspo(_token), gfpo(_adaptive), gdpo, pods or ppo: the table in train.py")
     model: str = option("toy", "hub name, model folder, folder of a run (its newest checkpoint), or toy: the toy's base model")
-    dataset: str = option("toy", "toy, toy_code; gsm8k, gsm8k_zh, math (from the hub); or a .jsonl file of questions and answers")
+    dataset: str = option("toy", "toy, toy_code, arithmetic; gsm8k, gsm8k_zh, math (from the hub); or a .jsonl file of questions")
     rewards: list[str] | None = option(None, "NAME[:WEIGHT] … of rewards.py, FILE.py:FUNCTION, RewardModel:MODEL; the first is accuracy")
     check_rewards: bool = option(False, "do not train: sample a few completions and print what each reward says of them")
     reward_timeout: float = option(60.0, "seconds that a FILE.py:FUNCTION may take for all completions, then for each alone; 0: no limit")
@@ -32,7 +33,7 @@ class Config:
 
     epochs: float = option(1.0, "passes over the questions")
     steps: int | None = option(None, "stop after this many steps; none: when the epochs are over")
-    questions_per_step: int | None = option(None, "B, questions per device and step before allocation; none: 8 on the toy, else 1")
+    questions_per_step: int | None = option(None, "B, questions per device and step before allocation; none: toy 8, arithmetic 4, else 1")
     group_size: int = option(16, "G, completions sampled per question")
     pruning_rate: float | None = option(None, "P: ⌊G(1−P)⌋ completions are kept per question; none: the algorithm's (cppo 0.75)")
     keep: str | None = option(None, "which: largest_abs, largest, smallest_abs (|A|, A), random; shortest, efficiency, max_variance")
@@ -45,9 +46,9 @@ class Config:
     temperature: float = option(1.0, "sampling temperature")
     top_p: float = option(1.0, "nucleus sampling; below 1 the sampled and the scored policy differ")
     top_k: int = option(0, "sample from the most likely tokens only; 0: all; else the sampled and the scored policy differ")
-    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, else 1024")
+    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, 32 on arithmetic, else 1024")
     max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
-    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags")
+    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags, on arithmetic for brevity")
 
     mu: int | None = option(None, "μ, how often each batch of completions is trained on; none: the algorithm's (2; ppo 4)")
     minibatches: int | None = option(None, "updates that a batch is cut into, each time; none: the algorithm's (1; gspo 4)")
@@ -59,7 +60,7 @@ class Config:
     clip_high: float | None = option(None, "ε above 1; none: the algorithm's (gspo 4e-4, dapo 0.28, else 0.2)")
     lam: float | None = option(None, "PPO: λ of the generalised advantage estimate, 0: one step ahead, 1: to the end; none: 0.95")
     critic_lr: float | None = option(None, "PPO: peak learning rate of the critic; none: 1e-3 on the toy, else 1e-5")
-    lr: float | None = option(None, "peak learning rate of AdamW; none: 3e-4 on the toy, else 1e-6")
+    lr: float | None = option(None, "peak learning rate of AdamW; none: toy 3e-4, arithmetic 1e-5, else 1e-6")
     warmup: float = option(0.1, "share of the steps in which the learning rate rises; then it falls along a cosine")
     max_grad_norm: float = option(1.0, "gradients longer than this are scaled down to it")
     micro_batch_tokens: int = option(2048, "prompt and completion tokens, padding included, in one forward pass")
@@ -168,7 +169,8 @@ def check(config, algorithms):
         defaults |= {"lam": 0.95, "critic_lr": CRITIC_LR[config.dataset in data.TOYS]}
     if algorithm.dynamic_sampling:
         defaults |= {"max_rollouts": 4}
-    for name, value in (defaults | (TOY if config.dataset in data.TOYS else REAL)).items():
+    of_dataset = TOY if config.dataset in data.TOYS else ARITHMETIC if config.dataset == "arithmetic" else REAL
+    for name, value in (defaults | of_dataset).items():
         if getattr(config, name) is None:
             setattr(config, name, value)
     if config.eval_dataset is None and config.dataset in data.TOYS:

@@ -1,4 +1,4 @@
-"""Questions: the toy's, a benchmark's from the hub, or a local file of JSON lines, as a list of dicts of columns.
+"""Questions: made here, a benchmark's from the hub, or a local file of JSON lines, as a list of dicts of columns.
 
 Every question has the columns `question`, `answer` and `prompt` (token ids, chat template applied).
 """
@@ -6,15 +6,17 @@ Every question has the columns `question`, `answer` and `prompt` (token ids, cha
 import hashlib
 import json
 import random
+from itertools import islice
 from pathlib import Path
 
 from jinja2 import TemplateError
 
-from engine import toy
+from engine import arithmetic, toy
 from engine.options import UserError
 from engine.policy import prompt_room
 
 TOYS = ("toy", "toy_code")
+MADE = (*TOYS, "arithmetic")  # without a download
 HUB = {  # path, configuration, split to train on, split to test on, columns of the question and of the answer
     "gsm8k": ("openai/gsm8k", "main", "train", "test", "question", "answer"),
     "gsm8k_zh": ("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only"),
@@ -33,7 +35,7 @@ SYSTEM_PROMPT = (
 
 
 def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None):
-    """Questions of `name`: one of TOYS or HUB, or the path of a .jsonl file. Returns (questions, notes).
+    """Questions of `name`: one of MADE or HUB, or the path of a .jsonl file. Returns (questions, notes).
 
     Prompts longer than `max_prompt_tokens` are left out, never cut: the end of a prompt holds the question and the header
     of the assistant's turn. notes: sentences that the user should read.
@@ -41,6 +43,9 @@ def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_pro
     if name in TOYS:
         count = toy.TRAIN_QUESTIONS if split == "train" else 512
         rows = [toy.question(i, split) for i in range(limit or count)]
+    elif name == "arithmetic":
+        count = arithmetic.TRAIN_QUESTIONS if split == "train" else arithmetic.TEST_QUESTIONS
+        rows = list(islice(arithmetic.questions(split), limit or count))
     elif name in HUB:
         rows = read_hub(name, split)
     else:
@@ -97,7 +102,7 @@ def of_run(config, tokenizer, model):
 
 def check_name(name):
     """Before any work: `name` is a data set that exists, and a file can be read to its end."""
-    if name not in (*TOYS, *HUB):
+    if name not in (*MADE, *HUB):
         read_jsonl(name)
 
 
@@ -111,7 +116,7 @@ def read_jsonl(path, reserved=("prompt", "completions")):
     if not Path(path).is_file():
         if str(path).endswith((".jsonl", ".json")) or "/" in str(path):
             raise UserError(f"the data file {path} does not exist.")
-        raise UserError(f"unknown data set '{path}': there are {', '.join((*TOYS, *HUB))}, or the path of a .jsonl file.")
+        raise UserError(f"unknown data set '{path}': there are {', '.join((*MADE, *HUB))}, or the path of a .jsonl file.")
     rows = []
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")

@@ -19,11 +19,13 @@ import rewards
 from engine.options import UserError
 
 NAMES = (
-    "gsm8k_accuracy", "math_accuracy", "toy_accuracy", "format_reward", "soft_format_reward", "code_accuracy", "code_format", "code_runs",
+    "gsm8k_accuracy", "math_accuracy", "toy_accuracy", "number_accuracy", "format_reward", "soft_format_reward",
+    "code_accuracy", "code_format", "code_runs",
 )
 OF_DATASET = {  # the first one judges accuracy: a completion is right where it is above 0
     "toy": ["toy_accuracy"],
     "toy_code": ["code_accuracy"],
+    "arithmetic": ["number_accuracy"],
     **dict.fromkeys(["math", "math500", "amc23", "aime24"], ["math_accuracy", "format_reward"]),
 }
 PATIENCE = 300  # seconds that a batch may lose to completions on which a reward hangs
