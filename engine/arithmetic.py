@@ -2,8 +2,8 @@
 
     Ann has 12 apples, buys 5 more and gives 3 to Ben. How many apples does Ann have now?
 
-A template is the chain of its operations and its text: "+ -" is (a + b) − c, "× from" is c − a × b. In the text every noun that
-may follow a number is a plural in -s: behind a 1 it loses the s.
+A template is the chain of its operations and its text: "+ -" is (a + b) − c, "× from" is c − a × b. The nouns of the text are
+plurals in -s: behind a 1 they lose it.
 """
 
 import random
@@ -73,6 +73,7 @@ TWO_STEPS = [
 ]
 NAMES = ["Ann", "Ben", "Carla", "David", "Emma", "Farid", "Grace", "Hugo", "Ivan", "Julia", "Kofi", "Lena", "Mei", "Nora", "Omar", "Rosa"]
 THINGS = ["apples", "balloons", "books", "buttons", "cards", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers"]
+ONE = re.compile(rf"(\b1 (?:red |blue )?(?:{'|'.join(noun[:-1] for noun in (*THINGS, 'dollars'))}))s\b")  # 1 apples, which is 1 apple
 
 
 def numbers(operations, draw):
@@ -99,7 +100,7 @@ def questions(split="train"):
         drawn, result = numbers(operations.split(), draw)
         ann, ben = draw.sample(NAMES, 2)
         text = template.format(ann=ann, ben=ben, things=draw.choice(THINGS), **dict(zip("abc", drawn)))
-        text = re.sub(r"\b1 ((?:red |blue )?\w+)s\b", r"1 \1", text)  # 1 apples → 1 apple
+        text = ONE.sub(r"\1", text)
         held_out = random.Random(text).random() < 0.1
         if held_out == (split == "test") and text not in seen:
             seen.add(text)
