@@ -213,7 +213,7 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (["--benchmark", "gsm9k"], "unknown data set 'gsm9k': there are toy, toy_code, gsm8k, "),
+        (["--benchmark", "gsm9k"], "unknown data set 'gsm9k': there are toy, toy_code, arithmetic, gsm8k, "),
         (["--benchmark", "toy", "toy"], "names two of the same name"),
         (["--samples", "-1"], "--samples must be at least 0"),
         (["--temperature", "0"], "--temperature must be above 0"),
