@@ -36,10 +36,10 @@ class Config:
     temperature: float = option(1.0, "of the sampled completions")
     top_p: float = option(1.0, "nucleus of the sampled completions")
     top_k: int = option(0, "most likely tokens that the sampled completions draw from; 0: all")
-    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, 32 on arithmetic, else 1024")
+    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, 16 on arithmetic, else 1024")
     max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
     batch_size: int = option(256, "completions sampled at a time; the draws depend on it")
-    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags, on arithmetic for brevity")
+    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags, on arithmetic to calculate")
     judge: str | None = option(None, "the reward that calls a completion right, above 0, as in train.py's --rewards; none: the benchmark's")
     seed: int = option(42, "of the sampling")
     output_dir: str | None = option(None, "where the results go; none: the model's folder, or here for a hub model")
@@ -273,7 +273,7 @@ def check(config):
         raise UserError("--compare takes two files of answers.")
     config.benchmark = config.benchmark or ["toy"]
     for name in config.benchmark:
-        data.check_name(name)
+        data.check_name(name, config.model)
     stems = [Path(name).stem for name in config.benchmark]
     if len(set(stems)) < len(stems):
         raise UserError("--benchmark names two of the same name: their results would overwrite each other.")

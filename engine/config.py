@@ -46,9 +46,9 @@ class Config:
     temperature: float = option(1.0, "sampling temperature")
     top_p: float = option(1.0, "nucleus sampling; below 1 the sampled and the scored policy differ")
     top_k: int = option(0, "sample from the most likely tokens only; 0: all; else the sampled and the scored policy differ")
-    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, 32 on arithmetic, else 1024")
+    max_new_tokens: int | None = option(None, "longest completion in tokens; none: 48 on the toy, 16 on arithmetic, else 1024")
     max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
-    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags, on arithmetic for brevity")
+    system_prompt: str | None = option(None, "of the chat; none: asks for <think> and <answer> tags, on arithmetic to calculate")
 
     mu: int | None = option(None, "μ, how often each batch of completions is trained on; none: the algorithm's (2; ppo 4)")
     minibatches: int | None = option(None, "updates that a batch is cut into, each time; none: the algorithm's (1; gspo 4)")
@@ -151,7 +151,7 @@ def check(config, algorithms):
     if not 0 < config.top_p <= 1 or not config.warmup < 1:
         raise UserError(f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
     for name in filter(None, [config.dataset, config.eval_dataset]):
-        data.check_name(name)
+        data.check_name(name, config.model)
     config.rewards = config.rewards or scoring.default(config.dataset)
     scoring.choose(config.rewards)
     trackers.check(config.log)

@@ -51,20 +51,22 @@ def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_pro
     else:
         rows = read_jsonl(name)
     rows = rows[:limit]
+    examples = arithmetic.EXAMPLES if name == "arithmetic" else []
 
     notes = []
     if tokenizer.chat_template is None:
         notes.append("the model has no chat template: prompts are plain text, 'User: … Assistant:'.")
-        texts = [f"{system_prompt}\n\nUser: {row['question']}\nAssistant:" for row in rows]
+        before = "".join(f"{role.capitalize()}: {content}\n" for role, content in examples)
+        texts = [f"{system_prompt}\n\n{before}User: {row['question']}\nAssistant:" for row in rows]
     else:
         def chat(*turns):
             messages = [{"role": role, "content": content} for role, content in turns]
             return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
         try:
-            texts = [chat(("system", system_prompt), ("user", row["question"])) for row in rows]
+            texts = [chat(("system", system_prompt), *examples, ("user", row["question"])) for row in rows]
         except TemplateError:  # some templates know no system turn
-            texts = [chat(("user", f"{system_prompt}\n\n{row['question']}")) for row in rows]
+            texts = [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows]
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
     questions = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts) if len(prompt) <= max_prompt_tokens]
@@ -100,8 +102,11 @@ def of_run(config, tokenizer, model):
     return questions, test, notes + more
 
 
-def check_name(name):
-    """Before any work: `name` is a data set that exists, and a file can be read to its end."""
+def check_name(name, model=None):
+    """Before any work: `name` is a data set that exists, a file can be read to its end, and the toy's model is asked nothing in words."""
+    if name == "arithmetic" and model == "toy":
+        raise UserError("arithmetic is written in words, and the toy's model knows no letters: name a chat model, "
+                        "as --model HuggingFaceTB/SmolLM2-135M-Instruct.")
     if name not in (*MADE, *HUB):
         read_jsonl(name)
 

@@ -8,7 +8,8 @@ from itertools import islice
 import pytest
 
 from engine import arithmetic, config, data
-from engine.arithmetic import ONE_STEP, PLAIN, TWO_STEPS, questions
+from engine.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
+from engine.options import UserError
 from eval import main as evaluate
 from rewards import number_accuracy
 from train import ALGORITHMS
@@ -17,43 +18,21 @@ TRAIN, TEST = (list(islice(questions(split), 3000)) for split in ("train", "test
 
 # What a text says, in the reader's own words: a formula in the numbers x, y, z in the order in which the text names them.
 READINGS = [
-    (r"what is \d+ plus|what is the sum of", "x + y"),
-    (r"what is \d+ minus", "x - y"),
-    (r"what does taking \d+ from", "y - x"),
-    (r"what is \d+ times|what is the product of", "x * y"),
-    (r"what is \d+ divided by", "x / y"),
-    (r"how many times does \d+ go into", "y / x"),
-    (r"has \d+ \w+ and buys \d+ more\. How many", "x + y"),
-    (r"do they have together\?", "x + y"),
-    (r"How many \w+ does it sell that day", "x + y"),
-    (r"A jar holds .* puts in", "x + y"),
-    (r"has \d+ \w+ and gives \d+ to \w+\. How many \w+ does \w+ have left", "x - y"),
-    (r"had \d+ \w+ and lost \d+\.", "x - y"),
-    (r"wants \d+ \w+ and has \d+ so far", "x - y"),
-    (r"which is \d+ more than", "x - y"),
-    (r"^\w+ buys \d+ bags with \d+ \w+ in each\. How many", "x * y"),
-    (r"^\w+ buys \d+ tickets for", "x * y"),
-    (r"reads \d+ pages? a day", "x * y"),
-    (r"rows with \d+ chairs? in each", "x * y"),
-    (r"^\w+ shares \d+ \w+ equally among \d+ friends\. How many", "x / y"),
-    (r"into bags of", "x / y"),
-    (r"into \d+ equal rows", "x / y"),
-    (r"How many dollars does one ticket cost", "x / y"),
-    (r"the three have together", "x + y + z"),
-    (r"buys \d+ more and gives", "x + y - z"),
-    (r"red .* blue .* into every bag", "z * x + z * y"),
-    (r"gets \d+ more\. \w+ shares all of them", "(x + y) / z"),
-    (r"lost \d+ and then found", "x + z - y"),
-    (r"A shop has .* sells", "x - (y + z)"),
-    (r"cheaper", "z * x - z * y"),
-    (r"keeps \d+ and shares the others", "(x - y) / z"),
-    (r"has \d+ \w+ and buys \d+ bags", "x + y * z"),
-    (r"buys \d+ bags .* and gives", "x * y - z"),
-    (r"buys \d+ bags .* and shares all of them", "x * y / z"),
-    (r"dollars? and buys \d+ tickets for", "x - y * z"),
-    (r"One of them is \w+, who finds", "z + x / y"),
-    (r"One of them is \w+, who loses", "x / y - z"),
-    (r"pays \d+ dollars? for \d+ tickets\. How many dollars do ", "z * x / y"),
+    (r"has \d+ \w+ and gets \d+ more\.", "x + y"),
+    (r"together\?", "x + y"),
+    (r"has \d+ \w+ and loses \d+\.", "x - y"),
+    (r"has \d+ \w+ and gives \d+ to \w+\.", "x - y"),
+    (r"(bags|boxes) with \d+ \w+ in each\. How many \w+\?", "x * y"),
+    (r"reads \d+ pages a day\.", "x * y"),
+    (r"tickets for \d+ dollars each\.", "x * y"),
+    (r"equally among \d+ friends", "x / y"),
+    (r", gets \d+ more and then \d+ more\.", "x + y + z"),
+    (r", gets \d+ more and loses \d+\.", "x + y - z"),
+    (r", loses \d+ and gets \d+ more\.", "x + z - y"),
+    (r", loses \d+ and gives \d+ to \w+\.", "x - (y + z)"),
+    (r"in each and gets \d+ \w+ more\.", "z + x * y"),
+    (r"in each and loses \d+ \w+\.", "x * y - z"),
+    (r"red and \d+ blue \w+ into each bag\. How many \w+ in \d+ bags", "z * x + z * y"),
 ]
 
 
@@ -72,44 +51,64 @@ def test_every_answer_is_what_the_words_say(rows):
 
 
 def test_every_template_and_every_reading_occurs():
-    assert len(ONE_STEP) >= 12 and len(TWO_STEPS) >= 12
-    assert len(READINGS) == len({text for _, text in PLAIN + ONE_STEP + TWO_STEPS}) - 2  # plus and sum, times and product: one each
-    assert {read(row["question"])[0] for row in TRAIN} == {formula for _, formula in READINGS}
+    assert len(READINGS) == len(ONE_STEP) + len(TWO_STEPS)
     assert all(any(re.search(pattern, row["question"]) for row in TRAIN) for pattern, _ in READINGS)
+    two_steps = [len(re.findall(r"\d+", row["question"])) == 3 for row in TRAIN]
+    assert 0.15 < sum(two_steps) / len(TRAIN) < 0.25
 
 
 def test_sums_stay_small_whole_and_exact():
     for row in TRAIN + TEST:
         numbers = [int(n) for n in re.findall(r"\d+", row["question"])]
-        assert 2 <= len(numbers) <= 3 and all(1 <= n <= 20 for n in numbers)
-        assert 0 <= int(row["answer"]) <= arithmetic.LARGEST == 100
+        assert 2 <= len(numbers) <= 3 and all(2 <= n <= 9 or (n <= 20 and "shares" in row["question"]) for n in numbers)
+        assert 1 <= int(row["answer"]) <= 162 and "{" not in row["question"]
     draw = random.Random(0)
-    for operations in {chain for chain, _ in ONE_STEP + TWO_STEPS}:  # on the way, too: a shop cannot sell what it has not
-        for _ in range(200):
-            (first, *others), _ = arithmetic.numbers(operations.split(), draw)
-            for operation, n in zip(operations.split(), others):
-                sign = {"×": "*", "÷": "/"}.get(operation, operation)
-                first = Fraction(n) - first if sign == "from" else eval(f"first {sign} n", {"first": Fraction(first), "n": n})
-                assert first.denominator == 1 and 0 <= first <= 100
+    for _ in range(500):  # on the way, too: nobody gives away more than is left
+        (a, b, c), result = arithmetic.numbers(["-", "+"], draw)
+        assert a > b and a - b + c == result
 
 
-def test_one_is_followed_by_a_singular_and_every_other_number_by_a_plural():
-    ones = 0
-    for row in TRAIN + TEST:
-        for number, noun in re.findall(r"(\d+) (?:red |blue )?(\w+)", row["question"]):
-            if noun.rstrip("s") in {word.rstrip("s") for word in (*arithmetic.THINGS, "dollars", "pages", "chairs", "tickets", "bags")}:
-                assert noun.endswith("s") == (number != "1"), row
-                ones += number == "1"
-        assert not re.search(r"[{}]|  ", row["question"])
-    assert ones > 20
-    assert any(re.search(r"\b11 \w+s\b", row["question"]) for row in TRAIN)
+def test_the_examples_are_right_and_no_questions_of_the_supply():
+    for (_, question), (_, answer) in zip(EXAMPLES[::2], EXAMPLES[1::2]):
+        terms, result = answer.split(" = ")
+        assert eval(terms) == int(result) == read(question)[1]
+        assert re.findall(r"\d+", terms) == re.findall(r"\d+", question)
+        assert not set(re.findall(r"\w+", question)) & {*NAMES, *THINGS}
+    assert [role for role, _ in EXAMPLES] == ["user", "assistant"] * 2
+
+
+def test_the_examples_stand_before_the_question(loaded):
+    _, tokenizer = loaded
+    tokenizer.chat_template, seen = "{{ messages[-1]['content'] }}", []
+    tokenizer.apply_chat_template = lambda messages, **options: seen.append(messages) or messages[-1]["content"]
+    data.load("arithmetic", tokenizer, limit=1, system_prompt="S")
+    question = {"role": "user", "content": TRAIN[0]["question"]}
+    assert seen == [[{"role": "system", "content": "S"}, *({"role": r, "content": c} for r, c in EXAMPLES), question]]
+
+
+def test_a_model_without_a_chat_template_sees_them_too():
+    class Tokenizer:
+        chat_template = None
+
+        def __call__(self, texts, **options):
+            self.texts = texts
+            self.input_ids = [[1]] * len(texts)
+            return self
+
+    tokenizer = Tokenizer()
+    data.load("arithmetic", tokenizer, limit=1, system_prompt="S")
+    assert tokenizer.texts == [
+        "S\n\nUser: Tom has 4 hats and gets 3 more. How many hats now?\nAssistant: 4 + 3 = 7\n"
+        "User: Eva has 5 boxes with 2 pens in each. How many pens?\nAssistant: 5 * 2 = 10\n"
+        f"User: {TRAIN[0]['question']}\nAssistant:"
+    ]
 
 
 def test_no_question_comes_twice_and_none_of_the_test_split_is_trained_on():
     train, test = ({row["question"] for row in rows} for rows in (TRAIN, TEST))
     assert len(train) == len(test) == 3000
     assert not train & test
-    names = [set(re.findall(r"\b[A-Z]\w+", row["question"])) & {*arithmetic.NAMES} for row in TRAIN]
+    names = [set(re.findall(r"\b[A-Z]\w+", row["question"])) & {*NAMES} for row in TRAIN]
     assert max(map(len, names)) == 2
 
 
@@ -128,19 +127,28 @@ def test_a_load_is_the_beginning_of_the_supply(loaded):
     assert len(data.load("arithmetic", tokenizer, limit=2500)[0]) == 2500  # without end
 
 
-def test_the_data_set_brings_its_defaults_and_the_user_has_the_last_word():
-    chosen, _ = config.open_run(["--dataset", "arithmetic"], ALGORITHMS)
+def test_the_data_set_brings_its_defaults_and_the_user_has_the_last_word(small):
+    words = ["--dataset", "arithmetic", "--model", small]
+    chosen, _ = config.open_run(words, ALGORITHMS)
     assert chosen.rewards == ["number_accuracy"] and chosen.lr == 1e-5 and chosen.eval_dataset is None
     assert (chosen.system_prompt, chosen.max_new_tokens) == (arithmetic.SYSTEM_PROMPT, arithmetic.MAX_NEW_TOKENS)
-    own = config.open_run(["--dataset", "arithmetic", "--system_prompt", "Be brief.", "--max_new_tokens", "9"], ALGORITHMS)[0]
+    own = config.open_run([*words, "--system_prompt", "Be brief.", "--max_new_tokens", "9"], ALGORITHMS)[0]
     assert (own.system_prompt, own.max_new_tokens) == ("Be brief.", 9)
     assert config.open_run(["--dataset", "gsm8k"], ALGORITHMS)[0].system_prompt is None
+
+
+@pytest.mark.parametrize("words", [["--dataset", "arithmetic"], ["--dataset", "toy", "--eval_dataset", "arithmetic"]])
+def test_the_toy_is_not_asked_in_words(words):
+    with pytest.raises(UserError, match="knows no letters: name a chat model"):
+        config.open_run(words, ALGORITHMS)
+    with pytest.raises(UserError, match="knows no letters: name a chat model"):
+        evaluate(["--benchmark", "arithmetic"])
 
 
 def test_eval_takes_it_as_a_benchmark(small, tmp_path):
     evaluate(["--model", small, "--benchmark", "arithmetic", "--questions", "3", "--samples", "1", "--output_dir", str(tmp_path)])
     setting = (tmp_path / "eval-arithmetic.json").read_text()
-    assert '"judge": "number_accuracy"' in setting and arithmetic.SYSTEM_PROMPT in setting and '"max_new_tokens": 32' in setting
+    assert '"judge": "number_accuracy"' in setting and arithmetic.SYSTEM_PROMPT in setting and '"max_new_tokens": 16' in setting
 
 
 @pytest.mark.parametrize(
