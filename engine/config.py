@@ -14,7 +14,7 @@ from engine.select import SELECT_FIRST
 
 TOY = {"lr": 3e-4, "questions_per_step": 8, "max_new_tokens": toy.MAX_NEW_TOKENS}
 REAL = {"lr": 1e-6, "questions_per_step": 1, "max_new_tokens": 1024}  # CPPO's published setting
-ARITHMETIC = {"lr": 1e-5, "questions_per_step": 4, "max_new_tokens": arithmetic.MAX_NEW_TOKENS, "system_prompt": arithmetic.SYSTEM_PROMPT}
+ARITHMETIC = {"lr": 3e-5, "questions_per_step": 4, "max_new_tokens": arithmetic.MAX_NEW_TOKENS, "system_prompt": arithmetic.SYSTEM_PROMPT}
 CRITIC_LR = {True: 1e-3, False: 1e-5}  # on the toy, else: ten times the policy's is usual
 
 
@@ -60,7 +60,7 @@ class Config:
     clip_high: float | None = option(None, "ε above 1; none: the algorithm's (gspo 4e-4, dapo 0.28, else 0.2)")
     lam: float | None = option(None, "PPO: λ of the generalised advantage estimate, 0: one step ahead, 1: to the end; none: 0.95")
     critic_lr: float | None = option(None, "PPO: peak learning rate of the critic; none: 1e-3 on the toy, else 1e-5")
-    lr: float | None = option(None, "peak learning rate of AdamW; none: toy 3e-4, arithmetic 1e-5, else 1e-6")
+    lr: float | None = option(None, "peak learning rate of AdamW; none: toy 3e-4, arithmetic 3e-5, else 1e-6")
     warmup: float = option(0.1, "share of the steps in which the learning rate rises; then it falls along a cosine")
     max_grad_norm: float = option(1.0, "gradients longer than this are scaled down to it")
     micro_batch_tokens: int = option(2048, "prompt and completion tokens, padding included, in one forward pass")

@@ -108,8 +108,9 @@ def test_no_question_comes_twice_and_none_of_the_test_split_is_trained_on():
     train, test = ({row["question"] for row in rows} for rows in (TRAIN, TEST))
     assert len(train) == len(test) == 3000
     assert not train & test
-    names = [set(re.findall(r"\b[A-Z]\w+", row["question"])) & {*NAMES} for row in TRAIN]
-    assert max(map(len, names)) == 2
+    for row in TRAIN:  # nobody gives anything to himself
+        names = [word for word in re.findall(r"\w+", row["question"]) if word in NAMES]
+        assert len(names) == len(set(names)) in (1, 2)
 
 
 def test_the_supply_is_the_same_every_time():
@@ -130,7 +131,7 @@ def test_a_load_is_the_beginning_of_the_supply(loaded):
 def test_the_data_set_brings_its_defaults_and_the_user_has_the_last_word(small):
     words = ["--dataset", "arithmetic", "--model", small]
     chosen, _ = config.open_run(words, ALGORITHMS)
-    assert chosen.rewards == ["number_accuracy"] and chosen.lr == 1e-5 and chosen.eval_dataset is None
+    assert chosen.rewards == ["number_accuracy"] and chosen.lr == 3e-5 and chosen.eval_dataset is None
     assert (chosen.system_prompt, chosen.max_new_tokens) == (arithmetic.SYSTEM_PROMPT, arithmetic.MAX_NEW_TOKENS)
     own = config.open_run([*words, "--system_prompt", "Be brief.", "--max_new_tokens", "9"], ALGORITHMS)[0]
     assert (own.system_prompt, own.max_new_tokens) == ("Be brief.", 9)
