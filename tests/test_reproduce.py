@@ -104,7 +104,7 @@ def test_a_mistake_is_one_sentence(words, sentence):
 
 def test_quick_makes_every_table_and_picture(tmp_path):
     command = [sys.executable, str(ROOT / "reproduce.py"), "--quick"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     output = tmp_path / "runs/reproduce-quick"
     for stem, table in [("table1", "1"), ("speed", "speed"), ("keep", "keep"), ("group", "group"), ("family", "family"), ("ppo", "ppo"),
