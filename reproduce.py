@@ -8,7 +8,7 @@
     python reproduce.py --table ppo                what a critic costs, and what it gives
     python reproduce.py --table length             GFPO on a base model that is long-winded for nothing
     python reproduce.py --table all                one after the other
-    python reproduce.py --quick                    all of them, small, in 4 to 5 minutes: a look, not a result
+    python reproduce.py --quick                    all of them, small, in about 5 minutes: a look, not a result
 
 The protocol is the paper's, on a smaller task: G = 16, and a device trains on 16 completions in each step, so GRPO takes
 one question per step and CPPO ⌊16/k⌋; one pass over the same questions for every method; μ = 2, β = 0.04, T = 1, one
