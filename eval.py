@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from engine import arithmetic, data, distributed, logs, policy, scoring, toy
+from engine import data, distributed, logs, policy, scoring, toy
 from engine.options import UserError, at_least, option, parse, run
 from engine.rollout import Own, Sampling
 from rewards import extract_answer, to_number
@@ -309,11 +309,8 @@ def main(argv):
     source = policy.resolve(toy.source(config.model, config.benchmark[0]))
     model, tokenizer = policy.load(source, device)
     for benchmark in config.benchmark:
-        longest = config.max_new_tokens or (toy.MAX_NEW_TOKENS if benchmark in data.TOYS else 1024)
-        prompt = config.system_prompt or data.SYSTEM_PROMPT
-        if benchmark == "arithmetic":
-            longest = config.max_new_tokens or arithmetic.MAX_NEW_TOKENS
-            prompt = config.system_prompt or arithmetic.SYSTEM_PROMPT
+        longest = config.max_new_tokens or data.LONGEST.get(benchmark, 1024)
+        prompt = config.system_prompt or data.PROMPTS.get(benchmark, data.SYSTEM_PROMPT)
         questions, notes = data.load(
             benchmark, tokenizer, split="test", system_prompt=prompt, limit=config.questions or None,
             max_prompt_tokens=policy.prompt_room(model, longest, config.max_prompt_tokens),

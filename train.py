@@ -217,7 +217,7 @@ def train_step(step, supply, networks, rewards, sampling, k, config, history=Non
 
 
 def train(config, k, device):
-    """The whole run. Returns the exit code: 0, or 130 after Ctrl-C."""
+    """The whole run. Returns the exit code: 0, as after a scheduler's request to end, or 130 after Ctrl-C."""
     first_rank, run_dir, algorithm = distributed.rank() == 0, Path(config.output_dir), ALGORITHMS[config.algorithm]
     say = tqdm.write if first_rank else lambda *_: None
     source = toy.source(config.model, config.dataset)
@@ -246,7 +246,6 @@ def train(config, k, device):
     if saved:
         checkpoint.check_unfinished(run_dir, state, steps)
         checkpoint.restore(folder, networks, others)
-        networks.sampler.refresh(distributed.whole_weights(networks.model))
 
     def save():
         """Returns whether it worked; a run goes on where it did not."""
@@ -286,10 +285,11 @@ def train(config, k, device):
             state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
                       "no_signal_steps": state["no_signal_steps"] + (metrics["loss"] is None),
                       "skipped_updates": state["skipped_updates"] + metrics["skipped_updates"]}
+            metrics["lr"] = networks.optimizer.param_groups[0]["lr"]
             if first_rank:
-                logs.append(run_dir / "metrics.jsonl", metrics | {"lr": networks.optimizer.param_groups[0]["lr"]})
+                logs.append(run_dir / "metrics.jsonl", metrics)
                 logs.append(run_dir / "samples.jsonl", samples)
-                tracker.log(step, metrics | {"lr": networks.optimizer.param_groups[0]["lr"]})
+                tracker.log(step, metrics)
             bar.set_postfix(accuracy=f"{metrics['accuracy']:.2f}", length=f"{metrics['length']:.0f}")
             bar.update()
             if state["skipped_in_a_row"] >= 5:

@@ -250,12 +250,10 @@ def micro_batches(subject, limit):
     def point(tokens, checkpointing):
         if checkpointing:
             subject.model.gradient_checkpointing_enable({"use_reentrant": False})
-            subject.model.train()  # else transformers does not checkpoint; this model has no dropout
         try:
             row = subject.trained(batch, "grpo", 1, tokens, subject.work.repeats)
         finally:
             subject.model.gradient_checkpointing_disable()
-            subject.model.eval()
         return row | {"utilisation": flops(subject.model, batch) / row["update"] / limit["flops"], "completions": len(batch.prompts)}
 
     cases = [(tokens, False) for tokens in subject.work.micro_batches] + [(tokens, True) for tokens in subject.work.micro_batches]

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from cppo import keep_count, prune
-from engine import arithmetic, checkpoint, data, policy, scoring, toy, trackers, vllm
+from engine import checkpoint, data, policy, scoring, trackers, vllm
 from engine.options import UserError, as_words, at_least, option, parse
 from engine.select import SELECT_FIRST
 
-TOY = {"lr": 3e-4, "questions_per_step": 8, "max_new_tokens": toy.MAX_NEW_TOKENS}
-REAL = {"lr": 1e-6, "questions_per_step": 1, "max_new_tokens": 1024}  # CPPO's published setting
-ARITHMETIC = {"lr": 3e-5, "questions_per_step": 4, "max_new_tokens": arithmetic.MAX_NEW_TOKENS, "system_prompt": arithmetic.SYSTEM_PROMPT}
+TOY = {"lr": 3e-4, "questions_per_step": 8}
+REAL = {"lr": 1e-6, "questions_per_step": 1}  # CPPO's published setting
+ARITHMETIC = {"lr": 3e-5, "questions_per_step": 4}
 CRITIC_LR = {True: 1e-3, False: 1e-5}  # on the toy, else: ten times the policy's is usual
 
 
@@ -170,6 +170,7 @@ def check(config, algorithms):
     if algorithm.dynamic_sampling:
         defaults |= {"max_rollouts": 4}
     of_dataset = TOY if config.dataset in data.TOYS else ARITHMETIC if config.dataset == "arithmetic" else REAL
+    defaults |= {"max_new_tokens": data.LONGEST.get(config.dataset, 1024), "system_prompt": data.PROMPTS.get(config.dataset)}
     for name, value in (defaults | of_dataset).items():
         if getattr(config, name) is None:
             setattr(config, name, value)

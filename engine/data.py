@@ -17,6 +17,8 @@ from engine.policy import prompt_room
 
 TOYS = ("toy", "toy_code")
 MADE = (*TOYS, "arithmetic")  # without a download
+LONGEST = {**dict.fromkeys(TOYS, toy.MAX_NEW_TOKENS), "arithmetic": arithmetic.MAX_NEW_TOKENS}  # new tokens; of others 1024
+PROMPTS = {"arithmetic": arithmetic.SYSTEM_PROMPT}  # system prompts; of others SYSTEM_PROMPT
 HUB = {  # path, configuration, split to train on, split to test on, columns of the question and of the answer
     "gsm8k": ("openai/gsm8k", "main", "train", "test", "question", "answer"),
     "gsm8k_zh": ("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only"),
