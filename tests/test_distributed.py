@@ -101,7 +101,7 @@ def by_ranks(small, tmp_path_factory):
     out = tmp_path_factory.mktemp("by_ranks")
     for ranks in (1, 2, 4):
         done = torchrun(__file__, "update", small, out, ranks=ranks)
-        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.returncode == 0, done.stderr[-6000:]  # torchrun's own report is long
     return out
 
 
@@ -137,7 +137,7 @@ def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_rank
 
 def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
     done = torchrun(__file__, "gdpo", small, tmp_path, ranks=3)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-6000:]
     rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
     parts = [torch.load(tmp_path / f"gdpo-{rank}.pt") for rank in (0, 1, 2)]
     assert [len(part) for part in parts] == [4, 1, 0]
@@ -149,7 +149,7 @@ def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
     done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", algorithm,
                     "--group_size", "8", "--max_new_tokens", "8", "--allocation", "false", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-6000:]
     from engine import checkpoint
 
     history = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())["history"]
@@ -160,7 +160,7 @@ def test_the_last_step_may_leave_a_rank_without_a_question(small, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
     done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", "grpo",
                     "--group_size", "4", "--max_new_tokens", "8", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-6000:]
     from engine import logs
 
     assert [row["questions"] for row in logs.read(tmp_path / "run/metrics.jsonl")] == [2, 1]
