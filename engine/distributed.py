@@ -1,6 +1,8 @@
 """The few things that ranks say to each other. Without torchrun, or with one process, each is the identity."""
 
+import atexit
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -23,6 +25,8 @@ def start():
             store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1))
+        # a thread of gloo takes Python's lock to let go of the last tensors: if Python has ended by then, the process aborts
+        atexit.register(time.sleep, 0.2)
     return device
 
 
