@@ -205,18 +205,19 @@ def kl_to_base(folder, base):
 
 
 def curve(metrics):
-    """Every training question is new to the policy: accuracy as training goes on, the mean over the last 64 questions or more.
+    """Every training question is new to the policy: accuracy as training goes on, the mean over the last 64 questions or more
+    (in a run of fewer: over all).
 
     Returns rows of (seconds, completions, accuracy), at most 200 of them.
     """
-    rows, window = [], []
+    rows, window, width = [], [], min(64, sum(row["questions"] for row in metrics))
     seconds = completions = 0
     for row in metrics:
         seconds, completions = seconds + row["seconds/total"], completions + row["completions"]
         window.append((row["questions"], row["accuracy"]))
-        while sum(q for q, _ in window[1:]) >= 64:
+        while sum(q for q, _ in window[1:]) >= width:
             window.pop(0)
-        if sum(q for q, _ in window) >= min(64, metrics[0]["questions"] * len(metrics)):
+        if sum(q for q, _ in window) >= width:
             rows.append((round(seconds, 3), completions, sum(q * a for q, a in window) / sum(q for q, _ in window)))
     return rows[:: math.ceil(len(rows) / 200)]
 

@@ -70,7 +70,7 @@ def save(run_dir, networks, state, others):
         dcp.save(parts(networks, others), checkpoint_id=unfinished / "networks")
 
     for work, ranks in [(export, 1), (share, distributed.world_size()), (finish, 1)]:
-        problem = attempt(work) if distributed.rank() < ranks else None
+        problem = attempt(work, run_dir) if distributed.rank() < ranks else None
         problem = next(filter(None, distributed.gather([problem])), None)
         if problem:
             if distributed.rank() == 0:
@@ -79,12 +79,15 @@ def save(run_dir, networks, state, others):
     return None
 
 
-def attempt(work):
-    """None, or why it failed."""
+def attempt(work, folder):
+    """None, or why it failed, and how much room is left in `folder`: torch's own words do not tell that a disk is full."""
     try:
         work()
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # of files written by Python, torch, safetensors
-        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
+        if isinstance(error, CheckpointException):
+            error, _ = next(iter(error.failures.values()))  # what befell the first rank that failed
+        free = shutil.disk_usage(folder).free / 1e6
+        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}; {free:.0f} MB are free there"
 
 
 def parts(networks, others):
