@@ -11,6 +11,7 @@ questions follows from the seed, so that the number of the step says it all. Nor
 is a function of the step. On several nodes all ranks must see the same run folder.
 """
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -86,8 +87,10 @@ def attempt(work, folder):
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # of files written by Python, torch, safetensors
         if isinstance(error, CheckpointException):
             error, _ = next(iter(error.failures.values()))  # what befell the first rank that failed
-        free = shutil.disk_usage(folder).free / 1e6
-        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}; {free:.0f} MB are free there"
+        room = ""
+        with contextlib.suppress(OSError):  # the disk may be gone altogether
+            room = f"; {shutil.disk_usage(folder).free / 1e6:.0f} MB are free there"
+        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}{room}"
 
 
 def parts(networks, others):

@@ -131,6 +131,11 @@ def test_what_fails_in_saving_leaves_the_checkpoint_before(loaded, tmp_path, mon
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000006", "checkpoint-000009"]
 
 
+def test_a_disk_that_is_gone_is_a_reason_too(loaded, tmp_path):
+    (tmp_path / "file").touch()  # where the run's folder was
+    assert checkpoint.save(tmp_path / "file/run", networks_of(loaded), {"step": 3, **SAME}, {}).startswith("NotADirectoryError: ")
+
+
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
