@@ -201,22 +201,17 @@ def measure(case):
     return plans[0].peaks, measured
 
 
-@pytest.fixture(scope="module")
-def another_process():
-    """A fresh one: where the tests before have left holes between what lives, what is freed stays with the process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        yield pool
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 @pytest.mark.parametrize("name", CASES)
-def test_the_peak_is_that_of_real_steps(another_process, name):
+def test_the_peak_is_that_of_real_steps(name):
     if name == "LoRA" and find_spec("peft") is None:
         pytest.skip("peft is not installed")
-    peaks, measured = another_process.apply(measure, (CASES[name],))
+    # a fresh process: in a fork, freed memory would stay in the holes that the tests before have left between what lives
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        peaks, measured = pool.apply(measure, (CASES[name],))
     print(f"{name}: planned {[round(peak / 1e6) for peak in peaks]} MB, measured {measured / 1e6:.0f}, ratio {max(peaks) / measured:.3f}")
     assert peaks.index(max(peaks)) == (0 if name == "many rows" else 1)
-    assert max(peaks) == pytest.approx(measured, rel=0.2)  # 0.97 to 1.11 of it were seen
+    assert max(peaks) == pytest.approx(measured, rel=0.12)  # 0.97 to 1.09 of it were seen
 
 
 def told(given, capsys):

@@ -32,6 +32,7 @@ def test_the_curve_is_the_mean_over_the_last_64_questions_or_more():
     rows = curve(metrics)
     assert [(seconds, completions) for seconds, completions, _ in rows] == [(6.0, 1440), (8.0, 1920), (10.0, 2400)]
     assert [accuracy for *_, accuracy in rows] == pytest.approx([0.1, 0.3, 0.6])
+    assert len(curve([{"questions": 4, "completions": 64, "accuracy": 1.0, "seconds/total": 1.0}])) == 1
     few = [{"questions": q, "completions": 16 * q, "accuracy": a, "seconds/total": 1.0} for q, a in ((14, 0.5), (2, 0.1))]
     assert curve(few) == [(2.0, 256, pytest.approx(0.45))]  # as with DAPO, whose first step may draw most of them
 
