@@ -1,7 +1,5 @@
 """PPO's critic: a second network that says, before every token, what score the completion will end with."""
 
-from copy import deepcopy
-
 import torch
 
 from engine import distributed
@@ -10,12 +8,12 @@ from ppo import gae, token_rewards, whiten
 
 
 class Critic(torch.nn.Module):
-    """V(s_t): a copy of the policy's backbone, with weights of its own, under a linear head that starts at 0, and so does V."""
+    """V(s_t): a backbone under a linear head that starts at 0, and so does V. At first the backbone is a copy of the policy's."""
 
-    def __init__(self, model):
+    def __init__(self, backbone):
         super().__init__()
-        self.backbone = deepcopy(model.base_model)
-        self.head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
+        self.backbone = backbone
+        self.head = torch.nn.Linear(backbone.config.get_text_config().hidden_size, 1, device=backbone.device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 
@@ -23,7 +21,7 @@ class Critic(torch.nn.Module):
         """V(s_t) of the completions of a Batch: (N, T) float32, before token t, 0 on padding."""
         with autocast(batch.tokens.device):
             states, _ = completion_states(self.backbone, batch.prompts, batch.tokens, batch.lengths)
-            values = self.head(states).squeeze(-1).float()
+        values = self.head(states.float()).squeeze(-1)  # the one number that all else depends on is computed in float32
         return torch.zeros(batch.mask.shape, device=values.device).masked_scatter(batch.mask, values)
 
 

@@ -7,24 +7,30 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from engine.options import UserError
+
 
 def start():
     """Join the other ranks, if there are any, and return this rank's device. gloo on CPU, nccl on GPU."""
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
+    local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if gpus and local >= gpus:
+        raise UserError(f"this machine has {gpus} GPU{'s' * (gpus > 1)}, and torchrun started more processes: --nproc-per-node {gpus}.")
+    device = torch.device("cuda", local) if gpus else torch.device("cpu")
+    if gpus:
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun keeps one store for all restarts of a job, and it still holds the addresses of processes that are gone
             store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1))
+        # nccl is told its GPU at once: else each rank would guess one at its first word to the others
+        backend, bound = ("nccl", device) if gpus else ("gloo", None)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1), device_id=bound)
         # a thread of gloo takes Python's lock to let go of the last tensors: if Python has ended by then, the process aborts
         atexit.register(time.sleep, 0.2)
     return device
@@ -57,20 +63,39 @@ def all_sum(values, device, op="sum"):
     return dict(zip(values, packed.tolist()))
 
 
-def shard(module, *methods):
+def shard(module, *methods, exact=(), **options):
     """FSDP2: share the weights of `module` out to the ranks, and with them its gradients and the optimizer's moments.
 
     A layer's weights are gathered when it is computed, in bf16 on a GPU, and given up again; gradients are added up in float32.
     methods: names of functions of `module` that do what its `forward` usually does, before which its weights are gathered.
+    exact: names of parts that are computed in float32. options: of `fully_shard`, for what stands outside the layers.
     """
-    bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if next(module.parameters()).is_cuda else MixedPrecisionPolicy()
-    for part in [*(m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)), module]:
-        fully_shard(part, mp_policy=bf16)
+    bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if torch.cuda.is_available() else MixedPrecisionPolicy()
+    layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
+    parts = [*((layer, bf16, {}) for layer in layers), *((module.get_submodule(name), MixedPrecisionPolicy(), {}) for name in exact)]
+    for part, policy, given in [*parts, (module, bf16, options)]:
+        fully_shard(part, mp_policy=policy, **given)
         # a sum over the ranks, not a mean: the loss weights already count the whole batch
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     for name in methods:
         register_fsdp_forward_method(module, name)
+
+
+def hand_out(network, empty, device, *methods, **options):
+    """Shards, on `device`, of a network that the first rank has in the host's memory; for the other ranks it is None.
+
+    empty: the same network on every rank, whose parameters are on the meta device and take no memory. A device holds its part, and
+    one whole tensor at a time. methods, options: those of `shard`.
+    """
+    shard(empty, *methods, **options)  # which moves the buffers to the device
+    buffers = {name: buffer.clone() for name, buffer in empty.named_buffers()}
+    empty.to_empty(device=device)
+    for name, buffer in empty.named_buffers():
+        buffer.copy_(buffers[name])
+    whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(empty, network.state_dict() if network else {}, options=whole)
+    return empty
 
 
 def is_sharded(module):

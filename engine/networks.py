@@ -3,13 +3,15 @@
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engine import distributed, policy
 from engine.critic import Critic
-from engine.policy import completion_logprobs, compute_dtype
+from engine.policy import completion_logprobs, compute_dtype, frozen_copy, with_parameters
 from engine.rollout import Own, stop_tokens
 from engine.vllm import VLLM
 
@@ -45,54 +47,98 @@ class WithoutAdapter:
 def build(source, config, device, *, critic=False, folder=None):
     """The Networks of a run that starts from the model `source`. folder: a checkpoint whose policy it takes up again.
 
-    Weights that are trained are float32, others are in `compute_dtype`.
+    Weights that are trained are float32, others are in `compute_dtype`. Every copy is made in the precision in which it stays,
+    so that no device ever holds more than it does in training.
     """
-    base, tokenizer = policy.load(source, device, compute_dtype(device) if config.lora else torch.float32)
-    if config.lora:
-        add_adapter(base, config.lora, folder)
-        return around(base, tokenizer, config)
-    networks = around(policy.load(folder, device)[0] if folder else base, tokenizer, config, base=base, critic=critic)
+    if config.shard == "full":
+        networks = shared_out(source, config, device, critic=critic, folder=folder)
+    else:
+        reference, frozen = None, compute_dtype(device)
+        if config.lora:
+            model, tokenizer = policy.load(source, device, frozen)
+            add_adapter(model, config.lora, config.seed, folder)
+        else:
+            if folder and config.beta:  # the reference of a resumed run is the model that it started from, and not its policy
+                reference = policy.load(source, device, frozen)[0].requires_grad_(False)
+            model, tokenizer = policy.load(folder or source, device)
+        networks = around(model, tokenizer, config, reference=reference, critic=critic)
     if config.rollout == "vllm":
-        networks.sampler = VLLM(folder or source, config, tokenizer, stop_tokens(base, tokenizer))
+        networks.sampler = VLLM(folder or source, config, networks.tokenizer, stop_tokens(networks.model, networks.tokenizer))
     return networks
 
 
-def around(model, tokenizer, config, *, base=None, critic=False):
-    """The Networks around a policy. base: what the reference is a copy of; None: the policy."""
-    networks = Networks(model, tokenizer)
+def around(model, tokenizer, config, *, reference=None, critic=False):
+    """The Networks around a policy that this device holds as a whole. reference: None for a frozen copy of the policy."""
+    if config.beta and reference is None:
+        reference = WithoutAdapter(model) if config.lora else frozen_copy(model, compute_dtype(model.device))
+    sampled = model  # on a GPU a copy in bf16: the small steps of sampling would cast the weights again and again
+    if model.device.type == "cuda" and config.rollout == "own" and not config.lora:
+        sampled = frozen_copy(model, compute_dtype(model.device))
+    critic = Critic(deepcopy(model.base_model)) if critic else None
+    return complete(Networks(model, tokenizer, Own(sampled, tokenizer, copy=sampled is not model), None, reference, critic), config)
+
+
+def shared_out(source, config, device, *, critic=False, folder=None):
+    """The Networks of `--shard full`: every device holds its part of the weights, and the whole of the copy that samples.
+
+    The first rank reads a model into the host's memory, from which the devices get their parts, one tensor after the other.
+    """
+    def read(name):
+        return policy.load(name, torch.device("cpu")) if distributed.rank() == 0 else (None, None)
+
+    def hand_out(network, dtype, *methods, **options):
+        empty = distributed.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
+        if "completion_logprobs" in methods:
+            empty.completion_logprobs = partial(completion_logprobs, empty)
+        return distributed.hand_out(network, empty, device, *methods, **options)
+
+    whole, tokenizer = read(folder or source)
+    tokenizer = distributed.from_first(tokenizer)
+    networks = Networks(hand_out(whole, torch.float32, "completion_logprobs"), tokenizer)
+    if critic:
+        networks.critic = hand_out(whole and Critic(whole.base_model), torch.float32, "values", exact=["head"])
+    sampled = networks.model
+    if config.rollout == "own":
+        empty = distributed.from_first(whole and with_parameters(whole, lambda p: p.to("meta", compute_dtype(device))))
+        sampled = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
+    networks.sampler = Own(sampled, tokenizer, copy=sampled is not networks.model)
+    networks.sampler.refresh(distributed.whole_weights(networks.model, compute_dtype(device)))
     if config.beta:
-        frozen = WithoutAdapter if config.lora else lambda model: deepcopy(model).requires_grad_(False).to(compute_dtype(model.device))
-        networks.reference = frozen(base or model)
+        if folder:
+            del whole  # before another one is read
+            whole, _ = read(source)
+        networks.reference = hand_out(whole, compute_dtype(device), "completion_logprobs", reshard_after_forward=True)
+        networks.reference.requires_grad_(False)
+    return complete(networks, config)
+
+
+def complete(networks, config):
+    """The networks with the optimizer of those that learn, and their layers recomputed if the options say so."""
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    networks.critic = Critic(model) if critic else None
-    copy = config.rollout == "own" and not config.lora and (model.device.type == "cuda" or config.shard == "full")
-    networks.sampler = Own(model, tokenizer, copy)
-    if config.shard == "full":
-        for network in filter(None, [model, networks.reference]):
-            network.completion_logprobs = partial(completion_logprobs, network)
-            distributed.shard(network, "completion_logprobs")
-        if critic:
-            distributed.shard(networks.critic, "values")
+        for backbone in filter(None, [networks.model, networks.critic and networks.critic.backbone]):
+            backbone.gradient_checkpointing_enable({"use_reentrant": False})
     groups = [{"params": [p for p in network.parameters() if p.requires_grad]} for network in networks.learners]
     networks.optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=0.0)
     return networks
 
 
-def add_adapter(model, rank, folder=None):
+def add_adapter(model, rank, seed, folder=None):
     """Low-rank adapters (LoRA, 2106.09685) beside every linear layer, the only weights that learn; from `folder`, else new ones.
 
-    W x becomes W x + (α / rank) B A x with α = 2 rank; B starts at 0.
+    W x becomes W x + (α / rank) B A x with α = 2 rank. B starts at 0, and A at random numbers that follow from `seed`, so that
+    every rank starts from the same adapter.
     """
-    from peft import LoraConfig  # takes a second to import, and few runs need it
+    from peft import LoraConfig, set_peft_model_state_dict  # takes a second to import, and few runs need it
 
-    if folder:
-        model.load_adapter(folder, is_trainable=True)
-    else:
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
         model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear"))
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.float()
+    if folder:  # only now: a bfloat16 model would have rounded what it loads
+        saved = load_file(Path(folder, "adapter_model.safetensors"), device=str(model.device))
+        set_peft_model_state_dict(model, {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()})
     model.eval()
 
 

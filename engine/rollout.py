@@ -1,7 +1,6 @@
 """Sampling completions from the policy, and the contract between the sampler and the scorer."""
 
 from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -95,15 +94,10 @@ def draw(logits, sampling, generator=None):
 
 
 class Own:
-    """The project's own sampler: the loop of `sample` on the policy itself, or on a copy of it.
-
-    A copy is made in bf16 on a GPU, where the small steps of sampling would otherwise cast the weights again and again, and of
-    weights that are shared out to the devices, which would be gathered for every token.
-    """
+    """The project's own sampler: the loop of `sample` on the policy itself, or on a copy of it, which `refresh` keeps up to date."""
 
     def __init__(self, model, tokenizer, copy=False):
-        self.copy, self.dtype = copy, compute_dtype(model.device)
-        self.model = deepcopy(model).requires_grad_(False).to(self.dtype) if copy else model
+        self.model, self.copy, self.dtype = model, copy, compute_dtype(model.device)
         self.stop_ids, self.pad_id = stop_tokens(model, tokenizer), tokenizer.pad_token_id
 
     @torch.no_grad()

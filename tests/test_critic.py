@@ -2,6 +2,7 @@
 
 import copy
 import statistics
+from copy import deepcopy
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def randn(*shape, seed, dtype=torch.float32):
 
 def critic_of(model):
     """A critic that has something to say: its head is not 0."""
-    critic = Critic(model)
+    critic = Critic(deepcopy(model.base_model))
     with torch.no_grad():
         critic.head.weight.copy_(0.1 * randn(*critic.head.weight.shape, seed=1))
         critic.head.bias.fill_(0.3)
@@ -34,7 +35,7 @@ def critic_of(model):
 
 def test_values_are_0_at_first(loaded):
     model, tokenizer = loaded
-    assert (Critic(model).values(completions(tokenizer)) == 0).all()
+    assert (Critic(model.base_model).values(completions(tokenizer)) == 0).all()
 
 
 def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_before_it(loaded):
@@ -64,7 +65,7 @@ def test_the_value_before_a_token_does_not_know_it(loaded, t):
 
 def test_the_critic_has_weights_of_its_own(loaded):
     model, _ = loaded
-    critic = Critic(model)
+    critic = Critic(deepcopy(model.base_model))
     torch.testing.assert_close(critic.backbone.state_dict(), model.base_model.state_dict())
     assert not {p.data_ptr() for p in critic.parameters()} & {p.data_ptr() for p in model.parameters()}
     assert all(p.requires_grad for p in critic.parameters())

@@ -30,18 +30,16 @@ UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "g
 def fixed(folder, algorithm, shard, checkpoint_of=None):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their Config."""
     import train
-    from engine import checkpoint, policy
+    from engine import checkpoint
     from engine.config import Config, check
-    from engine.networks import around
+    from engine.networks import build
 
     config = Config(algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard, gradient_checkpointing=shard == "full")
     check(config, train.ALGORITHMS)
-    base, tokenizer = policy.load(folder, torch.device("cpu"))
-    source = checkpoint.newest(checkpoint_of) if checkpoint_of else None
-    policy_ = policy.load(str(source), torch.device("cpu"))[0] if source else base
-    networks = around(policy_, tokenizer, config, base=base, critic=algorithm == "ppo")
-    if source:
-        checkpoint.restore(source, networks, {})
+    saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
+    networks = build(folder, config, torch.device("cpu"), critic=algorithm == "ppo", folder=saved)
+    if saved:
+        checkpoint.restore(saved, networks, {})
     return networks, config
 
 

@@ -1,16 +1,21 @@
 """The networks of a run: adapters, gradient checkpointing, the sampler's copy, and memory that runs out."""
 
+import multiprocessing
+from pathlib import Path
+
 import pytest
 import torch
 from test_train import completions, config
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.memory import growth, return_what_is_freed
 from engine import critic as critic_module
-from engine import data, logs, policy, rollout
+from engine import data, logs, policy, rollout, toy
 from engine import networks as networks_module
-from engine.config import check
-from engine.networks import add_adapter, around
+from engine.config import Config, check
+from engine.networks import add_adapter, around, build
 from engine.options import UserError
-from engine.policy import Batch
+from engine.policy import Batch, completion_logprobs, frozen_copy
 from engine.rollout import Own, Sampling
 from engine.update import update
 from train import ALGORITHMS, main
@@ -27,7 +32,7 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loade
     batch = completions(tokenizer)
     base = batch.logprobs(model, 1.0).detach()
     c = config(algorithm="grpo", lora=4, lr=1e-2)
-    add_adapter(model, 4)
+    add_adapter(model, 4, seed=1)
     networks = around(model, tokenizer, c)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     update(model, networks.optimizer, [[batch]], ALGORITHMS["grpo"], c)
@@ -53,6 +58,86 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
     assert not torch.allclose(batch.logprobs(merged, 1.0), batch.logprobs(base, 1.0), atol=1e-3)
 
 
+def adapter_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
+
+
+def test_an_adapter_starts_from_the_seed_and_leaves_the_global_random_numbers_alone(small):
+    adapters = []
+    for seed, drawn_before in ((1, 0), (1, 5), (2, 0)):
+        model, _ = policy.load(small, CPU)
+        torch.manual_seed(drawn_before)
+        state = torch.random.get_rng_state()
+        add_adapter(model, 4, seed)
+        assert torch.equal(torch.random.get_rng_state(), state)
+        adapters.append(adapter_of(model))
+    torch.testing.assert_close(adapters[0], adapters[1], rtol=0, atol=0)
+    assert any(not torch.equal(adapters[0][name], adapters[2][name]) for name in adapters[0])
+
+
+def test_an_adapter_on_a_bfloat16_model_comes_back_as_it_was_saved(small, tmp_path):
+    model, _ = policy.load(small, CPU, torch.bfloat16)
+    add_adapter(model, 4, seed=1)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))  # no longer numbers of bfloat16
+    model.save_pretrained(tmp_path)
+    again, _ = policy.load(small, CPU, torch.bfloat16)
+    add_adapter(again, 4, seed=2, folder=tmp_path)
+    assert all(p.dtype == torch.float32 for p in adapter_of(again).values())
+    torch.testing.assert_close(adapter_of(again), adapter_of(model), rtol=0, atol=0)
+
+
+def test_a_bfloat16_copy_keeps_the_rotary_frequencies_of_a_long_context(tmp_path):
+    """θ = 1e6 and a head of 128 numbers, as Qwen2.5 has them: frequencies rounded to bfloat16 are off by radians at token 1,500."""
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=50, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        max_position_embeddings=2048, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None, eos_token_id=None,
+    )).save_pretrained(tmp_path)
+    model, loaded = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    prompt, tokens = torch.arange(1500).remainder(50).tolist(), torch.arange(8).unsqueeze(0)
+
+    def logp(model):
+        return completion_logprobs(model, [prompt], tokens, torch.tensor([8]))
+
+    copy = frozen_copy(model, torch.bfloat16)
+    assert {p.dtype for p in copy.parameters()} == {torch.bfloat16} and not any(p.requires_grad for p in copy.parameters())
+    assert torch.equal(copy.model.rotary_emb.inv_freq, loaded.model.rotary_emb.inv_freq)
+    torch.testing.assert_close(logp(copy), logp(loaded), rtol=0, atol=0)
+    assert not {p.data_ptr() for p in copy.parameters()} & {p.data_ptr() for p in model.parameters()}
+
+
+def test_a_copy_of_tied_weights_is_tied(loaded):
+    copy = frozen_copy(loaded[0], torch.bfloat16)
+    assert copy.get_output_embeddings().weight is copy.get_input_embeddings().weight
+
+
+def bytes_per_parameter(folder, start):
+    """By how many bytes this process grows while it builds the networks of a run with a bfloat16 reference, at the peak."""
+    networks_module.compute_dtype = lambda _: torch.bfloat16  # of this process: as on a GPU
+    torch.set_num_threads(1)
+    config, built = Config(algorithm="grpo", beta=0.04, lr=1e-3), []
+    build(f"{folder}/small", config, CPU, folder=f"{folder}/small")  # what the first call allocates for good
+    return_what_is_freed()
+    grown = growth(lambda: built.append(build(f"{folder}/large", config, CPU, folder=start and f"{folder}/{start}")), CPU)
+    return grown / built[0].model.num_parameters()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize("start", [None, "large"])
+def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
+    """4 bytes a parameter for the policy and 2 for the reference. A copy in float32 on the way would make it 8 or more."""
+    for name, hidden in (("small", 32), ("large", 512)):
+        model = Qwen2ForCausalLM(Qwen2Config(
+            vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8, num_attention_heads=4,
+            num_key_value_heads=4, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None))
+        model.save_pretrained(tmp_path / name)
+        toy.make_tokenizer().save_pretrained(tmp_path / name)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(6, rel=0.05)
+
+
 def test_gradient_checkpointing_gives_the_same_gradients(loaded):
     model, tokenizer = loaded
     batch, gradients = completions(tokenizer), []
@@ -67,7 +152,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(loaded):
 def test_the_copy_samples_what_the_policy_has_become_only_after_a_refresh(loaded):
     model, tokenizer = loaded
     prompts = [q["prompt"] for q in data.load("toy", tokenizer, limit=3)[0]]
-    copy, own = Own(model, tokenizer, copy=True), Own(model, tokenizer)
+    copy, own = Own(frozen_copy(model, torch.float32), tokenizer, copy=True), Own(model, tokenizer)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(0.5)
@@ -106,7 +191,7 @@ def test_bfloat16_as_on_a_gpu(small, tmp_path, monkeypatch, options):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, ours)
     if "--lora" not in options:
-        monkeypatch.setattr(networks_module, "Own", lambda model, tokenizer, copy: Own(model, tokenizer, True))
+        monkeypatch.setattr(networks_module, "Own", lambda model, tokenizer, copy: Own(frozen_copy(model, torch.bfloat16), tokenizer, True))
     assert main(["--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "4", "--group_size", "8", "--steps", "4",
                  "--max_new_tokens", "24", "--lr", "1e-3", "--eval_questions", "8", *options]) == 0
     rows = [row for row in logs.read(tmp_path / "run/metrics.jsonl") if row["loss"] is not None]

@@ -177,7 +177,7 @@ def steps(shape, given):
     model = Qwen2ForCausalLM(Qwen2Config(**{"num_key_value_heads": 2} | shape, bos_token_id=None, eos_token_id=None)).eval()
     p = plan(c, k, algorithm, model=model, on_gpu=False)
     if c.lora:
-        add_adapter(model, c.lora)
+        add_adapter(model, c.lora, c.seed)
     networks = around(model, toy.make_tokenizer(), c, critic=algorithm.critic)
     networks.sampler.stop_ids = [-1]  # no token ends a completion
     question = {"question": "?", "answer": "1", "prompt": [5] * c.max_prompt_tokens}

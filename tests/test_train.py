@@ -235,7 +235,7 @@ def steps_of(step_inputs, c, functions, reference=None, history=None):
     """Step number → (metrics, samples): makes this step, on the same questions each time."""
     model, tokenizer, questions = step_inputs
     k = check(c, ALGORITHMS)
-    networks = around(model, tokenizer, c, base=reference, critic=ALGORITHMS[c.algorithm].critic)
+    networks = around(model, tokenizer, c, reference=reference, critic=ALGORITHMS[c.algorithm].critic)
     rest = (lambda missing: questions, networks, named(*functions), train.Sampling(c.max_new_tokens), k, c,
             [] if history is None else history)
     return lambda step: train.train_step(step, *rest)
