@@ -27,14 +27,16 @@ BOTH = ("none", "full")
 UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "gspo": ("none",)}  # replicas; and shards
 
 
-def fixed(folder, algorithm, shard, checkpoint_of=None):
+def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their Config."""
     import train
     from engine import checkpoint
     from engine.config import Config, check
     from engine.networks import build
 
-    config = Config(algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard, gradient_checkpointing=shard == "full")
+    config = Config(
+        algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard, gradient_checkpointing=shard == "full", lora=lora, seed=1
+    )
     check(config, train.ALGORITHMS)
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(folder, config, torch.device("cpu"), critic=algorithm == "ppo", folder=saved)
@@ -73,8 +75,8 @@ def fixed_update(networks, config, share, optimizer, scale=1.0):
     return {"weights": torch.cat(weights), "stats": stats}
 
 
-def sgd_update(folder, share, algorithm, shard="none"):
-    networks, config = fixed(folder, algorithm, shard)
+def sgd_update(folder, share, algorithm, shard="none", lora=None):
+    networks, config = fixed(folder, algorithm, shard, lora=lora)
     optimizer = torch.optim.SGD([p for network in networks.learners for p in network.parameters()], lr=0.1)
     return fixed_update(networks, config, share, optimizer)
 
@@ -116,6 +118,14 @@ def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
             torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
             for key, value in one["stats"].items():
                 assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, shard, key)
+
+
+def test_adapters_are_the_same_on_every_rank(small, by_ranks):
+    """Every rank draws its adapter by itself, and only gradients are exchanged."""
+    one = sgd_update(small, SHARES["one"][0], "grpo", lora=4)["weights"]
+    ranks = [torch.load(by_ranks / f"lora-{rank}.pt")["weights"] for rank in (0, 1)]
+    assert torch.equal(*ranks)
+    torch.testing.assert_close(ranks[0], one, rtol=1e-5, atol=1e-7)
 
 
 def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_ranks(small, by_ranks, tmp_path):
@@ -190,6 +200,9 @@ if __name__ == "__main__":
             result = sgd_update(folder, SHARES[name][distributed.rank()], algorithm, shard)
             torch.save(result, Path(out) / f"{algorithm}-{name}-{shard}-{distributed.rank()}.pt")
     if distributed.world_size() == 2:
+        torch.manual_seed(distributed.rank())  # whatever a rank has drawn before
+        adapted = sgd_update(folder, SHARES["even"][distributed.rank()], "grpo", lora=4)
+        torch.save(adapted, Path(out) / f"lora-{distributed.rank()}.pt")
         saved_update(*fixed(folder, "cppo", "full"), SHARES["uneven"][distributed.rank()], Path(out) / "run", step=1)
     if distributed.world_size() == 4:
         run_dir = Path(out) / "run"
