@@ -34,7 +34,8 @@ from engine.vllm import GPU_SHARE
 GB = 10**9
 USABLE = 0.95  # of a device's memory: the rest is for CUDA's context, NCCL's buffers and the gaps between tensors
 QUESTIONS = {"gsm8k": 7473, "math": 7500, **dict.fromkeys(data.TOYS, toy.TRAIN_QUESTIONS)}  # to train on; known without a network
-PHASES = ("generation", "update", "optimizer step")
+PHASES = ("building", "generation", "update", "optimizer step", "evaluation")
+EVALUATED = 256  # completions that an evaluation samples at a time, if that takes no more memory than training does
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Plan:
     questions: int  # per device and step, like the next two
     completions: int
     kept: int
+    evaluated: int  # completions that the evaluations sample at a time; 0: there are none
     items: dict  # {name: bytes on a device in each of the PHASES}
 
     @property
@@ -110,26 +112,37 @@ def of_parameters(config, model, critic, devices, on_gpu):
     else:  # the casts; and a gradient on its way to that of the micro-batches before, at most in two pieces
         copy, passing = (2 * sum(sizes) if on_gpu else 0), 8 * largest
     step = gradients if on_gpu else 8 * largest // parts  # all parameters at once, or one after the other
+    passed = 4 * largest if shard else 0  # a whole tensor, from which every device takes its part
     return total, trained, {
-        "weights": (weights,) * 3,
-        "gradients": (0, gradients + passing, gradients),
-        "optimizer": (moments, moments, moments + step),
-        "reference": (reference,) * 3,
-        "compute copy": (0, copy, 0),
-        "rollout copy": (rollout,) * 3,
+        "weights": (weights,) * 5,
+        "gradients": (0, 0, gradients + passing, gradients, 0),
+        "optimizer": (0, moments, moments, moments + step, moments),
+        "reference": (reference,) * 5,
+        "compute copy": (passed, 0, copy, 0, 0),
+        "rollout copy": (rollout,) * 5,
     }
+
+
+def of_a_row(config, model, on_gpu):
+    """Bytes of one completion that is sampled: (its keys and values, its logits, its prompt while that is read)."""
+    shape, compute = model.config.get_text_config(), 2 if on_gpu else 4
+    hidden, heads, kv_heads, head, inner = widths(shape)
+    prompt = policy.prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
+    # keys and values; those of a layer are held twice, one of them at a time, while a token is appended
+    cache = (prompt + config.max_new_tokens) * kv_heads * head * compute * (2 * shape.num_hidden_layers + 1)
+    # a token's logits; in float32 its log-softmax, its softmax, and as many random numbers to draw with
+    logits = shape.vocab_size * (compute + 12)
+    # the residual stream twice and its norm, gate, up and their product, and the keys and values so far
+    reading = prompt * compute * (3 * hidden + 3 * inner + 2 * shape.num_hidden_layers * kv_heads * head)
+    return cache, logits, reading
 
 
 def of_tokens(config, model, rows, kept, on_gpu):
     """What the tokens need: items. rows, kept: completions of a device and step, sampled and trained on."""
     shape, compute = model.config.get_text_config(), 2 if on_gpu else 4
-    hidden, _, kv_heads, head, inner = widths(shape)
-    layers, vocabulary = shape.num_hidden_layers, shape.vocab_size
+    hidden, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     length = policy.prompt_room(model, config.max_new_tokens, config.max_prompt_tokens) + config.max_new_tokens
-    # keys and values; those of a layer are held twice, one of them at a time, while a token is appended
-    cache = rows * length * kv_heads * head * compute * (2 * layers + 1)
-    # a token's logits; in float32 its log-softmax, its softmax, and as many random numbers to draw with
-    drawn = rows * vocabulary * (compute + 12)
+    cache, logits, _ = of_a_row(config, model, on_gpu)
 
     stream = 2 if on_gpu and (config.shard == "full" or config.lora) else 4
     layer = saved_by_layer(shape, compute, stream, config.lora)
@@ -141,8 +154,23 @@ def of_tokens(config, model, rows, kept, on_gpu):
     # of a chunk, in float32: logits, logits / temperature, log-softmax
     chunk = min(max(1, policy.CHUNK_ELEMENTS // vocabulary), tokens * config.max_new_tokens // length) * vocabulary * 12
     if config.rollout == "vllm":  # keeps its share, for its weights too
-        return {"vLLM": (GPU_SHARE * memory_of_device(config),) * 3, "activations": (0, activations, 0), "logits": (0, chunk, 0)}
-    return {"KV cache": (cache, 0, 0), "activations": (0, activations, 0), "logits": (drawn, chunk, 0)}
+        share = GPU_SHARE * memory_of_device(config)
+        return {"vLLM": (share,) * 5, "activations": (0, 0, activations, 0, 0), "logits": (0, 0, chunk, 0, 0)}
+    return {"KV cache": (0, rows * cache, 0, 0, 0), "activations": (0, 0, activations, 0, 0), "logits": (0, rows * logits, chunk, 0, 0)}
+
+
+def evaluated(config, model, items, on_gpu):
+    """(completions that the evaluations sample at a time, items with what these need).
+
+    As many as take no more memory than training does, and at most EVALUATED. Every completion is of another question.
+    """
+    if not config.eval_dataset or config.rollout == "vllm":
+        return (EVALUATED if config.eval_dataset else 0), items
+    *training, held = (sum(column) for column in zip(*items.values()))
+    cache, logits, reading = of_a_row(config, model, on_gpu)
+    rows = int(min(EVALUATED, max(1, (max(training) - held) // max(cache + logits, reading))))
+    more = {"KV cache": rows * cache, "logits": rows * logits, "activations": rows * max(0, reading - cache - logits)}
+    return rows, {name: (*row[:-1], row[-1] + more.get(name, 0)) for name, row in items.items()}
 
 
 def plan(config, k, algorithm, *, model=None, on_gpu=True):
@@ -152,7 +180,8 @@ def plan(config, k, algorithm, *, model=None, on_gpu=True):
     questions = questions_per_step(config.questions_per_step, config.group_size, k) if config.allocation else config.questions_per_step
     rows, kept = questions * config.group_size, questions * k
     total, trained, items = of_parameters(config, model, algorithm.critic, devices, on_gpu)
-    return Plan(total, trained, devices, questions, rows, kept, items | of_tokens(config, model, rows, kept, on_gpu))
+    at_a_time, items = evaluated(config, model, items | of_tokens(config, model, rows, kept, on_gpu), on_gpu)
+    return Plan(total, trained, devices, questions, rows, kept, at_a_time, items)
 
 
 def helps(config, k, algorithm, model):
