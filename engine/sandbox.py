@@ -6,9 +6,10 @@ time, and ends them. Nothing outlives the call and calls share nothing, so threa
 
 What holds a program:
 
-1. Linux and macOS: wall and CPU time; files of at most 16 MB, 64 open at once; no core dump; no standard input, standard
-   error dropped, 64 KiB of output kept; an empty environment; an empty working folder, removed with all it holds; a session
-   of its own, all of whose processes are killed in the end. On Linux also memory (address space).
+1. Linux and macOS: CPU time (a program that sleeps or waits is ended after ten times as long by the clock); files of at
+   most 16 MB, 64 open at once; no core dump; no standard input, standard error dropped, 64 KiB of output kept; an empty
+   environment; an empty working folder, removed with all it holds; a session of its own, all of whose processes are
+   killed in the end. On Linux also memory (address space).
 2. Linux on x86-64 and arm64, seccomp, no privileges needed: a program may start threads but no process, so the limits of a
    process are the limits of the program, and killing it is certain. It cannot signal, trace or slow down another process,
    has no network, and changes no file's mode, owner or times.
@@ -47,6 +48,7 @@ import types
 from dataclasses import dataclass
 
 OUTPUT = 1 << 16  # bytes of output that are kept
+WALL = 10  # a program that sleeps or waits is ended after this many times its limit of CPU time, by the clock
 REPORT = 3  # the descriptor on which a program's process tells its server how it went
 WARM = "bisect collections copy dataclasses datetime decimal enum fractions functools heapq itertools math operator random re " \
        "statistics string threading time typing atexit ctypes"  # fmt: skip
@@ -194,11 +196,19 @@ def _child(code, folder, timeout, memory_mb, output, report):
 # --- the server ---
 
 
-def _watch(output, report, deadline):
+def _used(pid):
+    """Seconds of CPU time that a process has used so far, in all its threads. 0 on macOS, which does not tell."""
+    with contextlib.suppress(OSError):
+        return time.clock_gettime((~pid << 3) | 2)  # Linux's number for the clock of another process
+    return 0.0
+
+
+def _watch(pid, output, report, timeout):
     """Reads both until the report ends, time is up, or the caller calls it off. Returns (output, report, whether time was up)."""
     got, pipes = {output: b"", report: b""}, [0, output, report]
-    while (left := deadline - time.monotonic()) > 0:
-        for pipe in select.select(pipes, [], [], left)[0]:
+    end = time.monotonic() + WALL * timeout
+    while (left := min(timeout - _used(pid), end - time.monotonic())) > 0:
+        for pipe in select.select(pipes, [], [], max(left, 0.01))[0]:
             chunk = os.read(pipe, OUTPUT) if pipe else b""
             got[pipe] = (got.get(pipe, b"") + chunk)[:OUTPUT]
             if pipe == output and not chunk:
@@ -213,16 +223,17 @@ def _run(base, code, timeout, memory_mb):
     folder = os.path.join(base, "work")
     os.mkdir(folder, 0o700)
     (output, output_end), (report, report_end) = os.pipe(), os.pipe()
-    deadline = time.monotonic() + timeout
     pid = os.fork()
     if pid == 0:
         _child(code, folder, timeout, memory_mb, output_end, report_end)
     os.close(output_end), os.close(report_end)
-    stdout, said, late = _watch(output, report, deadline)
+    stdout, said, late = _watch(pid, output, report, timeout)
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    _, status, used = os.wait4(pid, 0)
+    status = os.waitstatus_to_exitcode(status)
+    late = late or used.ru_utime + used.ru_stime > timeout  # so that the verdict does not depend on when we looked
     os.set_blocking(output, False)
     with contextlib.suppress(BlockingIOError):  # what was still in the pipe
         stdout += os.read(output, OUTPUT)
@@ -309,10 +320,15 @@ class _Server:
 
 
 def run_many(codes, *, timeout=5.0, memory_mb=512, workers=None):
-    """Runs programs side by side: a Result for each, in order. timeout: seconds for each; workers: default one per core."""
+    """Runs programs side by side: a Result for each, in order.
+
+    timeout: seconds of CPU time for each, so that a verdict does not depend on what else the machine does.
+    workers: default one per core. The ranks of a machine (LOCAL_WORLD_SIZE, which torchrun sets) share its cores.
+    """
     todo = list(enumerate(codes))[::-1]
     results = [None] * len(todo)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = workers or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     busy = selectors.DefaultSelector()
 
     def give(server, index, code):
@@ -320,7 +336,7 @@ def run_many(codes, *, timeout=5.0, memory_mb=512, workers=None):
         server.send(json.dumps({"code": code, "timeout": timeout, "memory_mb": memory_mb}))
 
     try:
-        for _ in range(min(len(todo), workers or cores)):
+        for _ in range(min(len(todo), workers)):
             give(_Server(), *todo.pop())
         while busy.get_map():
             for key, _ in busy.select():

@@ -203,26 +203,72 @@ def test_what_was_printed_before_an_error_is_kept():
 # --- time, memory, output, files ---
 
 
+def processor_seconds():
+    """CPU time of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize(
     "code",
     [
         "while True: pass",
-        "import time; time.sleep(1e6)",
         "9 ** 9 ** 9",  # inside C, where no signal handler runs
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
         "import signal\nfor s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
         "import threading\nfor _ in range(8): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()",
-        "import atexit, time; atexit.register(time.sleep, 1e6)",
         "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
         "while True: print('x' * 1_000_000)",  # gigabytes
         "import os\nwhile True: os.write(1, b'x')",
     ],
 )
-def test_time_is_limited(code):
-    result, seconds = timed(code, timeout=0.3)
+def test_processor_time_is_limited(code):
+    before = processor_seconds()
+    result = run_python(code, timeout=0.3)
     assert (result.ok, result.error) == (False, "timeout")
-    assert 0.3 <= seconds < 1.3
+    assert 0.3 <= processor_seconds() - before < 1.5  # with that of the server
+
+
+@pytest.mark.parametrize("code", ["import time; time.sleep(1e6)", "import atexit, time; atexit.register(time.sleep, 1e6)"])
+def test_a_program_that_does_nothing_is_ended_later(code):
+    result, seconds = timed(code, timeout=0.1)
+    assert (result.ok, result.error) == (False, "timeout")
+    assert seconds >= 0.1 * sandbox.WALL
+
+
+def test_waiting_is_not_counted():
+    assert run_python("import time; time.sleep(0.5); print(1)", timeout=0.1).ok
+
+
+@pytest.mark.skipif(not LINUX, reason="shares one core among processes in Linux's way")
+def test_a_verdict_does_not_depend_on_the_number_of_ranks(temp):
+    """Four ranks on one core: each of their programs gets a quarter of it, and needs twice the time limit by the clock."""
+    core = f"import os\nos.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\nos.environ['LOCAL_WORLD_SIZE'] = '4'"
+    work = "import time\nwhile time.process_time() < 0.4: pass\nprint('good')"
+    ranks = [caller(temp, [work, work], core, timeout=0.8) for _ in range(4)]
+    expected = str([(True, "good\n", None)] * 2)
+    assert [rank.communicate(timeout=60) for rank in ranks] == [(f"{expected}\n", "")] * 4
+
+
+@pytest.mark.skipif(not LINUX, reason="cores are counted in Linux's way")
+@pytest.mark.parametrize("ranks, workers", [(None, 8), ("1", 8), ("3", 2), ("8", 1), ("64", 1)])
+def test_the_ranks_of_one_machine_share_its_cores(ranks, workers):
+    servers = []
+
+    class Counted(sandbox._Server):
+        def __init__(self):
+            servers.append(self)
+            super().__init__()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "_Server", Counted)
+        patch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+        patch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if ranks:
+            patch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert all(result.ok for result in run_many([""] * 8))
+    assert len(servers) == workers
 
 
 def test_output_is_cut_and_kept_up_to_the_time_limit():
@@ -243,10 +289,9 @@ def test_no_descriptor_is_inherited():
         assert run_python(code).stdout.split() == ["0", "1", "2", str(sandbox.REPORT)]
 
 
-def test_processor_time_is_limited_too():
-    """Where it is used up before the wall clock says so: two threads in C on two cores, or as here a lower limit."""
+def test_a_program_may_set_itself_a_lower_limit():
     code = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass"
-    assert timed(code, timeout=20)[0].error == "timeout"
+    assert run_python(code, timeout=20).error == "timeout"
 
 
 @pytest.mark.parametrize(
@@ -685,6 +730,13 @@ def test_without_landlock_programs_run_and_protections_says_what_is_missing(tmp_
     assert not less.protections()["reading"] and not less.protections()["writing"]
     assert less.protections()["network"] == protections()["network"]
     assert less.run_python("print(len(open('/etc/passwd').read()) > 0)").stdout == "True\n"
+
+
+def test_a_machine_that_does_not_tell_the_time_of_another_process(tmp_path):
+    """There the kernel's own limit, in whole seconds, ends the program; one that ends before is judged by what it has used."""
+    less = without(tmp_path, "return time.clock_gettime((~pid << 3) | 2)", "raise OSError")
+    codes = ["while True: pass", "import time\nwhile time.process_time() < 0.5: pass", "print(1)"]
+    assert [result.error for result in less.run_many(codes, timeout=0.3)] == ["timeout", "timeout", None]
 
 
 HEADERS = {"/usr/include/x86_64-linux-gnu/asm/unistd_64.h": 0, "/usr/include/asm-generic/unistd.h": 1}
