@@ -24,12 +24,14 @@ layer 3, so on macOS: it reads and writes whatever its user can. macOS does not 
 of a program hold together, and asking whether a file exists. `protections()` tries what each layer forbids and says what holds
 on this machine. (It is to be believed before this page: macOS and arm64 are written for and were not at hand.)
 
-The verdict. `.ok` means that the program got past its last line. One that leaves early is not ok, be it by sys.exit(0): else it
-could skip tests below. No message says "ok": see _steps(). That withstands what Python can do; ctypes, tracing and the
-collector's lists, which could do more, are refused. It does not withstand machine code smuggled into the interpreter, nor a
-value that claims to equal everything: better than tests appended to a program is to let it print, and to compare `.stdout`.
+The verdict. `.ok` means that the program ended as Python calls a success: after its last line, or by sys.exit(0) or exit().
+Not ok are an exception, another exit code, sys.exit("a reason"), os._exit(), a signal, and the limits. `.ok` is the word of the
+program itself. A program may call sys.exit(0) anywhere, so tests that are appended to a program prove nothing: let the program
+print, and compare `.stdout`. The common tricks that reach into the server's functions are refused (see _steps). But Python has
+ways to read and write the interpreter's memory, without any import, and a program that does so can report what it likes.
 """
 
+import builtins
 import contextlib
 import functools
 import importlib
@@ -166,7 +168,11 @@ def _steps(code):
     yield token
     del token
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    exec(compile(code, "<program>", "exec", dont_inherit=True), main.__dict__)
+    try:
+        exec(compile(code, "<program>", "exec", dont_inherit=True), main.__dict__)
+    except SystemExit as end:
+        if not (end.code is None or isinstance(end.code, int) and end.code == 0):
+            raise
     threading._shutdown()  # as Python ends: threads are awaited, exit functions called, buffers written
     atexit._run_exitfuncs()
     for stream in (sys.stdout, output):
@@ -269,6 +275,7 @@ def _serve(base):
     """Reads programs, one JSON object a line, and answers each with its verdict. An empty line ends it, and the end of input."""
     os.environ.clear()
     sys.argv = [""]
+    builtins.exit = builtins.quit = sys.exit  # as in Python without -S
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may have it ignored, or signals blocked
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for name in WARM.split():
@@ -291,7 +298,7 @@ def _serve(base):
 
 @dataclass(frozen=True)
 class Result:
-    ok: bool  # it ran to its end
+    ok: bool  # it ran to its end, which may be sys.exit(0)
     stdout: str  # at most 64 KiB; bytes that are no UTF-8 are replaced
     error: str | None  # one line: the exception, "timeout", "memory", a signal's name, "exit code 0 before its end"; None if ok
 

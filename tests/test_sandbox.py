@@ -120,6 +120,11 @@ ORDINARY = [
     "from __future__ import annotations\ndef f(x: nothing): pass",
     "import sys; sys.stdout = None",
     "import os; os.close(0); os.close(1); os.close(2); print('a')",
+    "import sys; sys.exit()",
+    "import sys; sys.exit(False)",  # Python takes it for 0
+    "raise SystemExit",
+    "def main():\n    if True: exit(0)\nmain()",
+    "quit(None)",
 ]
 
 
@@ -132,6 +137,7 @@ def test_ordinary_programs_are_ok():
     [
         ("import threading, time; threading.Thread(target=lambda: time.sleep(0.1) or print('late')).start()", "late\n"),
         ("import atexit; atexit.register(print, 'late')", "late\n"),
+        ("import atexit, sys; atexit.register(print, 'late'); print('a'); sys.exit(0)", "a\nlate\n"),
         ("import os; os.write(1, b'a\\xff\\xfe\\x80b')", "a\ufffd\ufffd\ufffdb"),
         ("import os; print('a\\0b')", "a\0b\n"),
         ("import sys; print(sys.argv, sys.flags.isolated, sys.flags.no_site, sys.dont_write_bytecode)", "[''] 1 1 True\n"),
@@ -174,8 +180,10 @@ ERRORS = [
     ("print(", "SyntaxError: '(' was never closed (<program>, line 1)"),
     ("a\0b", ("SyntaxError: source code string cannot", "ValueError: source code string cannot")),
     ("print('\ud800')", "UnicodeEncodeError"),
-    ("import sys; sys.exit()", "SystemExit"),
-    ("import sys; sys.exit(0)", "SystemExit: 0"),
+    ("import sys; sys.exit(3)", "SystemExit: 3"),
+    ("import sys; sys.exit('a reason')", "SystemExit: a reason"),
+    ("import sys; sys.exit(0.0)", "SystemExit: 0.0"),  # Python prints it and takes it for 1
+    ("exit(-1)", "SystemExit: -1"),
     ("import os; os._exit(0)", "exit code 0 before its end"),
     ("import os; os._exit(3)", "exit code 3 before its end"),
     ("import sys; sys.setrecursionlimit(10**9)\nclass A: __repr__ = lambda a: repr(a)\nrepr(A())", ("SIG", "memory", "RecursionError")),
@@ -198,6 +206,17 @@ def test_errors_are_one_line():
 def test_what_was_printed_before_an_error_is_kept():
     assert run_python("print('a')\n1 / 0").stdout in ("a\n", "")  # as far as it had left the program's buffer
     assert run_python("print('a', flush=True)\nimport os; os._exit(1)").stdout == "a\n"
+
+
+def test_a_program_that_exits_in_the_middle_is_ok_so_that_tests_below_it_prove_nothing():
+    code = "import sys\ndef double(x): return x\nprint('mine')\nsys.exit(0)\nassert double(2) == 4\nprint('tested')"
+    assert run_python(code) == sandbox.Result(ok=True, stdout="mine\n", error=None)
+
+
+def test_an_exit_code_is_taken_as_python_takes_it():
+    codes = [f"import sys\nsys.exit({code})" for code in ("", "0", "None", "False", "1", "True", "-1", "0.0", "''", "'a'", "[]")]
+    python = [subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode for code in codes]
+    assert [result.ok for result in run_many(codes)] == [code == 0 for code in python]
 
 
 # --- time, memory, output, files ---
