@@ -125,6 +125,8 @@ ORDINARY = [
     "raise SystemExit",
     "def main():\n    if True: exit(0)\nmain()",
     "quit(None)",
+    "import ctypes; assert ctypes.CDLL(None).abs(-1) == 1",
+    "import gc, sys; assert gc.get_objects(); sys.settrace(lambda *a: None)\ndef f(): pass\nf()",
 ]
 
 
@@ -526,7 +528,7 @@ def test_a_link_out_of_the_folder_is_not_followed_when_it_is_removed(tmp_path):
     assert (tmp_path / "file").read_text() == "a" and outside.stat().st_mode & 0o777 == 0o555
 
 
-# --- the verdict cannot be forged ---
+# --- the report on how it went ---
 
 LEAVE = "\nos._exit(0)"
 SEARCH = """
@@ -538,27 +540,9 @@ def search():
         frame = frame.f_back
     return found + [value for module in list(sys.modules.values()) for value in vars(module).values()]
 """
-JUMP = """
-def jump(frame, event, argument):
-    if frame.f_code.co_name == "<module>" and event == "line" and frame.f_lineno == {line}: frame.f_lineno = {line} + 1
-    return jump
-sys._getframe().f_trace = jump
-try: sys.settrace(jump)
-except RuntimeError: pass
-1 / 0
-pass
-"""
-
-
-def jumping(before):
-    head = "import sys\n" + before
-    line = (head + JUMP).splitlines().index("1 / 0") + 1
-    return head + JUMP.replace("{line}", str(line))
-
-
-FORGERIES = [
+MEDDLING = [
     "import os, sys; sys.stdout.flush()" + LEAVE,
-    # the protocol's own messages on every descriptor
+    # messages of the server's own kind on every descriptor
     'import os\nfor fd in range(256):\n    try: os.write(fd, b\'{"ok": true, "stdout": "", "error": null}\\n\')\n    except OSError: 0'
     + LEAVE,
     "import os\nfor fd in range(256):\n    try: os.write(fd, b'0' * 32)\n    except OSError: 0" + LEAVE,
@@ -568,34 +552,26 @@ FORGERIES = [
     "import os; os.closerange(0, 256)" + LEAVE,
     "import os; os.closerange(0, 256)\nwhile True: pass",
     "import os\nwhile True: os.write(3, b'0' * 99)",
-    # the token, looked for wherever Python looks; another program's token; the functions around it replaced
-    SEARCH + "for value in search():\n    if isinstance(value, bytes) and len(value) == 16: os.write(3, value); break" + LEAVE,
-    "import os, sys; write, os.write = os.write, lambda *a: 0; write(3, next(sys._getframe(1).f_globals['_steps']('')))" + LEAVE,
-    "import os, sys; os.write(3, max(sys._getframe(1).f_globals['_steps']('')))" + LEAVE,
-    "import os, sys; sys._getframe(1).f_globals['_steps'] = lambda code: [b'']\nos._exit = lambda code: None\n1 / 0",
-    "import builtins, os\nbuiltins.max = lambda x: b'0' * 16\nos.write = lambda *a: 0\nbuiltins.BaseException = int\n1 / 0",
+    # the functions around the program replaced
+    "import os\nos._exit = lambda code: None\n1 / 0",
+    "import builtins, os\nos.write = lambda *a: 0\nbuiltins.BaseException = int\n1 / 0",
     "import builtins, os\nfor name in dir(builtins): setattr(builtins, name, None)\n1 / 0",
     "import os, sys\nsys.excepthook = lambda *a: None\nimport threading\nthreading._shutdown = lambda: os._exit(0)",
     "import atexit, os\natexit.register(os._exit, 0)\n1 / 0",
-    # leaving the last line out
-    jumping(""),
-    jumping("import gc\ntry:\n    for f in gc.get_objects():\n        if getattr(f, '__name__', '') == 'refuse': f.__code__ = (lambda *a: 0).__code__\nexcept RuntimeError: 0\n"),  # noqa: E501
-    jumping("for c in object.__subclasses__():\n    if c.__name__ == 'function': pass\n"),
-    # what could read memory
-    "import ctypes",
-    "import _ctypes; _ctypes.dlopen(None, 0)",
     "import os; os.execv('/bin/true', ['true'])",
 ]  # fmt: skip
 
 
-def test_a_program_cannot_pretend_to_be_ok():
-    results = run_many(FORGERIES, timeout=1)
-    assert [code for code, result in zip(FORGERIES, results) if result.ok or not result.error] == []
+def test_a_program_that_meddles_with_its_report_is_not_ok_and_harms_nobody():
+    results = run_many([code for meddling in MEDDLING for code in (meddling, "print('next')")], timeout=1, workers=2)
+    assert [code for code, result in zip(MEDDLING, results[::2]) if result.ok or not result.error] == []
+    assert [result.stdout for result in results[1::2]] == ["next\n"] * len(MEDDLING)
 
 
-def test_a_jump_would_work_where_tracing_is_allowed():
-    """The attack above is a real one: outside the sandbox it gets past the line that fails."""
-    assert subprocess.run([sys.executable, "-c", jumping("")]).returncode == 0
+def test_machine_code_is_held_by_the_kernel(needs):
+    needs("processes", "signals")
+    code = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.kill(os.getppid(), 0), libc.fork(), ctypes.get_errno())"
+    assert run_python(code).stdout == "-1 -1 1\n"
 
 
 def test_a_program_sees_no_other_program():
