@@ -12,7 +12,7 @@ What holds a program:
    killed in the end. On Linux also memory (address space).
 2. Linux on x86-64 and arm64, seccomp, no privileges needed: a program may start threads but no process, so the limits of a
    process are the limits of the program, and killing it is certain. It cannot signal, trace or slow down another process,
-   has no network, and changes no file's mode, owner or times.
+   has no network, and changes no file's mode, owner or times. It reaches none of its user's System V objects and keys.
 3. Linux >= 5.13, Landlock, no privileges needed: it reads Python's library and the system's shared libraries, reads and
    writes its folder, and no more. (Before 6.2 it can still empty those library files that its user may write.)
 4. Linux as root: all capabilities are given up. It stays the user root, since root's Python may lie in /root. So where
@@ -62,7 +62,10 @@ SYSCALLS = {  # refused: (number on x86-64, on arm64)
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "setpriority": (141, 140), "ioprio_set": (251, 30), "migrate_pages": (256, 238), "move_pages": (279, 239),
     "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
-    "socket": (41, 198), "shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
+    "socket": (41, 198), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
+    "semget": (64, 190), "semctl": (66, 191), "semop": (65, 193), "semtimedop": (220, 192),
+    "msgget": (68, 186), "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188), "mq_open": (240, 180), "mq_unlink": (241, 181),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     "memfd_create": (319, 279),  # memory past the limit
     "truncate": (76, 45), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
     "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),

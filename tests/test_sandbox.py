@@ -403,9 +403,10 @@ def test_no_process_can_be_reached_by_a_detour(needs):
 
 REFUSED = """
 fork vfork unshare setns kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo ptrace process_vm_readv process_vm_writev setpriority
-ioprio_set migrate_pages move_pages sched_setparam sched_setscheduler sched_setaffinity sched_setattr socket shmget shmat semget msgget
-mq_open memfd_create truncate chmod fchmod fchmodat chown fchown lchown fchownat utime utimes futimesat utimensat setxattr lsetxattr
-fsetxattr removexattr lremovexattr fremovexattr
+ioprio_set migrate_pages move_pages sched_setparam sched_setscheduler sched_setaffinity sched_setattr socket shmget shmat semget
+msgget mq_open shmctl semctl semop semtimedop msgctl msgsnd msgrcv mq_unlink add_key request_key keyctl memfd_create truncate
+chmod fchmod fchmodat chown fchown lchown fchownat utime utimes futimesat utimensat setxattr lsetxattr fsetxattr removexattr
+lremovexattr fremovexattr
 """
 NATIVE = """
 import ctypes, errno, os, sys
@@ -429,6 +430,18 @@ def test_every_system_call_of_the_list_is_refused(needs, temp):
     code = NATIVE.format(root=str(ROOT), folder=str(temp), names=REFUSED.split())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.skipif(not LINUX, reason="System V's segments by their Linux numbers")
+def test_shared_memory_of_the_user_outlives_a_program_that_removes_it(needs):
+    needs("processes")
+    libc = ctypes.CDLL(None)
+    segment = libc.shmget(0, 4096, 0o1600)
+    remove, look = f"import ctypes\nprint(ctypes.CDLL(None).shmctl({segment}, 0, None))", (segment, 2, ctypes.create_string_buffer(256))
+    try:
+        assert run_python(remove).stdout == "-1\n" and libc.shmctl(*look) == 0
+    finally:
+        libc.shmctl(segment, 0, None)
 
 
 # --- network ---
