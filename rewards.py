@@ -26,6 +26,8 @@ THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # the commas of 1,234,567
 # what may stand around a number and changes nothing: LaTeX's text, spaces and brackets, bold type, currency, percent, degrees
 DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\b|\\[,;:!]|\^\{?\\circ\}?|\\?[ $%(){}\[\]]|\*\*|[€£¥₹°`'\"]")
 FRACTION = re.compile(r"\\[dt]?frac\{(-?[0-9]+)\}\{([0-9]+)\}")
+# a minus after these is a subtraction or a hyphen: "7" or "7x" before it on the same line; a letter, if no space comes between
+SUBTRACTS = re.compile(r"(?:[0-9][A-Za-z]?[ \t$*)\]}%°\\]*|[A-Za-z][$*)\]}%°\\]*)\Z")
 DIGITS = r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 # "total =", a sign, a number, perhaps "/" and another, a unit
 NUMBER = re.compile(rf"((?:[^\W\d_]|\s)*[=:：])?\s*([-+]?)\s*{DIGITS}(?:\s*/\s*{DIGITS})?((?:[^\W\d_]|[\s./])*)")
@@ -79,13 +81,28 @@ def _tagged(text):
 
 def _boxed(text):
     before, opening, rest = text.rpartition("\\boxed{")
-    sign = "-" if before.rstrip(" $(*{\\,;:!").endswith(MINUS) else ""
+    sign = "-" if _ends_in_minus(before) else ""
     depth = 1
     for i, c in enumerate(rest if opening else ""):
         depth += (c == "{") - (c == "}")
         if depth == 0:
             return sign + rest[:i].strip() if rest[:i].strip() else ""
     return None
+
+
+def _ends_in_minus(before):
+    """Does `before`, the text before a number or a box, end in a minus that belongs to it: no bullet, dash or subtraction?
+
+    If white space follows the minus, it does only after "=", after an opening bracket, or if nothing stands before it.
+    """
+    left = before.rstrip(" \t\n$€£¥₹([{*\\,;:!")  # what may stand between: currency, opening brackets, bold type, LaTeX's spaces
+    if not left.endswith(MINUS):
+        return False
+    gap, left = before[len(left) :], left[:-1]
+    if SUBTRACTS.search(left) or left.endswith((*MINUS, "—")):
+        return False
+    opened = left.rstrip(" \t\n*")
+    return not gap[:1].isspace() or not opened or left.endswith("$") or opened.endswith(("=", "(", "[", "{", "<answer>"))
 
 
 def _after_hashes(text):
@@ -155,9 +172,17 @@ def toy_accuracy(completions, answer, **columns):
 
 
 def number_accuracy(completions, answer, **columns):
-    """1.0 where the last number that the completion names is the gold one, else 0.0: for models that follow no form."""
-    named = [re.findall(DIGITS, _said(completion)) for completion in completions]
-    return [1.0 if numbers and _same_number(numbers[-1], _gold(gold)) else 0.0 for numbers, gold in zip(named, answer, strict=True)]
+    """1.0 where the last number that the completion names is the gold one, else 0.0: for models that follow no form.
+
+    A minus between two numbers subtracts and is no sign: "7 - 12" names 12, and "7 - 12 = -5" names -5.
+    """
+    named = [_last_number(_said(completion)) for completion in completions]
+    return [1.0 if number and _same_number(number, _gold(gold)) else 0.0 for number, gold in zip(named, answer, strict=True)]
+
+
+def _last_number(text):
+    *_, last = [None, *re.finditer(DIGITS, text)]
+    return last and ("-" if _ends_in_minus(text[: last.start()]) else "") + last[0]
 
 
 # --- mathematics ---

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rewards import extract_answer, format_reward, gsm8k_accuracy, math_accuracy, soft_format_reward, to_number, toy_accuracy
+from rewards import (
+    extract_answer,
+    format_reward,
+    gsm8k_accuracy,
+    math_accuracy,
+    number_accuracy,
+    soft_format_reward,
+    to_number,
+    toy_accuracy,
+)
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -78,9 +87,48 @@ def test_a_minus_before_the_box_belongs_to_the_answer(before):
     assert gsm8k(before + "\\boxed{5}", "-5") == 2.0
 
 
-@pytest.mark.parametrize("before", ["", "x = ", "so — ", "-x = ", "---\n", "7-2 is "])
+@pytest.mark.parametrize("before", ["", "x = ", "so — ", "-x = ", "---\n", "7-2 is ", "so -- ", "so --"])
 def test_another_dash_before_the_box_does_not(before):
     assert extract_answer(before + "\\boxed{5}") == "5"
+
+
+BULLETS_AND_DASHES = [
+    "Final answer:\n- ", "Final answer:\n- $", "Final answer:\n\n– **", "The answer – $", "The answer - ", "Answer:- ", "**Answer**- ",
+]  # fmt: skip
+SUBTRACTIONS = [
+    "30 - ", "30-", "30 -", "$30$ - $", "$30-", "$30$- ", "30\\% -", "(2+3) -", "7 - 12 = 7 - ", "x-", "3x -", "Covid-", "f(x)-",
+]  # fmt: skip
+MINUSES = [
+    "It is -", "= - ", "7 - 12 = -", "( - ", "\\[ - ", "5 apples: −", "= 30\n-", "is $-", "is $- ", "\\text{is }-", "答案是-",
+    "<answer>-", "<answer>- ", "-$", "- ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("before", BULLETS_AND_DASHES)
+def test_a_bullet_or_a_dash_is_no_minus(before):
+    assert extract_answer(before + "\\boxed{5}") == "5"
+    assert number_accuracy([before + "5"] * 2, ["5", "-5"]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("before", SUBTRACTIONS)
+def test_a_subtraction_is_no_minus(before):
+    assert extract_answer(before + "\\boxed{5}") == "5"
+    assert number_accuracy([before + "5"] * 2, ["5", "-5"]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("before", MINUSES)
+def test_a_sign_belongs_to_the_box_or_the_number_that_follows_it(before):
+    assert extract_answer(before + "\\boxed{5}") in ("-5", None)  # None: an answer tag that is not closed
+    assert number_accuracy([before + "5"] * 2, ["5", "-5"]) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "completion, number",
+    [("7 - 12 = -5", -5), ("12 - 7", 7), ("-5", -5), ("−5", -5), ("It is -$5.", -5), ("It is $-5.", -5), ("It fell from 3 to -5.", -5),
+     ("-5 and 4", 4), ("2024-05-12", 12), ("-1,234.50 dollars", -1234.5), ("7 - 12 = **-5**", -5), ("<think>-4</think>\n- 5", -5)],
+)  # fmt: skip
+def test_the_last_number_has_its_sign(completion, number):
+    assert number_accuracy([completion] * 3, [str(number), f"so it is\n#### {number}", str(-number)]) == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("inside", ["\\boxed{18}", "It is \\boxed{18}.", "17\n#### 18", "The answer is 18"])
