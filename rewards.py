@@ -31,13 +31,18 @@ SUBTRACTS = re.compile(r"(?:[0-9][A-Za-z]?[ \t$*)\]}%°\\]*|[A-Za-z][$*)\]}%°\\
 DIGITS = r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 # "total =", a sign, a number, perhaps "/" and another, a unit
 NUMBER = re.compile(rf"((?:[^\W\d_]|\s)*[=:：])?\s*([-+]?)\s*{DIGITS}(?:\s*/\s*{DIGITS})?((?:[^\W\d_]|[\s./])*)")
-# words that make another number of the one beside them; any other word after a number is its unit
-MULTIPLES = r"hundred|thousand|[mb]illion|trillion|lakh|crore|dozen|half|halve|third|fifth|tenth|hundredth|squared|cubed"
-MULTIPLE = re.compile(rf"\b(?:{MULTIPLES})s?\b", re.IGNORECASE)
-CHANGES_VALUE = re.compile(
-    rf"\b(?:[BM]|(?i:{MULTIPLES}|k|bn|and|or|nor|not|than|plus|minus|negative"
-    r"|one|two|three|four|five|six|seven|eight|nine|ten)s?)\b|半"
+# words that make another number of the one beside them; any other word after a number is its unit, as in "5 seventh graders"
+MULTIPLES = (
+    r"hundred|thousand|[mb]illion|trillion|lakh|crore|dozen|half|halve|third|fifth|tenth|hundredth|squared|cubed"
+    r"|(?:four|six|seven|eigh|nin|eleven|twelf|\w{3,5}teen|\w{3,5}tie|thousand|[mb]illion)th(?:s|(?= of\b|[\s.]*$))"
 )
+MULTIPLE = re.compile(rf"\b(?:{MULTIPLES})s?\b", re.IGNORECASE)
+ONES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+CHANGES_VALUE = re.compile(
+    rf"\b(?:[BM]|(?i:{MULTIPLES}|k|[mb]n|[mb]il|[mb]ln|and|or|nor|not|than|plus|minus|negative|{'|'.join(ONES)})s?)\b|半"
+)
+SAID_TWICE = re.compile("|".join(rf"(?<=(?<![0-9.,]){i}) ?\({word}\)" for i, word in enumerate(ONES, 1)), re.IGNORECASE)  # 2 (two)
+POWER = re.compile(r"(?<=[^\W\d_²³])[²³]")  # of a unit: cm²
 # <think>…</think>, one newline, <answer>…</answer> or a program, and nothing else; no tag twice
 NO_TAG = r"(?:(?!</?(?:think|answer)>).)*"
 R1_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n<answer>{NO_TAG}</answer>", re.DOTALL)
@@ -127,16 +132,16 @@ def to_number(text):
 
     Before the number there may be "total =", a sign, a currency; after it a unit, in words that leave its value alone. So
     "$1,234.50" and "1234.5 dollars" are the same number, and "\\frac{3}{4}" is 0.75. None are "minus 5", "18 million",
-    "12 or 13", "1e3", "10-5", "Ann has 18", a division that is left to do ("36/2"), and more than 100 characters.
+    "3 fourths", "12 or 13", "1e3", "10-5", "Ann has 18", a division that is left to do ("36/2"), and more than 100 characters.
     """
     if len(text) > 100:
         return None
-    text = FRACTION.sub(r" \1/\2 ", text.replace("{,}", ",").translate(DASHES))
+    text = FRACTION.sub(r" \1/\2 ", SAID_TWICE.sub("", text).replace("{,}", ",").translate(DASHES))
     found = NUMBER.fullmatch(DRESS.sub(" ", text))
     if found is None:
         return None
     name, sign, above, below, unit = found.groups("")
-    if CHANGES_VALUE.search(f"{name} {unit}") or any(map(str.isnumeric, name + unit)):  # isnumeric: ½, ², 万
+    if CHANGES_VALUE.search(f"{name} {unit}") or any(map(str.isnumeric, name + POWER.sub("", unit))):  # isnumeric: ½, ², 万
         return None
     value = Fraction(sign + above.replace(",", ""))
     if not below:

@@ -242,12 +242,28 @@ def test_a_division_left_to_do_is_no_number(given):
     "given",
     ["minus 18", "negative 18", "not 18", "not 18.", "half of 18", "a third of 18", "twice 18", "about 18", "at least 18", "ten times 18",
      "half of x = 18", "Ann has 18", "18 million", "18 Million", "18 millions", "18\\text{ million}", "18 thousand", "18 hundred", "18k",
-     "18 K", "18M", "18 dozen", "18 halves", "18 tenths", "18 squared", "18 and a half", "18 or nineteen", "18 dollars and fifty cents",
+     "18 K", "18M", "18 dozen", "18 halves", "18 tenths", "18 squared",
+     "18 thousandths", "18 fourths", "18 sixteenths of it", "18 fourth", "a fourth of 18", "18 mn", "18 mil", "18 mln", "18 (two)",
+     "18 (three) dollars", "1.8 (eight)", "18 and a half", "18 or nineteen", "18 dollars and fifty cents",
      "18 plus two", "18 minus two", "18 less than twenty", "18 times two", "18 it is not", "18万", "18个半", "18½", "18²", "18!", "√18",
      "\\sqrt{18}", "~18", "≠18", "18\\pi", "5 18", "18-", "18+"],
 )  # fmt: skip
 def test_words_and_signs_that_change_the_value_are_no_unit(given):
     assert gsm8k(r1(given), "18") == 0.0
+
+
+@pytest.mark.parametrize(
+    "given, gold",
+    [("2 (two)", "2"), ("$10 (Ten) dollars", "10"), ("25 cm²", "25"), ("25 m³.", "25"), ("3 m²/s", "3"), ("5 months", "5"),
+     ("5 quarters", "5"), ("5 seconds", "5"), ("5 ml", "5"), ("5 seventh graders", "5")],
+)  # fmt: skip
+def test_a_number_said_twice_and_a_power_of_a_unit_change_nothing(given, gold):
+    assert gsm8k(r1(given), gold) == 1.5
+
+
+@pytest.mark.parametrize("given", ["5²", "5 ²", "5 (²)", "2 (three)", "1.2 (two)", "12 (two)", "x² = 25", "2 two", "two (2)"])
+def test_a_power_of_the_number_and_another_number_in_words_do(given):
+    assert to_number(given) is None
 
 
 def test_a_mixed_fraction_is_not_its_whole_part():
