@@ -47,6 +47,11 @@ class Config:
     compare: list[str] | None = option(None, "two files of answers of the same questions: their difference, with a paired test")
 
 
+# what of the setting must agree for two scores to mean the same. Models and weights are what is compared; seed, batch size and
+# versions only make other draws of the same kind; other questions are refused
+COMPARABLE = ("data", "judge", "judged_by", "system_prompt", "max_new_tokens", "samples", "temperature", "top_p", "top_k")
+
+
 def evaluate(sampler, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", done=(), keep=None):
     """Sample and judge `samples` completions of every question; the ranks share the batches.
 
@@ -66,8 +71,8 @@ def evaluate(sampler, tokenizer, questions, reward, sampling, *, samples=1, batc
             drawn = sampler.sample([row["prompt"] for row in rows], samples, sampling, seed * 1_000_003 + start)
             indices = [start + j for j in range(len(rows)) for _ in range(samples)]
             mine = judged(indices, [row for row in rows for _ in range(samples)], drawn.texts(tokenizer), reward)
-            for j, record in enumerate(mine):
-                record |= {"tokens": int(drawn.lengths[j]), "truncated": bool(drawn.truncated[j])}
+            for record, length, truncated in zip(mine, drawn.lengths.tolist(), drawn.truncated.tolist(), strict=True):
+                record |= {"tokens": length, "truncated": truncated}
         round_ = distributed.gather(mine)
         if keep:
             keep(round_)
@@ -232,9 +237,10 @@ def compare(paths):
         print(f"{setting['model']}: {path}")
         sides.append(records)
         settings.append(setting)
-    for key in settings[0].keys() - {"model"}:
-        if settings[0][key] != settings[1].get(key):
-            print(f"note: not the same {key}: {settings[0][key]!r:.60} and {settings[1].get(key)!r:.60}.")
+    for key in COMPARABLE:
+        first, second = (setting.get(key) for setting in settings)
+        if first != second:
+            print(f"note: not the same {key}: {first!r:.60} and {second!r:.60}.")
     for part in ("greedy", "sampled"):
         first, second = (by_question([r for r in records if r["part"] == part]) for records in sides)
         if not first or not second:
@@ -248,9 +254,15 @@ def compare(paths):
 
 
 def stamp_of(name):
-    """Changes when the file of a judge does, or the weights in a model's folder; "" where there is neither."""
-    path = Path(name.partition(":")[0])
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) if path.is_dir() else []
+    """Changes when the file of a judge does, or the weights in a model's folder; "" if there is neither.
+
+    name: a path, FILE.py:FUNCTION, RewardModel:DIR, or another judge, perhaps with ":WEIGHT".
+    """
+    name = name.removeprefix("RewardModel:")
+    while ":" in name and not Path(name).exists():
+        name = name.rpartition(":")[0]
+    path = Path(name)
+    files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
     stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(stamps).encode()).hexdigest()[:16] if stamps else ""
 

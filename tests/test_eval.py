@@ -5,9 +5,13 @@ import json
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from test_distributed import torchrun
+from test_reward_model import make
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import eval as evaluation
 import rewards
@@ -194,6 +198,16 @@ def test_another_judge_under_the_same_name_is_another_setting(small, tmp_path):
         go(small, tmp_path / "a", *argv)
 
 
+def test_another_reward_model_in_the_same_folder_is_another_setting(small, tmp_path):
+    judge = make(tmp_path / "judge")
+    go(small, tmp_path / "a", "--judge", f"RewardModel:{judge}:0.5")
+    go(small, tmp_path / "a", "--judge", f"RewardModel:{judge}:0.5")  # nothing has changed
+    file = tmp_path / "judge/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(UserError, match=r"in another setting \(judged_by "):
+        go(small, tmp_path / "a", "--judge", f"RewardModel:{judge}:0.5")
+
+
 def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):
     go(small, tmp_path / "a")
     go(small, tmp_path / "b", "--seed", "7")
@@ -208,6 +222,43 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
     go(small, tmp_path / "c", "--questions", "9")
     with pytest.raises(UserError, match="the same questions"):
         evaluation.main(["--compare", str(tmp_path / "a/eval-toy.jsonl"), str(tmp_path / "c/eval-toy.jsonl")])
+
+
+def test_a_comparison_notes_what_makes_it_unfair_in_a_fixed_order(tmp_path, capsys):
+    keys = ["model", "benchmark", "questions", "data", "judge", "judged_by", "system_prompt", "max_new_tokens", "samples", "temperature",
+            "top_p", "top_k", "seed", "batch_size", "weights", "torch", "transformers"]  # fmt: skip
+    for side in "ab":
+        setting = {key: f"{key} {side}" for key in random.Random(side).sample(keys, len(keys))}
+        lines = [{"setting": setting}, {"part": "greedy", "index": 0, "question": "1+1", "correct": True}]
+        (tmp_path / side).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    evaluation.main(["--compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
+    assert notes == [
+        f"note: not the same {key}: '{key} a' and '{key} b'."
+        for key in ("data", "judge", "judged_by", "system_prompt", "max_new_tokens", "samples", "temperature", "top_p", "top_k")
+    ]
+
+
+def test_no_completion_waits_for_the_device_by_itself(loaded):
+    """`int(tensor)` and `bool(tensor)` are one wait each: they must not grow with the completions."""
+
+    class Waits(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += function is torch.ops.aten._local_scalar_dense.default
+            return function(*args, **kwargs or {})
+
+    model, tokenizer = loaded
+    counts = []
+    for samples in (1, 5):
+        questions, _ = data.load("toy", tokenizer, split="test", limit=2)
+        drawn = Own(model, tokenizer).sample([row["prompt"] for row in questions], samples, Sampling(8), 0)
+        sampler = SimpleNamespace(sample=lambda *_, drawn=drawn: drawn)
+        with Waits() as waits:
+            waits.count = 0
+            records = evaluation.evaluate(sampler, tokenizer, questions, always("1"), Sampling(8), samples=samples)
+        counts.append(waits.count)
+        assert [(r["tokens"], r["truncated"]) for r in records] == list(zip(drawn.lengths.tolist(), drawn.truncated.tolist()))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize(
