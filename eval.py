@@ -70,7 +70,7 @@ def evaluate(sampler, tokenizer, questions, reward, sampling, *, samples=1, batc
             # a batch is the same whoever samples it
             drawn = sampler.sample([row["prompt"] for row in rows], samples, sampling, seed * 1_000_003 + start)
             indices = [start + j for j in range(len(rows)) for _ in range(samples)]
-            mine = judged(indices, [row for row in rows for _ in range(samples)], drawn.texts(tokenizer), reward)
+            mine = judged(indices, [row for row in rows for _ in range(samples)], drawn.texts(tokenizer, rows), reward)
             for record, length, truncated in zip(mine, drawn.lengths.tolist(), drawn.truncated.tolist(), strict=True):
                 record |= {"tokens": length, "truncated": truncated}
         round_ = distributed.gather(mine)
@@ -203,7 +203,10 @@ def open_answers(path, setting):
 
 
 def scored_file(path, reward):
-    """The records of completions that some other program sampled: lines with question, answer, and completion or completions."""
+    """The records of completions that some other program sampled: lines with question, answer, and completion or completions.
+
+    If the chat template writes `<think>` into the prompt, the completion must begin with it: here is no template to ask.
+    """
     indices, rows, texts, seen = [], [], [], {}
     for number, row in enumerate(data.read_jsonl(path, reserved=["prompt"]), 1):
         several = row.pop("completions") if "completions" in row else [row.pop("completion", None)]

@@ -135,7 +135,7 @@ def roll_out(questions, k, networks, rewards, sampling, config, draw, clock, his
     with clock.phase("generate"):  # 1 sample G completions of each question
         drawn = networks.sampler.sample([q["prompt"] for q in questions], G, sampling, draw)
     with clock.phase("score"):  # 2 score them
-        texts, lengths = drawn.texts(networks.tokenizer), drawn.lengths.cpu()
+        texts, lengths = drawn.texts(networks.tokenizer, questions), drawn.lengths.cpu()
         parts, failures = score(rewards, texts, data.columns([q for q in questions for _ in range(G)]))
         weights = [reward.weight for reward in rewards]
         # the overlong penalty is no signal: it would bring back groups that are all right

@@ -1,6 +1,7 @@
 """Questions: made here, a benchmark's from the hub, or a local file of JSON lines, as a list of dicts of columns.
 
-Every question has the columns `question`, `answer` and `prompt` (token ids, chat template applied).
+Every question has the columns `question`, `answer`, and two that no reward is given: `prompt` (token ids, chat template
+applied) and `begun` (what the template has begun to say for the model: "<think>", or nothing).
 """
 
 import hashlib
@@ -71,7 +72,8 @@ def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_pro
             texts = [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows]
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
-    questions = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts) if len(prompt) <= max_prompt_tokens]
+    questions = [{**row, "prompt": prompt, "begun": begun(text, row["question"])}
+                 for row, text, prompt in zip(rows, texts, prompts) if len(prompt) <= max_prompt_tokens]
     skipped = len(rows) - len(questions)
     if skipped:
         notes.append(f"skipped {skipped} of {len(rows)} questions of {name}: prompts longer than {max_prompt_tokens} tokens.")
@@ -81,6 +83,16 @@ def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_pro
             "or lower --max_new_tokens where the model's context is short."
         )
     return questions, notes
+
+
+def begun(text, question):
+    """The thought that a prompt's text has opened for the model and left open, as "<think>\\n"; "" if there is none.
+
+    Only what the chat template writes after the question counts: a system prompt may speak of <think>, too.
+    """
+    question = question.strip()  # many templates do so
+    _, tag, rest = text[text.rfind(question) + len(question) :].rpartition("<think>")
+    return tag + rest if tag and "</think>" not in rest else ""
 
 
 def read_hub(name, split):
@@ -156,7 +168,7 @@ def read_jsonl(path, reserved=("prompt", "completions")):
 
 def columns(rows):
     """What a reward is given besides the completions: {name: values} of the questions, one row for each completion."""
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name != "prompt"}
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in ("prompt", "begun")}
 
 
 def take(questions, position, count, seed):

@@ -15,7 +15,7 @@ def preview(config, device, n_questions=8):
     questions, _ = data.load(config.dataset, tokenizer, system_prompt=prompt, max_prompt_tokens=room, limit=n_questions)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
     drawn = Own(model, tokenizer).sample([q["prompt"] for q in questions], config.group_size, sampling, config.seed)
-    texts, chosen = drawn.texts(tokenizer), choose(config.rewards, device, config.reward_timeout)
+    texts, chosen = drawn.texts(tokenizer, questions), choose(config.rewards, device, config.reward_timeout)
     columns = data.columns([q for q in questions for _ in range(config.group_size)])
     parts, failures = score(chosen, texts, columns)
     total = merge(torch.stack(list(parts.values())), [reward.weight for reward in chosen])

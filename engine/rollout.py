@@ -36,10 +36,15 @@ class Completions:
     truncated: torch.Tensor  # (N,) bool, cut off at max_new_tokens before an EOS
     logp: torch.Tensor  # (N, T) float32, log-probability of each token at the sampling temperature; 0 on padding
 
-    def texts(self, tokenizer):
-        """What the completions say, for the rewards: EOS and other special tokens left out."""
+    def texts(self, tokenizer, questions=()):
+        """What the completions say, for the rewards: EOS and other special tokens left out.
+
+        questions: the Q rows of `data.load` that were asked. A completion then begins with the thought that its prompt has opened.
+        """
         rows = [tokens[:n] for tokens, n in zip(self.tokens.tolist(), self.lengths.tolist())]
-        return [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
+        begun = [question.get("begun", "") for question in questions for _ in range(len(rows) // len(questions))] or [""] * len(rows)
+        said = [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
+        return [before + text for before, text in zip(begun, said, strict=True)]
 
 
 def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):

@@ -120,7 +120,7 @@ def test_the_published_data_sets_are_read_whole(name, count):
 def test_the_toy_has_a_train_and_a_test_split(tokenizer, split, size):
     questions, notes = data.load("toy", tokenizer, split=split)
     assert len(questions) == size and notes == []
-    assert questions[5] == {**toy.question(5, split), "prompt": tokenizer(toy.question(5, split)["question"]).input_ids}
+    assert questions[5] == {**toy.question(5, split), "prompt": tokenizer(toy.question(5, split)["question"]).input_ids, "begun": ""}
 
 
 def test_limit_takes_the_first_questions(tokenizer, file):
