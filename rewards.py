@@ -49,7 +49,7 @@ R1_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n<answer>{NO_TAG}</answer>", r
 CODE_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n```python\n(?:(?!```).)*\n```", re.DOTALL)
 MATH_MARKS = re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])")  # $…$, \(…\), \[…\], and percent, which is a unit
 MATH_LENGTH = 1000  # characters; the longest gold answer of MATH-500 has 53
-MATH_SECONDS = 5.0  # for one answer; most take a millisecond, few a tenth of a second
+MATH_SECONDS = 5.0  # of CPU time for one answer; most take a millisecond, few a tenth of a second
 MATH_MEMORY = 4 << 30  # bytes
 JUDGE_LOCK = threading.Lock()
 
@@ -268,14 +268,14 @@ def _serve_as_judge():
     from sympy import FiniteSet, Number
 
     logging.disable()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the alarm kills, whatever it did in the process that started this one
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the alarm kills, whatever it did in the process that started this one
     resource.setrlimit(resource.RLIMIT_AS, (MATH_MEMORY, MATH_MEMORY))
     form = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
     options = dict(fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None)
     print("ready", flush=True)
     for line in sys.stdin:
         *texts, seconds = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time: a verdict does not depend on what else the machine does
         gold, given = (parse(f"\\boxed{{{latex}}}", form, **options) for latex in texts)
         value = getattr(given[0], "rhs", given[0]) if given else None  # the 5 of "x=5"
         # of "x=5 \lor x=6" only the last equation is read, unless all are read as a set
@@ -284,7 +284,7 @@ def _serve_as_judge():
         worked_out = isinstance(value, Number) and "binom" not in texts[1]
         undone = gold and isinstance(gold[0], Number) and not worked_out
         right = gold and given and not several and not undone and verify(gold, given, timeout_seconds=None)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print("no gold" if not gold else "unparsed" if not given else "right" if right else "wrong", flush=True)
 
 

@@ -64,7 +64,7 @@ def measure(job):
 def memory(methods, hidden_size=512):
     """{name: {parameters, optimizer, peak}} in bytes, of a step with each method's options of train.py."""
     jobs = [(options, hidden_size) for options in methods.values()]
-    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         return dict(zip(methods, tqdm(pool.imap(measure, jobs, chunksize=1), total=len(jobs), desc="memory of a step")))
 
 
