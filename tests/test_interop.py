@@ -100,7 +100,8 @@ def go(tmp_path, monkeypatch):
             "--output_dir", str(tmp_path / "run"), "--algorithm", "grpo", "--group_size", "4", "--questions_per_step", "2",
             "--max_new_tokens", "12", "--lr", "1e-2", "--system_prompt", "1",
         ]) == 0
-        return tmp_path / "run", *loaded[0]
+        model, tokenizer = loaded[0]
+        return tmp_path / "run", model.to(CPU), tokenizer
 
     return go
 

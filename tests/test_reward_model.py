@@ -33,7 +33,7 @@ def make(folder, *, template=None, pad=True, labels=1):
 
 def by_hand(judge, text):
     """The score at the last token, of one text alone, without any padding."""
-    tokens = judge.tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    tokens = judge.tokenizer(text, return_tensors="pt", add_special_tokens=False).to(judge.model.device)
     with torch.no_grad():
         return judge.model.score(judge.model.model(**tokens).last_hidden_state)[0, -1, 0].item()
 
