@@ -53,16 +53,22 @@ def update(model, optimizer, minibatches, algorithm, config, critic=None):
 
     The weights are normalised over the whole mini-batch, so gradients add up over micro-batches and devices, however the
     completions were cut: where a device runs out of memory, it cuts them smaller and tries again, once.
-    Returns the means over the updates, and which of them were skipped as not finite.
+
+    A mini-batch from which no device has anything to learn is left out: its gradient is 0, and AdamW would still move the weights,
+    by what it remembers of earlier gradients. Returns the means over the other updates (None if there are no others), and which of
+    them were skipped as not finite.
     """
     device, networks = model.device, [model, critic] if critic else [model]
     counts = {}
     for m, parts in enumerate(minibatches):
         counts[f"n {m}"] = sum(len(part.prompts) for part in parts if part.tokens.shape[1])
         counts[f"tokens {m}"] = sum(part.lengths.sum().item() for part in parts)
+        counts[f"pushed {m}"] = int(sum((part.advantages != 0).sum() for part in parts))
     counts = distributed.all_sum(counts, device)
+    # a critic learns from every completion, and so does the KL term
+    teaches = [counts[f"n {m}"] and (critic or config.beta or counts[f"pushed {m}"]) for m in range(len(minibatches))]
     history, skipped = [], []
-    for m in list(range(len(minibatches))) * config.mu:
+    for m in [m for m in range(len(minibatches)) if teaches[m]] * config.mu:
         for cut_smaller in (False, True):
             optimizer.zero_grad()
             try:
@@ -86,5 +92,7 @@ def update(model, optimizer, minibatches, algorithm, config, critic=None):
         if not skipped[-1]:
             optimizer.step()
     optimizer.zero_grad()  # frees the gradients' memory for the sampler
+    if not history:
+        return dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}
     means = {name: sum(h[name] for h in history) / len(history) for name in history[0]}
     return means | {name: max(h[name] for h in history) for name in maxima} | {"skipped_updates": sum(skipped), "skipped": skipped}

@@ -45,21 +45,32 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None):
     return networks, config
 
 
-def fixed_update(networks, config, share, optimizer, scale=1.0):
-    """The weights after the updates on this rank's part of the six completions, and the update's metrics."""
-    import train
-    from engine import distributed, policy
-    from engine.critic import estimate
-    from engine.update import update
+def six_completions(scale=1.0):
+    from engine import policy
 
     generator = torch.Generator().manual_seed(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
     tokens, lengths = torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5])
-    everything = policy.Batch(prompts, tokens, lengths, scale * torch.randn(6, generator=generator))
-    model, critic = networks.model, networks.critic
+    return policy.Batch(prompts, tokens, lengths, scale * torch.randn(6, generator=generator))
+
+
+def micro_batches(everything, share, config, device):
+    """Of this rank's rows `share` of a mini-batch."""
+    from engine import distributed, policy
+
     parts = everything.rows(share).cut_into(40) if share else []
-    if config.shard == "full":
-        parts = distributed.even_out(parts, lambda: policy.nothing(model.device), model.device)
+    return distributed.even_out(parts, lambda: policy.nothing(device), device) if config.shard == "full" else parts
+
+
+def fixed_update(networks, config, share, optimizer, scale=1.0):
+    """The weights after the updates on this rank's part of the six completions, and the update's metrics."""
+    import train
+    from engine import distributed
+    from engine.critic import estimate
+    from engine.update import update
+
+    model, critic = networks.model, networks.critic
+    parts = micro_batches(six_completions(scale), share, config, model.device)
     with torch.no_grad():
         for part in parts:
             part.ref_logp = part.logprobs(networks.reference, 1.0) - 0.05
@@ -79,6 +90,25 @@ def sgd_update(folder, share, algorithm, shard="none", lora=None):
     networks, config = fixed(folder, algorithm, shard, lora=lora)
     optimizer = torch.optim.SGD([p for network in networks.learners for p in network.parameters()], lr=0.1)
     return fixed_update(networks, config, share, optimizer)
+
+
+# rows of each rank in three mini-batches: only row 2 of the first has an advantage, and nobody has a row of the third
+WITH_SIGNAL_IN_ONE = {1: [[[0, 1, 2]]], 2: [[[0, 1], [3], []], [[2], [4, 5], []]]}
+
+
+def update_with_signal_in_one(folder, shares, shard="none"):
+    """Two times through the mini-batches of this rank, with an optimizer that remembers."""
+    import train
+    from engine import distributed
+    from engine.update import update
+
+    networks, config = fixed(folder, "drgrpo", shard)
+    config.beta, config.mu, model, everything = 0.0, 2, networks.model, six_completions()
+    everything.advantages[[0, 1, 3, 4, 5]] = 0
+    minibatches = [micro_batches(everything, share, config, model.device) for share in shares]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    stats = update(model, optimizer, minibatches, train.ALGORITHMS["drgrpo"], config)
+    return {"weights": torch.cat([tensor.flatten() for _, tensor in distributed.whole_weights(model)]), "stats": stats}
 
 
 def saved_update(networks, config, share, run_dir, step):
@@ -126,6 +156,18 @@ def test_adapters_are_the_same_on_every_rank(small, by_ranks):
     ranks = [torch.load(by_ranks / f"lora-{rank}.pt")["weights"] for rank in (0, 1)]
     assert torch.equal(*ranks)
     torch.testing.assert_close(ranks[0], one, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shard", BOTH)
+def test_ranks_leave_the_same_mini_batches_out(small, by_ranks, shard):
+    """One without a completion or without an advantage on any rank; not one with an advantage on another rank."""
+    one = update_with_signal_in_one(small, WITH_SIGNAL_IN_ONE[1][0])
+    ranks = [torch.load(by_ranks / f"signal-{shard}-{rank}.pt") for rank in (0, 1)]
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+    torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
+    assert len(one["stats"]["skipped"]) == 2
+    for key, value in one["stats"].items():
+        assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
 def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_ranks(small, by_ranks, tmp_path):
@@ -203,6 +245,9 @@ if __name__ == "__main__":
         torch.manual_seed(distributed.rank())  # whatever a rank has drawn before
         adapted = sgd_update(folder, SHARES["even"][distributed.rank()], "grpo", lora=4)
         torch.save(adapted, Path(out) / f"lora-{distributed.rank()}.pt")
+        for shard in BOTH:
+            result = update_with_signal_in_one(folder, WITH_SIGNAL_IN_ONE[2][distributed.rank()], shard)
+            torch.save(result, Path(out) / f"signal-{shard}-{distributed.rank()}.pt")
         saved_update(*fixed(folder, "cppo", "full"), SHARES["uneven"][distributed.rank()], Path(out) / "run", step=1)
     if distributed.world_size() == 4:
         run_dir = Path(out) / "run"

@@ -18,7 +18,7 @@ from engine.networks import around
 from engine.options import UserError
 from engine.policy import Batch
 from engine.select import select
-from engine.update import update
+from engine.update import OF_UPDATES, update
 from gdpo import decoupled_advantages
 from gfpo import retained_advantages
 from grpo import group_advantages
@@ -155,6 +155,42 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
     stats = update(model, optimizer, [batch.cut_into(30)], ALGORITHMS["grpo"], config(algorithm="grpo", beta=0.0))
     assert stats["skipped_updates"] == 2 and stats["skipped"] == [True, True]
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
+def two_more_updates(small, algorithm, cut):
+    """μ = 2 times through the mini-batches `cut` (lists of rows), of which rows 2 and 3 have no advantage: (weights, steps, stats)."""
+    c = config(algorithm=algorithm, mu=2, lr=1e-5, clip_low=0.9, clip_high=9.0)  # the clip takes no gradient
+    model, tokenizer = policy.load(small, CPU)
+    batch = completions(tokenizer)
+    batch.advantages[2:4] = 0
+    minibatches = [with_reference(batch.rows(rows).cut_into(40), model) if rows else [] for rows in cut]
+    for part in [part for parts in minibatches for part in parts]:
+        part.old_logp = part.logprobs(model, 1.0).detach()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=0.0)
+    stats = update(model, optimizer, minibatches, ALGORITHMS[algorithm], c)
+    steps = next(iter(optimizer.state.values()))["step"].item() if optimizer.state else 0
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), steps, stats
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "drgrpo"])
+def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(small, algorithm):
+    """AdamW would still move the weights, by what it remembers of earlier gradients."""
+    weights, steps, stats = two_more_updates(small, algorithm, [[0, 1], [2, 3], [4, 5], []])
+    expected, _, expected_stats = two_more_updates(small, algorithm, [[0, 1], [4, 5]])
+    assert steps == 4 and torch.equal(weights, expected)
+    assert stats == expected_stats and stats["skipped"] == [False] * 4  # nor does it count in the means
+
+
+def test_without_any_signal_there_is_no_update_to_speak_of(small):
+    before = torch.cat([p.detach().flatten() for p in policy.load(small, CPU)[0].parameters()])
+    weights, steps, stats = two_more_updates(small, "gspo", [[2, 3], []])
+    assert steps == 0 and torch.equal(weights, before)
+    assert stats == {**dict.fromkeys(OF_UPDATES), "skipped_updates": 0, "skipped": []}
+
+
+def test_with_a_kl_term_completions_without_an_advantage_are_something_to_learn_from(small):
+    weights, steps, _ = two_more_updates(small, "grpo", [[0, 1], [2, 3], []])
+    assert steps == 4 and not torch.equal(weights, two_more_updates(small, "grpo", [[0, 1]])[0])
 
 
 # ---- which completions are kept, and when ---------------------------------------------------------------------------
