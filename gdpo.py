@@ -27,5 +27,6 @@ def decoupled_advantages(rewards, *, weights=None, normalize_batch=True, eps=1e-
         raise ValueError(f"{len(weights)} weights for {len(rewards)} rewards")
     advantages = sum(w * group_advantages(r, eps=eps) for w, r in zip(weights, rewards))
     if normalize_batch:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + eps)
+        # mean(A) is 0, for it is 0 in every group. Its rounding is not subtracted: a group of equal rewards keeps advantages of exactly 0
+        advantages = advantages / (advantages.std() + eps)
     return advantages

@@ -138,7 +138,7 @@ def roll_out(questions, k, networks, rewards, sampling, config, draw, clock, his
         texts, lengths = drawn.texts(networks.tokenizer, questions), drawn.lengths.cpu()
         parts, failures = score(rewards, texts, data.columns([q for q in questions for _ in range(G)]))
         weights = [reward.weight for reward in rewards]
-        # the overlong penalty is no signal: it would bring back groups that are all right
+        # taken before the overlong penalty: with it a group of right answers would look informative
         signal = has_signal(merge(torch.stack(list(parts.values())), weights).view(-1, G))
         if config.overlong_cache:
             parts["overlong"] = overlong_penalty(lengths, max_length=config.max_new_tokens, cache=config.overlong_cache)
@@ -157,7 +157,10 @@ def roll_out(questions, k, networks, rewards, sampling, config, draw, clock, his
             kept = kept[~drawn.truncated.cpu()[kept]]
     prompts = [q["prompt"] for q in questions for _ in range(G)]
     batch = Batch(prompts, drawn.tokens, drawn.lengths, advantages.flatten().to(device), drawn.logp)
-    sums = {"questions": len(questions), "completions": len(texts), "kept": len(kept), "signal": signal.sum().item(),
+    sums = {"questions": len(questions), "completions": len(texts), "kept": len(kept),
+            # advantages of a group add up to 0: if they do not differ, they are all 0 (PPO's are the scores, here and in the log)
+            "no_signal": (~has_signal(advantages)).sum().item(),
+            "short": (~signal).sum().item() if algorithm.dynamic_sampling else 0,  # groups to replace
             "pushed": (advantages.flatten()[kept] != 0).sum().item(),
             "tokens_generated": lengths.sum().item(), "tokens_trained": lengths[kept].sum().item(),
             "accuracy": (parts[rewards[0].name] > 0).sum().item(), "reward": total.sum().item(), "reward_failures": failures,
@@ -180,15 +183,15 @@ def train_step(step, supply, networks, rewards, sampling, k, config, history=Non
     while missing != 0 and (questions := supply(missing)) is not None:
         batch, more, group = roll_out(questions, k, networks, rewards, sampling, config, draw.getrandbits(62), clock, history)
         batches, samples = [*batches, batch], samples or group
+        short = int(more.pop("short"))
         sums = {name: value + sums.get(name, 0) for name, value in more.items()}
-        short = int(more["questions"] - more["signal"]) if algorithm.dynamic_sampling else 0  # groups without signal are replaced
         missing = 0 if len(batches) == config.max_rollouts else short
     if short and distributed.rank() == 0:
         tqdm.write(f"step {step}: {short} groups short after sampling {len(batches)} times, training on the others.")
 
     metrics = {"step": step} | {name: int(sums.pop(name)) for name in COUNTS} | {"rollouts": len(batches)}
     pushed = sums.pop("pushed")
-    metrics["no_signal"] = 1 - sums.pop("signal") / metrics["questions"]
+    metrics["no_signal"] = sums.pop("no_signal") / metrics["questions"]
     metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
     metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
     metrics |= {name: value / metrics["completions"] for name, value in sums.items()}

@@ -79,6 +79,14 @@ def test_a_batch_without_signal_is_exactly_zero():
     assert (decoupled_advantages(torch.full((2, 3, 7), 3.3)) == 0).all()
 
 
+def test_a_group_without_signal_is_exactly_zero_beside_groups_with_one():
+    """The mean over the batch is 0 but for its rounding, which would otherwise stand in every such group."""
+    for seed in range(20):
+        rewards = torch.randint(0, 3, (2, 8, 16), generator=torch.Generator().manual_seed(seed)).float()
+        rewards[:, 3] = 1
+        assert (decoupled_advantages(rewards)[3] == 0).all()
+
+
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 1.0], []])
 def test_there_must_be_one_weight_for_each_reward(weights):
     with pytest.raises(ValueError, match="weights for 2 rewards"):

@@ -345,6 +345,62 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     assert train.train_step(1, supply, networks, rewards, sampling, 4, c)[0]["rollouts"] == 2
 
 
+def of_two(even, odd):
+    """A reward: of every question the first, third, … completion earns `even`, the others `odd`."""
+    return lambda completions, **columns: [float(odd if i % 2 else even) for i in range(len(completions))]
+
+
+def rewarded(*values):
+    """Functions as rewards with names of their own, each the values of two completions in turn."""
+    functions = [of_two(*pair) for pair in values]
+    for i, function in enumerate(functions):
+        function.__name__ = f"reward_{i}"
+    return functions
+
+
+def test_no_signal_is_the_share_of_groups_whose_advantages_are_all_0(step_inputs):
+    step_inputs = (*step_inputs[:2], step_inputs[2][:1])  # one question, whose group is in the samples
+
+    def no_signal(functions, **options):
+        metrics, samples = run_step(step_inputs, config(group_size=4, lr=0.0, **options), functions)
+        advantages = [row["advantage"] for row in samples["completions"]]
+        assert metrics["no_signal"] == (not any(advantages))
+        return metrics["no_signal"]
+
+    # the sums are equal, but GDPO normalises each reward by itself: 0.87 + 0.87 − 0.87
+    assert no_signal(rewarded((1, 0), (1, 0), (0, 2)), algorithm="gdpo") == 0
+    assert no_signal(rewarded((1, 0), (1, 0), (0, 2)), algorithm="grpo") == 1
+    # all are right, and some are too long
+    assert no_signal([ones], algorithm="grpo", max_new_tokens=8, overlong_cache=7) == 0
+    assert no_signal([ones], algorithm="grpo", max_new_tokens=8) == 1
+    # the two that GFPO keeps are right
+    assert no_signal(rewarded((1, 0)), algorithm="gfpo", keep="efficiency") == 1
+
+
+def test_no_signal_counts_a_gdpo_group_of_equal_rewards_beside_others(step_inputs):
+    """The mean over the batch is 0, and its rounding is not."""
+    def equal_in_the_first(completions, **columns):
+        return [i // 4 and i * i % 7 / 10 for i in range(len(completions))]
+
+    metrics, samples = run_step(step_inputs, config(algorithm="gdpo", group_size=4), [equal_in_the_first])
+    assert metrics["no_signal"] == 0.25 and [row["advantage"] for row in samples["completions"]] == [0.0] * 4
+
+
+def test_ppos_no_signal_is_the_share_of_groups_whose_scores_are_equal(step_inputs):
+    def no_signal(functions, **options):
+        return run_step(step_inputs, config(algorithm="ppo", group_size=4, lr=0.0, **options), functions)[0]["no_signal"]
+
+    assert no_signal(rewarded((1, 0), (0, 1))) == 1 and no_signal(rewarded((1, 0), (0, 2))) == 0
+
+
+def test_dynamic_sampling_goes_by_the_rewards_before_the_overlong_penalty(step_inputs):
+    step_inputs = (*step_inputs[:2], step_inputs[2][:1])
+    c = config(algorithm="dapo", group_size=4, max_new_tokens=8, overlong_cache=7, max_rollouts=2)
+    metrics, samples = run_step(step_inputs, c, [ones])
+    assert any(row["advantage"] for row in samples["completions"])  # of right answers that differ in length alone
+    assert metrics["rollouts"] == 2 and metrics["kept"] == 0 and metrics["loss"] is None
+
+
 def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs, monkeypatch):
     trained = []
     monkeypatch.setattr(train, "update", lambda model, optimizer, minibatches, *_: trained.extend(minibatches) or {})
