@@ -126,6 +126,16 @@ def learning_rate(progress, peak, warmup):
     return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
+def run_progress(steps_done, steps, questions_done, questions, per_step):
+    """Where the middle of the next step lies in the run, in [0, 1]. The run ends with its steps or its questions, whichever is first.
+
+    A step takes `per_step` questions, or more with dynamic sampling: as many as the steps so far have taken on average.
+    """
+    most, taken = math.ceil(questions / per_step), questions_done / per_step  # in units of such a step
+    expected = min(max(1, taken / max(1, steps_done)), most - taken)
+    return max((steps_done + 0.5) / steps, (taken + expected / 2) / most)
+
+
 def roll_out(questions, k, networks, rewards, sampling, config, draw, clock, history):
     """Sample, score, advantages, keep: steps 1 to 4 on this device's `questions`. history: the mean reward of earlier ones.
 
@@ -280,8 +290,9 @@ def train(config, k, device):
     with logs.Interrupt() as interrupt, tqdm(total=steps, initial=state["step"], desc=config.algorithm, disable=not first_rank) as bar:
         while not (end or interrupt.asked):
             step = state["step"] + 1
+            progress = run_progress(state["step"], steps, state["position"], total, per_step)
             for group, peak in zip(networks.optimizer.param_groups, (config.lr, config.critic_lr)):
-                group["lr"] = learning_rate((step - 0.5) / steps, peak, config.warmup)
+                group["lr"] = learning_rate(progress, peak, config.warmup)
             metrics, samples = train_step(step, supply, networks, rewards, sampling, k, config, state["history"])
             for skipped in metrics.pop("skipped"):
                 state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0

@@ -8,7 +8,7 @@
 
 There is no random state to save: step s of rank r draws from a generator seeded by (seed, s, r), and the order of the
 questions follows from the seed, so that the number of the step says it all. Nor is there a scheduler: the learning rate
-is a function of the step. On several nodes all ranks must see the same run folder.
+is a function of the steps made and the questions taken. On several nodes all ranks must see the same run folder.
 """
 
 import contextlib

@@ -61,7 +61,7 @@ class Config:
     lam: float | None = option(None, "PPO: λ of the generalised advantage estimate, 0: one step ahead, 1: to the end; none: 0.95")
     critic_lr: float | None = option(None, "PPO: peak learning rate of the critic; none: 1e-3 on the toy, else 1e-5")
     lr: float | None = option(None, "peak learning rate of AdamW; none: toy 3e-4, arithmetic 3e-5, else 1e-6")
-    warmup: float = option(0.1, "share of the steps in which the learning rate rises; then it falls along a cosine")
+    warmup: float = option(0.1, "share of the run in which the learning rate rises; then it falls along a cosine")
     max_grad_norm: float = option(1.0, "gradients longer than this are scaled down to it")
     micro_batch_tokens: int = option(2048, "prompt and completion tokens, padding included, in one forward pass")
     importance_cap: float | None = option(None, "a token counts min(π_old / π_sampler, this): mends what the sampler computes differently")

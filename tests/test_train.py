@@ -22,7 +22,7 @@ from engine.update import OF_UPDATES, update
 from gdpo import decoupled_advantages
 from gfpo import retained_advantages
 from grpo import group_advantages
-from train import ALGORITHMS, learning_rate
+from train import ALGORITHMS, learning_rate, run_progress
 
 CPU = torch.device("cpu")
 
@@ -616,6 +616,39 @@ def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp
     monkeypatch.setattr(train, "train_step", noted)
     go(small, tmp_path / "run", "--algorithm", "ppo", "--critic_lr", "5e-3", "--warmup", "0.5", steps=4)
     assert rates == [pytest.approx([share * 1e-3, share * 5e-3]) for share in (0.25, 0.75, 0.5 + 0.125**0.5, 0.5 - 0.125**0.5)]
+
+
+def test_a_run_that_is_through_its_questions_early_is_at_the_end_of_the_schedule_then(small, tmp_path, monkeypatch):
+    """DAPO, whose steps take 5 questions here: 2, of which the second has a signal, and 1, 1, 1 for the first, which has none."""
+    signal_in_every_second_group = lambda completions, **columns: [float(i // 8 % 2 and i % 2) for i in range(len(completions))]
+    signal_in_every_second_group.__name__ = "second"
+    monkeypatch.setattr(train, "choose", lambda *_: named(signal_in_every_second_group))
+    options = ["--algorithm", "dapo", "--epochs", str(24 / 2048), "--warmup", "0"]
+    go_in_two(small, tmp_path / "run", monkeypatch, *options, killed_in=4, save_every=2, steps=99)
+    rows = logs.read(tmp_path / "run/metrics.jsonl")
+    assert [row["questions"] for row in rows] == [5, 5, 5, 5, 4]
+    middles = [2.5, 7.5, 12.5, 17.5, 22]  # of 24 questions
+    expected = [1e-3 * 0.5 * (1 + math.cos(math.pi * middle / 24)) for middle in middles]
+    assert [row["lr"] for row in rows[1:]] == pytest.approx(expected[1:])
+    assert rows[0]["lr"] == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * 1 / 24)))  # before the first step 2 are expected
+    go(small, tmp_path / "steps", *options, steps=2)  # where the steps end first, they count
+    assert [row["lr"] for row in logs.read(tmp_path / "steps/metrics.jsonl")] == pytest.approx(
+        [1e-3 * 0.5 * (1 + math.cos(math.pi * share)) for share in (0.25, 0.75)])
+
+
+@pytest.mark.parametrize("questions, per_step", [(2048, 8), (1024, 4), (7473, 16), (10, 3), (5, 7), (1, 1)])
+@pytest.mark.parametrize("most", [math.inf, 3, 100])
+def test_steps_that_all_take_the_same_number_of_questions_lie_evenly_in_the_schedule(questions, per_step, most):
+    """The last step, which may be shorter, too."""
+    steps = min(most, math.ceil(questions / per_step))
+    found = [run_progress(done, steps, done * per_step, questions, per_step) for done in range(steps)]
+    assert found == [(done + 0.5) / steps for done in range(steps)]
+
+
+def test_a_run_that_was_through_its_questions_goes_on_with_more_of_them():
+    """10 questions in steps of 4, 4 and 2; then twice as many."""
+    found = [run_progress(done, 5, seen, 20, 4) for done, seen in [(3, 10), (4, 14)]]
+    assert found == [3.5 / 5, 4.5 / 5] and run_progress(40, 99, 399, 400, 4) <= 1
 
 
 def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys):
