@@ -13,6 +13,7 @@ is a function of the steps made and the questions taken. On several nodes all ra
 
 import contextlib
 import hashlib
+import itertools
 import json
 import shutil
 import warnings
@@ -157,19 +158,33 @@ def say(run_dir):
 
 
 def resume(run_dir):
-    """(folder, state, notes) of a run's newest checkpoint that is whole. Every rank calls this; the first one reads the files."""
+    """(folder, state, notes) of a run's newest checkpoint that is whole. Every rank calls this; the first one reads the files.
+
+    Damaged newer ones are renamed: from here on the run's newest checkpoint is the one that is resumed.
+    """
     newest(run_dir)
     folder, notes = None, []
-    for path in reversed(checkpoints(run_dir)) if distributed.rank() == 0 else []:
-        wrong = damaged(path)
-        if not wrong:
-            folder = path
-            break
-        notes.append(f"{path} is damaged ({', '.join(wrong)}): the run goes on from the checkpoint before it.")
+    if distributed.rank() == 0:
+        wrong = {}  # {checkpoint: its damaged files}, the newest first
+        for path in reversed(checkpoints(run_dir)):
+            if not (files := damaged(path)):
+                folder = path
+                break
+            wrong[path] = files
+        for path, files in wrong.items() if folder else []:
+            aside = set_aside(path)
+            notes.append(f"{path} is damaged ({', '.join(files)}) and was renamed to {aside.name}: the run goes on from {folder.name}.")
     folder, notes = distributed.from_first((folder, notes))
     if folder is None:
         raise UserError(f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new run in another folder.")
     return str(folder), json.loads((folder / "state.json").read_text(encoding="utf-8")), notes
+
+
+def set_aside(path):
+    """Rename a damaged checkpoint, so that it is no longer one of the run's; none of its files is deleted. Returns the new path."""
+    name = f"damaged-{path.name}"
+    names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+    return path.rename(next(free for free in map(path.with_name, names) if not free.exists()))
 
 
 def agreed(run_dir, saved, state):

@@ -156,9 +156,27 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(loaded, tmp_
     harm(tmp_path / "checkpoint-000006")
     folder, state, notes = checkpoint.resume(tmp_path)
     assert state["step"] == 3 and folder.endswith("checkpoint-000003") and "checkpoint-000006 is damaged" in notes[0]
+    assert "was renamed to damaged-checkpoint-000006" in notes[0]
     harm(tmp_path / "checkpoint-000003")
     with pytest.raises(UserError, match="every checkpoint of .* is damaged"):
         checkpoint.resume(tmp_path)
+
+
+def test_after_a_resume_the_newest_checkpoint_is_the_one_resumed_from(loaded, tmp_path):
+    """A damaged newer one is set aside, and nothing of it is lost, as often as it happens."""
+    networks = networks_of(loaded)
+    for step in (3, 6):
+        checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {})
+    for place in ("damaged-checkpoint-000006", "damaged-checkpoint-000006-2"):
+        flip(tmp_path / "checkpoint-000006/model.safetensors")
+        harmed = checkpoint.checksums(tmp_path / "checkpoint-000006")
+        checkpoint.resume(tmp_path)
+        assert checkpoint.newest(tmp_path).name == "checkpoint-000003"  # what the summary and --merge_lora name
+        assert Path(policy.resolve(str(tmp_path))).name == "checkpoint-000003"  # and eval.py
+        assert checkpoint.checksums(tmp_path / place) == harmed
+        checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
+        assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000003", "checkpoint-000006"]
+    assert checkpoint.resume(tmp_path)[1]["step"] == 6
 
 
 def test_a_checkpoint_is_not_resumed_with_another_model_or_other_data(loaded, tmp_path):
