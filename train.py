@@ -136,14 +136,14 @@ def run_progress(steps_done, steps, questions_done, questions, per_step):
     return max((steps_done + 0.5) / steps, (taken + expected / 2) / most)
 
 
-def roll_out(questions, k, networks, rewards, sampling, config, draw, clock, history):
+def roll_out(questions, k, networks, rewards, sampling, config, rng, clock, history):
     """Sample, score, advantages, keep: steps 1 to 4 on this device's `questions`. history: the mean reward of earlier ones.
 
     Returns the kept completions (a Batch), sums for the metrics, and the first group for the log of samples.
     """
     device, algorithm, G = networks.model.device, ALGORITHMS[config.algorithm], config.group_size
     with clock.phase("generate"):  # 1 sample G completions of each question
-        drawn = networks.sampler.sample([q["prompt"] for q in questions], G, sampling, draw)
+        drawn = networks.sampler.sample([q["prompt"] for q in questions], G, sampling, rng.getrandbits(62))
     with clock.phase("score"):  # 2 score them
         texts, lengths = drawn.texts(networks.tokenizer, questions), drawn.lengths.cpu()
         parts, failures = score(rewards, texts, data.columns([q for q in questions for _ in range(G)]))
@@ -160,7 +160,8 @@ def roll_out(questions, k, networks, rewards, sampling, config, draw, clock, his
             k = adaptive_k(means, torch.tensor(history), ks=algorithm.ks)
             history += distributed.gather(means.tolist())
         # 3 advantages over all G completions of a question, 4 keep
-        advantages, kept = select(grouped, weights, lengths.view(-1, G), k, algorithm, config, torch.Generator().manual_seed(draw))
+        generator = torch.Generator().manual_seed(rng.getrandbits(62))  # the rule random must not share the sampler's stream
+        advantages, kept = select(grouped, weights, lengths.view(-1, G), k, algorithm, config, generator)
         if algorithm.dynamic_sampling:
             kept = kept[signal[kept // G]]
         if config.mask_truncated:
@@ -188,10 +189,10 @@ def train_step(step, supply, networks, rewards, sampling, k, config, history=Non
     algorithm, clock = ALGORITHMS[config.algorithm], logs.Clock(networks.model.device)
     model, critic = networks.model, networks.critic
     # all randomness of a step follows from these three numbers, so a resumed run repeats it exactly
-    draw = random.Random(f"{config.seed} {step} {distributed.rank()}")
+    rng = random.Random(f"{config.seed} {step} {distributed.rank()}")
     batches, sums, samples, missing = [], {}, None, None
     while missing != 0 and (questions := supply(missing)) is not None:
-        batch, more, group = roll_out(questions, k, networks, rewards, sampling, config, draw.getrandbits(62), clock, history)
+        batch, more, group = roll_out(questions, k, networks, rewards, sampling, config, rng, clock, history)
         batches, samples = [*batches, batch], samples or group
         short = int(more.pop("short"))
         sums = {name: value + sums.get(name, 0) for name, value in more.items()}

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import eval as evaluation
 import train
 from cppo import prune
-from engine import checkpoint, data, logs, policy
+from engine import checkpoint, data, logs, policy, rollout
 from engine.config import Config, check
 from engine.networks import around
 from engine.options import UserError
@@ -452,6 +452,16 @@ def test_a_random_choice_of_the_kept_follows_from_seed_and_step(step_inputs):
     c = config(group_size=16, pruning_rate=0.5, keep="random", lr=0.0)
     flags = [[row["kept"] for row in run_step(step_inputs, c, [number_of_digits], step)[1]["completions"]] for step in (1, 1, 2)]
     assert flags[0] == flags[1] != flags[2]
+
+
+def test_the_random_choice_draws_other_numbers_than_the_sampler(step_inputs, monkeypatch):
+    seeds, real = {}, train.select
+    monkeypatch.setattr(train, "select", lambda *rest: seeds.update(kept=rest[-1].initial_seed()) or real(*rest))
+    sample = rollout.Own.sample
+    monkeypatch.setattr(rollout.Own, "sample", lambda self, *rest: seeds.update(sampled=rest[-1]) or sample(self, *rest))
+    run_step(step_inputs, config(group_size=16, keep="random", lr=0.0), [number_of_digits])
+    kept, sampled = (torch.rand(4, 16, generator=torch.Generator().manual_seed(seeds[name])) for name in ("kept", "sampled"))
+    assert not torch.equal(kept, sampled)
 
 
 def test_a_step_without_signal_makes_no_update(step_inputs):
