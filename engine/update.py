@@ -89,7 +89,7 @@ def update(model, optimizer, minibatches, algorithm, config, critic=None):
         if config.target_kl is not None and history[-1]["kl_old"] > config.target_kl:
             break
         skipped.append(not all(map(math.isfinite, [sums["loss"], *norms])))
-        if not skipped[-1]:
+        if not skipped[-1] and any(norms):  # nor where the clip has taken the whole gradient: AdamW would still move the weights
             optimizer.step()
     optimizer.zero_grad()  # frees the gradients' memory for the sampler
     if not history:

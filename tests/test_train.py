@@ -102,7 +102,8 @@ def test_updates_equal_those_of_a_plain_loop(small, algorithm):
         loss.backward()
         losses.append(loss.item())
         norms.append(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5).item())
-        optimizer.step()
+        if norms[-1] > 0:  # GSPO's clip takes whole completions, here of one mini-batch all
+            optimizer.step()
     assert stats["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-3, abs=1e-4)
     assert stats["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3) and stats["skipped_updates"] == 0
     for p, q in zip(model.parameters(), plain.parameters()):
@@ -191,6 +192,25 @@ def test_without_any_signal_there_is_no_update_to_speak_of(small):
 def test_with_a_kl_term_completions_without_an_advantage_are_something_to_learn_from(small):
     weights, steps, _ = two_more_updates(small, "grpo", [[0, 1], [2, 3], []])
     assert steps == 4 and not torch.equal(weights, two_more_updates(small, "grpo", [[0, 1]])[0])
+
+
+def test_an_update_whose_whole_gradient_the_clip_has_taken_leaves_the_weights_alone(small):
+    c = config(algorithm="gspo", mu=1)
+
+    def updated(*rows):
+        model, tokenizer = policy.load(small, CPU)
+        batch = completions(tokenizer)
+        batch.advantages = batch.advantages.abs()
+        minibatches = [batch.rows(own).cut_into(10**6) for own in rows]
+        for (part,), gap in zip(minibatches, (0.0, 1.0)):  # those of the second are more likely than before: s = e, A > 0
+            part.old_logp = part.logprobs(model, 1.0).detach() - gap * part.mask
+        stats = update(model, torch.optim.AdamW(model.parameters(), lr=1e-3), minibatches, ALGORITHMS["gspo"], c)
+        return torch.cat([p.detach().flatten() for p in model.parameters()]), stats
+
+    (weights, stats), (expected, other) = updated([0, 1], [2, 3]), updated([0, 1])
+    assert torch.equal(weights, expected)
+    assert stats["clip_fraction"] == pytest.approx(0.5) and other["clip_fraction"] == 0  # it still counts in the means
+    assert stats["skipped"] == [False, False]
 
 
 # ---- which completions are kept, and when ---------------------------------------------------------------------------
