@@ -25,7 +25,6 @@ import json
 import sys
 import tempfile
 import time
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -41,7 +40,7 @@ from cppo import keep_count, prune
 from engine import toy
 from engine.config import Config
 from engine.options import UserError, option, parse, run
-from engine.policy import Batch, completion_logprobs, completion_mask, compute_dtype
+from engine.policy import Batch, completion_logprobs, completion_mask, compute_dtype, frozen_copy
 from engine.rollout import Sampling, sample
 from engine.setting import heading, setting
 from engine.update import update
@@ -89,8 +88,7 @@ class Subject:
         torch.manual_seed(0)
         self.work, self.device, self.draws = work, device, torch.Generator().manual_seed(0)
         self.model = make_qwen(*shape, device, vocabulary).eval()
-        self.reference = deepcopy(self.model).requires_grad_(False).to(compute_dtype(device))
-        self.copy = deepcopy(self.reference)
+        self.reference, self.copy = (frozen_copy(self.model, compute_dtype(device)) for _ in range(2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0)
         self.rolled = {}
 
@@ -231,7 +229,7 @@ def decoding(subject, limit):
     def point(rows, dtype):
         prompts, n, config = subject.prompts(rows // G), subject.work.decode_tokens, subject.model.config
         # the sampler casts float32 weights to bf16 once for each call; a bf16 copy has them so
-        model = subject.model if dtype == "float32" else deepcopy(subject.model).bfloat16()
+        model = subject.model if dtype == "float32" else frozen_copy(subject.model, torch.bfloat16)
         first, last = [subject.measured(lambda t=t: subject.sampled(model, prompts, torch.full((rows,), t)))[0] for t in (1, n + 1)]
         # on average n/2 tokens have been decoded; bf16: 2 bytes each
         width = sum(map(len, prompts)) / len(prompts) + n / 2

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from gdpo import decoupled_advantages
 
-ROOT = Path(__file__).parent.parent
+ROOT, CPU = Path(__file__).parent.parent, torch.device("cpu")
 # how six fixed completions are shared out to one, two and four ranks: evenly, by unequal numbers and tokens, all to one
 SHARES = {"one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]],
           "four": [[0], [], [1, 2, 5], [4, 3]]}
@@ -27,7 +27,7 @@ BOTH = ("none", "full")
 UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "gspo": ("none",)}  # replicas; and shards
 
 
-def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None):
+def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their Config."""
     import train
     from engine import checkpoint
@@ -39,19 +39,20 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None):
     )
     check(config, train.ALGORITHMS)
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
-    networks = build(folder, config, torch.device("cpu"), critic=algorithm == "ppo", folder=saved)
+    networks = build(folder, config, device, critic=algorithm == "ppo", folder=saved)
     if saved:
         checkpoint.restore(saved, networks, {})
     return networks, config
 
 
-def six_completions(scale=1.0):
+def six_completions(device, scale=1.0):
     from engine import policy
 
     generator = torch.Generator().manual_seed(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
     tokens, lengths = torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5])
-    return policy.Batch(prompts, tokens, lengths, scale * torch.randn(6, generator=generator))
+    advantages = scale * torch.randn(6, generator=generator)
+    return policy.Batch(prompts, tokens.to(device), lengths.to(device), advantages.to(device))
 
 
 def micro_batches(everything, share, config, device):
@@ -70,7 +71,7 @@ def fixed_update(networks, config, share, optimizer, scale=1.0):
     from engine.update import update
 
     model, critic = networks.model, networks.critic
-    parts = micro_batches(six_completions(scale), share, config, model.device)
+    parts = micro_batches(six_completions(model.device, scale), share, config, model.device)
     with torch.no_grad():
         for part in parts:
             part.ref_logp = part.logprobs(networks.reference, 1.0) - 0.05
@@ -86,8 +87,8 @@ def fixed_update(networks, config, share, optimizer, scale=1.0):
     return {"weights": torch.cat(weights), "stats": stats}
 
 
-def sgd_update(folder, share, algorithm, shard="none", lora=None):
-    networks, config = fixed(folder, algorithm, shard, lora=lora)
+def sgd_update(folder, share, algorithm, shard="none", lora=None, device=CPU):
+    networks, config = fixed(folder, algorithm, shard, lora=lora, device=device)
     optimizer = torch.optim.SGD([p for network in networks.learners for p in network.parameters()], lr=0.1)
     return fixed_update(networks, config, share, optimizer)
 
@@ -103,7 +104,7 @@ def update_with_signal_in_one(folder, shares, shard="none"):
     from engine.update import update
 
     networks, config = fixed(folder, "drgrpo", shard)
-    config.beta, config.mu, model, everything = 0.0, 2, networks.model, six_completions()
+    config.beta, config.mu, model, everything = 0.0, 2, networks.model, six_completions(networks.model.device)
     everything.advantages[[0, 1, 3, 4, 5]] = 0
     minibatches = [micro_batches(everything, share, config, model.device) for share in shares]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

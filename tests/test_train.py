@@ -599,11 +599,12 @@ def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monke
     for name, options in [("kept", []), ("refreshed", ["--refresh_reference", "2"])]:
         go(small, tmp_path / name, "--mu", "1", *options, steps=5)
         kls[name] = [row["kl"] for row in logs.read(tmp_path / name / "metrics.jsonl")]
-    assert kls["refreshed"][0] == kls["refreshed"][2] == kls["refreshed"][4] == 0  # the reference is the policy again
+    rounding = 1e-3 if torch.cuda.is_available() else 0  # there the reference is computed in bfloat16
+    assert max(kls["refreshed"][0::2]) <= rounding  # in steps 1, 3 and 5 the reference is the policy again
     assert kls["kept"][2] > 0 and kls["refreshed"][3] > 0
     go_in_two(small, tmp_path / "resumed", monkeypatch, "--mu", "1", "--refresh_reference", "2", killed_in=4, save_every=3, steps=5)
     # step 4 is measured against the reference of step 2
-    assert [row["kl"] for row in logs.read(tmp_path / "resumed/metrics.jsonl")] == kls["refreshed"]
+    assert [row["kl"] for row in logs.read(tmp_path / "resumed/metrics.jsonl")] == pytest.approx(kls["refreshed"], abs=rounding, rel=0)
 
 
 def run_of(folder):
