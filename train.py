@@ -41,7 +41,7 @@ from engine.config import open_run
 from engine.critic import estimate
 from engine.networks import build, save_merged
 from engine.options import UserError, run
-from engine.plan import doubts, show
+from engine.plan import EVALUATED, doubts, plan, show
 from engine.policy import Batch, join, nothing
 from engine.preview import preview
 from engine.rollout import Sampling
@@ -274,8 +274,13 @@ def train(config, k, device):
         state["position"] += count
         return data.take(questions, position, count, config.seed)[distributed.rank() :: distributed.world_size()] if count else None
 
+    # on a GPU an evaluation samples no more at a time than fits into the memory that training takes
+    at_a_time = plan(config, k, algorithm).evaluated if device.type == "cuda" else EVALUATED
+
     def exam(label):
-        return examine(networks.sampler, networks.tokenizer, test, right, sampling, seed=config.seed, label=label) if test else {}
+        if not test:
+            return {}
+        return examine(networks.sampler, networks.tokenizer, test, right, sampling, seed=config.seed, label=label, batch_size=at_a_time)
 
     for note in dict.fromkeys(notes):
         say(f"note: {note}")

@@ -132,8 +132,10 @@ def of_a_row(config, model, on_gpu):
     cache = (prompt + config.max_new_tokens) * kv_heads * head * compute * (2 * shape.num_hidden_layers + 1)
     # a token's logits; in float32 its log-softmax, its softmax, and as many random numbers to draw with
     logits = shape.vocab_size * (compute + 12)
-    # the residual stream twice and its norm, gate, up and their product, and the keys and values so far
-    reading = prompt * compute * (3 * hidden + 3 * inner + 2 * shape.num_hidden_layers * kv_heads * head)
+    # the residual stream, what is added to it and its norm; gate, up and their product; the keys and values so far
+    reading = prompt * compute * (4 * hidden + 3 * inner + 2 * shape.num_hidden_layers * kv_heads * head)
+    if config.lora:  # what an adapter adds to gate or up is float32, and so is the sum with it
+        reading += prompt * 8 * inner
     return cache, logits, reading
 
 
@@ -243,6 +245,8 @@ def show(config, k, algorithm):
               f"parameters {p.parameters:,}, trained {p.trained:,}\n\n{'in a step':18}{'per device':>16}{'all devices':>16}")
         for name in ("questions", "completions", "kept"):
             print(f"{name:18}{getattr(p, name):16,}{getattr(p, name) * p.devices:16,}")
+        if p.evaluated:
+            print(f"{'evaluated at once':18}{p.evaluated:16,}{p.evaluated * p.devices:16,}")
         print(f"{'steps per epoch':18}{steps}\n\n{'GB per device':18}" + "".join(f"{phase:>16}" for phase in PHASES))
         for name, row in [*p.items.items(), ("peak", p.peaks)]:
             print(f"{name:18}" + "".join(f"{held / GB:16.2f}" if held else f"{'-':>16}" for held in row))
