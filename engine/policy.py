@@ -103,16 +103,20 @@ def completion_mask(tokens, lengths):
 
 @contextlib.contextmanager
 def layers_recomputed(model):
-    """Gradient checkpointing, where it is switched on: transformers' layers do it only in training mode, so that they alone are put
-    into it, not the dropout inside them. Out of this block they are not, for the sampler needs their cache."""
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if torch.is_grad_enabled() else []
+    """Gradient checkpointing, if it is switched on: the backward pass computes each layer again instead of keeping what is inside it.
+
+    transformers' layers do this by themselves in training mode only, and some layers then turn their dropout on. So here no
+    layer is put into training mode. Outside of this block the layers are as they were, for the sampler needs their cache.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
+    layers = layers if torch.is_grad_enabled() else []
     for layer in layers:
-        layer.training = layer.gradient_checkpointing
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield
     finally:
         for layer in layers:
-            layer.training = False
+            del layer.forward
 
 
 def completion_states(backbone, prompts, tokens, lengths):

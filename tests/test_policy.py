@@ -3,15 +3,22 @@
 import pytest
 import torch
 from transformers import (
+    BioGptConfig,
+    BioGptForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    XGLMConfig,
+    XGLMForCausalLM,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine import policy
 from engine.options import UserError
@@ -153,6 +160,35 @@ def test_dropout_is_off(tmp_path, small):
     assert model.config.resid_pdrop == 0.1 and not model.training
     args = batch()
     assert torch.equal(completion_logprobs(model, *args), completion_logprobs(model, *args))
+
+
+HOLD_DROPOUT_THEMSELVES = {
+    "opt": lambda: OPTForCausalLM(OPTConfig(vocab_size=40, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
+                                            num_attention_heads=4, max_position_embeddings=64)),
+    "xglm": lambda: XGLMForCausalLM(XGLMConfig(vocab_size=40, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4,
+                                               max_position_embeddings=64)),
+    "biogpt": lambda: BioGptForCausalLM(BioGptConfig(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                                     num_attention_heads=4, max_position_embeddings=64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOLD_DROPOUT_THEMSELVES)
+def test_gradient_checkpointing_leaves_dropout_off_whatever_the_model(kind):
+    """Their layers' forward asks `self.training` for the dropout, which no module of theirs holds."""
+    torch.manual_seed(0)
+    model, args = HOLD_DROPOUT_THEMSELVES[kind]().eval(), batch()
+    calls, results = [], []
+    layer = next(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
+    next(m for m in layer.modules() if isinstance(m, torch.nn.LayerNorm)).register_forward_pre_hook(lambda *_: calls.append(1))
+    for _ in range(2):
+        logp = completion_logprobs(model, *args)
+        logp.sum().backward()
+        results.append([logp.detach(), *(p.grad.clone() for p in model.parameters())])
+        model.zero_grad()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert len(calls) == 3  # the second time the layer was computed again
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    assert not any(module.training for module in model.modules()) and "forward" not in vars(layer)
 
 
 def test_a_model_that_rescales_its_logits_is_refused(tmp_path, small):
