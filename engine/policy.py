@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -138,6 +139,60 @@ def completion_states(backbone, prompts, tokens, lengths):
     return hidden.flatten(0, 1)[where], ids.flatten()[where + 1]
 
 
+class ThroughHead(torch.autograd.Function):
+    """`score` of the logits states @ weight.T + bias, `size` tokens at a time.
+
+    The weight is cast to autocast's dtype once. The backward pass computes each chunk's logits again, and adds up the gradients of
+    the weight and of the bias in float32, so that their error does not grow with the number of chunks.
+    """
+
+    @staticmethod
+    def forward(ctx, states, targets, weight, bias, size, temperature, with_entropy):
+        kind = states.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        ctx.save_for_backward(states, targets, weight, bias)
+        ctx.size, ctx.temperature = size, temperature
+        chunks = zip(states.split(size), targets.split(size))
+        logp, *entropy = cat(score(linear(s.to(dtype), weight, bias), t, temperature, with_entropy) for s, t in chunks)
+        ctx.mark_non_differentiable(*entropy)
+        return logp, *entropy
+
+    @staticmethod
+    def backward(ctx, upstream, *_):
+        states, targets, weight, bias = ctx.saved_tensors
+        of_states = torch.empty_like(states)
+        of_weight, of_bias = (
+            torch.zeros_like(x, dtype=torch.float32) if needed else None for x, needed in zip((weight, bias), ctx.needs_input_grad[2:4])
+        )
+        columns = states, of_states, targets.unsqueeze(1), upstream.unsqueeze(1) / ctx.temperature
+        for s, of_s, target, g in zip(*(x.split(ctx.size) for x in columns)):
+            s = s.to(weight.dtype)
+            logp = torch.log_softmax(linear(s, weight, bias).float() / ctx.temperature, -1)
+            # ∂ log π(o) / ∂ logits_v = (1[v = o] − π(v)) / temperature
+            of_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g).to(weight.dtype)
+            of_s.copy_(of_logits @ weight)
+            if of_weight is not None:
+                of_weight += of_logits.T @ s
+            if of_bias is not None:
+                of_bias += of_logits.sum(0, dtype=torch.float32)
+        return of_states, None, of_weight, of_bias, None, None, None
+
+
+def score(logits, targets, temperature, with_entropy):
+    """Log-probabilities of the targets (M,) given their logits (M, V), in a tuple. with_entropy: and entropies, without a gradient."""
+    logp = token_logprobs(logits.unsqueeze(0), targets.unsqueeze(0), temperature=temperature).squeeze(0)
+    if not with_entropy:
+        return (logp,)
+    halves = logits.detach().unsqueeze(0).chunk(2, dim=1)  # the entropy makes three tensors of the size of what it is given
+    return logp, torch.cat([token_entropies(half, temperature=temperature) for half in halves], dim=1).squeeze(0)
+
+
+def cat(chunks):
+    """Tuples of tensors as one tuple of longer ones."""
+    return [torch.cat(column) for column in zip(*chunks)]
+
+
 def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0, with_entropy=False):
     """log π(o_t | q, o_<t) of completions under `model`. Takes what `completion_states` takes.
 
@@ -149,23 +204,17 @@ def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0, wit
     """
     mask = completion_mask(tokens, lengths)
     states, targets = completion_states(model.base_model, prompts, tokens, lengths)
-    head = model.get_output_embeddings()
-
-    def score(states, targets):
-        logits = head(states).unsqueeze(0)
-        logp = token_logprobs(logits, targets.unsqueeze(0), temperature=temperature).squeeze(0)
-        # last, where the backward pass, which computes a chunk again, has no more need of it
-        return logp, token_entropies(logits.detach(), temperature=temperature).squeeze(0) if with_entropy else None
-
-    size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
-    chunks = [
-        checkpoint(score, s, t, use_reentrant=False, preserve_rng_state=False)
-        for s, t in zip(states.split(size), targets.split(size))
-    ]
-    logp, entropy = zip(*chunks)
+    head, size = model.get_output_embeddings(), max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
+    if type(head) is torch.nn.Linear:
+        scores = ThroughHead.apply(states, targets, head.weight, head.bias, size, temperature, with_entropy)
+    else:  # such as a head with an adapter
+        scores = cat(
+            checkpoint(lambda s, t: score(head(s), t, temperature, with_entropy), s, t, use_reentrant=False, preserve_rng_state=False)
+            for s, t in zip(states.split(size), targets.split(size))
+        )
     zeros = torch.zeros(mask.shape, device=tokens.device)
-    logp = zeros.masked_scatter(mask, torch.cat(logp))
-    return (logp, zeros.masked_scatter(mask, torch.cat(entropy))) if with_entropy else logp
+    logp, *entropy = (zeros.masked_scatter(mask, x) for x in scores)
+    return (logp, *entropy) if with_entropy else logp
 
 
 def compute_dtype(device):

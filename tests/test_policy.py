@@ -1,7 +1,12 @@
 """Log-probabilities of completions under a real model, against one plain forward pass per sequence."""
 
+import copy
+
 import pytest
 import torch
+from peft import LoraConfig
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BioGptConfig,
     BioGptForCausalLM,
@@ -46,7 +51,7 @@ def batch():
     return prompts, torch.randint(0, 40, (4, 7), generator=generator), torch.tensor([7, 4, 1, 0])
 
 
-def plain(model, prompts, tokens, lengths, temperature):
+def plain_logprobs(model, prompts, tokens, lengths, temperature=1.0):
     """The definition: log softmax of the logits before each token, one sequence at a time."""
     rows = []
     for prompt, row, n in zip(prompts, tokens, lengths.tolist()):
@@ -67,7 +72,7 @@ def test_logprobs_and_gradient_equal_plain_forward_passes(kind, temperature, mon
     gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
 
     model.zero_grad()
-    expected = plain(model, prompts, tokens, lengths, temperature)
+    expected = plain_logprobs(model, prompts, tokens, lengths, temperature)
     sum((row * weight[i, : len(row)]).sum() for i, row in enumerate(expected)).backward()
     for i, row in enumerate(expected):
         torch.testing.assert_close(logp[i, : len(row)].double(), row.double(), rtol=1e-5, atol=1e-5)
@@ -76,24 +81,102 @@ def test_logprobs_and_gradient_equal_plain_forward_passes(kind, temperature, mon
         torch.testing.assert_close(gradient[name], p.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_no_more_than_one_chunk_of_logits_is_held(monkeypatch):
-    """Forward and backward: the largest tensor with the vocabulary as its last dimension stays within a chunk."""
+class OfShape(TorchDispatchMode):
+    """Notes each operation that makes a tensor of two dimensions, the last of them being `width`: [(name, rows, dtype)]."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width, self.made = width, []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dim() == 2 and result.shape[1] == self.width and not operation.is_view:
+            self.made.append((operation.overloadpacket.__name__, len(result), result.dtype))
+        return result
+
+
+def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(monkeypatch):
     monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 40 * 3)
     model, (prompts, tokens, lengths) = make("llama, untied"), batch()
     held = []
-
-    def note(tensor):
-        if tensor.dim() > 1 and tensor.shape[-1] == 40 and tensor.shape[-2] != 32:  # logits, not the head's weight
-            held.append(tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x), OfShape(40) as forward:
         logp = completion_logprobs(model, prompts, tokens, lengths)
-    assert held == []  # nothing that size waits for the backward pass
-    seen = []
-    model.lm_head.register_forward_hook(lambda module, args, out: seen.append(len(out)))
+    assert not any(x.shape[-1] == 40 and x.shape[0] != 32 for x in held if x.dim() > 1)  # nothing waits for the backward pass
+    with OfShape(40) as backward:
+        logp.sum().backward()
+    for seen in (forward, backward):
+        rows = [n for name, n, _ in seen.made if name == "mm"]
+        assert max(n for _, n, _ in seen.made if n != 32) == max(rows) == 3 and sum(rows) == lengths.sum()
+
+
+@pytest.fixture
+def wide():
+    """A head of 500 × 32 with sharp logits; ragged rows as one micro-batch."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES | {"vocab_size": 500, "initializer_range": 0.3}, num_key_value_heads=4))
+    prompts, tokens = [[3, 4, 5]] * 8, torch.randint(500, (8, 30), generator=torch.Generator().manual_seed(2))
+    return model.eval(), (prompts, tokens, torch.tensor([30, 30, 25, 20, 30, 7, 30, 30]))
+
+
+def heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=False):
+    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 500 * tokens_per_chunk)
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logp = completion_logprobs(model, *args)
+    (logp * torch.linspace(-1, 1, logp.numel()).view_as(logp)).sum().backward()
+    return model.lm_head.weight.grad.clone()
+
+
+def test_the_error_of_the_heads_gradient_does_not_grow_with_the_chunks(wide, monkeypatch):
+    """Under autocast each chunk's gradient is a bfloat16 product. Their sum is float32."""
+    model, args = wide
+    exact = heads_gradient(copy.deepcopy(model).double(), args, 500, monkeypatch)
+    assert (heads_gradient(model, args, 7, monkeypatch) - exact).norm() < 1e-5 * exact.norm()
+    # the body in float32, for its own error is larger
+    monkeypatch.setattr(policy, "completion_states", torch.autocast("cpu", enabled=False)(policy.completion_states))
+    errors = []
+    for tokens_per_chunk in (500, 20, 1):
+        gradient = heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=True)
+        assert gradient.dtype == torch.float32
+        errors.append((gradient - exact).norm() / exact.norm())
+    assert 1e-3 < errors[0] < 0.01 and max(errors) < 1.1 * errors[0], errors
+
+
+def test_autocast_casts_the_head_once_in_a_pass(wide, monkeypatch):
+    model, args = wide
+    with OfShape(32) as seen:
+        heads_gradient(model, args, 10, monkeypatch, autocast=True)
+    assert seen.made.count(("_to_copy", 500, torch.bfloat16)) == 1
+
+
+def test_a_head_that_is_frozen_has_no_gradient_and_one_with_a_bias_has_two(wide, monkeypatch):
+    model, args = wide
+    model.lm_head = torch.nn.Linear(32, 500)  # with a bias
+    torch.nn.init.normal_(model.lm_head.bias)
+    plain = copy.deepcopy(model)
+    ours = heads_gradient(model, args, 7, monkeypatch)
+    logp = pad_sequence(plain_logprobs(plain, *args), batch_first=True)
+    (logp * torch.linspace(-1, 1, logp.numel()).view_as(logp)).sum().backward()
+    for a, b in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, plain.lm_head.weight.grad, rtol=1e-4, atol=1e-5)
+
+    model.zero_grad()
+    model.lm_head.requires_grad_(False)
+    completion_logprobs(model, *args).sum().backward()
+    assert model.lm_head.weight.grad is model.lm_head.bias.grad is None and model.model.norm.weight.grad.abs().sum() > 0
+
+
+def test_a_head_with_an_adapter_is_scored_with_it(wide, monkeypatch):
+    model, args = wide
+    model.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"]))
+    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 500 * 7)
+    logp, entropies = completion_logprobs(model, *args, with_entropy=True)
+    expected = pad_sequence(plain_logprobs(model, *args), batch_first=True)
+    torch.testing.assert_close(logp.double(), expected, rtol=1e-4, atol=1e-4)
     logp.sum().backward()
-    assert max(seen) <= 3 and sum(seen) == lengths.sum()
+    assert all((p.grad is not None) == ("lora_" in name) for name, p in model.named_parameters())
+    assert entropies.shape == logp.shape and not entropies.requires_grad
 
 
 def test_what_stands_on_padding_is_invisible():
