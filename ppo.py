@@ -30,10 +30,9 @@ def token_rewards(scores, logp, ref_logp, mask, *, beta):
     """
     mask = mask.bool()
     rewards = (-beta * (logp - ref_logp)).masked_fill(~mask, 0.0)
-    last = mask.sum(dim=1) - 1
-    rows = (last >= 0).nonzero().squeeze(-1)
-    rewards[rows, last[rows]] += scores[rows]
-    return rewards
+    # the last token of a row: the mask ends there
+    last = mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
+    return torch.where(last, rewards + scores.unsqueeze(1), rewards)
 
 
 def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):

@@ -3,7 +3,7 @@
 import torch
 
 from engine import distributed
-from engine.policy import autocast, completion_states
+from engine.policy import autocast, completion_states, spread
 from ppo import gae, token_rewards, whiten
 
 
@@ -20,9 +20,8 @@ class Critic(torch.nn.Module):
     def values(self, batch):
         """V(s_t) of the completions of a Batch: (N, T) float32, before token t, 0 on padding."""
         with autocast(batch.tokens.device):
-            states, _ = completion_states(self.backbone, batch.prompts, batch.tokens, batch.lengths)
+            states, _, places = completion_states(self.backbone, batch.prompts, batch.tokens, batch.lengths)
         values = self.head(states.float()).squeeze(-1)  # the one number that all else depends on is computed in float32
-        return torch.zeros(batch.mask.shape, device=values.device).masked_scatter(batch.mask, values)
 
 
 @torch.no_grad()
@@ -36,12 +35,12 @@ def estimate(critic, parts, device, *, beta, lam):
         rewards = token_rewards(part.advantages, part.old_logp, ref_logp, part.mask, beta=beta)
         part.old_values = critic.values(part)
         part.advantages, part.returns = gae(rewards, part.old_values, part.mask, lam=lam)
-    # gae is 0 on padding
-    sums = {"tokens": sum(part.mask.sum().item() for part in parts), "total": sum(part.advantages.sum().item() for part in parts)}
-    sums = distributed.all_sum(sums, device)
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    sums = {"tokens": sum((part.mask.sum() for part in parts), zero), "total": sum((part.advantages.sum() for part in parts), zero)}
+    sums = distributed.all_sum(sums, device)  # gae is 0 on padding
     n = max(sums["tokens"], 1)
     mean = sums["total"] / n
-    squares = {"squares": sum((part.advantages[part.mask] - mean).pow(2).sum().item() for part in parts)}
+    squares = {"squares": sum(((part.advantages - mean).masked_fill(~part.mask, 0.0).pow(2).sum() for part in parts), zero)}
     variance = distributed.all_sum(squares, device)["squares"] / n
     for part in parts:
         part.advantages = whiten(part.advantages, part.mask, mean=mean, variance=variance)

@@ -99,7 +99,7 @@ def prompt_room(model, max_new_tokens, max_prompt_tokens):
 
 def completion_mask(tokens, lengths):
     """(N, T) bool: 1 on completion tokens. Made from the lengths, so that EOS counts even where it is also the padding."""
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device, non_blocking=True).unsqueeze(1)
 
 
 @contextlib.contextmanager
@@ -121,22 +121,29 @@ def layers_recomputed(model):
 
 
 def completion_states(backbone, prompts, tokens, lengths):
-    """The hidden states (M, H) from which the M tokens of the completions are predicted, and these tokens (M,), row by row.
+    """What predicts the M tokens of the completions, row by row: (hidden states (M, H), these tokens (M,), their places (M,)).
 
-    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,). A row is prompt + completion with all
-    padding on the right, where a causal model cannot see it: no attention mask is needed.
+    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,), on the CPU, so that nothing here waits for
+    a GPU. The places are those in tokens.flatten(). A row is prompt + completion with all padding on the right, where a
+    causal model cannot see it: no attention mask is needed.
     """
-    lengths = lengths.tolist()
-    width = max(len(p) + n for p, n in zip(prompts, lengths))
-    rows = [p + t[:n] for p, t, n in zip(prompts, tokens.tolist(), lengths)]
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=tokens.device)
+    lengths, starts = lengths.cpu(), torch.tensor([len(p) for p in prompts])
+    width = int((starts + lengths).max())
+    row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
+    # o_t of row i stands at column |q_i| + t
+    places = torch.stack([row * tokens.shape[1] + t, row * width + starts[row] + t])
+    places, where = places.to(tokens.device, non_blocking=True)
+    ids = torch.tensor([p + [0] * (width - len(p)) for p in prompts]).to(tokens.device, non_blocking=True)
+    targets = tokens.flatten()[places]
+    ids = ids.flatten().index_copy(0, where, targets).view(ids.shape)
     with layers_recomputed(backbone):
         hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1)[where - 1], targets, places  # predicted by the hidden state one column before it
 
-    # o_t of row i stands at column |q_i| + t, and is predicted by the hidden state one column before it
-    where = [i * width + len(p) - 1 + t for i, (p, n) in enumerate(zip(prompts, lengths)) for t in range(n)]
-    where = torch.tensor(where, dtype=torch.long, device=tokens.device)
-    return hidden.flatten(0, 1)[where], ids.flatten()[where + 1]
+
+def spread(x, places, shape):
+    """(N, T) float32 with the numbers x (M,) at these places, as `completion_states` gives them, and 0 elsewhere."""
+    return torch.zeros(shape, device=x.device).flatten().index_copy(0, places, x).view(shape)
 
 
 class ThroughHead(torch.autograd.Function):
@@ -148,8 +155,7 @@ class ThroughHead(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, states, targets, weight, bias, size, temperature, with_entropy):
-        kind = states.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        dtype = linear(states[:0], weight[:0]).dtype  # autocast's, if it is on
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(states, targets, weight, bias)
         ctx.size, ctx.temperature = size, temperature
@@ -202,8 +208,7 @@ def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0, wit
     Only hidden states that predict a completion token go through the output head, a chunk at a time, and the backward
     pass computes each chunk again, so that no more than one chunk of (tokens × vocabulary) is ever worked on.
     """
-    mask = completion_mask(tokens, lengths)
-    states, targets = completion_states(model.base_model, prompts, tokens, lengths)
+    states, targets, places = completion_states(model.base_model, prompts, tokens, lengths)
     head, size = model.get_output_embeddings(), max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
     if type(head) is torch.nn.Linear:
         scores = ThroughHead.apply(states, targets, head.weight, head.bias, size, temperature, with_entropy)
@@ -212,8 +217,7 @@ def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0, wit
             checkpoint(lambda s, t: score(head(s), t, temperature, with_entropy), s, t, use_reentrant=False, preserve_rng_state=False)
             for s, t in zip(states.split(size), targets.split(size))
         )
-    zeros = torch.zeros(mask.shape, device=tokens.device)
-    logp, *entropy = (zeros.masked_scatter(mask, x) for x in scores)
+    logp, *entropy = (spread(x, places, tokens.shape) for x in scores)
     return (logp, *entropy) if with_entropy else logp
 
 
@@ -245,7 +249,7 @@ class Batch:
 
     prompts: list[list[int]]
     tokens: torch.Tensor  # (N, T), T the longest of these completions
-    lengths: torch.Tensor  # (N,)
+    lengths: torch.Tensor  # (N,), on the CPU, wherever the rest is: shapes follow from it, and nobody waits for a GPU to tell them
     advantages: torch.Tensor  # (N,); PPO: the scores (N,) at first, then (N, T)
     sampled_logp: torch.Tensor | None = None  # (N, T), as the sampler's arithmetic has it
     old_logp: torch.Tensor | None = None  # (N, T), of the same policy as the update's arithmetic has it
@@ -253,16 +257,20 @@ class Batch:
     old_values: torch.Tensor | None = None  # PPO: (N, T), the critic's when the batch was sampled
     returns: torch.Tensor | None = None  # PPO: (N, T), what it should have said
 
+    def __post_init__(self):
+        self.lengths = self.lengths.cpu()
+
     @property
     def mask(self):
         return completion_mask(self.tokens, self.lengths)
 
     def rows(self, indices):
-        lengths = self.lengths[indices]
+        indices = torch.as_tensor(indices, dtype=torch.long)
+        lengths, on_device = self.lengths[indices], indices.to(self.tokens.device, non_blocking=True)
         longest = int(lengths.max()) if len(lengths) else 0
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "prompts"}
-        rows = {name: x[indices] if x.dim() == 1 else x[indices, :longest] for name, x in tensors.items() if x is not None}
-        return Batch([self.prompts[i] for i in indices], **rows)
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("prompts", "lengths")}
+        rows = {name: x[on_device] if x.dim() == 1 else x[on_device, :longest] for name, x in tensors.items() if x is not None}
+        return Batch([self.prompts[i] for i in indices], lengths=lengths, **rows)
 
     def cut_into(self, max_tokens):
         """Micro-batches of at most `max_tokens` prompt and completion tokens, padding included."""
@@ -300,4 +308,4 @@ def nothing(device):
     """One completion without a token, which adds nothing to any sum: with it a rank that has no more micro-batches takes part in the
     exchange of sharded weights."""
     zero = torch.zeros((1, 0), device=device)
-    return Batch([[0]], zero.long(), zero.long().sum(1), zero.sum(1), zero)
+    return Batch([[0]], zero.long(), torch.zeros(1, dtype=torch.long), zero.sum(1), zero)
