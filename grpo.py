@@ -143,10 +143,10 @@ def surrogate_loss(ratio, advantages, logp, mask, weights, *, ref_logp=None, bet
         clipped = ((signs > 0) & (ratio > 1 + high)) | ((signs < 0) & (ratio < 1 - clip_low))
         total = weights.sum().clamp(min=1e-12)
         stats = {
-            "kl": ((weights * kl).sum() / total).item(),
-            "clip_fraction": ((weights * clipped).sum() / total).item(),
-            "ratio_mean": ((weights * ratio).sum() / total).item(),
-            "ratio_max": ratio.masked_fill(~mask, 0.0).max().item() if ratio.numel() else 0.0,
+            "kl": (weights * kl).sum() / total,
+            "clip_fraction": (weights * clipped).sum() / total,
+            "ratio_mean": (weights * ratio).sum() / total,
+            "ratio_max": ratio.masked_fill(~mask, 0.0).max() if ratio.numel() else ratio.new_zeros(()),
         }
     return loss, stats
 
@@ -160,8 +160,9 @@ def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, cli
     weights: (N, T), what each token counts; None means `sequence_mean_weights(mask)`. Parts of a batch add up to the
     whole if each is given its part of the whole batch's weights.
 
-    Returns (loss, stats): a scalar for `.backward()`, and floats that are means under `weights`: `kl`, `ratio_mean`,
-    `clip_fraction` (share of tokens that the clip has taken the gradient from); and `ratio_max`.
+    Returns (loss, stats): a scalar for `.backward()`, and means under `weights`: `kl`, `ratio_mean`, `clip_fraction` (share
+    of tokens that the clip has taken the gradient from); and `ratio_max`. All are tensors without dimensions, and the
+    statistics have no gradient: so nothing waits for a GPU before you ask for a number by `.item()`.
     """
     if weights is None:
         weights = sequence_mean_weights(mask)

@@ -184,7 +184,7 @@ def agreement(trainer, inputs, reference):
         "loss": {"trl": theirs.item(), "ours": ours.item()},
         "gradient_norm": {"trl": their_gradient.norm().item(), "ours": our_gradient.norm().item()},
         "gradient_distance": ((our_gradient - their_gradient).norm() / their_gradient.norm()).item(),
-        **{name: stats[name] for name in ("kl", "clip_fraction", "ratio_max")},
+        **{name: stats[name].item() for name in ("kl", "clip_fraction", "ratio_max")},
     }
 
 

@@ -22,6 +22,7 @@ class Critic(torch.nn.Module):
         with autocast(batch.tokens.device):
             states, _, places = completion_states(self.backbone, batch.prompts, batch.tokens, batch.lengths)
         values = self.head(states.float()).squeeze(-1)  # the one number that all else depends on is computed in float32
+        return spread(values, places, batch.tokens.shape)
 
 
 @torch.no_grad()

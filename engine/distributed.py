@@ -55,11 +55,19 @@ def world_size():
 
 
 def all_sum(values, device, op="sum"):
-    """A dict of floats, summed over the ranks (op "max": the largest). Every rank must bring the same keys."""
-    if world_size() == 1:
+    """A dict of floats, summed over the ranks (op "max": the largest). Every rank must bring the same keys.
+
+    values: numbers, or 0-dimensional tensors on `device`, which are read off it all at once.
+    """
+    packed = list(values.values())
+    if isinstance(packed[0], torch.Tensor):
+        packed = torch.stack(packed).double()
+    elif world_size() == 1:
         return dict(values)
-    packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
-    dist.all_reduce(packed, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
+    else:
+        packed = torch.tensor(packed, dtype=torch.float64, device=device)
+    if world_size() > 1:
+        dist.all_reduce(packed, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
     return dict(zip(values, packed.tolist()))
 
 

@@ -15,8 +15,12 @@ OF_UPDATES = ("loss", *OF_WEIGHTS, "ratio_max", "sampler_gap_max", "grad_norm") 
 
 
 def accumulate(model, parts, n, tokens, algorithm, config, critic):
-    """Forward and backward over the micro-batches of a mini-batch of n completions: gradients add up. Returns (sums, maxima)."""
-    sums, maxima = dict.fromkeys([*OF_WEIGHTS, "loss", "weight", "value_loss"], 0.0), {"ratio_max": 0.0, "sampler_gap_max": 0.0}
+    """Forward and backward over the micro-batches of a mini-batch of n completions: gradients add up. Returns (sums, maxima).
+
+    Both stay on the device, so that no micro-batch waits until another one is computed.
+    """
+    zero = torch.zeros((), dtype=torch.float64, device=model.device)
+    sums, maxima = dict.fromkeys([*OF_WEIGHTS, "loss", "weight", "value_loss"], zero), dict.fromkeys(["ratio_max", "sampler_gap_max"], zero)
     for part in parts:
         logp, entropy = part.logprobs(model, config.temperature, with_entropy=True)
         if part.old_logp is None:
@@ -30,21 +34,21 @@ def accumulate(model, parts, n, tokens, algorithm, config, critic):
             clip_low=config.clip_low, clip_high=config.clip_high, weights=weights,
         )
         loss.backward()
-        weight = weights.sum().item()
-        sums["loss"] += loss.item()
-        sums["weight"] += weight
+        weight = weights.sum()
+        of_part = {"loss": loss.detach(), "weight": weight}
         # KL(π_old ‖ π_θ): the samples are π_old's, so the two change places
         gap = (part.old_logp - sampled_logp).abs()
         for name, x in {"kl_old": kl_k3(part.old_logp, logp.detach()), "entropy_trained": entropy, "sampler_gap": gap}.items():
-            sums[name] += (weights * x).sum().item()
+            of_part[name] = (weights * x).sum()
         for name in ("kl", "clip_fraction", "ratio_mean"):
-            sums[name] += weight * stats[name]
-        largest = {"ratio_max": stats["ratio_max"], "sampler_gap_max": gap.max().item() if gap.numel() else 0.0}
-        maxima = {name: max(x, largest[name]) for name, x in maxima.items()}
+            of_part[name] = weight * stats[name]
+        largest = {"ratio_max": stats["ratio_max"], "sampler_gap_max": gap.max() if gap.numel() else zero}
+        maxima = {name: torch.maximum(x, largest[name]) for name, x in maxima.items()}
         if critic:
             loss = value_loss(critic.values(part), part.old_values, part.returns, part.mask, weights=weights)
             loss.backward()
-            sums["value_loss"] += loss.item()
+            of_part["value_loss"] = loss.detach()
+        sums |= {name: sums[name] + x for name, x in of_part.items()}
     return sums, maxima
 
 

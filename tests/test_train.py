@@ -8,17 +8,19 @@ import pytest
 import torch
 from examples import named
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from transformers import masking_utils
 
 import eval as evaluation
 import train
 from cppo import prune
-from engine import checkpoint, data, logs, policy, rollout
+from engine import checkpoint, data, distributed, logs, policy, rollout
 from engine.config import Config, check
+from engine.critic import Critic, estimate
 from engine.networks import around
 from engine.options import UserError
 from engine.policy import Batch
 from engine.select import select
-from engine.update import OF_UPDATES, update
+from engine.update import OF_UPDATES, accumulate, update
 from gdpo import decoupled_advantages
 from gfpo import retained_advantages
 from grpo import group_advantages
@@ -144,6 +146,28 @@ def test_kl_is_0_at_first_and_the_second_update_leaves_ratio_1(small):
     assert update(copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.0), [parts], ALGORITHMS["grpo"], c)["kl"] == 0
     stats = update(model, torch.optim.SGD(model.parameters(), lr=0.5), [parts], ALGORITHMS["grpo"], c)
     assert stats["ratio_max"] > 1.001 and stats["kl"] > 0
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo_token", "ppo"])
+def test_no_micro_batch_reads_anything_off_the_device(small, algorithm, monkeypatch):
+    """On the device `meta` a tensor has no numbers: whoever asks for one gets an error."""
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)  # transformers' own question
+    c, (model, tokenizer) = config(algorithm=algorithm, importance_cap=2.0), policy.load(small, CPU)
+    batch, model = completions(tokenizer), model.to("meta")
+    critic = Critic(model) if algorithm == "ppo" else None
+    batch = Batch(batch.prompts, batch.tokens.to("meta"), batch.lengths, batch.advantages.to("meta"))
+    parts = batch.cut_into(30)
+    assert len(parts) == 3
+    for part in parts:
+        part.ref_logp = part.logprobs(model, 1.0).detach()
+        if critic:
+            part.old_logp = part.ref_logp
+            monkeypatch.setattr(distributed, "all_sum", lambda sums, device: dict.fromkeys(sums, 1.0))
+    if critic:
+        estimate(critic, parts, model.device, beta=c.beta, lam=c.lam)
+    sums, maxima = accumulate(model, parts, 6, 30, ALGORITHMS[algorithm], c, critic)
+    assert all(x.is_meta for x in [*sums.values(), *maxima.values()])
+    assert all(p.grad is not None for p in model.parameters())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
