@@ -121,12 +121,11 @@ def imposed(lengths, end):
 
     def draw_until(logits, sampling, generator=None):
         nonlocal left, step
+        if len(logits) < len(left):  # completions that have ended are gone: on a CPU at once, on a GPU after some tokens
+            left = left[left > step]
         token, logp = draw(logits, sampling, generator)
         step += 1
-        ends = left == step
-        if ends.any():
-            token, left = token.masked_fill(ends.to(token.device), end), left[~ends]
-        return token, logp
+        return token.masked_fill((left == step).to(token.device), end), logp
 
     with patch.object(rollout, "draw", draw_until):
         yield

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.options import UserError
-from engine.policy import autocast, compute_dtype
+from engine.policy import autocast, completion_mask, compute_dtype
+
+# after so many tokens a device is asked again which completions have ended: until a GPU answers, it gets nothing new to do
+ASK_EVERY = {"cpu": 1, "cuda": 8}
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,9 @@ def stop_tokens(model, tokenizer):
 def left_pad(prompts, pad_id, device):
     """Token lists to (Q, L) ids and mask, padded on the left so that all prompts end in the same column."""
     longest = max(map(len, prompts))
-    ids = torch.tensor([[pad_id] * (longest - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
-    return ids, mask
+    ids = torch.tensor([[pad_id] * (longest - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
 
 
 def draw(logits, sampling, generator=None):
@@ -94,8 +97,11 @@ def draw(logits, sampling, generator=None):
         # a token is dropped where those before it already hold top_p of the mass
         dropped = p.cumsum(-1) - p >= sampling.top_p
         kept = kept.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
-    token = torch.multinomial(kept.softmax(-1), 1, generator=generator)
-    return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)
+    # a draw from p: of clocks that ring after exponential times with rates p_v, token v is the first with probability p_v.
+    # torch.multinomial draws the same tokens, but first has the host wait for the device twice to check p
+    p = kept.softmax(-1)
+    token = p.div_(torch.empty_like(p).exponential_(generator=generator)).argmax(-1)
+    return token, logp.gather(-1, token[:, None]).squeeze(-1)
 
 
 class Own:
@@ -123,7 +129,8 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=
     """Sample `group_size` completions of each prompt.
 
     prompts: token lists. Returns Completions with N = len(prompts) · group_size rows, a question's rows side by side.
-    Each prompt is read once: its keys and values are copied to the group's rows. A row that has ended leaves the batch.
+    Each prompt is read once: its keys and values are copied to the group's rows. A row that has ended leaves the batch: on a CPU
+    at once, on a GPU at the next multiple of ASK_EVERY tokens. So with one seed the two sample different completions.
     """
     device = model.device
     if not prompts:  # a rank may be left without a question in a run's last step
@@ -138,7 +145,7 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=
 
 
 def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator):
-    device = model.device
+    device, every = model.device, ASK_EVERY[model.device.type]
     padded = bool((mask == 0).any())
     position = (mask.cumsum(1) - 1).clamp(min=0)
     out = model(
@@ -147,6 +154,9 @@ def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator)
     )
     cache = out.past_key_values
     cache.batch_repeat_interleave(group_size)
+    if every > 1:
+        for layer in cache.layers:  # else transformers asks the device for each token whether the mask hides anything
+            layer.is_compileable = True
     logits = out.logits[:, -1].repeat_interleave(group_size, 0)
     mask = mask.repeat_interleave(group_size, 0)
 
@@ -154,18 +164,23 @@ def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator)
     tokens = torch.full((n, sampling.max_new_tokens), pad_id, device=device)
     logps = torch.zeros((n, sampling.max_new_tokens), device=device)
     lengths = torch.zeros(n, dtype=torch.long, device=device)
-    stop_ids = torch.tensor(stop_ids, device=device)
+    stop_ids = torch.tensor(stop_ids).to(device, non_blocking=True)
     rows = torch.arange(n, device=device)  # which completion each row of the running batch is
+    going = torch.ones_like(rows, dtype=torch.bool)  # which of these rows have not ended
     for t in range(sampling.max_new_tokens):
         token, logp = draw(logits, sampling, generator)
-        tokens[rows, t], logps[rows, t], lengths[rows] = token, logp, t + 1
-        going = ~torch.isin(token, stop_ids)
-        if t + 1 == sampling.max_new_tokens or not going.any():
+        tokens[rows, t], logps[rows, t] = token, logp
+        lengths[rows] += going  # what a row draws after its end does not count
+        going = going & ~torch.isin(token, stop_ids)
+        if t + 1 == sampling.max_new_tokens:
             break
-        if not going.all():
-            keep = going.nonzero().squeeze(-1)
-            rows, token, mask = rows[keep], token[keep], mask[keep]
-            cache.batch_select_indices(keep)
+        if (t + 1) % every == 0:
+            keep = going.nonzero().squeeze(-1)  # here the host waits for the device
+            if len(keep) == 0:
+                break
+            if len(keep) < len(rows):
+                rows, token, mask, going = rows[keep], token[keep], mask[keep], going[keep]
+                cache.batch_select_indices(keep)
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         out = model(
             input_ids=token[:, None], attention_mask=mask if padded else None,
@@ -175,4 +190,5 @@ def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator)
     truncated = torch.zeros(n, dtype=torch.bool, device=device)
     truncated[rows] = going
     longest = int(lengths.max())
-    return Completions(tokens[:, :longest], lengths, truncated, logps[:, :longest])
+    padding = ~completion_mask(tokens[:, :longest], lengths)
+    return Completions(tokens[:, :longest].masked_fill(padding, pad_id), lengths, truncated, logps[:, :longest].masked_fill(padding, 0.0))

@@ -4,9 +4,19 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine import rollout
 from engine.policy import completion_logprobs
 from engine.rollout import Sampling, draw, left_pad, sample, stop_tokens
+
+
+# how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing below depends on it
+@pytest.fixture(params=[1, 8], autouse=True)
+def every(request, monkeypatch):
+    monkeypatch.setitem(rollout.ASK_EVERY, "cpu", request.param)
+    return request.param
+
 
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]  # of different lengths
 
@@ -46,6 +56,41 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(loaded):
         for row in range(3 * i, 3 * i + 3):
             n = together.lengths[row]
             assert together.tokens[row, :n].tolist() == alone.tokens[0, : alone.lengths[0]].tolist()
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
+def test_what_a_completion_draws_after_its_end_is_not_recorded(loaded, prompts, every, monkeypatch):
+    _, drawn = run(loaded, prompts, group=2, temperature=0.0, max_new_tokens=40)
+    monkeypatch.setitem(rollout.ASK_EVERY, "cpu", 1)
+    _, expected = run(loaded, prompts, group=2, temperature=0.0, max_new_tokens=40)
+    assert (expected.lengths % every != 0).any() or every == 1
+    for name in ("tokens", "lengths", "truncated"):
+        assert torch.equal(getattr(drawn, name), getattr(expected, name))
+    torch.testing.assert_close(drawn.logp, expected.logp, rtol=1e-4, atol=1e-5)
+
+
+class Answers(TorchDispatchMode):
+    """Counts the operations for whose result the host would wait for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation.overloadpacket.__name__
+        self.count += name in ("_local_scalar_dense", "nonzero", "masked_select", "equal", "multinomial", "_unique2")
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_p": 0.9, "top_k": 5}])
+@pytest.mark.parametrize("every", [8], indirect=True)
+def test_the_host_waits_for_less_than_one_answer_a_token(loaded, prompts, options):
+    """If prompts are padded, transformers would ask for each token whether the mask hides anything."""
+    loaded[0].generation_config.eos_token_id = None
+    loaded[1].eos_token_id = None  # nothing ends
+    with Answers() as asked:
+        _, drawn = run(loaded, prompts, max_new_tokens=24, **options)
+    assert drawn.truncated.all() and drawn.tokens.shape[1] == 24
+    assert asked.count <= 24 / 8 + 4
 
 
 def test_completions_end_with_eos_or_are_marked_truncated(loaded):
@@ -116,6 +161,14 @@ def test_draws_follow_the_softmax_at_the_temperature(temperature):
         assert abs(p - q) < 5 * math.sqrt(q * (1 - q) / 40_000)
         if (token == i).any():
             assert logp[token == i][0].item() == pytest.approx(math.log(q), abs=1e-5)
+
+
+def test_draws_are_those_of_multinomial():
+    logits = 3 * torch.randn(7, 500, generator=torch.Generator().manual_seed(0))
+    for seed in range(10):
+        token, _ = draw(logits, Sampling(1, top_k=50), torch.Generator().manual_seed(seed))
+        p = logits.masked_fill(logits < logits.topk(50).values[:, -1:], -torch.inf).softmax(-1)
+        assert token.tolist() == torch.multinomial(p, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1).tolist()
 
 
 def test_top_k_and_top_p_draw_from_the_most_likely_only():
