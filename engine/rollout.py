@@ -154,7 +154,7 @@ def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator)
     )
     cache = out.past_key_values
     cache.batch_repeat_interleave(group_size)
-    if every > 1:
+    if every > 1 and padded:
         for layer in cache.layers:  # else transformers asks the device for each token whether the mask hides anything
             layer.is_compileable = True
     logits = out.logits[:, -1].repeat_interleave(group_size, 0)

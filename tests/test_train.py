@@ -154,7 +154,7 @@ def test_no_micro_batch_reads_anything_off_the_device(small, algorithm, monkeypa
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)  # transformers' own question
     c, (model, tokenizer) = config(algorithm=algorithm, importance_cap=2.0), policy.load(small, CPU)
     batch, model = completions(tokenizer), model.to("meta")
-    critic = Critic(model) if algorithm == "ppo" else None
+    critic = Critic(model.base_model) if algorithm == "ppo" else None
     batch = Batch(batch.prompts, batch.tokens.to("meta"), batch.lengths, batch.advantages.to("meta"))
     parts = batch.cut_into(30)
     assert len(parts) == 3
