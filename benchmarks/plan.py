@@ -57,6 +57,9 @@ CASES = {  # name: (shape, options)
 }
 
 
+TRAINING = [phase for phase in PHASES if phase != "evaluation"]
+
+
 @dataclass
 class Options:
     cases: list[str] | None = option(None, "which; none: all that the devices can share out")
@@ -153,13 +156,13 @@ def measure(name, device):
 
 def page(result):
     lines = [heading("The memory planned, and the memory held", result),
-             f"{result['device']}. MB planned / MB tracked in each phase, and planned / tracked of the whole run's peak. Resuming is "
-             "compared with the peak of the run.\n",
-             "| | devices | parameters | " + " | ".join(PHASES) + " | resuming | peak |", "|---" * (len(PHASES) + 5) + "|"]
+             f"{result['device']}. MB planned / MB tracked in each phase, and the ratio of the two peaks of training. An evaluation may "
+             "take as much as training does. Resuming has no plan of its own: it is to need no more than the run.\n",
+             "| | devices | parameters | " + " | ".join(PHASES) + " | resuming | peak of training |", "|---" * (len(PHASES) + 5) + "|"]
     for row in result["rows"]:
         planned, held = row["planned"], row["tracked"]
         cells = [f"{planned[phase] / 1e6:.1f} / {held[phase] / 1e6:.1f}" for phase in (*PHASES, "resuming")]
-        peak = max(planned.values()) / max(held.values())
+        peak = max(planned[phase] for phase in TRAINING) / max(held[phase] for phase in TRAINING)
         lines.append(f"| {row['name']} | {row['devices']} | {row['parameters']:,} | " + " | ".join(cells) + f" | {peak:.2f} |")
     return "\n".join(lines) + "\n"
 

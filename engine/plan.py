@@ -14,9 +14,8 @@ memory. Bytes per parameter on a GPU (the compute dtype there is bfloat16, on a 
 `--shard full` divides the first five by the number of devices. A pass then gathers the layers one after the other in the compute
 dtype, and the rollout copy stays whole. PPO's critic is a second backbone that is trained.
 
-The rest grows with the tokens. The plan is for the worst case: every prompt and every completion is as long as allowed, and a
-step has several micro-batches. Activations are those of a dense decoder with RMSNorm, a gated MLP and fused attention (Qwen,
-Llama, Mistral, …).
+The rest grows with the tokens. The plan is for the worst case: every prompt and every completion is as long as allowed.
+Activations are those of a dense decoder with RMSNorm, a gated MLP and fused attention (Qwen, Llama, Mistral, …).
 """
 
 import math
@@ -140,7 +139,7 @@ def of_a_row(config, model, on_gpu):
 
 
 def of_tokens(config, model, rows, kept, on_gpu):
-    """What the tokens need: items. rows, kept: completions of a device and step, sampled and trained on."""
+    """What the tokens need: (items, whether a mini-batch is one micro-batch). rows, kept: completions of a device and step."""
     shape, compute = model.config.get_text_config(), 2 if on_gpu else 4
     hidden, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     length = policy.prompt_room(model, config.max_new_tokens, config.max_prompt_tokens) + config.max_new_tokens
@@ -150,15 +149,17 @@ def of_tokens(config, model, rows, kept, on_gpu):
     layer = saved_by_layer(shape, compute, stream, config.lora)
     per_token = layers * stream * hidden + layer if config.gradient_checkpointing else layers * layer
     # a completion that is longer than a micro-batch has one of its own
-    tokens = min(max(config.micro_batch_tokens, length), math.ceil(kept / config.minibatches) * length)
+    everything = math.ceil(kept / config.minibatches) * length
+    tokens = min(max(config.micro_batch_tokens, length), everything)
     # the final norm's and the head's input, and their gradients
     activations = tokens * (per_token + 5 * stream * hidden)
     # of a chunk, in float32: logits, logits / temperature, log-softmax
     chunk = min(max(1, policy.CHUNK_ELEMENTS // vocabulary), tokens * config.max_new_tokens // length) * vocabulary * 12
+    items = {"KV cache": (0, rows * cache, 0, 0, 0), "activations": (0, 0, activations, 0, 0), "logits": (0, rows * logits, chunk, 0, 0)}
     if config.rollout == "vllm":  # keeps its share, for its weights too
         share = GPU_SHARE * memory_of_device(config)
-        return {"vLLM": (share,) * 5, "activations": (0, 0, activations, 0, 0), "logits": (0, 0, chunk, 0, 0)}
-    return {"KV cache": (0, rows * cache, 0, 0, 0), "activations": (0, 0, activations, 0, 0), "logits": (0, rows * logits, chunk, 0, 0)}
+        items = {"vLLM": (share,) * 5, "activations": (0, 0, activations, 0, 0), "logits": (0, 0, chunk, 0, 0)}
+    return items, tokens == everything
 
 
 def evaluated(config, model, items, on_gpu):
@@ -182,7 +183,11 @@ def plan(config, k, algorithm, *, model=None, on_gpu=True):
     questions = questions_per_step(config.questions_per_step, config.group_size, k) if config.allocation else config.questions_per_step
     rows, kept = questions * config.group_size, questions * k
     total, trained, items = of_parameters(config, model, algorithm.critic, devices, on_gpu)
-    at_a_time, items = evaluated(config, model, items | of_tokens(config, model, rows, kept, on_gpu), on_gpu)
+    more, one_piece = of_tokens(config, model, rows, kept, on_gpu)
+    if one_piece and not algorithm.critic:  # the gradients come while the activations go
+        *before, update, step, after = items["gradients"]
+        items["gradients"] = (*before, max(update - step, update - more["activations"][2]), step, after)
+    at_a_time, items = evaluated(config, model, items | more, on_gpu)
     return Plan(total, trained, devices, questions, rows, kept, at_a_time, items)
 
 
