@@ -16,7 +16,7 @@ from engine import distributed, options, toy
 from engine.config import Config, check
 from engine.networks import add_adapter, around
 from engine.options import UserError
-from engine.plan import GB, check_fit, doubts, helps, plan, saved_by_layer, skeleton
+from engine.plan import GB, PHASES, check_fit, doubts, helps, plan, saved_by_layer, skeleton
 from engine.rollout import Sampling
 from engine.scoring import Reward
 from train import ALGORITHMS
@@ -62,37 +62,69 @@ def test_every_item_of_the_published_setting(qwen):
     p, W, head = planned(model=qwen["1.5B"], devices=2), 1_543_714_304, 151_936 * 1536
     assert (p.devices, p.questions, p.completions, p.kept) == (2, 8, 128, 16)
     expected = {
-        "weights": (4 * W,) * 3,
-        "gradients": (0, 4 * W + 8 * head, 4 * W),
-        "optimizer": (8 * W, 8 * W, 12 * W),
-        "reference": (2 * W,) * 3,
-        "compute copy": (0, 2 * W, 0),
-        "rollout copy": (2 * W,) * 3,
+        "weights": (4 * W,) * 5,
+        "gradients": (0, 0, 4 * W + 8 * head, 4 * W, 0),
+        "optimizer": (0, 8 * W, 8 * W, 12 * W, 8 * W),
+        "reference": (2 * W,) * 5,
+        "compute copy": (0, 0, 2 * W, 0, 0),
+        "rollout copy": (2 * W,) * 5,
         # 128 rows of 512 + 1024 tokens; 28 layers of keys and values, 2 heads of 128 in two bytes; and half a layer
-        "KV cache": (128 * 1536 * 57 * 2 * 128 * 2, 0, 0),
+        "KV cache": (0, 128 * 1536 * 57 * 2 * 128 * 2, 0, 0, 0),
         # 8,192 tokens; norms 2·(4 + 4)·1536, five casts 2·1536, q and output 2·1536, k and v 2·256, MLP 4·2·8960, 12 heads
-        "activations": (0, 8192 * (28 * (16 * 1536 + 10 * 1536 + 4 * 1536 + 4 * 256 + 8 * 8960 + 48) + 20 * 1536), 0),
+        "activations": (0, 0, 8192 * (28 * (16 * 1536 + 10 * 1536 + 4 * 1536 + 4 * 256 + 8 * 8960 + 48) + 20 * 1536), 0, 0),
         # 14 bytes of every logit while sampling; three float32 chunks of 110 tokens, the most below 2^24 entries
-        "logits": (128 * 151_936 * 14, 12 * 110 * 151_936, 0),
+        "logits": (0, 128 * 151_936 * 14, 12 * 110 * 151_936, 0, 0),
     }
-    assert p.items == expected
-    assert p.peaks == [sum(item[phase] for item in expected.values()) for phase in range(3)]
+    assert p.items == expected and p.evaluated == 0
+    assert p.peaks == [sum(item[phase] for item in expected.values()) for phase in range(5)]
+
+
+def test_an_evaluation_takes_no_more_than_training(qwen):
+    W = QWEN["1.5B"][-1]
+    p = planned(model=qwen["1.5B"], devices=2, eval_dataset="gsm8k")
+    training, evaluation = max(p.peaks[:4]), p.peaks[4]
+    # 256 rows: their keys and values, their logits, and while 512 tokens are read what more these take: 4 · 1536 + 3 · 8960 numbers
+    # of two bytes for each, and their keys and values in 28 layers
+    row = 1536 * 57 * 2 * 128 * 2 + 151_936 * 14
+    reading = 512 * 2 * (4 * 1536 + 3 * 8960 + 56 * 256)
+    assert p.evaluated == 256 and evaluation == 16 * W + 256 * max(row, reading) < training
+    few = planned(model=qwen["7B"], devices=4, shard="full", gradient_checkpointing=True, eval_dataset="gsm8k")
+    assert few.evaluated < 256
+    a_row = (few.peaks[4] - sum(few.items[name][4] for name in ("weights", "optimizer", "reference", "rollout copy"))) / few.evaluated
+    assert max(few.peaks[:4]) - a_row < few.peaks[4] <= max(few.peaks[:4])  # one more would be too many
+    # less than one fits: it is made one by one all the same
+    assert planned(model=qwen["0.5B"], micro_batch_tokens=1, max_new_tokens=1, group_size=2, pruning_rate=0.5, eval_dataset="gsm8k",
+                   max_prompt_tokens=10_000).evaluated >= 1
+
+
+def test_building_holds_what_stays_and_of_shards_one_whole_tensor(qwen):
+    W, head = QWEN["7B"][-1], 152_064 * 3584
+    assert planned(model=qwen["7B"]).peaks[0] == 8 * W
+    assert planned(model=qwen["7B"], devices=4, shard="full").peaks[0] == W + W // 2 + 2 * W + 4 * head
+    assert planned(model=qwen["7B"], lora=16).peaks[0] == planned(model=qwen["7B"], lora=16).items["weights"][0]
+
+
+def test_the_gradients_of_a_mini_batch_in_one_piece_come_while_its_activations_go(qwen):
+    W, head = QWEN["0.5B"][-1], 151_936 * 896
+    several, one = (planned(model=qwen["0.5B"], micro_batch_tokens=tokens) for tokens in (8192, 16 * 1536))
+    assert several.items["gradients"][2] == 4 * W + 8 * head
+    assert one.items["gradients"][2] == max(8 * head, 4 * W + 8 * head - one.items["activations"][2])
 
 
 def test_no_reference_without_its_term(qwen):
-    assert planned(model=qwen["0.5B"], beta=0.0).items["reference"] == (0, 0, 0)
+    assert planned(model=qwen["0.5B"], beta=0.0).items["reference"] == (0,) * 5
 
 
 def test_shared_out(qwen):
     p, W, head = planned(model=qwen["7B"], devices=4, shard="full", gradient_checkpointing=True), QWEN["7B"][-1], 152_064 * 3584
     layer = (W - 2 * head - 3584) // 28
-    assert p.items["weights"] == (W,) * 3 and p.items["gradients"] == (0, W, W) and p.items["optimizer"] == (2 * W, 2 * W, 3 * W)
-    assert p.items["reference"] == (W // 2,) * 3 and p.items["rollout copy"] == (2 * W,) * 3
+    assert p.items["weights"] == (W,) * 5 and p.items["gradients"] == (0, 0, W, W, 0) and p.items["optimizer"][1:4] == (2 * W, 2 * W, 3 * W)
+    assert p.items["reference"] == (W // 2,) * 5 and p.items["rollout copy"] == (2 * W,) * 5
     # embedding, head, two layers and the last norm, in bfloat16, with gradients
-    assert p.items["compute copy"] == (0, 4 * (2 * head + 2 * layer + 3584), 0)
+    assert p.items["compute copy"] == (4 * head, 0, 4 * (2 * head + 2 * layer + 3584), 0, 0)
     # every layer's input; one layer: norms 2·(4 + 2)·H, inputs 4·H, q and output 4·H, k and v 4·512, MLP 8·I, 28 heads; the ends 10·H
     per_token = 28 * 2 * 3584 + 20 * 3584 + 4 * 512 + 8 * 18_944 + 4 * 28 + 10 * 3584
-    assert p.items["activations"] == (0, 8192 * per_token, 0)
+    assert p.items["activations"] == (0, 0, 8192 * per_token, 0, 0)
 
 
 def test_adapters(qwen):
@@ -100,22 +132,22 @@ def test_adapters(qwen):
     # q and o: 896 → 896; k and v: 896 → 128; gate, up, down: 896 ↔ 4864; in 24 layers
     adapters = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
     assert p.trained == adapters and p.parameters == W
-    assert p.items["weights"] == (2 * W + 4 * adapters,) * 3
-    assert p.items["gradients"] == (0, 4 * adapters + 8 * 16 * 4864, 4 * adapters) and p.items["optimizer"][0] == 8 * adapters
-    assert p.items["compute copy"] == (0, 2 * adapters, 0)
-    assert p.items["reference"] == p.items["rollout copy"] == (0, 0, 0)
+    assert p.items["weights"] == (2 * W + 4 * adapters,) * 5
+    assert p.items["gradients"] == (0, 0, 4 * adapters + 8 * 16 * 4864, 4 * adapters, 0) and p.items["optimizer"][1] == 8 * adapters
+    assert p.items["compute copy"] == (0, 0, 2 * adapters, 0, 0)
+    assert p.items["reference"] == p.items["rollout copy"] == (0,) * 5
     # 24 layers: norms 2·4·896, five casts 2·896, q and output 2·896, k and v 2·128, MLP 4·2·4864, 14 heads; and the ends 5·2·896
-    assert p.items["activations"][1] == 8192 * (24 * (8 * 896 + 10 * 896 + 4 * 896 + 4 * 128 + 8 * 4864 + 4 * 14) + 10 * 896)
+    assert p.items["activations"][2] == 8192 * (24 * (8 * 896 + 10 * 896 + 4 * 896 + 4 * 128 + 8 * 4864 + 4 * 14) + 10 * 896)
 
 
 def test_a_critic_is_trained_too(qwen):
     p, W, backbone = planned(model=qwen["7B"], algorithm="ppo", pruning_rate=None), QWEN["7B"][-1], QWEN["7B"][-1] - 152_064 * 3584
-    assert p.trained == W + backbone and p.items["weights"] == (4 * p.trained,) * 3 and p.items["reference"] == (2 * W,) * 3
+    assert p.trained == W + backbone and p.items["weights"] == (4 * p.trained,) * 5 and p.items["reference"] == (2 * W,) * 5
 
 
 def test_what_the_tokens_need_ends_at_the_completions_there_are(qwen):
     def activations(**given):
-        return planned(model=qwen["0.5B"], **given).items["activations"][1]
+        return planned(model=qwen["0.5B"], **given).items["activations"][2]
 
     a_completion = activations(micro_batch_tokens=1536)
     assert activations(micro_batch_tokens=1) == a_completion  # a micro-batch holds at least one
@@ -124,7 +156,7 @@ def test_what_the_tokens_need_ends_at_the_completions_there_are(qwen):
     assert activations(micro_batch_tokens=10**9, minibatches=3) == 6 * a_completion
     assert activations(micro_batch_tokens=1, max_prompt_tokens=10**6) == a_completion * 32_768 / 1536  # the context's end
     few = planned(model=qwen["0.5B"], micro_batch_tokens=1, max_prompt_tokens=90, max_new_tokens=10)
-    assert few.items["logits"][1] == 10 * 151_936 * 12  # fewer tokens than fill a chunk
+    assert few.items["logits"][2] == 10 * 151_936 * 12  # fewer tokens than fill a chunk
 
 
 @pytest.mark.parametrize("dtype, stream, cast", [(torch.float32, 4, False), (torch.float32, 4, True), (torch.bfloat16, 2, False)])
@@ -210,7 +242,7 @@ def test_the_peak_is_that_of_real_steps(name):
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         peaks, measured = pool.apply(measure, (CASES[name],))
     print(f"{name}: planned {[round(peak / 1e6) for peak in peaks]} MB, measured {measured / 1e6:.0f}, ratio {max(peaks) / measured:.3f}")
-    assert peaks.index(max(peaks)) == (0 if name == "many rows" else 1)
+    assert PHASES[peaks.index(max(peaks))] == ("generation" if name == "many rows" else "update")
     assert max(peaks) == pytest.approx(measured, rel=0.12)  # 0.97 to 1.09 of it were seen
 
 
@@ -229,8 +261,9 @@ def test_a_plan_that_fits(qwen, capsys):
     lines = {line[:18].strip(): line[18:].split() for line in out.splitlines()}
     assert lines["completions"] == ["128", "256"] and lines["kept"] == ["16", "32"]
     assert lines["steps per epoch"] == ["468", "(7,473", "questions)"]  # 467.06 times 16
-    assert lines["weights"] == ["6.17", "6.17", "6.17"] and lines["KV cache"][1:] == ["-", "-"]
-    assert [float(peak) for peak in lines["peak"]] == pytest.approx([30.71, 63.54, 37.05])
+    assert lines["weights"] == ["6.17"] * 5 and lines["KV cache"] == ["-", "5.74", "-", "-", "11.48"]
+    assert lines["evaluated at once"] == ["256", "512"]
+    assert [float(peak) for peak in lines["peak"]] == pytest.approx([12.35, 30.71, 63.54, 37.05, 37.11])
 
 
 def test_a_plan_that_does_not_fit(qwen, capsys):
@@ -268,7 +301,7 @@ def test_a_model_whose_config_cannot_be_read_is_one_sentence(tmp_path):
 
 def test_vllm_has_its_share_of_the_device(qwen):
     p = planned(model=qwen["0.5B"], rollout="vllm", device_gb=50)
-    assert p.items["vLLM"] == (15 * GB,) * 3 and p.items["rollout copy"] == (0,) * 3 and "KV cache" not in p.items
+    assert p.items["vLLM"] == (15 * GB,) * 5 and p.items["rollout copy"] == (0,) * 5 and "KV cache" not in p.items
 
 
 def test_what_helps_is_planned_again(qwen):
