@@ -167,7 +167,7 @@ def roll_out(questions, k, networks, rewards, sampling, config, rng, clock, hist
         if config.mask_truncated:
             kept = kept[~drawn.truncated.cpu()[kept]]
     prompts = [q["prompt"] for q in questions for _ in range(G)]
-    batch = Batch(prompts, drawn.tokens, drawn.lengths, advantages.flatten().to(device), drawn.logp)
+    batch = Batch(prompts, drawn.tokens, lengths, advantages.flatten().to(device), drawn.logp)
     sums = {"questions": len(questions), "completions": len(texts), "kept": len(kept),
             # advantages of a group add up to 0: if they do not differ, they are all 0 (PPO's are the scores, here and in the log)
             "no_signal": (~has_signal(advantages)).sum().item(),

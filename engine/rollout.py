@@ -163,23 +163,20 @@ def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator)
     n = len(ids) * group_size
     tokens = torch.full((n, sampling.max_new_tokens), pad_id, device=device)
     logps = torch.zeros((n, sampling.max_new_tokens), device=device)
-    lengths = torch.zeros(n, dtype=torch.long, device=device)
     stop_ids = torch.tensor(stop_ids).to(device, non_blocking=True)
     rows = torch.arange(n, device=device)  # which completion each row of the running batch is
-    going = torch.ones_like(rows, dtype=torch.bool)  # which of these rows have not ended
     for t in range(sampling.max_new_tokens):
         token, logp = draw(logits, sampling, generator)
         tokens[rows, t], logps[rows, t] = token, logp
-        lengths[rows] += going  # what a row draws after its end does not count
-        going = going & ~torch.isin(token, stop_ids)
         if t + 1 == sampling.max_new_tokens:
             break
         if (t + 1) % every == 0:
-            keep = going.nonzero().squeeze(-1)  # here the host waits for the device
+            ended = torch.isin(tokens[rows, t + 1 - every : t + 1], stop_ids).any(1)
+            keep = (~ended).nonzero().squeeze(-1)  # here the host waits for the device
             if len(keep) == 0:
                 break
             if len(keep) < len(rows):
-                rows, token, mask, going = rows[keep], token[keep], mask[keep], going[keep]
+                rows, token, mask = rows[keep], token[keep], mask[keep]
                 cache.batch_select_indices(keep)
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         out = model(
@@ -187,8 +184,10 @@ def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator)
             position_ids=mask.sum(1, keepdim=True) - 1 if padded else None, past_key_values=cache, use_cache=True,
         )
         logits = out.logits[:, -1]
-    truncated = torch.zeros(n, dtype=torch.bool, device=device)
-    truncated[rows] = going
+    # a completion ends with its first stop token, whatever its row has drawn after that
+    stops = torch.isin(tokens[:, : t + 1], stop_ids)
+    truncated = ~stops.any(1)
+    lengths = torch.where(truncated, t + 1, stops.int().argmax(1) + 1)
     longest = int(lengths.max())
     padding = ~completion_mask(tokens[:, :longest], lengths)
     return Completions(tokens[:, :longest].masked_fill(padding, pad_id), lengths, truncated, logps[:, :longest].masked_fill(padding, 0.0))

@@ -69,6 +69,16 @@ def test_what_a_completion_draws_after_its_end_is_not_recorded(loaded, prompts, 
     torch.testing.assert_close(drawn.logp, expected.logp, rtol=1e-4, atol=1e-5)
 
 
+def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monkeypatch):
+    rows = []
+    monkeypatch.setattr(rollout, "draw", lambda logits, *args: rows.append(len(logits)) or draw(logits, *args))
+    _, drawn = run(loaded, group=16, max_new_tokens=24)
+    assert len(set(drawn.lengths.tolist())) > 5
+    # the t-th token is drawn for those that had not ended at the last multiple of `every`
+    assert rows == [(drawn.lengths > t - t % every).sum() for t in range(len(rows))]
+    assert drawn.lengths.max() <= len(rows) < drawn.lengths.max() + every
+
+
 class Answers(TorchDispatchMode):
     """Counts the operations for whose result the host would wait for a GPU."""
 
