@@ -116,14 +116,18 @@ def ragged(rows, mean, longest, generator):
 
 @contextmanager
 def imposed(lengths, end):
-    """Within this, completion i of `engine.rollout.sample` ends with its lengths[i]-th token, which is `end`. lengths: (N,) on the CPU."""
+    """Within this, completion i of `engine.rollout.sample` ends with its lengths[i]-th token, which is `end`, and with no earlier one.
+
+    lengths: (N,) on the CPU. end: a token of the model, for on a GPU the model goes on reading after it for a while.
+    """
     draw, left, step = rollout.draw, lengths, 0
 
     def draw_until(logits, sampling, generator=None):
         nonlocal left, step
         if len(logits) < len(left):  # completions that have ended are gone: on a CPU at once, on a GPU after some tokens
             left = left[left > step]
-        token, logp = draw(logits, sampling, generator)
+        never = torch.tensor([end]).to(logits.device, non_blocking=True)
+        token, logp = draw(logits.index_fill(1, never, -torch.inf), sampling, generator)
         step += 1
         return token.masked_fill((left == step).to(token.device), end), logp
 
@@ -219,7 +223,7 @@ class Ours:
         self.model, self.prompts, self.longest = model, prompts, longest
 
     def __call__(self, lengths, greedy=False):
-        end = self.model.config.vocab_size
+        end = self.model.config.vocab_size - 1
         with imposed(lengths, end):
             drawn = sample(self.model, self.prompts, G, Sampling(self.longest, 0.0 if greedy else 1.0), stop_ids=[end], pad_id=0)
         return [row[:n] for row, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())]

@@ -40,7 +40,7 @@ from cppo import keep_count, prune
 from engine import toy
 from engine.config import Config
 from engine.options import UserError, option, parse, run
-from engine.policy import Batch, completion_logprobs, completion_mask, compute_dtype, frozen_copy
+from engine.policy import Batch, completion_logprobs, compute_dtype, frozen_copy
 from engine.rollout import Sampling, sample
 from engine.setting import heading, setting
 from engine.update import update
@@ -99,11 +99,9 @@ class Subject:
 
     def sampled(self, model, prompts, lengths):
         """Completions of imposed lengths (N,)."""
-        end = model.config.vocab_size  # a token that the model does not have stands for EOS
+        end = model.config.vocab_size - 1
         with imposed(lengths, end):
-            drawn = sample(model, prompts, G, Sampling(int(lengths.max())), stop_ids=[end], pad_id=0)
-        drawn.tokens[drawn.tokens == end] = 0
-        return drawn
+            return sample(model, prompts, G, Sampling(int(lengths.max())), stop_ids=[end], pad_id=0)
 
     def roll_out(self, questions):
         """(seconds, peak, batch) of sampling G completions of each question. Sampled once for each number of questions."""
@@ -196,13 +194,12 @@ def exactness(subject, limit):
     @torch.no_grad()
     def point():
         prompts, work = subject.prompts(1), subject.work
-        drawn = subject.sampled(subject.copy, prompts, ragged(G, work.mean, work.longest, subject.draws))
+        drawn = sample(subject.copy, prompts, G, Sampling(work.mean), stop_ids=[-1], pad_id=0)  # of one length: no token ends one
         batch = Batch(prompts * G, drawn.tokens, drawn.lengths, torch.zeros(G, device=subject.device))
         scored = batch.logprobs(subject.model, 1.0)
         exact = completion_logprobs(subject.model, batch.prompts, batch.tokens, batch.lengths)  # no autocast
         bf16 = (scored - exact)[batch.mask].abs()
-        drawn_freely = completion_mask(batch.tokens, batch.lengths - 1)  # the last token was imposed
-        sampler = (scored - drawn.logp)[drawn_freely].abs()
+        sampler = (scored - drawn.logp)[batch.mask].abs()
         return {"bf16_max": bf16.max().item(), "bf16_mean": bf16.mean().item(),
                 "sampler_max": sampler.max().item(), "sampler_mean": sampler.mean().item()}
 

@@ -30,12 +30,12 @@ from engine.plan import PHASES, plan
 from engine.rollout import Sampling
 from engine.scoring import Reward
 from engine.setting import heading, setting
-from eval import examine
+from eval import evaluate
 from train import ALGORITHMS, train_step
 
-WIDE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+WIDE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
         "vocab_size": 8000, "tie_word_embeddings": True}
-DEEP = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 16, "num_attention_heads": 4, "num_key_value_heads": 4,
+DEEP = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 16, "num_attention_heads": 4, "num_key_value_heads": 4,
         "vocab_size": 20_000, "tie_word_embeddings": False}
 QWEN = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
         "vocab_size": 151_936, "tie_word_embeddings": True}
@@ -117,8 +117,8 @@ def tracked(folder, config, k, device):
             tracker.close("update")
     finally:
         logs.Clock.phase = original
-    examine(networks.sampler, networks.tokenizer, [question] * expected.evaluated * distributed.world_size(), reward.function, sampling,
-            batch_size=expected.evaluated)
+    questions = [question] * expected.evaluated * distributed.world_size()
+    evaluate(networks.sampler, networks.tokenizer, questions, reward.function, sampling, batch_size=expected.evaluated)
     tracker.close("evaluation")
 
     run_dir = Path(distributed.from_first(tempfile.mkdtemp() if distributed.rank() == 0 else None))
