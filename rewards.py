@@ -358,7 +358,8 @@ class RewardModel:
     """A reward that asks a model: any of transformers' sequence classifiers with one label. Its logit is the reward.
 
     It reads question and completion as a chat where its tokenizer has a template, else one after the other. Weights are
-    float32, dropout is off. device: None is this process's GPU, if any. Raises ValueError where there are more labels.
+    float32, dropout is off. device: None is this process's GPU, if any. Raises ValueError if there are more labels, or if the
+    weights lack some: transformers would draw these at random, on every rank others.
     """
 
     def __init__(self, name, *, device=None, batch_size=16):
@@ -367,10 +368,13 @@ class RewardModel:
 
         self.__name__, self.batch_size = "reward_model", batch_size
         self.tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right", truncation_side="left")
-        self.model = AutoModelForSequenceClassification.from_pretrained(name, dtype=torch.float32)
+        options = {"dtype": torch.float32, "output_loading_info": True}
+        self.model, loading = AutoModelForSequenceClassification.from_pretrained(name, **options)
         self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
         if self.model.config.num_labels != 1:
             raise ValueError(f"{name} has {self.model.config.num_labels} labels: a reward model has one.")
+        if loading["missing_keys"]:
+            raise ValueError(f"the weights of {name} lack {min(loading['missing_keys'])}: it is no reward model.")
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         # a causal model's score is read at the last token that is not this one: it must be what we pad with

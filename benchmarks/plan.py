@@ -157,7 +157,8 @@ def measure(name, device):
 def page(result):
     lines = [heading("The memory planned, and the memory held", result),
              f"{result['device']}. MB planned / MB tracked in each phase, and the ratio of the two peaks of training. An evaluation may "
-             "take as much as training does. Resuming has no plan of its own: it is to need no more than the run.\n",
+             "take as much as training does. Resuming has no plan of its own: it is to need no more than the run. The rows of two "
+             "devices are those of `torchrun --nproc-per-node 2 benchmarks/plan.py`.\n",
              "| | devices | parameters | " + " | ".join(PHASES) + " | resuming | peak of training |", "|---" * (len(PHASES) + 5) + "|"]
     for row in result["rows"]:
         planned, held = row["planned"], row["tracked"]

@@ -12,7 +12,7 @@ memory. Bytes per parameter on a GPU (the compute dtype there is bfloat16, on a 
     rollout copy     2    what samples. LoRA: none. vLLM has a fixed share of the device instead, for its cache too
 
 `--shard full` divides the first five by the number of devices. A pass then gathers the layers one after the other in the compute
-dtype, and the rollout copy stays whole. PPO's critic is a second backbone that is trained.
+dtype, and the rollout copy stays whole. PPO's critic is a second backbone that is trained. A reward model takes 4.
 
 The rest grows with the tokens. The plan is for the worst case: every prompt and every completion is as long as allowed.
 Activations are those of a dense decoder with RMSNorm, a gated MLP and fused attention (Qwen, Llama, Mistral, …).
@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from allocate import questions_per_step
 from engine import data, distributed, policy, toy
@@ -65,6 +65,19 @@ def skeleton(config):
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0][:200].rstrip(".")
         raise UserError(f"the config.json of {name} cannot be read ({reason}): name a folder that holds it, or go online.") from None
+
+
+def judges(config):
+    """Bytes of the reward models of a run, in float32. Like the policy's, their config.json tells."""
+    total = 0
+    for name in (word.split(":")[1] for word in config.rewards or () if word.startswith("RewardModel:")):
+        try:
+            with torch.device("meta"):
+                model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(name))
+        except (OSError, ValueError) as error:
+            raise UserError(f"the config.json of the reward model {name} cannot be read ({str(error).split(chr(10))[0][:200]}).") from None
+        total += 4 * sum(p.numel() for p in model.parameters())
+    return total
 
 
 def widths(shape):
@@ -187,6 +200,8 @@ def plan(config, k, algorithm, *, model=None, on_gpu=True):
     if one_piece and not algorithm.critic:  # the gradients come while the activations go
         *before, update, step, after = items["gradients"]
         items["gradients"] = (*before, max(update - step, update - more["activations"][2]), step, after)
+    if of_judges := judges(config):
+        items["reward models"] = (0, *(of_judges,) * 4)
     at_a_time, items = evaluated(config, model, items | more, on_gpu)
     return Plan(total, trained, devices, questions, rows, kept, at_a_time, items)
 

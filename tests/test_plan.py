@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 import train
 from benchmarks.memory import growth, return_what_is_freed
@@ -297,6 +297,15 @@ def test_a_model_whose_config_cannot_be_read_is_one_sentence(tmp_path):
     for name in (tmp_path, tmp_path / "none"):
         with pytest.raises(UserError, match=r"^the config.json of .* cannot be read \(.*\): name a folder that holds it, or go online.$"):
             planned(model=str(name))
+
+
+def test_a_reward_model_takes_its_place_too(qwen, tmp_path):
+    shape = Qwen2Config(vocab_size=100, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_labels=1)
+    shape.architectures = ["Qwen2ForSequenceClassification"]
+    shape.save_pretrained(tmp_path)
+    model = Qwen2ForSequenceClassification(shape)
+    p = planned(model=qwen["0.5B"], rewards=["gsm8k_accuracy", f"RewardModel:{tmp_path}:0.5"])
+    assert p.items["reward models"] == (0, *(4 * model.num_parameters(),) * 4)
 
 
 def test_vllm_has_its_share_of_the_device(qwen):

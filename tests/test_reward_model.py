@@ -94,6 +94,15 @@ def test_a_model_of_several_labels_is_refused(tmp_path):
         RewardModel(make(tmp_path, labels=2))
 
 
+def test_a_model_without_a_head_is_refused(tmp_path):
+    """Its head would be drawn at random, by every rank for itself."""
+    model = RewardModel(make(tmp_path)).model
+    torch.manual_seed(0)
+    model.model.save_pretrained(tmp_path)  # the backbone alone
+    with pytest.raises(ValueError, match="lack score.weight: it is no reward model"):
+        RewardModel(tmp_path)
+
+
 def test_a_column_of_the_wrong_length_is_an_error(tmp_path):
     with pytest.raises(ValueError):
         RewardModel(make(tmp_path))(COMPLETIONS, question=QUESTIONS[:1])
