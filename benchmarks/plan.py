@@ -177,15 +177,17 @@ def main(argv):
     names = options.cases or [name for name, (_, given) in CASES.items() if world == 1 or not given.get("lora")]
     if unknown := set(names) - set(CASES):
         raise UserError(f"--cases does not know {', '.join(sorted(unknown))}: there are {'; '.join(CASES)}.")
-    rows = [measure(name, device) for name in tqdm(names, disable=distributed.rank() > 0)]
+    for name in tqdm(names, disable=distributed.rank() > 0):
+        row = measure(name, device)
+        if distributed.rank() == 0:  # what was measured before, with another case or another number of devices, stays
+            path.parent.mkdir(parents=True, exist_ok=True)
+            before = json.loads(path.read_text())["rows"] if path.exists() else []
+            rows = [old for old in before if (old["devices"], old["name"]) != (world, name)] + [row]
+            rows.sort(key=lambda row: (row["devices"], list(CASES).index(row["name"])))
+            result = {**setting(["torch", "transformers"]), "device": torch.cuda.get_device_name(), "rows": rows}
+            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            path.with_suffix(".md").write_text(page(result), encoding="utf-8")
     if distributed.rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        before = json.loads(path.read_text())["rows"] if path.exists() else []
-        kept = [row for row in before if row["devices"] != world]
-        rows = sorted(kept + rows, key=lambda row: row["devices"])
-        result = {**setting(["torch", "transformers"]), "device": torch.cuda.get_device_name(), "rows": rows}
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        path.with_suffix(".md").write_text(page(result), encoding="utf-8")
         print(page(result))
     distributed.barrier()
     distributed.stop()
