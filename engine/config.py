@@ -214,9 +214,10 @@ def open_run(argv, algorithms):
         checkpoint.newest(config.output_dir)
         saved = json.loads(saved_file.read_text())
         config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
-        for name in ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed"):
+        for name in ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora"):
             if getattr(config, name) != saved[name]:
-                raise UserError(f"{config.output_dir} was started with --{name} {saved[name]}: resume it with that, or start a new run.")
+                start = f"without --{name}" if saved[name] is None else f"with --{name} {saved[name]}"
+                raise UserError(f"{config.output_dir} was started {start}: resume it like that, or start a new run.")
     k = check(config, algorithms)
     if config.shard == "full" and not config.plan and "WORLD_SIZE" not in os.environ:
         raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of your GPUs.")

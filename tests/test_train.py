@@ -741,6 +741,8 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
         go(small, "run", "--resume")
     with pytest.raises(UserError, match="was started with --algorithm cppo"):
         go(small, "run", "--resume", "--algorithm", "grpo")
+    with pytest.raises(UserError, match="was started without --lora: resume it like that"):
+        go(small, "run", "--resume", "--lora", "4", steps=9)
     with pytest.raises(UserError, match="was started with --questions_per_step 2"):
         go(small, "run", "--resume", "--questions_per_step", "3", steps=9)
     other = tmp_path / "other"
