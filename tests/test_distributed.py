@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 from gdpo import decoupled_advantages
 
@@ -75,6 +76,8 @@ def fixed_update(networks, config, share, optimizer, scale=1.0):
     with torch.no_grad():
         for part in parts:
             part.ref_logp = part.logprobs(networks.reference, 1.0) - 0.05
+        if config.shard == "full":  # no backward pass follows, and still its embedding and head are given up again
+            assert all(isinstance(p, DTensor) for p in networks.reference.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.copy_(0.1 * torch.ones_like(p))
