@@ -64,7 +64,9 @@ def measure(job):
 def memory(methods, hidden_size=512):
     """{name: {parameters, optimizer, peak}} in bytes, of a step with each method's options of train.py."""
     jobs = [(options, hidden_size) for options in methods.values()]
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    # a fork cannot use a GPU that its parent has used; without a GPU it saves the seconds of starting afresh
+    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+    with context.Pool(1, maxtasksperchild=1) as pool:
         return dict(zip(methods, tqdm(pool.imap(measure, jobs, chunksize=1), total=len(jobs), desc="memory of a step")))
 
 
