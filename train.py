@@ -47,7 +47,7 @@ from engine.preview import preview
 from engine.rollout import Sampling
 from engine.scoring import choose, judge, merge, score
 from engine.select import select
-from engine.update import OF_UPDATES, update
+from engine.update import NO_UPDATE, update
 from eval import examine
 from gdpo import decoupled_advantages
 from gfpo import adaptive_k
@@ -207,7 +207,7 @@ def train_step(step, supply, networks, rewards, sampling, k, config, history=Non
     metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
     metrics |= {name: value / metrics["completions"] for name, value in sums.items()}
 
-    metrics |= dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}
+    metrics |= NO_UPDATE
     if pushed or (critic and metrics["kept"]):  # else every advantage is 0 and there is nothing to learn from
         batch = join(batches)
         minibatches = [batch.rows(rows).cut_into(config.micro_batch_tokens)

@@ -86,8 +86,11 @@ def shared_out(source, config, device, *, critic=False, folder=None):
     def read(name):
         return policy.load(name, torch.device("cpu")) if distributed.rank() == 0 else (None, None)
 
+    def without_weights(network, dtype):  # on every rank
+        return distributed.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
+
     def hand_out(network, dtype, *methods, **options):
-        empty = distributed.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
+        empty = without_weights(network, dtype)
         if "completion_logprobs" in methods:
             empty.completion_logprobs = partial(completion_logprobs, empty)
         return distributed.hand_out(network, empty, device, *methods, **options)
@@ -99,8 +102,7 @@ def shared_out(source, config, device, *, critic=False, folder=None):
         networks.critic = hand_out(whole and Critic(whole.base_model), torch.float32, "values", exact=["head"])
     sampled = networks.model
     if config.rollout == "own":
-        empty = distributed.from_first(whole and with_parameters(whole, lambda p: p.to("meta", compute_dtype(device))))
-        sampled = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
+        sampled = with_parameters(without_weights(whole, compute_dtype(device)), lambda p: torch.empty_like(p, device=device)).to(device)
     networks.sampler = Own(sampled, tokenizer, copy=sampled is not networks.model)
     networks.sampler.refresh(distributed.whole_weights(networks.model, compute_dtype(device)))
     if config.beta:

@@ -13,6 +13,8 @@ from ppo import value_loss
 OF_WEIGHTS = ("kl", "kl_old", "clip_fraction", "ratio_mean", "entropy_trained", "sampler_gap")  # means over tokens, as they weigh
 OF_UPDATES = ("loss", *OF_WEIGHTS, "ratio_max", "sampler_gap_max", "grad_norm")  # None in a step without an update
 
+NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}  # what a step without an update says
+
 
 def accumulate(model, parts, n, tokens, algorithm, config, critic):
     """Forward and backward over the micro-batches of a mini-batch of n completions: gradients add up. Returns (sums, maxima).
@@ -97,6 +99,6 @@ def update(model, optimizer, minibatches, algorithm, config, critic=None):
             optimizer.step()
     optimizer.zero_grad()  # frees the gradients' memory for the sampler
     if not history:
-        return dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}
+        return dict(NO_UPDATE)
     means = {name: sum(h[name] for h in history) / len(history) for name in history[0]}
     return means | {name: max(h[name] for h in history) for name in maxima} | {"skipped_updates": sum(skipped), "skipped": skipped}
