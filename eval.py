@@ -21,9 +21,12 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from engine import data, distributed, logs, policy, scoring, toy
-from engine.options import UserError, at_least, option, parse, run
-from engine.rollout import Own, Sampling
+from engine.model import policy
+from engine.model.rollout import Own, Sampling
+from engine.run import distributed, logs
+from engine.run.options import UserError, at_least, option, parse, run
+from engine.scoring import score as scoring
+from engine.tasks import data, toy
 from rewards import extract_answer, to_number
 
 

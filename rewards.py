@@ -321,7 +321,7 @@ def code_format(completions, **columns):
 @functools.lru_cache(maxsize=4)  # several rewards look at the same completions: each program runs once
 def _outputs(completions):
     """What the program of each completion prints; None where there is no program or it does not run to its end."""
-    from engine.sandbox import run_many
+    from engine.scoring.sandbox import run_many
 
     programs = [extract_code(completion) for completion in completions]
     distinct = list(dict.fromkeys(program for program in programs if program is not None))

@@ -34,27 +34,28 @@ from tqdm import tqdm
 
 from allocate import questions_per_step
 from cppo import cppo_loss
-from dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
-from drgrpo import constant_weights, drgrpo_loss
-from engine import checkpoint, data, distributed, logs, toy, trackers
-from engine.config import open_run
-from engine.critic import estimate
-from engine.networks import build, save_merged
-from engine.options import UserError, run
-from engine.plan import EVALUATED, doubts, plan, show
-from engine.policy import Batch, join, nothing
-from engine.preview import preview
-from engine.rollout import Sampling
-from engine.scoring import choose, judge, merge, score
+from engine.model.critic import estimate
+from engine.model.networks import build, save_merged
+from engine.model.policy import Batch, join, nothing
+from engine.model.rollout import Sampling
+from engine.run import checkpoint, distributed, logs, trackers
+from engine.run.config import open_run
+from engine.run.curves import curves
+from engine.run.options import UserError, run
+from engine.run.plan import EVALUATED, doubts, plan, show
+from engine.scoring.preview import preview
+from engine.scoring.score import choose, judge, merge, score
 from engine.select import select
-from engine.update import NO_UPDATE, update
+from engine.tasks import data, toy
 from eval import examine
-from gdpo import decoupled_advantages
-from gfpo import adaptive_k
+from family.dapo import dapo_loss, has_signal, overlong_penalty, token_mean_weights
+from family.drgrpo import constant_weights, drgrpo_loss
+from family.gdpo import decoupled_advantages
+from family.gfpo import adaptive_k
+from family.gspo import gspo_loss
+from family.ppo import ppo_loss
 from grpo import group_advantages, grpo_loss, sequence_mean_weights
-from gspo import gspo_loss
-from plot import curves
-from ppo import ppo_loss
+from update import NO_UPDATE, update
 
 
 @dataclass(frozen=True)

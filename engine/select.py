@@ -3,9 +3,9 @@
 import torch
 
 from cppo import prune, prune_pooled
-from engine.scoring import merge
-from gfpo import retain, retained_advantages, token_efficiency
-from pods import max_variance_subset
+from engine.scoring.score import merge
+from family.gfpo import retain, retained_advantages, token_efficiency
+from family.pods import max_variance_subset
 
 SELECT_FIRST = ("shortest", "efficiency", "max_variance")  # rules that look at rewards and lengths: advantages come after
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from engine import policy, toy
+from engine.model import policy
+from engine.tasks import toy
 
 torch.set_num_threads(1)
 

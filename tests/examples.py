@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from engine.scoring import Reward
+from engine.scoring.score import Reward
 
 F64 = torch.float64
 LENGTHS = [5, 1, 0, 3, 1, 4]  # ragged, two of one token, one empty; 14 tokens

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_distributed import torchrun
-from test_reward_model import make
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import eval as evaluation
 import rewards
-from engine import data
-from engine.options import UserError
-from engine.rollout import Own, Sampling
+from engine.model.rollout import Own, Sampling
+from engine.run.options import UserError
+from engine.tasks import data
 from eval import interval, majority_is_right, paired, pass_at_k, summarize
+from tests.engine.test_distributed import torchrun
+from tests.engine.test_reward_model import make
 
 ROOT = Path(__file__).parent.parent
 
@@ -285,7 +285,7 @@ def test_bad_input_of_eval(argv, message, tmp_path, monkeypatch):
 
 def test_the_verdicts_are_those_of_a_person_who_reads_the_completions():
     """Sixty completions, judged by hand. Two readings are more lenient than the reward, which takes no sentence for a number."""
-    rows = [json.loads(line) for line in (ROOT / "tests/verdicts.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (ROOT / "tests/concepts/verdicts.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 60 and 20 < sum(row["right"] for row in rows) < 40
     judged = [getattr(rewards, row["reward"])([row["completion"]], answer=[row["answer"]])[0] > 0 for row in rows]
     differ = [row["completion"] for row, right in zip(rows, judged) if right != row["right"]]

@@ -25,10 +25,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from engine import checkpoint, policy, toy
-from engine.options import UserError
-from engine.policy import completion_logprobs
-from engine.rollout import Completions, Sampling, sample, stop_tokens
+from engine.model import policy
+from engine.model.policy import completion_logprobs
+from engine.model.rollout import Completions, Sampling, sample, stop_tokens
+from engine.run import checkpoint
+from engine.run.options import UserError
+from engine.tasks import toy
 from train import main
 
 CPU = torch.device("cpu")

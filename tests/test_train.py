@@ -6,25 +6,27 @@ import math
 
 import pytest
 import torch
-from examples import named
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import masking_utils
 
 import eval as evaluation
 import train
 from cppo import prune
-from engine import checkpoint, data, distributed, logs, policy, rollout
-from engine.config import Config, check
-from engine.critic import Critic, estimate
-from engine.networks import around
-from engine.options import UserError
-from engine.policy import Batch
+from engine.model import policy, rollout
+from engine.model.critic import Critic, estimate
+from engine.model.networks import around
+from engine.model.policy import Batch
+from engine.run import checkpoint, distributed, logs
+from engine.run.config import Config, check
+from engine.run.options import UserError
 from engine.select import select
-from engine.update import OF_UPDATES, accumulate, update
-from gdpo import decoupled_advantages
-from gfpo import retained_advantages
+from engine.tasks import data
+from family.gdpo import decoupled_advantages
+from family.gfpo import retained_advantages
 from grpo import group_advantages
+from tests.examples import named
 from train import ALGORITHMS, learning_rate, run_progress
+from update import OF_UPDATES, accumulate, update
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,193 @@
+"""Sampling completions from the policy, and the contract between the sampler and the scorer."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from engine.model.policy import autocast, completion_mask, compute_dtype
+from engine.run.options import UserError
+
+# after so many tokens a device is asked again which completions have ended: until a GPU answers, it gets nothing new to do
+ASK_EVERY = {"cpu": 1, "cuda": 8}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled. The scorer divides the logits by the same temperature, so that both speak of one policy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def notes(self):
+        """A warning where the sampled policy is not the model's own."""
+        if self.temperature == 1.0 and self.top_p == 1.0 and self.top_k == 0:
+            return []
+        return ["temperature, top_p or top_k is set: completions are sampled from a policy that is not the model's own. "
+                "Log-probabilities follow the temperature, but not top_p and top_k."]
+
+
+@dataclass
+class Completions:
+    """N sampled completions, question by question. Padding stands on the right; masks are made from the lengths."""
+
+    tokens: torch.Tensor  # (N, T) int64, as sampled: never decoded and tokenized again
+    lengths: torch.Tensor  # (N,) int64, EOS included
+    truncated: torch.Tensor  # (N,) bool, cut off at max_new_tokens before an EOS
+    logp: torch.Tensor  # (N, T) float32, log-probability of each token at the sampling temperature; 0 on padding
+
+    def texts(self, tokenizer, questions=()):
+        """What the completions say, for the rewards: EOS and other special tokens left out.
+
+        questions: the Q rows of `data.load` that were asked. A completion then begins with the thought that its prompt has opened.
+        """
+        rows = [tokens[:n] for tokens, n in zip(self.tokens.tolist(), self.lengths.tolist())]
+        begun = [question.get("begun", "") for question in questions for _ in range(len(rows) // len(questions))] or [""] * len(rows)
+        said = [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
+        return [before + text for before, text in zip(begun, said, strict=True)]
+
+
+def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
+    """w = min(π_old(o_t) / π_sampler(o_t), C): (N, T) without gradient, 1 on padding. A factor of the loss weights.
+
+    old_logp: log π_old(o_t) as the trainer computes it. sampled_logp: as the sampler did when it drew o_t, from the same weights
+    but with other kernels or in a lower precision. mask: (N, T), 1 on completion tokens. cap: C, above 0.
+
+    What is drawn from π_sampler then counts as if it came from π_old: Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o) where the
+    cap is not reached. So given its prefix each token is corrected; that the prefix was drawn by the sampler too is not. The
+    ratio π_θ / π_old of the loss remains, for the updates since. The cap bounds the variance, and biases the tokens above it.
+
+    Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
+    """
+    weights = (old_logp - sampled_logp).exp().clamp(max=cap)
+    return weights.masked_fill(~mask.bool(), 1.0).detach()
+
+
+def stop_tokens(model, tokenizer):
+    """Ids that end a completion: the tokenizer's EOS, and those of the model's generation config (chat models have two)."""
+    configured = model.generation_config.eos_token_id
+    ids = [] if configured is None else [configured] if isinstance(configured, int) else list(configured)
+    return sorted({*ids, tokenizer.eos_token_id} - {None})
+
+
+def left_pad(prompts, pad_id, device):
+    """Token lists to (Q, L) ids and mask, padded on the left so that all prompts end in the same column."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad_id] * (longest - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+
+
+def draw(logits, sampling, generator=None):
+    """One token per row from logits (N, V): (token (N,), logp (N,)). Temperature 0 is greedy."""
+    if sampling.temperature == 0:
+        token = logits.argmax(-1)
+        return token, torch.log_softmax(logits.float(), -1).gather(-1, token[:, None]).squeeze(-1)
+    logp = torch.log_softmax(logits.float() / sampling.temperature, -1)
+    kept = logp
+    if sampling.top_k:
+        smallest = kept.topk(min(sampling.top_k, kept.shape[-1])).values[:, -1:]
+        kept = kept.masked_fill(kept < smallest, -torch.inf)
+    if sampling.top_p < 1:
+        order = kept.argsort(-1, descending=True)
+        p = kept.gather(-1, order).softmax(-1)
+        # a token is dropped where those before it already hold top_p of the mass
+        dropped = p.cumsum(-1) - p >= sampling.top_p
+        kept = kept.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
+    # a draw from p: of clocks that ring after exponential times with rates p_v, token v is the first with probability p_v.
+    # torch.multinomial draws the same tokens, but first has the host wait for the device twice to check p
+    p = kept.softmax(-1)
+    token = p.div_(torch.empty_like(p).exponential_(generator=generator)).argmax(-1)
+    return token, logp.gather(-1, token[:, None]).squeeze(-1)
+
+
+class Own:
+    """The project's own sampler: the loop of `sample` on the policy itself, or on a copy of it, which `refresh` keeps up to date."""
+
+    def __init__(self, model, tokenizer, copy=False):
+        self.model, self.copy, self.dtype = model, copy, compute_dtype(model.device)
+        self.stop_ids, self.pad_id = stop_tokens(model, tokenizer), tokenizer.pad_token_id
+
+    @torch.no_grad()
+    def refresh(self, weights):
+        """Take over the policy's weights. weights: an iterable of (name, tensor) in `dtype`, whole ones."""
+        own = dict(self.model.named_parameters())
+        for name, tensor in weights if self.copy else ():
+            own[name].copy_(tensor)
+
+    def sample(self, prompts, group_size, sampling, seed):
+        """`sample` with a generator of this seed."""
+        generator = torch.Generator(self.model.device).manual_seed(seed)
+        return sample(self.model, prompts, group_size, sampling, stop_ids=self.stop_ids, pad_id=self.pad_id, generator=generator)
+
+
+@torch.no_grad()
+def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=None):
+    """Sample `group_size` completions of each prompt.
+
+    prompts: token lists. Returns Completions with N = len(prompts) · group_size rows, a question's rows side by side.
+    Each prompt is read once: its keys and values are copied to the group's rows. A row that has ended leaves the batch: on a CPU
+    at once, on a GPU at the next multiple of ASK_EVERY tokens. So with one seed the two sample different completions.
+    """
+    device = model.device
+    if not prompts:  # a rank may be left without a question in a run's last step
+        empty = torch.zeros((0, 1), device=device)
+        return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
+    largest, known = max(pad_id, *map(max, prompts)), model.get_input_embeddings().num_embeddings
+    if largest >= known:  # on a GPU that would end in an assertion of the device
+        raise UserError(f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: they do not fit together. "
+                        "Where tokens were added, the embeddings must be resized.")
+    with autocast(device) if model.dtype == torch.float32 else nullcontext():
+        return _sample(model, *left_pad(prompts, pad_id, device), group_size, sampling, stop_ids, pad_id, generator)
+
+
+def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator):
+    device, every = model.device, ASK_EVERY[model.device.type]
+    padded = bool((mask == 0).any())
+    position = (mask.cumsum(1) - 1).clamp(min=0)
+    out = model(
+        input_ids=ids, attention_mask=mask if padded else None, position_ids=position if padded else None,
+        use_cache=True, logits_to_keep=1,
+    )
+    cache = out.past_key_values
+    cache.batch_repeat_interleave(group_size)
+    if every > 1 and padded:
+        for layer in cache.layers:  # else transformers asks the device for each token whether the mask hides anything
+            layer.is_compileable = True
+    logits = out.logits[:, -1].repeat_interleave(group_size, 0)
+    mask = mask.repeat_interleave(group_size, 0)
+
+    n = len(ids) * group_size
+    tokens = torch.full((n, sampling.max_new_tokens), pad_id, device=device)
+    logps = torch.zeros((n, sampling.max_new_tokens), device=device)
+    stop_ids = torch.tensor(stop_ids).to(device, non_blocking=True)
+    rows = torch.arange(n, device=device)  # which completion each row of the running batch is
+    for t in range(sampling.max_new_tokens):
+        token, logp = draw(logits, sampling, generator)
+        tokens[rows, t], logps[rows, t] = token, logp
+        if t + 1 == sampling.max_new_tokens:
+            break
+        if (t + 1) % every == 0:
+            ended = torch.isin(tokens[rows, t + 1 - every : t + 1], stop_ids).any(1)
+            keep = (~ended).nonzero().squeeze(-1)  # here the host waits for the device
+            if len(keep) == 0:
+                break
+            if len(keep) < len(rows):
+                rows, token, mask = rows[keep], token[keep], mask[keep]
+                cache.batch_select_indices(keep)
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+        out = model(
+            input_ids=token[:, None], attention_mask=mask if padded else None,
+            position_ids=mask.sum(1, keepdim=True) - 1 if padded else None, past_key_values=cache, use_cache=True,
+        )
+        logits = out.logits[:, -1]
+    # a completion ends with its first stop token, whatever its row has drawn after that
+    stops = torch.isin(tokens[:, : t + 1], stop_ids)
+    truncated = ~stops.any(1)
+    lengths = torch.where(truncated, t + 1, stops.int().argmax(1) + 1)
+    longest = int(lengths.max())
+    padding = ~completion_mask(tokens[:, :longest], lengths)
+    return Completions(tokens[:, :longest].masked_fill(padding, pad_id), lengths, truncated, logps[:, :longest].masked_fill(padding, 0.0))

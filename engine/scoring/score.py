@@ -1,0 +1,216 @@
+"""The rewards of a run: which functions they are, how much each counts, and what they say of completions."""
+
+import functools
+import importlib.util
+import math
+import numbers
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import rewards
+from engine.run.options import UserError
+
+NAMES = (
+    "gsm8k_accuracy", "math_accuracy", "toy_accuracy", "number_accuracy", "format_reward", "soft_format_reward",
+    "code_accuracy", "code_format", "code_runs",
+)
+OF_DATASET = {  # the first one judges accuracy: a completion is right where it is above 0
+    "toy": ["toy_accuracy"],
+    "toy_code": ["code_accuracy"],
+    "arithmetic": ["number_accuracy"],
+    **dict.fromkeys(["math", "math500", "amc23", "aime24"], ["math_accuracy", "format_reward"]),
+}
+PATIENCE = 300  # seconds that a batch may lose to completions on which a reward hangs
+
+
+@dataclass
+class Reward:
+    name: str  # of its part in the logs
+    function: Callable  # (completions, **columns) → list of floats
+    weight: float = 1.0
+
+
+def default(dataset):
+    return OF_DATASET.get(dataset, ["gsm8k_accuracy", "format_reward"])
+
+
+def choose(words, device=None, timeout=60.0):
+    """The rewards that `--rewards` names, each as NAME or NAME:WEIGHT.
+
+    NAME is one of rewards.py, FILE.py:FUNCTION, or RewardModel:MODEL. Without a device a reward model is only named.
+    timeout: seconds that a call of a FILE.py:FUNCTION may take; what can hang in rewards.py has limits of its own.
+    Raises UserError where there is no such reward.
+    """
+    chosen = []
+    for word in words:
+        name, _, last = word.rpartition(":")
+        try:
+            weight = float(last)
+        except ValueError:
+            name, weight = word, 1.0
+        if not name or not math.isfinite(weight):
+            raise UserError(f"--rewards {word}: the form is NAME or NAME:WEIGHT, as format_reward:0.5.")
+        kind, _, rest = name.partition(":")
+        if kind.endswith(".py"):
+            chosen.append(Reward(rest, limited(from_file(kind, rest), timeout), weight))
+        elif kind == "RewardModel" and rest:
+            chosen.append(Reward(Path(rest).name, load_model(rest, device) if device else None, weight))
+        elif name in NAMES:
+            chosen.append(Reward(name, getattr(rewards, name), weight))
+        else:
+            raise UserError(f"unknown reward '{name}': there are {', '.join(NAMES)}, RewardModel:MODEL, and FILE.py:FUNCTION.")
+    names = [*(reward.name for reward in chosen), "overlong"]  # the name of DAPO's penalty
+    for name in {name for name in names if names.count(name) > 1}:
+        raise UserError(f"--rewards names {name} twice." if name != "overlong" else "--rewards: overlong is the name of DAPO's penalty.")
+    return chosen
+
+
+def judge(chosen, dataset, eval_dataset):
+    """The function by which a completion is right or wrong: the first reward, unless `eval_dataset` needs another than `dataset`."""
+    own = default(eval_dataset)
+    return chosen[0].function if own == default(dataset) or Path(eval_dataset).is_file() else getattr(rewards, own[0])
+
+
+@functools.cache
+def from_file(path, name):
+    """The function `name` of a user's own Python file, which may import its neighbours."""
+    if not Path(path).is_file():
+        raise UserError(f"--rewards: the file {path} does not exist.")
+    spec = importlib.util.spec_from_file_location(f"rewards_of_{Path(path).stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(Path(path).resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--rewards: {path} cannot be imported: {one_line(error)}.") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"--rewards: {path} has no function '{name}'. It has {', '.join(there) or 'none'}.")
+    return function
+
+
+def load_model(name, device):
+    try:
+        return rewards.RewardModel(name, device=device)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--rewards: the reward model {name} cannot be loaded: {one_line(error)}.") from None
+
+
+def one_line(error):
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+class Hung(Exception):
+    """A call of a reward took longer than `seconds`."""
+
+    def __init__(self, seconds):
+        super().__init__(f"it took longer than {seconds:g} s")
+        self.seconds = seconds
+
+
+class Alarm(BaseException):
+    """What the alarm raises inside the reward: no Exception, so that its own `except Exception` lets it pass."""
+
+
+def limited(function, seconds):
+    """`function`, whose calls raise Hung where they take longer than `seconds`. 0: no limit.
+
+    An alarm (SIGALRM) interrupts it: a loop in Python, a sleep, a wait for a network, a regular expression. It cannot
+    interrupt C code that does not look for signals, as one long call of numpy: such a call is over when it returns.
+    There is no limit outside the main thread, nor once the function has set an alarm of its own, as math-verify does;
+    threads and processes that it has started live on. An earlier alarm is put back, and comes late if it fell due meanwhile.
+    """
+
+    @functools.wraps(function)
+    def call(*args, **columns):
+        if threading.current_thread() is not threading.main_thread():
+            return function(*args, **columns)
+        running = True
+
+        def ring(number, frame):
+            if running:
+                raise Alarm
+
+        handler = signal.signal(signal.SIGALRM, ring)
+        start = time.monotonic()
+        # it rings again every second: a bare `except:` may have swallowed the first
+        left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        try:
+            return function(*args, **columns)
+        except Alarm:
+            raise Hung(seconds) from None
+        finally:
+            running = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+            if left:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-6, left - (time.monotonic() - start)), interval)
+
+    return call
+
+
+def one_by_one(reward, texts, columns):
+    """The values of a reward that failed on all completions at once: 0 where it fails on one alone. Returns (values, errors).
+
+    Raises UserError where it hangs so often that the run would stand still, or fails on all of several.
+    """
+    values, errors, hung = [], [], 0
+    for i, text in enumerate(texts):
+        try:
+            values += reward.function([text], **{column: [those[i]] for column, those in columns.items()})
+        except Exception as error:
+            values.append(0.0)
+            errors.append(one_line(error))
+            if isinstance(error, Hung):
+                hung += 1
+                if hung >= max(3, PATIENCE / error.seconds):
+                    raise UserError(f"the reward {reward.name} took longer than {error.seconds:g} s on {hung} of {i + 1} completions, "
+                                    "one by one: mend it, or set another --reward_timeout.") from None
+    if len(errors) == len(texts) > 1:
+        raise UserError(f"the reward {reward.name} failed on all {len(texts)} completions: {errors[0]}.")
+    return values, errors
+
+
+def score(chosen, texts, columns):
+    """Every reward of every completion: {name: (N,) float32}, and how many scored 0 because the function failed on them.
+
+    columns: {name: N values}. A function that raises or hangs is called again for each completion by itself; where it fails
+    there, that completion scores 0 and the mistake is shown. Raises UserError where it fails on all of several, hangs on many,
+    or returns no numbers.
+    """
+    parts, failures = {}, 0
+    for reward in chosen:
+        name, errors = reward.name, []
+        try:
+            values = reward.function(texts, **columns) if texts else []
+        except Exception as error:
+            if isinstance(error, Hung):
+                tqdm.write(f"the reward {name} took longer than {error.seconds:g} s for {len(texts)} completions and is called for each by "
+                           "itself: where it is slow and does not hang, raise --reward_timeout.")
+            values, errors = one_by_one(reward, texts, columns)
+        if errors:
+            tqdm.write(f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which score 0: {errors[0]}")
+        failures += len(errors)
+        if not isinstance(values, (list, tuple)):
+            raise UserError(f"the reward {name} returned {type(values).__name__}: it must return a list of numbers.")
+        if len(values) != len(texts):
+            raise UserError(f"the reward {name} returned {len(values)} values for {len(texts)} completions: it must return one for each.")
+        for value, text in zip(values, texts):
+            if not isinstance(value, numbers.Real) or not abs(value) < 1e30:  # NaN and infinity fail this too
+                raise UserError(f"the reward {name} returned {value} for the completion {text!r:.200}: it must be a finite number.")
+        parts[name] = torch.tensor(values, dtype=torch.float32)
+    return parts, failures
+
+
+def merge(parts, weights):
+    """Σ_n w_n r_n. parts: (R, …), the R rewards. weights: R numbers. Returns (…)."""
+    return sum((weight * part for weight, part in zip(weights, parts)), torch.zeros(parts.shape[1:]))

@@ -1,0 +1,189 @@
+"""Questions: made here, a benchmark's from the hub, or a local file of JSON lines, as a list of dicts of columns.
+
+Every question has the columns `question`, `answer`, and two that no reward is given: `prompt` (token ids, chat template
+applied) and `begun` (what the template has begun to say for the model: "<think>", or nothing).
+"""
+
+import hashlib
+import json
+import random
+from itertools import islice
+from pathlib import Path
+
+from jinja2 import TemplateError
+
+from engine.model.policy import prompt_room
+from engine.run.options import UserError
+from engine.tasks import arithmetic, toy
+
+TOYS = ("toy", "toy_code")
+MADE = (*TOYS, "arithmetic")  # without a download
+LONGEST = {**dict.fromkeys(TOYS, toy.MAX_NEW_TOKENS), "arithmetic": arithmetic.MAX_NEW_TOKENS}  # new tokens; of others 1024
+PROMPTS = {"arithmetic": arithmetic.SYSTEM_PROMPT}  # system prompts; of others SYSTEM_PROMPT
+HUB = {  # path, configuration, split to train on, split to test on, columns of the question and of the answer
+    "gsm8k": ("openai/gsm8k", "main", "train", "test", "question", "answer"),
+    "gsm8k_zh": ("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only"),
+    "math": ("DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"),
+    "math500": ("HuggingFaceH4/MATH-500", None, "test", "test", "problem", "answer"),
+    "amc23": ("math-ai/amc23", None, "test", "test", "question", "answer"),
+    "aime24": ("HuggingFaceH4/aime_2024", None, "train", "train", "problem", "answer"),
+}
+
+# DeepSeek-R1's format (2501.12948, table 1), in our words
+SYSTEM_PROMPT = (
+    "You are given a question. Think about it step by step first, then answer it. Put your thoughts and your answer into "
+    "tags, in this form, with nothing before, between or after:\n"
+    "<think>\nyour thoughts\n</think>\n<answer>\nyour answer, the bare number\n</answer>"
+)
+
+
+def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None):
+    """Questions of `name`: one of MADE or HUB, or the path of a .jsonl file. Returns (questions, notes).
+
+    Prompts longer than `max_prompt_tokens` are left out, never cut: the end of a prompt holds the question and the header
+    of the assistant's turn. notes: sentences that the user should read.
+    """
+    if name in TOYS:
+        count = toy.TRAIN_QUESTIONS if split == "train" else 512
+        rows = [toy.question(i, split) for i in range(limit or count)]
+    elif name == "arithmetic":
+        count = arithmetic.TRAIN_QUESTIONS if split == "train" else arithmetic.TEST_QUESTIONS
+        rows = list(islice(arithmetic.questions(split), limit or count))
+    elif name in HUB:
+        rows = read_hub(name, split)
+    else:
+        rows = read_jsonl(name)
+    rows = rows[:limit]
+    examples = arithmetic.EXAMPLES if name == "arithmetic" else []
+
+    notes = []
+    if tokenizer.chat_template is None:
+        notes.append("the model has no chat template: prompts are plain text, 'User: … Assistant:'.")
+        before = "".join(f"{role.capitalize()}: {content}\n" for role, content in examples)
+        texts = [f"{system_prompt}\n\n{before}User: {row['question']}\nAssistant:" for row in rows]
+    else:
+        def chat(*turns):
+            messages = [{"role": role, "content": content} for role, content in turns]
+            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+        try:
+            texts = [chat(("system", system_prompt), *examples, ("user", row["question"])) for row in rows]
+        except TemplateError:  # some templates know no system turn
+            texts = [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows]
+    # a chat template writes the special tokens itself
+    prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
+    questions = [{**row, "prompt": prompt, "begun": begun(text, row["question"])}
+                 for row, text, prompt in zip(rows, texts, prompts) if len(prompt) <= max_prompt_tokens]
+    skipped = len(rows) - len(questions)
+    if skipped:
+        notes.append(f"skipped {skipped} of {len(rows)} questions of {name}: prompts longer than {max_prompt_tokens} tokens.")
+    if not questions:
+        raise UserError(
+            f"no question of {name} has a prompt of at most {max_prompt_tokens} tokens: raise --max_prompt_tokens, "
+            "or lower --max_new_tokens where the model's context is short."
+        )
+    return questions, notes
+
+
+def begun(text, question):
+    """The thought that a prompt's text has opened for the model and left open, as "<think>\\n"; "" if there is none.
+
+    Only what the chat template writes after the question counts: a system prompt may speak of <think>, too.
+    """
+    question = question.strip()  # many templates do so
+    _, tag, rest = text[text.rfind(question) + len(question) :].rpartition("<think>")
+    return tag + rest if tag and "</think>" not in rest else ""
+
+
+def read_hub(name, split):
+    import datasets
+
+    path, configuration, train, test, question, answer = HUB[name]
+    try:
+        rows = datasets.load_dataset(path, configuration, split=train if split == "train" else test)
+        return [{**row, "question": row[question], "answer": plain(row[answer])} for row in rows]
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{name} cannot be loaded from the hub ({reason}): go online, or name a local .jsonl file.") from None
+
+
+def of_run(config, tokenizer, model):
+    """(questions, those of the evaluation, notes) of a training run."""
+    prompts = {"tokenizer": tokenizer, "system_prompt": config.system_prompt or SYSTEM_PROMPT,
+               "max_prompt_tokens": prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)}
+    questions, notes = load(config.dataset, **prompts)
+    test, more = load(config.eval_dataset, split="test", limit=config.eval_questions, **prompts) if config.eval_dataset else ([], [])
+    return questions, test, notes + more
+
+
+def check_name(name, model=None):
+    """Before any work: `name` is a data set that exists, a file can be read to its end, and the toy's model is asked nothing in words."""
+    if name == "arithmetic" and model == "toy":
+        raise UserError("arithmetic is written in words, and the toy's model knows no letters: name a chat model, "
+                        "as --model HuggingFaceTB/SmolLM2-135M-Instruct.")
+    if name not in (*MADE, *HUB):
+        read_jsonl(name)
+
+
+def plain(value):
+    """An answer as text: 27.0 is written 27."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def read_jsonl(path, reserved=("prompt", "completions")):
+    """A local file of JSON lines with the columns `question` (or `problem`) and `answer`, and any others but the reserved."""
+    if not Path(path).is_file():
+        if str(path).endswith((".jsonl", ".json")) or "/" in str(path):
+            raise UserError(f"the data file {path} does not exist.")
+        raise UserError(f"unknown data set '{path}': there are {', '.join((*MADE, *HUB))}, or the path of a .jsonl file.")
+    rows = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file in UTF-8.") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            row = None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number}: not a JSON object. Each line must be one, with a question and an answer.")
+        if "question" not in row and "problem" in row:
+            row["question"] = row["problem"]
+        for column in ("question", "answer"):
+            if column not in row:
+                raise UserError(f"{path}, line {number}: no column '{column}'. The columns there are {', '.join(row)}.")
+            if row[column] in (None, ""):
+                raise UserError(f"{path}, line {number}: the column '{column}' is empty.")
+            row[column] = plain(row[column])
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path} is empty: it must hold one JSON object per line, with a question and an answer.")
+    # rewards are handed whole columns: keep those that every row has
+    shared = set.intersection(*(set(row) for row in rows)) - set(reserved)
+    return [{column: row[column] for column in row if column in shared} for row in rows]
+
+
+def columns(rows):
+    """What a reward is given besides the completions: {name: values} of the questions, one row for each completion."""
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in ("prompt", "begun")}
+
+
+def take(questions, position, count, seed):
+    """`count` questions from `position` on, in a new random order in every epoch. The order follows from the seed alone."""
+    taken = []
+    for i in range(position, position + count):
+        epoch, offset = divmod(i, len(questions))
+        if not taken or offset == 0:
+            order = list(range(len(questions)))
+            random.Random(f"{seed} {epoch}").shuffle(order)
+        taken.append(questions[order[offset]])
+    return taken
+
+
+def fingerprint(questions):
+    """A short name for the content of a data set, so that a resumed run can tell that it is still the same."""
+    content = json.dumps([(row["question"], row["answer"]) for row in questions])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

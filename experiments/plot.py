@@ -1,0 +1,177 @@
+"""Several runs on one picture; and the pictures of reproduce.py's tables.
+
+    python experiments/plot.py runs/toy-cppo-1                            writes curves.png into the run
+    python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+
+from engine.run import logs
+from engine.run.curves import PHASES, STYLES, curves, plt, save, stacked
+from engine.run.options import UserError, run
+
+MARKERS = ["o", "s", "^", "D", "v"]
+
+
+def accuracies(axis, x, rows, **style):
+    """Greedy and sampled accuracy with the spread over seeds, and the base model's."""
+    for key, marker, offset in [("greedy", "o", -0.06), ("sampled", "s", 0.06)]:
+        means, stds = [row[key]["mean"] for row in rows], [row[key]["std"] for row in rows]
+        axis.errorbar([i + offset for i in x], means, stds, marker=marker, capsize=3, label=key, linestyle="none", **style)
+    axis.axhline(rows[0]["base"]["mean"], color="gray", linestyle=":", label="base, sampled")
+    axis.set_ylabel("accuracy, held-out questions")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def speedups(axis, x, rows, label, style):
+    medians = [row["speedup"]["median"] for row in rows]
+    spread = [[m - row["speedup"]["min"] for m, row in zip(medians, rows)], [row["speedup"]["max"] - m for m, row in zip(medians, rows)]]
+    axis.errorbar(x, medians, spread, capsize=3, label=label, **style)
+
+
+def ticks(axis, labels, **style):
+    axis.set_xticks(range(len(labels)), labels, **style)
+
+
+def pruning_rates(rows, output):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    names = [row["name"] for row in rows]
+    accuracies(left, range(len(rows)), rows)
+    left.set_title("accuracy", fontsize=10)
+    stacked(right, names, [row["phases"] for row in rows], PHASES)
+    for i, row in enumerate(rows):
+        right.annotate(f"{row['speedup']['median']:.2f}×", (i, row["seconds"]["mean"]), ha="center", va="bottom")
+    right.set_title("seconds of training, by phase; speed-up over GRPO", fontsize=10)
+    ticks(left, names)
+    save(figure, output)
+
+
+def speed(rows, output):
+    figure, axis = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
+    both = [row for row in rows if row["method"] == "both"]
+    styles = {"pruning alone": "o--", "larger batches alone": "s:", "both": "D-"}
+    for kind, style in styles.items():
+        chosen = [row for row in rows if row["method"] == kind]
+        speedups(axis, range(len(chosen)), chosen, kind, {"fmt": style})
+    for kind, style in [("pruning alone", "k_"), ("both", "kx")]:
+        bounds = [row["bound"] for row in rows if row["method"] == kind]
+        axis.plot(range(len(bounds)), bounds, style, markersize=14, label=f"Amdahl's bound, {kind}")
+    ticks(axis, [f"P={row['pruning_rate']}\n{row['questions_per_step']} questions per step" for row in both])
+    axis.set_ylabel("speed-up over GRPO, seconds per question")
+    axis.set_title("Pruning pays off once larger batches have made sampling cheap", fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    save(figure, output)
+
+
+def keep_rules(rows, output):
+    rates = sorted({row["pruning_rate"] for row in rows} - {0.0})
+    figure, axes = plt.subplots(1, len(rates), figsize=(11, 4), sharey=True, constrained_layout=True)
+    for axis, rate in zip(axes, rates):
+        chosen = [row for row in rows if row["pruning_rate"] in (0.0, rate)]
+        accuracies(axis, range(len(chosen)), chosen)
+        ticks(axis, [row["method"] for row in chosen], rotation=20)
+        axis.set_title(f"P = {rate}: k = {chosen[-1]['k']} of 16 are kept", fontsize=10)
+    save(figure, output)
+
+
+def group_sizes(rows, output):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    sizes = sorted({row["group_size"] for row in rows})
+    for kind, name, style in [("grpo", "GRPO", "o-"), ("both", "CPPO, P=0.75", "s--")]:
+        chosen = [row for row in rows if row["method"] == kind]
+        for key, fill in [("greedy", "full"), ("sampled", "none")]:
+            means, stds = [row[key]["mean"] for row in chosen], [row[key]["std"] for row in chosen]
+            left.errorbar(range(len(chosen)), means, stds, fmt=style, fillstyle=fill, capsize=3, label=f"{name}, {key}")
+        right.plot(range(len(chosen)), [row["seconds"]["mean"] for row in chosen], style, label=name)
+    left.set_ylabel("accuracy, held-out questions")
+    right.set_ylabel("seconds of training")
+    for axis in (left, right):
+        ticks(axis, sizes)
+        axis.set_xlabel("group size G")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    right.set_ylim(bottom=0)
+    save(figure, output)
+
+
+def family(rows, output):
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.5), constrained_layout=True)
+    names = [row["name"] for row in rows]
+    accuracies(axes[0], range(len(rows)), rows)
+    bars = [("length", "completion length (tokens)"), ("kl_to_base", "KL to the base (nats per completion)")]
+    for axis, (key, label) in zip(axes[1:], bars):
+        axis.bar(range(len(rows)), [row[key]["mean"] for row in rows], yerr=[row[key]["std"] for row in rows], capsize=3, color="C7")
+        axis.set_ylabel(label)
+    for axis in axes:
+        ticks(axis, names, rotation=60, ha="right")
+    save(figure, output)
+
+
+def ppo(rows, output):
+    """What a critic costs and gives: accuracy while training, seed by seed; the time of a step; the memory of a step."""
+    figure, axes = plt.subplots(1, 3, figsize=(14, 4.5), constrained_layout=True)
+    for i, row in enumerate(rows):
+        for curve in row["curves"]:
+            _, completions, accuracy = zip(*curve)
+            label = row["name"] if curve is row["curves"][0] else None
+            axes[0].plot(completions, accuracy, STYLES[i % 4], color=f"C{i}", linewidth=1, label=label)
+    axes[0].set(xlabel="completions generated", ylabel="accuracy, sampled (mean of 64 questions or more)")
+    axes[0].set_title("a line for each seed", fontsize=10)
+    axes[0].grid(alpha=0.3)
+    axes[0].legend(fontsize=8, handlelength=3)
+    names = [row["name"] for row in rows]
+    stacked(axes[1], names, [{name: 1000 * seconds / row["steps"] for name, seconds in row["phases"].items()} for row in rows], PHASES)
+    axes[1].set_title("milliseconds of a step on the toy, by phase", fontsize=10)
+    parts = [
+        {"parameters": held["parameters"] / 1e6, "AdamW's moments": held["optimizer"] / 1e6,
+         "the rest (gradients, activations)": (held["peak"] - held["parameters"] - held["optimizer"]) / 1e6}
+        for held in (row["memory"] for row in rows)
+    ]
+    stacked(axes[2], names, parts, list(parts[0]))
+    axes[2].set_title("MB at the peak of a step, 26 million parameters", fontsize=10)
+    axes[2].set_ylim(top=1.3 * max(row["memory"]["peak"] / 1e6 for row in rows))
+    save(figure, output)
+
+
+def time_to_accuracy(rows, output):
+    """Accuracy on the questions of training, each of them new to the policy, against time and against completions."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, constrained_layout=True)
+    for column, axis, title in [(0, axes[0], "seconds of training"), (1, axes[1], "completions generated")]:
+        for i, row in enumerate(rows):
+            end = min(curve[-1][column] for curve in row["curves"])
+            grid = np.linspace(max(curve[0][column] for curve in row["curves"]), end, 60)
+            seeds = np.array([np.interp(grid, *np.array(curve)[:, [column, 2]].T) for curve in row["curves"]])
+            axis.fill_between(grid, seeds.min(0), seeds.max(0), color=f"C{i}", alpha=0.2)
+            axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=f"C{i}", label=row["name"], marker=MARKERS[i], markevery=(5 + 2 * i, 14))
+        axis.set_xlabel(title)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("accuracy, sampled (mean of 64 questions or more)")
+    axes[0].set_xscale("log")
+    axes[1].legend(fontsize=8, loc="lower right", handlelength=4)
+    figure.suptitle("Ahead per second (left), behind per completion (right): CPPO's updates are fewer and cheaper", fontsize=11)
+    save(figure, output)
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description="Curves of one run, or of several on one picture.")
+    parser.add_argument("runs", nargs="+", help="folders of runs")
+    parser.add_argument("--output", help="the picture's path; none: curves.png in the first run's folder")
+    args = parser.parse_args(argv)
+    for folder in args.runs:
+        if not (Path(folder) / "metrics.jsonl").exists() or not logs.read(Path(folder) / "metrics.jsonl"):
+            raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
+    output = args.output or Path(args.runs[0]) / "curves.png"
+    curves(args.runs, output)
+    print(f"written: {output}")
+
+
+if __name__ == "__main__":
+    run(main)

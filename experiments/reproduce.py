@@ -1,0 +1,367 @@
+"""The tables of the CPPO paper (2503.22342), on the toy: what pruning saves, and where the time goes.
+
+    python experiments/reproduce.py --table 1 --seeds 3        pruning rates, and accuracy against time
+    python experiments/reproduce.py --table speed              pruning alone, larger batches alone, both; with the bound of Amdahl's law
+    python experiments/reproduce.py --table keep               which completions to keep
+    python experiments/reproduce.py --table group              the group size
+    python experiments/reproduce.py --table family             GRPO and its relatives side by side
+    python experiments/reproduce.py --table ppo                what a critic costs, and what it gives
+    python experiments/reproduce.py --table length             GFPO on a base model that is long-winded for nothing
+    python experiments/reproduce.py --table all                one after the other
+    python experiments/reproduce.py --quick                    all of them, small, in about 5 minutes: a look, not a result
+
+The protocol is the paper's, on a smaller task: G = 16, and a device trains on 16 completions in each step, so GRPO takes
+one question per step and CPPO ⌊16/k⌋; one pass over the same questions for every method; μ = 2, β = 0.04, T = 1, one
+learning rate for all. Every run is `train.py` with the options that its config.json shows, on one thread.
+
+Runs are interleaved, seed by seed, so that whatever else the machine does hits all methods alike; a speed-up is a ratio
+within one seed. Finished runs are kept under runs/reproduce/, an interrupted one is resumed: the same command goes on.
+"""
+
+import contextlib
+import io
+import json
+import math
+import shutil
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+
+import train
+from engine.model import policy
+from engine.model.policy import Batch
+from engine.model.rollout import Own, Sampling
+from engine.run import checkpoint, logs
+from engine.run.config import Config as Options
+from engine.run.config import check
+from engine.run.options import UserError, option, parse, run
+from engine.tasks import data, toy
+from experiments import plot
+from experiments.setting import heading, setting
+from experiments.step_memory import memory
+from grpo import kl_k1
+
+RATES = (0.5, 0.75, 0.875, 0.9375)
+PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "beta": 0.04, "temperature": 1.0, "lr": 1e-4}
+PAPER = {0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159, 3.27), 0.875: (80.41, 4781, 4.89),
+         0.9375: (78.20, 2813, 8.32)}  # GSM8K accuracy, seconds, speed-up: Qwen2.5-1.5B-Instruct on two GPUs
+
+
+@dataclass
+class Config:
+    table: str = option("all", "1, speed, keep, group, family, ppo, length, or all")
+    seeds: int = option(3, "how many runs of every method; a spread over fewer than 3 says little")
+    quick: bool = option(False, "one seed and 16 questions, into runs/reproduce-quick/")
+    output_dir: str | None = option(None, "where the tables and pictures go; none: experiments/results/")
+
+
+class Method(NamedTuple):
+    kind: str  # grpo, pruning alone, larger batches alone, both; of the table keep: the rule
+    options: dict  # of train.py, on top of PROTOCOL
+    baseline: str  # the method that its speed-up is measured against
+    unpruned: str | None = None  # the method that differs from it in the pruning alone, for Amdahl's law
+
+
+class Table(NamedTuple):
+    title: str
+    questions: int  # of one pass
+    methods: Callable  # () → {name: Method}
+    picture: Callable  # (rows, path)
+    measures: tuple[str, ...] = ()  # what is measured besides: kl (to the base), memory (of a step of a larger model)
+    base: Callable | None = None  # () → folder of the base model; None: the toy's
+
+
+def grpo(**options):
+    return Method("grpo", {"algorithm": "grpo", **options}, "GRPO")
+
+
+def cppo(kind, rate, *, baseline="GRPO", **options):
+    return Method(kind, {"algorithm": "cppo", "pruning_rate": rate, **options}, baseline)
+
+
+def pruning_rates():
+    return {"GRPO": grpo()} | {f"P={p}": cppo("both", p) for p in RATES}
+
+
+def speed():
+    """CPPO's two ingredients apart: pruning without allocation, and GRPO with as many questions per step as CPPO takes."""
+    methods = {"GRPO": grpo()}
+    for p in RATES:
+        questions = round(1 / (1 - p))
+        methods |= {
+            f"pruning alone, P={p}": cppo("pruning alone", p, allocation=False)._replace(unpruned="GRPO"),
+            f"larger batches alone, B={questions}": grpo(questions_per_step=questions)._replace(kind="larger batches alone"),
+            f"both, P={p}": cppo("both", p)._replace(unpruned=f"larger batches alone, B={questions}"),
+        }
+    return methods
+
+
+def keep_rules():
+    methods = {"GRPO": grpo()}
+    for p in (0.5, 0.875):
+        for rule in ("largest_abs", "largest", "random", "smallest_abs"):
+            methods[f"{rule}, P={p}"] = cppo(rule, p, keep=rule)
+        methods[f"pooled, P={p}"] = cppo("pooled", p, prune_pooled=True)
+    return methods
+
+
+def group_sizes():
+    """The device trains on 16 completions in each step, whatever G is (on G where G is larger)."""
+    methods = {}
+    for g in (4, 8, 16, 32):
+        b = max(1, 16 // g)
+        methods[f"GRPO, G={g}"] = grpo(group_size=g, questions_per_step=b)._replace(baseline=f"GRPO, G={g}")
+        methods[f"P=0.75, G={g}"] = cppo("both", 0.75, group_size=g, questions_per_step=b, baseline=f"GRPO, G={g}")
+    return methods
+
+
+def own(name, **more):
+    """An algorithm with its own β and μ, four questions a step before allocation."""
+    row = train.ALGORITHMS[name]
+    return Method(name, {"algorithm": name, "beta": row.beta, "mu": row.mu, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo")
+
+
+def family():
+    """Every algorithm as its paper has it, and CPPO's pruning on top of GSPO."""
+    return {name: own(name) for name in train.ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
+
+
+def with_a_critic():
+    """PPO makes twice as many updates of each batch as GRPO, and each is two: so both numbers of updates are tried for both."""
+    return {"grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo"), "ppo": own("ppo"), "ppo, μ=2": own("ppo", mu=2)}
+
+
+def length():
+    room = {"max_new_tokens": 72}
+    return {"grpo": own("grpo", **room), "gfpo": own("gfpo", **room), "gfpo, efficiency": own("gfpo", keep="efficiency", **room),
+            "gfpo_adaptive": own("gfpo_adaptive", **room)}
+
+
+TABLES = {
+    "1": Table("Table 1: pruning rates", 2048, pruning_rates, plot.pruning_rates),
+    "speed": Table("Where the speed comes from", 512, speed, plot.speed),
+    "keep": Table("Which completions to keep", 1024, keep_rules, plot.keep_rules),
+    "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
+    "family": Table("The family", 1024, family, plot.family, ("kl", "memory")),
+    "ppo": Table("With a critic, and without", 1024, with_a_critic, plot.ppo, ("kl", "memory")),
+    "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy.base, "wordy")),
+}
+
+
+def one_run(folder, options):
+    """Train once, or take a finished run, or go on with an unfinished one. Returns what the run says of itself."""
+    words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
+    config_file = folder / "config.json"
+    if config_file.exists() and not checkpoint.checkpoints(folder):
+        shutil.rmtree(folder)  # it was killed before its first step
+    if config_file.exists():
+        wanted = parse(Options, words)
+        check(wanted, train.ALGORITHMS)
+        if json.loads(config_file.read_text()) != asdict(wanted):
+            raise UserError(f"{folder} holds a run with other options: remove it, and it is made anew.")
+        words.append("--resume")
+    if not (folder / "summary.json").exists():
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            code = train.main(words)
+        if code:
+            print(said.getvalue().strip().splitlines()[-1])
+            print("Finished runs are kept: the same command of reproduce.py goes on from here.")
+            sys.exit(code)
+    summary, config = json.loads((folder / "summary.json").read_text()), json.loads(config_file.read_text())
+    metrics = logs.read(folder / "metrics.jsonl")
+    points = curve(metrics)
+    phases = summary["phases"]
+    phases["other"] = phases["total"] - sum(phases[name] for name in ("generate", "score", "logprobs", "update"))
+    return {
+        "seed": config["seed"], "group_size": config["group_size"], "pruning_rate": config["pruning_rate"], "k": summary["k"],
+        "questions_per_step": summary["per_step"], "base": summary["before"]["sampled"]["accuracy"],
+        "greedy": summary["after"]["greedy"]["accuracy"], "sampled": summary["after"]["sampled"]["accuracy"],
+        "length": summary["after"]["sampled"]["length"], "seconds": summary["seconds"], "steps": summary["step"],
+        "no_signal": statistics.fmean(row["no_signal"] for row in metrics), "no_update": summary["no_signal_steps"] / summary["step"],
+        "to_85": next((seconds for seconds, _, accuracy in points if accuracy >= 0.85), math.inf),
+        "fall": max(max(a for *_, a in points[: i + 1]) - points[i][2] for i in range(len(points))),
+        **{name: summary[name] for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")},
+        "phases": phases, "curve": points,
+    }
+
+
+def kl_to_base(folder, base):
+    """KL(π ‖ π_base) of a finished run, in nats per completion: the mean of Σ_t k1 over a completion of each of 256 held-out questions."""
+    device = torch.device("cpu")
+    model, tokenizer = policy.load(folder, device)
+    questions, _ = data.load("toy", tokenizer, split="test", limit=256)
+    prompts = [question["prompt"] for question in questions]
+    longest = json.loads((folder / "config.json").read_text())["max_new_tokens"]
+    drawn = Own(model, tokenizer).sample(prompts, 1, Sampling(longest), seed=0)
+    batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
+    with torch.no_grad():
+        logp, ref_logp = (batch.logprobs(m, 1.0) for m in (model, policy.load(base, device)[0]))
+    return kl_k1(logp, ref_logp).sum(1).mean().item()
+
+
+def curve(metrics):
+    """Every training question is new to the policy: accuracy as training goes on, the mean over the last 64 questions or more
+    (in a run of fewer: over all).
+
+    Returns rows of (seconds, completions, accuracy), at most 200 of them.
+    """
+    rows, window, width = [], [], min(64, sum(row["questions"] for row in metrics))
+    seconds = completions = 0
+    for row in metrics:
+        seconds, completions = seconds + row["seconds/total"], completions + row["completions"]
+        window.append((row["questions"], row["accuracy"]))
+        while sum(q for q, _ in window[1:]) >= width:
+            window.pop(0)
+        if sum(q for q, _ in window) >= width:
+            rows.append((round(seconds, 3), completions, sum(q * a for q, a in window) / sum(q for q, _ in window)))
+    return rows[:: math.ceil(len(rows) / 200)]
+
+
+def amdahl(phases, share):
+    """The most that training on `share` of the completions can save: what it does not shorten stays.
+
+    speed-up ≤ T / (T_generate + T_score + T_other + share · (T_logprobs + T_update)), with the unpruned method's seconds.
+    """
+    pruned = phases["logprobs"] + phases["update"]
+    return phases["total"] / (phases["total"] - pruned + share * pruned)
+
+
+def summarize(methods, runs):
+    """One row per method: mean and standard deviation over the seeds; speed-ups as the median of ratios within a seed."""
+    rows = []
+    for name, method in methods.items():
+        own, base = runs[name], runs[method.baseline]
+        row = {"name": name, "method": method.kind}
+        row |= {key: own[0][key] for key in ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions", "completions")}
+        for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "fall", "kl_to_base"):
+            if key in own[0]:  # the last one is not in every table
+                values = [r[key] for r in own]
+                std = statistics.stdev(values) if len(values) > 1 else 0.0
+                row[key] = {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
+        row |= {key: statistics.fmean(r[key] for r in own) for key in ("tokens_generated", "tokens_trained")}
+        ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
+        row["speedup"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        row["phases"] = {phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]}
+        to_85 = statistics.median(r["to_85"] for r in own)
+        row["seconds_to_85"] = to_85 if to_85 < math.inf else None
+        ratios = [b["seconds"] / b["tokens_generated"] / (r["seconds"] / r["tokens_generated"]) for b, r in zip(base, own)]
+        row["speedup_per_token"] = statistics.median(ratios)
+        row["bound"] = None
+        if method.unpruned:
+            # first the larger batches, if any, as measured; then the law on top of them
+            row["bound"] = statistics.median(
+                b["seconds"] / u["seconds"] * amdahl(u["phases"], r["k"] / r["group_size"])
+                for b, u, r in zip(base, runs[method.unpruned], own)
+            )
+        row["curves"] = [r["curve"] for r in own]
+        rows.append(row)
+    return rows
+
+
+def pm(value, digits=3):
+    return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"
+
+
+def markdown(about, rows):
+    """The table to read, with all that is needed to make it again."""
+    columns = [  # (title, what stands in a row)
+        ("", lambda r: r["name"]), ("k", lambda r: r["k"]), ("questions per step", lambda r: r["questions_per_step"]),
+        ("greedy", lambda r: pm(r["greedy"])), ("sampled", lambda r: pm(r["sampled"])), ("tokens long", lambda r: pm(r["length"], 1)),
+        ("seconds", lambda r: pm(r["seconds"], 1)),
+        ("speed-up (min to max)", lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"])),
+        ("per token generated", lambda r: f"{r['speedup_per_token']:.2f}"), ("steps", lambda r: r["steps"]),
+    ]
+    if any(row["bound"] for row in rows):
+        columns += [("Amdahl's bound", lambda r: f"{r['bound']:.2f}" if r["bound"] else ""),
+                    ("measured / bound", lambda r: f"{r['speedup']['median'] / r['bound']:.2f}" if r["bound"] else "")]
+    if "kl_to_base" in rows[0]:
+        columns += [("KL to the base", lambda r: pm(r["kl_to_base"], 1))]
+    if about["table"] == "ppo":
+        columns += [("ms per step", lambda r: f"{1000 * r['seconds']['mean'] / r['steps']:.0f}"),
+                    ("sampled, worst seed", lambda r: f"{r['sampled']['min']:.3f}"),
+                    ("largest fall while training", lambda r: f"{r['fall']['max']:.3f}")]
+    if about["table"] == "1":
+        columns += [("paper: accuracy", lambda r: PAPER[r["pruning_rate"]][0]), ("seconds", lambda r: PAPER[r["pruning_rate"]][1]),
+                    ("speed-up", lambda r: PAPER[r["pruning_rate"]][2])]
+    lines = [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
+    work = [["", "completions", "tokens generated", "tokens trained", "seconds: generate", "score", "logprobs", "update", "other",
+             "groups without signal", "steps without update", "seconds to accuracy 0.85",
+             *(["MB at the peak of a step (26 million parameters)", "parameters", "AdamW's moments"] if "memory" in rows[0] else [])]]
+    for row in rows:
+        seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
+        work.append([row["name"], row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
+                     f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
+                     f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached",
+                     *(f"{row['memory'][part] / 1e6:.0f}" for part in ("peak", "parameters", "optimizer") if "memory" in row)])
+
+    def table(lines):
+        lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+        return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+    return (
+        f"{heading(about['title'], about)}\n"
+        f"One thread, {about['seeds']} seeds, mean ± standard deviation; one pass over {about['questions']} questions; "
+        f"accuracy on {about['eval_questions']} held-out questions, base model {rows[0]['base']['mean']:.3f} sampled; "
+        "speed-up over GRPO: median over the seeds.\n\n"
+        f"{table(lines)}\n\nWhere the work went:\n\n{table(work)}\n"
+    )
+
+
+def reproduce(table, config):
+    """All runs of one table, then its JSON, its Markdown and its picture."""
+    title, questions, make_methods, picture, measures, base = TABLES[table]
+    questions, eval_questions = (16, 32) if config.quick else (questions, 512)
+    methods, runs = make_methods(), {}
+    base = base and base()
+    folder = Path("runs") / ("reproduce-quick" if config.quick else "reproduce") / table
+    jobs = [(seed, name) for seed in range(1, config.seeds + 1) for name in methods]
+    for seed, name in tqdm(jobs, desc=title):
+        options = PROTOCOL | methods[name].options | {
+            "seed": seed, "epochs": questions / toy.TRAIN_QUESTIONS, "eval_questions": eval_questions, "save_every": 500}
+        run_folder = folder / f"{name}, seed {seed}".replace(", ", "-").replace(" ", "-")
+        runs.setdefault(name, []).append(one_run(run_folder, options | ({"model": base} if base else {})))
+        if "kl" in measures:
+            runs[name][-1]["kl_to_base"] = kl_to_base(run_folder, base or toy.base())
+    rows = summarize(methods, runs)
+    if "memory" in measures:
+        held = memory({name: PROTOCOL | method.options for name, method in methods.items()}, hidden_size=32 if config.quick else 512)
+        rows = [row | {"memory": held[row["name"]]} for row in rows]
+    about = {
+        "table": table, "title": title, **setting(["torch", "transformers"]),
+        "seeds": config.seeds, "questions": questions, "eval_questions": eval_questions, "protocol": PROTOCOL,
+    }
+    output = Path(config.output_dir or ("runs/reproduce-quick" if config.quick else "experiments/results"))
+    output.mkdir(parents=True, exist_ok=True)
+    stem = output / ("table1" if table == "1" else table)
+    text = markdown(about, rows)
+    logs.write(stem.with_suffix(".json"), json.dumps(about | {"rows": rows}) + "\n")
+    logs.write(stem.with_suffix(".md"), text)
+    picture(rows, stem.with_suffix(".png"))
+    if table == "1":
+        plot.time_to_accuracy(rows, output / "time_to_accuracy.png")
+    print(f"\n{text}\nwritten: {stem}.json, .md and .png")
+
+
+def main(argv):
+    config = parse(Config, argv)
+    if config.table not in (*TABLES, "all"):
+        raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, or all.")
+    if config.quick:
+        config.seeds = 1
+    elif config.seeds < 3:
+        raise UserError(f"--seeds must be at least 3, not {config.seeds}: a spread over fewer says little. For a look: --quick.")
+    for table in TABLES if config.table == "all" else [config.table]:
+        reproduce(table, config)
+
+
+if __name__ == "__main__":
+    run(main)

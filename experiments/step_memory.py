@@ -1,0 +1,80 @@
+"""Memory of a whole training step, algorithm by algorithm: what a reference costs, and a critic.
+
+    python experiments/step_memory.py                          prints a table; `reproduce.py` takes its columns from here
+
+A Qwen2 of 26 million random parameters makes one step on 16 kept completions (8 under GFPO, 4 under PODS), each algorithm in a
+process of its own. Counted are the bytes of all networks' parameters and of AdamW's moments. Measured is by how much the process
+grows at its peak, networks, gradients and activations included. Needs Linux; where there is a GPU, its memory is measured.
+"""
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+
+from allocate import questions_per_step
+from engine.model.networks import around
+from engine.model.rollout import Sampling
+from engine.run.config import Config, check
+from engine.run.options import run
+from engine.scoring.score import Reward
+from engine.tasks import data, toy
+from experiments.memory import growth, return_what_is_freed
+from train import ALGORITHMS, train_step
+
+
+def digits(completions, **columns):
+    """A reward that differs from completion to completion."""
+    return [float(sum(c.isdigit() for c in text)) for text in completions]
+
+
+def one_step(options, hidden_size, device):
+    """Makes the networks and one step with them. Returns the bytes of (parameters, the optimizer's moments)."""
+    config = Config(**options | {"questions_per_step": 1, "max_new_tokens": 32})
+    k, algorithm = check(config, ALGORITHMS), ALGORITHMS[config.algorithm]
+    tokenizer = toy.make_tokenizer()
+    questions, _ = data.load("toy", tokenizer, limit=questions_per_step(1, config.group_size, k) if config.allocation else 1)
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=10,
+        num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )).to(device).eval()
+    networks = around(model, tokenizer, config, critic=algorithm.critic)
+    train_step(1, lambda missing: questions, networks, [Reward("digits", digits)], Sampling(32), k, config, [])
+    everything = [p for network in (*networks.learners, networks.reference) if network for p in network.parameters()]
+    moments = [t for state in networks.optimizer.state.values() for t in state.values()]
+    return [sum(t.numel() * t.element_size() for t in tensors) for tensors in (everything, moments)]
+
+
+def measure(job):
+    options, hidden_size = job
+    return_what_is_freed()
+    torch.set_num_threads(1)
+    device, held = torch.device("cuda" if torch.cuda.is_available() else "cpu"), []
+    one_step(options, 32, device)  # what the very first step allocates for good
+    peak = growth(lambda: held.extend(one_step(options, hidden_size, device)), device)
+    return {"parameters": held[0], "optimizer": held[1], "peak": peak}
+
+
+def memory(methods, hidden_size=512):
+    """{name: {parameters, optimizer, peak}} in bytes, of a step with each method's options of train.py."""
+    jobs = [(options, hidden_size) for options in methods.values()]
+    # a fork cannot use a GPU that its parent has used; without a GPU it saves the seconds of starting afresh
+    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        return dict(zip(methods, tqdm(pool.imap(measure, jobs, chunksize=1), total=len(jobs), desc="memory of a step")))
+
+
+def main(argv):
+    print("| | parameters, MB | optimizer | peak of a step |\n|---|---|---|---|")
+    for name, row in memory({name: {"algorithm": name} for name in ALGORITHMS}).items():
+        print(f"| {name} | " + " | ".join(f"{row[part] / 1e6:.0f}" for part in ("parameters", "optimizer", "peak")) + " |")
+
+
+if __name__ == "__main__":
+    run(main)

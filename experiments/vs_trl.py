@@ -1,0 +1,268 @@
+"""Seconds per step and per question: this project's GRPO and CPPO beside TRL's GRPOTrainer.
+
+    pip install trl
+    python experiments/vs_trl.py                               writes experiments/results/vs_trl.json and experiments/results/vs_trl.md
+    python experiments/vs_trl.py --mu 2                        two updates on each batch, CPPO's published setting: vs_trl_mu2.*
+
+All three train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on the same prompts, for
+the same reward: G = 16 completions of each question, 8 questions in a step of GRPO, β = 0.04, ε = 0.2, one update for each
+batch of completions. CPPO (P = 0.875, with allocation) takes 64 questions in a step, so it is compared per question.
+No completion ends early: the tokenizer's EOS is a token that the model does not have. So all are equally long.
+
+One round is one step of TRL, one of our GRPO, one of our CPPO; ours run inside a callback of TRL's trainer. Whatever else
+the machine does then falls on all of them, and speed-ups are taken round by round.
+
+TRL is set up to be fast at this size: no gradient checkpointing, logging or saving, and the batch of 32 completions, four to
+a step, that was the fastest of 16, 32, 64 and 128.
+Ours is `train.train_step` with its default micro-batches: what is measured is what `train.py` runs.
+
+At the end both losses, and their gradients, are taken on TRL's last completions: they must be the same number.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+from tqdm import tqdm
+from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+
+from engine.model.networks import around
+from engine.model.policy import Batch
+from engine.model.rollout import Sampling
+from engine.run.config import Config, check
+from engine.run.options import UserError, option, parse, run
+from engine.scoring.score import Reward
+from engine.tasks import data, toy
+from experiments.setting import heading, setting
+from grpo import grpo_loss
+from train import ALGORITHMS, train_step
+
+QUESTIONS, LEARNING_RATE = 8, 1e-4
+NAMES = {"trl": "TRL, GRPO", "grpo": "ours, GRPO", "cppo": "ours, CPPO, P = 0.875"}
+
+
+@dataclass
+class Options:
+    rounds: int = option(20, "rounds measured: a step of each of the three")
+    warmup: int = option(3, "rounds before them that are not measured")
+    tokens: int = option(32, "length of every completion")
+    mu: int = option(1, "μ, updates on each batch of completions; TRL's num_iterations")
+    trl_batch: int = option(32, "TRL's per_device_train_batch_size, a divisor of 128: the rest is accumulated")
+    output: str = option("experiments/results", "folder of vs_trl.json and vs_trl.md; with μ = 2 vs_trl_mu2.json and so on")
+    quick: bool = option(False, "two rounds: only to see that all of this still runs")
+
+
+def digit_share(completions, **columns):
+    """The reward, cheap and different for each completion: how many of its characters are digits."""
+    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+
+
+def make_model():
+    """(model, tokenizer): the toy's tokenizer with an EOS beyond the model's vocabulary, so that it is never sampled."""
+    tokenizer = toy.make_tokenizer()
+    vocabulary = len(tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<never>"})
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=vocabulary, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.1,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=None, bos_token_id=None,
+    ))
+    return model.eval(), tokenizer
+
+
+class Ours:
+    """One of our algorithms in training: `step()` takes the next questions. Its seconds gather in `seconds`."""
+
+    def __init__(self, algorithm, model, tokenizer, questions, options):
+        self.config = Config(
+            algorithm=algorithm, mu=options.mu, questions_per_step=QUESTIONS, max_new_tokens=options.tokens, lr=LEARNING_RATE,
+            pruning_rate=0.875 if algorithm == "cppo" else None,
+        )
+        self.k = check(self.config, ALGORITHMS)
+        self.per_step = QUESTIONS * self.config.group_size // self.k
+        self.networks = around(deepcopy(model), tokenizer, self.config)
+        self.questions, self.sampling = questions, Sampling(options.tokens)
+        self.steps, self.seconds = 0, []
+
+    def step(self):
+        questions = data.take(self.questions, self.steps * self.per_step, self.per_step, seed=0)
+        self.steps += 1
+        begin = time.perf_counter()
+        metrics, _ = train_step(
+            self.steps, lambda missing: questions, self.networks, [Reward("digit_share", digit_share)], self.sampling, self.k, self.config,
+        )
+        total = time.perf_counter() - begin
+        assert metrics["length"] == self.config.max_new_tokens
+        self.seconds.append({"generate": metrics["seconds/generate"], "rest": total - metrics["seconds/generate"], "total": total})
+
+
+class Rounds(TrainerCallback):
+    """Times TRL's steps, and runs ours between them."""
+
+    def __init__(self, ours, model, options):
+        self.ours, self.mu, self.seconds, self.generate = ours, options.mu, [], 0.0
+        self.bar = tqdm(total=options.warmup + options.rounds, desc="rounds")
+        original = model.generate
+
+        def generate(*args, **kwargs):
+            begin = time.perf_counter()
+            output = original(*args, **kwargs)
+            self.generate += time.perf_counter() - begin
+            return output
+
+        model.generate = generate
+
+    def on_train_begin(self, *args, **kwargs):
+        self.begin = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % self.mu:  # TRL counts each of the μ updates as a step
+            return
+        total = time.perf_counter() - self.begin
+        self.seconds.append({"generate": self.generate, "rest": total - self.generate, "total": total})
+        for ours in self.ours:
+            ours.step()
+        self.bar.update()
+        self.generate, self.begin = 0.0, time.perf_counter()
+
+
+def make_trainer(model, tokenizer, questions, options, folder):
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    model.save_pretrained(folder)  # TRL reads policy and reference from there
+    config = GRPOConfig(
+        output_dir=folder, model_init_kwargs={"dtype": "float32"}, use_cpu=True, bf16=False, fp16=False,
+        gradient_checkpointing=False, disable_dropout=True, dataloader_pin_memory=False,
+        per_device_train_batch_size=options.trl_batch, gradient_accumulation_steps=QUESTIONS * 16 // options.trl_batch,
+        num_generations=16, max_completion_length=options.tokens, num_iterations=options.mu,
+        max_steps=options.mu * (options.warmup + options.rounds),
+        loss_type="grpo", scale_rewards="group", beta=0.04, epsilon=0.2, temperature=1.0,
+        use_bias_correction_kl=False,  # TRL's default weights the KL by the ratio (DeepSeek-V3.2); GRPO's eq. 3 does not
+        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=1.0,
+        report_to="none", logging_strategy="no", save_strategy="no", eval_strategy="no", disable_tqdm=True,
+    )
+    rows = Dataset.from_list([{"prompt": q["question"]} for q in questions])
+    trainer = GRPOTrainer(folder, reward_funcs=digit_share, args=config, train_dataset=rows, processing_class=tokenizer)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def agreement(trainer, inputs, reference):
+    """Loss and gradient of TRL and of ours on one batch of TRL's completions.
+
+    The reference policy stands in for the old one too. It is many updates away, so that neither the ratio nor the KL is
+    trivial, and some tokens are clipped. Log-probabilities, old ones too, are computed by each side for itself.
+    """
+    model = trainer.model
+    lengths = inputs["completion_mask"].sum(1)
+    prompts = [ids[mask.bool()].tolist() for ids, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
+    batch = Batch(prompts, inputs["completion_ids"], lengths, inputs["advantages"])
+    with torch.no_grad():
+        batch.old_logp = batch.ref_logp = batch.logprobs(reference, 1.0)
+
+    def gradient_of(loss):
+        model.zero_grad()
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    ours, stats = grpo_loss(batch.logprobs(model, 1.0), batch.old_logp, batch.advantages, batch.mask, ref_logp=batch.ref_logp, beta=0.04)
+    theirs = trainer.compute_loss(model, inputs | {"old_per_token_logps": inputs["ref_per_token_logps"]})
+    theirs = theirs * trainer.args.gradient_accumulation_steps
+    our_gradient, their_gradient = gradient_of(ours), gradient_of(theirs)
+    return {
+        "loss": {"trl": theirs.item(), "ours": ours.item()},
+        "gradient_norm": {"trl": their_gradient.norm().item(), "ours": our_gradient.norm().item()},
+        "gradient_distance": ((our_gradient - their_gradient).norm() / their_gradient.norm()).item(),
+        **{name: stats[name].item() for name in ("kl", "clip_fraction", "ratio_max")},
+    }
+
+
+def spread(values):
+    low, median, high = quantiles(values, n=4, method="inclusive")
+    return {"median": median, "quartiles": [low, high]}
+
+
+def measure(options):
+    """Run the rounds. Returns what the results page shows."""
+    torch.set_num_threads(1)
+    model, tokenizer = make_model()
+    questions, _ = data.load("toy", tokenizer, limit=512)
+    ours = [Ours(name, model, tokenizer, questions, options) for name in ("grpo", "cppo")]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(model, tokenizer, questions, options, folder)
+        rounds, last, compute_loss = Rounds(ours, trainer.model, options), {}, trainer.compute_loss
+        trainer.add_callback(rounds)
+        trainer.compute_loss = lambda model, inputs, *args, **kwargs: (last.update(inputs), compute_loss(model, inputs, *args, **kwargs))[1]
+        trainer.train()
+        rounds.bar.close()
+        check_loss = agreement(trainer, last, model)
+
+    seconds = {name: rows[options.warmup :] for name, rows in zip(NAMES, [rounds.seconds] + [o.seconds for o in ours])}
+    per_step = {"trl": QUESTIONS} | {o.config.algorithm: o.per_step for o in ours}
+    each = {name: [row["total"] / per_step[name] for row in rows] for name, rows in seconds.items()}
+    return {
+        **setting(["torch", "transformers", "trl"]), "options": asdict(options), "parameters": model.num_parameters(),
+        "questions_per_step": per_step,
+        "step": {name: {phase: spread([row[phase] for row in rows]) for phase in rows[0]} for name, rows in seconds.items()},
+        "question": {name: spread(values) for name, values in each.items()},
+        "speedup_per_question": {name: spread([t / o for t, o in zip(each["trl"], each[name])]) for name in NAMES},
+        "same_completions": check_loss, "seconds": seconds,
+    }
+
+
+def page(result):
+    """The results as Markdown."""
+    def show(value, scale=1.0, digits=3):
+        low, high = value["quartiles"]
+        return f"{value['median'] * scale:.{digits}f} ({low * scale:.{digits}f}–{high * scale:.{digits}f})"
+
+    options, same = result["options"], result["same_completions"]
+    lines = [
+        heading("GRPO and CPPO beside TRL's GRPOTrainer", result),
+        f"Qwen2 with {result['parameters']:,} random weights, float32, one thread; G = 16; completions of {options['tokens']} tokens; "
+        f"μ = {options['mu']}; {options['rounds']} rounds after {options['warmup']} of warm-up. Medians, with quartiles in brackets. "
+        "The speed-up is TRL's time for a question over ours, round by round.\n",
+        "| | questions a step | seconds a step | of it generation | of it the rest | ms a question | speed-up |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, title in NAMES.items():
+        step = result["step"][name]
+        lines.append(
+            f"| {title} | {result['questions_per_step'][name]} | {show(step['total'])} | {show(step['generate'])} | {show(step['rest'])} "
+            f"| {show(result['question'][name], 1e3, 1)} | {show(result['speedup_per_question'][name], 1, 2)} |"
+        )
+    lines.append(
+        f"\nOn the same completions (KL {same['kl']:.3g}, {same['clip_fraction']:.1%} of the tokens clipped), TRL's loss is "
+        f"{same['loss']['trl']:.7f} and ours {same['loss']['ours']:.7f}; "
+        f"the gradients' relative distance is {same['gradient_distance']:.1e}."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def main(argv):
+    options = parse(Options, argv)
+    if find_spec("trl") is None:
+        raise UserError("this benchmark needs TRL, which is not installed: `pip install trl`.")
+    if options.quick:
+        options.rounds, options.warmup, options.tokens = 2, 1, 8
+    result, folder = measure(options), Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "vs_trl" if options.mu == 1 else f"vs_trl_mu{options.mu}"
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.md").write_text(page(result), encoding="utf-8")
+    print(page(result))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,165 @@
+"""The word problems: every answer is worked out again from the words alone."""
+
+import random
+import re
+from fractions import Fraction
+from itertools import islice
+
+import pytest
+
+from engine.run import config
+from engine.run.options import UserError
+from engine.tasks import arithmetic, data
+from engine.tasks.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
+from eval import main as evaluate
+from rewards import number_accuracy
+from train import ALGORITHMS
+
+TRAIN, TEST = (list(islice(questions(split), 3000)) for split in ("train", "test"))
+
+# What a text says, in the reader's own words: a formula in the numbers x, y, z in the order in which the text names them.
+READINGS = [
+    (r"has \d+ \w+ and gets \d+ more\.", "x + y"),
+    (r"together\?", "x + y"),
+    (r"has \d+ \w+ and loses \d+\.", "x - y"),
+    (r"has \d+ \w+ and gives \d+ to \w+\.", "x - y"),
+    (r"(bags|boxes) with \d+ \w+ in each\. How many \w+\?", "x * y"),
+    (r"reads \d+ pages a day\.", "x * y"),
+    (r"tickets for \d+ dollars each\.", "x * y"),
+    (r"equally among \d+ friends", "x / y"),
+    (r", gets \d+ more and then \d+ more\.", "x + y + z"),
+    (r", gets \d+ more and loses \d+\.", "x + y - z"),
+    (r", loses \d+ and gets \d+ more\.", "x + z - y"),
+    (r", loses \d+ and gives \d+ to \w+\.", "x - (y + z)"),
+    (r"in each and gets \d+ \w+ more\.", "z + x * y"),
+    (r"in each and loses \d+ \w+\.", "x * y - z"),
+    (r"red and \d+ blue \w+ into each bag\. How many \w+ in \d+ bags", "z * x + z * y"),
+]
+
+
+def read(text):
+    """(formula, value) of the one reading that fits the text."""
+    fitting = [formula for pattern, formula in READINGS if re.search(pattern, text)]
+    assert len(fitting) == 1, (text, fitting)
+    numbers = [Fraction(n) for n in re.findall(r"\d+", text)]
+    return fitting[0], eval(fitting[0], dict(zip("xyz", numbers)))  # of the table above
+
+
+@pytest.mark.parametrize("rows", [TRAIN, TEST], ids=["train", "test"])
+def test_every_answer_is_what_the_words_say(rows):
+    for row in rows:
+        assert row["answer"] == str(read(row["question"])[1]), row
+
+
+def test_every_template_and_every_reading_occurs():
+    assert len(READINGS) == len(ONE_STEP) + len(TWO_STEPS)
+    assert all(any(re.search(pattern, row["question"]) for row in TRAIN) for pattern, _ in READINGS)
+    two_steps = [len(re.findall(r"\d+", row["question"])) == 3 for row in TRAIN]
+    assert 0.15 < sum(two_steps) / len(TRAIN) < 0.25
+
+
+def test_sums_stay_small_whole_and_exact():
+    for row in TRAIN + TEST:
+        numbers = [int(n) for n in re.findall(r"\d+", row["question"])]
+        assert 2 <= len(numbers) <= 3 and all(2 <= n <= 9 or (n <= 20 and "shares" in row["question"]) for n in numbers)
+        assert 1 <= int(row["answer"]) <= 162 and "{" not in row["question"]
+    draw = random.Random(0)
+    for _ in range(500):  # on the way, too: nobody gives away more than is left
+        (a, b, c), result = arithmetic.numbers(["-", "+"], draw)
+        assert a > b and a - b + c == result
+
+
+def test_the_examples_are_right_and_no_questions_of_the_supply():
+    for (_, question), (_, answer) in zip(EXAMPLES[::2], EXAMPLES[1::2]):
+        terms, result = answer.split(" = ")
+        assert eval(terms) == int(result) == read(question)[1]
+        assert re.findall(r"\d+", terms) == re.findall(r"\d+", question)
+        assert not set(re.findall(r"\w+", question)) & {*NAMES, *THINGS}
+    assert [role for role, _ in EXAMPLES] == ["user", "assistant"] * 2
+
+
+def test_the_examples_stand_before_the_question(loaded):
+    _, tokenizer = loaded
+    tokenizer.chat_template, seen = "{{ messages[-1]['content'] }}", []
+    tokenizer.apply_chat_template = lambda messages, **options: seen.append(messages) or messages[-1]["content"]
+    data.load("arithmetic", tokenizer, limit=1, system_prompt="S")
+    question = {"role": "user", "content": TRAIN[0]["question"]}
+    assert seen == [[{"role": "system", "content": "S"}, *({"role": r, "content": c} for r, c in EXAMPLES), question]]
+
+
+def test_a_model_without_a_chat_template_sees_them_too():
+    class Tokenizer:
+        chat_template = None
+
+        def __call__(self, texts, **options):
+            self.texts = texts
+            self.input_ids = [[1]] * len(texts)
+            return self
+
+    tokenizer = Tokenizer()
+    data.load("arithmetic", tokenizer, limit=1, system_prompt="S")
+    assert tokenizer.texts == [
+        "S\n\nUser: Tom has 4 hats and gets 3 more. How many hats now?\nAssistant: 4 + 3 = 7\n"
+        "User: Eva has 5 boxes with 2 pens in each. How many pens?\nAssistant: 5 * 2 = 10\n"
+        f"User: {TRAIN[0]['question']}\nAssistant:"
+    ]
+
+
+def test_no_question_comes_twice_and_none_of_the_test_split_is_trained_on():
+    train, test = ({row["question"] for row in rows} for rows in (TRAIN, TEST))
+    assert len(train) == len(test) == 3000
+    assert not train & test
+    for row in TRAIN:  # nobody gives anything to himself
+        names = [word for word in re.findall(r"\w+", row["question"]) if word in NAMES]
+        assert len(names) == len(set(names)) in (1, 2)
+
+
+def test_the_supply_is_the_same_every_time():
+    assert list(islice(questions("train"), 50)) == TRAIN[:50] != list(islice(questions("test"), 50))
+    random.seed(7)
+    assert next(questions("train")) == TRAIN[0]
+
+
+def test_a_load_is_the_beginning_of_the_supply(loaded):
+    _, tokenizer = loaded
+    rows, notes = data.load("arithmetic", tokenizer, split="test", limit=9)
+    assert [{"question": row["question"], "answer": row["answer"]} for row in rows] == TEST[:9] and not notes
+    assert len(data.load("arithmetic", tokenizer)[0]) == arithmetic.TRAIN_QUESTIONS
+    assert len(data.load("arithmetic", tokenizer, split="test")[0]) == arithmetic.TEST_QUESTIONS
+    assert len(data.load("arithmetic", tokenizer, limit=2500)[0]) == 2500  # without end
+
+
+def test_the_data_set_brings_its_defaults_and_the_user_has_the_last_word(small):
+    words = ["--dataset", "arithmetic", "--model", small]
+    chosen, _ = config.open_run(words, ALGORITHMS)
+    assert chosen.rewards == ["number_accuracy"] and chosen.lr == 3e-5 and chosen.eval_dataset is None
+    assert (chosen.system_prompt, chosen.max_new_tokens) == (arithmetic.SYSTEM_PROMPT, arithmetic.MAX_NEW_TOKENS)
+    own = config.open_run([*words, "--system_prompt", "Be brief.", "--max_new_tokens", "9"], ALGORITHMS)[0]
+    assert (own.system_prompt, own.max_new_tokens) == ("Be brief.", 9)
+    assert config.open_run(["--dataset", "gsm8k"], ALGORITHMS)[0].system_prompt is None
+
+
+@pytest.mark.parametrize("words", [["--dataset", "arithmetic"], ["--dataset", "toy", "--eval_dataset", "arithmetic"]])
+def test_the_toy_is_not_asked_in_words(words):
+    with pytest.raises(UserError, match="knows no letters: name a chat model"):
+        config.open_run(words, ALGORITHMS)
+    with pytest.raises(UserError, match="knows no letters: name a chat model"):
+        evaluate(["--benchmark", "arithmetic"])
+
+
+def test_eval_takes_it_as_a_benchmark(small, tmp_path):
+    evaluate(["--model", small, "--benchmark", "arithmetic", "--questions", "3", "--samples", "1", "--output_dir", str(tmp_path)])
+    setting = (tmp_path / "eval-arithmetic.json").read_text()
+    assert '"judge": "number_accuracy"' in setting and arithmetic.SYSTEM_PROMPT in setting and '"max_new_tokens": 16' in setting
+
+
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        ("7", 1), ("3 + 4 = 7.", 1), ("The answer is 7", 1), ("7.0", 1), ("**7** apples", 1), ("<think>9</think>7", 1), ("\\boxed{7}", 1),
+        ("7 of 9", 0), ("17", 0), ("7.5", 0), ("0.7", 0), ("seven", 0), ("", 0), ("<think>7", 0), ("7, no: 8", 0),
+    ],
+)
+def test_the_last_number_counts(completion, score):
+    assert number_accuracy([completion], ["7"]) == [score]
+    assert number_accuracy(["1,207 of them"], ["3 * 402.33 = 1207\n#### 1207"]) == [1.0]

@@ -1,0 +1,223 @@
+"""Resume: a run that was killed, or asked to stop, goes on as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.model import policy
+from engine.model.networks import around
+from engine.run import checkpoint, logs
+from engine.run.config import Config
+from engine.run.options import UserError
+
+ROOT = Path(__file__).parents[2]
+SAME = {"source": "m", "data": "d"}
+
+
+def start(small, folder, *more, cwd):
+    argv = ["--model", small, "--output_dir", folder, "--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "48",
+            "--lr", "1e-3", "--eval_questions", "8", "--steps", "12", *more]
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *argv], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process):
+    out, _ = process.communicate(timeout=120)
+    return process.returncode, out
+
+
+def wait_for_lines(process, path, count):
+    while process.poll() is None and (not path.exists() or len(path.read_text().splitlines()) < count):
+        time.sleep(0.02)
+    assert process.poll() is None, "the run ended before it could be interrupted"
+
+
+def without_seconds(run):
+    return [{key: value for key, value in row.items() if not key.startswith("seconds/")} for row in logs.read(run / "metrics.jsonl")]
+
+
+def weights(run):
+    model, _ = policy.load(str(run), torch.device("cpu"))
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def straight(small, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    code, out = finish(start(small, "run", cwd=folder))
+    assert code == 0, out
+    return folder / "run"
+
+
+def assert_same_run(run, straight):
+    assert without_seconds(run) == without_seconds(straight)
+    assert [row["step"] for row in logs.read(run / "metrics.jsonl")] == list(range(1, 13))
+    assert logs.read(run / "samples.jsonl") == logs.read(straight / "samples.jsonl")
+    assert torch.equal(weights(run), weights(straight))
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (run, straight)]
+    for key in ("before", "after"):
+        assert summaries[0][key]["sampled"] == summaries[1][key]["sampled"]
+
+
+@pytest.mark.parametrize("save_every", ["3", "50"])
+def test_a_killed_run_resumes_to_the_same_weights_and_metrics(small, straight, tmp_path, save_every):
+    """kill -9 after step 5, past the checkpoint of step 3 or only that of step 0: what came after is made again, logged once."""
+    process = start(small, "run", "--save_every", save_every, cwd=tmp_path)
+    wait_for_lines(process, tmp_path / "run/metrics.jsonl", 5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert len(logs.read(tmp_path / "run/metrics.jsonl")) >= 5
+    code, out = finish(start(small, "run", "--resume", cwd=tmp_path))
+    assert code == 0, out
+    assert_same_run(tmp_path / "run", straight)
+    assert not (tmp_path / "run/unfinished-checkpoint").exists()
+
+
+@pytest.mark.parametrize("number, expected", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(small, straight, tmp_path, number, expected):
+    """Ctrl-C, and a scheduler's request, which is no failure."""
+    process = start(small, "run", cwd=tmp_path)
+    wait_for_lines(process, tmp_path / "run/metrics.jsonl", 4)
+    process.send_signal(number)
+    code, out = finish(process)
+    assert code == expected and "--output_dir run --resume" in out and "Traceback" not in out
+    done = len(logs.read(tmp_path / "run/metrics.jsonl"))
+    assert checkpoint.newest(tmp_path / "run").name == f"checkpoint-{done:06d}"
+    code, out = finish(start(small, "run", "--resume", cwd=tmp_path))
+    assert code == 0, out
+    assert_same_run(tmp_path / "run", straight)
+
+
+def test_exit_code_2_and_one_sentence_for_a_users_mistake(tmp_path):
+    done = subprocess.run([sys.executable, str(ROOT / "train.py"), "--pruning_rate", "1"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "error: the pruning rate must lie in [0, 1), not 1.0: lower --pruning_rate.\n"
+
+
+def networks_of(loaded):
+    """A policy whose optimizer has made a step."""
+    networks = around(*loaded, Config(lr=1e-3, beta=0.0))
+    networks.model(torch.tensor([[3, 4]])).logits.sum().backward()
+    networks.optimizer.step()
+    networks.optimizer.zero_grad()
+    return networks
+
+
+@pytest.mark.parametrize("crash_in", ["save_pretrained", "dcp.save", "rename"])
+def test_what_fails_in_saving_leaves_the_checkpoint_before(loaded, tmp_path, monkeypatch, crash_in):
+    networks = networks_of(loaded)
+    assert checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {}) is None
+
+    def crash(*_, **__):
+        raise OSError("No space left on device")
+
+    targets = {"save_pretrained": (type(loaded[0]), "save_pretrained"), "dcp.save": (checkpoint.dcp, "save"), "rename": (Path, "rename")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*targets[crash_in], crash)
+        assert "No space left" in checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]  # and nothing that takes the disk's place
+    folder, state, notes = checkpoint.resume(tmp_path)
+    assert state["step"] == 3 and not notes and policy.load(folder, torch.device("cpu"))
+    # of the later ones two stay
+    for step in (6, 9):
+        assert checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {}) is None
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000006", "checkpoint-000009"]
+
+
+def test_a_disk_that_is_gone_is_a_reason_too(loaded, tmp_path):
+    (tmp_path / "file").touch()  # where the run's folder was
+    assert checkpoint.save(tmp_path / "file/run", networks_of(loaded), {"step": 3, **SAME}, {}).startswith("NotADirectoryError: ")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [
+    lambda folder: flip(folder / "model.safetensors"),
+    lambda folder: flip(next((folder / "networks").glob("*.distcp"))),
+    lambda folder: os.truncate(folder / "state.json", 10),
+    lambda folder: (folder / "tokenizer.json").unlink(),
+    lambda folder: os.truncate(folder / "checksums.json", 50),
+], ids=["a bit of the weights", "a bit of the optimizer", "cut off", "missing", "the checksums"])  # fmt: skip
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(loaded, tmp_path, harm):
+    networks = networks_of(loaded)
+    for step in (3, 6):
+        checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {})
+    harm(tmp_path / "checkpoint-000006")
+    folder, state, notes = checkpoint.resume(tmp_path)
+    assert state["step"] == 3 and folder.endswith("checkpoint-000003") and "checkpoint-000006 is damaged" in notes[0]
+    assert "was renamed to damaged-checkpoint-000006" in notes[0]
+    harm(tmp_path / "checkpoint-000003")
+    with pytest.raises(UserError, match="every checkpoint of .* is damaged"):
+        checkpoint.resume(tmp_path)
+
+
+def test_after_a_resume_the_newest_checkpoint_is_the_one_resumed_from(loaded, tmp_path):
+    """A damaged newer one is set aside, and nothing of it is lost, as often as it happens."""
+    networks = networks_of(loaded)
+    for step in (3, 6):
+        checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {})
+    for place in ("damaged-checkpoint-000006", "damaged-checkpoint-000006-2"):
+        flip(tmp_path / "checkpoint-000006/model.safetensors")
+        harmed = checkpoint.checksums(tmp_path / "checkpoint-000006")
+        checkpoint.resume(tmp_path)
+        assert checkpoint.newest(tmp_path).name == "checkpoint-000003"  # what the summary and --merge_lora name
+        assert Path(policy.resolve(str(tmp_path))).name == "checkpoint-000003"  # and eval.py
+        assert checkpoint.checksums(tmp_path / place) == harmed
+        checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
+        assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000003", "checkpoint-000006"]
+    assert checkpoint.resume(tmp_path)[1]["step"] == 6
+
+
+def test_a_checkpoint_is_not_resumed_with_another_model_or_other_data(loaded, tmp_path):
+    with pytest.raises(UserError, match="nothing to resume"):
+        checkpoint.newest(tmp_path)
+    for other in ({**SAME, "source": "x"}, {**SAME, "data": "x"}):
+        with pytest.raises(UserError, match="was started with another"):
+            checkpoint.agreed(tmp_path, other, SAME)
+    checkpoint.check_unfinished(tmp_path, {"step": 3}, 3)  # killed after its last step: the summary is still to come
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match="has finished its 3 steps"):
+        checkpoint.check_unfinished(tmp_path, {"step": 3}, 3)
+
+
+def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_path):
+    networks = networks_of(loaded)
+    head = torch.nn.Linear(3, 1)
+    checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {"head": head})
+    folder, _, _ = checkpoint.resume(tmp_path)
+    again, other = around(*policy.load(folder, torch.device("cpu")), Config(lr=1e-3, beta=0.0)), torch.nn.Linear(3, 1)
+    checkpoint.restore(folder, again, {"head": other})
+    assert torch.equal(other.weight, head.weight) and torch.equal(other.bias, head.bias)
+    for p, q in zip(networks.model.parameters(), again.model.parameters(), strict=True):
+        ours, theirs = networks.optimizer.state[p], again.optimizer.state[q]
+        assert ours["step"] == theirs["step"] == 1 and torch.equal(ours["exp_avg"], theirs["exp_avg"]) and ours["exp_avg"].any()
+        assert torch.equal(ours["exp_avg_sq"], theirs["exp_avg_sq"]) and torch.equal(p, q)
+
+
+def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(loaded, tmp_path):
+    networks = around(*loaded, Config(lr=1e-3, beta=0.0))
+    checkpoint.save(tmp_path, networks, {"step": 0, **SAME}, {})
+    assert not networks.optimizer.state  # a made step, with gradients of 0, would count in AdamW's bias correction
+    checkpoint.restore(checkpoint.newest(tmp_path), networks, {})
+    assert not networks.optimizer.state
+
+
+def test_logs_are_cut_to_the_checkpoint_and_lose_a_half_written_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    logs.cut(path, 2)
+    assert logs.read(path) == [{"step": 1}, {"step": 2}]
+    logs.cut(tmp_path / "none.jsonl", 5)
+    assert logs.read(tmp_path / "none.jsonl") == []

@@ -1,0 +1,146 @@
+"""rewards.py: a program as the answer."""
+
+import time
+from collections import Counter
+
+import pytest
+
+import rewards
+from engine.scoring import sandbox
+from rewards import code_accuracy, code_format, code_runs, extract_code
+
+
+def answer(code, thoughts="so"):
+    return f"<think>{thoughts}</think>\n```python\n{code}\n```"
+
+
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        (answer("print(18)"), "print(18)\n"),
+        ("```python\nprint(18)\n```", "print(18)\n"),
+        ("```python\nprint(17)\n```\nno:\n```python\nprint(18)\n```", "print(18)\n"),  # the last one counts
+        (answer("a\n\nb"), "a\n\nb\n"),
+        (answer(""), "\n"),
+        ("<think>```python\nprint(18)\n```</think>", None),
+        ("<think>```python\nprint(18)\n```", None),
+        ("```python\nprint(18)", None),
+        ("```\nprint(18)\n```", None),
+        ("print(18)", None),
+        ("", None),
+        ("```python\nprint(18)\n```\n```python\nprint(17)", None),
+    ],
+)
+def test_the_program_is_the_last_block_after_the_thoughts(text, code):
+    assert extract_code(text) == code
+
+
+@pytest.mark.parametrize(
+    "completion", [answer("print(18)"), answer("x = 9\n\nprint(2 * x)", "\n9\n"), answer("a = '<b>'", "```python\n1\n```")]
+)
+def test_the_code_form_scores_1(completion):
+    assert code_format([completion]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "```python\nprint(18)\n```",
+        answer("print(18)") + "\n",
+        " " + answer("print(18)"),
+        answer("print(18)") + "\n<answer>18</answer>",
+        answer("print(18)") * 2,
+        answer("print(17)\n```\n```python\nprint(18)"),
+        answer("print(18)").replace("</think>\n", "</think>\n\n"),
+        answer("print(18)").replace("</think>\n", "</think>"),
+        answer("print(18)").replace("python", "py"),
+        answer("print(18)")[:-3],
+        answer("print(18)", "<think>"),
+        "<think>" * 10_000,
+        answer("print(18)" * 10_000) + ".",
+    ],
+)
+def test_anything_but_the_code_form_scores_0(completion):
+    assert code_format([completion]) == [0.0]
+
+
+PROGRAMS = {  # where 18 is right: (completion, accuracy, runs)
+    "right": (answer("print(9 + 9)"), 1.0, 0.5),
+    "wrong": (answer("print(17)"), 0.0, 0.5),
+    "a float": (answer("print(18.0)"), 1.0, 0.5),
+    "rounding": (answer("print(0.1 * 180)"), 1.0, 0.5),
+    "rounding more": (answer("print(18.00001)"), 0.0, 0.5),
+    "with its currency": (answer("print('$18')"), 1.0, 0.5),
+    "several lines of code": (answer("def f(x):\n    return 2 * x\n\n\nprint(f(9))"), 1.0, 0.5),
+    "the number in passing": (answer("x = 18"), 0.0, -0.1),
+    "in a comment": (answer("# 18\nprint(17)"), 0.0, 0.5),
+    "two numbers": (answer("print(17)\nprint(18)"), 0.0, -0.1),
+    "many numbers": (answer("for i in range(100): print(i)"), 0.0, -0.1),
+    "a hedge": (answer("print('17 or 18')"), 0.0, -0.1),
+    "a sentence": (answer("print('It is not 18')"), 0.0, -0.1),
+    "a word": (answer("print('eighteen')"), 0.0, -0.1),
+    "an exponent": (answer("print('18e0')"), 0.0, -0.1),
+    "digits of another script": (answer("print('１８')"), 0.0, -0.1),
+    "crashes after it has printed": (answer("print(18)\n1 / 0"), 0.0, -0.1),
+    "ends by sys.exit": (answer("import sys\nprint(18)\nsys.exit(0)"), 1.0, 0.5),
+    "ends by exit": (answer("def main():\n    print(18)\n    exit()\nmain()"), 1.0, 0.5),
+    "gives up": (answer("print(18)\nexit(1)"), 0.0, -0.1),
+    "leaves early": (answer("import os\nprint(18, flush=True)\nos._exit(0)"), 0.0, -0.1),
+    "no Python": (answer("It is 18."), 0.0, -0.1),
+    "an empty program": (answer(""), 0.0, -0.1),
+    "no program": ("<think>so</think>\n<answer>18</answer>", 0.0, -0.1),
+    "in the thoughts": ("<think>```python\nprint(18)\n```</think>", 0.0, -0.1),
+    "unclosed": ("<think>so</think>\n```python\nprint(18)", 0.0, -0.1),
+    "two programs, the last one wrong": ("```python\nprint(18)\n```\n```python\nprint(17)\n```", 0.0, 0.5),
+    "asks for the answer": (answer("print(input())"), 0.0, -0.1),
+    "prints a great deal": (answer("print('18' * 10**6)"), 0.0, -0.1),
+    "": ("", 0.0, -0.1),
+}
+
+
+def test_programs_get_their_verdicts():
+    completions = [completion for completion, _, _ in PROGRAMS.values()]
+    columns = {"answer": ["9 + 9 = <<9+9=18>>18\n#### 18"] * len(PROGRAMS), "question": ["9+9?"] * len(PROGRAMS)}
+    assert dict(zip(PROGRAMS, code_accuracy(completions, **columns), strict=True)) == {name: row[1] for name, row in PROGRAMS.items()}
+    assert dict(zip(PROGRAMS, code_runs(completions, **columns), strict=True)) == {name: row[2] for name, row in PROGRAMS.items()}
+
+
+@pytest.mark.parametrize("gold, value", [("0.3", 1.0), ("1,000", 0.0), ("-0.3", 0.0), ("0", 0.0)])
+def test_the_gold_answer_may_be_a_bare_number(gold, value):
+    assert code_accuracy([answer("print(0.1 + 0.2)")], [gold]) == [value]
+
+
+def test_words_are_compared_as_text():
+    assert code_accuracy([answer("print('even')")] * 2, ["even", "odd"]) == [1.0, 0.0]
+
+
+def test_a_column_of_the_wrong_length_is_an_error():
+    with pytest.raises(ValueError):
+        code_accuracy([answer("print(1)")] * 2, ["1"])
+
+
+def test_a_program_that_never_ends_is_wrong():
+    start = time.perf_counter()
+    assert code_accuracy([answer("print(18, flush=True)\nwhile True: pass")], ["18"]) == [0.0]
+    assert time.perf_counter() - start < 20
+
+
+def test_each_program_runs_once_for_all_rewards(monkeypatch):
+    ran = Counter()
+    run_many = sandbox.run_many
+
+    def counting(codes, **options):
+        ran.update(codes)
+        return run_many(codes, **options)
+
+    monkeypatch.setattr(sandbox, "run_many", counting)
+    rewards._outputs.cache_clear()
+    completions = [answer("print(1 + 0)"), answer("print(2 + 0)"), answer("print(1 + 0)", "another thought"), "no program"]
+    assert code_accuracy(completions, ["1"] * 4) == [1.0, 0.0, 1.0, 0.0]
+    assert code_runs(completions) == [0.5, 0.5, 0.5, -0.1]
+    assert ran == {"print(1 + 0)\n": 1, "print(2 + 0)\n": 1}
+
+
+def test_the_outputs_that_are_kept_are_bounded():
+    assert rewards._outputs.cache_info().maxsize <= 16

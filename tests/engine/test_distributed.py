@@ -1,0 +1,260 @@
+"""One rank and two make the same update, however the completions are shared out; and a rank that fails ends the job.
+
+pytest starts torchrun on this very file, whose __main__ is what each rank does.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
+
+from family.gdpo import decoupled_advantages
+
+ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
+# how six fixed completions are shared out to one, two and four ranks: evenly, by unequal numbers and tokens, all to one
+SHARES = {"one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]],
+          "four": [[0], [], [1, 2, 5], [4, 3]]}
+
+BOTH = ("none", "full")
+UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "gspo": ("none",)}  # replicas; and shards
+
+
+def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU):
+    """The Networks that start from the model in `folder`, or go on from a checkpoint, and their Config."""
+    import train
+    from engine.model.networks import build
+    from engine.run import checkpoint
+    from engine.run.config import Config, check
+
+    config = Config(
+        algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard, gradient_checkpointing=shard == "full", lora=lora, seed=1
+    )
+    check(config, train.ALGORITHMS)
+    saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
+    networks = build(folder, config, device, critic=algorithm == "ppo", folder=saved)
+    if saved:
+        checkpoint.restore(saved, networks, {})
+    return networks, config
+
+
+def six_completions(device, scale=1.0):
+    from engine.model import policy
+
+    generator = torch.Generator().manual_seed(0)
+    prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
+    tokens, lengths = torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5])
+    advantages = scale * torch.randn(6, generator=generator)
+    return policy.Batch(prompts, tokens.to(device), lengths.to(device), advantages.to(device))
+
+
+def micro_batches(everything, share, config, device):
+    """Of this rank's rows `share` of a mini-batch."""
+    from engine.model import policy
+    from engine.run import distributed
+
+    parts = everything.rows(share).cut_into(40) if share else []
+    return distributed.even_out(parts, lambda: policy.nothing(device), device) if config.shard == "full" else parts
+
+
+def fixed_update(networks, config, share, optimizer, scale=1.0):
+    """The weights after the updates on this rank's part of the six completions, and the update's metrics."""
+    import train
+    from engine.model.critic import estimate
+    from engine.run import distributed
+    from update import update
+
+    model, critic = networks.model, networks.critic
+    parts = micro_batches(six_completions(model.device, scale), share, config, model.device)
+    with torch.no_grad():
+        for part in parts:
+            part.ref_logp = part.logprobs(networks.reference, 1.0) - 0.05
+        if config.shard == "full":  # no backward pass follows, and still its embedding and head are given up again
+            assert all(isinstance(p, DTensor) for p in networks.reference.parameters())
+        if critic:
+            for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
+                p.copy_(0.1 * torch.ones_like(p))
+            for part in parts:
+                part.old_logp = part.logprobs(model, 1.0).detach()
+            estimate(critic, parts, model.device, beta=config.beta, lam=config.lam)
+    stats = update(model, optimizer, [parts], train.ALGORITHMS[config.algorithm], config, critic)
+    distributed.barrier()
+    weights = [tensor.flatten() for network in networks.learners for _, tensor in distributed.whole_weights(network)]
+    return {"weights": torch.cat(weights), "stats": stats}
+
+
+def sgd_update(folder, share, algorithm, shard="none", lora=None, device=CPU):
+    networks, config = fixed(folder, algorithm, shard, lora=lora, device=device)
+    optimizer = torch.optim.SGD([p for network in networks.learners for p in network.parameters()], lr=0.1)
+    return fixed_update(networks, config, share, optimizer)
+
+
+# rows of each rank in three mini-batches: only row 2 of the first has an advantage, and nobody has a row of the third
+WITH_SIGNAL_IN_ONE = {1: [[[0, 1, 2]]], 2: [[[0, 1], [3], []], [[2], [4, 5], []]]}
+
+
+def update_with_signal_in_one(folder, shares, shard="none"):
+    """Two times through the mini-batches of this rank, with an optimizer that remembers."""
+    import train
+    from engine.run import distributed
+    from update import update
+
+    networks, config = fixed(folder, "drgrpo", shard)
+    config.beta, config.mu, model, everything = 0.0, 2, networks.model, six_completions(networks.model.device)
+    everything.advantages[[0, 1, 3, 4, 5]] = 0
+    minibatches = [micro_batches(everything, share, config, model.device) for share in shares]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    stats = update(model, optimizer, minibatches, train.ALGORITHMS["drgrpo"], config)
+    return {"weights": torch.cat([tensor.flatten() for _, tensor in distributed.whole_weights(model)]), "stats": stats}
+
+
+def saved_update(networks, config, share, run_dir, step):
+    """One update with AdamW, and a checkpoint behind it."""
+    from engine.run import checkpoint
+
+    fixed_update(networks, config, share, networks.optimizer, scale=1 / step)
+    assert checkpoint.save(run_dir, networks, {"step": step}, {}) is None
+
+
+def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment)
+
+
+@pytest.fixture(scope="module")
+def by_ranks(small, tmp_path_factory):
+    """Folder of what one, two and four ranks made of every share, with every algorithm, on replicas and on weights shared out."""
+    out = tmp_path_factory.mktemp("by_ranks")
+    for ranks in (1, 2, 4):
+        done = torchrun(__file__, "update", small, out, ranks=ranks)
+        assert done.returncode == 0, done.stderr[-6000:]  # torchrun's own report is long
+    return out
+
+
+@pytest.mark.parametrize("algorithm", UPDATED)
+def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
+    """Weights count completions, tokens, or the longest completion allowed, of all ranks together; PPO's advantages are
+    whitened over all ranks, and its critic learns from all."""
+    one = sgd_update(small, SHARES["one"][0], algorithm)
+    for name, shares in SHARES.items():
+        for shard in UPDATED[algorithm]:
+            ranks = [torch.load(by_ranks / f"{algorithm}-{name}-{shard}-{rank}.pt") for rank in range(len(shares))]
+            for other in ranks[1:]:
+                assert torch.equal(ranks[0]["weights"], other["weights"])
+            torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
+            for key, value in one["stats"].items():
+                assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, shard, key)
+
+
+def test_adapters_are_the_same_on_every_rank(small, by_ranks):
+    """Every rank draws its adapter by itself, and only gradients are exchanged."""
+    one = sgd_update(small, SHARES["one"][0], "grpo", lora=4)["weights"]
+    ranks = [torch.load(by_ranks / f"lora-{rank}.pt")["weights"] for rank in (0, 1)]
+    assert torch.equal(*ranks)
+    torch.testing.assert_close(ranks[0], one, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shard", BOTH)
+def test_ranks_leave_the_same_mini_batches_out(small, by_ranks, shard):
+    """One without a completion or without an advantage on any rank; not one with an advantage on another rank."""
+    one = update_with_signal_in_one(small, WITH_SIGNAL_IN_ONE[1][0])
+    ranks = [torch.load(by_ranks / f"signal-{shard}-{rank}.pt") for rank in (0, 1)]
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+    torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
+    assert len(one["stats"]["skipped"]) == 2
+    for key, value in one["stats"].items():
+        assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_ranks(small, by_ranks, tmp_path):
+    """Two ranks make and save an update, four the next one, one the third; against one rank that makes all three."""
+    shutil.copytree(by_ranks / "run", tmp_path / "run")
+    uninterrupted = fixed(small, "cppo", "none")
+    for step in (1, 2, 3):
+        saved_update(*uninterrupted, SHARES["one"][0], tmp_path / "alone", step)
+    saved_update(*fixed(small, "cppo", "none", tmp_path / "run"), SHARES["one"][0], tmp_path / "run", step=3)
+    for step in (2, 3):
+        alone, together = (load_file(tmp_path / f"{run}/checkpoint-{step:06d}/model.safetensors") for run in ("alone", "run"))
+        assert alone.keys() == together.keys()
+        for name in alone:
+            difference = (together[name] - alone[name]).abs()  # AdamW makes much of a gradient that is all rounding
+            assert difference.max() < 1e-4 and difference.mean() < 1e-7
+
+
+def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
+    done = torchrun(__file__, "gdpo", small, tmp_path, ranks=3)
+    assert done.returncode == 0, done.stderr[-6000:]
+    rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    parts = [torch.load(tmp_path / f"gdpo-{rank}.pt") for rank in (0, 1, 2)]
+    assert [len(part) for part in parts] == [4, 1, 0]
+    torch.testing.assert_close(torch.cat(parts), decoupled_advantages(rewards))
+
+
+@pytest.mark.parametrize("algorithm", ["dapo", "gfpo_adaptive", "ppo"])
+def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
+    done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", algorithm,
+                    "--group_size", "8", "--max_new_tokens", "8", "--allocation", "false", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:]
+    from engine.run import checkpoint
+
+    history = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())["history"]
+    assert len(history) == (3 if algorithm == "gfpo_adaptive" else 0)  # a mean reward for each question of all ranks
+
+
+def test_the_last_step_may_leave_a_rank_without_a_question(small, tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
+    done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", "grpo",
+                    "--group_size", "4", "--max_new_tokens", "8", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:]
+    from engine.run import logs
+
+    assert [row["questions"] for row in logs.read(tmp_path / "run/metrics.jsonl")] == [2, 1]
+
+
+def test_a_failing_rank_takes_the_job_down_with_its_own_message(small, tmp_path):
+    begin = time.time()
+    done = torchrun(__file__, "fail", small, tmp_path)
+    assert done.returncode != 0 and "rank 1 has a reason of its own" in done.stderr
+    assert time.time() - begin < 60
+
+
+if __name__ == "__main__":
+    from engine.run import distributed
+
+    distributed.start()
+    job, folder, out = sys.argv[1:]
+    if job == "fail" and distributed.rank() == 1:
+        raise RuntimeError("rank 1 has a reason of its own")
+    if job == "gdpo":
+        rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+        share = rewards.split([4, 1, 0], dim=1)[distributed.rank()]
+        torch.save(distributed.over_all_groups(decoupled_advantages, share), Path(out) / f"gdpo-{distributed.rank()}.pt")
+        distributed.barrier()  # a rank that leaves early would end the talk of the others
+        distributed.stop()
+        sys.exit()
+    for algorithm, name, shard in product(UPDATED, SHARES, BOTH):
+        if len(SHARES[name]) == distributed.world_size() and shard in UPDATED[algorithm]:
+            result = sgd_update(folder, SHARES[name][distributed.rank()], algorithm, shard)
+            torch.save(result, Path(out) / f"{algorithm}-{name}-{shard}-{distributed.rank()}.pt")
+    if distributed.world_size() == 2:
+        torch.manual_seed(distributed.rank())  # whatever a rank has drawn before
+        adapted = sgd_update(folder, SHARES["even"][distributed.rank()], "grpo", lora=4)
+        torch.save(adapted, Path(out) / f"lora-{distributed.rank()}.pt")
+        for shard in BOTH:
+            result = update_with_signal_in_one(folder, WITH_SIGNAL_IN_ONE[2][distributed.rank()], shard)
+            torch.save(result, Path(out) / f"signal-{shard}-{distributed.rank()}.pt")
+        saved_update(*fixed(folder, "cppo", "full"), SHARES["uneven"][distributed.rank()], Path(out) / "run", step=1)
+    if distributed.world_size() == 4:
+        run_dir = Path(out) / "run"
+        saved_update(*fixed(folder, "cppo", "full", run_dir), SHARES["four"][distributed.rank()], run_dir, step=2)
+    distributed.stop()

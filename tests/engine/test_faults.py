@@ -1,0 +1,191 @@
+"""What long runs meet, done to them on two ranks: processes that are killed, a full disk, gradients that are not finite, preemption.
+
+pytest starts torchrun on this very file, whose __main__ trains as train.py does, with faults at places named on its command line.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+STEPS = 6
+
+
+def command(small, *arguments, faults=(), restarts=0, steps=STEPS, nodes=()):
+    where = nodes or ("--standalone", "--nproc-per-node", "2")
+    return [sys.executable, "-m", "torch.distributed.run", *where, "--max-restarts", str(restarts), "--monitor-interval", "0.1", __file__,
+            ",".join(faults), "--model", small, "--output_dir", "run", "--questions_per_step", "1", "--group_size", "8", "--lr", "1e-3",
+            "--max_new_tokens", "24", "--eval_questions", "1", "--save_every", "2", "--steps", str(steps), *map(str, arguments)]
+
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def job(folder, small, *arguments, **options):
+    """Trains in `folder`/run. Returns the finished torchrun."""
+    return subprocess.run(command(small, *arguments, **options), capture_output=True, text=True, timeout=240, cwd=folder, env=ENVIRONMENT)
+
+
+def metrics(folder):
+    """What each step of a run measured, but for the seconds."""
+    rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").open()]
+    return [{name: value or 0 for name, value in row.items() if not name.startswith("seconds")} for row in rows]
+
+
+def weights(folder, step):
+    return load_file(folder / f"run/checkpoint-{step:06d}/model.safetensors")
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = job(folder, small)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # ⌊1·8/2⌋ = 4 questions on each of two devices
+    done = [(row["step"], row["questions"], row["completions"], row["kept"]) for row in metrics(folder)]
+    assert done == [(step, 8, 64, 16) for step in range(1, STEPS + 1)]
+    return folder
+
+
+def test_a_job_whose_processes_are_killed_goes_on_from_its_last_checkpoint(small, undisturbed, tmp_path):
+    """Killed in the generation of step 2, in the update of step 4, while the checkpoint of step 6 is written."""
+    kills = ["kill sample 1 2 0", "kill update 1 4 1", "kill save 0 6 2"]
+    done = job(tmp_path, small, faults=kills, restarts=3)
+    assert done.returncode == 0, done.stderr[-3000:]
+    at = {path.name: float(path.read_text()) for path in tmp_path.glob("at-*")}
+    for n in range(3):
+        assert 0 < at[f"at-start-{n + 1}"] - at[f"at-kill-{n}"] < 60
+    assert metrics(tmp_path) == metrics(undisturbed)  # no step is missing, none is there twice
+    assert same(weights(tmp_path, STEPS), weights(undisturbed, STEPS))
+
+
+def test_without_restarts_it_ends_and_says_how_to_go_on(small, tmp_path):
+    done = job(tmp_path, small, faults=["kill update 1 5 0"])
+    assert done.returncode != 0 and time.time() - float((tmp_path / "at-kill-0").read_text()) < 60
+    assert "error: another process of this job has ended; torchrun names it" in done.stderr and "(SIGKILL)" in done.stderr
+    assert "To go on from checkpoint-000004: --output_dir run --resume" in done.stderr
+    assert "gloo" not in done.stderr and done.stderr.count("Traceback") == 1  # torchrun's own
+
+
+def test_one_rank_out_of_memory_and_one_with_bad_gradients(small, undisturbed, tmp_path):
+    """The first cuts its micro-batches smaller, and the update is what it would have been; the second makes all skip."""
+    done = job(tmp_path, small, faults=["memory update 1 4 0", "nan update 0 6 0"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "out of memory in an update: it is repeated, and --micro_batch_tokens is 1024 from now on." in done.stdout + done.stderr
+    rows, expected = metrics(tmp_path), metrics(undisturbed)
+    for row, other in zip(rows[:5], expected):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-5)  # of sums in another order
+    assert [row["skipped_updates"] for row in rows] == [0, 0, 0, 0, 0, 1]
+    sums = [path.read_text() for path in sorted(tmp_path.glob("weights-*"))]
+    assert len(sums) == 2 and sums[0] == sums[1]
+
+
+def test_preemption_saves_and_exits_0_and_the_run_goes_on(small, undisturbed, tmp_path):
+    done = job(tmp_path, small, faults=["preempt sample 0 3 0", "preempt sample 1 3 0"])  # as a scheduler does, to every process
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "stopped after step 3 of 6. To go on from checkpoint-000003" in done.stdout + done.stderr
+    assert job(tmp_path, small, "--resume").returncode == 0
+    assert metrics(tmp_path) == metrics(undisturbed) and same(weights(tmp_path, STEPS), weights(undisturbed, STEPS))
+
+
+def may_mount():
+    trial = ["unshare", "-rm", "mount", "-t", "tmpfs", "x", "/mnt"]
+    return shutil.which("unshare") and subprocess.run(trial, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not may_mount(), reason="a small disk is made with unshare and mount, which this user may not call")
+def test_on_a_full_disk_the_checkpoint_before_stays_and_the_run_goes_on(small, tmp_path):
+    (tmp_path / "run").mkdir()
+    one = sum(path.stat().st_size for path in Path(small).iterdir())
+    # room for the first checkpoint, which has no optimizer yet, and half of the second
+    words = subprocess.list2cmdline(command(small, steps=3))
+    script = f"mount -t tmpfs -o size={one * 3} small run && {words}; code=$?; cp -r run kept; exit $code"
+    alone = ["unshare", "-rm", "sh", "-c", script]
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=ENVIRONMENT)
+    said = done.stdout + done.stderr
+    for step in (2, 3):
+        assert re.search(rf"step {step}: the checkpoint could not be written \(\w+: .*; 0 MB are free there\)", said)
+    assert done.returncode != 0
+    assert "error: the run has ended at step 3, but what it learned since its last checkpoint is lost." in said
+    assert [path.name for path in (tmp_path / "kept").glob("*checkpoint*")] == ["checkpoint-000000"]
+    assert len((tmp_path / "kept/metrics.jsonl").read_text().splitlines()) == 3
+    from engine.run.checkpoint import damaged
+
+    assert damaged(tmp_path / "kept/checkpoint-000000") == []
+
+
+def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_path):
+    """Two agents of torchrun, with a process each, which share the weights out."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank"]
+    commands = [command(small, "--shard", "full", nodes=[*where, str(n)]) for n in (0, 1)]
+    nodes = [subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for words in commands]
+    said = [node.communicate(timeout=240)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said[0][-2000:] + said[1][-2000:]
+    rows, expected = metrics(tmp_path), metrics(undisturbed)
+    assert len(rows) == STEPS
+    for row, other in zip(rows, expected):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-5)  # of sums in another order
+
+
+if __name__ == "__main__":
+    import train
+    import update
+    from engine.model import rollout
+    from engine.run import checkpoint, distributed
+    from engine.run.options import run
+
+    places = {"sample": (rollout.Own, "sample"), "update": (update, "accumulate"), "save": (checkpoint, "parts")}
+    start, now = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), {"step": 0}
+    Path(f"at-start-{start}").write_text(str(time.time()))
+    train_step = train.train_step
+
+    def noting(step, supply, networks, *words):
+        now["step"] = step
+        done = train_step(step, supply, networks, *words)
+        total = sum(p.detach().double().abs().sum() for p in networks.model.parameters())
+        Path(f"weights-{distributed.rank()}").write_text(str(total.item()))
+        return done
+
+    def arm(effect, place, *where):
+        owner, name = places[place]
+        real, fired = getattr(owner, name), []
+
+        def faulty(*words, **options):
+            strikes = not fired and where == (str(distributed.rank()), str(now["step"]), str(start))
+            fired.extend([True] * strikes)
+            if strikes and effect == "kill":
+                Path(f"at-kill-{start}").write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            if strikes and effect == "preempt":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if strikes and effect == "memory":
+                raise torch.OutOfMemoryError("out of memory")
+            done = real(*words, **options)
+            if strikes and effect == "nan":
+                next(words[0].parameters()).grad[0] = torch.nan
+            return done
+
+        setattr(owner, name, faulty)
+
+    train.train_step = noting
+    for fault in filter(None, sys.argv.pop(1).split(",")):
+        arm(*fault.split())
+    run(train.main)

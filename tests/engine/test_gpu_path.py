@@ -1,0 +1,215 @@
+"""The GPU path: placement, types, memory, and what the ranks tell each other. It runs on a GPU, or on a pretended one.
+
+The pretended one is a tool beside the project, a CUDA backend whose memory is the host's; if neither is there, these tests are
+skipped. It proves that tensors stand on the right devices in the right types, that the memory is as planned, and that the ranks
+say the same things in the same order. It proves nothing about real kernels, speed, or NCCL itself.
+
+pytest starts this very file on the device; its __main__ is what is done there.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from train import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT.parent / "shared/tools/pretend_gpu.py"
+GPUS = torch.cuda.device_count()
+pytestmark = pytest.mark.skipif(not GPUS and not TOOL.exists(), reason="there is no GPU, and nothing beside the project that pretends one")
+
+RUN = ["--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "24", "--eval_questions", "6", "--lr", "1e-3",
+       "--micro_batch_tokens", "256", "--mu", "1"]  # fmt: skip
+RUNS = dict.fromkeys(ALGORITHMS, []) | {
+    "cppo": ["--gradient_checkpointing"], "dapo": ["--mask_truncated"], "gfpo": ["--importance_cap", "2"], "pods": ["--lora", "4"],
+}  # fmt: skip
+UPDATED = ("cppo", "gspo", "ppo")
+
+
+def on_gpu(*words, ranks=1, cwd=ROOT, timeout=400):
+    """Run a Python program on the GPU, or on the pretended one. Returns what it printed."""
+    pretend = [] if GPUS else [TOOL]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks > 1 else []
+    more = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "PRETEND_GPUS": str(ranks), "PRETEND_QUIET": "1"}
+    command = [sys.executable, *map(str, [*launch, *pretend, *words])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=os.environ | more)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
+
+
+# --- what is done on the device ---
+
+
+def runs(small, out):
+    """Every kind of run, in bfloat16; whether the sampler's copy is the policy after every update, to a file."""
+    import eval as evaluation
+    import train
+    from engine.model import rollout
+    from engine.model.policy import compute_dtype
+
+    followed = []
+
+    class Watched(rollout.Own):
+        def refresh(self, weights):
+            weights = list(weights)
+            super().refresh(weights)
+            if self.copy:
+                own = dict(self.model.named_parameters())
+                followed.append(all(torch.equal(own[name], tensor) and own[name].dtype == torch.bfloat16 for name, tensor in weights))
+
+    from engine.model import networks
+
+    networks.Own = Watched
+    assert compute_dtype(torch.device("cuda")) == torch.bfloat16
+    for name, more in RUNS.items():
+        words = ["--model", small, "--dataset", "toy", "--algorithm", name, "--output_dir", str(out / name), *RUN, *more]
+        assert train.main([*words, "--steps", "2"]) == 0
+    for name in ("cppo", "pods"):  # resumed: whole weights and adapters
+        merge = ["--merge_lora"] if name == "pods" else []
+        assert train.main(["--output_dir", str(out / name), "--resume", "--steps", "3", *merge]) == 0
+    rewards = ["toy_accuracy", f"RewardModel:{judge(out / 'judge')}"]
+    train.main(["--model", small, "--check_rewards", "--group_size", "4", "--rewards", *rewards])
+    words = ["--questions", "6", "--samples", "2", "--max_new_tokens", "24", "--output_dir"]
+    for name in ("cppo", "pods", "pods/merged"):
+        evaluation.main(["--model", str(out / name), *words, str(out / "eval" / name)])
+    (out / "followed.json").write_text(json.dumps(followed))
+
+
+def judge(folder):
+    from tests.engine.test_reward_model import make
+
+    return make(folder)
+
+
+def in_float32():
+    """The GPU path without bfloat16, to compare it with a CPU."""
+    import contextlib
+
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from engine.model import critic, networks, policy, rollout
+    from engine.run import distributed
+
+    for module in (policy, rollout, networks, critic):
+        for name, ours in (("compute_dtype", lambda _: torch.float32), ("autocast", lambda _: contextlib.nullcontext())):
+            if hasattr(module, name):
+                setattr(module, name, ours)
+    distributed.MixedPrecisionPolicy = lambda *_: MixedPrecisionPolicy()
+
+
+def updates(small, out, device):
+    """One update of six fixed completions by each algorithm, in float32: the weights after it, to files."""
+    from engine.run import distributed
+    from tests.engine.test_distributed import SHARES, sgd_update
+
+    in_float32()
+    rank, world = distributed.rank(), distributed.world_size()
+    for algorithm in UPDATED:
+        for shard in ("none", "full") if world > 1 else ("none",):
+            share = SHARES["uneven"][rank] if world > 1 else SHARES["one"][0]
+            weights = sgd_update(small, share, algorithm, shard, device=device)["weights"]
+            assert weights.is_cuda
+            torch.save(weights.cpu(), out / f"{algorithm}-{shard}-{rank}-of-{world}.pt")
+
+
+# --- the tests ---
+
+
+@pytest.fixture(scope="module")
+def ran(small, tmp_path_factory):
+    out = tmp_path_factory.mktemp("ran")
+    on_gpu(__file__, "runs", small, out, cwd=out)
+    return out
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_kind_of_run_learns_in_bfloat16(ran, name):
+    from engine.run import logs
+
+    rows = [row for row in logs.read(ran / name / "metrics.jsonl") if row["loss"] is not None]
+    assert rows and all(abs(row["loss"]) < 100 and row["skipped_updates"] == 0 and row["grad_norm"] > 0 for row in rows)
+    for row in rows:
+        assert 0 < row["sampler_gap"] < 0.05  # it is the rounding of bfloat16, and not another policy
+        if ALGORITHMS[name].minibatches == 1:  # π_θ is still π_old
+            assert row["ratio_max"] == pytest.approx(1, abs=1e-6)
+
+
+def test_the_samplers_copy_follows_every_update(ran):
+    followed = json.loads((ran / "followed.json").read_text())
+    assert len(followed) > 10 and all(followed)
+
+
+def test_resumed_runs_go_on_and_adapters_are_merged(ran):
+    from engine.run import logs
+
+    for name in ("cppo", "pods"):
+        assert [row["step"] for row in logs.read(ran / name / "metrics.jsonl")] == [1, 2, 3]
+    assert (ran / "pods/merged/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_in_float32_an_update_is_that_of_a_cpu(small, tmp_path, ranks):
+    from tests.engine.test_distributed import SHARES, sgd_update
+
+    if GPUS and ranks > GPUS:
+        pytest.skip(f"needs {ranks} GPUs")
+    on_gpu(__file__, "updates", small, tmp_path, ranks=ranks)
+    for algorithm in UPDATED:
+        expected = sgd_update(small, SHARES["one"][0], algorithm)["weights"]
+        for shard in ("none", "full") if ranks > 1 else ("none",):
+            for rank in range(ranks):
+                weights = torch.load(tmp_path / f"{algorithm}-{shard}-{rank}-of-{ranks}.pt")
+                torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
+
+
+CASES = {1: ["wide, tied", "GSPO", "PPO", "LoRA"], 2: ["deep, checkpointed"]}
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_the_memory_planned_is_the_memory_held(tmp_path, ranks):
+    if GPUS and ranks > GPUS:
+        pytest.skip(f"needs {ranks} GPUs")
+    on_gpu(ROOT / "experiments/plan.py", "--output", tmp_path, "--cases", *CASES[ranks], ranks=ranks)
+    for row in json.loads((tmp_path / "plan.json").read_text())["rows"]:
+        planned, held = row["planned"], row["tracked"]
+        training, seen = (max(value for phase, value in of.items() if phase not in ("evaluation", "resuming")) for of in (planned, held))
+        assert training == pytest.approx(seen, rel=0.15), row
+        for phase in ("building", "evaluation"):
+            assert planned[phase] == pytest.approx(held[phase], rel=0.15), (phase, row)
+        assert held["resuming"] < 1.05 * max(planned.values()), row
+
+
+def test_the_gpu_benchmark_measures_every_point(tmp_path):
+    on_gpu(ROOT / "experiments/gpu.py", "--quick", "--output", tmp_path)
+    sections = json.loads((tmp_path / "gpu.json").read_text())["models"][0]["sections"]
+    points = [row for rows in sections.values() for row in rows]
+    assert len(points) > 15 and not any("error" in row for row in points), [row for row in points if "error" in row]
+
+
+def test_more_processes_than_gpus_is_one_sentence():
+    from engine.run import distributed
+    from engine.run.options import UserError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "2")
+        patch.setattr(torch.cuda, "device_count", lambda: 2)
+        with pytest.raises(UserError, match="^this machine has 2 GPUs, and torchrun started more processes: --nproc-per-node 2.$"):
+            distributed.start()
+
+
+if __name__ == "__main__":
+    from engine.run import distributed
+
+    device = distributed.start()
+    job, small, out = sys.argv[1:]
+    if job == "runs":
+        runs(small, Path(out))
+    else:
+        updates(small, Path(out), device)
+        distributed.barrier()
+    distributed.stop()

@@ -1,0 +1,211 @@
+"""The networks of a run: adapters, gradient checkpointing, the sampler's copy, and memory that runs out."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from engine.model import critic as critic_module
+from engine.model import networks as networks_module
+from engine.model import policy, rollout
+from engine.model.networks import add_adapter, around, build
+from engine.model.policy import Batch, completion_logprobs, frozen_copy
+from engine.model.rollout import Own, Sampling
+from engine.run import logs
+from engine.run.config import Config, check
+from engine.run.options import UserError
+from engine.tasks import data, toy
+from experiments.memory import growth, return_what_is_freed
+from tests.test_train import completions, config
+from train import ALGORITHMS, main
+from update import update
+
+CPU = torch.device("cpu")
+
+
+def changed(model, before):
+    return {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+
+
+def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loaded):
+    model, tokenizer = loaded
+    batch = completions(tokenizer)
+    base = batch.logprobs(model, 1.0).detach()
+    c = config(algorithm="grpo", lora=4, lr=1e-2)
+    add_adapter(model, 4, seed=1)
+    networks = around(model, tokenizer, c)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    update(model, networks.optimizer, [[batch]], ALGORITHMS["grpo"], c)
+    assert changed(model, before) and all("lora_" in name for name in changed(model, before))
+    assert not torch.allclose(batch.logprobs(model, 1.0), base)
+    torch.testing.assert_close(batch.logprobs(networks.reference, 1.0), base)
+    assert not torch.allclose(batch.logprobs(model, 1.0), base)  # the adapter is on again
+
+
+def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
+    argv = ["--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir", str(tmp_path / "run"), "--lora", "4", "--lr", "1e-2",
+            "--group_size", "8", "--max_new_tokens", "40", "--algorithm", "grpo", "--rewards", "soft_format_reward"]
+    for more in (["--steps", "2"], ["--steps", "3", "--resume", "--merge_lora"]):
+        assert main([*argv, *more]) == 0
+    folder = tmp_path / "run/checkpoint-000003"
+    assert (folder / "adapter_model.safetensors").exists() and not (folder / "model.safetensors").exists()
+    adapted, tokenizer = policy.load(str(tmp_path / "run"), CPU)
+    assert adapted.active_adapters()
+    merged, base, batch = policy.load(str(tmp_path / "run/merged"), CPU)[0], policy.load(small, CPU)[0], completions(tokenizer)
+    assert [name for name, _ in merged.named_parameters()] == [name for name, _ in base.named_parameters()]
+    torch.testing.assert_close(batch.logprobs(merged, 1.0), batch.logprobs(adapted, 1.0))
+    assert not torch.allclose(batch.logprobs(merged, 1.0), batch.logprobs(base, 1.0), atol=1e-3)
+
+
+def adapter_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
+
+
+def test_an_adapter_starts_from_the_seed_and_leaves_the_global_random_numbers_alone(small):
+    adapters = []
+    for seed, drawn_before in ((1, 0), (1, 5), (2, 0)):
+        model, _ = policy.load(small, CPU)
+        torch.manual_seed(drawn_before)
+        state = torch.random.get_rng_state()
+        add_adapter(model, 4, seed)
+        assert torch.equal(torch.random.get_rng_state(), state)
+        adapters.append(adapter_of(model))
+    torch.testing.assert_close(adapters[0], adapters[1], rtol=0, atol=0)
+    assert any(not torch.equal(adapters[0][name], adapters[2][name]) for name in adapters[0])
+
+
+def test_an_adapter_on_a_bfloat16_model_comes_back_as_it_was_saved(small, tmp_path):
+    model, _ = policy.load(small, CPU, torch.bfloat16)
+    add_adapter(model, 4, seed=1)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))  # no longer numbers of bfloat16
+    model.save_pretrained(tmp_path)
+    again, _ = policy.load(small, CPU, torch.bfloat16)
+    add_adapter(again, 4, seed=2, folder=tmp_path)
+    assert all(p.dtype == torch.float32 for p in adapter_of(again).values())
+    torch.testing.assert_close(adapter_of(again), adapter_of(model), rtol=0, atol=0)
+
+
+def test_a_bfloat16_copy_keeps_the_rotary_frequencies_of_a_long_context(tmp_path):
+    """θ = 1e6 and a head of 128 numbers, as Qwen2.5 has them: frequencies rounded to bfloat16 are off by radians at token 1,500."""
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=50, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        max_position_embeddings=2048, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None, eos_token_id=None,
+    )).save_pretrained(tmp_path)
+    model, loaded = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    prompt, tokens = torch.arange(1500).remainder(50).tolist(), torch.arange(8).unsqueeze(0)
+
+    def logp(model):
+        return completion_logprobs(model, [prompt], tokens, torch.tensor([8]))
+
+    copy = frozen_copy(model, torch.bfloat16)
+    assert {p.dtype for p in copy.parameters()} == {torch.bfloat16} and not any(p.requires_grad for p in copy.parameters())
+    assert torch.equal(copy.model.rotary_emb.inv_freq, loaded.model.rotary_emb.inv_freq)
+    torch.testing.assert_close(logp(copy), logp(loaded), rtol=0, atol=0)
+    assert not {p.data_ptr() for p in copy.parameters()} & {p.data_ptr() for p in model.parameters()}
+
+
+def test_a_copy_of_tied_weights_is_tied(loaded):
+    copy = frozen_copy(loaded[0], torch.bfloat16)
+    assert copy.get_output_embeddings().weight is copy.get_input_embeddings().weight
+
+
+def bytes_per_parameter(folder, start):
+    """By how many bytes this process grows while it builds the networks of a run with a bfloat16 reference, at the peak."""
+    networks_module.compute_dtype = lambda _: torch.bfloat16  # of this process: as on a GPU
+    torch.set_num_threads(1)
+    config, built = Config(algorithm="grpo", beta=0.04, lr=1e-3), []
+    build(f"{folder}/small", config, CPU, folder=f"{folder}/small")  # what the first call allocates for good
+    return_what_is_freed()
+    grown = growth(lambda: built.append(build(f"{folder}/large", config, CPU, folder=start and f"{folder}/{start}")), CPU)
+    return grown / built[0].model.num_parameters()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize("start", [None, "large"])
+def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
+    """4 bytes a parameter for the policy and 2 for the reference. A copy in float32 on the way would make it 8 or more."""
+    for name, hidden in (("small", 32), ("large", 512)):
+        model = Qwen2ForCausalLM(Qwen2Config(
+            vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8, num_attention_heads=4,
+            num_key_value_heads=4, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None))
+        model.save_pretrained(tmp_path / name)
+        toy.make_tokenizer().save_pretrained(tmp_path / name)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(6, rel=0.05)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(loaded):
+    model, tokenizer = loaded
+    batch, gradients = completions(tokenizer), []
+    for _ in range(2):
+        batch.logprobs(model, 1.0).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        model.zero_grad()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert torch.equal(*gradients) and not any(module.training for module in model.modules())
+
+
+def test_the_copy_samples_what_the_policy_has_become_only_after_a_refresh(loaded):
+    model, tokenizer = loaded
+    prompts = [q["prompt"] for q in data.load("toy", tokenizer, limit=3)[0]]
+    copy, own = Own(frozen_copy(model, torch.float32), tokenizer, copy=True), Own(model, tokenizer)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.5)
+    drawn = [sampler.sample(prompts, 4, Sampling(12), 1).logp for sampler in (copy, own)]
+    assert drawn[0].shape != drawn[1].shape or not torch.allclose(*drawn)
+    copy.refresh(model.named_parameters())
+    assert torch.equal(copy.sample(prompts, 4, Sampling(12), 1).tokens, own.sample(prompts, 4, Sampling(12), 1).tokens)
+
+
+def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkeypatch):
+    real, weights, rows = Batch.logprobs, [], []
+    for limit in (6, 3):
+        def logprobs(self, *args, limit=limit, **options):
+            rows.append(len(self.prompts))
+            if len(self.prompts) > limit:
+                raise torch.OutOfMemoryError("out of memory")
+            return real(self, *args, **options)
+
+        monkeypatch.setattr(Batch, "logprobs", logprobs)
+        model, tokenizer = policy.load(small, CPU)
+        c = config(algorithm="grpo", mu=2, beta=0.0, micro_batch_tokens=96)
+        update(model, torch.optim.SGD(model.parameters(), lr=0.5), [completions(tokenizer).cut_into(96)], ALGORITHMS["grpo"], c)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+    assert max(rows) == 6 and c.micro_batch_tokens == 48
+    with pytest.raises(torch.OutOfMemoryError):  # once
+        monkeypatch.setattr(Batch, "logprobs", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
+        update(model, torch.optim.SGD(model.parameters(), lr=0.5), [completions(tokenizer).cut_into(96)], ALGORITHMS["grpo"], c)
+
+
+@pytest.mark.parametrize("options", [["--algorithm", "cppo"], ["--algorithm", "ppo"], ["--lora", "4", "--gradient_checkpointing"]])
+def test_bfloat16_as_on_a_gpu(small, tmp_path, monkeypatch, options):
+    """Autocast over float32 weights, frozen ones and the sampler's in bfloat16. The two arithmetics agree but for its rounding."""
+    for module in (policy, rollout, networks_module, critic_module):
+        for name, ours in (("compute_dtype", lambda _: torch.bfloat16), ("autocast", lambda _: torch.autocast("cpu", torch.bfloat16))):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, ours)
+    if "--lora" not in options:
+        monkeypatch.setattr(networks_module, "Own", lambda model, tokenizer, copy: Own(frozen_copy(model, torch.bfloat16), tokenizer, True))
+    assert main(["--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "4", "--group_size", "8", "--steps", "4",
+                 "--max_new_tokens", "24", "--lr", "1e-3", "--eval_questions", "8", *options]) == 0
+    rows = [row for row in logs.read(tmp_path / "run/metrics.jsonl") if row["loss"] is not None]
+    assert rows and not any(row["skipped_updates"] for row in rows)
+    assert all(1e-5 < row["sampler_gap"] < 0.02 and row["sampler_gap_max"] < 0.3 for row in rows)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"shard": "half"}, "--shard must be none or full"),
+    ({"shard": "full", "lora": 4}, "--lora cannot be combined with --shard full"),
+    ({"lora": 4, "refresh_reference": 2}, "--lora cannot be combined with --refresh_reference"),
+])  # fmt: skip
+def test_what_does_not_fit_together_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        check(config(**options), ALGORITHMS)

@@ -1,0 +1,200 @@
+"""engine/options.py: command line, recipe, and a user's mistakes as one sentence each."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+
+from engine.run.options import UserError, as_words, option, parse, run
+
+ROOT = Path(__file__).parents[2]
+
+@dataclass
+class Config:
+    steps: int = option(10, "how many steps")
+    lr: float = option(1e-3, "learning rate, 100% yours")
+    name: str = option("toy", "what it is called")
+    limit: int | None = option(None, "at most so many; none: all")
+    resume: bool = option(False, "go on")
+    allocation: bool = option(True, "fill the pruned places")
+    recipe: str | None = option(None, "a YAML file of options")
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Write a recipe and return the words that name it."""
+
+    def write(text):
+        (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+        return ["--recipe", str(tmp_path / "recipe.yaml")]
+
+    return write
+
+
+def test_an_empty_command_line_gives_the_defaults():
+    assert parse(Config, []) == Config(10, 1e-3, "toy", None, False, True, None)
+
+
+@pytest.mark.parametrize("words", [["--steps", "3", "--lr", "1e-6", "--name", "a b"], ["--steps=3", "--lr=1e-6", "--name=a b"]])
+def test_the_command_line_sets_options_of_every_type(words):
+    assert parse(Config, words) == Config(steps=3, lr=1e-6, name="a b")
+
+
+def test_a_recipe_sets_options_of_every_type(recipe):
+    words = recipe("steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\nallocation: false\n")
+    assert parse(Config, words) == Config(3, 0.5, "a b", 7, True, False, words[1])
+
+
+def test_the_command_line_wins_over_the_recipe_wherever_it_stands(recipe):
+    words = recipe("steps: 3\nname: recipe\nallocation: false\n")
+    for argv in (["--steps", "4", *words, "--allocation"], [*words, "--allocation", "--steps=4"]):
+        config = parse(Config, argv)
+        assert (config.steps, config.name, config.allocation) == (4, "recipe", True)
+
+
+def test_earlier_words_give_way_to_recipe_and_command_line(recipe):
+    config = parse(Config, [*recipe("lr: 0.2\nsteps: 2"), "--lr", "0.3"], earlier=["--lr=0.1", "--steps=1", "--name=earlier"])
+    assert (config.lr, config.steps, config.name) == (0.3, 2, "earlier")
+
+
+@pytest.mark.parametrize("value", ["1e-6", "1E-6", "1.0e-6", "0.000001", "'1e-6'"])
+def test_a_small_number_in_a_recipe_is_a_float(recipe, value):
+    # YAML itself takes 1e-6, without a point, for text
+    assert parse(Config, recipe(f"lr: {value}")).lr == 1e-6
+
+
+@pytest.mark.parametrize(
+    "words, resume, allocation",
+    [
+        ([], False, True),
+        (["--resume"], True, True),
+        (["--no_allocation"], False, False),
+        (["--resume=false", "--allocation=true"], False, True),
+        (["--resume", "True", "--allocation", "False"], True, False),
+        (["--no_allocation", "--allocation"], False, True),
+    ],
+)
+def test_flags_on_the_command_line(words, resume, allocation):
+    config = parse(Config, words)
+    assert (config.resume, config.allocation) == (resume, allocation)
+
+
+@pytest.mark.parametrize("value, flag", [("true", True), ("false", False), ("yes", True), ("no", False), ("0", False)])
+def test_flags_in_a_recipe(recipe, value, flag):
+    config = parse(Config, recipe(f"resume: {value}\nallocation: {value}"))
+    assert (config.resume, config.allocation) == (flag, flag)
+
+
+@pytest.mark.parametrize("text", ["limit:", "limit: null", "limit: ~", "steps:\nlimit:"])
+def test_an_empty_value_in_a_recipe_leaves_the_default(recipe, text):
+    config = parse(Config, recipe(text))
+    assert (config.limit, config.steps) == (None, 10)
+
+
+def test_options_survive_the_way_through_words():
+    config = Config(3, 1e-6, "--odd=name", None, True, False, None)
+    assert parse(Config, as_words(vars(config), Config, "the saved options")) == config
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--step", "3"], "unknown option --step: did you mean --steps?"),  # and no abbreviation
+        (["--lrr=3"], "unknown option --lrr: did you mean --lr?"),
+        (["--zzzzzz", "3"], "unknown option --zzzzzz. `--help`"),
+        (["steps"], "unknown option steps"),
+        (["--steps", "many"], "--steps: invalid int value: 'many'"),
+        (["--steps", "1.5"], "--steps: invalid int value: '1.5'"),
+        (["--steps"], "--steps: expected one argument"),
+        (["--lr", "fast"], "--lr: invalid float value: 'fast'"),
+        (["--resume", "perhaps"], "--resume"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_a_sentence(words, message):
+    with pytest.raises(UserError) as error:
+        parse(Config, words)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("step: 3", "unknown key 'step': did you mean 'steps'?"),
+        ("no_allocation: true", "unknown key 'no_allocation': did you mean 'allocation'?"),
+        ("zzzzzz: 3", "unknown key 'zzzzzz': the keys are steps, lr, name, limit, resume, allocation, recipe."),
+        ("7: 3", "unknown key '7'"),
+        ("steps: [3", "cannot be read as YAML"),
+        ("steps: 3: 4", "cannot be read as YAML"),
+        ("", "must hold lines of the form 'option: value'"),
+        ("# nothing yet", "must hold lines of the form 'option: value'"),
+        ("- steps\n- 3", "must hold lines of the form 'option: value'"),
+        ("steps=3", "must hold lines of the form 'option: value'"),
+        ("steps: [3, 4]", "'steps' must be a single value, not [3, 4]"),
+        ("optimizer:\n  lr: 1", "unknown key 'optimizer'"),
+        ("lr:\n  peak: 1", "'lr' must be a single value"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_a_sentence_that_names_the_recipe(recipe, text, message):
+    words = recipe(text)
+    with pytest.raises(UserError) as error:
+        parse(Config, words)
+    assert message in str(error.value) and words[1] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["steps: many", "steps: 1.5", "lr: fast", "resume: perhaps"])
+def test_a_value_of_the_wrong_type_is_a_sentence_that_names_the_recipe(recipe, text):
+    words = recipe(text)
+    with pytest.raises(UserError, match=f"--{text.split(':')[0]}") as error:
+        parse(Config, words)
+    assert words[1] in str(error.value)
+
+
+def test_a_recipe_that_does_not_exist_or_is_no_text_is_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="none.yaml does not exist"):
+        parse(Config, ["--recipe", str(tmp_path / "none.yaml")])
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    for name in (tmp_path, tmp_path / "binary.yaml"):
+        with pytest.raises(UserError, match="cannot be read"):
+            parse(Config, ["--recipe", str(name)])
+
+
+def test_help_lists_every_option_with_its_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        parse(Config, ["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0
+    for field in fields(Config):
+        assert f"--{field.name}" in text
+    for words in ("how many steps", "learning rate, 100% yours", "what it is called", "go on", "a YAML file of options"):
+        assert words in text
+
+
+def test_a_users_mistake_ends_the_program_with_one_line_and_code_2():
+    code = "from engine.run.options import UserError, run\ndef main(argv):\n    raise UserError('no model: name one.')\nrun(main)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", "error: no model: name one.\n")
+
+
+def test_run_hands_over_the_command_line_and_ends_with_0(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "3"])
+    seen = []
+    with pytest.raises(SystemExit) as end:
+        run(seen.extend)
+    assert seen == ["--steps", "3"] and not end.value.code
+
+
+def test_ctrl_c_ends_the_program_quietly():
+    def main(argv):
+        raise KeyboardInterrupt
+
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as end:
+        run(main)
+    assert getattr(end.value, "code", None) == 130
+
+
+def test_a_mistake_of_the_program_itself_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda argv: 1 / 0)

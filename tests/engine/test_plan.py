@@ -1,0 +1,380 @@
+"""engine/plan.py: every item against a figure worked out by hand, and the peak against that of real steps."""
+
+import contextlib
+import multiprocessing
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+
+import train
+from engine.model.networks import add_adapter, around
+from engine.model.rollout import Sampling
+from engine.run import distributed, options
+from engine.run.config import Config, check
+from engine.run.options import UserError
+from engine.run.plan import GB, PHASES, check_fit, doubts, helps, plan, saved_by_layer, skeleton
+from engine.scoring.score import Reward
+from engine.tasks import toy
+from experiments.memory import growth, return_what_is_freed
+from train import ALGORITHMS
+
+QWEN = {  # hidden, layers, MLP, heads, key-value heads, vocabulary, tied; parameters as published
+    "0.5B": (896, 24, 4864, 14, 2, 151_936, True, 494_032_768),
+    "1.5B": (1536, 28, 8960, 12, 2, 151_936, True, 1_543_714_304),
+    "7B": (3584, 28, 18_944, 28, 4, 152_064, False, 7_615_616_512),
+}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """{size: a folder that holds the config.json of Qwen2.5, and nothing else}."""
+    folders = {}
+    for size, (hidden, layers, inner, heads, kv_heads, vocabulary, tied, _) in QWEN.items():
+        folders[size] = str(tmp_path_factory.mktemp(size))
+        Qwen2Config(
+            hidden_size=hidden, num_hidden_layers=layers, intermediate_size=inner, num_attention_heads=heads, vocab_size=vocabulary,
+            num_key_value_heads=kv_heads, tie_word_embeddings=tied,
+        ).save_pretrained(folders[size])
+    return folders
+
+
+def config(**given):
+    """Options as they are after the command line was checked, and k. CPPO's published setting, unless other options are given."""
+    c = Config(plan=True, **{"dataset": "gsm8k", "pruning_rate": 0.875, "micro_batch_tokens": 8192} | given)
+    return c, check(c, ALGORITHMS)
+
+
+def planned(**given):
+    c, k = config(**given)
+    return plan(c, k, ALGORITHMS[c.algorithm])
+
+
+@pytest.mark.parametrize("size", QWEN)
+def test_parameters_are_those_published(qwen, size):
+    p = planned(model=qwen[size])
+    assert p.parameters == p.trained == QWEN[size][-1]
+
+
+def test_every_item_of_the_published_setting(qwen):
+    p, W, head = planned(model=qwen["1.5B"], devices=2), 1_543_714_304, 151_936 * 1536
+    assert (p.devices, p.questions, p.completions, p.kept) == (2, 8, 128, 16)
+    expected = {
+        "weights": (4 * W,) * 5,
+        "gradients": (0, 0, 4 * W + 8 * head, 4 * W, 0),
+        "optimizer": (0, 8 * W, 8 * W, 12 * W, 8 * W),
+        "reference": (2 * W,) * 5,
+        "compute copy": (0, 0, 2 * W, 0, 0),
+        "rollout copy": (2 * W,) * 5,
+        # 128 rows of 512 + 1024 tokens; 28 layers of keys and values, 2 heads of 128 in two bytes; and half a layer
+        "KV cache": (0, 128 * 1536 * 57 * 2 * 128 * 2, 0, 0, 0),
+        # 8,192 tokens; norms 2·(4 + 4)·1536, five casts 2·1536, q and output 2·1536, k and v 2·256, MLP 4·2·8960, 12 heads
+        "activations": (0, 0, 8192 * (28 * (16 * 1536 + 10 * 1536 + 4 * 1536 + 4 * 256 + 8 * 8960 + 48) + 20 * 1536), 0, 0),
+        # 14 bytes of every logit while sampling; three float32 chunks of 110 tokens, the most below 2^24 entries
+        "logits": (0, 128 * 151_936 * 14, 12 * 110 * 151_936, 0, 0),
+    }
+    assert p.items == expected and p.evaluated == 0
+    assert p.peaks == [sum(item[phase] for item in expected.values()) for phase in range(5)]
+
+
+def test_an_evaluation_takes_no_more_than_training(qwen):
+    W = QWEN["1.5B"][-1]
+    p = planned(model=qwen["1.5B"], devices=2, eval_dataset="gsm8k")
+    training, evaluation = max(p.peaks[:4]), p.peaks[4]
+    # 256 rows: their keys and values, their logits, and while 512 tokens are read what more these take: 4 · 1536 + 3 · 8960 numbers
+    # of two bytes for each, and their keys and values in 28 layers
+    row = 1536 * 57 * 2 * 128 * 2 + 151_936 * 14
+    reading = 512 * 2 * (4 * 1536 + 3 * 8960 + 56 * 256)
+    assert p.evaluated == 256 and evaluation == 16 * W + 256 * max(row, reading) < training
+    few = planned(model=qwen["7B"], devices=4, shard="full", gradient_checkpointing=True, eval_dataset="gsm8k")
+    assert few.evaluated < 256
+    a_row = (few.peaks[4] - sum(few.items[name][4] for name in ("weights", "optimizer", "reference", "rollout copy"))) / few.evaluated
+    assert max(few.peaks[:4]) - a_row < few.peaks[4] <= max(few.peaks[:4])  # one more would be too many
+    # less than one fits: it is made one by one all the same
+    assert planned(model=qwen["0.5B"], micro_batch_tokens=1, max_new_tokens=1, group_size=2, pruning_rate=0.5, eval_dataset="gsm8k",
+                   max_prompt_tokens=10_000).evaluated >= 1
+
+
+def test_building_holds_what_stays_and_of_shards_one_whole_tensor(qwen):
+    W, head = QWEN["7B"][-1], 152_064 * 3584
+    assert planned(model=qwen["7B"]).peaks[0] == 8 * W
+    assert planned(model=qwen["7B"], devices=4, shard="full").peaks[0] == W + W // 2 + 2 * W + 4 * head
+    assert planned(model=qwen["7B"], lora=16).peaks[0] == planned(model=qwen["7B"], lora=16).items["weights"][0]
+
+
+def test_the_gradients_of_a_mini_batch_in_one_piece_come_while_its_activations_go(qwen):
+    W, head = QWEN["0.5B"][-1], 151_936 * 896
+    several, one = (planned(model=qwen["0.5B"], micro_batch_tokens=tokens) for tokens in (8192, 16 * 1536))
+    assert several.items["gradients"][2] == 4 * W + 8 * head
+    assert one.items["gradients"][2] == max(8 * head, 4 * W + 8 * head - one.items["activations"][2])
+
+
+def test_no_reference_without_its_term(qwen):
+    assert planned(model=qwen["0.5B"], beta=0.0).items["reference"] == (0,) * 5
+
+
+def test_shared_out(qwen):
+    p, W, head = planned(model=qwen["7B"], devices=4, shard="full", gradient_checkpointing=True), QWEN["7B"][-1], 152_064 * 3584
+    layer = (W - 2 * head - 3584) // 28
+    assert p.items["weights"] == (W,) * 5 and p.items["gradients"] == (0, 0, W, W, 0) and p.items["optimizer"][1:4] == (2 * W, 2 * W, 3 * W)
+    assert p.items["reference"] == (W // 2,) * 5 and p.items["rollout copy"] == (2 * W,) * 5
+    # embedding, head, two layers and the last norm, in bfloat16, with gradients
+    assert p.items["compute copy"] == (4 * head, 0, 4 * (2 * head + 2 * layer + 3584), 0, 0)
+    # every layer's input; one layer: norms 2·(4 + 2)·H, inputs 4·H, q and output 4·H, k and v 4·512, MLP 8·I, 28 heads; the ends 10·H
+    per_token = 28 * 2 * 3584 + 20 * 3584 + 4 * 512 + 8 * 18_944 + 4 * 28 + 10 * 3584
+    assert p.items["activations"] == (0, 0, 8192 * per_token, 0, 0)
+
+
+def test_adapters(qwen):
+    p, W = planned(model=qwen["0.5B"], lora=16), QWEN["0.5B"][-1]
+    # q and o: 896 → 896; k and v: 896 → 128; gate, up, down: 896 ↔ 4864; in 24 layers
+    adapters = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
+    assert p.trained == adapters and p.parameters == W
+    assert p.items["weights"] == (2 * W + 4 * adapters,) * 5
+    assert p.items["gradients"] == (0, 0, 4 * adapters + 8 * 16 * 4864, 4 * adapters, 0) and p.items["optimizer"][1] == 8 * adapters
+    assert p.items["compute copy"] == (0, 0, 2 * adapters, 0, 0)
+    assert p.items["reference"] == p.items["rollout copy"] == (0,) * 5
+    # 24 layers: norms 2·4·896, five casts 2·896, q and output 2·896, k and v 2·128, MLP 4·2·4864, 14 heads; and the ends 5·2·896
+    assert p.items["activations"][2] == 8192 * (24 * (8 * 896 + 10 * 896 + 4 * 896 + 4 * 128 + 8 * 4864 + 4 * 14) + 10 * 896)
+
+
+def test_a_critic_is_trained_too(qwen):
+    p, W, backbone = planned(model=qwen["7B"], algorithm="ppo", pruning_rate=None), QWEN["7B"][-1], QWEN["7B"][-1] - 152_064 * 3584
+    assert p.trained == W + backbone and p.items["weights"] == (4 * p.trained,) * 5 and p.items["reference"] == (2 * W,) * 5
+
+
+def test_what_the_tokens_need_ends_at_the_completions_there_are(qwen):
+    def activations(**given):
+        return planned(model=qwen["0.5B"], **given).items["activations"][2]
+
+    a_completion = activations(micro_batch_tokens=1536)
+    assert activations(micro_batch_tokens=1) == a_completion  # a micro-batch holds at least one
+    assert activations(micro_batch_tokens=3072) == 2 * a_completion
+    assert activations(micro_batch_tokens=10**9) == 16 * a_completion  # all that are kept
+    assert activations(micro_batch_tokens=10**9, minibatches=3) == 6 * a_completion
+    assert activations(micro_batch_tokens=1, max_prompt_tokens=10**6) == a_completion * 32_768 / 1536  # the context's end
+    few = planned(model=qwen["0.5B"], micro_batch_tokens=1, max_prompt_tokens=90, max_new_tokens=10)
+    assert few.items["logits"][2] == 10 * 151_936 * 12  # fewer tokens than fill a chunk
+
+
+@pytest.mark.parametrize("dtype, stream, cast", [(torch.float32, 4, False), (torch.float32, 4, True), (torch.bfloat16, 2, False)])
+def test_a_layer_saves_what_pytorch_is_seen_to_save(dtype, stream, cast):
+    """Two layers against one, with 8 rows of 96 tokens, in every way to compute: float32, autocast, all in bfloat16."""
+    def saved(layers):
+        shape = Qwen2Config(vocab_size=32, hidden_size=128, intermediate_size=352, num_hidden_layers=layers, num_attention_heads=8,
+                            num_key_value_heads=2)
+        model, held = Qwen2ForCausalLM(shape).to(dtype).eval(), {}
+        own = {p.untyped_storage()._cdata for p in model.parameters()}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                held[storage._cdata] = storage.nbytes(), tensor  # kept alive: an address is not used twice
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", enabled=cast):
+            model.base_model(input_ids=torch.zeros((8, 96), dtype=torch.long), use_cache=False)
+        casts = 2 * sum(p.numel() for p in model.base_model.layers[0].parameters() if p.dim() == 2) if cast else 0  # of the weights
+        return sum(size for size, _ in held.values()) - casts * layers, shape
+
+    (one, shape), (two, _) = saved(1), saved(2)
+    compute = 2 if cast or dtype == torch.bfloat16 else 4
+    # beside them two float32 per token, of the norms, which the plan leaves out
+    assert (two - one) / 768 == saved_by_layer(shape, compute, stream, None) + 8
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+WIDE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "vocab_size": 4000, "tie_word_embeddings": True}
+DEEP = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 16, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "vocab_size": 20_000, "tie_word_embeddings": False}
+STEP = {"dataset": "toy", "questions_per_step": 1, "group_size": 8, "pruning_rate": 0.5, "max_prompt_tokens": 112, "max_new_tokens": 16,
+        "micro_batch_tokens": 512, "mu": 1}  # 2 questions, 8 completions kept, two micro-batches of four
+CASES = {
+    "wide, tied": (WIDE, STEP),
+    "deep, untied": (DEEP, STEP | {"beta": 0.0}),
+    "deep, checkpointed": (DEEP, STEP | {"gradient_checkpointing": True}),
+    "PPO": (WIDE, STEP | {"algorithm": "ppo", "pruning_rate": None}),
+    "LoRA": (WIDE, STEP | {"lora": 8, "beta": 0.0}),
+    "many rows": (DEEP, STEP | {"group_size": 64, "micro_batch_tokens": 128, "pruning_rate": 0.98, "allocation": False, "beta": 0.0}),
+}
+
+
+def steps(shape, given):
+    """Two real steps with random weights, all prompts and completions as long as allowed. Returns their Plan, for a CPU."""
+    c, k = config(**given)
+    algorithm = ALGORITHMS[c.algorithm]
+    model = Qwen2ForCausalLM(Qwen2Config(**{"num_key_value_heads": 2} | shape, bos_token_id=None, eos_token_id=None)).eval()
+    p = plan(c, k, algorithm, model=model, on_gpu=False)
+    if c.lora:
+        add_adapter(model, c.lora, c.seed)
+    networks = around(model, toy.make_tokenizer(), c, critic=algorithm.critic)
+    networks.sampler.stop_ids = [-1]  # no token ends a completion
+    question = {"question": "?", "answer": "1", "prompt": [5] * c.max_prompt_tokens}
+    reward = Reward("every second", lambda completions, **_: [float(i % 2) for i in range(len(completions))])
+    for step in (1, 2):  # in the second one the optimizer has its moments while completions are sampled
+        metrics, _ = train.train_step(step, lambda _: [question] * p.questions, networks, [reward], Sampling(c.max_new_tokens), k, c)
+        assert metrics["tokens_generated"] == p.completions * c.max_new_tokens and metrics["kept"] == p.kept
+    trained = sum(q.numel() for network in networks.learners for q in network.parameters() if q.requires_grad)
+    assert trained == p.trained + algorithm.critic * (shape["hidden_size"] + 1)  # the critic's head
+    return p
+
+
+def measure(case):
+    """(peaks as planned, the peak as the growth of this process)."""
+    shape, given = case
+    torch.set_num_threads(1)
+    plans = []
+    steps(SMALL, given | {"max_prompt_tokens": 4, "max_new_tokens": 4})  # what a first step allocates for good
+    return_what_is_freed()
+    measured = growth(lambda: plans.append(steps(shape, given)), torch.device("cpu"))
+    return plans[0].peaks, measured
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize("name", CASES)
+def test_the_peak_is_that_of_real_steps(name):
+    if name == "LoRA" and find_spec("peft") is None:
+        pytest.skip("peft is not installed")
+    # a fresh process: in a fork, freed memory would stay in the holes that the tests before have left between what lives
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        peaks, measured = pool.apply(measure, (CASES[name],))
+    print(f"{name}: planned {[round(peak / 1e6) for peak in peaks]} MB, measured {measured / 1e6:.0f}, ratio {max(peaks) / measured:.3f}")
+    assert PHASES[peaks.index(max(peaks))] == ("generation" if name == "many rows" else "update")
+    assert max(peaks) == pytest.approx(measured, rel=0.12)  # 0.97 to 1.09 of it were seen
+
+
+def told(given, capsys):
+    """What `train.py --plan` prints, and with which exit code it ends."""
+    with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", "--plan", *map(str, given)])
+        options.run(train.main)
+    return *capsys.readouterr(), ended.value.code
+
+
+def test_a_plan_that_fits(qwen, capsys):
+    recipe = Path(__file__).parents[2] / "recipes/gsm8k_1.5b_cppo.yaml"
+    out, err, code = told(["--recipe", recipe, "--model", qwen["1.5B"], "--device_gb", 80], capsys)
+    assert code == 0 and err == "" and out.endswith("It fits.\n")
+    lines = {line[:18].strip(): line[18:].split() for line in out.splitlines()}
+    assert lines["completions"] == ["128", "256"] and lines["kept"] == ["16", "32"]
+    assert lines["steps per epoch"] == ["468", "(7,473", "questions)"]  # 467.06 times 16
+    assert lines["weights"] == ["6.17"] * 5 and lines["KV cache"] == ["-", "5.74", "-", "-", "11.48"]
+    assert lines["evaluated at once"] == ["256", "512"]
+    assert [float(peak) for peak in lines["peak"]] == pytest.approx([12.35, 30.71, 63.54, 37.05, 37.11])
+
+
+def test_a_plan_that_does_not_fit(qwen, capsys):
+    out, err, code = told(["--model", qwen["7B"], "--dataset", "gsm8k_zh", "--devices", 2, "--device_gb", 80], capsys)
+    assert code == 2 and "\nsteps per epoch   unknown\n" in out and "It fits." not in out
+    assert err.startswith("error: the run does not fit: it needs ") and err.count("(saves ") == 3 and err.count("\n") == 1
+
+
+def test_the_math_recipe_fits_four_devices_of_80_gb_and_not_two(qwen, capsys):
+    words = ["--recipe", Path(__file__).parents[2] / "recipes/math_7b_cppo.yaml", "--model", qwen["7B"], "--device_gb", 80]
+    out, _, code = told(words, capsys)
+    assert code == 0 and "\nsteps per epoch   235 (7,500 questions)\n" in out  # of MATH, 32 a step
+    assert told([*words, "--devices", 2], capsys)[2] == 2
+
+
+def test_questions_of_a_file_are_counted(qwen, tmp_path, capsys):
+    (tmp_path / "some.jsonl").write_text('{"question": "1+1", "answer": 2}\n' * 65)
+    out, _, _ = told(["--model", qwen["0.5B"], "--dataset", tmp_path / "some.jsonl", "--devices", 2, "--questions_per_step", 2], capsys)
+    assert "\nsteps per epoch   5 (65 questions)\n" in out  # 2 devices with ⌊2·16/4⌋ questions
+
+
+def test_the_model_of_a_run_is_its_newest_checkpoint(qwen, tmp_path):
+    for step, size in (("000050", "0.5B"), ("000100", "1.5B")):
+        (tmp_path / f"checkpoint-{step}").symlink_to(qwen[size])
+    (tmp_path / "config.json").write_text('{"algorithm": "cppo"}')  # the run's own options
+    assert planned(model=str(tmp_path)).parameters == QWEN["1.5B"][-1]
+
+
+def test_a_model_whose_config_cannot_be_read_is_one_sentence(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for name in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match=r"^the config.json of .* cannot be read \(.*\): name a folder that holds it, or go online.$"):
+            planned(model=str(name))
+
+
+def test_a_reward_model_takes_its_place_too(qwen, tmp_path):
+    shape = Qwen2Config(vocab_size=100, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_labels=1)
+    shape.architectures = ["Qwen2ForSequenceClassification"]
+    shape.save_pretrained(tmp_path)
+    model = Qwen2ForSequenceClassification(shape)
+    p = planned(model=qwen["0.5B"], rewards=["gsm8k_accuracy", f"RewardModel:{tmp_path}:0.5"])
+    assert p.items["reward models"] == (0, *(4 * model.num_parameters(),) * 4)
+
+
+def test_vllm_has_its_share_of_the_device(qwen):
+    p = planned(model=qwen["0.5B"], rollout="vllm", device_gb=50)
+    assert p.items["vLLM"] == (15 * GB,) * 5 and p.items["rollout copy"] == (0,) * 5 and "KV cache" not in p.items
+
+
+def test_what_helps_is_planned_again(qwen):
+    def help(**given):
+        c, k = config(**given)
+        return dict(helps(c, k, ALGORITHMS[c.algorithm], skeleton(c)))
+
+    def peak(**given):
+        return max(planned(**given).peaks)
+
+    def saves(changes, **given):
+        return {words: peak(**given) - peak(**given | change) for words, change in changes.items()}
+
+    lora, shard, checkpointing = {"lora": 16}, {"shard": "full"}, {"gradient_checkpointing": True}
+    four = {"model": qwen["7B"], "devices": 4}
+    assert help(**four) == saves({"--lora 16": lora, "--shard full": shard, "--gradient_checkpointing": checkpointing}, **four)
+    long = four | shard | checkpointing | {"max_new_tokens": 4096}  # the generation is the peak: micro-batches do not count in it
+    more = {"8 devices with --shard full": {"devices": 8}, "--max_new_tokens 2048": {"max_new_tokens": 2048}, "--beta 0": {"beta": 0.0}}
+    assert help(**long) == saves(more, **long)
+    one, two = {"model": qwen["7B"]}, shard | {"devices": 2}
+    assert help(**one).items() >= saves({"2 devices with --shard full": two}, **one).items()
+    rows = {"model": qwen["0.5B"], "questions_per_step": 8}
+    assert help(**rows).items() >= saves({"--questions_per_step 4": {"questions_per_step": 4}}, **rows).items()
+    wide = four | lora | {"micro_batch_tokens": 16_384}
+    halves = {"--micro_batch_tokens 8192": {"micro_batch_tokens": 8192}}
+    assert help(**wide).items() >= saves(halves, **wide).items()
+    small = four | shard | checkpointing
+    assert help(**small).items() >= saves({"--beta 0": {"beta": 0.0}}, **small).items()
+    assert "--beta 0" not in help(**small, stop_kl=1.0)  # which needs the reference
+    for given in (lora, shard):  # what would be refused together
+        assert not {"--lora 16", "--shard full"} & set(help(**four | given))
+    assert "--lora 16" not in help(**four, algorithm="ppo", pruning_rate=None)
+
+
+def test_a_real_run_is_planned_on_as_many_devices_as_there_are(qwen, monkeypatch):
+    c, k = config(model=qwen["7B"], device_gb=80, devices=100, shard="full", gradient_checkpointing=True)
+    check_fit(c, k, ALGORITHMS["cppo"])  # on 100 devices, as --plan was told
+    c.plan = False  # a real run has as many as there are
+    for devices, fits in ((1, False), (2, False), (4, True)):
+        monkeypatch.setattr(distributed, "world_size", lambda n=devices: n)
+        if fits:
+            check_fit(c, k, ALGORITHMS["cppo"])
+            assert doubts(c, k, ALGORITHMS["cppo"]) == []
+        else:
+            with pytest.raises(UserError, match=rf"what helps most: .*{2 * devices} devices with --shard full \(saves ") as refused:
+                check_fit(c, k, ALGORITHMS["cppo"])
+            assert doubts(c, k, ALGORITHMS["cppo"]) == [f"--plan: {refused.value}"]
+
+
+@pytest.mark.parametrize("share, fits", [(1.001, True), (0.999, False)])
+def test_a_device_gives_95_percent(qwen, share, fits):
+    c, k = config(model=qwen["0.5B"])
+    c.device_gb = share * max(plan(c, k, ALGORITHMS["cppo"]).peaks) / 0.95 / GB
+    with contextlib.nullcontext() if fits else pytest.raises(UserError, match="does not fit"):
+        check_fit(c, k, ALGORITHMS["cppo"])
+
+
+@pytest.mark.parametrize("given, message", [
+    ({"shard": "half"}, "--shard must be none or full, not half."),
+    ({"devices": 0}, "--devices must be at least 1, not 0."),
+    ({"device_gb": 0.0}, "--device_gb must be above 0, not 0.0."),
+    ({"lora": 0}, "--lora must be at least 1, not 0."),
+])
+def test_options_that_cannot_be_are_refused(given, message):
+    with pytest.raises(UserError, match=f"^{message}$"):
+        config(model="toy", **given)

@@ -1,0 +1,300 @@
+"""Log-probabilities of completions under a real model, against one plain forward pass per sequence."""
+
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    BioGptConfig,
+    BioGptForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    XGLMConfig,
+    XGLMForCausalLM,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from engine.model import policy
+from engine.model.policy import Batch, completion_logprobs
+from engine.run.options import UserError
+
+SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+CPU = torch.device("cpu")
+
+
+def make(kind):
+    torch.manual_seed(0)
+    if kind == "qwen2, tied":
+        model = Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True))
+    elif kind == "llama, untied":
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=False))
+    else:
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    return model.eval()
+
+
+def batch():
+    """Ragged prompts and completions, one of a single token, one empty; what stands on padding is nonsense."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)]
+    return prompts, torch.randint(0, 40, (4, 7), generator=generator), torch.tensor([7, 4, 1, 0])
+
+
+def plain_logprobs(model, prompts, tokens, lengths, temperature=1.0):
+    """The definition: log softmax of the logits before each token, one sequence at a time."""
+    rows = []
+    for prompt, row, n in zip(prompts, tokens, lengths.tolist()):
+        logits = model(torch.tensor([prompt + row[:n].tolist()])).logits[0].double() / temperature
+        rows.append(torch.stack([logits[len(prompt) - 1 + t].log_softmax(-1)[row[t]] for t in range(n)]) if n else torch.zeros(0))
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["qwen2, tied", "llama, untied", "gpt2"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_and_gradient_equal_plain_forward_passes(kind, temperature, monkeypatch):
+    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 40 * 5)  # five tokens at a time: several chunks
+    model, (prompts, tokens, lengths) = make(kind), batch()
+    logp = completion_logprobs(model, prompts, tokens, lengths, temperature=temperature)
+    assert logp.shape == (4, 7) and logp.dtype == torch.float32
+    weight = torch.linspace(-1, 1, 28).view(4, 7)
+    (logp * weight).sum().backward()
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    model.zero_grad()
+    expected = plain_logprobs(model, prompts, tokens, lengths, temperature)
+    sum((row * weight[i, : len(row)]).sum() for i, row in enumerate(expected)).backward()
+    for i, row in enumerate(expected):
+        torch.testing.assert_close(logp[i, : len(row)].double(), row.double(), rtol=1e-5, atol=1e-5)
+        assert (logp[i, len(row) :] == 0).all()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(gradient[name], p.grad, rtol=1e-3, atol=1e-5)
+
+
+class OfShape(TorchDispatchMode):
+    """Notes each operation that makes a tensor of two dimensions, the last of them being `width`: [(name, rows, dtype)]."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width, self.made = width, []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dim() == 2 and result.shape[1] == self.width and not operation.is_view:
+            self.made.append((operation.overloadpacket.__name__, len(result), result.dtype))
+        return result
+
+
+def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(monkeypatch):
+    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 40 * 3)
+    model, (prompts, tokens, lengths) = make("llama, untied"), batch()
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x), OfShape(40) as forward:
+        logp = completion_logprobs(model, prompts, tokens, lengths)
+    assert not any(x.shape[-1] == 40 and x.shape[0] != 32 for x in held if x.dim() > 1)  # nothing waits for the backward pass
+    with OfShape(40) as backward:
+        logp.sum().backward()
+    for seen in (forward, backward):
+        rows = [n for name, n, _ in seen.made if name == "mm"]
+        assert max(n for _, n, _ in seen.made if n != 32) == max(rows) == 3 and sum(rows) == lengths.sum()
+
+
+@pytest.fixture
+def wide():
+    """A head of 500 × 32 with sharp logits; ragged rows as one micro-batch."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES | {"vocab_size": 500, "initializer_range": 0.3}, num_key_value_heads=4))
+    prompts, tokens = [[3, 4, 5]] * 8, torch.randint(500, (8, 30), generator=torch.Generator().manual_seed(2))
+    return model.eval(), (prompts, tokens, torch.tensor([30, 30, 25, 20, 30, 7, 30, 30]))
+
+
+def heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=False):
+    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 500 * tokens_per_chunk)
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logp = completion_logprobs(model, *args)
+    (logp * torch.linspace(-1, 1, logp.numel()).view_as(logp)).sum().backward()
+    return model.lm_head.weight.grad.clone()
+
+
+def test_the_error_of_the_heads_gradient_does_not_grow_with_the_chunks(wide, monkeypatch):
+    """Under autocast each chunk's gradient is a bfloat16 product. Their sum is float32."""
+    model, args = wide
+    exact = heads_gradient(copy.deepcopy(model).double(), args, 500, monkeypatch)
+    assert (heads_gradient(model, args, 7, monkeypatch) - exact).norm() < 1e-5 * exact.norm()
+    # the body in float32, for its own error is larger
+    monkeypatch.setattr(policy, "completion_states", torch.autocast("cpu", enabled=False)(policy.completion_states))
+    errors = []
+    for tokens_per_chunk in (500, 20, 1):
+        gradient = heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=True)
+        assert gradient.dtype == torch.float32
+        errors.append((gradient - exact).norm() / exact.norm())
+    assert 1e-3 < errors[0] < 0.01 and max(errors) < 1.1 * errors[0], errors
+
+
+def test_autocast_casts_the_head_once_in_a_pass(wide, monkeypatch):
+    model, args = wide
+    with OfShape(32) as seen:
+        heads_gradient(model, args, 10, monkeypatch, autocast=True)
+    assert seen.made.count(("_to_copy", 500, torch.bfloat16)) == 1
+
+
+def test_a_head_that_is_frozen_has_no_gradient_and_one_with_a_bias_has_two(wide, monkeypatch):
+    model, args = wide
+    model.lm_head = torch.nn.Linear(32, 500)  # with a bias
+    torch.nn.init.normal_(model.lm_head.bias)
+    plain = copy.deepcopy(model)
+    ours = heads_gradient(model, args, 7, monkeypatch)
+    logp = pad_sequence(plain_logprobs(plain, *args), batch_first=True)
+    (logp * torch.linspace(-1, 1, logp.numel()).view_as(logp)).sum().backward()
+    for a, b in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, plain.lm_head.weight.grad, rtol=1e-4, atol=1e-5)
+
+    model.zero_grad()
+    model.lm_head.requires_grad_(False)
+    completion_logprobs(model, *args).sum().backward()
+    assert model.lm_head.weight.grad is model.lm_head.bias.grad is None and model.model.norm.weight.grad.abs().sum() > 0
+
+
+def test_a_head_with_an_adapter_is_scored_with_it(wide, monkeypatch):
+    model, args = wide
+    model.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"]))
+    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 500 * 7)
+    logp, entropies = completion_logprobs(model, *args, with_entropy=True)
+    expected = pad_sequence(plain_logprobs(model, *args), batch_first=True)
+    torch.testing.assert_close(logp.double(), expected, rtol=1e-4, atol=1e-4)
+    logp.sum().backward()
+    assert all((p.grad is not None) == ("lora_" in name) for name, p in model.named_parameters())
+    assert entropies.shape == logp.shape and not entropies.requires_grad
+
+
+def test_what_stands_on_padding_is_invisible():
+    model, (prompts, tokens, lengths) = make("qwen2, tied"), batch()
+    other = tokens.clone()
+    for i, n in enumerate(lengths.tolist()):
+        other[i, n:] = 0
+    assert torch.equal(completion_logprobs(model, prompts, tokens, lengths), completion_logprobs(model, prompts, other, lengths))
+
+
+def test_the_mask_counts_eos_and_comes_from_the_lengths():
+    eos = pad = 1
+    tokens = torch.tensor([[7, 8, eos, pad], [7, eos, pad, pad]])
+    rows = Batch([[3], [3]], tokens, torch.tensor([3, 2]), torch.zeros(2))
+    assert rows.mask.tolist() == [[True, True, True, False], [True, True, False, False]]
+
+
+def test_eos_has_a_gradient():
+    model, (prompts, tokens, _) = make("qwen2, tied"), batch()
+    rows = Batch(prompts, tokens, torch.tensor([2, 2, 2, 2]), torch.zeros(4))
+    logp = rows.logprobs(model, 1.0)
+    last = logp[:, 1]  # the completion's last token is its EOS
+    assert rows.mask[:, 1].all() and last.grad_fn is not None
+    last.sum().backward()
+    assert model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_micro_batches_hold_every_completion_once():
+    prompts, tokens, lengths = batch()
+    whole = Batch(prompts, tokens, lengths, torch.arange(4.0))
+    for budget in (1, 12, 20, 1000):
+        parts = whole.cut_into(budget)
+        rows = {}
+        for part in parts:
+            widths = [len(p) + n for p, n in zip(part.prompts, part.lengths.tolist())]
+            assert len(widths) == 1 or len(widths) * max(widths) <= budget
+            for p, t, n, a in zip(part.prompts, part.tokens, part.lengths.tolist(), part.advantages.tolist()):
+                assert a not in rows
+                rows[a] = (p, t[:n].tolist())
+        assert rows == {float(i): (p, tokens[i, :n].tolist()) for i, (p, n) in enumerate(zip(prompts, lengths.tolist()))}
+
+
+def test_weights_are_float32_masters_that_a_step_of_1e_6_moves(small, tmp_path):
+    """In bfloat16 a step of lr 1e-6 is rounded away; weights saved in bfloat16 are loaded as float32."""
+    model, tokenizer = policy.load(small, CPU)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model, _ = policy.load(str(tmp_path), CPU)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0).step()
+    for name, p in model.named_parameters():
+        assert (p != before[name]).float().mean() > 0.9
+        assert (before[name].bfloat16() + torch.tensor(-1e-6).bfloat16() == before[name].bfloat16()).float().mean() > 0.9
+
+
+def test_dropout_is_off(tmp_path, small):
+    """GPT-2 has dropout 0.1: with it on, π_θ would differ from π_old before the first update."""
+    make("gpt2").save_pretrained(tmp_path)
+    policy.load(small, CPU)[1].save_pretrained(tmp_path)
+    model, _ = policy.load(str(tmp_path), CPU)
+    assert model.config.resid_pdrop == 0.1 and not model.training
+    args = batch()
+    assert torch.equal(completion_logprobs(model, *args), completion_logprobs(model, *args))
+
+
+HOLD_DROPOUT_THEMSELVES = {
+    "opt": lambda: OPTForCausalLM(OPTConfig(vocab_size=40, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
+                                            num_attention_heads=4, max_position_embeddings=64)),
+    "xglm": lambda: XGLMForCausalLM(XGLMConfig(vocab_size=40, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4,
+                                               max_position_embeddings=64)),
+    "biogpt": lambda: BioGptForCausalLM(BioGptConfig(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                                     num_attention_heads=4, max_position_embeddings=64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOLD_DROPOUT_THEMSELVES)
+def test_gradient_checkpointing_leaves_dropout_off_whatever_the_model(kind):
+    """Their layers' forward asks `self.training` for the dropout, which no module of theirs holds."""
+    torch.manual_seed(0)
+    model, args = HOLD_DROPOUT_THEMSELVES[kind]().eval(), batch()
+    calls, results = [], []
+    layer = next(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
+    next(m for m in layer.modules() if isinstance(m, torch.nn.LayerNorm)).register_forward_pre_hook(lambda *_: calls.append(1))
+    for _ in range(2):
+        logp = completion_logprobs(model, *args)
+        logp.sum().backward()
+        results.append([logp.detach(), *(p.grad.clone() for p in model.parameters())])
+        model.zero_grad()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert len(calls) == 3  # the second time the layer was computed again
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    assert not any(module.training for module in model.modules()) and "forward" not in vars(layer)
+
+
+def test_a_model_that_rescales_its_logits_is_refused(tmp_path, small):
+    GraniteForCausalLM(GraniteConfig(**SIZES, num_key_value_heads=4, logits_scaling=8.0)).save_pretrained(tmp_path)
+    policy.load(small, CPU)[1].save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="rescales its logits"):
+        policy.load(str(tmp_path), CPU)
+
+
+def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        policy.resolve(str(tmp_path / "nowhere"))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="no weights"):
+        policy.resolve(str(tmp_path))
+    model, _ = policy.load(small, CPU)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no tokenizer"):
+        policy.resolve(str(tmp_path))
+
+
+def test_prompts_leave_room_for_the_completion_in_the_context():
+    model = make("gpt2")
+    assert policy.prompt_room(model, 20, 512) == 44 and policy.prompt_room(model, 20, 10) == 10
+    with pytest.raises(UserError, match="context of 64 tokens leaves no room"):
+        policy.prompt_room(model, 64, 10)

@@ -1,0 +1,196 @@
+"""Sampling: what is drawn, what leaves the batch, and that the scorer agrees with the sampler."""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.model import rollout
+from engine.model.policy import completion_logprobs
+from engine.model.rollout import Sampling, draw, left_pad, sample, stop_tokens
+
+
+# how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing below depends on it
+@pytest.fixture(params=[1, 8], autouse=True)
+def every(request, monkeypatch):
+    monkeypatch.setitem(rollout.ASK_EVERY, "cpu", request.param)
+    return request.param
+
+
+PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]  # of different lengths
+
+
+def run(loaded, prompts=PROMPTS, group=4, seed=0, **options):
+    model, tokenizer = loaded
+    sampling = Sampling(**{"max_new_tokens": 20, **options})
+    ids = [tokenizer.encode(p) for p in prompts]
+    generator = torch.Generator().manual_seed(seed)
+    return ids, sample(
+        model, ids, group, sampling, stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id, generator=generator
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
+def test_scorer_and_sampler_speak_of_the_same_policy(loaded, temperature):
+    """The log-probabilities noted while sampling, from a cache and in shrinking batches, are those of one forward pass."""
+    ids, drawn = run(loaded, group=8, temperature=temperature)
+    prompts = [p for p in ids for _ in range(8)]
+    scored = completion_logprobs(loaded[0], prompts, drawn.tokens, drawn.lengths, temperature=temperature)
+    torch.testing.assert_close(scored, drawn.logp, rtol=1e-4, atol=1e-5)
+
+
+def test_greedy_equals_generate_of_transformers(loaded):
+    model, tokenizer = loaded
+    ids, drawn = run(loaded, group=1, temperature=0.0)
+    for prompt, tokens, length in zip(ids, drawn.tokens, drawn.lengths):
+        reference = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[0, len(prompt) :]
+        assert tokens[:length].tolist() == reference.tolist()
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(loaded):
+    """Left padding and rows that leave early change nothing for the others."""
+    _, together = run(loaded, group=3, temperature=0.0)
+    for i, prompt in enumerate(PROMPTS):
+        _, alone = run(loaded, prompts=[prompt], group=1, temperature=0.0)
+        for row in range(3 * i, 3 * i + 3):
+            n = together.lengths[row]
+            assert together.tokens[row, :n].tolist() == alone.tokens[0, : alone.lengths[0]].tolist()
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
+def test_what_a_completion_draws_after_its_end_is_not_recorded(loaded, prompts, every, monkeypatch):
+    _, drawn = run(loaded, prompts, group=2, temperature=0.0, max_new_tokens=40)
+    monkeypatch.setitem(rollout.ASK_EVERY, "cpu", 1)
+    _, expected = run(loaded, prompts, group=2, temperature=0.0, max_new_tokens=40)
+    assert (expected.lengths % every != 0).any() or every == 1
+    for name in ("tokens", "lengths", "truncated"):
+        assert torch.equal(getattr(drawn, name), getattr(expected, name))
+    torch.testing.assert_close(drawn.logp, expected.logp, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monkeypatch):
+    rows = []
+    monkeypatch.setattr(rollout, "draw", lambda logits, *args: rows.append(len(logits)) or draw(logits, *args))
+    _, drawn = run(loaded, group=16, max_new_tokens=24)
+    assert len(set(drawn.lengths.tolist())) > 5
+    # the t-th token is drawn for those that had not ended at the last multiple of `every`
+    assert rows == [(drawn.lengths > t - t % every).sum() for t in range(len(rows))]
+    assert drawn.lengths.max() <= len(rows) < drawn.lengths.max() + every
+
+
+class Answers(TorchDispatchMode):
+    """Counts the operations for whose result the host would wait for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation.overloadpacket.__name__
+        self.count += name in ("_local_scalar_dense", "nonzero", "masked_select", "equal", "multinomial", "_unique2")
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_p": 0.9, "top_k": 5}])
+@pytest.mark.parametrize("every", [8], indirect=True)
+def test_the_host_waits_for_less_than_one_answer_a_token(loaded, prompts, options):
+    """If prompts are padded, transformers would ask for each token whether the mask hides anything."""
+    loaded[0].generation_config.eos_token_id = None
+    loaded[1].eos_token_id = None  # nothing ends
+    with Answers() as asked:
+        _, drawn = run(loaded, prompts, max_new_tokens=24, **options)
+    assert drawn.truncated.all() and drawn.tokens.shape[1] == 24
+    assert asked.count <= 24 / 8 + 4
+
+
+def test_completions_end_with_eos_or_are_marked_truncated(loaded):
+    eos = loaded[1].eos_token_id
+    _, drawn = run(loaded, group=16, max_new_tokens=8)
+    assert drawn.truncated.any() and not drawn.truncated.all()
+    for tokens, n, truncated in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), drawn.truncated.tolist()):
+        assert eos not in tokens[: n - 1]
+        assert truncated == (tokens[n - 1] != eos)
+        assert n == 8 or not truncated
+        assert set(tokens[n:]) <= {loaded[1].pad_token_id}
+
+
+def test_lengths_count_eos_even_where_pad_is_eos(loaded):
+    model, tokenizer = loaded
+    _, usual = run(loaded)
+    tokenizer.pad_token = tokenizer.eos_token
+    _, drawn = run((model, tokenizer))
+    assert drawn.lengths.tolist() == usual.lengths.tolist()
+
+
+def test_the_seed_decides(loaded):
+    first, again, other = (run(loaded, group=16, seed=seed)[1].tokens.tolist() for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_a_chat_models_generation_config_is_not_inherited(loaded):
+    """Chat models ship temperature, top_k and top_p for chatting: the policy is sampled without them."""
+    model, _ = loaded
+    _, plain = run(loaded, group=16)
+    model.generation_config.update(temperature=0.1, top_k=1, top_p=0.1, repetition_penalty=1.5)
+    _, drawn = run(loaded, group=16)
+    assert drawn.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_all_stop_tokens_of_a_model_end_a_completion(loaded):
+    model, tokenizer = loaded
+    model.generation_config.eos_token_id = [5, tokenizer.eos_token_id]
+    assert stop_tokens(model, tokenizer) == sorted([5, tokenizer.eos_token_id])
+    ids, drawn = run((model, tokenizer), group=8)
+    for tokens, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist()):
+        assert 5 not in tokens[: n - 1]
+
+
+def test_no_prompt_gives_no_completion(loaded):
+    _, drawn = run(loaded, prompts=[])
+    assert drawn.tokens.shape[0] == len(drawn.lengths) == len(drawn.truncated) == len(drawn.texts(loaded[1])) == 0
+
+
+def test_prompts_are_padded_on_the_left():
+    ids, mask = left_pad([[5, 6, 7], [8]], 0, "cpu")
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
+
+
+def frequencies(n=40_000, **options):
+    token, logp = draw(LOGITS.repeat(n, 1), Sampling(1, **options), torch.Generator().manual_seed(0))
+    return torch.bincount(token, minlength=5) / n, token, logp
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_softmax_at_the_temperature(temperature):
+    observed, token, logp = frequencies(temperature=temperature)
+    z = [math.exp(x / temperature) for x in LOGITS.tolist()]
+    for p, q, i in zip(observed.tolist(), [x / sum(z) for x in z], range(5)):
+        assert abs(p - q) < 5 * math.sqrt(q * (1 - q) / 40_000)
+        if (token == i).any():
+            assert logp[token == i][0].item() == pytest.approx(math.log(q), abs=1e-5)
+
+
+def test_draws_are_those_of_multinomial():
+    logits = 3 * torch.randn(7, 500, generator=torch.Generator().manual_seed(0))
+    for seed in range(10):
+        token, _ = draw(logits, Sampling(1, top_k=50), torch.Generator().manual_seed(seed))
+        p = logits.masked_fill(logits < logits.topk(50).values[:, -1:], -torch.inf).softmax(-1)
+        assert token.tolist() == torch.multinomial(p, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1).tolist()
+
+
+def test_top_k_and_top_p_draw_from_the_most_likely_only():
+    # softmax of LOGITS: 0.64, 0.24, 0.09, 0.03, 0.004
+    for options, allowed in [({"top_k": 2}, 2), ({"top_p": 0.5}, 1), ({"top_p": 0.7}, 2), ({"top_p": 0.95}, 3), ({"top_k": 1}, 1)]:
+        observed, _, _ = frequencies(**options)
+        assert (observed > 0).tolist() == [i < allowed for i in range(5)]
+        z = LOGITS[:allowed].exp() / LOGITS[:allowed].exp().sum()
+        assert torch.allclose(observed[:allowed], z, atol=0.02)
+
+
+def test_sampling_that_differs_from_the_model_earns_a_warning():
+    assert Sampling(8).notes == []
+    for options in ({"temperature": 0.9}, {"top_p": 0.9}, {"top_k": 20}):
+        assert "not the model's own" in Sampling(8, **options).notes[0]

@@ -1,0 +1,335 @@
+"""engine/scoring.py: rewards by name and weight, a user's own, and what happens when one misbehaves."""
+
+import json
+import re
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import rewards
+from engine.run.config import Config, check
+from engine.run.options import UserError, parse
+from engine.scoring.score import Hung, choose, default, judge, limited, merge, score
+from tests.engine.test_reward_model import make as make_reward_model
+from tests.examples import named
+from train import ALGORITHMS, main
+
+ROOT = Path(__file__).parents[2]
+MINE = """
+def short(completions, **columns):
+    return [-float(len(text)) for text in completions]
+
+def picky(completions, **columns):
+    return [1.0 if text.isdigit() else 1 / 0 for text in completions]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    return str(tmp_path / "mine.py")
+
+
+def test_rewards_are_named_with_or_without_a_weight(mine):
+    chosen = choose(["gsm8k_accuracy", "format_reward:0.5", f"{mine}:short", f"{mine}:picky:-2e-1"])
+    assert [(r.name, r.weight) for r in chosen] == [("gsm8k_accuracy", 1.0), ("format_reward", 0.5), ("short", 1.0), ("picky", -0.2)]
+    assert chosen[0].function is rewards.gsm8k_accuracy and chosen[2].function(["abc"]) == [-3.0]
+
+
+@pytest.mark.parametrize("word, message", [
+    ("gsm9k", "unknown reward 'gsm9k': there are gsm8k_accuracy, "),
+    ("re", "unknown reward 're'"),  # a name inside rewards.py that is no reward
+    ("format_reward:nan", "the form is NAME or NAME:WEIGHT"),
+    (":2", "the form is NAME or NAME:WEIGHT"),
+    ("none.py:f", "the file none.py does not exist"),
+    ("MINE:long", r"has no function 'long'. It has short, picky"),
+    ("RewardModel:", "unknown reward 'RewardModel:'"),
+])
+def test_a_reward_that_there_is_not_is_one_sentence(mine, word, message):
+    with pytest.raises(UserError, match=message):
+        choose([word.replace("MINE", mine)])
+
+
+@pytest.mark.parametrize("code, message", [
+    ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+    ("def f(:", "SyntaxError"),
+    ("raise SystemExit(3)", "SystemExit: 3"),
+])
+def test_a_users_file_that_cannot_be_imported_shows_its_own_mistake_in_one_line(tmp_path, code, message):
+    (tmp_path / "own.py").write_text(code)
+    with pytest.raises(UserError, match=f"own.py cannot be imported: {message}") as error:
+        choose([f"{tmp_path / 'own.py'}:f"])
+    assert "\n" not in str(error.value)
+
+
+def test_a_users_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path):
+    (tmp_path / "neighbour.py").write_text("weight = 3.0\n")
+    (tmp_path / "own.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom neighbour import weight\n"
+        "@dataclass\nclass A:\n    a: int\ndef f(completions, **columns):\n    return [weight] * len(completions)\n"
+    )
+    assert choose([f"{tmp_path / 'own.py'}:f"])[0].function(["a", "b"]) == [3.0, 3.0]
+
+
+def test_one_completion_that_fails_alone_does_not_end_the_run(mine):
+    parts, failures = score(choose([f"{mine}:picky"]), ["x"], {})
+    assert parts["picky"].tolist() == [0.0] and failures == 1
+
+
+def test_a_reward_is_named_once():
+    with pytest.raises(UserError, match="names format_reward twice"):
+        choose(["format_reward", "format_reward:2"])
+
+
+def test_the_rewards_of_a_data_set():
+    assert default("toy") == ["toy_accuracy"] and default("math500")[0] == "math_accuracy"
+    assert default("gsm8k") == default("my.jsonl") == ["gsm8k_accuracy", "format_reward"]
+    c = Config(rewards=["toy_accuracy:2"])
+    check(c, ALGORITHMS)
+    assert c.rewards == ["toy_accuracy:2"]
+
+
+def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_need_another(tmp_path):
+    chosen = choose(["code_accuracy", "format_reward"])
+    assert judge(chosen, "gsm8k_zh", "gsm8k_zh") is judge(chosen, "gsm8k_zh", "gsm8k") is rewards.code_accuracy
+    assert judge(choose(["gsm8k_accuracy"]), "gsm8k", "math500") is rewards.math_accuracy
+    (tmp_path / "x.jsonl").write_text("")
+    assert judge(choose(["math_accuracy"]), "math", str(tmp_path / "x.jsonl")) is rewards.math_accuracy
+
+
+def test_a_reward_model_by_name(tmp_path):
+    folder = make_reward_model(tmp_path / "judge")
+    (chosen,) = choose([f"RewardModel:{folder}:0.5"], torch.device("cpu"))
+    assert (chosen.name, chosen.weight) == ("judge", 0.5)
+    parts, _ = score([chosen], ["3", "4"], {"question": ["1+2=?", "1+2=?"]})
+    assert len(set(parts["judge"].tolist())) == 2
+    assert choose([f"RewardModel:{folder}"])[0].function is None  # before any work it is only named
+    for name, message in [("./nowhere", "nowhere cannot be loaded"), (make_reward_model(tmp_path / "two", labels=2), "has 2 labels")]:
+        with pytest.raises(UserError, match=message) as error:
+            choose([f"RewardModel:{name}"], torch.device("cpu"))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_can_be_run(recipe):
+    c = parse(Config, ["--recipe", str(recipe)])
+    assert check(c, ALGORITHMS) >= 1
+
+
+def length(completions, **columns):
+    return [len(completion) for completion in completions]
+
+
+def bonus(completions, level, **columns):
+    return [0.5 * n for n in level]
+
+
+def test_every_reward_judges_every_completion_from_its_columns():
+    parts, failures = score(named(length, bonus), ["a", "bcd"], {"level": [1, 3], "answer": ["x", "y"]})
+    assert list(parts) == ["length", "bonus"] and failures == 0
+    assert all(values.dtype == torch.float32 for values in parts.values())
+    assert parts["length"].tolist() == [1.0, 3.0] and parts["bonus"].tolist() == [0.5, 1.5]
+    assert {name: len(values) for name, values in score(named(length, bonus), [], {})[0].items()} == {"length": 0, "bonus": 0}
+
+
+@pytest.mark.parametrize("level", [[], [1], [1, 2, 3]])
+def test_a_reward_that_returns_another_number_of_values_is_named(level):
+    with pytest.raises(UserError, match=f"bonus returned {len(level)} values for 2 completions"):
+        score(named(length, bonus), ["a", "bcd"], {"level": level})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_not_finite_is_named_with_its_completion(value):
+    with pytest.raises(UserError, match=f"bonus returned {value} for the completion 'bcd'"):
+        score(named(length, bonus), ["a", "bcd"], {"level": [1, value]})
+
+
+@pytest.mark.parametrize("values", [None, [1.0, None], [1.0, "2"]])
+def test_a_reward_that_returns_something_else_is_named(values):
+    def odd(completions, **columns):
+        return values
+
+    with pytest.raises(UserError, match="odd"):
+        score(named(odd), ["a", "bcd"], {})
+
+
+def test_a_reward_that_raises_on_some_completions_scores_these_0_and_says_so(mine, capsys):
+    parts, failures = score(choose([f"{mine}:picky"]), ["1", "x", "22", "y"], {"answer": list("abcd")})
+    assert parts["picky"].tolist() == [1.0, 0.0, 1.0, 0.0] and failures == 2
+    assert "picky failed on 2 of 4 completions, which score 0: ZeroDivisionError: division by zero" in capsys.readouterr().out
+
+
+def test_a_reward_that_raises_on_all_of_them_ends_the_run(mine):
+    with pytest.raises(UserError, match="picky failed on all 2 completions: ZeroDivisionError"):
+        score(choose([f"{mine}:picky"]), ["x", "y"], {})
+
+
+def loops(text):
+    while True:
+        pass
+
+
+def tries(text):
+    while True:
+        try:
+            time.sleep(30)
+        except Exception:
+            pass
+
+
+def ignores(text):
+    for _ in range(2):
+        try:
+            time.sleep(30)
+        except:  # noqa: E722
+            pass
+
+
+def backtracks(text):
+    return re.fullmatch("(a+)+b", "a" * 40)
+
+
+def stuck(hang, on="x"):
+    """A reward that hangs in its own way on texts that begin with `on`."""
+    def slow(completions, **columns):
+        return [float(len(text)) if not text.startswith(on) else hang(text) or 0.0 for text in completions]
+
+    return limited(slow, 0.2)
+
+
+@pytest.mark.parametrize("hang", [loops, tries, backtracks, lambda text: time.sleep(30)])
+def test_completions_on_which_a_reward_hangs_score_0_and_it_says_so(hang, capsys):
+    start = time.monotonic()
+    parts, failures = score(named(stuck(hang)), ["a", "xx", "abc", "x"], {})
+    assert parts["slow"].tolist() == [1.0, 0.0, 3.0, 0.0] and failures == 2 and time.monotonic() - start < 3
+    said = capsys.readouterr().out
+    assert "slow took longer than 0.2 s for 4 completions and is called for each by itself" in said
+    assert "slow failed on 2 of 4 completions, which score 0: Hung: it took longer than 0.2 s" in said
+
+
+def test_what_swallows_the_alarm_is_interrupted_again():
+    start = time.monotonic()
+    assert stuck(ignores)(["x"]) == [0.0] and time.monotonic() - start < 5
+
+
+def test_a_reward_that_is_too_slow_for_all_at_once_judges_them_one_by_one(capsys):
+    def slow(completions, **columns):
+        time.sleep(0.1 * len(completions))
+        return [1.0] * len(completions)
+
+    parts, failures = score(named(limited(slow, 0.25)), list("abcd"), {})
+    assert parts["slow"].tolist() == [1.0] * 4 and failures == 0 and "raise --reward_timeout" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("patience, calls", [(0, 3), (1, 5)])
+def test_a_reward_that_always_hangs_ends_the_run_soon(monkeypatch, patience, calls):
+    monkeypatch.setattr("engine.scoring.score.PATIENCE", patience)
+    with pytest.raises(UserError, match=f"slow took longer than 0.2 s on {calls} of {calls + 1} completions") as error:
+        score(named(stuck(lambda text: time.sleep(30))), ["a", *["x"] * 255], {})
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="slow failed on all 2 completions: Hung"):
+        score(named(stuck(loops)), ["x", "x"], {})
+
+
+def test_an_earlier_alarm_and_its_handler_are_put_back():
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
+    start = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.6, 50)
+        assert stuck(loops)(["a"]) == [1.0]
+        with pytest.raises(Hung):
+            stuck(loops)(["x"])
+        left, interval = signal.getitimer(signal.ITIMER_REAL)
+        assert 0.2 < left < 0.45 and interval == 50
+        time.sleep(0.5)
+        assert len(rung) == 1 and 0.55 < rung[0] - start < 0.75
+        signal.setitimer(signal.ITIMER_REAL, 0.1)  # falls due while the reward runs: late, and not lost
+        with pytest.raises(Hung):
+            stuck(loops)(["x"])
+        time.sleep(0.01)
+        assert len(rung) == 2
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    stuck(loops)(["a"])
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_outside_the_main_thread_and_with_0_there_is_no_limit():
+    def nap(completions, **columns):
+        time.sleep(0.2)
+        return [1.0]
+
+    values = []
+    thread = threading.Thread(target=lambda: values.extend(limited(nap, 0.05)(["a"])))
+    thread.start()
+    thread.join()
+    assert values == limited(nap, 0)(["a"]) == [1.0]
+
+
+def test_only_a_users_own_function_is_limited(mine):
+    for reward in choose(["math_accuracy", "code_accuracy"], timeout=0.001):
+        assert reward.function is getattr(rewards, reward.name)
+    Path(mine).write_text("import time\ndef nap(completions, **columns):\n    time.sleep(5)\n")
+    with pytest.raises(Hung, match="longer than 0.1 s"):
+        choose([f"{mine}:nap"], timeout=0.1)[0].function(["a"])
+    with pytest.raises(UserError, match="--reward_timeout must be at least 0"):
+        check(Config(reward_timeout=-1), ALGORITHMS)
+
+
+def test_an_interrupted_judge_of_mathematics_does_not_answer_the_next_question():
+    assert rewards.math_accuracy(["\\boxed{2}"], ["4/2"]) == [1.0]  # it has started
+    with pytest.raises(Hung):
+        limited(rewards.math_accuracy, 0.5)(["\\boxed{\\prod_{n=1}^{10^9} n}"], answer=["2\\sqrt{2}"])
+    assert rewards.math_accuracy(["\\boxed{3}", "\\boxed{4}", "\\boxed{5}"], ["6/2", "5", "10/2"]) == [1.0, 0.0, 1.0]
+
+
+def test_an_interrupted_sandbox_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    answers = [f"```python\n{code}\n```" for code in ("while True: pass", "print(7)")]
+    with pytest.raises(Hung):
+        limited(rewards.code_accuracy, 0.7)(answers, answer=["7", "7"])
+    assert list(tmp_path.iterdir()) == []
+    assert rewards.code_accuracy(answers[1:], answer=["7"]) == [1.0]
+
+
+def test_weights_count_in_the_sum():
+    parts = torch.tensor([[[1.0, 0.0]], [[2.0, 3.0]]])
+    assert merge(parts, [1.0, 0.5]).tolist() == [[2.0, 1.5]] and merge(parts, [1.0, 1.0]).tolist() == [[3.0, 3.0]]
+
+
+def go(small, folder, *words):
+    return main(["--model", small, "--output_dir", str(folder), "--questions_per_step", "2", "--group_size", "4", "--steps", "2",
+                 "--eval_questions", "4", *words])
+
+
+def test_a_run_logs_each_reward_by_itself_and_their_weighted_sum_and_resumes_with_them(small, tmp_path, mine):
+    go(small, tmp_path / "run", "--rewards", "toy_accuracy:2", "format_reward:0.5", f"{mine}:short:0.01", "--algorithm", "gdpo")
+    assert json.loads((tmp_path / "run/config.json").read_text())["rewards"][1] == "format_reward:0.5"
+    go(small, tmp_path / "run", "--resume", "--steps", "3")
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    for row in rows:
+        parts = [row[f"reward/{name}"] for name in ("toy_accuracy", "format_reward", "short")]
+        assert row["reward"] == pytest.approx(2 * parts[0] + 0.5 * parts[1] + 0.01 * parts[2], rel=1e-5)
+        assert row["accuracy"] == parts[0] and row["reward_failures"] == 0
+
+
+def test_a_recipe_may_name_several_rewards(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("rewards: [toy_accuracy, 'format_reward:0.5']\n")
+    assert parse(Config, ["--recipe", str(tmp_path / "recipe.yaml")]).rewards == ["toy_accuracy", "format_reward:0.5"]
+
+
+def test_check_rewards_shows_each_reward_and_trains_nothing(small, tmp_path, mine, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--model", small, "--group_size", "4", "--check_rewards", "--rewards", "toy_accuracy:2", f"{mine}:short"]) is None
+    said = capsys.readouterr().out
+    assert "32 completions of 8 questions" in said and "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
+    assert said.count("best, ") == said.count("worst, ") == 2 and "gold answer" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun

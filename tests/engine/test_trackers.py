@@ -1,0 +1,113 @@
+"""engine/trackers.py: what TensorBoard and Weights & Biases hold of a run, read back from their files."""
+
+import json
+import math
+import os
+import sys
+
+import pytest
+
+from engine.run.config import Config, check
+from engine.run.options import UserError
+from engine.run.trackers import Tracker
+from train import ALGORITHMS, main
+
+
+def go(small, folder, *words):
+    return main(["--model", small, "--output_dir", str(folder), "--questions_per_step", "2", "--group_size", "4",
+                 "--eval_questions", "4", *words])
+
+
+def scalars(folder):
+    """{name: [(step, value), …]} as TensorBoard would show it."""
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_tensorboard_holds_the_numbers_of_the_metrics_and_no_step_twice(small, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    go(small, tmp_path, "--log", "tensorboard", "--steps", "3")
+    later = Tracker("tensorboard", tmp_path, 3, {})  # these two steps are lost with a crash: the checkpoint is that of step 3
+    later.log(4, {"accuracy": 7.0, "loss": None, "note": "x"})
+    later.log(5, {"accuracy": 7.0})
+    go(small, tmp_path, "--resume", "--steps", "4")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = scalars(tmp_path / "tensorboard")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for name in {name for row in rows for name in row}:
+        expected = [(row["step"], row[name]) for row in rows if row[name] is not None]
+        assert [step for step, _ in logged.get(name, [])] == [step for step, _ in expected], name
+        assert [value for _, value in logged.get(name, [])] == pytest.approx([value for _, value in expected], rel=1e-6), name
+    assert "note" not in logged and "lr" in logged
+
+
+def test_a_process_that_is_killed_has_lost_nothing(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    steps = range(1, 101)
+    if (child := os.fork()) == 0:
+        tracker = Tracker("tensorboard", tmp_path, 0, {})
+        for step in steps:
+            tracker.log(step, {"accuracy": 0.5, "kl": math.nan})
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert scalars(tmp_path / "tensorboard")["accuracy"] == [(step, 0.5) for step in steps]
+
+
+def test_wandb_keeps_the_run_the_options_and_the_numbers(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    first = Tracker("wandb", folder, 0, {"lr": 0.25, "steps": 2})
+    assert (first.run.project, first.run.name, first.run.config["lr"]) == ("grpo-cppo", "mine", 0.25)
+    first.log(1, {"reward/own": 0.671875, "loss": None, "words": "nowhere"})
+    first.close()
+    assert wandb.run is None  # it is over
+    second = Tracker("wandb", folder, 1, {"lr": 0.25, "steps": 3})
+    second.log(2, {"reward/own": 0.578125})
+    second.close()
+    anew = Tracker("wandb", folder, 0, {})  # the folder's earlier run was given up before its first checkpoint
+    anew.close()
+    assert first.run.id == second.run.id != anew.run.id == (folder / "wandb-id").read_text()
+    written = [path.read_bytes() for path in folder.glob(f"wandb/*/run-{first.run.id}.wandb")]
+    assert sorted([b"0.671875" in data, b"0.578125" in data] for data in written) == [[False, True], [True, False]]
+    assert all(b"nowhere" not in data for data in written)
+
+
+def test_wandb_that_cannot_begin_says_why_in_one_sentence(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+
+    def refuse(**options):
+        raise wandb.errors.UsageError("No API key configured.\nUse `wandb login`.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(UserError, match="--log wandb: No API key configured. Use `wandb login`."):
+        Tracker("wandb", tmp_path, 0, {})
+
+
+def test_nothing_is_logged_unless_asked(small, tmp_path):
+    go(small, tmp_path, "--steps", "1")
+    assert not {"tensorboard", "wandb", "wandb-id"} & set(os.listdir(tmp_path))
+    silent = Tracker(None, tmp_path / "nowhere", 0, {})
+    silent.log(1, {"loss": 1.0})
+    silent.close()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_missing_package_is_told_before_any_work(name, tmp_path, monkeypatch):
+    kept = [path for path in sys.path if not os.path.isdir(os.path.join(path or ".", name))]
+    monkeypatch.setattr(sys, "path", [*kept, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / name).mkdir()  # a mere folder is no package
+    for config in (Config(log=name), Config(log=name, algorithm="grpo")):
+        with pytest.raises(UserError, match=f"^--log {name} needs a package that is not installed: pip install {name}$"):
+            check(config, ALGORITHMS)
+
+
+def test_an_unknown_tracker_is_one_sentence():
+    with pytest.raises(UserError, match="--log mlflow: there are tensorboard and wandb; JSON lines are always written."):
+        check(Config(log="mlflow"), ALGORITHMS)

@@ -1,0 +1,252 @@
+"""Sampling through vLLM: what it is asked, what it says it did, and how its log-probabilities are corrected."""
+
+import gc
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from engine.model import vllm
+from engine.model.policy import completion_logprobs
+from engine.model.rollout import Sampling, sample, truncated_importance_weights
+from engine.run import distributed
+from engine.run.options import UserError
+from engine.tasks import toy
+
+OPTIONS = {"max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0, "lora": None}
+PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
+ROOT = Path(__file__).parents[2]
+CLOSE = 1e-4  # two sums in float32, in different orders
+LONG = "1+2+3+4+5+6+7+8+9" * 18 + "=?"  # fills blocks of the prefix cache
+
+
+# the correction
+
+
+def table(*shape, seed=0):
+    return torch.log_softmax(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), -1)
+
+
+def test_weights_are_the_ratio_up_to_the_cap_and_one_on_padding():
+    old, sampled = table(3, 5, seed=1).requires_grad_(), table(3, 5, seed=2)
+    lengths = [5, 1, 3]
+    mask = torch.arange(5) < torch.tensor(lengths).unsqueeze(1)
+    weights = truncated_importance_weights(old, sampled, mask, cap=1.5)
+    expected = [
+        [min(math.exp(old[i, t].item() - sampled[i, t].item()), 1.5) if t < lengths[i] else 1.0 for t in range(5)] for i in range(3)
+    ]
+    torch.testing.assert_close(weights, torch.tensor(expected))
+    assert (weights == 1.5).any() and not weights.requires_grad
+    assert torch.equal(weights, truncated_importance_weights(old, sampled, mask.float(), cap=1.5))
+
+
+def test_weighted_draws_of_the_sampler_speak_of_the_old_policy():
+    """By enumeration: Σ π_sampler w f = Σ π_old f below the cap; above it each such token counts C π_sampler instead."""
+    old, sampled, f = table(8, seed=1), table(8, seed=2), torch.arange(8.0) ** 2
+    ratio = (old - sampled).exp()
+
+    def expectation(cap):
+        weights = truncated_importance_weights(old.view(1, -1), sampled.view(1, -1), torch.ones(1, 8), cap=cap)[0]
+        return (sampled.exp() * weights * f).sum()
+
+    right = (old.exp() * f).sum()
+    torch.testing.assert_close(expectation(ratio.max().item() * 1.01), right)
+    cap = ratio.median().item()
+    above = ratio > cap
+    lost = ((old.exp() - cap * sampled.exp()) * f)[above].sum()
+    torch.testing.assert_close(expectation(cap), right - lost)
+    assert lost > 0 and (sampled.exp() * f).sum() != pytest.approx(right.item(), rel=0.01)
+
+
+# what is refused before any work
+
+
+def config(**options):
+    return SimpleNamespace(**{**OPTIONS, **options})
+
+
+def test_without_the_package_one_sentence_says_so(monkeypatch):
+    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--rollout vllm needs vLLM: pip install vllm"):
+        vllm.check(config())
+
+
+def test_what_vllm_cannot_sample_is_refused(monkeypatch):
+    monkeypatch.setattr(vllm, "find_spec", lambda name: name)
+    for fine in ({}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
+        vllm.check(config(**fine))
+    for options, word in [({"temperature": 2.5}, "--temperature"), ({"temperature": 0.001}, "--temperature"),
+                          ({"temperature": 0.7, "top_p": 0.9}, "--top_p"), ({"temperature": 0.7, "top_k": 5}, "--top_k"),
+                          ({"lora": 4}, "--lora")]:
+        with pytest.raises(UserError, match=word):
+            vllm.check(config(**options))
+
+
+# the engine
+
+
+def random_model(tokenizer, seed):
+    """A Qwen2 whose attention heads are of a size that vLLM has kernels for; its answers are random, but far from uniform."""
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.3,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )).eval()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """One engine for all tests, with the model that it samples from, the tokenizer, and the model's folder."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    if torch.cuda.is_available():
+        pytest.skip("exact comparisons need float32, which is what vLLM computes in on a CPU")
+    folder = tmp_path_factory.mktemp("vllm")
+    tokenizer = toy.make_tokenizer()
+    model = random_model(tokenizer, seed=0)
+    # what a chat model ships for chatting, and must not leak in
+    model.generation_config = GenerationConfig(
+        eos_token_id=[tokenizer.eos_token_id, 7], temperature=0.1, top_k=1, top_p=0.1, repetition_penalty=1.5, do_sample=True
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    engine = vllm.VLLM(str(folder), config(), tokenizer, [tokenizer.eos_token_id])
+    yield SimpleNamespace(engine=engine, model=model, tokenizer=tokenizer, folder=str(folder))
+    distributed.stop()
+
+
+def run(world, prompts=PROMPTS, group=4, seed=0, engine=None, **options):
+    """(prompt of each completion, Completions)"""
+    ids = world.tokenizer(prompts).input_ids
+    drawn = (engine or world.engine).sample(ids, group, Sampling(**{"max_new_tokens": 20, **options}), seed)
+    return [p for p in ids for _ in range(group)], drawn
+
+
+def disagreement(model, prompts, drawn, temperature=1.0):
+    """Largest |difference| between the log-probabilities that vLLM states and those of one forward pass."""
+    with torch.no_grad():
+        scored = completion_logprobs(model, prompts, drawn.tokens, drawn.lengths, temperature=temperature)
+    return (scored - drawn.logp).abs().max().item()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
+def test_stated_log_probabilities_are_the_trainers(world, temperature):
+    prompts, drawn = run(world, group=8, temperature=temperature)
+    assert drawn.tokens.dtype == torch.int64 and drawn.logp.dtype == torch.float32
+    assert disagreement(world.model, prompts, drawn, temperature) < CLOSE
+
+
+def test_greedy_equals_our_own_sampling(world):
+    _, drawn = run(world, group=2, temperature=0.0)
+    own = sample(world.model, world.tokenizer(PROMPTS).input_ids, 2, Sampling(20, temperature=0.0), stop_ids=world.engine.stop_ids,
+                 pad_id=world.tokenizer.pad_token_id)
+    assert torch.equal(drawn.tokens, own.tokens) and torch.equal(drawn.lengths, own.lengths)
+    assert torch.equal(drawn.truncated, own.truncated)
+    torch.testing.assert_close(drawn.logp, own.logp, rtol=0, atol=CLOSE)
+
+
+def test_first_tokens_are_drawn_from_the_softmax(world):
+    prompts, drawn = run(world, prompts=PROMPTS[:1], group=1000, max_new_tokens=1)
+    observed = torch.bincount(drawn.tokens[:, 0], minlength=len(world.tokenizer)) / 1000
+    with torch.no_grad():
+        p = world.model(torch.tensor(prompts[:1])).logits[0, -1].softmax(-1)
+    assert ((observed - p).abs() < 5 * (p * (1 - p) / 1000).sqrt() + 1e-3).all()
+
+
+@pytest.mark.parametrize("names", ["parameters", "state_dict"])  # a tied head is missing from the first
+def test_refresh_samples_from_the_new_weights_alone(world, names):
+    new = random_model(world.tokenizer, seed=1)
+    prompts, drawn = run(world, prompts=[LONG])  # its keys and values are in the prefix cache now
+    assert disagreement(world.model, prompts, drawn) < CLOSE
+    try:
+        world.engine.refresh(new.named_parameters() if names == "parameters" else new.state_dict().items())
+        for texts in ([LONG], PROMPTS):
+            prompts, drawn = run(world, prompts=texts)
+            assert disagreement(new, prompts, drawn) < CLOSE < 0.1 < disagreement(world.model, prompts, drawn)
+    finally:
+        world.engine.refresh(world.model.state_dict().items())
+    prompts, drawn = run(world, prompts=[LONG])
+    assert disagreement(world.model, prompts, drawn) < CLOSE
+
+
+@pytest.mark.parametrize("stop_ids", [[1], [3, 9]])  # <eos>; others, of which <eos> is none
+def test_completions_end_at_the_stop_ids_or_are_marked_truncated(world, monkeypatch, stop_ids):
+    monkeypatch.setattr(world.engine, "stop_ids", stop_ids)
+    monkeypatch.setattr(world.engine, "pad_id", 20)
+    _, drawn = run(world, group=16)
+    assert drawn.truncated.any() and not drawn.truncated.all()
+    for tokens, logp, n, truncated in zip(drawn.tokens.tolist(), drawn.logp, drawn.lengths.tolist(), drawn.truncated.tolist()):
+        assert not set(stop_ids) & set(tokens[: n - 1])
+        assert truncated == (tokens[n - 1] not in stop_ids)
+        assert n == 20 or not truncated
+        assert set(tokens[n:]) <= {20} and not logp[n:].any()
+    inside = {token for tokens, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist()) for token in tokens[: n - 1]}
+    assert {1, 7} - set(stop_ids) <= inside  # neither the tokenizer's EOS nor the generation config's ends one
+
+
+def test_a_stop_id_as_the_last_token_allowed_is_not_truncation(world):
+    _, drawn = run(world, group=64, max_new_tokens=1)
+    assert torch.equal(drawn.truncated, drawn.tokens[:, 0] != world.tokenizer.eos_token_id) and not drawn.truncated.all()
+
+
+def test_the_seed_decides(world):
+    first, again, other = (run(world, group=16, seed=seed)[1].tokens.tolist() for seed in (1, 1, 2))
+    assert first == again != other
+    for rows in (first[:16], other[:16]):
+        assert len(set(map(tuple, rows))) > 12  # of one question
+    assert not set(map(tuple, first[:16])) & {tuple(row) for row in other[:16] if row[-1] != 0}  # no shifted copy
+
+
+def test_no_prompt_gives_no_completion(world):
+    drawn = world.engine.sample([], 4, Sampling(20), 0)
+    assert drawn.tokens.shape[0] == len(drawn.lengths) == len(drawn.truncated) == len(drawn.texts(world.tokenizer)) == 0
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.3}])
+def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilities(world, options):
+    engine = vllm.VLLM(world.folder, config(**options), world.tokenizer, [world.tokenizer.eos_token_id])
+    prompts, drawn = run(world, group=64, engine=engine, **options)
+    assert disagreement(world.model, prompts, drawn) < CLOSE
+    with torch.no_grad():
+        p, order = world.model(torch.tensor(prompts[:1])).logits[0, -1].softmax(-1).sort(descending=True)
+    allowed = 2 if "top_k" in options else int((p.cumsum(0) < 0.3).sum()) + 1
+    assert set(drawn.tokens[:64, 0].tolist()) == set(order[:allowed].tolist())
+
+
+def test_a_model_that_vllm_cannot_run_is_refused(world, small):
+    """The toy's attention heads are too small for vLLM's kernels on a CPU."""
+    with pytest.raises(UserError, match="vLLM cannot run the model"):
+        vllm.VLLM(small, config(), world.tokenizer, [1])
+
+
+def test_the_process_group_outlives_the_engine(world):
+    """Ranks go on talking after an engine is gone."""
+    engine = vllm.VLLM(world.folder, config(), world.tokenizer, [world.tokenizer.eos_token_id])
+    del engine
+    gc.collect()
+    assert torch.distributed.is_initialized()
+    assert run(world, group=1)[1].lengths.all()
+
+
+@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
+def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path, launcher):
+    """On one process, and on two that share the weights out."""
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 8)
+    run_dir = tmp_path / "run"
+    argv = ["--model", world.folder, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir", str(run_dir), "--rollout", "vllm",
+            "--algorithm", "drgrpo", "--rewards", f"{tmp_path}/r.py:r", "--lr", "1e-2", "--warmup", "0", "--max_new_tokens", "12",
+            "--group_size", "8", "--importance_cap", "2", "--save_every", "2", "--epochs", "2",
+            "--shard", "full" if launcher else "none"]
+    (tmp_path / "r.py").write_text("def r(completions, **columns):\n    return [float(len(c) % 3) for c in completions]\n")
+    for more in (["--steps", "3"], ["--steps", "5", "--resume"]):
+        subprocess.run([sys.executable, *launcher, ROOT / "train.py", *argv, *more], check=True)
+    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
+    # the update moves log-probabilities by far more than the two arithmetics differ
+    assert all(s["sampler_gap_max"] < CLOSE for s in steps if s["loss"] is not None) and max(s["kl_old"] or 0 for s in steps) > 1e-3
+    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5] and all(s["loss"] is not None for s in steps)

@@ -1,0 +1,120 @@
+"""The benchmarks run, and what they measure holds: memory falls with k, and no tensor of logits outgrows a chunk."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script, *words, env=None):
+    command = [sys.executable, f"experiments/{script}.py", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=env)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_memory(tmp_path):
+    done = run("memory", "--quick", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "memory.json").read_text())
+    peak = {row["k"]: row["peak"] for row in result["points"] if row["way"] == "whole"}
+    assert peak[16] > 1.5 * peak[4] and peak[4] > 1.5 * peak[1]
+    chunk, watched = result["options"]["chunk_elements"], result["watched"]
+    assert watched["all_tokens"] >= 8 * chunk  # there was something to cut
+    assert watched["largest"] <= chunk
+    # logits, logits / temperature, log-softmax; backward: log-softmax and two gradients. Never two chunks of one of them
+    assert watched["most"] <= 3 * chunk
+    assert (tmp_path / "memory.md").read_text().startswith("# Peak memory") and (tmp_path / "memory.png").stat().st_size > 10_000
+
+
+def test_generation(tmp_path):
+    done = run("generation", "--quick", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    [point] = json.loads((tmp_path / "generation.json").read_text())["points"]
+    assert set(point["ways"]) == {"dynamic", "static", "continuous", "ours"}
+    assert point["tokens"]["alike"] == 16 * point["longest"] > point["tokens"]["ragged"]
+    assert point["different_tokens"] > 2  # the greedy completions are no repetition of one token
+    for way in point["ways"].values():
+        assert way["greedy"]["same"] == 1.0
+        assert all(seconds > 0 for seconds in way["alike"] + way["ragged"])
+    assert "| ours |" in (tmp_path / "generation.md").read_text()
+
+
+def test_gpu(tmp_path):
+    """The whole script, on a tiny model; where the packages that only data, rewards and adapters need are absent."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= dict.fromkeys(['datasets', 'math_verify', 'peft'])\n")
+    done = run("gpu", "--quick", "--output", tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    [model] = json.loads((tmp_path / "gpu.json").read_text())["models"]
+    sections = model["sections"]
+    assert not [row["error"] for rows in sections.values() for row in rows if "error" in row]
+    [distance] = sections["exactness"]
+    assert 0 < distance["sampler_max"] < 1e-4
+    assert {(row["P"], row["allocation"]): (row["questions"], row["kept"]) for row in sections["steps"]} == {
+        (0.0, False): (1, 16), (0.5, False): (1, 8), (0.75, False): (1, 4), (0.875, False): (1, 2), (0.9375, False): (1, 1),
+        (0.5, True): (2, 16), (0.75, True): (4, 16), (0.875, True): (8, 16), (0.9375, True): (16, 16),
+    }
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| CPPO, P = 0.9375 | yes | 256 | 16 |" in page and "| 256 | yes |" in page
+
+
+def test_what_a_gpu_is_measured_by(monkeypatch):
+    """The operations of an update are those that PyTorch counts, and one point without memory does not end the others."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import gpu
+
+    subject = gpu.Subject(gpu.TINY, 512, gpu.QUICK, torch.device("cpu"))
+    batch = subject.made_up(3)
+    batch.prompts, batch.lengths[:] = [[1] * 8] * 3, batch.tokens.shape[1]  # no padding, which PyTorch would count
+    with FlopCounterMode(display=False) as counter:
+        batch.logprobs(subject.model, 1.0).sum().backward()
+    width, layers, tokens = gpu.TINY[0], gpu.TINY[2], batch.tokens.shape[1]
+    attention = 3 * layers * 6 * width * (8 + tokens) ** 2  # which PyTorch does not count on a CPU
+    twice = 2 * 512 * width * 3 * tokens  # the output head, computed again on the way back
+    assert gpu.flops(subject.model, batch) - attention == counter.get_total_flops() - twice
+
+    def full():
+        raise torch.OutOfMemoryError
+
+    rows = []
+    gpu.run_points([({"n": 1}, full), ({"n": 2}, lambda: {"s": 3.0})], math.inf, rows.append)
+    gpu.run_points([({"n": 3}, full)], 0.0, rows.append)
+    assert rows == [{"n": 1, "error": "out of memory"}, {"n": 2, "s": 3.0}, {"n": 3, "error": "left out: no time"}]
+    assert gpu.table({"n": lambda r: str(r["n"]), "s": lambda r: str(r["s"])}, rows).splitlines()[2] == "| 1 | out of memory |"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_sentence_says_so(tmp_path):
+    done = run("gpu", "--output", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: this benchmark needs a GPU: with --quick a CPU runs a tiny model, to see that it works."
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: pip install trl")
+def test_beside_trl(tmp_path):
+    done = run("vs_trl", "--quick", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "vs_trl.json").read_text())
+    same = result["same_completions"]
+    assert same["loss"]["ours"] == pytest.approx(same["loss"]["trl"], rel=1e-4, abs=1e-6)
+    assert same["gradient_distance"] < 1e-4
+    assert same["clip_fraction"] > 0 and same["kl"] > 1e-3  # the loss compared is not a trivial one
+    assert result["questions_per_step"] == {"trl": 8, "grpo": 8, "cppo": 64}
+    assert "| ours, CPPO, P = 0.875 | 64 |" in (tmp_path / "vs_trl.md").read_text()
+
+
+@pytest.mark.skipif(find_spec("trl") is not None, reason="TRL is installed")
+def test_without_trl_one_sentence_says_what_to_install(tmp_path):
+    done = run("vs_trl", "--output", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == ["error: this benchmark needs TRL, which is not installed: `pip install trl`."]
+    assert not list(tmp_path.iterdir())
