@@ -11,6 +11,9 @@ P is the pruning rate. The advantages are GRPO's, taken over all G completions *
 the current, the old and the reference policy are made for the kept completions only. The freed places are filled with
 completions of more questions (allocate.py).
 
+CPPO has no loss of its own: it is `grpo.grpo_loss` of the kept rows, whose default weights 1/(N |o_i|), with N = Q·k,
+are the paper's divisor k for each question.
+
 Where we depart from the published code: it keeps the largest |A| of the whole device batch (`prune_pooled`), which can
 keep 15 completions of one question and 1 of another; the paper's formula, and `prune`, keep k of every question.
 """
@@ -18,8 +21,6 @@ keep 15 completions of one question and 1 of another; the paper's formula, and `
 import math
 
 import torch
-
-from grpo import grpo_loss
 
 
 def keep_count(group_size, pruning_rate):
@@ -76,10 +77,10 @@ def prune_pooled(advantages, n_keep):
     return order[:n_keep].sort().values
 
 
-def cppo_loss(logp, old_logp, advantages, mask, **options):
-    """−J of CPPO: GRPO's loss over the kept completions.
+def batch_rows(kept, group_size):
+    """The kept completions as rows of the batch, in which completion i of question q stands in row q·G + i.
 
-    Takes what `grpo_loss` takes and returns what it returns; the N rows are the kept completions only, so that the
-    default weights 1/(N |o_i|), with N = Q·k, are the paper's divisor k for each question.
+    kept: (Q, k), as `prune` returns it. Returns (Q·k,) int64, ascending: `tokens[batch_rows(kept, G)]` are the kept.
     """
-    return grpo_loss(logp, old_logp, advantages, mask, **options)
+    first = group_size * torch.arange(len(kept), device=kept.device)  # row of each question's first completion
+    return (kept + first.unsqueeze(1)).flatten()

@@ -21,12 +21,14 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from engine.model import policy
-from engine.model.rollout import Own, Sampling
-from engine.run import distributed, logs
-from engine.run.options import UserError, at_least, option, parse, run
+from engine.model.folders import prompt_room, resolve_model
+from engine.model.loading import load_model
+from engine.model.sampling import Sampler, Sampling
+from engine.run import logs, ranks
+from engine.run.options import UserError, at_least, option, parse, run_program
 from engine.scoring import score as scoring
-from engine.tasks import data, toy
+from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions, read_jsonl, reward_columns
+from engine.tasks.table import task_of
 from rewards import extract_answer, to_number
 
 
@@ -58,12 +60,12 @@ COMPARABLE = ("data", "judge", "judged_by", "system_prompt", "max_new_tokens", "
 def evaluate(sampler, tokenizer, questions, reward, sampling, *, samples=1, batch_size=256, seed=42, label="eval", done=(), keep=None):
     """Sample and judge `samples` completions of every question; the ranks share the batches.
 
-    sampler: an `engine.rollout.Own`, or the like. reward: a completion is right where it is above 0. sampling: a Sampling;
+    sampler: an `engine.model.sampling.Sampler`, or the like. reward: a completion is right where it is above 0. sampling: a Sampling;
     temperature 0 is greedy. done: indices of questions that need no answer any more. keep: called with the records of every
     round of batches, on every rank.
     Returns one dict per completion, in the order of the questions, on every rank.
     """
-    rank, world, size = distributed.rank(), distributed.world_size(), questions_in_a_batch(batch_size, samples)
+    rank, world, size = ranks.rank(), ranks.world_size(), questions_in_a_batch(batch_size, samples)
     starts = [start for start in range(0, len(questions), size) if start not in done]
     records = []
     for i in tqdm(range(0, len(starts), world), desc=label, leave=False, disable=rank > 0):
@@ -76,7 +78,7 @@ def evaluate(sampler, tokenizer, questions, reward, sampling, *, samples=1, batc
             mine = judged(indices, [row for row in rows for _ in range(samples)], drawn.texts(tokenizer, rows), reward)
             for record, length, truncated in zip(mine, drawn.lengths.tolist(), drawn.truncated.tolist(), strict=True):
                 record |= {"tokens": length, "truncated": truncated}
-        round_ = distributed.gather(mine)
+        round_ = ranks.gather(mine)
         if keep:
             keep(round_)
         records += round_
@@ -89,7 +91,7 @@ def questions_in_a_batch(batch_size, samples):
 
 def judged(indices, rows, texts, reward):
     """One record for every completion. indices: the question's number; rows: its columns. One of each for each text."""
-    scores = scoring.score([scoring.Reward(getattr(reward, "__name__", "judge"), reward)], texts, data.columns(rows))[0]
+    scores = scoring.score([scoring.Reward(getattr(reward, "__name__", "judge"), reward)], texts, reward_columns(rows))[0]
     return [
         {"index": index, "question": row["question"], "answer": row["answer"], "completion": text, "correct": score > 0, "score": score}
         for index, row, text, score in zip(indices, rows, texts, *(values.tolist() for values in scores.values()), strict=True)
@@ -165,7 +167,7 @@ def examine(sampler, tokenizer, questions, reward, sampling, *, samples=1, batch
         begin = time.perf_counter()
 
         def keep(records, part=part):
-            if path and distributed.rank() == 0:
+            if path and ranks.rank() == 0:
                 logs.append(path, *({"part": part, **record} for record in records))
 
         records = there[part] + evaluate(
@@ -211,7 +213,7 @@ def scored_file(path, reward):
     If the chat template writes `<think>` into the prompt, the completion must begin with it: here is no template to ask.
     """
     indices, rows, texts, seen = [], [], [], {}
-    for number, row in enumerate(data.read_jsonl(path, reserved=["prompt"]), 1):
+    for number, row in enumerate(read_jsonl(path, reserved=["prompt"]), 1):
         several = row.pop("completions") if "completions" in row else [row.pop("completion", None)]
         if not isinstance(several, list) or not several or not all(isinstance(text, str) for text in several):
             raise UserError(f"{path}, question {number}: each line needs 'completion', a text, or each line 'completions', a list.")
@@ -291,7 +293,7 @@ def check(config):
         raise UserError("--compare takes two files of answers.")
     config.benchmark = config.benchmark or ["toy"]
     for name in config.benchmark:
-        data.check_name(name, config.model)
+        check_dataset(name, config.model)
     stems = [Path(name).stem for name in config.benchmark]
     if len(set(stems)) < len(stems):
         raise UserError("--benchmark names two of the same name: their results would overwrite each other.")
@@ -300,7 +302,7 @@ def check(config):
     if config.judge:
         scoring.choose([config.judge])
     if config.model != "toy":
-        policy.resolve(config.model)
+        resolve_model(config.model)
 
 
 def main(argv):
@@ -308,13 +310,13 @@ def main(argv):
     check(config)
     if config.compare:
         return compare(config.compare)
-    device = distributed.start()
-    say = print if distributed.rank() == 0 else lambda *_: None
+    device = ranks.start()
+    say = print if ranks.rank() == 0 else lambda *_: None
     folder = Path(config.output_dir or (config.model if Path(config.model).is_dir() else "."))
     folder.mkdir(parents=True, exist_ok=True)
 
     def judge(name):
-        return config.judge or scoring.default(name)[0]
+        return config.judge or task_of(name).rewards[0]
 
     if config.from_file:
         name = judge(config.from_file)
@@ -324,30 +326,30 @@ def main(argv):
         report({"sampled": summary})
         return say(f"judged by {name}; written: {path}")
 
-    source = policy.resolve(toy.source(config.model, config.benchmark[0]))
-    model, tokenizer = policy.load(source, device)
+    source = resolve_model(base_model(config.model, config.benchmark[0]))
+    model, tokenizer = load_model(source, device)
     for benchmark in config.benchmark:
-        longest = config.max_new_tokens or data.LONGEST.get(benchmark, 1024)
-        prompt = config.system_prompt or data.PROMPTS.get(benchmark, data.SYSTEM_PROMPT)
-        questions, notes = data.load(
+        longest = config.max_new_tokens or task_of(benchmark).max_new_tokens
+        prompt = config.system_prompt or task_of(benchmark).system_prompt
+        questions, notes = load_questions(
             benchmark, tokenizer, split="test", system_prompt=prompt, limit=config.questions or None,
-            max_prompt_tokens=policy.prompt_room(model, longest, config.max_prompt_tokens),
+            max_prompt_tokens=prompt_room(model, longest, config.max_prompt_tokens),
         )
         setting = {
-            "model": source, "benchmark": benchmark, "questions": len(questions), "data": data.fingerprint(questions),
+            "model": source, "benchmark": benchmark, "questions": len(questions), "data": fingerprint(questions),
             "judge": judge(benchmark), "system_prompt": prompt, "max_new_tokens": longest, "samples": config.samples,
             "temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "seed": config.seed,
             "batch_size": config.batch_size, "torch": version("torch"), "transformers": version("transformers"),
             "judged_by": stamp_of(judge(benchmark)), "weights": stamp_of(source),
         }
         path = folder / f"eval-{Path(benchmark).stem}.jsonl"
-        earlier = distributed.from_first(open_answers(path, setting) if distributed.rank() == 0 else None)
+        earlier = ranks.from_first(open_answers(path, setting) if ranks.rank() == 0 else None)
         summary = examine(
-            Own(model, tokenizer), tokenizer, questions, scoring.choose([judge(benchmark)], device)[0].function,
+            Sampler(model, tokenizer), tokenizer, questions, scoring.choose([judge(benchmark)], device)[0].function,
             Sampling(longest, config.temperature, config.top_p, config.top_k), samples=config.samples,
             batch_size=config.batch_size, seed=config.seed, label=benchmark, path=path, earlier=earlier,
         )
-        if distributed.rank() == 0:
+        if ranks.rank() == 0:
             logs.write(path.with_suffix(".json"), json.dumps(setting | {"notes": notes} | summary, indent=2, ensure_ascii=False) + "\n")
             print(f"\n{benchmark}: {len(questions)} questions, judged by {setting['judge']}, at most {longest} tokens, "
                   f"temperature {config.temperature:g}; 95% intervals in brackets")
@@ -355,8 +357,8 @@ def main(argv):
                 print(f"  note: {note}")
             report(summary)
             print(f"  written: {path.with_suffix('.json')} and {path.name}")
-    distributed.stop()
+    ranks.stop()
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

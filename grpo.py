@@ -43,28 +43,21 @@ def token_logprobs(logits, tokens, *, temperature=1.0):
 
     logits: (N, T, V), at position t those that predict `tokens[:, t]`; any float type. tokens: (N, T) int64.
     Returns (N, T) float32. `temperature` must be the one the tokens were sampled at, or this scores another policy.
-    Works row by row: the float32 log-softmax is the only (N, T, V) tensor it makes.
-    Raises ValueError where logits and tokens differ in N or T, as where the last position was not cut off.
+    Raises ValueError if logits and tokens differ in N or T, for example if the last position was not cut off.
     """
     if logits.shape[:-1] != tokens.shape:
         raise ValueError(f"logits {tuple(logits.shape)} must be those that predict the tokens {tuple(tokens.shape)}, one for one")
-    rows = []
-    for row, token in zip(logits, tokens):
-        logp = torch.log_softmax(row.float() / temperature, dim=-1)  # log π(· | q, o_<t)
-        rows.append(logp.gather(-1, token.unsqueeze(-1)).squeeze(-1))  # log π(o_t | q, o_<t)
-    return torch.stack(rows)
+    # log π(· | q, o_<t)
+    logp = torch.log_softmax(logits.float() / temperature, dim=-1)
+    # log π(o_t | q, o_<t)
+    return logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def token_entropies(logits, *, temperature=1.0):
-    """Entropy of π(· | q, o_<t) in nats: H = −Σ_v π_v log π_v = log Σ_v exp x_v − Σ_v π_v x_v, x = logits / temperature.
-
-    logits: (N, T, V), any float type. Returns (N, T) float32. Works row by row, as `token_logprobs`.
-    """
-    rows = []
-    for row in logits:
-        x = row.float() / temperature
-        rows.append(x.logsumexp(-1) - (x.softmax(-1) * x).sum(-1))
-    return torch.stack(rows)
+    """Entropy of π(· | q, o_<t) in nats. logits: (N, T, V), any float type. Returns (N, T) float32."""
+    x = logits.float() / temperature
+    # H = −Σ_v π_v log π_v = log Σ_v exp x_v − Σ_v π_v x_v
+    return x.logsumexp(-1) - (x.softmax(-1) * x).sum(-1)
 
 
 # Three estimators of KL(π ‖ π_ref) from samples of π (Schulman, "Approximating KL divergence", 2020). All (N, T).
@@ -171,3 +164,7 @@ def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, cli
     return surrogate_loss(
         ratio, advantages, logp, mask, weights, ref_logp=ref_logp, beta=beta, clip_low=clip_low, clip_high=clip_high
     )
+
+
+# CPPO (2503.22342) has no loss of its own: it is this one, of the kept completions only
+cppo_loss = grpo_loss

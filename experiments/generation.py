@@ -51,10 +51,9 @@ from transformers.utils.logging import set_verbosity_error
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.model import rollout
-from engine.model.rollout import Sampling, left_pad, sample
-from engine.run.options import UserError, option, parse, run
-from engine.tasks import toy
+from engine.model.sampling import Sampling, left_pad, sample
+from engine.run.options import UserError, option, parse, run_program
+from engine.tasks import toy_model
 from experiments.setting import heading, setting
 
 G = 16
@@ -82,7 +81,7 @@ def make_model(name, device):
     """
     torch.manual_seed(0)
     if name == "toy":
-        model = toy.make_model(toy.make_tokenizer())
+        model = toy_model.make_model(toy_model.make_tokenizer())
     elif name == "135m":
         model = LlamaForCausalLM(LlamaConfig(
             vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
@@ -412,4 +411,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

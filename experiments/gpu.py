@@ -38,14 +38,15 @@ from experiments.generation import QWEN, G, imposed, make_qwen, ragged
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from cppo import keep_count, prune
-from engine.model.policy import Batch, completion_logprobs, compute_dtype, frozen_copy
-from engine.model.rollout import Sampling, sample
+from engine.model.logprobs import completion_logprobs
+from engine.model.precision import compute_dtype, frozen_copy
+from engine.model.sampling import Sampling, sample
 from engine.run.config import Config
-from engine.run.options import UserError, option, parse, run
-from engine.tasks import toy
+from engine.run.options import UserError, option, parse, run_program
+from engine.tasks import toy_model
 from experiments.setting import heading, setting
 from train import ALGORITHMS
-from update import update
+from update import Batch, update
 
 PRUNING = [0.5, 0.75, 0.875, 0.9375]
 SHARES = {"exactness": 0.07, "steps": 0.53, "decoding": 0.1, "micro-batches": 0.15, "TRL": 0.15}  # of a model's time
@@ -293,7 +294,7 @@ def beside_trl(subject, limit):
             )
             rows = Dataset.from_list([{"prompt": "7" * width}] * G)
             trainer = GRPOTrainer(
-                folder, reward_funcs=reward, args=config, train_dataset=rows, processing_class=toy.make_tokenizer(), callbacks=[Times()],
+                folder, reward_funcs=reward, args=config, train_dataset=rows, processing_class=toy_model.make_tokenizer(), callbacks=[Times()],
             )
             _, peak, _ = subject.measured(trainer.train)
         return {"seconds": min(b - a for a, b in zip(ends, ends[1:])), "peak": peak}
@@ -457,4 +458,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

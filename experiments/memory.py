@@ -11,7 +11,7 @@ Three ways are compared:
 - one micro-batch: ours with all kept completions in one forward pass; the logits come in chunks;
 - default: ours with micro-batches of 2,048 tokens, which bounds the body's memory too, whatever k is.
 
-Also counted, operation by operation: the living (tokens × vocabulary) tensors, against `engine.policy.CHUNK_ELEMENTS`.
+Also counted, operation by operation: the living (tokens × vocabulary) tensors, against `engine.logprobs.CHUNK_ELEMENTS`.
 """
 
 import ctypes
@@ -32,14 +32,14 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.model import policy
-from engine.model.policy import Batch, autocast
+from engine.model import logprobs
+from engine.model.precision import autocast
 from engine.run.config import Config
-from engine.run.options import option, parse, run
+from engine.run.options import option, parse, run_program
 from experiments.setting import heading, setting
 from grpo import grpo_loss
 from train import ALGORITHMS
-from update import update
+from update import Batch, update
 
 HIDDEN, LAYERS, PROMPT = 64, 12, 16
 KEPT, LENGTHS = [16, 8, 4, 2, 1], [64, 128, 256, 512]
@@ -49,7 +49,7 @@ WAYS = {"naive": "naive", "whole": "ours, one micro-batch", "default": "ours, de
 @dataclass
 class Options:
     vocabulary: int = option(151_936, "how many tokens the model knows")
-    chunk_elements: int = option(policy.CHUNK_ELEMENTS, "tokens × vocabulary scored at a time")
+    chunk_elements: int = option(logprobs.CHUNK_ELEMENTS, "tokens × vocabulary scored at a time")
     tokens: int = option(4096, "points with more completion tokens than this, k times their length, are left out")
     naive_tokens: int = option(1024, "the naive way is measured up to so many completion tokens: each needs 2.5 MB")
     output: str = option("experiments/results", "folder of memory.json, memory.md and memory.png")
@@ -136,7 +136,7 @@ def return_what_is_freed():
 
 def measure(point):
     """One point, in a process of its own."""
-    k, length, way, vocabulary, policy.CHUNK_ELEMENTS = point
+    k, length, way, vocabulary, logprobs.CHUNK_ELEMENTS = point
     return_what_is_freed()
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -239,4 +239,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -23,13 +23,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.model.networks import build
-from engine.model.rollout import Sampling
-from engine.run import checkpoint, distributed, logs
+from engine.model.sampling import Sampling
+from engine.run import checkpoint, logs, ranks
 from engine.run.config import Config, check
-from engine.run.options import UserError, option, parse, run
+from engine.run.options import UserError, option, parse, run_program
 from engine.run.plan import PHASES, plan
 from engine.scoring.score import Reward
-from engine.tasks import toy
+from engine.tasks import toy_model
 from eval import evaluate
 from experiments.setting import heading, setting
 from train import ALGORITHMS, train_step
@@ -118,11 +118,11 @@ def tracked(folder, config, k, device):
             tracker.close("update")
     finally:
         logs.Clock.phase = original
-    questions = [question] * expected.evaluated * distributed.world_size()
+    questions = [question] * expected.evaluated * ranks.world_size()
     evaluate(networks.sampler, networks.tokenizer, questions, reward.function, sampling, batch_size=expected.evaluated)
     tracker.close("evaluation")
 
-    run_dir = Path(distributed.from_first(tempfile.mkdtemp() if distributed.rank() == 0 else None))
+    run_dir = Path(ranks.from_first(tempfile.mkdtemp() if ranks.rank() == 0 else None))
     problem = checkpoint.save(run_dir, networks, {"step": 1}, {"critic": networks.critic} if algorithm.critic else {})
     assert problem is None, problem
     del networks
@@ -138,21 +138,21 @@ def tracked(folder, config, k, device):
 def measure(name, device):
     """One case as a row of the results."""
     shape, given = CASES[name]
-    world = distributed.world_size()
+    world = ranks.world_size()
     with tempfile.TemporaryDirectory() as own:
-        folder = Path(distributed.from_first(own))
-        if distributed.rank() == 0:
+        folder = Path(ranks.from_first(own))
+        if ranks.rank() == 0:
             torch.manual_seed(0)
-            tokenizer = toy.make_tokenizer()
+            tokenizer = toy_model.make_tokenizer()
             Qwen2ForCausalLM(Qwen2Config(**shape, bos_token_id=None, eos_token_id=None)).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-        distributed.barrier()
+        ranks.barrier()
         config = Config(model=str(folder), dataset="toy", shard="full" if world > 1 else "none", **{"mu": 1} | given)
         expected, peaks = tracked(folder, config, check(config, ALGORITHMS), device)
-        distributed.barrier()
+        ranks.barrier()
     planned = dict(zip(PHASES, expected.peaks)) | {"resuming": max(expected.peaks)}
     return {"name": name, "devices": world, "parameters": expected.parameters, "evaluated": expected.evaluated,
-            "planned": planned, "tracked": distributed.all_sum(peaks, device, op="max")}
+            "planned": planned, "tracked": ranks.all_sum(peaks, device, op="max")}
 
 
 def page(result):
@@ -173,14 +173,14 @@ def main(argv):
     options = parse(Options, argv)
     if not torch.cuda.is_available():
         raise UserError("this benchmark needs a GPU: pytest tests/test_plan.py compares the plan with the memory of a CPU.")
-    device = distributed.start()
-    world, path = distributed.world_size(), Path(options.output) / "plan.json"
+    device = ranks.start()
+    world, path = ranks.world_size(), Path(options.output) / "plan.json"
     names = options.cases or [name for name, (_, given) in CASES.items() if world == 1 or not given.get("lora")]
     if unknown := set(names) - set(CASES):
         raise UserError(f"--cases does not know {', '.join(sorted(unknown))}: there are {'; '.join(CASES)}.")
-    for name in tqdm(names, disable=distributed.rank() > 0):
+    for name in tqdm(names, disable=ranks.rank() > 0):
         row = measure(name, device)
-        if distributed.rank() == 0:  # what was measured before, with another case or another number of devices, stays
+        if ranks.rank() == 0:  # what was measured before, with another case or another number of devices, stays
             path.parent.mkdir(parents=True, exist_ok=True)
             before = json.loads(path.read_text())["rows"] if path.exists() else []
             rows = [old for old in before if (old["devices"], old["name"]) != (world, name)] + [row]
@@ -188,11 +188,11 @@ def main(argv):
             result = {**setting(["torch", "transformers"]), "device": torch.cuda.get_device_name(), "rows": rows}
             path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
             path.with_suffix(".md").write_text(page(result), encoding="utf-8")
-    if distributed.rank() == 0:
+    if ranks.rank() == 0:
         print(page(result))
-    distributed.barrier()
-    distributed.stop()
+    ranks.barrier()
+    ranks.stop()
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

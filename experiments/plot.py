@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.run import logs
 from engine.run.curves import PHASES, STYLES, curves, plt, save, stacked
-from engine.run.options import UserError, run
+from engine.run.options import UserError, run_program
 
 MARKERS = ["o", "s", "^", "D", "v"]
 
@@ -174,4 +174,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -37,18 +37,19 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import train
-from engine.model import policy
-from engine.model.policy import Batch
-from engine.model.rollout import Own, Sampling
+from engine.model import loading
+from engine.model.sampling import Sampler, Sampling
 from engine.run import checkpoint, logs
 from engine.run.config import Config as Options
 from engine.run.config import check
-from engine.run.options import UserError, option, parse, run
-from engine.tasks import data, toy
+from engine.run.options import UserError, option, parse, run_program
+from engine.tasks import questions as questions_module
+from engine.tasks import toy, toy_model
 from experiments import plot
 from experiments.setting import heading, setting
 from experiments.step_memory import memory
 from grpo import kl_k1
+from update import Batch
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
 PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "beta": 0.04, "temperature": 1.0, "lr": 1e-4}
@@ -153,7 +154,7 @@ TABLES = {
     "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
     "family": Table("The family", 1024, family, plot.family, ("kl", "memory")),
     "ppo": Table("With a critic, and without", 1024, with_a_critic, plot.ppo, ("kl", "memory")),
-    "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy.base, "wordy")),
+    "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy_model.base, "wordy")),
 }
 
 
@@ -197,14 +198,14 @@ def one_run(folder, options):
 def kl_to_base(folder, base):
     """KL(π ‖ π_base) of a finished run, in nats per completion: the mean of Σ_t k1 over a completion of each of 256 held-out questions."""
     device = torch.device("cpu")
-    model, tokenizer = policy.load(folder, device)
-    questions, _ = data.load("toy", tokenizer, split="test", limit=256)
+    model, tokenizer = loading.load_model(folder, device)
+    questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=256)
     prompts = [question["prompt"] for question in questions]
     longest = json.loads((folder / "config.json").read_text())["max_new_tokens"]
-    drawn = Own(model, tokenizer).sample(prompts, 1, Sampling(longest), seed=0)
+    drawn = Sampler(model, tokenizer).sample(prompts, 1, Sampling(longest), seed=0)
     batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
     with torch.no_grad():
-        logp, ref_logp = (batch.logprobs(m, 1.0) for m in (model, policy.load(base, device)[0]))
+        logp, ref_logp = (batch.logprobs(m, 1.0) for m in (model, loading.load_model(base, device)[0]))
     return kl_k1(logp, ref_logp).sum(1).mean().item()
 
 
@@ -330,7 +331,7 @@ def reproduce(table, config):
         run_folder = folder / f"{name}, seed {seed}".replace(", ", "-").replace(" ", "-")
         runs.setdefault(name, []).append(one_run(run_folder, options | ({"model": base} if base else {})))
         if "kl" in measures:
-            runs[name][-1]["kl_to_base"] = kl_to_base(run_folder, base or toy.base())
+            runs[name][-1]["kl_to_base"] = kl_to_base(run_folder, base or toy_model.base())
     rows = summarize(methods, runs)
     if "memory" in measures:
         held = memory({name: PROTOCOL | method.options for name, method in methods.items()}, hidden_size=32 if config.quick else 512)
@@ -364,4 +365,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -18,12 +18,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from allocate import questions_per_step
-from engine.model.networks import around
-from engine.model.rollout import Sampling
+from engine.model.networks import whole_networks
+from engine.model.sampling import Sampling
 from engine.run.config import Config, check
-from engine.run.options import run
+from engine.run.options import run_program
 from engine.scoring.score import Reward
-from engine.tasks import data, toy
+from engine.tasks import questions as questions_module
+from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from train import ALGORITHMS, train_step
 
@@ -37,14 +38,14 @@ def one_step(options, hidden_size, device):
     """Makes the networks and one step with them. Returns the bytes of (parameters, the optimizer's moments)."""
     config = Config(**options | {"questions_per_step": 1, "max_new_tokens": 32})
     k, algorithm = check(config, ALGORITHMS), ALGORITHMS[config.algorithm]
-    tokenizer = toy.make_tokenizer()
-    questions, _ = data.load("toy", tokenizer, limit=questions_per_step(1, config.group_size, k) if config.allocation else 1)
+    tokenizer = toy_model.make_tokenizer()
+    questions, _ = questions_module.load_questions("toy", tokenizer, limit=questions_per_step(1, config.group_size, k) if config.allocation else 1)
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=10,
         num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )).to(device).eval()
-    networks = around(model, tokenizer, config, critic=algorithm.critic)
+    networks = whole_networks(model, tokenizer, config, critic=algorithm.critic)
     train_step(1, lambda missing: questions, networks, [Reward("digits", digits)], Sampling(32), k, config, [])
     everything = [p for network in (*networks.learners, networks.reference) if network for p in network.parameters()]
     moments = [t for state in networks.optimizer.state.values() for t in state.values()]
@@ -77,4 +78,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

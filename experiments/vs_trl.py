@@ -35,16 +35,17 @@ from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.model.networks import around
-from engine.model.policy import Batch
-from engine.model.rollout import Sampling
+from engine.model.networks import whole_networks
+from engine.model.sampling import Sampling
 from engine.run.config import Config, check
-from engine.run.options import UserError, option, parse, run
+from engine.run.options import UserError, option, parse, run_program
 from engine.scoring.score import Reward
-from engine.tasks import data, toy
+from engine.tasks import questions as questions_module
+from engine.tasks import toy_model
 from experiments.setting import heading, setting
 from grpo import grpo_loss
 from train import ALGORITHMS, train_step
+from update import Batch
 
 QUESTIONS, LEARNING_RATE = 8, 1e-4
 NAMES = {"trl": "TRL, GRPO", "grpo": "ours, GRPO", "cppo": "ours, CPPO, P = 0.875"}
@@ -68,7 +69,7 @@ def digit_share(completions, **columns):
 
 def make_model():
     """(model, tokenizer): the toy's tokenizer with an EOS beyond the model's vocabulary, so that it is never sampled."""
-    tokenizer = toy.make_tokenizer()
+    tokenizer = toy_model.make_tokenizer()
     vocabulary = len(tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<never>"})
     torch.manual_seed(0)
@@ -90,12 +91,12 @@ class Ours:
         )
         self.k = check(self.config, ALGORITHMS)
         self.per_step = QUESTIONS * self.config.group_size // self.k
-        self.networks = around(deepcopy(model), tokenizer, self.config)
+        self.networks = whole_networks(deepcopy(model), tokenizer, self.config)
         self.questions, self.sampling = questions, Sampling(options.tokens)
         self.steps, self.seconds = 0, []
 
     def step(self):
-        questions = data.take(self.questions, self.steps * self.per_step, self.per_step, seed=0)
+        questions = questions_module.take(self.questions, self.steps * self.per_step, self.per_step, seed=0)
         self.steps += 1
         begin = time.perf_counter()
         metrics, _ = train_step(
@@ -197,7 +198,7 @@ def measure(options):
     """Run the rounds. Returns what the results page shows."""
     torch.set_num_threads(1)
     model, tokenizer = make_model()
-    questions, _ = data.load("toy", tokenizer, limit=512)
+    questions, _ = questions_module.load_questions("toy", tokenizer, limit=512)
     ours = [Ours(name, model, tokenizer, questions, options) for name in ("grpo", "cppo")]
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(model, tokenizer, questions, options, folder)
@@ -265,4 +266,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

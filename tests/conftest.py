@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.model import policy
-from engine.tasks import toy
+from engine.model import loading
+from engine.tasks import toy_model
 
 torch.set_num_threads(1)
 
@@ -14,9 +14,9 @@ def small(tmp_path_factory):
     """Folder of a toy model after a short warm start: it answers, and now and then rightly."""
     folder = tmp_path_factory.mktemp("small")
     torch.manual_seed(0)
-    tokenizer = toy.make_tokenizer()
-    model = toy.make_model(tokenizer)
-    toy.warm_start(model, tokenizer, steps=80, batch_size=32)
+    tokenizer = toy_model.make_tokenizer()
+    model = toy_model.make_model(tokenizer)
+    toy_model.warm_start(model, tokenizer, steps=80, batch_size=32)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -25,4 +25,4 @@ def small(tmp_path_factory):
 @pytest.fixture
 def loaded(small):
     """(model, tokenizer), freshly loaded."""
-    return policy.load(small, torch.device("cpu"))
+    return loading.load_model(small, torch.device("cpu"))

@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import eval as evaluation
 import rewards
-from engine.model.rollout import Own, Sampling
+from engine.model.sampling import Sampler, Sampling
 from engine.run.options import UserError
-from engine.tasks import data
+from engine.tasks import questions as questions_module
+from engine.tasks.table import SYSTEM_PROMPT
 from eval import interval, majority_is_right, paired, pass_at_k, summarize
-from tests.engine.test_distributed import torchrun
+from tests.engine.test_ranks import torchrun
 from tests.engine.test_reward_model import make
 
 ROOT = Path(__file__).parent.parent
@@ -29,12 +30,12 @@ def always(answer):
 
 def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
     model, tokenizer = loaded
-    questions, _ = data.load("toy", tokenizer, split="test", limit=7)
+    questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=7)
     for i, row in enumerate(questions):
         row["answer"] = str(i % 2)  # 0 1 0 1 0 1 0
     # small batches, so that questions are cut into several
     path = tmp_path / "answers.jsonl"
-    summary = evaluation.examine(Own(model, tokenizer), tokenizer, questions, always("1"), Sampling(8), samples=3, batch_size=6, path=path)
+    summary = evaluation.examine(Sampler(model, tokenizer), tokenizer, questions, always("1"), Sampling(8), samples=3, batch_size=6, path=path)
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert summary["greedy"]["accuracy"] == summary["sampled"]["accuracy"] == pytest.approx(3 / 7)
     assert [r["index"] for r in records if r["part"] == "sampled"] == [i for i in range(7) for _ in range(3)]
@@ -46,11 +47,11 @@ def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
 
 def test_the_greedy_part_does_not_depend_on_the_seed_or_the_batch(loaded):
     model, tokenizer = loaded
-    questions, _ = data.load("toy", tokenizer, split="test", limit=9)
+    questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=9)
     texts = []
     for seed, size in [(1, 2), (2, 9)]:
         greedy = Sampling(48, temperature=0.0)
-        records = evaluation.evaluate(Own(model, tokenizer), tokenizer, questions, always("1"), greedy, batch_size=size, seed=seed)
+        records = evaluation.evaluate(Sampler(model, tokenizer), tokenizer, questions, always("1"), greedy, batch_size=size, seed=seed)
         texts.append([r["completion"] for r in records])
     assert texts[0] == texts[1]
 
@@ -145,7 +146,7 @@ def test_several_benchmarks_each_with_its_setting(small, tmp_path, monkeypatch, 
     summary = json.loads((tmp_path / "out/eval-mine.json").read_text())
     assert (summary["questions"], summary["max_new_tokens"], summary["judge"]) == (2, 9, "gsm8k_accuracy") and "sampled" not in summary
     setting, *answers = [json.loads(line) for line in (tmp_path / "out/eval-mine.jsonl").read_text().splitlines()]
-    assert setting["setting"]["system_prompt"] == data.SYSTEM_PROMPT
+    assert setting["setting"]["system_prompt"] == SYSTEM_PROMPT
     assert [row["question"] for row in answers] == ["1+1=?", "2+2=?"] and {"completion", "correct", "score"} <= set(answers[0])
     assert json.loads((tmp_path / "out/eval-toy.json").read_text())["judge"] == "toy_accuracy"
     assert "greedy" in capsys.readouterr().out
@@ -250,8 +251,8 @@ def test_no_completion_waits_for_the_device_by_itself(loaded):
     model, tokenizer = loaded
     counts = []
     for samples in (1, 5):
-        questions, _ = data.load("toy", tokenizer, split="test", limit=2)
-        drawn = Own(model, tokenizer).sample([row["prompt"] for row in questions], samples, Sampling(8), 0)
+        questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=2)
+        drawn = Sampler(model, tokenizer).sample([row["prompt"] for row in questions], samples, Sampling(8), 0)
         sampler = SimpleNamespace(sample=lambda *_, drawn=drawn: drawn)
         with Waits() as waits:
             waits.count = 0

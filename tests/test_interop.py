@@ -25,12 +25,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from engine.model import policy
-from engine.model.policy import completion_logprobs
-from engine.model.rollout import Completions, Sampling, sample, stop_tokens
+from engine.model import loading
+from engine.model.logprobs import completion_logprobs
+from engine.model.sampling import Completions, Sampling, sample, stop_tokens
 from engine.run import checkpoint
 from engine.run.options import UserError
-from engine.tasks import toy
+from engine.tasks import toy_model
 from train import main
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def gpt2(vocab_size, **options):
 
 DROPOUT = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
 CASES = {  # shape, its options, tokenizer, its options, dtype on disk, logits beyond the vocabulary
-    "qwen2, tied, the toy's tokenizer": (qwen2, {"tie_word_embeddings": True}, toy.make_tokenizer, {}, torch.float32, 0),
+    "qwen2, tied, the toy's tokenizer": (qwen2, {"tie_word_embeddings": True}, toy_model.make_tokenizer, {}, torch.float32, 0),
     "qwen2, untied, in bfloat16": (qwen2, {"tie_word_embeddings": False}, bytes_tokenizer, {}, torch.bfloat16, 0),
     "llama, untied, no pad, no template": (llama, {"tie_word_embeddings": False}, bytes_tokenizer, {}, torch.float32, 0),
     "llama, tied, pad is EOS": (llama, {"tie_word_embeddings": True}, bytes_tokenizer, {"pad": "<eos>"}, torch.float32, 0),
@@ -134,7 +134,7 @@ def test_two_steps_train_it_and_the_checkpoint_is_the_trained_model(name, tmp_pa
 
 @pytest.mark.parametrize("name", CASES)
 def test_sampled_log_probabilities_are_the_scored_ones(name, tmp_path):
-    model, tokenizer = policy.load(make(tmp_path / "model", name), CPU)
+    model, tokenizer = loading.load_model(make(tmp_path / "model", name), CPU)
     prompts = tokenizer(["3+4=?", "12-5+1=?", "9=?"]).input_ids  # of different lengths: two are padded, with EOS where there is no pad
     drawn = sample(
         model, prompts, 8, Sampling(12), stop_ids=[*stop_tokens(model, tokenizer), *range(5, 20)], pad_id=tokenizer.pad_token_id,

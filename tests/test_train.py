@@ -12,21 +12,20 @@ from transformers import masking_utils
 import eval as evaluation
 import train
 from cppo import prune
-from engine.model import policy, rollout
+from engine.model import loading
 from engine.model.critic import Critic, estimate
-from engine.model.networks import around
-from engine.model.policy import Batch
-from engine.run import checkpoint, distributed, logs
+from engine.model.networks import whole_networks
+from engine.run import checkpoint, logs
 from engine.run.config import Config, check
 from engine.run.options import UserError
 from engine.select import select
-from engine.tasks import data
+from engine.tasks import questions as questions_module
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from grpo import group_advantages
 from tests.examples import named
 from train import ALGORITHMS, learning_rate, run_progress
-from update import OF_UPDATES, accumulate, update
+from update import OF_UPDATES, Batch, accumulate, update
 
 CPU = torch.device("cpu")
 
@@ -74,7 +73,7 @@ def test_updates_equal_those_of_a_plain_loop(small, algorithm):
     """μ=2 times through the mini-batches: AdamW on −Σ w (min(ρA, clip(ρ)A) − β k3), one completion and one token at a time."""
     c = config(algorithm=algorithm, mu=2, lr=1e-3, max_grad_norm=0.5)
     weight, low, high, beta, per_sequence = PLAIN[algorithm]
-    model, tokenizer = policy.load(small, CPU)
+    model, tokenizer = loading.load_model(small, CPU)
     plain = copy.deepcopy(model)
     batch = completions(tokenizer)
     cut = [[0, 1], [2, 3], [4], [5]] if c.minibatches == 4 else [[0, 1, 2, 3, 4, 5]]
@@ -118,7 +117,7 @@ def test_the_update_does_not_depend_on_the_cut_into_micro_batches(small):
     weights = []
     for budget in (1, 30, 10**6):
         c = config(mu=1, lr=1e-3)
-        model, tokenizer = policy.load(small, CPU)
+        model, tokenizer = loading.load_model(small, CPU)
         parts = with_reference(completions(tokenizer).cut_into(budget), model)
         update(model, torch.optim.SGD(model.parameters(), lr=1.0), [parts], ALGORITHMS["cppo"], c)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
@@ -130,7 +129,7 @@ def test_the_update_does_not_depend_on_the_cut_into_micro_batches(small):
 def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(small):
     """Advantages of a group add up to 0, and every ratio is 1: so the loss is 0, while each token still has its gradient."""
     c = config(algorithm="grpo", mu=1, beta=0.0)
-    model, tokenizer = policy.load(small, CPU)
+    model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
     batch.advantages -= batch.advantages.mean()
     stats = update(model, torch.optim.SGD(model.parameters(), lr=0.0), [batch.cut_into(30)], ALGORITHMS["grpo"], c)
@@ -140,7 +139,7 @@ def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(small):
 
 def test_kl_is_0_at_first_and_the_second_update_leaves_ratio_1(small):
     c = config(algorithm="grpo", mu=2)
-    model, tokenizer = policy.load(small, CPU)
+    model, tokenizer = loading.load_model(small, CPU)
     parts = completions(tokenizer).cut_into(10**6)
     for part in parts:
         with torch.no_grad():
@@ -154,7 +153,7 @@ def test_kl_is_0_at_first_and_the_second_update_leaves_ratio_1(small):
 def test_no_micro_batch_reads_anything_off_the_device(small, algorithm, monkeypatch):
     """On the device `meta` a tensor has no numbers: whoever asks for one gets an error."""
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)  # transformers' own question
-    c, (model, tokenizer) = config(algorithm=algorithm, importance_cap=2.0), policy.load(small, CPU)
+    c, (model, tokenizer) = config(algorithm=algorithm, importance_cap=2.0), loading.load_model(small, CPU)
     batch, model = completions(tokenizer), model.to("meta")
     critic = Critic(model.base_model) if algorithm == "ppo" else None
     batch = Batch(batch.prompts, batch.tokens.to("meta"), batch.lengths, batch.advantages.to("meta"))
@@ -174,7 +173,7 @@ def test_no_micro_batch_reads_anything_off_the_device(small, algorithm, monkeypa
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
-    model, tokenizer = policy.load(small, CPU)
+    model, tokenizer = loading.load_model(small, CPU)
     before = copy.deepcopy(model.state_dict())
     batch = completions(tokenizer)
     batch.advantages[2] = bad
@@ -187,7 +186,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
 def two_more_updates(small, algorithm, cut):
     """μ = 2 times through the mini-batches `cut` (lists of rows), of which rows 2 and 3 have no advantage: (weights, steps, stats)."""
     c = config(algorithm=algorithm, mu=2, lr=1e-5, clip_low=0.9, clip_high=9.0)  # the clip takes no gradient
-    model, tokenizer = policy.load(small, CPU)
+    model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
     batch.advantages[2:4] = 0
     minibatches = [with_reference(batch.rows(rows).cut_into(40), model) if rows else [] for rows in cut]
@@ -209,7 +208,7 @@ def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(sma
 
 
 def test_without_any_signal_there_is_no_update_to_speak_of(small):
-    before = torch.cat([p.detach().flatten() for p in policy.load(small, CPU)[0].parameters()])
+    before = torch.cat([p.detach().flatten() for p in loading.load_model(small, CPU)[0].parameters()])
     weights, steps, stats = two_more_updates(small, "gspo", [[2, 3], []])
     assert steps == 0 and torch.equal(weights, before)
     assert stats == {**dict.fromkeys(OF_UPDATES), "skipped_updates": 0, "skipped": []}
@@ -224,7 +223,7 @@ def test_an_update_whose_whole_gradient_the_clip_has_taken_leaves_the_weights_al
     c = config(algorithm="gspo", mu=1)
 
     def updated(*rows):
-        model, tokenizer = policy.load(small, CPU)
+        model, tokenizer = loading.load_model(small, CPU)
         batch = completions(tokenizer)
         batch.advantages = batch.advantages.abs()
         minibatches = [batch.rows(own).cut_into(10**6) for own in rows]
@@ -308,8 +307,8 @@ def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
 
 @pytest.fixture
 def step_inputs(small):
-    model, tokenizer = policy.load(small, CPU)
-    questions, _ = data.load("toy", tokenizer, limit=4)
+    model, tokenizer = loading.load_model(small, CPU)
+    questions, _ = questions_module.load_questions("toy", tokenizer, limit=4)
     return model, tokenizer, questions
 
 
@@ -317,7 +316,7 @@ def steps_of(step_inputs, c, functions, reference=None, history=None):
     """Step number → (metrics, samples): makes this step, on the same questions each time."""
     model, tokenizer, questions = step_inputs
     k = check(c, ALGORITHMS)
-    networks = around(model, tokenizer, c, reference=reference, critic=ALGORITHMS[c.algorithm].critic)
+    networks = whole_networks(model, tokenizer, c, reference=reference, critic=ALGORITHMS[c.algorithm].critic)
     rest = (lambda missing: questions, networks, named(*functions), train.Sampling(c.max_new_tokens), k, c,
             [] if history is None else history)
     return lambda step: train.train_step(step, *rest)
@@ -379,7 +378,7 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
         return [float(i // 4 % 2 and i % 4) for i in range(len(completions))]
 
     sampling, rewards = train.Sampling(c.max_new_tokens), named(signal_in_every_second_group)
-    networks = around(model, tokenizer, c)
+    networks = whole_networks(model, tokenizer, c)
     metrics, _ = train.train_step(1, supply, networks, rewards, sampling, 4, c)
     assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5  # 4 gave 2, then 2 gave 1, then one question at a time gave none
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
@@ -478,7 +477,7 @@ def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, m
 
 def test_the_updates_end_when_the_policy_is_too_far_from_the_old_one(step_inputs):
     free, _ = run_step(step_inputs, config(algorithm="grpo", group_size=8, mu=6, lr=1e-3), [number_of_digits])
-    step_inputs = (policy.load(step_inputs[0].name_or_path, CPU)[0], *step_inputs[1:])
+    step_inputs = (loading.load_model(step_inputs[0].name_or_path, CPU)[0], *step_inputs[1:])
     bound, _ = run_step(step_inputs, config(algorithm="grpo", group_size=8, mu=6, lr=1e-3, target_kl=1e-3), [number_of_digits])
     assert free["kl_old"] > 1e-3 and 0 < bound["kl_old"] < free["kl_old"]
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from engine.model.policy import autocast, completion_states, spread
-from engine.run import distributed
+from engine.model.logprobs import completion_states, spread
+from engine.model.precision import autocast
+from engine.run import ranks
 from family.ppo import gae, token_rewards, whiten
 
 
@@ -26,22 +27,23 @@ class Critic(torch.nn.Module):
 
 
 @torch.no_grad()
-def estimate(critic, parts, device, *, beta, lam):
-    """PPO's step 5: `advantages` of the parts, so far the scores (N,), become (N, T), and `old_values` and `returns` are set.
+def estimate(critic, micro_batches, device, *, beta, lam):
+    """PPO's step 5: `advantages` of the micro-batches, so far the scores (N,), become (N, T), and `old_values` and `returns` are set.
 
-    parts: this device's micro-batches, with old_logp and, where beta is not 0, ref_logp. Whitened over all devices.
+    micro_batches: this device's micro-batches, with old_logp and, where beta is not 0, ref_logp. Whitened over all devices.
     """
-    for part in parts:
-        ref_logp = part.old_logp if part.ref_logp is None else part.ref_logp
-        rewards = token_rewards(part.advantages, part.old_logp, ref_logp, part.mask, beta=beta)
-        part.old_values = critic.values(part)
-        part.advantages, part.returns = gae(rewards, part.old_values, part.mask, lam=lam)
+    for batch in micro_batches:
+        ref_logp = batch.old_logp if batch.ref_logp is None else batch.ref_logp
+        rewards = token_rewards(batch.advantages, batch.old_logp, ref_logp, batch.mask, beta=beta)
+        batch.old_values = critic.values(batch)
+        batch.advantages, batch.returns = gae(rewards, batch.old_values, batch.mask, lam=lam)
     zero = torch.zeros((), dtype=torch.float64, device=device)
-    sums = {"tokens": sum((part.mask.sum() for part in parts), zero), "total": sum((part.advantages.sum() for part in parts), zero)}
-    sums = distributed.all_sum(sums, device)  # gae is 0 on padding
+    tokens = sum((batch.mask.sum() for batch in micro_batches), zero)
+    sums = {"tokens": tokens, "total": sum((batch.advantages.sum() for batch in micro_batches), zero)}
+    sums = ranks.all_sum(sums, device)  # gae is 0 on padding
     n = max(sums["tokens"], 1)
     mean = sums["total"] / n
-    squares = {"squares": sum(((part.advantages - mean).masked_fill(~part.mask, 0.0).pow(2).sum() for part in parts), zero)}
-    variance = distributed.all_sum(squares, device)["squares"] / n
-    for part in parts:
-        part.advantages = whiten(part.advantages, part.mask, mean=mean, variance=variance)
+    squares = {"squares": sum(((batch.advantages - mean).masked_fill(~batch.mask, 0.0).pow(2).sum() for batch in micro_batches), zero)}
+    variance = ranks.all_sum(squares, device)["squares"] / n
+    for batch in micro_batches:
+        batch.advantages = whiten(batch.advantages, batch.mask, mean=mean, variance=variance)

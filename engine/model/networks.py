@@ -9,19 +9,21 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from engine.model import policy
+from engine.model import shards
 from engine.model.critic import Critic
-from engine.model.policy import completion_logprobs, compute_dtype, frozen_copy, with_parameters
-from engine.model.rollout import Own, stop_tokens
+from engine.model.loading import load_model
+from engine.model.logprobs import completion_logprobs
+from engine.model.precision import compute_dtype, frozen_copy, with_parameters
+from engine.model.sampling import Sampler, stop_tokens
 from engine.model.vllm import VLLM
-from engine.run import distributed
+from engine.run import ranks
 
 
 @dataclass
 class Networks:
     model: PreTrainedModel  # the policy
     tokenizer: PreTrainedTokenizerBase
-    sampler: Own | VLLM | None = None
+    sampler: Sampler | VLLM | None = None
     optimizer: torch.optim.Optimizer | None = None
     reference: object = None  # a frozen model, or WithoutAdapter; None where β is 0
     critic: Critic | None = None
@@ -52,23 +54,23 @@ def build(source, config, device, *, critic=False, folder=None):
     so that no device ever holds more than it does in training.
     """
     if config.shard == "full":
-        networks = shared_out(source, config, device, critic=critic, folder=folder)
+        networks = sharded_networks(source, config, device, critic=critic, folder=folder)
     else:
         reference, frozen = None, compute_dtype(device)
         if config.lora:
-            model, tokenizer = policy.load(source, device, frozen)
+            model, tokenizer = load_model(source, device, frozen)
             add_adapter(model, config.lora, config.seed, folder)
         else:
             if folder and config.beta:  # the reference of a resumed run is the model that it started from, and not its policy
-                reference = policy.load(source, device, frozen)[0].requires_grad_(False)
-            model, tokenizer = policy.load(folder or source, device)
-        networks = around(model, tokenizer, config, reference=reference, critic=critic)
+                reference = load_model(source, device, frozen)[0].requires_grad_(False)
+            model, tokenizer = load_model(folder or source, device)
+        networks = whole_networks(model, tokenizer, config, reference=reference, critic=critic)
     if config.rollout == "vllm":
         networks.sampler = VLLM(folder or source, config, networks.tokenizer, stop_tokens(networks.model, networks.tokenizer))
     return networks
 
 
-def around(model, tokenizer, config, *, reference=None, critic=False):
+def whole_networks(model, tokenizer, config, *, reference=None, critic=False):
     """The Networks around a policy that this device holds as a whole. reference: None for a frozen copy of the policy."""
     if config.beta and reference is None:
         reference = WithoutAdapter(model) if config.lora else frozen_copy(model, compute_dtype(model.device))
@@ -76,36 +78,36 @@ def around(model, tokenizer, config, *, reference=None, critic=False):
     if model.device.type == "cuda" and config.rollout == "own" and not config.lora:
         sampled = frozen_copy(model, compute_dtype(model.device))
     critic = Critic(deepcopy(model.base_model)) if critic else None
-    return complete(Networks(model, tokenizer, Own(sampled, tokenizer, copy=sampled is not model), None, reference, critic), config)
+    return complete(Networks(model, tokenizer, Sampler(sampled, tokenizer, copy=sampled is not model), None, reference, critic), config)
 
 
-def shared_out(source, config, device, *, critic=False, folder=None):
+def sharded_networks(source, config, device, *, critic=False, folder=None):
     """The Networks of `--shard full`: every device holds its part of the weights, and the whole of the copy that samples.
 
     The first rank reads a model into the host's memory, from which the devices get their parts, one tensor after the other.
     """
     def read(name):
-        return policy.load(name, torch.device("cpu")) if distributed.rank() == 0 else (None, None)
+        return load_model(name, torch.device("cpu")) if ranks.rank() == 0 else (None, None)
 
     def without_weights(network, dtype):  # on every rank
-        return distributed.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
+        return ranks.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
 
     def hand_out(network, dtype, *methods, **options):
         empty = without_weights(network, dtype)
         if "completion_logprobs" in methods:
             empty.completion_logprobs = partial(completion_logprobs, empty)
-        return distributed.hand_out(network, empty, device, *methods, **options)
+        return shards.hand_out(network, empty, device, *methods, **options)
 
     whole, tokenizer = read(folder or source)
-    tokenizer = distributed.from_first(tokenizer)
+    tokenizer = ranks.from_first(tokenizer)
     networks = Networks(hand_out(whole, torch.float32, "completion_logprobs"), tokenizer)
     if critic:
         networks.critic = hand_out(whole and Critic(whole.base_model), torch.float32, "values", exact=["head"])
     sampled = networks.model
     if config.rollout == "own":
         sampled = with_parameters(without_weights(whole, compute_dtype(device)), lambda p: torch.empty_like(p, device=device)).to(device)
-    networks.sampler = Own(sampled, tokenizer, copy=sampled is not networks.model)
-    networks.sampler.refresh(distributed.whole_weights(networks.model, compute_dtype(device)))
+    networks.sampler = Sampler(sampled, tokenizer, copy=sampled is not networks.model)
+    networks.sampler.refresh(shards.whole_weights(networks.model, compute_dtype(device)))
     if config.beta:
         if folder:
             del whole  # before another one is read
@@ -152,6 +154,6 @@ def save_merged(folder, source, out):
     """
     from peft import PeftModel
 
-    base, tokenizer = policy.load(source, torch.device("cpu"))
+    base, tokenizer = load_model(source, torch.device("cpu"))
     PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(out)
     tokenizer.save_pretrained(out)

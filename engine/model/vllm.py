@@ -1,39 +1,26 @@
-"""Sampling through vLLM (`--rollout vllm`), for those who have it installed; `engine.rollout.sample` needs nothing.
+"""Sampling through vLLM (`--rollout vllm`), for those who have it installed; engine/model/sampling.py needs nothing.
 
 vLLM runs inside the training process, one engine per rank on the rank's own device, with weights of its own that `refresh`
 overwrites. On a GPU it computes in bf16, and everywhere with other kernels than the trainer, so that its log-probabilities are
-not quite the trainer's: `engine.rollout.truncated_importance_weights` corrects for that. Written against vLLM 0.32.
+not quite the trainer's: `update.truncated_importance_weights` corrects for that. Written against vLLM 0.32.
 """
 
 import gc
 import os
 import random
-from importlib.util import find_spec
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig
 
-from engine.model import policy
-from engine.model.rollout import Completions, Sampling
-from engine.run import distributed
+from engine.model.folders import resolve_model
+from engine.model.precision import compute_dtype
+from engine.model.sampling import Completions, Sampling
+from engine.run import ranks
 from engine.run.options import UserError
+from engine.run.plan import GPU_SHARE
 
 CPU_CACHE = 2**30  # bytes for keys and values on a CPU; where they do not suffice, completions wait for each other
-GPU_SHARE = 0.3  # of a GPU's memory for vLLM's weights, activations and cache; the rest is the trainer's
-
-
-def check(config):
-    """Refuse, before any work, what cannot be sampled through vLLM."""
-    if config.lora:
-        raise UserError("--rollout vllm takes whole weights: leave out --lora, or use --rollout own.")
-    if find_spec("vllm") is None:
-        raise UserError("--rollout vllm needs vLLM: pip install vllm.")
-    if not 0.01 <= config.temperature <= 2:
-        raise UserError(f"--rollout vllm takes a --temperature in [0.01, 2], not {config.temperature}: change it, or use --rollout own.")
-    if config.temperature != 1 and filtered(config):
-        raise UserError("vLLM states log-probabilities before temperature, top_p and top_k, or after all of them: "
-                        "with --top_p or --top_k set --temperature 1, or use --rollout own.")
 
 
 def filtered(sampling):
@@ -56,10 +43,10 @@ class VLLM:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm import LLM  # takes seconds, and reads the environment
 
-        name, gpu = policy.resolve(name), torch.cuda.is_available()
+        name, gpu = resolve_model(name), torch.cuda.is_available()
         context = getattr(AutoConfig.from_pretrained(name).get_text_config(), "max_position_embeddings", None)
         self.pad_id, self.stop_ids = tokenizer.pad_token_id, list(stop_ids)
-        self.dtype = policy.compute_dtype(torch.device("cuda" if gpu else "cpu"))  # of the weights that `refresh` is given
+        self.dtype = compute_dtype(torch.device("cuda" if gpu else "cpu"))  # of the weights that `refresh` is given
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         try:
             self.engine = LLM(
@@ -73,11 +60,11 @@ class VLLM:
                 # raw: before temperature, top_p and top_k; processed: after them. So both give log π at the temperature
                 logprobs_mode="raw_logprobs" if filtered(config) else "processed_logprobs",
                 # torchrun's ranks: each is an engine of its own, on the device of its LOCAL_RANK
-                distributed_executor_backend="external_launcher" if distributed.world_size() > 1 else "uni",
+                distributed_executor_backend="external_launcher" if ranks.world_size() > 1 else "uni",
                 enforce_eager=not gpu,  # a CPU has no graphs to capture, and compiling takes longer than it saves
                 seed=config.seed, use_tqdm_on_load=False,
             )
-            # when its engine is collected, vLLM ends all process groups, the trainer's too: that is left to distributed.stop
+            # when its engine is collected, vLLM ends all process groups, the trainer's too: that is left to ranks.stop
             self.engine.llm_engine.engine_core._finalizer.detach()
             gc.unfreeze()  # what vLLM has hidden from the garbage collector
             self.sample([[self.pad_id]], 1, Sampling(1), 0)  # a kernel that is missing shows up only now
@@ -93,7 +80,7 @@ class VLLM:
             raise RuntimeError("vLLM did not empty its prefix cache.")
 
     def sample(self, prompts, group_size, sampling, seed):
-        """Sample `group_size` completions of each prompt, as `engine.rollout.sample`.
+        """Sample `group_size` completions of each prompt, as `engine.model.sampling.sample`.
 
         prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has a random seed of its own, made
         from `seed`. `logp` is vLLM's: at the temperature, before top_p and top_k; of the model itself where it is 0.
@@ -103,12 +90,12 @@ class VLLM:
         if not prompts:  # a rank may be left without a question in a run's last step
             empty = torch.zeros((0, 1), device=self.device)
             return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
-        draw = random.Random(seed)
+        rng = random.Random(seed)
         requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group_size)]
         options = [
             SamplingParams(
                 temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens,
-                seed=draw.getrandbits(62), stop_token_ids=self.stop_ids, ignore_eos=True, logprobs=0, detokenize=False,
+                seed=rng.getrandbits(62), stop_token_ids=self.stop_ids, ignore_eos=True, logprobs=0, detokenize=False,
             )
             for _ in requests
         ]

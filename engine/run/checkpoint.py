@@ -32,7 +32,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )  # fmt: skip
 
-from engine.run import distributed
+from engine.model import shards
+from engine.model.folders import checkpoints
+from engine.run import ranks
 from engine.run.options import UserError
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # gathered from all ranks into the first one's memory
@@ -49,7 +51,7 @@ def save(run_dir, networks, state, others):
     run_dir = Path(run_dir)
     final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
     weights = None  # save_pretrained finds them by itself
-    if distributed.is_sharded(networks.model):
+    if shards.is_sharded(networks.model):
         weights = get_model_state_dict(networks.model, options=WHOLE)
         tied = {name for name, _ in networks.model.named_parameters(remove_duplicate=False)}
         for name in tied - {name for name, _ in networks.model.named_parameters()}:
@@ -69,13 +71,13 @@ def save(run_dir, networks, state, others):
             shutil.rmtree(path)
 
     def share():
-        dcp.save(parts(networks, others), checkpoint_id=unfinished / "networks")
+        dcp.save(sharded_state(networks, others), checkpoint_id=unfinished / "networks")
 
-    for work, ranks in [(export, 1), (share, distributed.world_size()), (finish, 1)]:
-        problem = attempt(work, run_dir) if distributed.rank() < ranks else None
-        problem = next(filter(None, distributed.gather([problem])), None)
+    for work, participants in [(export, 1), (share, ranks.world_size()), (finish, 1)]:
+        problem = attempt(work, run_dir) if ranks.rank() < participants else None
+        problem = next(filter(None, ranks.gather([problem])), None)
         if problem:
-            if distributed.rank() == 0:
+            if ranks.rank() == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
             return problem
     return None
@@ -94,7 +96,7 @@ def attempt(work, folder):
         return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}{room}"
 
 
-def parts(networks, others):
+def sharded_state(networks, others):
     """What torch.distributed.checkpoint saves and loads, under names that do not depend on the number of ranks."""
     state = {name: get_model_state_dict(network) for name, network in others.items()}
     if networks.optimizer.state:  # before the first update there is none
@@ -139,11 +141,6 @@ def damaged(folder):
     return [name for name in written if there.get(name) != written[name]]
 
 
-def checkpoints(run_dir):
-    """The checkpoints of a run, the newest last."""
-    return sorted(Path(run_dir).glob("checkpoint-??????"))
-
-
 def newest(run_dir):
     found = checkpoints(run_dir)
     if not found:
@@ -151,7 +148,7 @@ def newest(run_dir):
     return found[-1]
 
 
-def say(run_dir):
+def how_to_resume(run_dir):
     """How to go on after a run has ended early."""
     found = checkpoints(run_dir)
     return f"To go on from {found[-1].name}: --output_dir {run_dir} --resume" if found else "There was no checkpoint yet."
@@ -164,7 +161,7 @@ def resume(run_dir):
     """
     newest(run_dir)
     folder, notes = None, []
-    if distributed.rank() == 0:
+    if ranks.rank() == 0:
         wrong = {}  # {checkpoint: its damaged files}, the newest first
         for path in reversed(checkpoints(run_dir)):
             if not (files := damaged(path)):
@@ -174,7 +171,7 @@ def resume(run_dir):
         for path, files in wrong.items() if folder else []:
             aside = set_aside(path)
             notes.append(f"{path} is damaged ({', '.join(files)}) and was renamed to {aside.name}: the run goes on from {folder.name}.")
-    folder, notes = distributed.from_first((folder, notes))
+    folder, notes = ranks.from_first((folder, notes))
     if folder is None:
         raise UserError(f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new run in another folder.")
     return str(folder), json.loads((folder / "state.json").read_text(encoding="utf-8")), notes

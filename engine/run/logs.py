@@ -2,14 +2,10 @@
 
 import json
 import signal
-import time
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from engine.run import checkpoint, distributed
+from engine.run import checkpoint, ranks
 
 
 def new_folder(stem):
@@ -87,33 +83,6 @@ def write(path, text):
     beside.replace(path)
 
 
-def first_group(questions, texts, rewards, advantages, kept):
-    """What is logged of the first question: each completion with its reward, its advantage (PPO: its score), and whether it was kept."""
-    question = questions[0] if questions else {}
-    columns = zip(texts, rewards.tolist(), advantages.tolist())
-    completions = [{"completion": text, "reward": r, "advantage": a, "kept": i in kept} for i, (text, r, a) in enumerate(columns)]
-    return {"question": question.get("question"), "answer": question.get("answer"), "completions": completions}
-
-
-class Clock:
-    """Seconds spent in each phase of a step."""
-
-    def __init__(self, device):
-        self.device, self.start = device, time.perf_counter()
-        self.seconds = dict.fromkeys(["generate", "score", "logprobs", "update"], 0.0)
-
-    @contextmanager
-    def phase(self, name):
-        begin = time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.seconds[name] += time.perf_counter() - begin
-
-    def total(self):
-        return self.seconds | {"total": time.perf_counter() - self.start}
-
-
 class Interrupt:
     """Ctrl-C, or a scheduler's request to end, is noted and the step at hand is finished; a second Ctrl-C does not wait."""
 
@@ -133,7 +102,7 @@ class Interrupt:
 
     def share(self, device):
         """What one rank was asked holds for all, and only from here on: so they all end after the same step."""
-        self.asked = int(distributed.all_sum({"noted": self.noted}, device, op="max")["noted"])
+        self.asked = int(ranks.all_sum({"noted": self.noted}, device, op="max")["noted"])
 
     @property
     def exit_code(self):

@@ -1,9 +1,11 @@
 """Options: a dataclass becomes a command line and a YAML recipe; a user's mistake becomes one sentence."""
 
 import difflib
+import functools
+import importlib.util
 import math
 import sys
-from dataclasses import field, fields
+from dataclasses import asdict, field, fields, is_dataclass
 from pathlib import Path
 
 import yaml
@@ -56,9 +58,18 @@ def read_recipe(path, config_class):
 
 
 def parse(config_class, argv, earlier=()):
-    """The command line as a `config_class`. What comes later wins: `earlier` words, then the recipe, then `argv`."""
-    parser = Parser(config_class, allow_abbrev=False)
-    (config, unknown) = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True, look_for_args_file=False)
+    """The command line as a `config_class`. What comes later wins: `earlier` words, then the recipe, then `argv`.
+
+    If the class is made of several dataclasses, each is a group of `--help`, the last base first.
+    """
+    groups = [base for base in reversed(config_class.__bases__) if is_dataclass(base)] or [config_class]
+    parser = Parser(groups, allow_abbrev=False)
+
+    def read(words):
+        *parts, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
+        return config_class(**{name: value for part in parts for name, value in asdict(part).items()}), unknown
+
+    config, unknown = read(argv)
     if unknown:
         name = unknown[0].split("=")[0]
         near = difflib.get_close_matches(name, [f"--{f.name}" for f in fields(config_class)], n=1)
@@ -68,8 +79,34 @@ def parse(config_class, argv, earlier=()):
         parser.parse_args(recipe)
     except UserError as error:
         raise UserError(f"the recipe {config.recipe}: {error}") from None
-    (config,) = parser.parse_args_into_dataclasses([*earlier, *recipe, *argv], look_for_args_file=False)
-    return config
+    return read([*earlier, *recipe, *argv])[0]
+
+
+@functools.cache
+def own_function(word, option):
+    """The function of a user's own Python file, which `word`, FILE.py:FUNCTION, names. The file may import its neighbours.
+
+    option: that the word is a value of, for the message of the UserError if there is no such function.
+    """
+    path, name = word.rsplit(":", 1)
+    if not Path(path).is_file():
+        raise UserError(f"{option}: the file {path} does not exist.")
+    spec = importlib.util.spec_from_file_location(f"own_{Path(path).stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(Path(path).resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{option}: {path} cannot be imported: {one_line(error)}.") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"{option}: {path} has no function '{name}'. It has {', '.join(there) or 'none'}.")
+    return function
+
+
+def one_line(error):
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def at_least(config, limits):
@@ -80,7 +117,7 @@ def at_least(config, limits):
             raise UserError(f"--{name} must be at least {least}, not {value}.")
 
 
-def run(main):
+def run_program(main):
     """Call main(argv); a user's mistake ends the program with its sentence and exit code 2."""
     try:
         sys.exit(main(sys.argv[1:]))

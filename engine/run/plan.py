@@ -24,17 +24,17 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from allocate import questions_per_step
-from engine.model import policy
-from engine.model.vllm import GPU_SHARE
-from engine.run import distributed
-from engine.run.checkpoint import checkpoints
+from engine.model.folders import checkpoints, prompt_room
+from engine.model.logprobs import CHUNK_ELEMENTS
+from engine.run import ranks
+from engine.run.config import algorithm_of
 from engine.run.options import UserError
-from engine.tasks import data, toy
+from engine.tasks.questions import read_jsonl
+from engine.tasks.table import TASKS, task_of
 
 GB = 10**9
 USABLE = 0.95  # of a device's memory: the rest is for CUDA's context, NCCL's buffers and the gaps between tensors
-QUESTIONS = {"gsm8k": 7473, "math": 7500, **dict.fromkeys(data.TOYS, toy.TRAIN_QUESTIONS)}  # to train on; known without a network
+GPU_SHARE = 0.3  # of a GPU's memory for vLLM's weights, activations and cache; the rest is the trainer's
 PHASES = ("building", "generation", "update", "optimizer step", "evaluation")
 EVALUATED = 256  # completions that an evaluation samples at a time, if that takes no more memory than training does
 
@@ -62,7 +62,9 @@ def skeleton(config):
     try:
         with torch.device("meta"):
             if name == "toy":
-                return toy.make_model(toy.make_tokenizer("code" if config.dataset == "toy_code" else "base"))
+                from engine.tasks import toy_model
+
+                return toy_model.make_model(toy_model.make_tokenizer(task_of(config.dataset).base or "base"))
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained([name, *checkpoints(name)][-1]))
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0][:200].rstrip(".")
@@ -141,7 +143,7 @@ def of_a_row(config, model, on_gpu):
     """Bytes of one completion that is sampled: (its keys and values, its logits, its prompt while that is read)."""
     shape, compute = model.config.get_text_config(), 2 if on_gpu else 4
     hidden, heads, kv_heads, head, inner = widths(shape)
-    prompt = policy.prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
+    prompt = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
     # keys and values; those of a layer are held twice, one of them at a time, while a token is appended
     cache = (prompt + config.max_new_tokens) * kv_heads * head * compute * (2 * shape.num_hidden_layers + 1)
     # a token's logits; in float32 its log-softmax, its softmax, and as many random numbers to draw with
@@ -157,7 +159,7 @@ def of_tokens(config, model, rows, kept, on_gpu):
     """What the tokens need: (items, whether a mini-batch is one micro-batch). rows, kept: completions of a device and step."""
     shape, compute = model.config.get_text_config(), 2 if on_gpu else 4
     hidden, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
-    length = policy.prompt_room(model, config.max_new_tokens, config.max_prompt_tokens) + config.max_new_tokens
+    length = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens) + config.max_new_tokens
     cache, logits, _ = of_a_row(config, model, on_gpu)
 
     stream = 2 if on_gpu and (config.shard == "full" or config.lora) else 4
@@ -169,7 +171,7 @@ def of_tokens(config, model, rows, kept, on_gpu):
     # the final norm's and the head's input, and their gradients
     activations = tokens * (per_token + 5 * stream * hidden)
     # of a chunk, in float32: logits, logits / temperature, log-softmax
-    chunk = min(max(1, policy.CHUNK_ELEMENTS // vocabulary), tokens * config.max_new_tokens // length) * vocabulary * 12
+    chunk = min(max(1, CHUNK_ELEMENTS // vocabulary), tokens * config.max_new_tokens // length) * vocabulary * 12
     items = {"KV cache": (0, rows * cache, 0, 0, 0), "activations": (0, 0, activations, 0, 0), "logits": (0, rows * logits, chunk, 0, 0)}
     if config.rollout == "vllm":  # keeps its share, for its weights too
         share = GPU_SHARE * memory_of_device(config)
@@ -191,12 +193,12 @@ def evaluated(config, model, items, on_gpu):
     return rows, {name: (*row[:-1], row[-1] + more.get(name, 0)) for name, row in items.items()}
 
 
-def plan(config, k, algorithm, *, model=None, on_gpu=True):
-    """The Plan of a run. config, k: as `config.check` leaves them. algorithm: its row of the table in train.py. model: `skeleton`'s."""
-    model = model or skeleton(config)
-    devices = (config.plan and config.devices) or distributed.world_size()
-    questions = questions_per_step(config.questions_per_step, config.group_size, k) if config.allocation else config.questions_per_step
-    rows, kept = questions * config.group_size, questions * k
+def plan(config, *, model=None, on_gpu=True):
+    """The Plan of a run. config: as `config.check` leaves it. model: `skeleton`'s."""
+    model, algorithm = model or skeleton(config), algorithm_of(config)
+    devices = (config.plan and config.devices) or ranks.world_size()
+    questions = algorithm.questions_per_step
+    rows, kept = questions * config.group_size, questions * algorithm.k
     total, trained, items = of_parameters(config, model, algorithm.critic, devices, on_gpu)
     more, one_piece = of_tokens(config, model, rows, kept, on_gpu)
     if one_piece and not algorithm.critic:  # the gradients come while the activations go
@@ -208,24 +210,24 @@ def plan(config, k, algorithm, *, model=None, on_gpu=True):
     return Plan(total, trained, devices, questions, rows, kept, at_a_time, items)
 
 
-def helps(config, k, algorithm, model):
+def helps(config, model):
     """What would lower the peak: (words, bytes saved), each found by planning again with that one change. The best three."""
-    now = plan(config, k, algorithm, model=model)
-    config, changes = replace(config, plan=True, devices=now.devices), []
+    now = plan(config, model=model)
+    config, changes, critic = replace(config, plan=True, devices=now.devices), [], algorithm_of(config).critic
     if not config.lora:  # whose adapters are not shared out
         double = config.shard == "full" or now.devices == 1
         changes.append(
             (f"{2 * now.devices} devices with --shard full", {"devices": 2 * now.devices, "shard": "full"}) if double
             else ("--shard full", {"shard": "full"}))
     changes.append(("--gradient_checkpointing", {"gradient_checkpointing": True}))
-    if not (config.lora or algorithm.critic or config.refresh_reference or config.shard == "full" or config.rollout == "vllm"):
+    if not (config.lora or critic or config.refresh_reference or config.shard == "full" or config.rollout == "vllm"):
         changes.append(("--lora 16", {"lora": 16}))
     if not (config.stop_kl or config.refresh_reference):
         changes.append(("--beta 0", {"beta": 0.0}))
     for name in ("micro_batch_tokens", "questions_per_step", "max_new_tokens"):
         half = max(1, getattr(config, name) // 2)
         changes.append((f"--{name} {half}", {name: half}))
-    saved = [(words, max(now.peaks) - max(plan(replace(config, **change), k, algorithm, model=model).peaks)) for words, change in changes]
+    saved = [(words, max(now.peaks) - max(plan(replace(config, **change), model=model).peaks)) for words, change in changes]
     return sorted([(words, much) for words, much in saved if much > 0.05 * GB], key=lambda pair: -pair[1])[:3]
 
 
@@ -236,33 +238,38 @@ def memory_of_device(config):
     return (config.device_gb or 80) * GB
 
 
-def check_fit(config, k, algorithm, model=None):
+def check_fit(config, model=None):
     """Raises UserError, naming the three settings that would help most, where the run does not fit a GPU."""
     model = model or skeleton(config)
-    peaks, device = plan(config, k, algorithm, model=model).peaks, memory_of_device(config)
+    peaks, device = plan(config, model=model).peaks, memory_of_device(config)
     if max(peaks) > USABLE * device:
-        cures = ", ".join(f"{words} (saves {saved / GB:.1f} GB)" for words, saved in helps(config, k, algorithm, model))
+        cures = ", ".join(f"{words} (saves {saved / GB:.1f} GB)" for words, saved in helps(config, model))
         raise UserError(
             f"the run does not fit: it needs {max(peaks) / GB:.1f} GB in the {PHASES[peaks.index(max(peaks))]}, and a device of "
             f"{device / GB:.0f} GB has {USABLE * device / GB:.1f} GB for it; what helps most: {cures or 'a smaller model'}.")
 
 
-def doubts(config, k, algorithm):
-    """What `check_fit` says, as a list of notes: a real run is not refused, for the plan's worst case may never come."""
+def fit(config):
+    """(completions that an evaluation samples at a time, what `check_fit` says as a list of notes) of a run on a GPU.
+
+    A real run is not refused, for the plan's worst case may never come.
+    """
+    model = skeleton(config)
     try:
-        check_fit(config, k, algorithm)
+        check_fit(config, model)
+        notes = []
     except UserError as error:
-        return [f"--plan: {error}"]
-    return []
+        notes = [f"--plan: {error}"]
+    return plan(config, model=model).evaluated, notes
 
 
-def show(config, k, algorithm):
+def show(config):
     """Print the plan of a run on GPUs. Returns 0; raises UserError where it does not fit."""
     model = skeleton(config)
-    p, device = plan(config, k, algorithm, model=model), memory_of_device(config)
-    known = QUESTIONS.get(config.dataset) or (len(data.read_jsonl(config.dataset)) if config.dataset not in data.HUB else None)
+    p, device = plan(config, model=model), memory_of_device(config)
+    known = task_of(config.dataset).train_questions or (None if config.dataset in TASKS else len(read_jsonl(config.dataset)))
     steps = f"{math.ceil(known / (p.questions * p.devices)):,} ({known:,} questions)" if known else "unknown"
-    if distributed.rank() == 0:
+    if ranks.rank() == 0:
         print(f"{config.algorithm}, {config.model} on {config.dataset}: {p.devices} x {device / GB:.0f} GB, --shard {config.shard}\n"
               f"parameters {p.parameters:,}, trained {p.trained:,}\n\n{'in a step':18}{'per device':>16}{'all devices':>16}")
         for name in ("questions", "completions", "kept"):
@@ -274,7 +281,7 @@ def show(config, k, algorithm):
             print(f"{name:18}" + "".join(f"{held / GB:16.2f}" if held else f"{'-':>16}" for held in row))
         print(f"\nThe peak, in the {PHASES[p.peaks.index(max(p.peaks))]}, is {max(p.peaks) / GB:.1f} GB; a device has "
               f"{USABLE * device / GB:.1f} GB for it.", flush=True)
-    check_fit(config, k, algorithm, model)
-    if distributed.rank() == 0:
+    check_fit(config, model)
+    if ranks.rank() == 0:
         print("It fits.")
     return 0

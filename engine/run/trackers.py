@@ -1,25 +1,13 @@
 """Where a run's metrics go besides its JSON lines: TensorBoard, or Weights & Biases."""
 
-import importlib.util
 import uuid
 from pathlib import Path
 
 from engine.run.options import UserError
 
-NAMES = ("tensorboard", "wandb")  # of the trackers, and of their packages
-
-
-def check(name):
-    """Before any work: is there such a tracker, and its package? None is no tracker."""
-    if name not in (None, *NAMES):
-        raise UserError(f"--log {name}: there are {' and '.join(NAMES)}; JSON lines are always written.")
-    found = name and importlib.util.find_spec(name)
-    if name and (found is None or found.origin is None):  # no origin: a folder of that name, as wandb leaves behind
-        raise UserError(f"--log {name} needs a package that is not installed: pip install {name}")
-
 
 class Tracker:
-    """Metrics by step. name: one of NAMES, or None, which logs nothing (ranks but the first).
+    """Metrics by step. name: tensorboard, wandb, or None, which logs nothing (ranks but the first).
 
     A run that goes on after `step` takes the place of what was logged beyond it: TensorBoard hides that, Weights & Biases, which
     finds the run by the id in the run's folder, keeps the earlier of two equal steps. options: shown beside the run.

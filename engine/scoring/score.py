@@ -1,11 +1,9 @@
 """The rewards of a run: which functions they are, how much each counts, and what they say of completions."""
 
 import functools
-import importlib.util
 import math
 import numbers
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,17 +14,17 @@ import torch
 from tqdm import tqdm
 
 import rewards
-from engine.run.options import UserError
+from engine.run.options import UserError, one_line, own_function
+from engine.scoring.mathematics import math_accuracy
+from engine.scoring.programs import code_accuracy, code_runs
+from engine.tasks.table import task_of
 
-NAMES = (
-    "gsm8k_accuracy", "math_accuracy", "toy_accuracy", "number_accuracy", "format_reward", "soft_format_reward",
-    "code_accuracy", "code_format", "code_runs",
-)
-OF_DATASET = {  # the first one judges accuracy: a completion is right where it is above 0
-    "toy": ["toy_accuracy"],
-    "toy_code": ["code_accuracy"],
-    "arithmetic": ["number_accuracy"],
-    **dict.fromkeys(["math", "math500", "amc23", "aime24"], ["math_accuracy", "format_reward"]),
+REWARDS = {
+    function.__name__: function
+    for function in (
+        rewards.gsm8k_accuracy, math_accuracy, rewards.toy_accuracy, rewards.number_accuracy, rewards.format_reward,
+        rewards.soft_format_reward, code_accuracy, rewards.code_format, code_runs,
+    )
 }
 PATIENCE = 300  # seconds that a batch may lose to completions on which a reward hangs
 
@@ -38,14 +36,10 @@ class Reward:
     weight: float = 1.0
 
 
-def default(dataset):
-    return OF_DATASET.get(dataset, ["gsm8k_accuracy", "format_reward"])
-
-
 def choose(words, device=None, timeout=60.0):
     """The rewards that `--rewards` names, each as NAME or NAME:WEIGHT.
 
-    NAME is one of rewards.py, FILE.py:FUNCTION, or RewardModel:MODEL. Without a device a reward model is only named.
+    NAME is one of REWARDS, FILE.py:FUNCTION, or RewardModel:MODEL. Without a device a reward model is only named.
     timeout: seconds that a call of a FILE.py:FUNCTION may take; what can hang in rewards.py has limits of its own.
     Raises UserError where there is no such reward.
     """
@@ -60,13 +54,13 @@ def choose(words, device=None, timeout=60.0):
             raise UserError(f"--rewards {word}: the form is NAME or NAME:WEIGHT, as format_reward:0.5.")
         kind, _, rest = name.partition(":")
         if kind.endswith(".py"):
-            chosen.append(Reward(rest, limited(from_file(kind, rest), timeout), weight))
+            chosen.append(Reward(rest, limited(own_function(name, "--rewards"), timeout), weight))
         elif kind == "RewardModel" and rest:
-            chosen.append(Reward(Path(rest).name, load_model(rest, device) if device else None, weight))
-        elif name in NAMES:
-            chosen.append(Reward(name, getattr(rewards, name), weight))
+            chosen.append(Reward(Path(rest).name, load_judge(rest, device) if device else None, weight))
+        elif name in REWARDS:
+            chosen.append(Reward(name, REWARDS[name], weight))
         else:
-            raise UserError(f"unknown reward '{name}': there are {', '.join(NAMES)}, RewardModel:MODEL, and FILE.py:FUNCTION.")
+            raise UserError(f"unknown reward '{name}': there are {', '.join(REWARDS)}, RewardModel:MODEL, and FILE.py:FUNCTION.")
     names = [*(reward.name for reward in chosen), "overlong"]  # the name of DAPO's penalty
     for name in {name for name in names if names.count(name) > 1}:
         raise UserError(f"--rewards names {name} twice." if name != "overlong" else "--rewards: overlong is the name of DAPO's penalty.")
@@ -75,38 +69,17 @@ def choose(words, device=None, timeout=60.0):
 
 def judge(chosen, dataset, eval_dataset):
     """The function by which a completion is right or wrong: the first reward, unless `eval_dataset` needs another than `dataset`."""
-    own = default(eval_dataset)
-    return chosen[0].function if own == default(dataset) or Path(eval_dataset).is_file() else getattr(rewards, own[0])
+    own = task_of(eval_dataset).rewards
+    return chosen[0].function if own == task_of(dataset).rewards or Path(eval_dataset).is_file() else REWARDS[own[0]]
 
 
-@functools.cache
-def from_file(path, name):
-    """The function `name` of a user's own Python file, which may import its neighbours."""
-    if not Path(path).is_file():
-        raise UserError(f"--rewards: the file {path} does not exist.")
-    spec = importlib.util.spec_from_file_location(f"rewards_of_{Path(path).stem}", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.path.append(str(Path(path).resolve().parent))
+def load_judge(name, device):
+    from engine.scoring.reward_model import RewardModel  # takes seconds to import, and few runs need it
+
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise UserError(f"--rewards: {path} cannot be imported: {one_line(error)}.") from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"--rewards: {path} has no function '{name}'. It has {', '.join(there) or 'none'}.")
-    return function
-
-
-def load_model(name, device):
-    try:
-        return rewards.RewardModel(name, device=device)
+        return RewardModel(name, device=device)
     except (OSError, ValueError) as error:
         raise UserError(f"--rewards: the reward model {name} cannot be loaded: {one_line(error)}.") from None
-
-
-def one_line(error):
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 class Hung(Exception):
@@ -209,8 +182,3 @@ def score(chosen, texts, columns):
                 raise UserError(f"the reward {name} returned {value} for the completion {text!r:.200}: it must be a finite number.")
         parts[name] = torch.tensor(values, dtype=torch.float32)
     return parts, failures
-
-
-def merge(parts, weights):
-    """Σ_n w_n r_n. parts: (R, …), the R rewards. weights: R numbers. Returns (…)."""
-    return sum((weight * part for weight, part in zip(weights, parts)), torch.zeros(parts.shape[1:]))

@@ -51,10 +51,10 @@ NAMES = ["Ann", "Ben", "Carla", "David", "Emma", "Farid", "Grace", "Hugo", "Ivan
 THINGS = ["apples", "balloons", "books", "buttons", "cards", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers"]
 
 
-def numbers(operations, draw):
+def numbers(operations, rng):
     """Numbers a, b (, c) for a chain of operations, and its result: from 2 to 9, a dividend to 20; every result is whole and above 0."""
     while True:
-        drawn = [draw.randint(2, 20 if operations[0] == "÷" else 9)] + [draw.randint(2, 9) for _ in operations]
+        drawn = [rng.randint(2, 20 if operations[0] == "÷" else 9)] + [rng.randint(2, 9) for _ in operations]
         totals = drawn[:1]
         for operation, n in zip(operations, drawn[1:]):
             totals.append(OPERATIONS[operation](totals[-1], n))
@@ -67,12 +67,12 @@ def questions(split="train"):
 
     split: train or test. A tenth of all questions, told by their text alone, belongs to test.
     """
-    draw, seen = random.Random(f"arithmetic {split}"), set()
+    rng, seen = random.Random(f"arithmetic {split}"), set()
     while True:
-        operations, template = draw.choice(TWO_STEPS if draw.random() < TWO_STEP_SHARE else ONE_STEP)
-        drawn, result = numbers(operations.split(), draw)
-        ann, ben = draw.sample(NAMES, 2)
-        text = template.format(ann=ann, ben=ben, things=draw.choice(THINGS), **dict(zip("abc", drawn)))
+        operations, template = rng.choice(TWO_STEPS if rng.random() < TWO_STEP_SHARE else ONE_STEP)
+        drawn, result = numbers(operations.split(), rng)
+        ann, ben = rng.sample(NAMES, 2)
+        text = template.format(ann=ann, ben=ben, things=rng.choice(THINGS), **dict(zip("abc", drawn)))
         held_out = random.Random(text).random() < 0.1
         if held_out == (split == "test") and text not in seen:
             seen.add(text)

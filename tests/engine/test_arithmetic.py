@@ -9,7 +9,8 @@ import pytest
 
 from engine.run import config
 from engine.run.options import UserError
-from engine.tasks import arithmetic, data
+from engine.tasks import arithmetic
+from engine.tasks import questions as questions_module
 from engine.tasks.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
 from eval import main as evaluate
 from rewards import number_accuracy
@@ -82,7 +83,7 @@ def test_the_examples_stand_before_the_question(loaded):
     _, tokenizer = loaded
     tokenizer.chat_template, seen = "{{ messages[-1]['content'] }}", []
     tokenizer.apply_chat_template = lambda messages, **options: seen.append(messages) or messages[-1]["content"]
-    data.load("arithmetic", tokenizer, limit=1, system_prompt="S")
+    questions_module.load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     question = {"role": "user", "content": TRAIN[0]["question"]}
     assert seen == [[{"role": "system", "content": "S"}, *({"role": r, "content": c} for r, c in EXAMPLES), question]]
 
@@ -97,7 +98,7 @@ def test_a_model_without_a_chat_template_sees_them_too():
             return self
 
     tokenizer = Tokenizer()
-    data.load("arithmetic", tokenizer, limit=1, system_prompt="S")
+    questions_module.load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     assert tokenizer.texts == [
         "S\n\nUser: Tom has 4 hats and gets 3 more. How many hats now?\nAssistant: 4 + 3 = 7\n"
         "User: Eva has 5 boxes with 2 pens in each. How many pens?\nAssistant: 5 * 2 = 10\n"
@@ -122,11 +123,11 @@ def test_the_supply_is_the_same_every_time():
 
 def test_a_load_is_the_beginning_of_the_supply(loaded):
     _, tokenizer = loaded
-    rows, notes = data.load("arithmetic", tokenizer, split="test", limit=9)
+    rows, notes = questions_module.load_questions("arithmetic", tokenizer, split="test", limit=9)
     assert [{"question": row["question"], "answer": row["answer"]} for row in rows] == TEST[:9] and not notes
-    assert len(data.load("arithmetic", tokenizer)[0]) == arithmetic.TRAIN_QUESTIONS
-    assert len(data.load("arithmetic", tokenizer, split="test")[0]) == arithmetic.TEST_QUESTIONS
-    assert len(data.load("arithmetic", tokenizer, limit=2500)[0]) == 2500  # without end
+    assert len(questions_module.load_questions("arithmetic", tokenizer)[0]) == arithmetic.TRAIN_QUESTIONS
+    assert len(questions_module.load_questions("arithmetic", tokenizer, split="test")[0]) == arithmetic.TEST_QUESTIONS
+    assert len(questions_module.load_questions("arithmetic", tokenizer, limit=2500)[0]) == 2500  # without end
 
 
 def test_the_data_set_brings_its_defaults_and_the_user_has_the_last_word(small):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model import policy
-from engine.model.networks import around
+from engine.model import folders, loading
+from engine.model.networks import whole_networks
 from engine.run import checkpoint, logs
 from engine.run.config import Config
 from engine.run.options import UserError
@@ -45,7 +45,7 @@ def without_seconds(run):
 
 
 def weights(run):
-    model, _ = policy.load(str(run), torch.device("cpu"))
+    model, _ = loading.load_model(str(run), torch.device("cpu"))
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -104,7 +104,7 @@ def test_exit_code_2_and_one_sentence_for_a_users_mistake(tmp_path):
 
 def networks_of(loaded):
     """A policy whose optimizer has made a step."""
-    networks = around(*loaded, Config(lr=1e-3, beta=0.0))
+    networks = whole_networks(*loaded, Config(lr=1e-3, beta=0.0))
     networks.model(torch.tensor([[3, 4]])).logits.sum().backward()
     networks.optimizer.step()
     networks.optimizer.zero_grad()
@@ -125,7 +125,7 @@ def test_what_fails_in_saving_leaves_the_checkpoint_before(loaded, tmp_path, mon
         assert "No space left" in checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]  # and nothing that takes the disk's place
     folder, state, notes = checkpoint.resume(tmp_path)
-    assert state["step"] == 3 and not notes and policy.load(folder, torch.device("cpu"))
+    assert state["step"] == 3 and not notes and loading.load_model(folder, torch.device("cpu"))
     # of the later ones two stay
     for step in (6, 9):
         assert checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {}) is None
@@ -173,7 +173,7 @@ def test_after_a_resume_the_newest_checkpoint_is_the_one_resumed_from(loaded, tm
         harmed = checkpoint.checksums(tmp_path / "checkpoint-000006")
         checkpoint.resume(tmp_path)
         assert checkpoint.newest(tmp_path).name == "checkpoint-000003"  # what the summary and --merge_lora name
-        assert Path(policy.resolve(str(tmp_path))).name == "checkpoint-000003"  # and eval.py
+        assert Path(folders.resolve_model(str(tmp_path))).name == "checkpoint-000003"  # and eval.py
         assert checkpoint.checksums(tmp_path / place) == harmed
         checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
         assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000003", "checkpoint-000006"]
@@ -197,7 +197,7 @@ def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_pat
     head = torch.nn.Linear(3, 1)
     checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {"head": head})
     folder, _, _ = checkpoint.resume(tmp_path)
-    again, other = around(*policy.load(folder, torch.device("cpu")), Config(lr=1e-3, beta=0.0)), torch.nn.Linear(3, 1)
+    again, other = whole_networks(*loading.load_model(folder, torch.device("cpu")), Config(lr=1e-3, beta=0.0)), torch.nn.Linear(3, 1)
     checkpoint.restore(folder, again, {"head": other})
     assert torch.equal(other.weight, head.weight) and torch.equal(other.bias, head.bias)
     for p, q in zip(networks.model.parameters(), again.model.parameters(), strict=True):
@@ -207,7 +207,7 @@ def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_pat
 
 
 def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(loaded, tmp_path):
-    networks = around(*loaded, Config(lr=1e-3, beta=0.0))
+    networks = whole_networks(*loaded, Config(lr=1e-3, beta=0.0))
     checkpoint.save(tmp_path, networks, {"step": 0, **SAME}, {})
     assert not networks.optimizer.state  # a made step, with gradients of 0, would count in AdamW's bias correction
     checkpoint.restore(checkpoint.newest(tmp_path), networks, {})

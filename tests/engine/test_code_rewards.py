@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-import rewards
-from engine.scoring import sandbox
-from rewards import code_accuracy, code_format, code_runs, extract_code
+from engine.scoring import programs
+from engine.scoring.programs import code_accuracy, code_runs
+from rewards import code_format, extract_code
 
 
 def answer(code, thoughts="so"):
@@ -128,14 +128,14 @@ def test_a_program_that_never_ends_is_wrong():
 
 def test_each_program_runs_once_for_all_rewards(monkeypatch):
     ran = Counter()
-    run_many = sandbox.run_many
+    run_many = programs.run_many
 
     def counting(codes, **options):
         ran.update(codes)
         return run_many(codes, **options)
 
-    monkeypatch.setattr(sandbox, "run_many", counting)
-    rewards._outputs.cache_clear()
+    monkeypatch.setattr(programs, "run_many", counting)
+    programs._outputs.cache_clear()
     completions = [answer("print(1 + 0)"), answer("print(2 + 0)"), answer("print(1 + 0)", "another thought"), "no program"]
     assert code_accuracy(completions, ["1"] * 4) == [1.0, 0.0, 1.0, 0.0]
     assert code_runs(completions) == [0.5, 0.5, 0.5, -0.1]
@@ -143,4 +143,4 @@ def test_each_program_runs_once_for_all_rewards(monkeypatch):
 
 
 def test_the_outputs_that_are_kept_are_bounded():
-    assert rewards._outputs.cache_info().maxsize <= 16
+    assert programs._outputs.cache_info().maxsize <= 16

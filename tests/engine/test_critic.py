@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from engine.model import critic as critic_module
-from engine.model import policy
+from engine.model import loading, logprobs
 from engine.model.critic import Critic, estimate
-from engine.model.policy import Batch
 from tests.test_train import CPU, completions, config, with_reference
 from train import ALGORITHMS
-from update import update
+from update import Batch, update
 
 F64 = torch.float64
 
@@ -70,7 +69,7 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(loaded, monkey
     model, tokenizer = loaded
     critic, batch = critic_of(model), completions(tokenizer)
     with torch.autocast("cpu", torch.bfloat16):
-        states, _, places = policy.completion_states(critic.backbone, batch.prompts, batch.tokens, batch.lengths)
+        states, _, places = logprobs.completion_states(critic.backbone, batch.prompts, batch.tokens, batch.lengths)
     exact = states.double() @ critic.head.weight.double().T + critic.head.bias.double()
     torch.testing.assert_close(critic.values(batch).flatten()[places].double(), exact.squeeze(-1), rtol=1e-5, atol=1e-6)
 
@@ -152,7 +151,7 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
     """μ=4 times, over M tokens one at a time: AdamW on −1/M Σ min(ρA, clip(ρ)A) for the policy, and for the critic, with a
     learning rate and a gradient norm of its own, on ½/M Σ max((V − R)², (clip(V, V_old ± 0.2) − R)²)."""
     c = config(algorithm="ppo", lr=1e-3, critic_lr=3e-3, max_grad_norm=0.1)
-    model, tokenizer = policy.load(small, CPU)
+    model, tokenizer = loading.load_model(small, CPU)
     critic, batch = critic_of(model), completions(tokenizer)
     plain, plain_critic = copy.deepcopy(model), copy.deepcopy(critic)
     with torch.no_grad():  # far enough from the present ones that both clips act at once

@@ -148,8 +148,7 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
 if __name__ == "__main__":
     import train
     import update
-    from engine.model import rollout
-    from engine.run import checkpoint, distributed
+    from engine.run import checkpoint, ranks
     from engine.run.options import run
 
     places = {"sample": (rollout.Own, "sample"), "update": (update, "accumulate"), "save": (checkpoint, "parts")}
@@ -161,7 +160,7 @@ if __name__ == "__main__":
         now["step"] = step
         done = train_step(step, supply, networks, *words)
         total = sum(p.detach().double().abs().sum() for p in networks.model.parameters())
-        Path(f"weights-{distributed.rank()}").write_text(str(total.item()))
+        Path(f"weights-{ranks.rank()}").write_text(str(total.item()))
         return done
 
     def arm(effect, place, *where):
@@ -169,7 +168,7 @@ if __name__ == "__main__":
         real, fired = getattr(owner, name), []
 
         def faulty(*words, **options):
-            strikes = not fired and where == (str(distributed.rank()), str(now["step"]), str(start))
+            strikes = not fired and where == (str(ranks.rank()), str(now["step"]), str(start))
             fired.extend([True] * strikes)
             if strikes and effect == "kill":
                 Path(f"at-kill-{start}").write_text(str(time.time()))

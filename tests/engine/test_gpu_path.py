@@ -49,8 +49,7 @@ def runs(small, out):
     """Every kind of run, in bfloat16; whether the sampler's copy is the policy after every update, to a file."""
     import eval as evaluation
     import train
-    from engine.model import rollout
-    from engine.model.policy import compute_dtype
+    from engine.model.precision import compute_dtype
 
     followed = []
 
@@ -92,8 +91,7 @@ def in_float32():
 
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from engine.model import critic, networks, policy, rollout
-    from engine.run import distributed
+    from engine.model import critic, networks
 
     for module in (policy, rollout, networks, critic):
         for name, ours in (("compute_dtype", lambda _: torch.float32), ("autocast", lambda _: contextlib.nullcontext())):
@@ -104,11 +102,11 @@ def in_float32():
 
 def updates(small, out, device):
     """One update of six fixed completions by each algorithm, in float32: the weights after it, to files."""
-    from engine.run import distributed
-    from tests.engine.test_distributed import SHARES, sgd_update
+    from engine.run import ranks
+    from tests.engine.test_ranks import SHARES, sgd_update
 
     in_float32()
-    rank, world = distributed.rank(), distributed.world_size()
+    rank, world = ranks.rank(), ranks.world_size()
     for algorithm in UPDATED:
         for shard in ("none", "full") if world > 1 else ("none",):
             share = SHARES["uneven"][rank] if world > 1 else SHARES["one"][0]
@@ -154,7 +152,7 @@ def test_resumed_runs_go_on_and_adapters_are_merged(ran):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_in_float32_an_update_is_that_of_a_cpu(small, tmp_path, ranks):
-    from tests.engine.test_distributed import SHARES, sgd_update
+    from tests.engine.test_ranks import SHARES, sgd_update
 
     if GPUS and ranks > GPUS:
         pytest.skip(f"needs {ranks} GPUs")
@@ -192,24 +190,24 @@ def test_the_gpu_benchmark_measures_every_point(tmp_path):
 
 
 def test_more_processes_than_gpus_is_one_sentence():
-    from engine.run import distributed
+    from engine.run import ranks
     from engine.run.options import UserError
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "2")
         patch.setattr(torch.cuda, "device_count", lambda: 2)
         with pytest.raises(UserError, match="^this machine has 2 GPUs, and torchrun started more processes: --nproc-per-node 2.$"):
-            distributed.start()
+            ranks.start()
 
 
 if __name__ == "__main__":
-    from engine.run import distributed
+    from engine.run import ranks
 
-    device = distributed.start()
+    device = ranks.start()
     job, small, out = sys.argv[1:]
     if job == "runs":
         runs(small, Path(out))
     else:
         updates(small, Path(out), device)
-        distributed.barrier()
-    distributed.stop()
+        ranks.barrier()
+    ranks.stop()

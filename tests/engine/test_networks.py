@@ -8,19 +8,21 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from engine.model import critic as critic_module
+from engine.model import loading
 from engine.model import networks as networks_module
-from engine.model import policy, rollout
-from engine.model.networks import add_adapter, around, build
-from engine.model.policy import Batch, completion_logprobs, frozen_copy
-from engine.model.rollout import Own, Sampling
+from engine.model.logprobs import completion_logprobs
+from engine.model.networks import add_adapter, build, whole_networks
+from engine.model.precision import frozen_copy
+from engine.model.sampling import Sampler, Sampling
 from engine.run import logs
 from engine.run.config import Config, check
 from engine.run.options import UserError
-from engine.tasks import data, toy
+from engine.tasks import questions as questions_module
+from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from tests.test_train import completions, config
 from train import ALGORITHMS, main
-from update import update
+from update import Batch, update
 
 CPU = torch.device("cpu")
 
@@ -35,7 +37,7 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loade
     base = batch.logprobs(model, 1.0).detach()
     c = config(algorithm="grpo", lora=4, lr=1e-2)
     add_adapter(model, 4, seed=1)
-    networks = around(model, tokenizer, c)
+    networks = whole_networks(model, tokenizer, c)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     update(model, networks.optimizer, [[batch]], ALGORITHMS["grpo"], c)
     assert changed(model, before) and all("lora_" in name for name in changed(model, before))
@@ -52,9 +54,9 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
         assert main([*argv, *more]) == 0
     folder = tmp_path / "run/checkpoint-000003"
     assert (folder / "adapter_model.safetensors").exists() and not (folder / "model.safetensors").exists()
-    adapted, tokenizer = policy.load(str(tmp_path / "run"), CPU)
+    adapted, tokenizer = loading.load_model(str(tmp_path / "run"), CPU)
     assert adapted.active_adapters()
-    merged, base, batch = policy.load(str(tmp_path / "run/merged"), CPU)[0], policy.load(small, CPU)[0], completions(tokenizer)
+    merged, base, batch = loading.load_model(str(tmp_path / "run/merged"), CPU)[0], loading.load_model(small, CPU)[0], completions(tokenizer)
     assert [name for name, _ in merged.named_parameters()] == [name for name, _ in base.named_parameters()]
     torch.testing.assert_close(batch.logprobs(merged, 1.0), batch.logprobs(adapted, 1.0))
     assert not torch.allclose(batch.logprobs(merged, 1.0), batch.logprobs(base, 1.0), atol=1e-3)
@@ -67,7 +69,7 @@ def adapter_of(model):
 def test_an_adapter_starts_from_the_seed_and_leaves_the_global_random_numbers_alone(small):
     adapters = []
     for seed, drawn_before in ((1, 0), (1, 5), (2, 0)):
-        model, _ = policy.load(small, CPU)
+        model, _ = loading.load_model(small, CPU)
         torch.manual_seed(drawn_before)
         state = torch.random.get_rng_state()
         add_adapter(model, 4, seed)
@@ -78,13 +80,13 @@ def test_an_adapter_starts_from_the_seed_and_leaves_the_global_random_numbers_al
 
 
 def test_an_adapter_on_a_bfloat16_model_comes_back_as_it_was_saved(small, tmp_path):
-    model, _ = policy.load(small, CPU, torch.bfloat16)
+    model, _ = loading.load_model(small, CPU, torch.bfloat16)
     add_adapter(model, 4, seed=1)
     for p in model.parameters():
         if p.requires_grad:
             p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))  # no longer numbers of bfloat16
     model.save_pretrained(tmp_path)
-    again, _ = policy.load(small, CPU, torch.bfloat16)
+    again, _ = loading.load_model(small, CPU, torch.bfloat16)
     add_adapter(again, 4, seed=2, folder=tmp_path)
     assert all(p.dtype == torch.float32 for p in adapter_of(again).values())
     torch.testing.assert_close(adapter_of(again), adapter_of(model), rtol=0, atol=0)
@@ -135,7 +137,7 @@ def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
             vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8, num_attention_heads=4,
             num_key_value_heads=4, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None))
         model.save_pretrained(tmp_path / name)
-        toy.make_tokenizer().save_pretrained(tmp_path / name)
+        toy_model.make_tokenizer().save_pretrained(tmp_path / name)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(6, rel=0.05)
 
@@ -153,8 +155,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(loaded):
 
 def test_the_copy_samples_what_the_policy_has_become_only_after_a_refresh(loaded):
     model, tokenizer = loaded
-    prompts = [q["prompt"] for q in data.load("toy", tokenizer, limit=3)[0]]
-    copy, own = Own(frozen_copy(model, torch.float32), tokenizer, copy=True), Own(model, tokenizer)
+    prompts = [q["prompt"] for q in questions_module.load_questions("toy", tokenizer, limit=3)[0]]
+    copy, own = Sampler(frozen_copy(model, torch.float32), tokenizer, copy=True), Sampler(model, tokenizer)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(0.5)
@@ -174,7 +176,7 @@ def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkey
             return real(self, *args, **options)
 
         monkeypatch.setattr(Batch, "logprobs", logprobs)
-        model, tokenizer = policy.load(small, CPU)
+        model, tokenizer = loading.load_model(small, CPU)
         c = config(algorithm="grpo", mu=2, beta=0.0, micro_batch_tokens=96)
         update(model, torch.optim.SGD(model.parameters(), lr=0.5), [completions(tokenizer).cut_into(96)], ALGORITHMS["grpo"], c)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
@@ -193,7 +195,7 @@ def test_bfloat16_as_on_a_gpu(small, tmp_path, monkeypatch, options):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, ours)
     if "--lora" not in options:
-        monkeypatch.setattr(networks_module, "Own", lambda model, tokenizer, copy: Own(frozen_copy(model, torch.bfloat16), tokenizer, True))
+        monkeypatch.setattr(networks_module, "Own", lambda model, tokenizer, copy: Sampler(frozen_copy(model, torch.bfloat16), tokenizer, True))
     assert main(["--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "4", "--group_size", "8", "--steps", "4",
                  "--max_new_tokens", "24", "--lr", "1e-3", "--eval_questions", "8", *options]) == 0
     rows = [row for row in logs.read(tmp_path / "run/metrics.jsonl") if row["loss"] is not None]

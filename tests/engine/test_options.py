@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.options import UserError, as_words, option, parse, run
+from engine.run.options import UserError, as_words, option, parse, run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -173,7 +173,7 @@ def test_help_lists_every_option_with_its_line(capsys):
 
 
 def test_a_users_mistake_ends_the_program_with_one_line_and_code_2():
-    code = "from engine.run.options import UserError, run\ndef main(argv):\n    raise UserError('no model: name one.')\nrun(main)"
+    code = "from engine.run.options import UserError, run_program\ndef main(argv):\n    raise UserError('no model: name one.')\nrun(main)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", "error: no model: name one.\n")
 
@@ -182,7 +182,7 @@ def test_run_hands_over_the_command_line_and_ends_with_0(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "3"])
     seen = []
     with pytest.raises(SystemExit) as end:
-        run(seen.extend)
+        run_program(seen.extend)
     assert seen == ["--steps", "3"] and not end.value.code
 
 
@@ -191,10 +191,10 @@ def test_ctrl_c_ends_the_program_quietly():
         raise KeyboardInterrupt
 
     with pytest.raises((SystemExit, KeyboardInterrupt)) as end:
-        run(main)
+        run_program(main)
     assert getattr(end.value, "code", None) == 130
 
 
 def test_a_mistake_of_the_program_itself_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
-        run(lambda argv: 1 / 0)
+        run_program(lambda argv: 1 / 0)

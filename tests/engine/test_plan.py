@@ -11,14 +11,14 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 import train
-from engine.model.networks import add_adapter, around
-from engine.model.rollout import Sampling
-from engine.run import distributed, options
+from engine.model.networks import add_adapter, whole_networks
+from engine.model.sampling import Sampling
+from engine.run import options
 from engine.run.config import Config, check
 from engine.run.options import UserError
 from engine.run.plan import GB, PHASES, check_fit, doubts, helps, plan, saved_by_layer, skeleton
 from engine.scoring.score import Reward
-from engine.tasks import toy
+from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from train import ALGORITHMS
 
@@ -211,7 +211,7 @@ def steps(shape, given):
     p = plan(c, k, algorithm, model=model, on_gpu=False)
     if c.lora:
         add_adapter(model, c.lora, c.seed)
-    networks = around(model, toy.make_tokenizer(), c, critic=algorithm.critic)
+    networks = whole_networks(model, toy_model.make_tokenizer(), c, critic=algorithm.critic)
     networks.sampler.stop_ids = [-1]  # no token ends a completion
     question = {"question": "?", "answer": "1", "prompt": [5] * c.max_prompt_tokens}
     reward = Reward("every second", lambda completions, **_: [float(i % 2) for i in range(len(completions))])

@@ -5,9 +5,9 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
+from engine.scoring.reward_model import RewardModel
 from engine.scoring.score import Reward, score
-from engine.tasks import toy
-from rewards import RewardModel
+from engine.tasks import toy_model
 
 QUESTIONS = ["1+2=?", "9-4+7=?", "3=?", "8+8=?", "5-1=?"]
 COMPLETIONS = ["<answer>3</answer>", "<think>9-4=5;5+7=12;</think>\n<answer>12</answer>", "3", "", "<answer>4"]
@@ -16,7 +16,7 @@ TEMPLATE = "{% for m in messages %}{{ '?' if m['role'] == 'user' else '=' }}{{ m
 
 def make(folder, *, template=None, pad=True, labels=1):
     torch.manual_seed(0)
-    tokenizer = toy.make_tokenizer()
+    tokenizer = toy_model.make_tokenizer()
     tokenizer.chat_template = template
     if not pad:
         tokenizer.pad_token = None

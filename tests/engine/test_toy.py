@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.tasks import toy
+from engine.tasks import toy, toy_model
 from rewards import format_reward, toy_accuracy
 
 SPLITS = ["train", "test", "warm_start"]
@@ -15,7 +15,7 @@ SPLITS = ["train", "test", "warm_start"]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return toy.make_tokenizer()
+    return toy_model.make_tokenizer()
 
 
 def thinking(row):
@@ -118,7 +118,7 @@ def test_the_chat_template_is_the_bare_question(tokenizer):
 def test_the_tokenizer_survives_saving_and_loading(tokenizer, tmp_path, beside_a_model):
     tokenizer.save_pretrained(tmp_path)
     if beside_a_model:  # AutoTokenizer goes by the model's config.json where there is one
-        toy.make_model(tokenizer).config.save_pretrained(tmp_path)
+        toy_model.make_model(tokenizer).config.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = thinking(toy.question(0)) + "<eos>"
     assert loaded(text).input_ids == tokenizer(text).input_ids
@@ -131,8 +131,8 @@ def test_the_tokenizer_survives_saving_and_loading(tokenizer, tmp_path, beside_a
 
 
 def test_the_model_has_about_as_many_parameters_as_its_docstring_says(tokenizer):
-    model = toy.make_model(tokenizer)
-    said = int(re.search(r"[\d,]+(?= parameters)", toy.make_model.__doc__)[0].replace(",", ""))
+    model = toy_model.make_model(tokenizer)
+    said = int(re.search(r"[\d,]+(?= parameters)", toy_model.make_model.__doc__)[0].replace(",", ""))
     assert abs(model.num_parameters() / said - 1) < 0.01
     assert (model.config.eos_token_id, model.config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
 
@@ -153,9 +153,9 @@ def losses(model, tokenizer):
 
 def test_a_few_steps_of_the_warm_start_lower_the_loss_and_teach_eos(tokenizer):
     torch.manual_seed(0)
-    model = toy.make_model(tokenizer)
+    model = toy_model.make_model(tokenizer)
     before, _ = losses(model, tokenizer)
-    toy.warm_start(model, tokenizer, steps=25)
+    toy_model.warm_start(model, tokenizer, steps=25)
     after, eos = losses(model, tokenizer)
     assert after < before / 2
     assert eos < 0.1
@@ -166,8 +166,8 @@ def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     trained = []
     monkeypatch.setattr(toy, "warm_start", lambda model, tokenizer, kind: trained.append(model))
-    folder = toy.base()
-    assert toy.base() == folder and len(trained) == 1
+    folder = toy_model.base()
+    assert toy_model.base() == folder and len(trained) == 1
     assert [f"runs/{path.name}" for path in (tmp_path / "runs").iterdir()] == [folder]  # nothing unfinished stays
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained[0].parameters(), strict=True))
@@ -178,13 +178,13 @@ def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monk
 def test_each_kind_of_toy_has_its_own_base(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(toy, "warm_start", lambda model, tokenizer, kind: None)
-    assert len({toy.base(), toy.base("code"), toy.base("wordy")}) == 3
-    assert toy.source("toy", "toy") == toy.base() and toy.source("toy", "toy_code") == toy.base("code") and toy.source("x", "toy") == "x"
+    assert len({toy_model.base(), toy_model.base("code"), toy_model.base("wordy")}) == 3
+    assert toy.source("toy", "toy") == toy_model.base() and toy.source("toy", "toy_code") == toy_model.base("code") and toy.source("x", "toy") == "x"
 
 
 def test_programs_of_the_code_toy_print_what_they_should_or_a_guess():
     """Those that calculate are right; of those that print a number about half are. No token is lost on the way."""
-    tokenizer, calculated, guessed = toy.make_tokenizer("code"), 0, []
+    tokenizer, calculated, guessed = toy_model.make_tokenizer("code"), 0, []
     for i in range(400):
         _, completion = toy.demonstration(i, "code")
         ids = tokenizer(completion).input_ids

@@ -13,11 +13,11 @@ import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from engine.model import vllm
-from engine.model.policy import completion_logprobs
-from engine.model.rollout import Sampling, sample, truncated_importance_weights
-from engine.run import distributed
+from engine.model.logprobs import completion_logprobs
+from engine.model.sampling import Sampling, sample, truncated_importance_weights
+from engine.run import ranks
 from engine.run.options import UserError
-from engine.tasks import toy
+from engine.tasks import toy_model
 
 OPTIONS = {"max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0, "lora": None}
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
@@ -108,7 +108,7 @@ def world(tmp_path_factory):
     if torch.cuda.is_available():
         pytest.skip("exact comparisons need float32, which is what vLLM computes in on a CPU")
     folder = tmp_path_factory.mktemp("vllm")
-    tokenizer = toy.make_tokenizer()
+    tokenizer = toy_model.make_tokenizer()
     model = random_model(tokenizer, seed=0)
     # what a chat model ships for chatting, and must not leak in
     model.generation_config = GenerationConfig(
@@ -118,7 +118,7 @@ def world(tmp_path_factory):
     tokenizer.save_pretrained(folder)
     engine = vllm.VLLM(str(folder), config(), tokenizer, [tokenizer.eos_token_id])
     yield SimpleNamespace(engine=engine, model=model, tokenizer=tokenizer, folder=str(folder))
-    distributed.stop()
+    ranks.stop()
 
 
 def run(world, prompts=PROMPTS, group=4, seed=0, engine=None, **options):

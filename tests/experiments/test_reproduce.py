@@ -13,7 +13,7 @@ import pytest
 import train
 from engine.run.config import Config, check
 from engine.run.options import UserError, parse
-from engine.tasks import toy
+from engine.tasks import toy, toy_model
 from experiments import reproduce
 from experiments.reproduce import TABLES, amdahl, curve, main, one_run, summarize
 
@@ -108,9 +108,9 @@ def test_a_mistake_is_one_sentence(words, sentence):
 
 def test_quick_makes_every_table_and_picture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(toy, "warm_start", partial(toy.warm_start, steps=80))
+    monkeypatch.setattr(toy, "warm_start", partial(toy_model.warm_start, steps=80))
     for kind in ("base", "wordy"):  # both are there already, after a tenth of their training
-        toy.base(kind)
+        toy_model.base(kind)
     command = [sys.executable, str(ROOT / "experiments/reproduce.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

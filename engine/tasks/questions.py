@@ -10,51 +10,25 @@ import random
 from itertools import islice
 from pathlib import Path
 
-from jinja2 import TemplateError
-
-from engine.model.policy import prompt_room
+from engine.model.folders import prompt_room
 from engine.run.options import UserError
-from engine.tasks import arithmetic, toy
-
-TOYS = ("toy", "toy_code")
-MADE = (*TOYS, "arithmetic")  # without a download
-LONGEST = {**dict.fromkeys(TOYS, toy.MAX_NEW_TOKENS), "arithmetic": arithmetic.MAX_NEW_TOKENS}  # new tokens; of others 1024
-PROMPTS = {"arithmetic": arithmetic.SYSTEM_PROMPT}  # system prompts; of others SYSTEM_PROMPT
-HUB = {  # path, configuration, split to train on, split to test on, columns of the question and of the answer
-    "gsm8k": ("openai/gsm8k", "main", "train", "test", "question", "answer"),
-    "gsm8k_zh": ("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only"),
-    "math": ("DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"),
-    "math500": ("HuggingFaceH4/MATH-500", None, "test", "test", "problem", "answer"),
-    "amc23": ("math-ai/amc23", None, "test", "test", "question", "answer"),
-    "aime24": ("HuggingFaceH4/aime_2024", None, "train", "train", "problem", "answer"),
-}
-
-# DeepSeek-R1's format (2501.12948, table 1), in our words
-SYSTEM_PROMPT = (
-    "You are given a question. Think about it step by step first, then answer it. Put your thoughts and your answer into "
-    "tags, in this form, with nothing before, between or after:\n"
-    "<think>\nyour thoughts\n</think>\n<answer>\nyour answer, the bare number\n</answer>"
-)
+from engine.tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
 
 
-def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None):
-    """Questions of `name`: one of MADE or HUB, or the path of a .jsonl file. Returns (questions, notes).
+def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None):
+    """Questions of `name`: a row of the table of data sets, or the path of a .jsonl file. Returns (questions, notes).
 
     Prompts longer than `max_prompt_tokens` are left out, never cut: the end of a prompt holds the question and the header
     of the assistant's turn. notes: sentences that the user should read.
     """
-    if name in TOYS:
-        count = toy.TRAIN_QUESTIONS if split == "train" else 512
-        rows = [toy.question(i, split) for i in range(limit or count)]
-    elif name == "arithmetic":
-        count = arithmetic.TRAIN_QUESTIONS if split == "train" else arithmetic.TEST_QUESTIONS
-        rows = list(islice(arithmetic.questions(split), limit or count))
-    elif name in HUB:
-        rows = read_hub(name, split)
+    task = task_of(name)
+    count = limit or (task.train_questions if split == "train" else task.test_questions)
+    if isinstance(task.source, Hub):
+        rows = read_hub(name, task.source, split)
     else:
-        rows = read_jsonl(name)
-    rows = rows[:limit]
-    examples = arithmetic.EXAMPLES if name == "arithmetic" else []
+        rows = task.source(split) if task.source else read_jsonl(name)
+    rows = list(islice(rows, count))
+    examples = task.examples
 
     notes = []
     if tokenizer.chat_template is None:
@@ -62,17 +36,19 @@ def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_pro
         before = "".join(f"{role.capitalize()}: {content}\n" for role, content in examples)
         texts = [f"{system_prompt}\n\n{before}User: {row['question']}\nAssistant:" for row in rows]
     else:
+        import jinja2
+
         def chat(*turns):
             messages = [{"role": role, "content": content} for role, content in turns]
             return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
         try:
             texts = [chat(("system", system_prompt), *examples, ("user", row["question"])) for row in rows]
-        except TemplateError:  # some templates know no system turn
+        except jinja2.TemplateError:  # some templates know no system turn
             texts = [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows]
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
-    questions = [{**row, "prompt": prompt, "begun": begun(text, row["question"])}
+    questions = [{**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
                  for row, text, prompt in zip(rows, texts, prompts) if len(prompt) <= max_prompt_tokens]
     skipped = len(rows) - len(questions)
     if skipped:
@@ -85,7 +61,7 @@ def load(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_pro
     return questions, notes
 
 
-def begun(text, question):
+def opened_thought(text, question):
     """The thought that a prompt's text has opened for the model and left open, as "<think>\\n"; "" if there is none.
 
     Only what the chat template writes after the question counts: a system prompt may speak of <think>, too.
@@ -95,34 +71,44 @@ def begun(text, question):
     return tag + rest if tag and "</think>" not in rest else ""
 
 
-def read_hub(name, split):
-    import datasets
+def read_hub(name, hub, split):
+    import datasets  # takes a second to import, and many runs need it not
 
-    path, configuration, train, test, question, answer = HUB[name]
     try:
-        rows = datasets.load_dataset(path, configuration, split=train if split == "train" else test)
-        return [{**row, "question": row[question], "answer": plain(row[answer])} for row in rows]
+        rows = datasets.load_dataset(hub.path, hub.configuration, split=hub.train if split == "train" else hub.test)
+        return [{**row, "question": row[hub.question], "answer": plain(row[hub.answer])} for row in rows]
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name} cannot be loaded from the hub ({reason}): go online, or name a local .jsonl file.") from None
 
 
-def of_run(config, tokenizer, model):
+def questions_of_run(config, tokenizer, model):
     """(questions, those of the evaluation, notes) of a training run."""
-    prompts = {"tokenizer": tokenizer, "system_prompt": config.system_prompt or SYSTEM_PROMPT,
+    prompts = {"tokenizer": tokenizer, "system_prompt": config.system_prompt,
                "max_prompt_tokens": prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)}
-    questions, notes = load(config.dataset, **prompts)
-    test, more = load(config.eval_dataset, split="test", limit=config.eval_questions, **prompts) if config.eval_dataset else ([], [])
+    questions, notes = load_questions(config.dataset, **prompts)
+    if not config.eval_dataset:
+        return questions, [], notes
+    test, more = load_questions(config.eval_dataset, split="test", limit=config.eval_questions, **prompts)
     return questions, test, notes + more
 
 
-def check_name(name, model=None):
+def check_dataset(name, model=None):
     """Before any work: `name` is a data set that exists, a file can be read to its end, and the toy's model is asked nothing in words."""
-    if name == "arithmetic" and model == "toy":
-        raise UserError("arithmetic is written in words, and the toy's model knows no letters: name a chat model, "
-                        "as --model HuggingFaceTB/SmolLM2-135M-Instruct.")
-    if name not in (*MADE, *HUB):
+    if name not in TASKS:
         read_jsonl(name)
+    elif model == "toy" and not TASKS[name].base:
+        raise UserError(f"{name} is written in words, and the toy's model knows no letters: name a chat model, "
+                        "as --model HuggingFaceTB/SmolLM2-135M-Instruct.")
+
+
+def base_model(model, dataset):
+    """The folder or hub name of the model that `--model` names: `toy` is the base model of that toy, made on first use."""
+    if model != "toy":
+        return model
+    from engine.tasks import toy_model
+
+    return toy_model.base(task_of(dataset).base or "base")
 
 
 def plain(value):
@@ -135,7 +121,7 @@ def read_jsonl(path, reserved=("prompt", "completions")):
     if not Path(path).is_file():
         if str(path).endswith((".jsonl", ".json")) or "/" in str(path):
             raise UserError(f"the data file {path} does not exist.")
-        raise UserError(f"unknown data set '{path}': there are {', '.join((*MADE, *HUB))}, or the path of a .jsonl file.")
+        raise UserError(f"unknown data set '{path}': there are {', '.join(TASKS)}, or the path of a .jsonl file.")
     rows = []
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
@@ -166,9 +152,10 @@ def read_jsonl(path, reserved=("prompt", "completions")):
     return [{column: row[column] for column in row if column in shared} for row in rows]
 
 
-def columns(rows):
-    """What a reward is given besides the completions: {name: values} of the questions, one row for each completion."""
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in ("prompt", "begun")}
+def reward_columns(questions, group_size=1):
+    """What a reward is given besides the completions: {name: values} of the questions, each repeated for its completions."""
+    names = [name for name in (questions[0] if questions else ()) if name not in ("prompt", "begun")]
+    return {name: [question[name] for question in questions for _ in range(group_size)] for name in names}
 
 
 def take(questions, position, count, seed):

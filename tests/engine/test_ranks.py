@@ -47,7 +47,6 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU):
 
 
 def six_completions(device, scale=1.0):
-    from engine.model import policy
 
     generator = torch.Generator().manual_seed(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
@@ -58,18 +57,18 @@ def six_completions(device, scale=1.0):
 
 def micro_batches(everything, share, config, device):
     """Of this rank's rows `share` of a mini-batch."""
-    from engine.model import policy
-    from engine.run import distributed
+    from engine.run import ranks
 
     parts = everything.rows(share).cut_into(40) if share else []
-    return distributed.even_out(parts, lambda: policy.nothing(device), device) if config.shard == "full" else parts
+    return ranks.even_out(parts, lambda: policy.nothing(device), device) if config.shard == "full" else parts
 
 
 def fixed_update(networks, config, share, optimizer, scale=1.0):
     """The weights after the updates on this rank's part of the six completions, and the update's metrics."""
     import train
+    from engine.model import shards
     from engine.model.critic import estimate
-    from engine.run import distributed
+    from engine.run import ranks
     from update import update
 
     model, critic = networks.model, networks.critic
@@ -86,8 +85,8 @@ def fixed_update(networks, config, share, optimizer, scale=1.0):
                 part.old_logp = part.logprobs(model, 1.0).detach()
             estimate(critic, parts, model.device, beta=config.beta, lam=config.lam)
     stats = update(model, optimizer, [parts], train.ALGORITHMS[config.algorithm], config, critic)
-    distributed.barrier()
-    weights = [tensor.flatten() for network in networks.learners for _, tensor in distributed.whole_weights(network)]
+    ranks.barrier()
+    weights = [tensor.flatten() for network in networks.learners for _, tensor in shards.whole_weights(network)]
     return {"weights": torch.cat(weights), "stats": stats}
 
 
@@ -104,7 +103,7 @@ WITH_SIGNAL_IN_ONE = {1: [[[0, 1, 2]]], 2: [[[0, 1], [3], []], [[2], [4, 5], []]
 def update_with_signal_in_one(folder, shares, shard="none"):
     """Two times through the mini-batches of this rank, with an optimizer that remembers."""
     import train
-    from engine.run import distributed
+    from engine.model import shards
     from update import update
 
     networks, config = fixed(folder, "drgrpo", shard)
@@ -113,7 +112,7 @@ def update_with_signal_in_one(folder, shares, shard="none"):
     minibatches = [micro_batches(everything, share, config, model.device) for share in shares]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     stats = update(model, optimizer, minibatches, train.ALGORITHMS["drgrpo"], config)
-    return {"weights": torch.cat([tensor.flatten() for _, tensor in distributed.whole_weights(model)]), "stats": stats}
+    return {"weights": torch.cat([tensor.flatten() for _, tensor in shards.whole_weights(model)]), "stats": stats}
 
 
 def saved_update(networks, config, share, run_dir, step):
@@ -229,32 +228,32 @@ def test_a_failing_rank_takes_the_job_down_with_its_own_message(small, tmp_path)
 
 
 if __name__ == "__main__":
-    from engine.run import distributed
+    from engine.run import ranks
 
-    distributed.start()
+    ranks.start()
     job, folder, out = sys.argv[1:]
-    if job == "fail" and distributed.rank() == 1:
+    if job == "fail" and ranks.rank() == 1:
         raise RuntimeError("rank 1 has a reason of its own")
     if job == "gdpo":
         rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
-        share = rewards.split([4, 1, 0], dim=1)[distributed.rank()]
-        torch.save(distributed.over_all_groups(decoupled_advantages, share), Path(out) / f"gdpo-{distributed.rank()}.pt")
-        distributed.barrier()  # a rank that leaves early would end the talk of the others
-        distributed.stop()
+        share = rewards.split([4, 1, 0], dim=1)[ranks.rank()]
+        torch.save(ranks.over_all_groups(decoupled_advantages, share), Path(out) / f"gdpo-{ranks.rank()}.pt")
+        ranks.barrier()  # a rank that leaves early would end the talk of the others
+        ranks.stop()
         sys.exit()
     for algorithm, name, shard in product(UPDATED, SHARES, BOTH):
-        if len(SHARES[name]) == distributed.world_size() and shard in UPDATED[algorithm]:
-            result = sgd_update(folder, SHARES[name][distributed.rank()], algorithm, shard)
-            torch.save(result, Path(out) / f"{algorithm}-{name}-{shard}-{distributed.rank()}.pt")
-    if distributed.world_size() == 2:
-        torch.manual_seed(distributed.rank())  # whatever a rank has drawn before
-        adapted = sgd_update(folder, SHARES["even"][distributed.rank()], "grpo", lora=4)
-        torch.save(adapted, Path(out) / f"lora-{distributed.rank()}.pt")
+        if len(SHARES[name]) == ranks.world_size() and shard in UPDATED[algorithm]:
+            result = sgd_update(folder, SHARES[name][ranks.rank()], algorithm, shard)
+            torch.save(result, Path(out) / f"{algorithm}-{name}-{shard}-{ranks.rank()}.pt")
+    if ranks.world_size() == 2:
+        torch.manual_seed(ranks.rank())  # whatever a rank has drawn before
+        adapted = sgd_update(folder, SHARES["even"][ranks.rank()], "grpo", lora=4)
+        torch.save(adapted, Path(out) / f"lora-{ranks.rank()}.pt")
         for shard in BOTH:
-            result = update_with_signal_in_one(folder, WITH_SIGNAL_IN_ONE[2][distributed.rank()], shard)
-            torch.save(result, Path(out) / f"signal-{shard}-{distributed.rank()}.pt")
-        saved_update(*fixed(folder, "cppo", "full"), SHARES["uneven"][distributed.rank()], Path(out) / "run", step=1)
-    if distributed.world_size() == 4:
+            result = update_with_signal_in_one(folder, WITH_SIGNAL_IN_ONE[2][ranks.rank()], shard)
+            torch.save(result, Path(out) / f"signal-{shard}-{ranks.rank()}.pt")
+        saved_update(*fixed(folder, "cppo", "full"), SHARES["uneven"][ranks.rank()], Path(out) / "run", step=1)
+    if ranks.world_size() == 4:
         run_dir = Path(out) / "run"
-        saved_update(*fixed(folder, "cppo", "full", run_dir), SHARES["four"][distributed.rank()], run_dir, step=2)
-    distributed.stop()
+        saved_update(*fixed(folder, "cppo", "full", run_dir), SHARES["four"][ranks.rank()], run_dir, step=2)
+    ranks.stop()

@@ -25,9 +25,10 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.model import policy
-from engine.model.policy import Batch, completion_logprobs
+from engine.model import folders, loading, logprobs
+from engine.model.logprobs import completion_logprobs
 from engine.run.options import UserError
+from update import Batch
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 CPU = torch.device("cpu")
@@ -133,7 +134,7 @@ def test_the_error_of_the_heads_gradient_does_not_grow_with_the_chunks(wide, mon
     exact = heads_gradient(copy.deepcopy(model).double(), args, 500, monkeypatch)
     assert (heads_gradient(model, args, 7, monkeypatch) - exact).norm() < 1e-5 * exact.norm()
     # the body in float32, for its own error is larger
-    monkeypatch.setattr(policy, "completion_states", torch.autocast("cpu", enabled=False)(policy.completion_states))
+    monkeypatch.setattr(policy, "completion_states", torch.autocast("cpu", enabled=False)(logprobs.completion_states))
     errors = []
     for tokens_per_chunk in (500, 20, 1):
         gradient = heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=True)
@@ -221,10 +222,10 @@ def test_micro_batches_hold_every_completion_once():
 
 def test_weights_are_float32_masters_that_a_step_of_1e_6_moves(small, tmp_path):
     """In bfloat16 a step of lr 1e-6 is rounded away; weights saved in bfloat16 are loaded as float32."""
-    model, tokenizer = policy.load(small, CPU)
+    model, tokenizer = loading.load_model(small, CPU)
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    model, _ = policy.load(str(tmp_path), CPU)
+    model, _ = loading.load_model(str(tmp_path), CPU)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
@@ -238,8 +239,8 @@ def test_weights_are_float32_masters_that_a_step_of_1e_6_moves(small, tmp_path):
 def test_dropout_is_off(tmp_path, small):
     """GPT-2 has dropout 0.1: with it on, π_θ would differ from π_old before the first update."""
     make("gpt2").save_pretrained(tmp_path)
-    policy.load(small, CPU)[1].save_pretrained(tmp_path)
-    model, _ = policy.load(str(tmp_path), CPU)
+    loading.load_model(small, CPU)[1].save_pretrained(tmp_path)
+    model, _ = loading.load_model(str(tmp_path), CPU)
     assert model.config.resid_pdrop == 0.1 and not model.training
     args = batch()
     assert torch.equal(completion_logprobs(model, *args), completion_logprobs(model, *args))
@@ -276,25 +277,25 @@ def test_gradient_checkpointing_leaves_dropout_off_whatever_the_model(kind):
 
 def test_a_model_that_rescales_its_logits_is_refused(tmp_path, small):
     GraniteForCausalLM(GraniteConfig(**SIZES, num_key_value_heads=4, logits_scaling=8.0)).save_pretrained(tmp_path)
-    policy.load(small, CPU)[1].save_pretrained(tmp_path)
+    loading.load_model(small, CPU)[1].save_pretrained(tmp_path)
     with pytest.raises(UserError, match="rescales its logits"):
-        policy.load(str(tmp_path), CPU)
+        loading.load_model(str(tmp_path), CPU)
 
 
 def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):
     with pytest.raises(UserError, match="does not exist"):
-        policy.resolve(str(tmp_path / "nowhere"))
+        folders.resolve_model(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="no weights"):
-        policy.resolve(str(tmp_path))
-    model, _ = policy.load(small, CPU)
+        folders.resolve_model(str(tmp_path))
+    model, _ = loading.load_model(small, CPU)
     model.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no tokenizer"):
-        policy.resolve(str(tmp_path))
+        folders.resolve_model(str(tmp_path))
 
 
 def test_prompts_leave_room_for_the_completion_in_the_context():
     model = make("gpt2")
-    assert policy.prompt_room(model, 20, 512) == 44 and policy.prompt_room(model, 20, 10) == 10
+    assert folders.prompt_room(model, 20, 512) == 44 and folders.prompt_room(model, 20, 10) == 10
     with pytest.raises(UserError, match="context of 64 tokens leaves no room"):
-        policy.prompt_room(model, 64, 10)
+        folders.prompt_room(model, 64, 10)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.model import rollout
-from engine.model.policy import completion_logprobs
-from engine.model.rollout import Sampling, draw, left_pad, sample, stop_tokens
+from engine.model.logprobs import completion_logprobs
+from engine.model.sampling import Sampling, left_pad, sample, stop_tokens
 
 
 # how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing below depends on it

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.model.policy import autocast, completion_mask, compute_dtype
+from engine.model.logprobs import completion_mask
+from engine.model.precision import autocast, compute_dtype
 from engine.run.options import UserError
 
 # after so many tokens a device is asked again which completions have ended: until a GPU answers, it gets nothing new to do
@@ -42,28 +43,12 @@ class Completions:
     def texts(self, tokenizer, questions=()):
         """What the completions say, for the rewards: EOS and other special tokens left out.
 
-        questions: the Q rows of `data.load` that were asked. A completion then begins with the thought that its prompt has opened.
+        questions: the Q rows of `load_questions` that were asked. A completion then begins with the thought that its prompt has opened.
         """
         rows = [tokens[:n] for tokens, n in zip(self.tokens.tolist(), self.lengths.tolist())]
         begun = [question.get("begun", "") for question in questions for _ in range(len(rows) // len(questions))] or [""] * len(rows)
         said = [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
         return [before + text for before, text in zip(begun, said, strict=True)]
-
-
-def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
-    """w = min(π_old(o_t) / π_sampler(o_t), C): (N, T) without gradient, 1 on padding. A factor of the loss weights.
-
-    old_logp: log π_old(o_t) as the trainer computes it. sampled_logp: as the sampler did when it drew o_t, from the same weights
-    but with other kernels or in a lower precision. mask: (N, T), 1 on completion tokens. cap: C, above 0.
-
-    What is drawn from π_sampler then counts as if it came from π_old: Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o) where the
-    cap is not reached. So given its prefix each token is corrected; that the prefix was drawn by the sampler too is not. The
-    ratio π_θ / π_old of the loss remains, for the updates since. The cap bounds the variance, and biases the tokens above it.
-
-    Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
-    """
-    weights = (old_logp - sampled_logp).exp().clamp(max=cap)
-    return weights.masked_fill(~mask.bool(), 1.0).detach()
 
 
 def stop_tokens(model, tokenizer):
@@ -81,7 +66,7 @@ def left_pad(prompts, pad_id, device):
     return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
 
 
-def draw(logits, sampling, generator=None):
+def sample_token(logits, sampling, generator=None):
     """One token per row from logits (N, V): (token (N,), logp (N,)). Temperature 0 is greedy."""
     if sampling.temperature == 0:
         token = logits.argmax(-1)
@@ -104,7 +89,7 @@ def draw(logits, sampling, generator=None):
     return token, logp.gather(-1, token[:, None]).squeeze(-1)
 
 
-class Own:
+class Sampler:
     """The project's own sampler: the loop of `sample` on the policy itself, or on a copy of it, which `refresh` keeps up to date."""
 
     def __init__(self, model, tokenizer, copy=False):
@@ -166,7 +151,7 @@ def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator)
     stop_ids = torch.tensor(stop_ids).to(device, non_blocking=True)
     rows = torch.arange(n, device=device)  # which completion each row of the running batch is
     for t in range(sampling.max_new_tokens):
-        token, logp = draw(logits, sampling, generator)
+        token, logp = sample_token(logits, sampling, generator)
         tokens[rows, t], logps[rows, t] = token, logp
         if t + 1 == sampling.max_new_tokens:
             break

@@ -1,0 +1,75 @@
+"""Weights that are shared out to the devices (`--shard full`, FSDP2), and gradients that are added up over them."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from engine.run import ranks
+
+
+def shard(module, *methods, exact=(), **options):
+    """FSDP2: share the weights of `module` out to the ranks, and with them its gradients and the optimizer's moments.
+
+    A layer's weights are gathered when it is computed, in bf16 on a GPU, and given up again; gradients are added up in float32.
+    methods: names of functions of `module` that do what its `forward` usually does, before which its weights are gathered.
+    exact: names of parts that are computed in float32. options: of `fully_shard`, for what stands outside the layers.
+    """
+    bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if torch.cuda.is_available() else MixedPrecisionPolicy()
+    layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
+    parts = [*((layer, bf16, {}) for layer in layers), *((module.get_submodule(name), MixedPrecisionPolicy(), {}) for name in exact)]
+    for part, policy, given in [*parts, (module, bf16, options)]:
+        fully_shard(part, mp_policy=policy, **given)
+        # a sum over the ranks, not a mean: the loss weights already count the whole batch
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    for name in methods:
+        register_fsdp_forward_method(module, name)
+
+
+def hand_out(network, empty, device, *methods, **options):
+    """Shards, on `device`, of a network that the first rank has in the host's memory; for the other ranks it is None.
+
+    empty: the same network on every rank, whose parameters are on the meta device and take no memory. A device holds its part, and
+    one whole tensor at a time. methods, options: those of `shard`.
+    """
+    shard(empty, *methods, **options)  # which moves the buffers to the device
+    buffers = {name: buffer.clone() for name, buffer in empty.named_buffers()}
+    empty.to_empty(device=device)
+    for name, buffer in empty.named_buffers():
+        buffer.copy_(buffers[name])
+    whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(empty, network.state_dict() if network else {}, options=whole)
+    return empty
+
+
+def is_sharded(module):
+    return isinstance(module, FSDPModule)
+
+
+def whole_weights(model, dtype=None):
+    """(name, tensor) of every weight, gathered from all ranks one by one where they are shared out."""
+    for name, p in model.named_parameters():
+        p = p.detach().to(dtype)
+        yield name, p.full_tensor() if isinstance(p, DTensor) else p
+
+
+def sum_gradients(model):
+    """Add up the gradients of all ranks. A sum, not a mean: the loss weights already count the whole batch."""
+    if is_sharded(model):
+        return  # done by FSDP
+    for p in model.parameters():
+        if p.requires_grad and p.grad is None:  # a rank without a completion brings zeros
+            p.grad = torch.zeros_like(p)
+    if ranks.world_size() > 1:
+        work = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters() if p.requires_grad]
+        for w in work:
+            w.wait()
+
+
+def clip_gradients(network, longest):
+    """Scale gradients that are longer than `longest` down to it, over all ranks. Returns their length before."""
+    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), longest)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()

@@ -1,0 +1,122 @@
+"""What is refused before any work: options that do not fit each other, or the machine."""
+
+from importlib.util import find_spec
+
+from algorithms import KEPT_FIRST
+from engine.model.folders import resolve_model
+from engine.run.options import UserError, at_least, own_function
+from engine.scoring import score
+from engine.tasks.questions import check_dataset
+
+LEAST = {  # the least value of an option
+    "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
+    "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
+    "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1, "devices": 1, "reward_timeout": 0,
+}
+ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap", "device_gb")
+NOT_SAID = {"pruning_rate": 0.0, "allocation": False}  # what says no more than None
+TRACKERS = ("tensorboard", "wandb")  # names of --log, and of their packages
+
+
+def before(config, algorithms):
+    """Refuse what can be seen from the options alone. algorithms: the module."""
+    table = algorithms.ALGORITHMS
+    if config.algorithm not in table:
+        raise UserError(f"unknown algorithm '{config.algorithm}': there are {', '.join(table)}.")
+    fitting(config, table)
+    keeping(config, table[config.algorithm], algorithms.KEEP)
+    at_least(config, LEAST)
+    devices(config, table[config.algorithm])
+    for name in ABOVE_0:
+        if getattr(config, name) is not None and not getattr(config, name) > 0:
+            raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")
+    if config.lam is not None and config.lam > 1:
+        raise UserError(f"--lam must lie in [0, 1], not {config.lam}.")
+    if not 0 < config.top_p <= 1 or not config.warmup < 1:
+        raise UserError(f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
+    for name in filter(None, [config.dataset, config.eval_dataset]):
+        check_dataset(name, config.model)
+    score.choose(config.rewards or [])
+    tracker(config.log)
+    if config.model != "toy" and not config.plan:  # a plan reads config.json only
+        resolve_model(config.model)
+
+
+def fitting(config, table):
+    """Options that only some algorithms take."""
+    every = {option for row in table.values() for option in row.takes}
+    for option in sorted(every - set(table[config.algorithm].takes)):
+        if getattr(config, option) not in (None, NOT_SAID.get(option)):
+            takers = ", ".join(name for name, row in table.items() if option in row.takes)
+            raise UserError(
+                f"--{option} does not fit {config.algorithm}: leave it out, or take an algorithm that it belongs to ({takers}).")
+
+
+def keeping(config, row, rules):
+    """Options that say which completions are kept."""
+    name, keep, first = config.algorithm, config.keep, row.keep in KEPT_FIRST
+    if keep and keep not in rules:
+        if ".py:" not in keep:
+            raise UserError(f"unknown rule --keep {keep}: there are {', '.join(rules)}, and FILE.py:FUNCTION.")
+        own_function(keep, "--keep")
+    if keep and first and keep not in KEPT_FIRST:
+        raise UserError(f"{name} keeps completions by {row.keep}: it cannot be combined with pruning by |A|.")
+    if row.ks and keep == "max_variance":
+        raise UserError(f"{name} keeps completions by --keep shortest or efficiency, not by max_variance.")
+    if keep in KEPT_FIRST and not first and row.keep != "all":
+        raise UserError(f"{name} prunes by |A|: --keep {keep} belongs to gfpo, pods, or one that keeps all.")
+    if config.pruning_rate and row.keep == "all" and keep in (None, "all"):
+        raise UserError(f"{name} keeps every completion: with --pruning_rate say which ones, as --keep largest_abs.")
+    if config.group_size == 1 and not row.critic:
+        raise UserError("--group_size must be at least 2, not 1: an advantage compares completions of one question.")
+    if row.ks and config.group_size < max(row.ks):
+        raise UserError(f"{name} keeps up to {max(row.ks)} completions of a question: --group_size {config.group_size} is too small.")
+
+
+def devices(config, row):
+    """Options that say how the weights are held, and what samples."""
+    if config.shard not in ("none", "full"):
+        raise UserError(f"--shard must be none or full, not {config.shard}.")
+    if config.rollout not in ("own", "vllm"):
+        raise UserError(f"--rollout must be own or vllm, not {config.rollout}.")
+    if config.rollout == "vllm" and not config.plan:
+        vllm(config)
+    if config.merge_lora and not config.lora:
+        raise UserError("--merge_lora has nothing to merge: give the adapters' rank too, as --lora 16.")
+    if config.lora and (config.shard == "full" or row.critic or config.refresh_reference):
+        other = "--shard full" if config.shard == "full" else "PPO" if row.critic else "--refresh_reference"
+        raise UserError(f"--lora cannot be combined with {other}: leave one of them out.")
+
+
+def vllm(config):
+    """What cannot be sampled through vLLM."""
+    if config.lora:
+        raise UserError("--rollout vllm takes whole weights: leave out --lora, or use --rollout own.")
+    if find_spec("vllm") is None:
+        raise UserError("--rollout vllm needs vLLM: pip install vllm.")
+    if not 0.01 <= config.temperature <= 2:
+        raise UserError(f"--rollout vllm takes a --temperature in [0.01, 2], not {config.temperature}: change it, or use --rollout own.")
+    if config.temperature != 1 and (config.top_p < 1 or config.top_k > 0):
+        raise UserError("vLLM states log-probabilities before temperature, top_p and top_k, or after all of them: "
+                        "with --top_p or --top_k set --temperature 1, or use --rollout own.")
+
+
+def tracker(name):
+    """Is there such a tracker, and its package? None is no tracker."""
+    if name not in (None, *TRACKERS):
+        raise UserError(f"--log {name}: there are {' and '.join(TRACKERS)}; JSON lines are always written.")
+    found = name and find_spec(name)
+    if name and (found is None or found.origin is None):  # no origin: a folder of that name, as wandb leaves behind
+        raise UserError(f"--log {name} needs a package that is not installed: pip install {name}")
+
+
+def after(config, algorithm):
+    """Refuse what depends on values that were not given."""
+    for name in ("stop_kl", "refresh_reference"):
+        if getattr(config, name) is not None and not algorithm.beta:
+            raise UserError(f"--{name} needs a reference model: set --beta above 0.")
+    if config.overlong_cache is not None and not 0 < config.overlong_cache <= config.max_new_tokens:
+        raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({config.max_new_tokens}), not {config.overlong_cache}.")
+    if algorithm.kept_first and algorithm.k < 2:
+        raise UserError(
+            f"{config.keep} keeps 1 completion of a question, which has nothing to be compared with: lower --pruning_rate.")

@@ -1,0 +1,67 @@
+"""What the logs say of a step: its metrics, its seconds, and its first group."""
+
+import time
+from contextlib import contextmanager
+
+import torch
+
+from engine.run import ranks
+from family.dapo import has_signal
+
+COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")  # of a step, over all devices
+
+
+class Clock:
+    """Seconds spent in each phase of a step."""
+
+    def __init__(self, device):
+        self.device, self.start = device, time.perf_counter()
+        self.spent = dict.fromkeys(["generate", "score", "logprobs", "update"], 0.0)
+
+    @contextmanager
+    def phase(self, name):
+        begin = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.spent[name] += time.perf_counter() - begin
+
+    def seconds(self):
+        total = time.perf_counter() - self.start
+        return {f"seconds/{name}": seconds for name, seconds in (self.spent | {"total": total}).items()}
+
+
+def summarize(rollout, advantages, rows):
+    """The metrics of steps 1 to 4 over all devices.
+
+    advantages: (Q, G). rows: what is kept. `nonzero` is how many of the kept have an advantage,
+    `mean_rewards` the mean reward of each question.
+    """
+    advantages, lengths = advantages.cpu(), rollout.lengths
+    sums = {
+        "questions": len(rollout.questions), "completions": len(rollout.texts), "kept": len(rows),
+        "tokens_generated": lengths.sum().item(), "tokens_trained": lengths.flatten()[rows].sum().item(),
+        # advantages of a group add up to 0: if they do not differ, they are all 0 (PPO's are the scores, here and in the log)
+        "no_signal": (~has_signal(advantages)).sum().item(),
+        "nonzero": (advantages.flatten()[rows] != 0).sum().item(),
+        "entropy": -rollout.logp.sum().item(),
+        "accuracy": (rollout.rewards[0] > 0).sum().item(), "reward": rollout.total.sum().item(),
+        "reward_failures": rollout.failures, "truncated": rollout.truncated.sum().item(),
+        **{f"reward/{name}": values.sum().item() for name, values in zip(rollout.reward_names, rollout.rewards)},
+    }
+    sums = ranks.all_sum(sums, rollout.tokens.device)
+    metrics = {name: int(sums.pop(name)) for name in (*COUNTS, "nonzero")} | {"rollouts": rollout.rollouts}
+    metrics["no_signal"] = sums.pop("no_signal") / metrics["questions"]
+    metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
+    metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
+    metrics |= {name: value / metrics["completions"] for name, value in sums.items()}
+    return metrics | {"mean_rewards": ranks.gather(rollout.total.mean(1).tolist())}
+
+
+def first_group(rollout, advantages, rows):
+    """What is logged of the first question: each completion with its reward, its advantage (PPO: its score), and whether it is kept."""
+    question = rollout.questions[0] if rollout.questions else {}
+    kept = set(rows.tolist())
+    columns = zip(rollout.texts[: advantages.shape[1]], rollout.total.flatten().tolist(), advantages.flatten().tolist())
+    completions = [{"completion": text, "reward": r, "advantage": a, "kept": i in kept} for i, (text, r, a) in enumerate(columns)]
+    return {"question": question.get("question"), "answer": question.get("answer"), "completions": completions}

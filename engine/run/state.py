@@ -1,0 +1,200 @@
+"""A run: where it stands, what it leaves behind, and why it ends."""
+
+import math
+import random
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from engine.model.networks import save_merged
+from engine.run import checkpoint, logs, ranks
+from engine.run.curves import curves
+from engine.run.metrics import COUNTS
+from engine.run.options import UserError
+from engine.run.trackers import Tracker
+from engine.tasks.questions import fingerprint, take
+
+BAD_UPDATES = 5  # so many updates in a row that are not finite end the run
+
+
+def learning_rate(progress, peak, warmup):
+    """Linear warm-up over the first `warmup` of the run, then a cosine down to 0. progress in [0, 1]."""
+    if progress <= warmup:
+        return peak * progress / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+
+
+def run_progress(steps_done, steps, questions_done, questions, per_step):
+    """Where the middle of the next step lies in the run, in [0, 1]. The run ends with its steps or its questions, whichever is first.
+
+    A step takes `per_step` questions, or more with dynamic sampling: as many as the steps so far have taken on average.
+    """
+    most, taken = math.ceil(questions / per_step), questions_done / per_step  # in units of such a step
+    expected = min(max(1, taken / max(1, steps_done)), most - taken)
+    return max((steps_done + 0.5) / steps, (taken + expected / 2) / most)
+
+
+class Run:
+    """The state of a run, and all that happens between two steps.
+
+    source: the model that the run started from. saved: the state of the checkpoint at which it goes on, or None.
+
+        with run:
+            while not run.over:
+                run.record(*train_step(…, run.next_questions, run.begin_step(), run.history))
+    """
+
+    def __init__(self, config, algorithm, networks, questions, source, saved=None):
+        self.config, self.algorithm, self.networks, self.questions = config, algorithm, networks, questions
+        self.folder, world = Path(config.output_dir), ranks.world_size()
+        self.total = max(1, round(config.epochs * len(questions)))  # questions
+        # what a resumed run takes up again; step, order of the questions and random numbers follow from it and from the seed
+        self.state = {
+            "step": 0, "position": 0, "seconds": 0.0, "no_signal_steps": 0, "skipped_updates": 0, "skipped_in_a_row": 0,
+            "history": [],  # of GFPO's adaptive k
+            "before": {}, "source": source, "data": fingerprint(questions), "per_step": algorithm.questions_per_step * world,
+        }
+        if saved:
+            self.state |= checkpoint.agreed(self.folder, saved, self.state)
+        self.per_step = self.state["per_step"]  # as the run was started, on however many devices it goes on
+        self.steps = min(config.steps or math.inf, math.ceil(self.total / self.per_step))
+        if world > min(self.per_step, self.total):
+            raise UserError(f"{world} devices for {min(self.per_step, self.total)} questions: start as many processes at the most.")
+        if saved:
+            checkpoint.check_unfinished(self.folder, self.state, self.steps)
+        self.resumed, self.stopped = bool(saved), False
+
+    @property
+    def saved_networks(self):
+        """What a checkpoint holds beside the policy."""
+        networks = {"critic": self.networks.critic} if self.networks.critic else {}
+        return networks | ({"reference": self.networks.reference} if self.config.refresh_reference else {})
+
+    @property
+    def history(self):
+        return self.state["history"]
+
+    @property
+    def at_end(self):
+        return self.stopped or self.state["step"] >= self.steps or self.state["position"] >= self.total
+
+    @property
+    def over(self):
+        return self.at_end or bool(self.interrupt.asked)
+
+    def say(self, text):
+        if ranks.rank() == 0:
+            tqdm.write(text)
+
+    # --- between the steps ---
+
+    def open(self, examine, notes):
+        """Evaluate a new model, save it, and open the logs. Then there is something to resume."""
+        for note in dict.fromkeys(notes):
+            self.say(f"note: {note}")
+        if not self.resumed:
+            self.state["before"] = examine(label="before")
+            if not self.save():
+                raise UserError("stopped, for a run that cannot be saved would be lost: free the disk, or name another --output_dir.")
+        if ranks.rank() == 0:
+            logs.open_run(self.folder, self.config, self.state["step"])
+        self.tracker = Tracker(self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"], asdict(self.config))
+        ranks.barrier()
+        return self
+
+    def __enter__(self):
+        self.interrupt = logs.Interrupt().__enter__()
+        self.bar = tqdm(total=self.steps, initial=self.state["step"], desc=self.algorithm.name, disable=ranks.rank() > 0)
+        return self
+
+    def __exit__(self, *error):
+        self.bar.close()
+        self.interrupt.__exit__(*error)
+
+    def begin_step(self):
+        """Set the learning rates. Returns all the randomness of the step: it follows from three numbers, so a resumed run repeats it."""
+        config, state = self.config, self.state
+        progress = run_progress(state["step"], self.steps, state["position"], self.total, self.per_step)
+        for group, peak in zip(self.networks.optimizer.param_groups, (config.lr, config.critic_lr)):
+            group["lr"] = learning_rate(progress, peak, config.warmup)
+        return random.Random(f"{config.seed} {state['step'] + 1} {ranks.rank()}")
+
+    def next_questions(self, count=None):
+        """This device's share of the next `count` questions (None: of a whole step's); None if none are left."""
+        position, count = self.state["position"], min(count or self.per_step, self.total - self.state["position"])
+        self.state["position"] += count
+        return take(self.questions, position, count, self.config.seed)[ranks.rank() :: ranks.world_size()] if count else None
+
+    def record(self, metrics, sample):
+        """What follows a step: its place in the logs and in the state, a checkpoint if one is due, and whether the run ends."""
+        state, step = self.state, self.state["step"] + 1
+        mean_rewards, updates = metrics.pop("mean_rewards"), metrics.pop("skipped")
+        metrics.pop("nonzero")
+        if self.algorithm.ks:
+            state["history"] += mean_rewards
+        for skipped in updates:
+            state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
+        state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
+                  "no_signal_steps": state["no_signal_steps"] + (metrics["loss"] is None),
+                  "skipped_updates": state["skipped_updates"] + metrics["skipped_updates"]}
+        metrics = {"step": step} | metrics | {"lr": self.networks.optimizer.param_groups[0]["lr"]}
+        if ranks.rank() == 0:
+            logs.append(self.folder / "metrics.jsonl", metrics)
+            logs.append(self.folder / "samples.jsonl", {"step": step} | sample)
+            self.tracker.log(step, metrics)
+        self.bar.set_postfix(accuracy=f"{metrics['accuracy']:.2f}", length=f"{metrics['length']:.0f}")
+        self.bar.update()
+        self.check(metrics)
+        refresh = self.config.refresh_reference
+        if refresh and step % refresh == 0:
+            self.networks.reference.load_state_dict(self.networks.model.state_dict())
+        self.interrupt.share(self.networks.model.device)
+        due = step % self.config.save_every == 0 and not state["skipped_in_a_row"]  # while updates fail, the last good one stays
+        if (due or self.over) and not self.save() and self.over:
+            raise UserError(f"the run has ended at step {step}, but what it learned since its last checkpoint is lost.")
+
+    def check(self, metrics):
+        """End a run whose updates fail, or whose policy is too far from the reference."""
+        state, limit = self.state, self.config.stop_kl
+        if state["skipped_in_a_row"] >= BAD_UPDATES:
+            raise UserError(
+                f"stopped at step {state['step']}: {state['skipped_in_a_row']} updates in a row had a loss or a gradient that is "
+                f"not finite, and were skipped. Lower --lr, or look into samples.jsonl. {checkpoint.how_to_resume(self.folder)}")
+        if limit is not None and metrics["kl"] is not None and metrics["kl"] > limit:
+            self.stopped = True
+            self.say(f"stopped at step {state['step']}: the KL to the reference is {metrics['kl']:.3g}, above --stop_kl {limit}.")
+
+    def save(self):
+        """Write a checkpoint. Returns whether that worked; a run goes on if it did not."""
+        problem = checkpoint.save(self.folder, self.networks, self.state, self.saved_networks)
+        if problem:
+            self.say(f"step {self.state['step']}: the checkpoint could not be written ({problem}). {checkpoint.how_to_resume(self.folder)}")
+        return not problem
+
+    def close(self, examine, notes):
+        """Evaluate the trained model and write the summary, or say how to resume. Returns the exit code."""
+        self.tracker.close()
+        if not self.at_end:
+            self.say(f"stopped after step {self.state['step']} of {self.steps}. {checkpoint.how_to_resume(self.folder)}")
+            return self.interrupt.exit_code
+        after = examine(label="after")
+        if ranks.rank() == 0:
+            about = {"algorithm": self.algorithm.name, "k": self.algorithm.k, **self.state, "notes": notes, "after": after}
+            logs.close_run(self.folder, about, COUNTS)
+            curves([self.folder], self.folder / "curves.png")
+            if self.config.merge_lora:
+                save_merged(str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged")
+        return 0
+
+
+def in_one_sentence(error, run_dir):
+    """A RuntimeError as a UserError, if it says that memory has run out or that another rank has ended; else the error itself."""
+    if isinstance(error, torch.OutOfMemoryError):
+        what = f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` tells what takes it."
+    elif ranks.is_alone(error):
+        what = "another process of this job has ended; torchrun names it and its reason."
+    else:
+        return error
+    return UserError(f"{what} {checkpoint.how_to_resume(run_dir)}")

@@ -1,0 +1,46 @@
+"""A model as the judge."""
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+
+class RewardModel:
+    """A reward that asks a model: any of transformers' sequence classifiers with one label. Its logit is the reward.
+
+    It reads question and completion as a chat where its tokenizer has a template, else one after the other. Weights are
+    float32, dropout is off. device: None is this process's GPU, if any. Raises ValueError if there are more labels, or if the
+    weights lack some: transformers would draw these at random, on every rank others.
+    """
+
+    def __init__(self, name, *, device=None, batch_size=16):
+        self.__name__, self.batch_size = "reward_model", batch_size
+        self.tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right", truncation_side="left")
+        options = {"dtype": torch.float32, "output_loading_info": True}
+        self.model, loading = AutoModelForSequenceClassification.from_pretrained(name, **options)
+        self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+        if self.model.config.num_labels != 1:
+            raise ValueError(f"{name} has {self.model.config.num_labels} labels: a reward model has one.")
+        if loading["missing_keys"]:
+            raise ValueError(f"the weights of {name} lack {min(loading['missing_keys'])}: it is no reward model.")
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        # a causal model's score is read at the last token that is not this one: it must be what we pad with
+        self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
+
+    def __call__(self, completions, question, **columns):
+        texts = [self.text(*pair) for pair in zip(question, completions, strict=True)]
+        plain, cut = self.tokenizer.chat_template is None, self.tokenizer.model_max_length < 10**6
+        scores = []
+        for start in range(0, len(texts), self.batch_size):
+            batch = texts[start : start + self.batch_size]
+            inputs = self.tokenizer(batch, add_special_tokens=plain, padding=True, truncation=cut, return_tensors="pt")
+            with torch.no_grad():
+                scores += self.model(**inputs.to(self.model.device)).logits[:, 0].tolist()
+        return scores
+
+    def text(self, question, completion):
+        """What the model reads."""
+        if self.tokenizer.chat_template is None:
+            return question + completion
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
+        return self.tokenizer.apply_chat_template(turns, tokenize=False)

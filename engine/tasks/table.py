@@ -1,0 +1,75 @@
+"""The table of data sets: one row each, and nothing else knows what a data set needs.
+
+To add one, write a row: where its questions come from, which rewards judge them, how long an answer may be. A local file of
+JSON lines needs no row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from engine.tasks import arithmetic, toy
+
+# DeepSeek-R1's format (2501.12948, table 1), in our words
+SYSTEM_PROMPT = (
+    "You are given a question. Think about it step by step first, then answer it. Put your thoughts and your answer into "
+    "tags, in this form, with nothing before, between or after:\n"
+    "<think>\nyour thoughts\n</think>\n<answer>\nyour answer, the bare number\n</answer>"
+)
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A data set of the Hugging Face hub."""
+
+    path: str
+    configuration: str | None
+    train: str  # the split to train on
+    test: str
+    question: str  # the columns
+    answer: str
+
+
+@dataclass(frozen=True)
+class Task:
+    source: Callable | Hub | None = None  # split → rows with the columns question and answer; None: a local file
+    rewards: tuple[str, ...] = ("gsm8k_accuracy", "format_reward")  # the first one is the accuracy
+    system_prompt: str = SYSTEM_PROMPT
+    examples: tuple = ()  # (role, text): turns of the chat before the question
+    max_new_tokens: int = 1024
+    lr: float = 1e-6  # CPPO's published setting, as questions_per_step
+    critic_lr: float = 1e-5  # ten times the policy's is usual
+    questions_per_step: int = 1
+    train_questions: int | None = None  # how many there are, if that is known without a network
+    test_questions: int | None = None
+    base: str | None = None  # which of the toy's base models `--model toy` is; None: none of them
+    evaluated: bool = False  # scored before and after a training run, unasked
+
+
+TOY = Task(
+    toy.questions, rewards=("toy_accuracy",), max_new_tokens=toy.MAX_NEW_TOKENS, lr=3e-4, critic_lr=1e-3,
+    questions_per_step=8, train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS, base="base", evaluated=True,
+)
+ARITHMETIC = Task(
+    arithmetic.questions, rewards=("number_accuracy",), system_prompt=arithmetic.SYSTEM_PROMPT, examples=tuple(arithmetic.EXAMPLES),
+    max_new_tokens=arithmetic.MAX_NEW_TOKENS, lr=3e-5, questions_per_step=4,
+    train_questions=arithmetic.TRAIN_QUESTIONS, test_questions=arithmetic.TEST_QUESTIONS,
+)
+MATH = Task(rewards=("math_accuracy", "format_reward"))
+
+TASKS = {
+    "toy": TOY,
+    "toy_code": replace(TOY, rewards=("code_accuracy",), base="code"),
+    "arithmetic": ARITHMETIC,
+    "gsm8k": Task(Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473),
+    "gsm8k_zh": Task(Hub("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only")),
+    "math": replace(
+        MATH, source=Hub("DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"), train_questions=7500),
+    "math500": replace(MATH, source=Hub("HuggingFaceH4/MATH-500", None, "test", "test", "problem", "answer")),
+    "amc23": replace(MATH, source=Hub("math-ai/amc23", None, "test", "test", "question", "answer")),
+    "aime24": replace(MATH, source=Hub("HuggingFaceH4/aime_2024", None, "train", "train", "problem", "answer")),
+}
+
+
+def task_of(name):
+    """The row of a data set. A local file has the settings of GSM8K."""
+    return TASKS.get(name) or Task()

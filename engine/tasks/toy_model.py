@@ -1,0 +1,89 @@
+"""The toy's model: a Qwen2 of 109,000 parameters with a vocabulary of characters, and its warm start."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import trange
+from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from allocate import micro_batches
+from engine.model.logprobs import completion_logprobs
+from engine.run import ranks
+from engine.tasks import toy
+
+TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
+CODE_TAGS = ["```python", "```", "print(", ")"]
+VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]  # Ċ is how byte-level vocabularies write a newline
+
+
+def make_tokenizer(kind="base"):
+    """Qwen2's tokenizer with a vocabulary of characters and no merges: one token per character, and one per tag.
+
+    Its chat template is the bare question. kind: see `toy.demonstration`.
+    """
+    tags = TAGS + CODE_TAGS if kind == "code" else TAGS
+    vocabulary = VOCABULARY + [tag for tag in tags if tag not in VOCABULARY]
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(vocabulary)}, merges=[], unk_token="<pad>", pad_token="<pad>", eos_token="<eos>"
+    )
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])  # read as a whole, shown as text
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
+    return tokenizer
+
+
+def make_model(tokenizer):
+    """A Qwen2 of about 109,000 parameters with random weights."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.1,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e-3):
+    """Supervised training on the demonstrations: cross-entropy on the completion's tokens, EOS included."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    for step in trange(steps, desc="warm start", leave=False):
+        demonstrations = [toy.demonstration(i, kind) for i in range(step * batch_size, (step + 1) * batch_size)]
+        prompts = tokenizer([prompt for prompt, _ in demonstrations]).input_ids
+        completions = tokenizer([completion + tokenizer.eos_token for _, completion in demonstrations]).input_ids
+        total = sum(map(len, completions))
+        for batch in micro_batches([len(p) + len(c) for p, c in zip(prompts, completions)], 1024):
+            lengths = torch.tensor([len(completions[i]) for i in batch])
+            tokens = pad_sequence([torch.tensor(completions[i]) for i in batch], batch_first=True)
+            logp = completion_logprobs(model, [prompts[i] for i in batch], tokens, lengths)
+            loss = -logp.sum() / total  # the mean over all tokens of the step
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+def base(kind="base"):
+    """The folder of the toy's base model, made on first use (about half a minute) and kept under runs/.
+
+    Its name holds a fingerprint of the toy's two files: whoever changes the toy gets a new base. kind: of its demonstrations.
+    """
+    sources = [Path(toy.__file__), Path(__file__)]
+    fingerprint = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
+    folder = Path("runs") / f"toy-{kind}-{fingerprint}"
+    if ranks.rank() == 0 and not folder.exists():
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        tokenizer = make_tokenizer(kind)
+        model = make_model(tokenizer)
+        warm_start(model, tokenizer, kind=kind)
+        unfinished = Path(f"{folder}.{os.getpid()}")
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        if not folder.exists():  # another run may have been faster
+            unfinished.rename(folder)
+    ranks.barrier()
+    return str(folder)
