@@ -18,6 +18,7 @@ from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.model.precision import autocast
 from engine.run import ranks
 from family.ppo import value_loss
+from family.tis import truncated_importance_weights
 from grpo import kl_k3
 
 
@@ -99,22 +100,6 @@ OF_WEIGHTS = ("kl", "kl_old", "clip_fraction", "ratio_mean", "entropy_trained", 
 OF_UPDATES = ("loss", *OF_WEIGHTS, "ratio_max", "sampler_gap_max", "grad_norm")  # None in a step without an update
 
 NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}  # what a step without an update says
-
-
-def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
-    """w = min(π_old(o_t) / π_sampler(o_t), C): (N, T) without gradient, 1 on padding. A factor of the loss weights.
-
-    old_logp: log π_old(o_t) as the trainer computes it. sampled_logp: as the sampler did when it drew o_t, from the same weights
-    but with other kernels or in a lower precision. mask: (N, T), 1 on completion tokens. cap: C, above 0.
-
-    What is drawn from π_sampler then counts as if it came from π_old: Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o) where the
-    cap is not reached. So given its prefix each token is corrected; that the prefix was drawn by the sampler too is not. The
-    ratio π_θ / π_old of the loss remains, for the updates since. The cap bounds the variance, and biases the tokens above it.
-
-    Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
-    """
-    weights = (old_logp - sampled_logp).exp().clamp(max=cap)
-    return weights.masked_fill(~mask.bool(), 1.0).detach()
 
 
 def accumulate(networks, minibatch, n, tokens, algorithm, sampling):

@@ -5,6 +5,8 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import torch
+
 import algorithms
 from engine.run import checkpoint, checks
 from engine.run.options import UserError, as_words, option, own_function, parse
@@ -113,6 +115,20 @@ class Config(LookOptions, RunOptions, DeviceOptions, UpdateOptions, SamplingOpti
     """All options of a run."""
 
 
+def own_rule(word):
+    """The keep rule FILE.py:FUNCTION. What it returns is checked, for a wrong row would go unnoticed."""
+    function = own_function(word, "--keep")
+
+    def keep(rollout, advantages, k):
+        rows, n = torch.as_tensor(function(rollout, advantages, k)), advantages.numel()
+        if rows.dim() != 1 or rows.dtype != torch.int64 or len(rows.unique()) < len(rows) or not ((0 <= rows) & (rows < n)).all():
+            raise UserError(f"--keep {word} must return rows of the batch, whole numbers from 0 to {n - 1} and each once, "
+                            "as cppo.batch_rows makes them.")
+        return rows.sort().values
+
+    return keep
+
+
 # what `resolve` takes besides the algorithm's name and `keep`
 OF_THE_ALGORITHM = [f.name for f in fields(AlgorithmOptions) if f.name not in ("algorithm", "keep")]
 
@@ -121,7 +137,7 @@ def algorithm_of(config):
     """The row of the table with the options of a run applied. Raises UserError if they do not fit."""
     keep = config.keep
     if keep and keep not in algorithms.KEEP:
-        keep = algorithms.own_rule(own_function(keep, "--keep"), keep)
+        keep = own_rule(keep)
     try:
         options = {name: getattr(config, name) for name in OF_THE_ALGORITHM}
         return algorithms.resolve(config.algorithm, keep=keep, **options)
