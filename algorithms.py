@@ -8,7 +8,7 @@ row does not name others. So each number stands in one place.
 
 To try an idea of your own, write one function and change one row:
 
-    advantages(rollout) → (Q, G)            rollout.py says what a rollout holds
+    advantages(rollout) → (Q, G)            records.py says what a rollout holds
     keep(rollout, advantages, k) → rows     or name your function: --keep FILE.py:FUNCTION
 """
 

@@ -1,9 +1,10 @@
-"""Dynamic completion allocation (arXiv 2503.22342, section 3.4), and how completions become micro-batches.
+"""Dynamic completion allocation (arXiv 2503.22342, section 3.4), and cutting into micro-batches.
 
-A device has places for B·G completions. GRPO fills them with the G completions of B questions. After CPPO's pruning only
-B·k places are taken, and the device would wait for the others just as long (the bucket effect: a step lasts as long as the
-busiest device). So completions of more questions fill the freed places: ⌊B·G/k⌋ questions instead of B, each sampled G
-times and pruned to k in the same way.
+A device has places for B·G completions. GRPO fills them with the G completions of B questions.
+After CPPO's pruning only B·k places are taken. The device could train on more completions in about
+the same time. So CPPO uses the freed places for more questions: ⌊B·G/k⌋ instead of B. Each question
+is sampled G times and pruned to k. A step lasts as long as its busiest device (the bucket effect),
+so every device should get as much to do as the others.
 
 Plain Python, no torch: copy what you need.
 """
@@ -12,14 +13,15 @@ import heapq
 
 
 def questions_per_step(questions, group_size, k):
-    """How many questions' kept completions fill a device with `questions` × `group_size` places: ⌊B·G/k⌋."""
+    """How many questions fill B·G places if k completions are kept of each: ⌊B·G/k⌋."""
     return questions * group_size // k
 
 
 def fill(kept_counts, capacity):
-    """How many of the coming questions fit into `capacity` places, taken in order, when their kept counts differ.
+    """How many of the next questions fit into `capacity` places, in order, if k differs.
 
-    kept_counts: completions kept of each coming question (threshold form, dropped groups). Returns a number of questions.
+    kept_counts: completions kept of each question (threshold form, dropped groups).
+    Returns a number of questions.
     """
     used = 0
     for questions, count in enumerate(kept_counts):
@@ -32,12 +34,13 @@ def fill(kept_counts, capacity):
 def micro_batches(lengths, max_tokens):
     """Cut completions into micro-batches of similar lengths with rows × longest ≤ max_tokens.
 
-    lengths: tokens of each completion. Returns lists of indices, every index exactly once, the longest first (what does
-    not fit into memory fails at once). A completion longer than max_tokens gets a batch of its own.
+    lengths: tokens of each completion. Returns lists of indices, each index exactly once. The
+    longest come first, so a batch that does not fit into memory fails at once. A completion
+    longer than max_tokens gets a batch of its own.
     """
     batches = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        # a batch's first completion is its longest: one more row costs that many tokens, padding included
+        # the first completion of a batch is its longest: each row costs that many tokens
         if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
             batches[-1].append(i)
         else:
@@ -46,9 +49,9 @@ def micro_batches(lengths, max_tokens):
 
 
 def balance(lengths, parts):
-    """Share completions out to `parts` devices with about equal work: longest first, each to the least busy device.
+    """Give `parts` devices about equal work: longest first, each to the least busy device.
 
-    lengths: tokens of each completion. Returns one list of indices per device, every index exactly once.
+    lengths: tokens of each completion. Returns a list of indices per device, each index once.
     """
     shares = [[] for _ in range(parts)]
     busy = [(0, part) for part in range(parts)]
@@ -60,8 +63,9 @@ def balance(lengths, parts):
 
 
 def step_time(tokens_per_device, *, overhead=0.0, seconds_per_token=1.0):
-    """The bucket effect as a cost model: a step lasts as long as the busiest device.
+    """The bucket effect as a model of cost: a step lasts as long as its busiest device.
 
-    tokens_per_device: tokens that each device trains on in this step. Returns seconds: max(overhead + tokens · rate).
+    tokens_per_device: tokens that each device trains on in this step.
+    Returns seconds: the maximum over the devices of overhead + tokens · seconds_per_token.
     """
     return max(overhead + tokens * seconds_per_token for tokens in tokens_per_device)

@@ -1,21 +1,29 @@
 """CPPO: Completion Pruning Policy Optimization (arXiv 2503.22342).
 
-GRPO trains on all G completions of a question. CPPO's observation is that how much a completion contributes to the
-gradient grows with |A_i|, so it trains on the k completions with the largest |A_i| only:
+GRPO trains on all G completions of a question. CPPO observes that the contribution of a
+completion to the gradient grows with |A_i|. So it trains only on the k completions with the
+largest |A_i|:
 
-    J(θ) = E 1/k Σ_{i ∈ I} 1/|o_i| Σ_t { min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i) − β D_KL[π_θ ‖ π_ref]_it }
+    J(θ) = E 1/k Σ_{i ∈ I} 1/|o_i| Σ_t { min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i) − β D_KL_it }
 
     I = the k completions of the question with the largest |A_i|          k = ⌊G (1−P)⌋
 
-P is the pruning rate. The advantages are GRPO's, taken over all G completions *before* pruning. The forward passes of
-the current, the old and the reference policy are made for the kept completions only. The freed places are filled with
-completions of more questions (allocate.py).
+P is the pruning rate. The advantages are GRPO's, over all G completions, *before* pruning. The
+current, the old and the reference policy make forward passes for the kept completions only. The
+freed places are used for more questions (allocate.py).
 
-CPPO has no loss of its own: it is `grpo.grpo_loss` of the kept rows, whose default weights 1/(N |o_i|), with N = Q·k,
-are the paper's divisor k for each question.
+CPPO has no loss of its own. Its loss is `grpo.grpo_loss` of the kept rows: the default weights
+1/(N |o_i|), with N = Q·k, are the paper's divisor k for each question. In code:
 
-Where we depart from the published code: it keeps the largest |A| of the whole device batch (`prune_pooled`), which can
-keep 15 completions of one question and 1 of another; the paper's formula, and `prune`, keep k of every question.
+    advantages = group_advantages(rewards)                    (Q, G), all completions
+    rows = batch_rows(prune(advantages, k), G)                (Q·k,), rows of the batch
+    loss, stats = grpo_loss(logp, old_logp, advantages.flatten()[rows], mask[rows])
+
+where `logp` and `old_logp` were computed for `rows` only.
+
+Where we depart from the published code: it keeps the largest |A| of the whole device batch
+(`prune_pooled`), so it may keep 15 completions of one question and 1 of another. The paper's
+formula, and `prune`, keep k completions of every question.
 """
 
 import math
@@ -27,11 +35,11 @@ def keep_count(group_size, pruning_rate):
     """How many completions of a group are kept: k = ⌊G(1−P)⌋. (2503.22342, section 3.3)
 
     group_size: G. pruning_rate: P in [0, 1). Exact in spite of floats: G=10, P=0.9 keeps 1.
-    Raises ValueError where P lies outside [0, 1) or nothing would be kept.
+    Raises ValueError if P is outside [0, 1), or if nothing would be kept.
     """
     if not 0 <= pruning_rate < 1:
         raise ValueError(f"the pruning rate must lie in [0, 1), not {pruning_rate}")
-    # 10·(1−0.9) is 0.9999999999999998 in floats: the 1e-9 lifts such a k back over its whole number
+    # in floats 10·(1−0.9) is 0.9999999999999998: the 1e-9 lifts such a k to its whole number
     k = math.floor(group_size * (1 - pruning_rate) + 1e-9)
     if k < 1:
         raise ValueError(f"the pruning rate {pruning_rate} keeps none of {group_size} completions")
@@ -41,10 +49,14 @@ def keep_count(group_size, pruning_rate):
 def prune(advantages, k, *, rule="largest_abs", generator=None):
     """Indices of the k completions kept of each question. (2503.22342, section 3.3)
 
-    advantages: (Q, G), over all G completions. Returns (Q, k) int64, ascending in each row. Ties go to the lower index; that
-    is so for rewards like 0, 1, 2, whereas the rounding of rewards like 0.1 and 0.3 may break a tie.
-    rule: `largest_abs` is the paper's; `smallest_abs`, `largest` (signed) and `random` are its ablation.
-    generator: of `random`'s draw. Raises ValueError for another rule or a k outside 1 … G.
+    advantages: (Q, G), over all G completions. Returns (Q, k) int64, ascending in each row.
+    rule: `largest_abs` is the paper's; `smallest_abs`, `largest` (signed) and `random` are its
+    ablation. generator: for the rule `random`.
+    Of equal scores the lower index is kept. (Rewards such as 0.1 and 0.3 are rounded, so equal
+    |A| may differ in the last digit.)
+    Raises ValueError for another rule, or for a k outside 1 … G.
+
+        advantages  −1.5  0.3  0.2  1.0          k = 2 keeps [0, 3]
     """
     if not 1 <= k <= advantages.shape[1]:
         raise ValueError(f"k must lie in 1 … {advantages.shape[1]}, not {k}")
@@ -57,30 +69,36 @@ def prune(advantages, k, *, rule="largest_abs", generator=None):
     elif rule == "random":
         score = torch.rand(advantages.shape, generator=generator, device=advantages.device)
     else:
-        raise ValueError(f"rule must be largest_abs, smallest_abs, largest or random, not {rule!r}")
-    # I = top-k of the score within each row; a stable sort leaves ties in order
+        raise ValueError(
+            f"rule must be largest_abs, smallest_abs, largest or random, not {rule!r}")
+    # I = top-k of the score in each row; a stable sort leaves equal scores in order
     order = score.argsort(dim=1, descending=True, stable=True)
     return order[:, :k].sort(dim=1).values
 
 
+def batch_rows(kept, group_size):
+    """The kept completions as rows of the batch: completion i of question q is row q·G + i.
+
+    kept: (Q, k), from `prune`. Returns (Q·k,) int64, ascending. `tokens[batch_rows(kept, G)]`
+    are the tokens of the kept completions.
+    """
+    first = group_size * torch.arange(len(kept), device=kept.device)  # row of completion 0
+    return (kept + first.unsqueeze(1)).flatten()
+
+
 def prune_below(advantages, threshold):
-    """The paper's first form: keep where |A| ≥ γ. (Q, G) bool; how many are kept differs between questions."""
+    """The paper's first form: keep if |A| ≥ γ. (Q, G) bool.
+
+    How many completions are kept differs from question to question.
+    """
     return advantages.abs() >= threshold
 
 
 def prune_pooled(advantages, n_keep):
-    """What the published code keeps: the n_keep largest |A| of all questions together, as (n_keep,) flat indices q·G + i.
+    """What the published code keeps: the n_keep largest |A| of all questions together.
 
-    advantages: (Q, G). Ascending; ties go to the lower index. Kept here so that the difference to `prune` can be shown.
+    advantages: (Q, G). Returns (n_keep,) rows of the batch, q·G + i, ascending. Of equal |A| the
+    lower row is kept. It is here so that its difference from `prune` can be shown.
     """
     order = advantages.flatten().abs().argsort(descending=True, stable=True)
     return order[:n_keep].sort().values
-
-
-def batch_rows(kept, group_size):
-    """The kept completions as rows of the batch, in which completion i of question q stands in row q·G + i.
-
-    kept: (Q, k), as `prune` returns it. Returns (Q·k,) int64, ascending: `tokens[batch_rows(kept, G)]` are the kept.
-    """
-    first = group_size * torch.arange(len(kept), device=kept.device)  # row of each question's first completion
-    return (kept + first.unsqueeze(1)).flatten()

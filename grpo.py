@@ -1,35 +1,44 @@
-"""GRPO: Group Relative Policy Optimization (arXiv 2402.03300, eq. 3 and 4; the trainer of DeepSeek-R1, 2501.12948).
+"""GRPO: Group Relative Policy Optimization (arXiv 2402.03300, eq. 3 and 4; see also 2501.12948).
 
-For every question q the old policy samples G completions o_1 … o_G, and each earns a reward r_i. The objective is
+For every question q the old policy samples G completions o_1 … o_G. Each earns a reward r_i.
+The objective is
 
-    J(θ) = E 1/G Σ_i 1/|o_i| Σ_t { min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i) − β D_KL[π_θ ‖ π_ref]_it }
+    J(θ) = E 1/G Σ_i 1/|o_i| Σ_t { min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i) − β D_KL[π_θ‖π_ref]_it }
 
     ρ_it = π_θ(o_it | q, o_i<t) / π_old(o_it | q, o_i<t)          A_i = (r_i − mean(r)) / std(r)
 
-and it is maximised, so the loss is −J. Written with one weight per token it is the loss of the whole family:
+It is maximised, so the loss is −J. With one weight per token, it is the loss of the whole family:
 
     loss = −Σ_it weights_it · (surrogate_it − β KL_it)            here: weights_it = 1 / (N |o_i|)
 
-Where this file decides what the paper leaves open: std is the unbiased one (divisor G−1) plus 1e-4, as in the
-published code, and both are arguments. The KL estimator is k3, the paper's eq. 4.
+The paper leaves two things open. Here the std is the unbiased one (divisor G−1) plus 1e-4, as in
+the published code; both are arguments. The KL estimator is k3, the paper's eq. 4.
 
-Shapes: Q questions, G completions per question, N completions in a batch, T completion tokens, V vocabulary.
+Shapes: Q questions, G completions per question, N completions in a batch, T completion tokens,
+V vocabulary.
 """
 
 import torch
 
 
 def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
-    """Advantage of each completion over its own group: A = (r − mean) / (std + eps). (2402.03300, section 4.1.2)
+    """Advantage of each completion over its group: A = (r − mean) / (std + eps). (section 4.1.2)
 
     rewards: (Q, G), one row per question, all G completions of it. Returns (Q, G).
     A group whose rewards are all equal gets advantage 0: it carries no signal.
-    `ddof` 1 is the unbiased std, 0 the population's; the paper does not say which, nor names `eps`.
-    Raises ValueError where `rewards` is not (Q, G) with G > ddof.
+    ddof: 1 for the unbiased std, 0 for the population's. The paper does not say which.
+    Raises ValueError if `rewards` is not (Q, G) with G > ddof.
+
+        rewards     1     0     0     1         mean 0.5, std 0.577
+        advantages  0.87 −0.87 −0.87  0.87
     """
     if rewards.dim() != 2 or rewards.shape[1] <= ddof:
-        raise ValueError(f"rewards must be (questions, group) with a group larger than {ddof}, not {tuple(rewards.shape)}")
-    # a shift changes nothing, and makes equal rewards exact zeros: the float mean of 0.7, 0.7, … need not be 0.7
+        raise ValueError(
+            f"rewards must be (questions, group) with a group larger than {ddof}, "
+            f"not {tuple(rewards.shape)}"
+        )
+    # a shift changes nothing, and makes equal rewards exact zeros: the mean of 0.7, 0.7, … in
+    # floats need not be 0.7
     rewards = rewards - rewards[:, :1]
     # A_i = (r_i − mean(r)) / (std(r) + eps)
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
@@ -41,12 +50,16 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
 def token_logprobs(logits, tokens, *, temperature=1.0):
     """Log-probability of each sampled token: log softmax(logits / temperature)[token].
 
-    logits: (N, T, V), at position t those that predict `tokens[:, t]`; any float type. tokens: (N, T) int64.
-    Returns (N, T) float32. `temperature` must be the one the tokens were sampled at, or this scores another policy.
-    Raises ValueError if logits and tokens differ in N or T, for example if the last position was not cut off.
+    logits: (N, T, V), at position t those that predict `tokens[:, t]`; any float type.
+    tokens: (N, T) int64. Returns (N, T) float32.
+    temperature: the one that the tokens were sampled at. Any other scores another policy.
+    Raises ValueError if logits and tokens differ in N or T. (Is the last position cut off?)
     """
     if logits.shape[:-1] != tokens.shape:
-        raise ValueError(f"logits {tuple(logits.shape)} must be those that predict the tokens {tuple(tokens.shape)}, one for one")
+        raise ValueError(
+            f"logits {tuple(logits.shape)} must be those that predict the tokens "
+            f"{tuple(tokens.shape)}, one for one"
+        )
     # log π(· | q, o_<t)
     logp = torch.log_softmax(logits.float() / temperature, dim=-1)
     # log π(o_t | q, o_<t)
@@ -54,48 +67,55 @@ def token_logprobs(logits, tokens, *, temperature=1.0):
 
 
 def token_entropies(logits, *, temperature=1.0):
-    """Entropy of π(· | q, o_<t) in nats. logits: (N, T, V), any float type. Returns (N, T) float32."""
+    """Entropy of π(· | q, o_<t) in nats. logits: (N, T, V), any float type. (N, T) float32"""
     x = logits.float() / temperature
     # H = −Σ_v π_v log π_v = log Σ_v exp x_v − Σ_v π_v x_v
     return x.logsumexp(-1) - (x.softmax(-1) * x).sum(-1)
 
 
-# Three estimators of KL(π ‖ π_ref) from samples of π (Schulman, "Approximating KL divergence", 2020). All (N, T).
-# With r = π_ref / π:  k1 = −log r,  k2 = ½ (log r)²,  k3 = r − 1 − log r.
+# Three estimators of KL(π ‖ π_ref) from samples of π (Schulman, "Approximating KL divergence",
+# 2020). With r = π_ref / π:  k1 = −log r,  k2 = ½ (log r)²,  k3 = r − 1 − log r.  All (N, T).
 
 
 def kl_k1(logp, ref_logp):
-    """k1 = log π − log π_ref. Unbiased, can be negative. Never a loss: its gradient is 0 in expectation. (N, T)"""
+    """k1 = log π − log π_ref. Unbiased, can be negative. (N, T)
+
+    Never use it as a loss: its gradient is 0 in expectation.
+    """
     return logp - ref_logp
 
 
 def kl_k2(logp, ref_logp):
-    """k2 = ½ (log π − log π_ref)². Biased and positive. (N, T)
+    """k2 = ½ (log π − log π_ref)². Biased, never negative. (N, T)
 
-    As a loss, on-policy, its gradient at each token is that of the KL there, given the tokens before it. What a token does
-    to the KL of later ones is left out, as in every loss that is summed token by token.
+    As a loss, on-policy, its gradient at each token is the gradient of the KL there, given the
+    tokens before it. The effect of a token on the KL of later tokens is left out, as in every
+    loss that is summed token by token.
     """
     return 0.5 * (logp - ref_logp) ** 2
 
 
 def kl_k3(logp, ref_logp):
-    """k3 = π_ref/π − log(π_ref/π) − 1. Unbiased and never negative. (2402.03300 eq. 4) (N, T)
+    """k3 = π_ref/π − log(π_ref/π) − 1. Unbiased, never negative. (2402.03300 eq. 4) (N, T)
 
-    That holds for its value. As a loss, on-policy, its gradient at each token is that of KL(π_ref ‖ π) there: close by where
-    π ≈ π_ref.
+    This is said of its value. As a loss, on-policy, its gradient at each token is that of
+    KL(π_ref ‖ π), the other direction. The two are close if π ≈ π_ref.
     """
     log_r = ref_logp - logp
-    # k3 = r − log r − 1; expm1 keeps its value where r is close to 1
+    # k3 = r − log r − 1; expm1 is exact if r is close to 1
     return torch.expm1(log_r) - log_r
 
 
 def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
-    """The clipped objective of PPO, to be maximised: min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A). (1707.06347 eq. 7)
+    """PPO's clipped objective, to be maximised. (1707.06347 eq. 7)
 
-    ratio: (N, T) (or (N,), one per sequence). advantages: (N,), (N, 1) or the shape of ratio.
-    clip_high=None means clip_low. Returns the shape of ratio.
-    The min is right for both signs of A: it takes away the gain from moving further the way A points,
-    and never the way back. So only ρ > 1+clip_high with A > 0 and ρ < 1−clip_low with A < 0 have no gradient.
+        min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A)
+
+    ratio: (N, T), or (N,) if there is one per sequence. Returns the shape of ratio.
+    advantages: (N,), (N, 1) or the shape of ratio. clip_high: None means clip_low.
+    The min is right for both signs of A. It takes away the gain from moving further in the
+    direction of A, but never from moving back. So exactly two cases have no gradient:
+    ρ > 1+clip_high with A > 0, and ρ < 1−clip_low with A < 0.
     """
     if advantages.dim() < ratio.dim():
         advantages = advantages.unsqueeze(-1)
@@ -105,20 +125,23 @@ def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
 
 
 def sequence_mean_weights(mask, *, num_sequences=None):
-    """1 / (N |o_i|) on every token of completion i: the mean over each completion, then the mean over completions.
+    """1 / (N |o_i|) on each token: the mean over a completion, then the mean over completions.
 
-    mask: (N, T). Returns (N, T) float32, 0 on padding. An empty row weighs nothing and still counts in N.
-    `num_sequences` is N of the whole batch where `mask` is only a part of it (one micro-batch, one device).
+    mask: (N, T). Returns (N, T) float32, 0 on padding. An empty row counts in N.
+    num_sequences: N of the whole batch, if `mask` is only a part of it (a micro-batch, a device).
     """
     mask = mask.float()
     n = mask.shape[0] if num_sequences is None else num_sequences
     return mask / (n * mask.sum(dim=1, keepdim=True).clamp(min=1))
 
 
-def surrogate_loss(ratio, advantages, logp, mask, weights, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=None):
-    """The loss of the whole family: −Σ weights · (min(ρA, clip(ρ)A) − β k3). Losses differ in the ratio and the weights.
+def surrogate_loss(
+    ratio, advantages, logp, mask, weights, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=None
+):
+    """The loss of the whole family: −Σ weights · (min(ρA, clip(ρ)A) − β k3).
 
-    ratio, logp, weights: (N, T). advantages: (N,) or (N, T). mask: (N, T) bool. The rest as in `grpo_loss`.
+    The algorithms differ in the ratio and in the weights. ratio, logp, weights: (N, T).
+    advantages: (N,) or (N, T). mask: (N, T) bool. The other arguments are those of `grpo_loss`.
     Returns (loss, stats), as `grpo_loss` does.
     """
     mask = mask.bool()
@@ -131,39 +154,44 @@ def surrogate_loss(ratio, advantages, logp, mask, weights, *, ref_logp=None, bet
     loss = -(weights * (surrogate - beta * kl if beta else surrogate)).sum()
 
     with torch.no_grad():
-        signs = advantages.sign().unsqueeze(-1) if advantages.dim() < ratio.dim() else advantages.sign()
+        signs = advantages.sign()
+        signs = signs.unsqueeze(-1) if advantages.dim() < ratio.dim() else signs
         high = clip_low if clip_high is None else clip_high
         clipped = ((signs > 0) & (ratio > 1 + high)) | ((signs < 0) & (ratio < 1 - clip_low))
         total = weights.sum().clamp(min=1e-12)
+        on_tokens = ratio.masked_fill(~mask, 0.0)
         stats = {
             "kl": (weights * kl).sum() / total,
             "clip_fraction": (weights * clipped).sum() / total,
             "ratio_mean": (weights * ratio).sum() / total,
-            "ratio_max": ratio.masked_fill(~mask, 0.0).max() if ratio.numel() else ratio.new_zeros(()),
+            "ratio_max": on_tokens.max() if ratio.numel() else ratio.new_zeros(()),
         }
     return loss, stats
 
 
-def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None, weights=None):
+def grpo_loss(
+    logp, old_logp, advantages, mask, *,
+    ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None, weights=None,
+):  # fmt: skip
     """−J of GRPO (2402.03300 eq. 3): loss = −Σ weights · (min(ρA, clip(ρ)A) − β k3).
 
-    logp, old_logp, ref_logp: (N, T) float32 under the current, the sampling and the reference policy; only `logp` needs
-    a gradient. advantages: (N,) or (N, T). mask: (N, T) bool or 0/1, EOS included. ref_logp=None: no KL; beta=0: it is
-    only reported.
-    weights: (N, T), what each token counts; None means `sequence_mean_weights(mask)`. Parts of a batch add up to the
-    whole if each is given its part of the whole batch's weights.
+    logp, old_logp, ref_logp: (N, T) float32, under the current, the sampling and the reference
+    policy. Only `logp` needs a gradient. ref_logp=None: no KL. beta=0: the KL is only reported.
+    advantages: (N,) or (N, T). mask: (N, T) bool or 0/1, EOS included.
+    weights: (N, T), how much each token counts. None means `sequence_mean_weights(mask)`. Parts
+    of a batch add up to the whole if each part gets its share of the whole batch's weights.
 
-    Returns (loss, stats): a scalar for `.backward()`, and means under `weights`: `kl`, `ratio_mean`, `clip_fraction` (share
-    of tokens that the clip has taken the gradient from); and `ratio_max`. All are tensors without dimensions, and the
-    statistics have no gradient: so nothing waits for a GPU before you ask for a number by `.item()`.
+    Returns (loss, stats): a scalar for `.backward()`, and a dict of tensors without dimensions
+    and without a gradient, so that nothing waits for a GPU until you call `.item()`:
+    `kl`, `ratio_mean` and `clip_fraction` (share of the tokens whose gradient the clip takes)
+    are means under `weights`; `ratio_max` is the largest ratio.
     """
     if weights is None:
         weights = sequence_mean_weights(mask)
     # ρ = π_θ / π_old; on padding 1, whatever stands there
     ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0).exp()
-    return surrogate_loss(
-        ratio, advantages, logp, mask, weights, ref_logp=ref_logp, beta=beta, clip_low=clip_low, clip_high=clip_high
-    )
+    options = {"ref_logp": ref_logp, "beta": beta, "clip_low": clip_low, "clip_high": clip_high}
+    return surrogate_loss(ratio, advantages, logp, mask, weights, **options)
 
 
 # CPPO (2503.22342) has no loss of its own: it is this one, of the kept completions only

@@ -1,4 +1,4 @@
-"""Train a language model with GRPO, CPPO or one of their relatives on questions with checkable answers.
+"""Train a language model with GRPO, CPPO or a relative, on questions with checkable answers.
 
     torchrun train.py                       the embedded default: no download, no GPU, minutes
     torchrun --nproc-per-node 2 train.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset gsm8k
@@ -39,8 +39,9 @@ from engine.scoring.preview import preview
 from engine.scoring.score import choose, judge
 from engine.tasks.questions import base_model, questions_of_run
 from eval import examine
+from records import Batch
 from rollout import sample_and_score
-from update import NO_UPDATE, Batch, Limits, update
+from update import NO_UPDATE, Limits, update
 
 
 def train_step(

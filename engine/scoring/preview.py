@@ -7,7 +7,7 @@ from engine.model.loading import load_model
 from engine.model.sampling import Sampler, Sampling
 from engine.scoring.score import choose, score
 from engine.tasks.questions import base_model, load_questions, reward_columns
-from rollout import weighted_sum
+from records import weighted_sum
 
 
 def preview(config, device, n_questions=8):

@@ -1,0 +1,151 @@
+"""The two records of a step: a Rollout, what was sampled, and a Batch, what is trained on.
+
+Each is made once. The functions of an algorithm take the rollout: `advantages(rollout)` and
+`keep(rollout, advantages, k)`. So a rule may look at lengths, at log-probabilities or at several
+rewards.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from allocate import micro_batches
+from engine.model import shards
+from engine.model.logprobs import completion_logprobs, completion_mask
+from engine.model.precision import autocast
+from engine.run import ranks
+
+
+@dataclass
+class Rollout:
+    """What was sampled for Q questions: G completions of each, R rewards of each completion.
+
+    Completion i of question q is row q·G + i of `tokens`, `logp` and `texts`.
+    `tokens` and `logp` are on the device, all else is on the CPU.
+    """
+
+    questions: list[dict]  # Q rows of the data set
+    tokens: torch.Tensor  # (Q·G, T) int64, as sampled, padded on the right
+    logp: torch.Tensor  # (Q·G, T) float32, log π_old of each token, as the sampler computed it
+    texts: list[str]  # Q·G, what the completions say
+    lengths: torch.Tensor  # (Q, G) int64, tokens of each completion, EOS included
+    truncated: torch.Tensor  # (Q, G) bool, cut off before an EOS
+    rewards: torch.Tensor  # (R, Q, G) float32
+    reward_names: list[str]  # R
+    reward_weights: list[float]  # R
+    trainable: torch.Tensor | None = None  # (Q, G) bool, what may be trained on; None: all
+    history: list[float] = ()  # the mean reward of each earlier question of the run
+    seed: int = 0  # for a rule that draws
+    failures: int = 0  # calls of a reward function that failed
+    rollouts: int = 1  # how often the step has sampled
+
+    def __post_init__(self):
+        if self.trainable is None:
+            self.trainable = torch.ones_like(self.truncated)
+
+    @property
+    def total(self):
+        """Σ_n w_n r_n: the weighted sum of the rewards, (Q, G)."""
+        return weighted_sum(self.rewards, self.reward_weights)
+
+
+def weighted_sum(rewards, reward_weights):
+    """Σ_n w_n r_n. rewards: (R, …). reward_weights: R numbers. Returns (…)."""
+    return sum((w * r for w, r in zip(reward_weights, rewards)), torch.zeros(rewards.shape[1:]))
+
+
+def join(rollouts):
+    """Several rollouts as one. Shorter completions are padded."""
+    longest = max(rollout.tokens.shape[1] for rollout in rollouts)
+
+    def together(name, dim=0):
+        return torch.cat([getattr(rollout, name) for rollout in rollouts], dim)
+
+    def padded(name):
+        rows = [getattr(rollout, name) for rollout in rollouts]
+        return torch.cat([F.pad(x, (0, longest - x.shape[1])) for x in rows])
+
+    return replace(
+        rollouts[0], rollouts=len(rollouts), failures=sum(r.failures for r in rollouts),
+        questions=[q for r in rollouts for q in r.questions],
+        texts=[text for r in rollouts for text in r.texts],
+        tokens=padded("tokens"), logp=padded("logp"), rewards=together("rewards", dim=1),
+        **{name: together(name) for name in ("lengths", "truncated", "trainable")},
+    )
+
+
+@dataclass
+class Batch:
+    """N completions with all that a loss needs: a step's on this device, or one micro-batch."""
+
+    prompts: list[list[int]]
+    tokens: torch.Tensor  # (N, T), T the longest of these completions
+    lengths: torch.Tensor  # (N,), on the CPU: shapes follow from it, and nobody waits for a GPU
+    advantages: torch.Tensor  # (N,); PPO: the scores (N,) at first, then (N, T)
+    sampled_logp: torch.Tensor | None = None  # (N, T), as the sampler computed it
+    old_logp: torch.Tensor | None = None  # (N, T), of the same policy, as the trainer computes it
+    ref_logp: torch.Tensor | None = None  # (N, T)
+    old_values: torch.Tensor | None = None  # PPO: (N, T), the critic's at the time of sampling
+    returns: torch.Tensor | None = None  # PPO: (N, T), what the critic should have said
+
+    def __post_init__(self):
+        self.lengths = self.lengths.cpu()
+
+    @classmethod
+    def of(cls, rollout, advantages, rows):
+        """The rows of a Rollout that are trained on, with their advantages (Q, G)."""
+        G, device = advantages.shape[1], rollout.tokens.device
+        prompts = [question["prompt"] for question in rollout.questions for _ in range(G)]
+        lengths, advantages = rollout.lengths.flatten(), advantages.flatten().to(device)
+        return cls(prompts, rollout.tokens, lengths, advantages, rollout.logp).rows(rows)
+
+    @property
+    def mask(self):
+        return completion_mask(self.tokens, self.lengths)
+
+    def rows(self, indices):
+        """The completions with these indices, as a batch of their own."""
+        indices = torch.as_tensor(indices, dtype=torch.long)
+        on_device = indices.to(self.tokens.device, non_blocking=True)
+        lengths = self.lengths[indices]
+        longest = int(lengths.max()) if len(lengths) else 0
+        names = [f.name for f in fields(self) if f.name not in ("prompts", "lengths")]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        rows = {
+            name: x[on_device] if x.dim() == 1 else x[on_device, :longest]
+            for name, x in given.items()
+        }
+        return Batch([self.prompts[i] for i in indices], lengths=lengths, **rows)
+
+    def micro_batches(self, max_tokens):
+        """Batches of at most `max_tokens` prompt and completion tokens, padding included."""
+        lengths = [len(p) + n for p, n in zip(self.prompts, self.lengths.tolist())]
+        return [self.rows(indices) for indices in micro_batches(lengths, max_tokens)]
+
+    def minibatches(self, count, max_tokens, model):
+        """`count` mini-batches, each of them a list of micro-batches."""
+        rows = torch.arange(len(self.prompts)).tensor_split(count)
+        minibatches = [self.rows(own).micro_batches(max_tokens) for own in rows]
+        if shards.is_sharded(model):
+            # devices gather weights together, so each needs as many micro-batches as the others
+            empty, device = partial(without_tokens, model.device), model.device
+            minibatches = [ranks.even_out(own, empty, device) for own in minibatches]
+        return minibatches
+
+    def logprobs(self, model, temperature, **options):
+        """`completion_logprobs` of these completions under `model`: (N, T).
+
+        A model that has a method of that name computes them by itself.
+        """
+        compute = getattr(model, "completion_logprobs", partial(completion_logprobs, model))
+        options = {"temperature": temperature, **options}
+        with autocast(self.tokens.device):
+            return compute(self.prompts, self.tokens, self.lengths, **options)
+
+
+def without_tokens(device):
+    """A batch of one completion without a token. It adds nothing to any sum."""
+    zero = torch.zeros((1, 0), device=device)
+    return Batch([[0]], zero.long(), torch.zeros(1, dtype=torch.long), zero.sum(1), zero)
