@@ -66,7 +66,7 @@ def majority_is_right(records):
 
 
 def interval(values, draws=2000):
-    """95% confidence interval of the mean over questions: (low, high), by the percentile bootstrap."""
+    """95% confidence interval of the mean over questions, by percentile bootstrap: (low, high)."""
     values = np.asarray(values, dtype=float)
     chosen = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
     return tuple(np.quantile(values[chosen].mean(1), [0.025, 0.975]).tolist())
