@@ -1,32 +1,41 @@
 """GDPO: Group reward-Decoupled normalization Policy Optimization (arXiv 2601.05242).
 
-GRPO adds several rewards up and then normalises the sum, which makes different things look the same: of two completions,
-rewards that add up to (0, 1) and to (0, 2) both get advantages (−0.71, 0.71). GDPO normalises each reward by itself:
+GRPO adds several rewards up and then normalises the sum. Different groups then look the same: for
+two completions, the summed rewards (0, 1) and (0, 2) both give the advantages (−0.71, 0.71). GDPO
+normalises each reward by itself:
 
     A_n = (r_n − mean(r_n)) / std(r_n)          in each group, for each reward n
-    A = Σ_n w_n A_n                             (0, 1): (−0.71, 0.71)   (0, 2), two rewards of 1: (−1.41, 1.41)
-    Â = (A − mean(A)) / std(A)                  over the whole batch: keeps its scale, whatever the number of rewards
+    A = Σ_n w_n A_n
+    Â = (A − mean(A)) / std(A)                  over the whole batch
 
-Note for CPPO: which completions have a large |A| depends on how the rewards were merged. Of 16 completions let 9 be
-right (2 points each) and 14 well formatted (1 each), and the other two be right. These two earn 2, the mean: under the
-sum their advantage is 0, and they are pruned first. Here theirs is the largest |A| of all: A = −1.71.
+In the example, (0, 1) is one reward of 1 and gives A = (−0.71, 0.71). (0, 2) is two rewards of 1
+and gives A = (−1.41, 1.41). The last line keeps the scale of the advantages the same, however many
+rewards there are.
+
+A note for CPPO: the way in which rewards are merged decides which completions have a large |A|, and
+so which ones are pruned. Take 16 completions. 9 of them are right (2 points each). 14 are well
+formatted (1 point each). The two badly formatted ones are right. These two earn 2 points, which is
+the mean: under the sum their advantage is 0, and CPPO prunes them first. Here their A is −1.71, and
+no other |A| is as large.
 """
 
 from grpo import group_advantages
 
 
 def decoupled_advantages(rewards, *, weights=None, normalize_batch=True, eps=1e-4):
-    """Advantages from several rewards, each normalised in its group, then summed, then normalised over the batch.
+    """Each reward is normalised in its group, then all are summed, then the batch is normalised.
 
-    rewards: (R, Q, G), one (Q, G) for each reward, and Q all questions of the batch. weights: R numbers; None: 1 each.
-    Returns (Q, G). `normalize_batch=False` leaves out the last step. std is the unbiased one plus eps.
-    Raises ValueError where there is not one weight for each reward.
+    rewards: (R, Q, G), with all questions of the batch. weights: R numbers; None means 1 for each.
+    Returns (Q, G). `normalize_batch=False` leaves out the last step. The std is the unbiased one
+    plus eps. Raises ValueError unless there is one weight for each reward.
     """
     weights = [1.0] * len(rewards) if weights is None else weights
     if len(weights) != len(rewards):
         raise ValueError(f"{len(weights)} weights for {len(rewards)} rewards")
+    # A = Σ_n w_n A_n
     advantages = sum(w * group_advantages(r, eps=eps) for w, r in zip(weights, rewards))
     if normalize_batch:
-        # mean(A) is 0, for it is 0 in every group. Its rounding is not subtracted: a group of equal rewards keeps advantages of exactly 0
+        # Â = A / std(A). mean(A) is 0, because it is 0 in every group. To subtract it would only
+        # subtract its rounding error: groups of equal rewards would lose their exact zeros.
         advantages = advantages / (advantages.std() + eps)
     return advantages

@@ -1,16 +1,17 @@
 """GSPO: Group Sequence Policy Optimization (arXiv 2507.18071).
 
-A reward judges a whole completion, so the importance ratio should be the completion's too. GSPO's is the geometric mean of
-the token ratios, and the clip acts on it as a whole:
+A reward judges a whole completion. So GSPO gives each completion one importance ratio, the
+geometric mean of the ratios of its tokens. The clip acts on the completion as a whole:
 
-    J(θ) = E 1/G Σ_i min(s_i A_i, clip(s_i, 1−ε_low, 1+ε_high) A_i)                            (eq. 5)
-    s_i = (π_θ(o_i | q) / π_old(o_i | q))^(1/|o_i|) = exp(1/|o_i| Σ_t log π_θ/π_old)           (eq. 7)
+    J(θ) = E 1/G Σ_i min(s_i A_i, clip(s_i, 1−ε_low, 1+ε_high) A_i)                       (eq. 5)
+    s_i = (π_θ(o_i | q) / π_old(o_i | q))^(1/|o_i|) = exp(1/|o_i| Σ_t log π_θ/π_old)      (eq. 7)
 
-A mean of many log-ratios stays close to 1: the clip range is 3e-4 and 4e-4, not 0.2. There is no KL term. The ratio differs
-from 1 only after an update, so GSPO wants several mini-batches, or μ > 1, per batch of completions.
+A mean of many log-ratios stays close to 0. So the clip range is 3e-4 below and 4e-4 above, not 0.2.
+There is no KL term. The ratio is 1 until the first update. So GSPO needs several updates on each
+batch of completions: several mini-batches, or μ > 1.
 
-GSPO-token (eq. 13, 14) has the same value, and the same gradient where A is one number per completion; it lets A differ
-from token to token.
+GSPO-token (eq. 13, 14) allows A to differ from token to token. If A is one number per completion,
+it has the same value and the same gradient as GSPO.
 """
 
 from grpo import sequence_mean_weights, surrogate_loss
@@ -19,7 +20,8 @@ from grpo import sequence_mean_weights, surrogate_loss
 def sequence_ratio(logp, old_logp, mask):
     """s_i = exp(1/|o_i| Σ_t (log π_θ − log π_old)). (2507.18071 eq. 7)
 
-    logp, old_logp: (N, T). mask: (N, T) bool or 0/1. Returns (N,); 1 for an empty row.
+    logp, old_logp: (N, T). mask: (N, T) bool or 0/1. Returns (N,). An empty row gets 1.
+    Example: a completion of two tokens with the ratios 2 and 8 gets √(2·8) = 4.
     """
     mask = mask.bool()
     log_ratio = (logp - old_logp.detach()).masked_fill(~mask, 0.0)
@@ -27,19 +29,24 @@ def sequence_ratio(logp, old_logp, mask):
 
 
 def token_ratio(logp, old_logp, mask):
-    """GSPO-token: s_it = sg[s_i] · π_θ(o_it) / sg[π_θ(o_it)]: the value of s_i, the gradient of each token. (eq. 14)
+    """s_it = sg[s_i] · π_θ(o_it) / sg[π_θ(o_it)], where sg stops the gradient. (eq. 14)
 
-    sg is stop-gradient. Shapes as in `sequence_ratio`. Returns (N, T); on padding the value of s_i without a gradient.
+    Each token has the value of s_i and a gradient of its own. Takes the arguments of
+    `sequence_ratio`. Returns (N, T). Padding has the value of s_i too, and no gradient.
     """
     own = logp.masked_fill(~mask.bool(), 0.0)
     return sequence_ratio(logp, old_logp, mask).detach().unsqueeze(1) * (own - own.detach()).exp()
 
 
-def gspo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4, weights=None, token_level=False):
-    """−J of GSPO (eq. 5), or of GSPO-token (eq. 13) with `token_level`.
+def gspo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4,
+    weights=None, token_level=False,
+):
+    """−J of GSPO (eq. 5). With `token_level=True`: −J of GSPO-token (eq. 13).
 
-    Takes what `grpo_loss` takes and returns what it returns. advantages: (N,); GSPO-token also takes (N, T).
-    The clipped surrogate of a completion stands on each of its tokens, so that the weights 1/(N |o_i|) add it up to 1/N.
+    It takes the arguments of `grpo_loss` and returns what that returns. advantages: (N,);
+    GSPO-token also takes (N, T). Every token of a completion carries the completion's surrogate.
+    The weights 1/(N |o_i|) of these tokens add up to 1/N.
     """
     if weights is None:
         weights = sequence_mean_weights(mask)
@@ -47,4 +54,7 @@ def gspo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip
         ratio = token_ratio(logp, old_logp, mask)
     else:
         ratio = sequence_ratio(logp, old_logp, mask).unsqueeze(1).expand_as(logp)
-    return surrogate_loss(ratio, advantages, logp, mask, weights, ref_logp=ref_logp, beta=beta, clip_low=clip_low, clip_high=clip_high)
+    return surrogate_loss(
+        ratio, advantages, logp, mask, weights, ref_logp=ref_logp, beta=beta, clip_low=clip_low,
+        clip_high=clip_high,
+    )

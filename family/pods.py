@@ -1,33 +1,40 @@
 """PODS: Policy Optimization with Down-Sampling (arXiv 2504.13818).
 
-CPPO's rival: of n completions, train on the m whose rewards have the largest variance. One such subset always consists
-of the i highest and the m−i lowest rewards, for some i, so sorting and trying every i finds it in O(n log n).
-For right-or-wrong rewards it keeps half right and half wrong ones where there are enough of each.
+PODS is CPPO's rival. Of the n completions of a question, it trains on the m whose rewards have the
+largest variance. One of the subsets with the largest variance always consists of the i highest and
+the m−i lowest rewards, for some i. So it is enough to sort the rewards and to try every i, which
+takes O(n log n). If a reward only says right or wrong, half of the kept completions are right and
+half are wrong, if there are enough of each.
 
-Advantages are normalised after the selection, over the m: `grpo.group_advantages(rewards.gather(1, kept))`.
+The advantages are normalised over the m kept completions, after the selection:
+`grpo.group_advantages(rewards.gather(1, kept))`.
 """
 
 import torch
 
 
 def max_variance_subset(rewards, m):
-    """Indices of the m completions of each question whose rewards vary the most. (2504.13818, Lemma 3.1 and Algorithm 2)
+    """Indices of the m completions of each question whose rewards vary the most.
 
-    rewards: (Q, G). Returns (Q, m) int64, ascending in each row. Ties in variance go to the fewest high ones; of equal rewards
-    the low end takes the lower indices, the high end the higher. Raises ValueError for an m outside 1 … G.
+    (2504.13818, Lemma 3.1 and Algorithm 2.) rewards: (Q, G). Returns (Q, m) int64, ascending in
+    each row. If several i give the same variance, the smallest i is taken: the fewest high rewards.
+    Among equal rewards, the low end takes the lower indices and the high end the higher ones.
+    Raises ValueError if m is outside 1 … G.
+    Example: rewards of 5, 1, 4, 9, 6 and 0 with m = 4 give the indices 1, 3, 4 and 5.
     """
     group_size = rewards.shape[1]
     if not 1 <= m <= group_size:
         raise ValueError(f"m must lie in 1 … {group_size}, not {m}")
     order = rewards.argsort(dim=1, stable=True)
-    # a shift changes no variance, and keeps the sums below small; those of whole numbers are exact, and so are their ties
+    # A shift changes no variance and keeps the sums below small. Sums of whole numbers are exact,
+    # so equal variances are found to be equal.
     x = rewards.double().gather(1, order)
     x = x - x[:, :1]
-    high = torch.arange(m + 1, device=rewards.device)  # every i: the i highest and the m − i lowest
+    high = torch.arange(m + 1, device=rewards.device)  # every i: the i highest, the m − i lowest
 
     def sums(y):
-        """Σ over these m, for every i: (Q, G) to (Q, m + 1)."""
-        lowest = torch.nn.functional.pad(y.cumsum(dim=1), (1, 0))  # Σ of the 0 … G lowest
+        """Σ of y over the i highest and the m − i lowest, for every i. (Q, G) → (Q, m + 1)"""
+        lowest = torch.nn.functional.pad(y.cumsum(dim=1), (1, 0))  # Σ over the 0 … G lowest
         return lowest[:, m - high] + lowest[:, -1:] - lowest[:, group_size - high]
 
     # m² Var = m Σ x² − (Σ x)²
