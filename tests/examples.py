@@ -1,14 +1,23 @@
-"""Six completions for the tests of the losses, and what a loss of them is, token by token; and functions as rewards."""
+"""What several tests share: six completions and their loss token by token, a policy that is small
+enough to list all its completions, and functions as rewards."""
 
 import math
 
 import torch
 
-from engine.scoring.score import Reward
-
 F64 = torch.float64
-LENGTHS = [5, 1, 0, 3, 1, 4]  # ragged, two of one token, one empty; 14 tokens
-ADVANTAGES = torch.tensor([1.5, -0.7, 2.0, -1.2, 0.9, 0.0], dtype=F64)  # both signs, and a completion without signal
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+# --- six completions ------------------------------------------------------------------------------
+
+# Of different lengths: two have one token, one is empty. 14 tokens in all.
+LENGTHS = [5, 1, 0, 3, 1, 4]
+# Both signs, and one completion without signal.
+ADVANTAGES = torch.tensor([1.5, -0.7, 2.0, -1.2, 0.9, 0.0], dtype=F64)
 
 
 def mask_of(lengths, width=None):
@@ -16,24 +25,103 @@ def mask_of(lengths, width=None):
 
 
 def example(spread=0.4):
-    """logp, old_logp, ref_logp (6, 5) float64: 0.4 apart, the clip acts on both sides."""
-    generator = torch.Generator().manual_seed(11)
+    """logp (with a gradient), old_logp, ref_logp: (6, 5) float64.
+
+    With the spread of 0.4, ratios lie on both sides outside of the usual clip range.
+    """
+    generator = seeded(11)
     base = -1 - torch.rand(6, 5, generator=generator, dtype=F64)
-    return base.requires_grad_(), *(base.detach() + spread * torch.randn(6, 5, generator=generator, dtype=F64) for _ in range(2))
+    old, ref = (base + spread * torch.randn(6, 5, generator=generator, dtype=F64) for _ in range(2))
+    return base.requires_grad_(), old, ref
 
 
 def by_loop(logp, old_logp, ref_logp, *, weight, low, high, beta=0.0):
-    """−Σ_i Σ_t weight · (min(ρA, clip(ρ)A) − β k3) in Python floats, and its gradient by hand."""
+    """−Σ_i Σ_t weight · (min(ρA, clip(ρ)A) − β k3) in Python floats, and its gradient by hand.
+
+    weight: of each token; a number, or a function of the length of its completion.
+    """
+    weight_of = weight if callable(weight) else lambda length: weight
     loss, gradient = 0.0, torch.zeros(6, 5, dtype=F64)
     for i, (length, a) in enumerate(zip(LENGTHS, ADVANTAGES.tolist(), strict=True)):
         for t in range(length):
-            ratio, r = math.exp(logp[i, t] - old_logp[i, t]), math.exp(ref_logp[i, t] - logp[i, t])
+            ratio = math.exp(logp[i, t] - old_logp[i, t])
+            r = math.exp(ref_logp[i, t] - logp[i, t])  # π_ref / π
             open_ = not (a > 0 and ratio > 1 + high or a < 0 and ratio < 1 - low)
             bounded = ratio if open_ else 1 + high if a > 0 else 1 - low
-            loss -= weight * (bounded * a - beta * (r - math.log(r) - 1))
-            gradient[i, t] = -weight * (open_ * ratio * a - beta * (1 - r))
+            loss -= weight_of(length) * (bounded * a - beta * (r - math.log(r) - 1))
+            # dρ/dlogp = ρ, and d k3/dlogp = 1 − r
+            gradient[i, t] = -weight_of(length) * (open_ * ratio * a - beta * (1 - r))
     return loss, gradient
 
 
+# --- a tiny policy --------------------------------------------------------------------------------
+
+
+class TinyPolicy:
+    """Three tokens (a, b, EOS) and at most three tokens per completion: 15 completions in all.
+
+    It has one row of logits for each prefix. An expectation over its completions is a sum of 15.
+    """
+
+    EOS = 2
+    PREFIXES = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
+    COMPLETIONS = [(2,), (0, 2), (1, 2)]
+    COMPLETIONS += [(x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1, 2)]
+    LENGTHS = [len(o) for o in COMPLETIONS]
+    MASK = mask_of(LENGTHS)
+    REWARDS = torch.randn(15, generator=seeded(13), dtype=F64)
+
+    @staticmethod
+    def table(seed):
+        return torch.randn(7, 3, generator=seeded(seed), dtype=F64)
+
+    @classmethod
+    def logp(cls, theta):
+        """(15, 3): log π of each token of each completion, and NaN on padding."""
+        rows = []
+        for o in cls.COMPLETIONS:
+            logits = [theta[cls.PREFIXES.index(o[:t])] for t in range(len(o))]
+            known = [x.log_softmax(0)[token] for x, token in zip(logits, o, strict=True)]
+            rows.append(torch.stack(known + [torch.tensor(math.nan, dtype=F64)] * (3 - len(o))))
+        return torch.stack(rows)
+
+    @classmethod
+    def probabilities(cls, theta):
+        """π(o) of each of the 15 completions."""
+        rows = zip(cls.logp(theta), cls.LENGTHS, strict=True)
+        return torch.stack([row[:length].sum() for row, length in rows]).exp()
+
+    @classmethod
+    def expected_gradient(cls, loss, theta, advantages, token_weights, **options):
+        """E_π[∇ loss] on-policy, exactly: each completion counts with its probability."""
+        logp = cls.logp(theta)
+        weights = cls.probabilities(theta).detach()[:, None] * token_weights
+        value, _ = loss(logp, logp.detach(), advantages, cls.MASK, weights=weights, **options)
+        return torch.autograd.grad(value, theta)[0]
+
+
+def kl_of(theta, ref):
+    """KL(π ‖ π_ref) of two rows of logits."""
+    p, q = theta.softmax(0).tolist(), ref.softmax(0).tolist()
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+
+
+def numeric_gradient(function, x, step=1e-6):
+    """Central differences of a function of a tensor."""
+    gradient = torch.zeros(x.numel(), dtype=x.dtype)
+    for i in range(x.numel()):
+        e = torch.zeros(x.numel(), dtype=x.dtype)
+        e[i] = step
+        e = e.view_as(x)
+        gradient[i] = (function(x + e) - function(x - e)) / (2 * step)
+    return gradient.view_as(x)
+
+
+# --- rewards --------------------------------------------------------------------------------------
+
+
 def named(*functions):
+    """Functions as rewards of the engine, under their own names."""
+    from engine.scoring.score import Reward  # here, so that the tests of the paper load no engine
+
     return [Reward(function.__name__, function) for function in functions]

@@ -1,0 +1,91 @@
+"""What `grpo.group_advantages` promises: A_i = (r_i − mean(r)) / (std(r) + eps), in each group.
+
+The first tests compute it by hand. Then come its properties, the known mistakes, and bad input.
+"""
+
+import math
+
+import pytest
+import torch
+
+from grpo import group_advantages
+from tests.examples import F64, seeded
+
+# --- the definition -------------------------------------------------------------------------------
+
+
+def test_of_four_answers_the_right_one_is_one_and_a_half_stds_above_the_mean():
+    """Rewards 1, 0, 0, 0: mean ¼; the squared deviations add up to ¾; std √(¾ / 3) = ½."""
+    advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=F64), eps=0)
+    assert advantages[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+
+
+def test_the_std_is_the_unbiased_one_plus_1e_4_by_default():
+    """Rewards 0, 2: mean 1; the squared deviations add up to 2, and are divided by G − 1 = 1."""
+    advantages = group_advantages(torch.tensor([[0.0, 2.0]], dtype=F64))
+    assert advantages[0, 1].item() == pytest.approx(1 / (math.sqrt(2) + 1e-4), rel=1e-12)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("eps", [1e-4, 0.5])
+@pytest.mark.parametrize("divide_by_std", [True, False])
+def test_the_advantages_equal_a_loop_over_the_groups(divide_by_std, eps, ddof):
+    rewards = torch.randn(4, 6, generator=seeded(0), dtype=F64)
+    advantages = group_advantages(rewards, divide_by_std=divide_by_std, eps=eps, ddof=ddof)
+    for group, row in zip(rewards.tolist(), advantages.tolist(), strict=True):
+        mean = sum(group) / 6
+        std = math.sqrt(sum((r - mean) ** 2 for r in group) / (6 - ddof))
+        expected = [(r - mean) / (std + eps) if divide_by_std else r - mean for r in group]
+        assert row == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_group_of_one_is_allowed_with_the_population_std():
+    assert group_advantages(torch.ones(2, 1), ddof=0).tolist() == [[0.0], [0.0]]
+
+
+# --- properties -----------------------------------------------------------------------------------
+
+
+def test_a_constant_added_to_all_rewards_of_a_question_changes_nothing():
+    rewards = torch.randn(3, 5, generator=seeded(1), dtype=F64)
+    shift = torch.tensor([[10.0], [-3.0], [0.5]], dtype=F64)
+    advantages, shifted = group_advantages(rewards), group_advantages(rewards + shift)
+    torch.testing.assert_close(shifted, advantages, rtol=1e-10, atol=1e-10)
+
+
+def test_the_advantages_of_a_question_add_up_to_zero():
+    advantages = group_advantages(torch.randn(3, 5, generator=seeded(1), dtype=F64))
+    torch.testing.assert_close(advantages.sum(dim=1), torch.zeros(3, dtype=F64))
+
+
+# --- known mistakes -------------------------------------------------------------------------------
+
+
+def test_the_mean_and_the_std_are_not_those_of_the_whole_batch():
+    rewards = torch.tensor([[0.0, 1.0, 0.0, 1.0], [5.0, 9.0, 5.0, 5.0]], dtype=F64)
+    both = group_advantages(rewards)
+    torch.testing.assert_close(both[1:], group_advantages(rewards[1:]))
+    torch.testing.assert_close(both.sum(dim=1), torch.zeros(2, dtype=F64))
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, -2.0, 0.1, 1.1, 3.3])
+@pytest.mark.parametrize("group_size", [2, 7, 16])
+@pytest.mark.parametrize("eps", [1e-4, 1e-8])
+def test_equal_rewards_give_exactly_zero(reward, group_size, eps):
+    """In float32 the mean of equal numbers need not be that number, for example with 3.3.
+
+    The difference would be divided by a std close to 0. A rounding error is not a signal.
+    """
+    advantages = group_advantages(torch.full((2, group_size), reward), eps=eps)
+    assert (advantages == 0).all()
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape, ddof", [((4,), 1), ((2, 3, 4), 1), ((2, 1), 1), ((2, 0), 0), ((), 0)]
+)
+def test_rewards_of_a_wrong_shape_and_groups_that_are_too_small_are_refused(shape, ddof):
+    with pytest.raises(ValueError, match="rewards must be"):
+        group_advantages(torch.ones(shape), ddof=ddof)

@@ -1,0 +1,184 @@
+"""What `grpo.token_logprobs`, `token_entropies` and the KL estimators promise.
+
+The log-probability of a token is log softmax(logits / temperature), in float32. The estimators are
+compared with the KL divergence itself: an expectation over five outcomes is a sum of five, and the
+gradient of the KL is taken by finite differences.
+"""
+
+import math
+
+import pytest
+import torch
+
+from grpo import kl_k1, kl_k2, kl_k3, token_entropies, token_logprobs
+from tests.examples import F64, kl_of, numeric_gradient, seeded
+
+# --- log-probabilities ----------------------------------------------------------------------------
+
+
+def test_a_logit_that_is_larger_by_log_3_means_three_quarters_of_the_probability():
+    logits, tokens = torch.tensor([[[0.0, math.log(3.0)]]]), torch.tensor([[1]])
+    assert token_logprobs(logits, tokens).item() == pytest.approx(math.log(0.75), abs=1e-6)
+
+
+def logprob_by_hand(logits, token, temperature):
+    """log softmax of one position, in Python floats."""
+    scaled = [x / temperature for x in logits]
+    return scaled[token] - math.log(sum(math.exp(x) for x in scaled))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
+def test_logprobs_are_float32_and_equal_log_softmax(dtype, temperature):
+    """The softmax of bfloat16 logits is taken in float32. In bfloat16 its second digit is wrong."""
+    logits = (3 * torch.randn(2, 3, 7, generator=seeded(2))).to(dtype)
+    tokens = torch.randint(7, (2, 3), generator=seeded(3))
+    logp = token_logprobs(logits, tokens, temperature=temperature)
+    assert logp.dtype == torch.float32
+    for n in range(2):
+        for t in range(3):
+            expected = logprob_by_hand(logits[n, t].tolist(), tokens[n, t].item(), temperature)
+            assert logp[n, t].item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_gradient_of_a_logprob_is_one_hot_minus_softmax(temperature):
+    """∂ log π(o) / ∂ logit_v = (1[v = o] − π(v)) / temperature."""
+    logits = torch.randn(2, 3, 5, generator=seeded(4), requires_grad=True)
+    tokens = torch.randint(5, (2, 3), generator=seeded(5))
+    upstream = torch.randn(2, 3, generator=seeded(6))
+    (token_logprobs(logits, tokens, temperature=temperature) * upstream).sum().backward()
+    for n in range(2):
+        for t in range(3):
+            for v in range(5):
+                probability = math.exp(logprob_by_hand(logits[n, t].tolist(), v, temperature))
+                slope = ((v == tokens[n, t].item()) - probability) / temperature
+                expected = upstream[n, t].item() * slope
+                assert logits.grad[n, t, v].item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_logits_must_match_the_tokens_one_for_one(length):
+    """The last position of a model's output predicts no token of the completion: cut it off."""
+    with pytest.raises(ValueError, match="one for one"):
+        token_logprobs(torch.zeros(2, length, 5), torch.zeros(2, 3, dtype=torch.int64))
+
+
+# --- entropies ------------------------------------------------------------------------------------
+
+
+def test_eight_equal_outcomes_have_an_entropy_of_log_8():
+    torch.testing.assert_close(token_entropies(torch.zeros(1, 1, 8)), torch.tensor([[math.log(8)]]))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_entropies_are_those_of_torchs_categorical(temperature):
+    logits = 5 * torch.randn(3, 4, 50, generator=seeded(0))
+    expected = torch.distributions.Categorical(logits=logits.double() / temperature).entropy()
+    entropies = token_entropies(logits, temperature=temperature)
+    torch.testing.assert_close(entropies.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_entropies_are_float32_whatever_the_logits_are(dtype):
+    assert token_entropies(torch.zeros(1, 2, 8, dtype=dtype)).dtype == torch.float32
+
+
+def test_autocast_does_not_lower_the_precision_of_what_is_computed_from_logits():
+    """Autocast would turn an einsum or a matmul into a bfloat16 product: wrong by 0.03 nats."""
+    logits = 5 * torch.randn(3, 4, 500, generator=seeded(16))
+    tokens = torch.randint(500, (3, 4), generator=seeded(17))
+    with torch.autocast("cpu", torch.bfloat16):
+        entropies, logp = token_entropies(logits), token_logprobs(logits, tokens)
+    expected = torch.distributions.Categorical(logits=logits.double())
+    torch.testing.assert_close(entropies.double(), expected.entropy(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logp.double(), expected.log_prob(tokens), rtol=1e-5, atol=1e-5)
+
+
+# --- KL estimators: the definition ----------------------------------------------------------------
+
+
+def test_the_estimators_by_hand():
+    """π = 1/2 and π_ref = 1/4: log(π/π_ref) = log 2 and r = π_ref/π = 1/2.
+
+    With the ratio upside down, k1 and k3 would be other numbers.
+    """
+    logp = torch.tensor([[0.5]], dtype=F64).log()
+    ref_logp = torch.tensor([[0.25]], dtype=F64).log()
+    assert kl_k1(logp, ref_logp).item() == pytest.approx(math.log(2))
+    assert kl_k2(logp, ref_logp).item() == pytest.approx(math.log(2) ** 2 / 2)
+    assert kl_k3(logp, ref_logp).item() == pytest.approx(0.5 + math.log(2) - 1)
+
+
+# --- KL estimators: their exact expectations over five outcomes -----------------------------------
+
+
+@pytest.fixture
+def five_outcomes():
+    """Logits of π (with a gradient) and of π_ref, in float64."""
+    theta = torch.randn(5, generator=seeded(8), dtype=F64, requires_grad=True)
+    return theta, torch.randn(5, generator=seeded(9), dtype=F64)
+
+
+@pytest.mark.parametrize("estimator", [kl_k1, kl_k3])
+def test_the_expected_value_of_k1_and_of_k3_is_the_kl(estimator, five_outcomes):
+    theta, ref = five_outcomes
+    values = estimator(theta.log_softmax(0), ref.log_softmax(0))
+    assert (theta.softmax(0) * values).sum().item() == pytest.approx(kl_of(theta, ref), rel=1e-12)
+
+
+def test_the_expected_value_of_k2_is_not_the_kl(five_outcomes):
+    theta, ref = five_outcomes
+    expected = (theta.softmax(0) * kl_k2(theta.log_softmax(0), ref.log_softmax(0))).sum().item()
+    assert abs(expected / kl_of(theta, ref) - 1) > 0.01
+
+
+def expected_gradient(estimator, theta, ref):
+    """E_π[∇ estimator]. The probabilities of the samples are held fixed, as in training."""
+    values = estimator(theta.log_softmax(0), ref.log_softmax(0))
+    return torch.autograd.grad((theta.softmax(0).detach() * values).sum(), theta)[0]
+
+
+def test_the_expected_gradient_of_k2_is_that_of_the_kl(five_outcomes):
+    theta, ref = five_outcomes
+    expected = numeric_gradient(lambda x: kl_of(x, ref), theta.detach())
+    torch.testing.assert_close(expected_gradient(kl_k2, theta, ref), expected, rtol=0, atol=1e-8)
+
+
+def test_the_expected_gradient_of_k3_is_that_of_the_kl_the_other_way_round(five_outcomes):
+    """E_π[∇k3] = E_π[(1 − r) ∇log π] = −Σ π_ref ∇log π = ∇KL(π_ref ‖ π).
+
+    So only the value of k3 is unbiased.
+    """
+    theta, ref = five_outcomes
+    expected = numeric_gradient(lambda x: kl_of(ref, x), theta.detach())
+    torch.testing.assert_close(expected_gradient(kl_k3, theta, ref), expected, rtol=0, atol=1e-8)
+
+
+# --- KL estimators: properties and known mistakes -------------------------------------------------
+
+
+def test_k1_as_a_loss_teaches_nothing(five_outcomes):
+    """Its expected gradient is 0, though the KL has a gradient."""
+    theta, ref = five_outcomes
+    zero = torch.zeros(5, dtype=F64)
+    torch.testing.assert_close(expected_gradient(kl_k1, theta, ref), zero, rtol=0, atol=1e-15)
+    assert numeric_gradient(lambda x: kl_of(x, ref), theta.detach()).abs().max() > 0.05
+
+
+def test_k1_can_be_negative():
+    assert kl_k1(torch.tensor([-2.0]), torch.tensor([-1.0])).item() == -1
+
+
+@pytest.mark.parametrize("estimator", [kl_k2, kl_k3])
+def test_k2_and_k3_are_never_negative_and_zero_only_if_the_policies_agree(estimator):
+    logp = torch.linspace(-8, 0, 81, dtype=F64)
+    values = estimator(logp, torch.full_like(logp, -4.0))
+    assert (values >= 0).all() and (values == 0).sum() == 1 and values[40] == 0
+
+
+@pytest.mark.parametrize("x", [1e-3, -2e-3, 3e-3])
+def test_k3_is_precise_if_the_policies_are_close(x):
+    """k3 ≈ x²/2 if log r = x. The plain exp(x) − x − 1 in float32 is wrong by up to a tenth."""
+    k3 = kl_k3(torch.tensor([0.0]), torch.tensor([x])).item()
+    assert k3 == pytest.approx(x**2 / 2 + x**3 / 6 + x**4 / 24, rel=2e-3)
