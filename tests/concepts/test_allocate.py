@@ -1,17 +1,18 @@
-"""allocate.py against brute force on small cases and random properties on large ones."""
+"""What allocation promises: after pruning, more questions fill the device, and no place is wasted.
+
+The order: how many questions fill a device, how completions become micro-batches, how they are
+shared out to devices, and why this matters (the bucket effect). Small cases are compared with brute
+force. (test_copying.py shows that the file needs neither torch nor numpy.)
+"""
 
 import random
-import subprocess
-import sys
 from itertools import product
-from pathlib import Path
 
 import pytest
 
-import allocate
 from allocate import balance, fill, micro_batches, questions_per_step, step_time
 
-# --- how many questions -----------------------------------------------------------------------------------------------
+# --- how many questions fill a device: ⌊B·G / k⌋ --------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -22,12 +23,14 @@ from allocate import balance, fill, micro_batches, questions_per_step, step_time
         (1, 16, 4, 4),
         (1, 16, 2, 8),
         (1, 16, 1, 16),  # … and sixteen for CPPO with P = 0.9375
-        (1, 16, 3, 5),  # rounded down: 15 of 16 places taken
-        (5, 8, 3, 13),  # 40 / 3 = 13.3; rounding for each question first, 5 · ⌊8 / 3⌋, would give 10
+        (1, 16, 3, 5),  # rounded down: 15 of 16 places are taken
+        (5, 8, 3, 13),  # 40 / 3 = 13.3, not 5 · ⌊8 / 3⌋ = 10: it is rounded only once
         (4, 10, 1, 40),
     ],
 )
-def test_questions_that_fill_a_device(questions, group_size, k, expected):
+def test_the_number_of_questions_whose_kept_completions_fill_a_device(
+    questions, group_size, k, expected
+):
     assert questions_per_step(questions, group_size, k) == expected
 
 
@@ -44,7 +47,7 @@ def test_one_more_question_would_not_fit():
     [
         ([4, 4, 4], 8, 2),  # exact fit
         ([4, 4, 4], 7, 1),
-        ([9, 1, 1], 8, 0),  # the first does not fit; no later one is taken out of order
+        ([9, 1, 1], 8, 0),  # the first does not fit, and no later question overtakes it
         ([4, 9, 1], 8, 1),
         ([1, 2, 3], 100, 3),  # all fit
         ([1, 2, 3], 6, 3),
@@ -53,15 +56,11 @@ def test_one_more_question_would_not_fit():
         ([1], 0, 0),
     ],
 )
-def test_fill_takes_questions_in_order_while_they_fit(kept_counts, capacity, expected):
+def test_fill_takes_questions_in_their_order_as_long_as_they_fit(kept_counts, capacity, expected):
     assert fill(kept_counts, capacity) == expected
 
 
-# --- micro-batches ----------------------------------------------------------------------------------------------------
-
-
-def test_micro_batches_of_no_completions():
-    assert micro_batches([], 100) == []
+# --- micro-batches --------------------------------------------------------------------------------
 
 
 def test_micro_batches_by_hand():
@@ -69,74 +68,79 @@ def test_micro_batches_by_hand():
     assert micro_batches([3, 10, 3, 9, 5], 20) == [[1, 3], [4, 0, 2]]  # 2 × 10, then 3 × 5
 
 
-def test_a_completion_that_is_too_long_gets_a_batch_of_its_own():
-    assert micro_batches([4, 50, 4], 10) == [[1], [0, 2]]
-
-
-def test_padding_counts():
-    """9 + 1 + 1 tokens are fewer than 20, but three rows padded to 9 are 27."""
-    assert micro_batches([9, 1, 1], 20) == [[0, 1], [2]]
-
-
 @pytest.mark.parametrize("seed", range(60))
-def test_micro_batches_of_random_lengths(seed):
+def test_micro_batches_hold_every_completion_once_and_none_could_be_fuller(seed):
     rng = random.Random(seed)
     lengths = [rng.choice([0, 1, 2, rng.randint(1, 200)]) for _ in range(rng.randint(1, 60))]
     max_tokens = rng.choice([1, 50, 150, 400, 10_000])
     batches = micro_batches(lengths, max_tokens)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))  # every index exactly once
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     in_order = [lengths[i] for batch in batches for i in batch]
     assert in_order == sorted(lengths, reverse=True)  # the longest first
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= max_tokens
-    for batch in batches[:-1]:  # and no batch is smaller than it must be
+    for batch in batches[:-1]:
         assert (len(batch) + 1) * max(lengths[i] for i in batch) > max_tokens
 
 
-# --- balance ----------------------------------------------------------------------------------------------------------
+def test_padding_counts():
+    """9 + 1 + 1 tokens are fewer than 20, but three rows that are padded to 9 are 27."""
+    assert micro_batches([9, 1, 1], 20) == [[0, 1], [2]]
+
+
+def test_a_completion_that_is_too_long_gets_a_micro_batch_of_its_own():
+    assert micro_batches([4, 50, 4], 10) == [[1], [0, 2]]
+
+
+def test_no_completions_make_no_micro_batches():
+    assert micro_batches([], 100) == []
+
+
+# --- sharing out to devices -----------------------------------------------------------------------
 
 
 def loads(lengths, shares):
     return [sum(lengths[i] for i in share) for share in shares]
 
 
+def test_balance_by_hand():
+    """7 | 6, then 5 joins the 6, 4 joins the 7, and 3 joins either of them (11 and 11)."""
+    lengths = [3, 4, 5, 6, 7]
+    assert sorted(loads(lengths, balance(lengths, 2))) == [11, 14]
+    # in the order in which they are given it would be 1 and 3
+    assert sorted(loads([1, 1, 2], balance([1, 1, 2], 2))) == [2, 2]
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 8, 20])
 @pytest.mark.parametrize("seed", range(5))
-def test_balance_gives_every_index_to_exactly_one_of_the_parts(parts, seed):
+def test_balance_gives_every_completion_to_exactly_one_device(parts, seed):
     lengths = [random.Random(seed).randint(0, 30) for _ in range(12)]
     shares = balance(lengths, parts)
     assert len(shares) == parts
     assert sorted(i for share in shares for i in share) == list(range(12))
 
 
-def test_balance_with_more_parts_than_completions_leaves_some_empty():
-    assert sorted(balance([5, 7], 4)) == [[], [], [0], [1]]
-    assert balance([], 2) == [[], []]
-
-
-def test_balance_by_hand():
-    """7 | 6, then 5 joins the 6, 4 joins the 7, and 3 whichever (11 and 11)."""
-    lengths = [3, 4, 5, 6, 7]
-    assert sorted(loads(lengths, balance(lengths, 2))) == [11, 14]
-    assert sorted(loads([1, 1, 2], balance([1, 1, 2], 2))) == [2, 2]  # in the order given it would be 1 and 3
-
-
 @pytest.mark.parametrize("seed", range(40))
-def test_balance_is_within_four_thirds_of_the_best_split(seed):
-    """Graham's bound for longest-first, (4/3 − 1/(3·parts)) of the optimum; the optimum by trying every split."""
+def test_balance_needs_at_most_four_thirds_of_the_best_split(seed):
+    """Graham's bound for longest-first: 4/3 − 1/(3·parts). The best is found by trying all."""
     rng = random.Random(seed)
     parts = rng.choice([2, 3])
     lengths = [rng.randint(1, 12) for _ in range(rng.randint(1, 9 if parts == 2 else 6))]
-    best = min(
-        max(sum(n for n, p in zip(lengths, split, strict=True) if p == part) for part in range(parts))
-        for split in product(range(parts), repeat=len(lengths))
-    )
-    assert best <= max(loads(lengths, balance(lengths, parts))) <= (4 / 3 - 1 / (3 * parts)) * best + 1e-9
+
+    def busiest(split):
+        work = [0] * parts
+        for length, part in zip(lengths, split, strict=True):
+            work[part] += length
+        return max(work)
+
+    best = min(map(busiest, product(range(parts), repeat=len(lengths))))
+    bound = (4 / 3 - 1 / (3 * parts)) * best
+    assert best <= max(loads(lengths, balance(lengths, parts))) <= bound + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_balance_leaves_no_part_behind_by_more_than_one_completion(seed):
-    """The last completion of the busiest part came when that part was the least busy."""
+def test_no_device_is_behind_by_more_than_one_completion(seed):
+    """The last completion of the busiest device came when that device was the least busy one."""
     rng = random.Random(seed)
     lengths = [rng.randint(1, 1000) for _ in range(64)]
     shares = balance(lengths, 8)
@@ -145,7 +149,12 @@ def test_balance_leaves_no_part_behind_by_more_than_one_completion(seed):
     assert max(work) - min(lengths[i] for i in shares[busiest]) <= min(work)
 
 
-# --- the bucket effect ------------------------------------------------------------------------------------------------
+def test_with_more_devices_than_completions_some_get_none():
+    assert sorted(balance([5, 7], 4)) == [[], [], [0], [1]]
+    assert balance([], 2) == [[], []]
+
+
+# --- the bucket effect ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,19 +172,7 @@ def test_a_step_lasts_as_long_as_the_busiest_device(tokens, costs, seconds):
     assert step_time(tokens, **costs) == pytest.approx(seconds)
 
 
-def test_the_same_tokens_take_less_time_when_balanced():
+def test_the_same_tokens_take_less_time_if_they_are_balanced():
     lengths = [90, 80, 10, 20]
     assert step_time(loads(lengths, [[0, 1], [2, 3]])) == 170
     assert step_time(loads(lengths, balance(lengths, 2))) == 100
-
-
-# --- copying ----------------------------------------------------------------------------------------------------------
-
-
-def test_allocate_needs_neither_torch_nor_numpy():
-    """In an interpreter without any installed package (-S): the standard library is enough."""
-    folder = str(Path(allocate.__file__).parent)
-    code = f"import sys; sys.path.insert(0, {folder!r}); import allocate; print({{'torch', 'numpy', 'grpo'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-I", "-B", "-S", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "set()"
