@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.model import loading
-from engine.tasks import toy_model
+from engine.model.loading import load_model
+from engine.tasks.toy_model import make_model, make_tokenizer, warm_start
 
 torch.set_num_threads(1)
 
@@ -14,9 +14,9 @@ def small(tmp_path_factory):
     """Folder of a toy model after a short warm start: it answers, and now and then rightly."""
     folder = tmp_path_factory.mktemp("small")
     torch.manual_seed(0)
-    tokenizer = toy_model.make_tokenizer()
-    model = toy_model.make_model(tokenizer)
-    toy_model.warm_start(model, tokenizer, steps=80, batch_size=32)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    warm_start(model, tokenizer, steps=80, batch_size=32)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -25,4 +25,4 @@ def small(tmp_path_factory):
 @pytest.fixture
 def loaded(small):
     """(model, tokenizer), freshly loaded."""
-    return loading.load_model(small, torch.device("cpu"))
+    return load_model(small, torch.device("cpu"))

@@ -12,8 +12,6 @@ from transformers import (
     BioGptForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    GraniteConfig,
-    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     OPTConfig,
@@ -25,13 +23,11 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.model import folders, loading, logprobs
+from engine.model import logprobs
 from engine.model.logprobs import completion_logprobs
-from engine.run.options import UserError
 from update import Batch
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-CPU = torch.device("cpu")
 
 
 def make(kind):
@@ -64,7 +60,7 @@ def plain_logprobs(model, prompts, tokens, lengths, temperature=1.0):
 @pytest.mark.parametrize("kind", ["qwen2, tied", "llama, untied", "gpt2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_and_gradient_equal_plain_forward_passes(kind, temperature, monkeypatch):
-    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 40 * 5)  # five tokens at a time: several chunks
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 40 * 5)  # five tokens at a time: several chunks
     model, (prompts, tokens, lengths) = make(kind), batch()
     logp = completion_logprobs(model, prompts, tokens, lengths, temperature=temperature)
     assert logp.shape == (4, 7) and logp.dtype == torch.float32
@@ -97,7 +93,7 @@ class OfShape(TorchDispatchMode):
 
 
 def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(monkeypatch):
-    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 40 * 3)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 40 * 3)
     model, (prompts, tokens, lengths) = make("llama, untied"), batch()
     held = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x), OfShape(40) as forward:
@@ -120,7 +116,7 @@ def wide():
 
 
 def heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=False):
-    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 500 * tokens_per_chunk)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * tokens_per_chunk)
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logp = completion_logprobs(model, *args)
@@ -134,7 +130,7 @@ def test_the_error_of_the_heads_gradient_does_not_grow_with_the_chunks(wide, mon
     exact = heads_gradient(copy.deepcopy(model).double(), args, 500, monkeypatch)
     assert (heads_gradient(model, args, 7, monkeypatch) - exact).norm() < 1e-5 * exact.norm()
     # the body in float32, for its own error is larger
-    monkeypatch.setattr(policy, "completion_states", torch.autocast("cpu", enabled=False)(logprobs.completion_states))
+    monkeypatch.setattr(logprobs, "completion_states", torch.autocast("cpu", enabled=False)(logprobs.completion_states))
     errors = []
     for tokens_per_chunk in (500, 20, 1):
         gradient = heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=True)
@@ -171,7 +167,7 @@ def test_a_head_that_is_frozen_has_no_gradient_and_one_with_a_bias_has_two(wide,
 def test_a_head_with_an_adapter_is_scored_with_it(wide, monkeypatch):
     model, args = wide
     model.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"]))
-    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 500 * 7)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * 7)
     logp, entropies = completion_logprobs(model, *args, with_entropy=True)
     expected = pad_sequence(plain_logprobs(model, *args), batch_first=True)
     torch.testing.assert_close(logp.double(), expected, rtol=1e-4, atol=1e-4)
@@ -209,7 +205,7 @@ def test_micro_batches_hold_every_completion_once():
     prompts, tokens, lengths = batch()
     whole = Batch(prompts, tokens, lengths, torch.arange(4.0))
     for budget in (1, 12, 20, 1000):
-        parts = whole.cut_into(budget)
+        parts = whole.micro_batches(budget)
         rows = {}
         for part in parts:
             widths = [len(p) + n for p, n in zip(part.prompts, part.lengths.tolist())]
@@ -218,32 +214,6 @@ def test_micro_batches_hold_every_completion_once():
                 assert a not in rows
                 rows[a] = (p, t[:n].tolist())
         assert rows == {float(i): (p, tokens[i, :n].tolist()) for i, (p, n) in enumerate(zip(prompts, lengths.tolist()))}
-
-
-def test_weights_are_float32_masters_that_a_step_of_1e_6_moves(small, tmp_path):
-    """In bfloat16 a step of lr 1e-6 is rounded away; weights saved in bfloat16 are loaded as float32."""
-    model, tokenizer = loading.load_model(small, CPU)
-    model.to(torch.bfloat16).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    model, _ = loading.load_model(str(tmp_path), CPU)
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0).step()
-    for name, p in model.named_parameters():
-        assert (p != before[name]).float().mean() > 0.9
-        assert (before[name].bfloat16() + torch.tensor(-1e-6).bfloat16() == before[name].bfloat16()).float().mean() > 0.9
-
-
-def test_dropout_is_off(tmp_path, small):
-    """GPT-2 has dropout 0.1: with it on, π_θ would differ from π_old before the first update."""
-    make("gpt2").save_pretrained(tmp_path)
-    loading.load_model(small, CPU)[1].save_pretrained(tmp_path)
-    model, _ = loading.load_model(str(tmp_path), CPU)
-    assert model.config.resid_pdrop == 0.1 and not model.training
-    args = batch()
-    assert torch.equal(completion_logprobs(model, *args), completion_logprobs(model, *args))
 
 
 HOLD_DROPOUT_THEMSELVES = {
@@ -273,29 +243,3 @@ def test_gradient_checkpointing_leaves_dropout_off_whatever_the_model(kind):
     assert len(calls) == 3  # the second time the layer was computed again
     torch.testing.assert_close(*results, rtol=0, atol=0)
     assert not any(module.training for module in model.modules()) and "forward" not in vars(layer)
-
-
-def test_a_model_that_rescales_its_logits_is_refused(tmp_path, small):
-    GraniteForCausalLM(GraniteConfig(**SIZES, num_key_value_heads=4, logits_scaling=8.0)).save_pretrained(tmp_path)
-    loading.load_model(small, CPU)[1].save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="rescales its logits"):
-        loading.load_model(str(tmp_path), CPU)
-
-
-def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        folders.resolve_model(str(tmp_path / "nowhere"))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="no weights"):
-        folders.resolve_model(str(tmp_path))
-    model, _ = loading.load_model(small, CPU)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="no tokenizer"):
-        folders.resolve_model(str(tmp_path))
-
-
-def test_prompts_leave_room_for_the_completion_in_the_context():
-    model = make("gpt2")
-    assert folders.prompt_room(model, 20, 512) == 44 and folders.prompt_room(model, 20, 10) == 10
-    with pytest.raises(UserError, match="context of 64 tokens leaves no room"):
-        folders.prompt_room(model, 64, 10)
