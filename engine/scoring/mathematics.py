@@ -49,12 +49,12 @@ def _math_verdict(given, gold):
         return "wrong"
     verdict = _ask_judge(gold, given)
     if verdict == "no gold":
-        _warn_ofgold_answer(gold)
+        _warn_of_gold(gold)
     return verdict
 
 
 @functools.cache
-def _warn_ofgold_answer(gold):
+def _warn_of_gold(gold):
     warnings.warn(f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.", stacklevel=2)
 
 
