@@ -7,14 +7,14 @@ from itertools import islice
 
 import pytest
 
-from engine.run import config
+from engine.run.config import open_run
 from engine.run.options import UserError
 from engine.tasks import arithmetic
-from engine.tasks import questions as questions_module
 from engine.tasks.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
+from engine.tasks.questions import load_questions
+from engine.tasks.table import SYSTEM_PROMPT
 from eval import main as evaluate
 from rewards import number_accuracy
-from train import ALGORITHMS
 
 TRAIN, TEST = (list(islice(questions(split), 3000)) for split in ("train", "test"))
 
@@ -64,9 +64,9 @@ def test_sums_stay_small_whole_and_exact():
         numbers = [int(n) for n in re.findall(r"\d+", row["question"])]
         assert 2 <= len(numbers) <= 3 and all(2 <= n <= 9 or (n <= 20 and "shares" in row["question"]) for n in numbers)
         assert 1 <= int(row["answer"]) <= 162 and "{" not in row["question"]
-    draw = random.Random(0)
+    rng = random.Random(0)
     for _ in range(500):  # on the way, too: nobody gives away more than is left
-        (a, b, c), result = arithmetic.numbers(["-", "+"], draw)
+        (a, b, c), result = arithmetic.numbers(["-", "+"], rng)
         assert a > b and a - b + c == result
 
 
@@ -83,7 +83,7 @@ def test_the_examples_stand_before_the_question(loaded):
     _, tokenizer = loaded
     tokenizer.chat_template, seen = "{{ messages[-1]['content'] }}", []
     tokenizer.apply_chat_template = lambda messages, **options: seen.append(messages) or messages[-1]["content"]
-    questions_module.load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
+    load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     question = {"role": "user", "content": TRAIN[0]["question"]}
     assert seen == [[{"role": "system", "content": "S"}, *({"role": r, "content": c} for r, c in EXAMPLES), question]]
 
@@ -98,7 +98,7 @@ def test_a_model_without_a_chat_template_sees_them_too():
             return self
 
     tokenizer = Tokenizer()
-    questions_module.load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
+    load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     assert tokenizer.texts == [
         "S\n\nUser: Tom has 4 hats and gets 3 more. How many hats now?\nAssistant: 4 + 3 = 7\n"
         "User: Eva has 5 boxes with 2 pens in each. How many pens?\nAssistant: 5 * 2 = 10\n"
@@ -123,27 +123,27 @@ def test_the_supply_is_the_same_every_time():
 
 def test_a_load_is_the_beginning_of_the_supply(loaded):
     _, tokenizer = loaded
-    rows, notes = questions_module.load_questions("arithmetic", tokenizer, split="test", limit=9)
+    rows, notes = load_questions("arithmetic", tokenizer, split="test", limit=9)
     assert [{"question": row["question"], "answer": row["answer"]} for row in rows] == TEST[:9] and not notes
-    assert len(questions_module.load_questions("arithmetic", tokenizer)[0]) == arithmetic.TRAIN_QUESTIONS
-    assert len(questions_module.load_questions("arithmetic", tokenizer, split="test")[0]) == arithmetic.TEST_QUESTIONS
-    assert len(questions_module.load_questions("arithmetic", tokenizer, limit=2500)[0]) == 2500  # without end
+    assert len(load_questions("arithmetic", tokenizer)[0]) == arithmetic.TRAIN_QUESTIONS
+    assert len(load_questions("arithmetic", tokenizer, split="test")[0]) == arithmetic.TEST_QUESTIONS
+    assert len(load_questions("arithmetic", tokenizer, limit=2500)[0]) == 2500  # without end
 
 
 def test_the_data_set_brings_its_defaults_and_the_user_has_the_last_word(small):
     words = ["--dataset", "arithmetic", "--model", small]
-    chosen, _ = config.open_run(words, ALGORITHMS)
+    chosen, _ = open_run(words)
     assert chosen.rewards == ["number_accuracy"] and chosen.lr == 3e-5 and chosen.eval_dataset is None
     assert (chosen.system_prompt, chosen.max_new_tokens) == (arithmetic.SYSTEM_PROMPT, arithmetic.MAX_NEW_TOKENS)
-    own = config.open_run([*words, "--system_prompt", "Be brief.", "--max_new_tokens", "9"], ALGORITHMS)[0]
+    own = open_run([*words, "--system_prompt", "Be brief.", "--max_new_tokens", "9"])[0]
     assert (own.system_prompt, own.max_new_tokens) == ("Be brief.", 9)
-    assert config.open_run(["--dataset", "gsm8k"], ALGORITHMS)[0].system_prompt is None
+    assert open_run(["--dataset", "gsm8k", "--model", small])[0].system_prompt == SYSTEM_PROMPT
 
 
 @pytest.mark.parametrize("words", [["--dataset", "arithmetic"], ["--dataset", "toy", "--eval_dataset", "arithmetic"]])
 def test_the_toy_is_not_asked_in_words(words):
     with pytest.raises(UserError, match="knows no letters: name a chat model"):
-        config.open_run(words, ALGORITHMS)
+        open_run(words)
     with pytest.raises(UserError, match="knows no letters: name a chat model"):
         evaluate(["--benchmark", "arithmetic"])
 

@@ -1,4 +1,4 @@
-"""engine/options.py: command line, recipe, and a user's mistakes as one sentence each."""
+"""engine/run/options.py: command line, recipe, and a user's mistakes as one sentence each."""
 
 import subprocess
 import sys
@@ -173,12 +173,13 @@ def test_help_lists_every_option_with_its_line(capsys):
 
 
 def test_a_users_mistake_ends_the_program_with_one_line_and_code_2():
-    code = "from engine.run.options import UserError, run_program\ndef main(argv):\n    raise UserError('no model: name one.')\nrun(main)"
+    code = "from engine.run.options import UserError, run_program\n" \
+           "def main(argv):\n    raise UserError('no model: name one.')\nrun_program(main)"  # fmt: skip
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", "error: no model: name one.\n")
 
 
-def test_run_hands_over_the_command_line_and_ends_with_0(monkeypatch):
+def test_run_program_hands_over_the_command_line_and_ends_with_0(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "3"])
     seen = []
     with pytest.raises(SystemExit) as end:

@@ -7,13 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.logprobs import completion_logprobs
-from engine.model.sampling import Sampling, left_pad, sample, stop_tokens
+from engine.model.sampling import ASK_EVERY, Sampling, left_pad, sample, sample_token, stop_tokens
 
 
 # how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing below depends on it
 @pytest.fixture(params=[1, 8], autouse=True)
 def every(request, monkeypatch):
-    monkeypatch.setitem(rollout.ASK_EVERY, "cpu", request.param)
+    monkeypatch.setitem(ASK_EVERY, "cpu", request.param)
     return request.param
 
 
@@ -60,7 +60,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(loaded):
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
 def test_what_a_completion_draws_after_its_end_is_not_recorded(loaded, prompts, every, monkeypatch):
     _, drawn = run(loaded, prompts, group=2, temperature=0.0, max_new_tokens=40)
-    monkeypatch.setitem(rollout.ASK_EVERY, "cpu", 1)
+    monkeypatch.setitem(ASK_EVERY, "cpu", 1)
     _, expected = run(loaded, prompts, group=2, temperature=0.0, max_new_tokens=40)
     assert (expected.lengths % every != 0).any() or every == 1
     for name in ("tokens", "lengths", "truncated"):
@@ -70,7 +70,8 @@ def test_what_a_completion_draws_after_its_end_is_not_recorded(loaded, prompts, 
 
 def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monkeypatch):
     rows = []
-    monkeypatch.setattr(rollout, "draw", lambda logits, *args: rows.append(len(logits)) or draw(logits, *args))
+    monkeypatch.setattr(
+        "engine.model.sampling.sample_token", lambda logits, *args: rows.append(len(logits)) or sample_token(logits, *args))
     _, drawn = run(loaded, group=16, max_new_tokens=24)
     assert len(set(drawn.lengths.tolist())) > 5
     # the t-th token is drawn for those that had not ended at the last multiple of `every`
@@ -158,7 +159,7 @@ LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
 
 
 def frequencies(n=40_000, **options):
-    token, logp = draw(LOGITS.repeat(n, 1), Sampling(1, **options), torch.Generator().manual_seed(0))
+    token, logp = sample_token(LOGITS.repeat(n, 1), Sampling(1, **options), torch.Generator().manual_seed(0))
     return torch.bincount(token, minlength=5) / n, token, logp
 
 
@@ -175,7 +176,7 @@ def test_draws_follow_the_softmax_at_the_temperature(temperature):
 def test_draws_are_those_of_multinomial():
     logits = 3 * torch.randn(7, 500, generator=torch.Generator().manual_seed(0))
     for seed in range(10):
-        token, _ = draw(logits, Sampling(1, top_k=50), torch.Generator().manual_seed(seed))
+        token, _ = sample_token(logits, Sampling(1, top_k=50), torch.Generator().manual_seed(seed))
         p = logits.masked_fill(logits < logits.topk(50).values[:, -1:], -torch.inf).softmax(-1)
         assert token.tolist() == torch.multinomial(p, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1).tolist()
 

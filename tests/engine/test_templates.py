@@ -8,13 +8,13 @@ import torch
 
 import eval as evaluation
 import train
-from engine.model import loading
-from engine.model.sampling import Completions
+from engine.model.loading import load_model
+from engine.model.sampling import Completions, Sampler
 from engine.run import logs
 from engine.scoring.reward_model import RewardModel
-from engine.tasks import questions as questions_module
-from engine.tasks import toy_model
+from engine.tasks.questions import fingerprint, load_questions, opened_thought, reward_columns
 from engine.tasks.table import SYSTEM_PROMPT
+from engine.tasks.toy_model import make_tokenizer
 from rewards import code_format, extract_answer, format_reward
 from tests.engine.test_reward_model import make as make_reward_model
 
@@ -38,11 +38,11 @@ NAMES_THE_TAG = "Begin with <think> and never say why."
 def test_what_a_template_has_begun(end, begun, system):
     """The template strips the question, as many do; what the system prompt and the question say of the tag begins nothing."""
     for question in ("9-8=?", " What does <think> mean? \n", "9"):
-        assert questions_module.opened_thought(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question.strip()}{end}", question) == begun
+        assert opened_thought(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question.strip()}{end}", question) == begun
 
 
 def tokenizer_that_opens(text):
-    tokenizer = toy_model.make_tokenizer()
+    tokenizer = make_tokenizer()
     tokenizer.chat_template = f"{{{{ messages[-1]['content'] + '=' + {text!r} }}}}"  # a newline at its very end would be dropped
     return tokenizer
 
@@ -50,7 +50,7 @@ def tokenizer_that_opens(text):
 def questions_of(tokenizer, tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text('{"question": "9-8=?", "answer": "1", "level": 3}\n{"question": "1=?", "answer": "1", "level": 4}\n')
-    return questions_module.load_questions(str(path), tokenizer)[0]
+    return load_questions(str(path), tokenizer)[0]
 
 
 def completions_of(tokenizer, texts):
@@ -67,8 +67,8 @@ def test_neither_the_rewards_columns_nor_the_fingerprint_see_it_and_the_prompt_s
     plain = questions_of(tokenizer_that_opens(""), tmp_path)
     tokenizer = tokenizer_that_opens(opened)
     rows = questions_of(tokenizer, tmp_path)
-    assert questions_module.fingerprint(rows) == questions_module.fingerprint(plain)
-    assert questions_module.reward_columns(rows) == {"question": ["9-8=?", "1=?"], "answer": ["1", "1"], "level": [3, 4]}
+    assert fingerprint(rows) == fingerprint(plain)
+    assert reward_columns(rows) == {"question": ["9-8=?", "1=?"], "answer": ["1", "1"], "level": [3, 4]}
     assert [tokenizer.decode(row["prompt"]) for row in rows] == ["9-8=?=" + opened, "1=?=" + opened]
     texts = ["1", "2</think>", "3<eos>", ""]
     expected = opened if opened in ("<think>", "<think>\n1=") else ""
@@ -85,12 +85,12 @@ CUT_OFF = "9-8=<answer>1</answer>9"  # still thinking when it ended
 def thinker(small, tmp_path, monkeypatch):
     """A model whose template opens a thought, and a sampler that answers every question rightly, then cut off, and so on."""
     folder = str(tmp_path / "thinker")
-    model, tokenizer = loading.load_model(small, torch.device("cpu"))
+    model, tokenizer = load_model(small, torch.device("cpu"))
     tokenizer.chat_template = "{{ messages[-1]['content'] + '<think>\\n' }}"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     answers = lambda prompts, k: completions_of(tokenizer, [(RIGHT, CUT_OFF)[i % 2] for _ in prompts for i in range(k)])
-    monkeypatch.setattr(Own, "sample", lambda self, prompts, k, sampling, seed: answers(prompts, k))
+    monkeypatch.setattr(Sampler, "sample", lambda self, prompts, k, sampling, seed: answers(prompts, k))
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"question": "9-8=?", "answer": "1"}\n' * 8)
     (tmp_path / "own.py").write_text("def begins(completions, **columns):\n    return [float('begun' in columns) for _ in completions]\n")

@@ -1,4 +1,4 @@
-"""engine/toy.py: the questions are right and held apart, the tokenizer loses nothing, the model starts to learn."""
+"""engine/tasks/toy.py: the questions are right and held apart, the tokenizer loses nothing, the model starts to learn."""
 
 import random
 import re
@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.tasks import toy, toy_model
+from engine.tasks.questions import base_model
 from rewards import format_reward, toy_accuracy
 
 SPLITS = ["train", "test", "warm_start"]
@@ -165,7 +166,7 @@ def test_a_few_steps_of_the_warm_start_lower_the_loss_and_teach_eos(tokenizer):
 def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained = []
-    monkeypatch.setattr(toy, "warm_start", lambda model, tokenizer, kind: trained.append(model))
+    monkeypatch.setattr(toy_model, "warm_start", lambda model, tokenizer, kind: trained.append(model))
     folder = toy_model.base()
     assert toy_model.base() == folder and len(trained) == 1
     assert [f"runs/{path.name}" for path in (tmp_path / "runs").iterdir()] == [folder]  # nothing unfinished stays
@@ -177,9 +178,10 @@ def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monk
 
 def test_each_kind_of_toy_has_its_own_base(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(toy, "warm_start", lambda model, tokenizer, kind: None)
+    monkeypatch.setattr(toy_model, "warm_start", lambda model, tokenizer, kind: None)
     assert len({toy_model.base(), toy_model.base("code"), toy_model.base("wordy")}) == 3
-    assert toy.source("toy", "toy") == toy_model.base() and toy.source("toy", "toy_code") == toy_model.base("code") and toy.source("x", "toy") == "x"
+    assert base_model("toy", "toy") == toy_model.base() and base_model("toy", "toy_code") == toy_model.base("code")
+    assert base_model("x", "toy") == "x"
 
 
 def test_programs_of_the_code_toy_print_what_they_should_or_a_guess():
