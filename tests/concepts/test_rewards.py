@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.scoring.mathematics import math_accuracy
 from rewards import (
     extract_answer,
     format_reward,
     gsm8k_accuracy,
-    math_accuracy,
     number_accuracy,
     soft_format_reward,
     to_number,

@@ -1,4 +1,4 @@
-"""rewards.py: a program as the answer."""
+"""engine/scoring/programs.py: a program as the answer."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""rewards.math_accuracy: equal in mathematics, by math-verify, within a time limit and in any thread."""
+"""engine/scoring/mathematics.py: equal in mathematics, by math-verify, within a time limit and in any thread."""
 
 import json
 import signal
@@ -8,10 +8,10 @@ import warnings
 from pathlib import Path
 
 import pytest
-from engine.tasks.data import read_jsonl
 
-from engine.scoring import mathematics as judging
+from engine.scoring import mathematics
 from engine.scoring.mathematics import math_accuracy
+from engine.tasks.questions import read_jsonl
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 HANGS = "9^{9^{9}}"  # python works on it in one call for minutes
@@ -41,7 +41,7 @@ def test_every_gold_answer_is_right_against_itself(name, count):
         warnings.simplefilter("error")
         for form in ("\\boxed{{{}}}", "<answer>{}</answer>", "<think>so</think>\n<answer>${}$</answer>", "\\boxed{{\\({}\\)}}."):
             assert math_accuracy([form.format(gold) for gold in golds], golds) == [1.0] * count
-    assert [gold for gold in golds if judging._ask_judge(gold, gold) != "right"] == []  # and not only because the texts agree
+    assert [gold for gold in golds if mathematics._ask_judge(gold, gold) != "right"] == []  # and not only because the texts agree
     raw = [json.loads(line)["answer"] for line in path.open(encoding="utf-8")]  # 27.0 instead of 27
     assert math_accuracy([r1(gold) for gold in golds], raw) == [1.0] * count
     others = [(gold, other) for gold, other in zip(golds, golds[1:]) if gold != other]
@@ -100,7 +100,7 @@ def test_the_verdicts_are_counted(completion, counted):
 
 def test_a_gold_answer_that_cannot_be_parsed_is_named_once():
     gold = "\\frac{"
-    judging._warn_of_gold.cache_clear()
+    mathematics._warn_of_gold.cache_clear()
     with pytest.warns(UserWarning, match=r"gold answer '\\\\frac\{'") as caught:
         assert math_accuracy([r1("6"), r1("7"), r1(gold)], [gold] * 3) == [0.0, 0.0, 1.0]
         assert verdict(r1("8"), gold) == "no gold"
@@ -110,10 +110,10 @@ def test_a_gold_answer_that_cannot_be_parsed_is_named_once():
 @pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("given", [HANGS, LARGE])
 def test_what_takes_too_long_is_stopped_in_any_thread(monkeypatch, in_thread, given):
-    monkeypatch.setattr(judging, "MATH_SECONDS", 1.0)
-    judging._ask_judge.cache_clear()
+    monkeypatch.setattr(mathematics, "MATH_SECONDS", 1.0)
+    mathematics._ask_judge.cache_clear()
     verdict(r1("2"), "\\sqrt{4}")  # the process has started
-    judge, values = judging._judge(), []
+    judge, values = mathematics._judge(), []
     run = lambda: values.extend(math_accuracy([r1(given), r1("\\sqrt{8}"), r1(given)], ["2\\sqrt{2}"] * 3))
     start = time.perf_counter()
     if in_thread:
@@ -129,41 +129,41 @@ def test_what_takes_too_long_is_stopped_in_any_thread(monkeypatch, in_thread, gi
 
 
 def test_the_limit_holds_where_the_program_ignores_alarms_and_ends_with_the_answer(monkeypatch):
-    monkeypatch.setattr(judging, "MATH_SECONDS", 0.5)
-    judging._ask_judge.cache_clear()
+    monkeypatch.setattr(mathematics, "MATH_SECONDS", 0.5)
+    mathematics._ask_judge.cache_clear()
     old = signal.signal(signal.SIGPROF, signal.SIG_IGN)
     try:
-        judging._judge().kill()
-        judging._judge().wait()
+        mathematics._judge().kill()
+        mathematics._judge().wait()
         verdict(r1("2"), "\\sqrt{4}")
     finally:
         signal.signal(signal.SIGPROF, old)
-    judge = judging._judge()
+    judge = mathematics._judge()
     time.sleep(0.8)
     assert judge.poll() is None  # it waits for the next one as long as it takes
     assert verdict(r1(LARGE), "2\\sqrt{2}") == "stopped"
 
 
 def test_memory_is_limited():
-    judging._ask_judge.cache_clear()
+    mathematics._ask_judge.cache_clear()
     verdict(r1("2"), "\\sqrt{4}")
-    limits = Path(f"/proc/{judging._judge().pid}/limits")
+    limits = Path(f"/proc/{mathematics._judge().pid}/limits")
     if not limits.exists():
         pytest.skip("no /proc here")
     (line,) = [line for line in limits.read_text().splitlines() if "address space" in line]
-    assert str(judging.MATH_MEMORY) in line
+    assert str(mathematics.MATH_MEMORY) in line
 
 
 def test_a_judge_that_died_between_two_answers_is_replaced():
-    judging._ask_judge.cache_clear()
+    mathematics._ask_judge.cache_clear()
     verdict(r1("\\sqrt{8}"), "2\\sqrt{2}")
-    judging._judge().kill()
-    judging._judge().wait()
+    mathematics._judge().kill()
+    mathematics._judge().wait()
     assert verdict(r1("\\sqrt{18}"), "3\\sqrt{2}") == "right"
 
 
 def test_threads_get_their_own_verdicts():
-    judging._ask_judge.cache_clear()
+    mathematics._ask_judge.cache_clear()
     values = {}
 
     def run(n):
@@ -179,10 +179,10 @@ def test_threads_get_their_own_verdicts():
 
 def test_without_the_library_it_says_what_to_install(monkeypatch, tmp_path):
     (tmp_path / "judge.py").write_text("")  # a process that ends before it is ready
-    monkeypatch.setattr(judging, "JUDGE", tmp_path / "judge.py")
-    judging._judge().kill()
-    judging._judge().wait()
-    judging._judge.cache_clear()
-    judging._ask_judge.cache_clear()
+    monkeypatch.setattr(mathematics, "JUDGE", tmp_path / "judge.py")
+    mathematics._judge().kill()
+    mathematics._judge().wait()
+    mathematics._judge.cache_clear()
+    mathematics._ask_judge.cache_clear()
     with pytest.raises(ImportError, match="pip install math-verify"):
         math_accuracy([r1("\\sqrt{8}")], ["2\\sqrt{2}"])

@@ -1,4 +1,4 @@
-"""rewards.RewardModel: a tiny sequence classifier as the judge."""
+"""engine/scoring/reward_model.py: a tiny sequence classifier as the judge."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""engine/scoring.py: rewards by name and weight, a user's own, and what happens when one misbehaves."""
+"""engine/scoring/score.py: rewards by name and weight, a user's own, and what happens when one misbehaves."""
 
 import json
 import re
@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-import rewards
+from algorithms import weighted_sum
 from engine.run.config import Config, check
 from engine.run.options import UserError, parse
-from engine.scoring.score import Hung, choose, default, judge, limited, merge, score
+from engine.scoring.mathematics import math_accuracy
+from engine.scoring.programs import code_accuracy
+from engine.scoring.score import REWARDS, Hung, choose, judge, limited, score
+from engine.tasks.table import task_of
+from rewards import gsm8k_accuracy
 from tests.engine.test_reward_model import make as make_reward_model
 from tests.examples import named
-from train import ALGORITHMS, main
+from train import main
 
 ROOT = Path(__file__).parents[2]
 MINE = """
@@ -38,7 +42,7 @@ def mine(tmp_path):
 def test_rewards_are_named_with_or_without_a_weight(mine):
     chosen = choose(["gsm8k_accuracy", "format_reward:0.5", f"{mine}:short", f"{mine}:picky:-2e-1"])
     assert [(r.name, r.weight) for r in chosen] == [("gsm8k_accuracy", 1.0), ("format_reward", 0.5), ("short", 1.0), ("picky", -0.2)]
-    assert chosen[0].function is rewards.gsm8k_accuracy and chosen[2].function(["abc"]) == [-3.0]
+    assert chosen[0].function is gsm8k_accuracy and chosen[2].function(["abc"]) == [-3.0]
 
 
 @pytest.mark.parametrize("word, message", [
@@ -87,19 +91,20 @@ def test_a_reward_is_named_once():
 
 
 def test_the_rewards_of_a_data_set():
-    assert default("toy") == ["toy_accuracy"] and default("math500")[0] == "math_accuracy"
-    assert default("gsm8k") == default("my.jsonl") == ["gsm8k_accuracy", "format_reward"]
-    c = Config(rewards=["toy_accuracy:2"])
-    check(c, ALGORITHMS)
-    assert c.rewards == ["toy_accuracy:2"]
+    assert task_of("toy").rewards == ("toy_accuracy",) and task_of("math500").rewards[0] == "math_accuracy"
+    assert task_of("gsm8k").rewards == task_of("my.jsonl").rewards == ("gsm8k_accuracy", "format_reward")
+    for given, chosen in [(None, ["toy_accuracy"]), (["toy_accuracy:2"], ["toy_accuracy:2"])]:
+        c = Config(rewards=given)
+        check(c)
+        assert c.rewards == chosen
 
 
 def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_need_another(tmp_path):
     chosen = choose(["code_accuracy", "format_reward"])
-    assert judge(chosen, "gsm8k_zh", "gsm8k_zh") is judge(chosen, "gsm8k_zh", "gsm8k") is rewards.code_accuracy
-    assert judge(choose(["gsm8k_accuracy"]), "gsm8k", "math500") is rewards.math_accuracy
+    assert judge(chosen, "gsm8k_zh", "gsm8k_zh") is judge(chosen, "gsm8k_zh", "gsm8k") is code_accuracy
+    assert judge(choose(["gsm8k_accuracy"]), "gsm8k", "math500") is math_accuracy
     (tmp_path / "x.jsonl").write_text("")
-    assert judge(choose(["math_accuracy"]), "math", str(tmp_path / "x.jsonl")) is rewards.math_accuracy
+    assert judge(choose(["math_accuracy"]), "math", str(tmp_path / "x.jsonl")) is math_accuracy
 
 
 def test_a_reward_model_by_name(tmp_path):
@@ -118,7 +123,7 @@ def test_a_reward_model_by_name(tmp_path):
 @pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_run(recipe):
     c = parse(Config, ["--recipe", str(recipe)])
-    assert check(c, ALGORITHMS) >= 1
+    assert check(c).k >= 1
 
 
 def length(completions, **columns):
@@ -275,33 +280,33 @@ def test_outside_the_main_thread_and_with_0_there_is_no_limit():
 
 def test_only_a_users_own_function_is_limited(mine):
     for reward in choose(["math_accuracy", "code_accuracy"], timeout=0.001):
-        assert reward.function is getattr(rewards, reward.name)
+        assert reward.function is REWARDS[reward.name]
     Path(mine).write_text("import time\ndef nap(completions, **columns):\n    time.sleep(5)\n")
     with pytest.raises(Hung, match="longer than 0.1 s"):
         choose([f"{mine}:nap"], timeout=0.1)[0].function(["a"])
     with pytest.raises(UserError, match="--reward_timeout must be at least 0"):
-        check(Config(reward_timeout=-1), ALGORITHMS)
+        check(Config(reward_timeout=-1))
 
 
 def test_an_interrupted_judge_of_mathematics_does_not_answer_the_next_question():
-    assert rewards.math_accuracy(["\\boxed{2}"], ["4/2"]) == [1.0]  # it has started
+    assert math_accuracy(["\\boxed{2}"], ["4/2"]) == [1.0]  # it has started
     with pytest.raises(Hung):
-        limited(rewards.math_accuracy, 0.5)(["\\boxed{\\prod_{n=1}^{10^9} n}"], answer=["2\\sqrt{2}"])
-    assert rewards.math_accuracy(["\\boxed{3}", "\\boxed{4}", "\\boxed{5}"], ["6/2", "5", "10/2"]) == [1.0, 0.0, 1.0]
+        limited(math_accuracy, 0.5)(["\\boxed{\\prod_{n=1}^{10^9} n}"], answer=["2\\sqrt{2}"])
+    assert math_accuracy(["\\boxed{3}", "\\boxed{4}", "\\boxed{5}"], ["6/2", "5", "10/2"]) == [1.0, 0.0, 1.0]
 
 
 def test_an_interrupted_sandbox_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     answers = [f"```python\n{code}\n```" for code in ("while True: pass", "print(7)")]
     with pytest.raises(Hung):
-        limited(rewards.code_accuracy, 0.7)(answers, answer=["7", "7"])
+        limited(code_accuracy, 0.7)(answers, answer=["7", "7"])
     assert list(tmp_path.iterdir()) == []
-    assert rewards.code_accuracy(answers[1:], answer=["7"]) == [1.0]
+    assert code_accuracy(answers[1:], answer=["7"]) == [1.0]
 
 
 def test_weights_count_in_the_sum():
     parts = torch.tensor([[[1.0, 0.0]], [[2.0, 3.0]]])
-    assert merge(parts, [1.0, 0.5]).tolist() == [[2.0, 1.5]] and merge(parts, [1.0, 1.0]).tolist() == [[3.0, 3.0]]
+    assert weighted_sum(parts, [1.0, 0.5]).tolist() == [[2.0, 1.5]] and weighted_sum(parts, [1.0, 1.0]).tolist() == [[3.0, 3.0]]
 
 
 def go(small, folder, *words):
