@@ -12,10 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import eval as evaluation
-import rewards
 from engine.model.sampling import Sampler, Sampling
 from engine.run.options import UserError
-from engine.tasks import questions as questions_module
+from engine.scoring.score import REWARDS
+from engine.tasks.questions import load_questions
 from engine.tasks.table import SYSTEM_PROMPT
 from eval import interval, majority_is_right, paired, pass_at_k, summarize
 from tests.engine.test_ranks import torchrun
@@ -30,12 +30,13 @@ def always(answer):
 
 def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
     model, tokenizer = loaded
-    questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=7)
+    questions, _ = load_questions("toy", tokenizer, split="test", limit=7)
     for i, row in enumerate(questions):
         row["answer"] = str(i % 2)  # 0 1 0 1 0 1 0
     # small batches, so that questions are cut into several
     path = tmp_path / "answers.jsonl"
-    summary = evaluation.examine(Sampler(model, tokenizer), tokenizer, questions, always("1"), Sampling(8), samples=3, batch_size=6, path=path)
+    options = {"samples": 3, "batch_size": 6, "path": path}
+    summary = evaluation.examine(Sampler(model, tokenizer), tokenizer, questions, always("1"), Sampling(8), **options)
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert summary["greedy"]["accuracy"] == summary["sampled"]["accuracy"] == pytest.approx(3 / 7)
     assert [r["index"] for r in records if r["part"] == "sampled"] == [i for i in range(7) for _ in range(3)]
@@ -47,7 +48,7 @@ def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
 
 def test_the_greedy_part_does_not_depend_on_the_seed_or_the_batch(loaded):
     model, tokenizer = loaded
-    questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=9)
+    questions, _ = load_questions("toy", tokenizer, split="test", limit=9)
     texts = []
     for seed, size in [(1, 2), (2, 9)]:
         greedy = Sampling(48, temperature=0.0)
@@ -185,7 +186,7 @@ def test_a_column_named_index_and_strange_line_ends_change_nothing(small, tmp_pa
     evaluation.main(argv)
     _, records = evaluation.read_answers(tmp_path / "eval-mine.jsonl")
     assert [r["index"] for r in records] == [*range(4), *(i for i in range(4) for _ in range(2))]
-    monkeypatch.setattr(evaluation, "Own", lambda *_: None)  # all is there
+    monkeypatch.setattr(evaluation, "Sampler", lambda *_: None)  # all is there
     evaluation.main(argv)
 
 
@@ -251,7 +252,7 @@ def test_no_completion_waits_for_the_device_by_itself(loaded):
     model, tokenizer = loaded
     counts = []
     for samples in (1, 5):
-        questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=2)
+        questions, _ = load_questions("toy", tokenizer, split="test", limit=2)
         drawn = Sampler(model, tokenizer).sample([row["prompt"] for row in questions], samples, Sampling(8), 0)
         sampler = SimpleNamespace(sample=lambda *_, drawn=drawn: drawn)
         with Waits() as waits:
@@ -288,6 +289,6 @@ def test_the_verdicts_are_those_of_a_person_who_reads_the_completions():
     """Sixty completions, judged by hand. Two readings are more lenient than the reward, which takes no sentence for a number."""
     rows = [json.loads(line) for line in (ROOT / "tests/concepts/verdicts.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 60 and 20 < sum(row["right"] for row in rows) < 40
-    judged = [getattr(rewards, row["reward"])([row["completion"]], answer=[row["answer"]])[0] > 0 for row in rows]
+    judged = [REWARDS[row["reward"]]([row["completion"]], answer=[row["answer"]])[0] > 0 for row in rows]
     differ = [row["completion"] for row, right in zip(rows, judged) if right != row["right"]]
     assert differ == ["<answer>The profit is $125.</answer>", "<answer>about 125</answer>"]

@@ -25,7 +25,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from engine.model import loading
+from engine.model import networks
+from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Completions, Sampling, sample, stop_tokens
 from engine.run import checkpoint
@@ -91,8 +92,8 @@ def write(folder, model, tokenizer):
 def go(tmp_path, monkeypatch):
     """Two steps of GRPO. Returns the folder of the run, and the model and the tokenizer that it has trained."""
     (tmp_path / "mine.py").write_text(MINE)
-    loaded, load = [], policy.load
-    monkeypatch.setattr(policy, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
+    loaded = []
+    monkeypatch.setattr(networks, "load_model", lambda *args: loaded.append(load_model(*args)) or loaded[-1])
 
     def go(model, *questions):
         rows = [{"question": text, "answer": "1"} for text in questions or ("3+4=?", "12-5+1=?", "9=?", "8+8=?")]
@@ -134,7 +135,7 @@ def test_two_steps_train_it_and_the_checkpoint_is_the_trained_model(name, tmp_pa
 
 @pytest.mark.parametrize("name", CASES)
 def test_sampled_log_probabilities_are_the_scored_ones(name, tmp_path):
-    model, tokenizer = loading.load_model(make(tmp_path / "model", name), CPU)
+    model, tokenizer = load_model(make(tmp_path / "model", name), CPU)
     prompts = tokenizer(["3+4=?", "12-5+1=?", "9=?"]).input_ids  # of different lengths: two are padded, with EOS where there is no pad
     drawn = sample(
         model, prompts, 8, Sampling(12), stop_ids=[*stop_tokens(model, tokenizer), *range(5, 20)], pad_id=tokenizer.pad_token_id,

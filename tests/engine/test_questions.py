@@ -1,4 +1,4 @@
-"""engine/data.py: files and their mistakes, prompts that are never cut, the order of the questions, rewards that misbehave."""
+"""engine/tasks/questions.py: files and their mistakes, prompts that are never cut, the order of the questions, rewards that misbehave."""
 
 import json
 import random
@@ -10,8 +10,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from engine.run.options import UserError
-from engine.tasks import questions as questions_module
 from engine.tasks import toy, toy_model
+from engine.tasks.questions import check_dataset, fingerprint, load_questions, read_jsonl, take
 from engine.tasks.table import SYSTEM_PROMPT
 from rewards import format_reward
 
@@ -41,25 +41,25 @@ def file(tmp_path):
 
 def test_rows_are_read_in_order_and_blank_lines_are_skipped(file):
     path = file('{"question": "1+1", "answer": "2"}\n\n   \n{"question": "é", "answer": "3"}\r\n\n')
-    assert questions_module.read_jsonl(path) == [{"question": "1+1", "answer": "2"}, {"question": "é", "answer": "3"}]
+    assert read_jsonl(path) == [{"question": "1+1", "answer": "2"}, {"question": "é", "answer": "3"}]
 
 
 def test_a_column_called_problem_serves_as_the_question(file):
-    assert questions_module.read_jsonl(file([{"problem": "1+1", "answer": "2"}]))[0]["question"] == "1+1"
-    assert questions_module.read_jsonl(file([{"problem": "no", "question": "1+1", "answer": "2"}]))[0]["question"] == "1+1"
+    assert read_jsonl(file([{"problem": "1+1", "answer": "2"}]))[0]["question"] == "1+1"
+    assert read_jsonl(file([{"problem": "no", "question": "1+1", "answer": "2"}]))[0]["question"] == "1+1"
 
 
 def test_numbers_become_text(file):
-    assert questions_module.read_jsonl(file([{"question": 7, "answer": 27.5}])) == [{"question": "7", "answer": "27.5"}]
+    assert read_jsonl(file([{"question": 7, "answer": 27.5}])) == [{"question": "7", "answer": "27.5"}]
 
 
 def test_only_columns_that_every_row_has_are_kept(file):
     path = file([{"question": "a", "answer": "1", "level": 3, "hint": "x"}, {"question": "b", "answer": "2", "level": 4, "source": "y"}])
-    assert questions_module.read_jsonl(path) == [{"question": "a", "answer": "1", "level": 3}, {"question": "b", "answer": "2", "level": 4}]
+    assert read_jsonl(path) == [{"question": "a", "answer": "1", "level": 3}, {"question": "b", "answer": "2", "level": 4}]
 
 
 def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer):
-    questions, _ = questions_module.load_questions(file([{"question": "1+1=?", "answer": "2", "prompt": "mine"}]), tokenizer)
+    questions, _ = load_questions(file([{"question": "1+1=?", "answer": "2", "prompt": "mine"}]), tokenizer)
     assert tokenizer.decode(questions[0]["prompt"]) == "1+1=?"
 
 
@@ -79,14 +79,14 @@ def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer
 )
 def test_a_broken_file_is_named_with_the_line_and_the_reason(file, content, message):
     path = file(content)
-    for look in (questions_module.read_jsonl, questions_module.check_dataset):
+    for look in (read_jsonl, check_dataset):
         with pytest.raises(UserError) as error:
             look(path)
         assert path in str(error.value) and message in str(error.value)
 
 
 def test_a_byte_order_mark_is_no_mistake(file):
-    assert questions_module.read_jsonl(file('\ufeff{"question": "a", "answer": "1"}')) == [{"question": "a", "answer": "1"}]
+    assert read_jsonl(file('\ufeff{"question": "a", "answer": "1"}')) == [{"question": "a", "answer": "1"}]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_byte_order_mark_is_no_mistake(file):
     [("missing.jsonl", "does not exist"), ("a/missing", "does not exist"), (".", "unknown data set"), ("gsm9k", "there are toy, ")],
 )
 def test_a_name_that_is_no_data_set_is_refused(name, message):
-    for look in (questions_module.check_dataset, questions_module.read_jsonl):
+    for look in (check_dataset, read_jsonl):
         with pytest.raises(UserError, match=message) as error:
             look(name)
         assert name in str(error.value)
@@ -102,7 +102,7 @@ def test_a_name_that_is_no_data_set_is_refused(name, message):
 
 def test_the_known_names_and_good_files_are_accepted(file):
     for name in ("toy", "gsm8k", file([{"question": "a", "answer": "1"}])):
-        questions_module.check_dataset(name)
+        check_dataset(name)
 
 
 @pytest.mark.parametrize("name, count", [("gsm8k_train", 7473), ("gsm8k_test", 1319), ("math500", 500), ("amc23", 40), ("aime24", 30)])
@@ -110,7 +110,7 @@ def test_the_published_data_sets_are_read_whole(name, count):
     path = DATA / f"{name}.jsonl"
     if not path.exists():
         pytest.skip(f"{path} is not there")
-    rows = questions_module.read_jsonl(str(path))
+    rows = read_jsonl(str(path))
     assert len(rows) == count
     assert all(isinstance(row[column], str) and row[column] for row in rows for column in ("question", "answer"))
 
@@ -120,28 +120,28 @@ def test_the_published_data_sets_are_read_whole(name, count):
 
 @pytest.mark.parametrize("split, size", [("train", toy.TRAIN_QUESTIONS), ("test", 512)])
 def test_the_toy_has_a_train_and_a_test_split(tokenizer, split, size):
-    questions, notes = questions_module.load_questions("toy", tokenizer, split=split)
+    questions, notes = load_questions("toy", tokenizer, split=split)
     assert len(questions) == size and notes == []
     assert questions[5] == {**toy.question(5, split), "prompt": tokenizer(toy.question(5, split)["question"]).input_ids, "begun": ""}
 
 
 def test_limit_takes_the_first_questions(tokenizer, file):
-    assert [row["question"] for row in questions_module.load_questions("toy", tokenizer, limit=3)[0]] == [toy.question(i)["question"] for i in range(3)]
+    assert [row["question"] for row in load_questions("toy", tokenizer, limit=3)[0]] == [toy.question(i)["question"] for i in range(3)]
     path = file([{"question": str(i), "answer": "1"} for i in range(5)])
-    assert [row["question"] for row in questions_module.load_questions(path, tokenizer, limit=2)[0]] == ["0", "1"]
-    assert len(questions_module.load_questions(path, tokenizer, limit=9)[0]) == 5
+    assert [row["question"] for row in load_questions(path, tokenizer, limit=2)[0]] == ["0", "1"]
+    assert len(load_questions(path, tokenizer, limit=9)[0]) == 5
 
 
 def test_a_prompt_that_is_too_long_is_skipped_and_counted_never_cut(tokenizer, file):
     path = file([{"question": question, "answer": "2"} for question in ("1+1=?", "1+1+0=?", "1+1+0+0=?", "2=?")])
-    questions, notes = questions_module.load_questions(path, tokenizer, max_prompt_tokens=7)
+    questions, notes = load_questions(path, tokenizer, max_prompt_tokens=7)
     assert [tokenizer.decode(row["prompt"]) for row in questions] == [row["question"] for row in questions] == ["1+1=?", "1+1+0=?", "2=?"]
     assert len(notes) == 1 and "skipped 1 of 4" in notes[0] and "7 tokens" in notes[0]
 
 
 def test_prompts_that_are_all_too_long_are_an_error(tokenizer, file):
     with pytest.raises(UserError, match="at most 4 tokens"):
-        questions_module.load_questions(file([{"question": "1+1=?", "answer": "2"}] * 3), tokenizer, max_prompt_tokens=4)
+        load_questions(file([{"question": "1+1=?", "answer": "2"}] * 3), tokenizer, max_prompt_tokens=4)
 
 
 def test_a_chat_template_gets_the_system_message_and_the_question_and_opens_the_answer(tokenizer, file):
@@ -149,7 +149,7 @@ def test_a_chat_template_gets_the_system_message_and_the_question_and_opens_the_
         "{% for m in messages %}{{ '<think>' if m.role == 'system' else '<answer>' if m.role == 'user' }}{{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}={% endif %}"
     )
-    questions, notes = questions_module.load_questions(file([{"question": "1+1=?", "answer": "2"}]), tokenizer, system_prompt="77")
+    questions, notes = load_questions(file([{"question": "1+1=?", "answer": "2"}]), tokenizer, system_prompt="77")
     assert tokenizer.decode(questions[0]["prompt"]) == "<think>77\n<answer>1+1=?\n=" and notes == []
 
 
@@ -160,7 +160,7 @@ def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(fil
         def __call__(self, texts, **_):
             return SimpleNamespace(input_ids=[list(text.encode()) for text in texts])
 
-    questions, notes = questions_module.load_questions(file([{"question": "1+1=?", "answer": "2"}]), Bytes(), system_prompt="Be brief.")
+    questions, notes = load_questions(file([{"question": "1+1=?", "answer": "2"}]), Bytes(), system_prompt="Be brief.")
     assert bytes(questions[0]["prompt"]).decode() == "Be brief.\n\nUser: 1+1=?\nAssistant:"
     assert len(notes) == 1 and "no chat template" in notes[0]
 
@@ -169,9 +169,9 @@ def test_special_tokens_are_added_only_where_no_chat_template_wrote_them(tokeniz
     path = file([{"question": "1+1=?", "answer": "2"}])
     eos = tokenizer.eos_token_id
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", eos)])
-    assert eos not in questions_module.load_questions(path, tokenizer)[0][0]["prompt"]
+    assert eos not in load_questions(path, tokenizer)[0][0]["prompt"]
     tokenizer.chat_template = None
-    assert questions_module.load_questions(path, tokenizer)[0][0]["prompt"].count(eos) == 1
+    assert load_questions(path, tokenizer)[0][0]["prompt"].count(eos) == 1
 
 
 def test_the_default_system_prompt_shows_the_form_that_the_format_reward_pays_for():
@@ -184,7 +184,7 @@ def test_gsm8k_comes_from_the_hub_in_the_wanted_split(tokenizer, monkeypatch):
         return [{"question": f"{len(name)}{len(config)}{len(split)}", "answer": "#### 1"}]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    questions, _ = questions_module.load_questions("gsm8k", tokenizer, split="test")
+    questions, _ = load_questions("gsm8k", tokenizer, split="test")
     assert questions[0]["question"] == f"{len('openai/gsm8k')}{len('main')}{len('test')}"
 
 
@@ -194,14 +194,14 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(tokenizer, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     with pytest.raises(UserError, match=r"hub \(no network\).*local \.jsonl file"):
-        questions_module.load_questions("gsm8k", tokenizer)
+        load_questions("gsm8k", tokenizer)
 
 
 @pytest.mark.parametrize("name, columns", [("math500", ("problem", "answer")), ("gsm8k_zh", ("question_zh-cn", "answer_only"))])
 def test_the_columns_of_every_hub_data_set_become_question_and_answer(tokenizer, monkeypatch, name, columns):
     rows = [dict(zip(columns, values)) for values in [("1+1", "2"), ("3+4", 7.0)]]
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
-    questions, _ = questions_module.load_questions(name, tokenizer, split="test")
+    questions, _ = load_questions(name, tokenizer, split="test")
     assert [(q["question"], q["answer"]) for q in questions] == [("1+1", "2"), ("3+4", "7")]
 
 
@@ -211,21 +211,21 @@ SEVEN = list("abcdefg")
 
 
 def test_every_epoch_is_a_permutation():
-    taken = questions_module.take(SEVEN, 0, 35, seed=1)
+    taken = take(SEVEN, 0, 35, seed=1)
     epochs = [taken[i : i + 7] for i in range(0, 35, 7)]
     assert all(sorted(epoch) == SEVEN for epoch in epochs)
 
 
 def test_the_order_follows_from_the_seed_alone():
     random.seed(0)
-    first = questions_module.take(SEVEN, 0, 21, seed=1)
+    first = take(SEVEN, 0, 21, seed=1)
     random.seed(1)
-    assert questions_module.take(SEVEN, 0, 21, seed=1) == first
+    assert take(SEVEN, 0, 21, seed=1) == first
 
 
 def test_seeds_and_epochs_differ_in_order():
     hundred = list(range(100))
-    orders = [questions_module.take(hundred, epoch * 100, 100, seed) for seed in (0, 1, 2) for epoch in (0, 1, 2)]
+    orders = [take(hundred, epoch * 100, 100, seed) for seed in (0, 1, 2) for epoch in (0, 1, 2)]
     assert hundred not in orders
     assert len({tuple(order) for order in orders}) == 9
 
@@ -234,18 +234,18 @@ def test_seeds_and_epochs_differ_in_order():
 def test_the_order_does_not_depend_on_how_it_is_cut(sizes):
     pieces, position = [], 0
     for size in sizes:
-        pieces += questions_module.take(SEVEN, position, size, seed=1)
+        pieces += take(SEVEN, position, size, seed=1)
         position += size
-    assert pieces == questions_module.take(SEVEN, 0, 21, seed=1)
+    assert pieces == take(SEVEN, 0, 21, seed=1)
 
 
 def test_one_step_may_take_more_than_a_whole_epoch():
-    taken = questions_module.take(SEVEN, 5, 16, seed=1)
-    assert taken == questions_module.take(SEVEN, 0, 21, seed=1)[5:]
+    taken = take(SEVEN, 5, 16, seed=1)
+    assert taken == take(SEVEN, 0, 21, seed=1)[5:]
 
 
 def test_taking_leaves_the_questions_in_their_order():
-    questions_module.take(SEVEN, 0, 7, seed=1)
+    take(SEVEN, 0, 7, seed=1)
     assert SEVEN == list("abcdefg")
 
 
@@ -255,11 +255,11 @@ TWO = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
 
 
 def test_the_same_content_has_the_same_fingerprint():
-    assert questions_module.fingerprint(TWO) == questions_module.fingerprint([dict(row) for row in TWO])
+    assert fingerprint(TWO) == fingerprint([dict(row) for row in TWO])
 
 
 @pytest.mark.parametrize(
     "other", [TWO[:1], TWO[::-1], TWO + TWO[:1], [TWO[0], {"question": "2+2", "answer": "5"}], [TWO[0], {"question": "2+3", "answer": "4"}]]
 )
 def test_another_content_has_another_fingerprint(other):
-    assert questions_module.fingerprint(other) != questions_module.fingerprint(TWO)
+    assert fingerprint(other) != fingerprint(TWO)

@@ -1,4 +1,4 @@
-"""engine/trackers.py: what TensorBoard and Weights & Biases hold of a run, read back from their files."""
+"""engine/run/trackers.py: what TensorBoard and Weights & Biases hold of a run, read back from their files."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import pytest
 from engine.run.config import Config, check
 from engine.run.options import UserError
 from engine.run.trackers import Tracker
-from train import ALGORITHMS, main
+from train import main
 
 
 def go(small, folder, *words):
@@ -105,9 +105,9 @@ def test_a_missing_package_is_told_before_any_work(name, tmp_path, monkeypatch):
     (tmp_path / name).mkdir()  # a mere folder is no package
     for config in (Config(log=name), Config(log=name, algorithm="grpo")):
         with pytest.raises(UserError, match=f"^--log {name} needs a package that is not installed: pip install {name}$"):
-            check(config, ALGORITHMS)
+            check(config)
 
 
 def test_an_unknown_tracker_is_one_sentence():
     with pytest.raises(UserError, match="--log mlflow: there are tensorboard and wandb; JSON lines are always written."):
-        check(Config(log="mlflow"), ALGORITHMS)
+        check(Config(log="mlflow"))

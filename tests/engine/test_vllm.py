@@ -12,12 +12,13 @@ import pytest
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from engine.model import vllm
 from engine.model.logprobs import completion_logprobs
-from engine.model.sampling import Sampling, sample, truncated_importance_weights
-from engine.run import ranks
+from engine.model.sampling import Sampling, sample
+from engine.model.vllm import VLLM
+from engine.run import checks, ranks
 from engine.run.options import UserError
-from engine.tasks import toy_model
+from engine.tasks.toy_model import make_tokenizer
+from update import truncated_importance_weights
 
 OPTIONS = {"max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0, "lora": None}
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
@@ -72,20 +73,20 @@ def config(**options):
 
 
 def test_without_the_package_one_sentence_says_so(monkeypatch):
-    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="--rollout vllm needs vLLM: pip install vllm"):
-        vllm.check(config())
+        checks.vllm(config())
 
 
 def test_what_vllm_cannot_sample_is_refused(monkeypatch):
-    monkeypatch.setattr(vllm, "find_spec", lambda name: name)
+    monkeypatch.setattr(checks, "find_spec", lambda name: name)
     for fine in ({}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
-        vllm.check(config(**fine))
+        checks.vllm(config(**fine))
     for options, word in [({"temperature": 2.5}, "--temperature"), ({"temperature": 0.001}, "--temperature"),
                           ({"temperature": 0.7, "top_p": 0.9}, "--top_p"), ({"temperature": 0.7, "top_k": 5}, "--top_k"),
                           ({"lora": 4}, "--lora")]:
         with pytest.raises(UserError, match=word):
-            vllm.check(config(**options))
+            checks.vllm(config(**options))
 
 
 # the engine
@@ -108,7 +109,7 @@ def world(tmp_path_factory):
     if torch.cuda.is_available():
         pytest.skip("exact comparisons need float32, which is what vLLM computes in on a CPU")
     folder = tmp_path_factory.mktemp("vllm")
-    tokenizer = toy_model.make_tokenizer()
+    tokenizer = make_tokenizer()
     model = random_model(tokenizer, seed=0)
     # what a chat model ships for chatting, and must not leak in
     model.generation_config = GenerationConfig(
@@ -116,7 +117,7 @@ def world(tmp_path_factory):
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    engine = vllm.VLLM(str(folder), config(), tokenizer, [tokenizer.eos_token_id])
+    engine = VLLM(str(folder), config(), tokenizer, [tokenizer.eos_token_id])
     yield SimpleNamespace(engine=engine, model=model, tokenizer=tokenizer, folder=str(folder))
     ranks.stop()
 
@@ -210,7 +211,7 @@ def test_no_prompt_gives_no_completion(world):
 
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.3}])
 def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilities(world, options):
-    engine = vllm.VLLM(world.folder, config(**options), world.tokenizer, [world.tokenizer.eos_token_id])
+    engine = VLLM(world.folder, config(**options), world.tokenizer, [world.tokenizer.eos_token_id])
     prompts, drawn = run(world, group=64, engine=engine, **options)
     assert disagreement(world.model, prompts, drawn) < CLOSE
     with torch.no_grad():
@@ -222,12 +223,12 @@ def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilit
 def test_a_model_that_vllm_cannot_run_is_refused(world, small):
     """The toy's attention heads are too small for vLLM's kernels on a CPU."""
     with pytest.raises(UserError, match="vLLM cannot run the model"):
-        vllm.VLLM(small, config(), world.tokenizer, [1])
+        VLLM(small, config(), world.tokenizer, [1])
 
 
 def test_the_process_group_outlives_the_engine(world):
     """Ranks go on talking after an engine is gone."""
-    engine = vllm.VLLM(world.folder, config(), world.tokenizer, [world.tokenizer.eos_token_id])
+    engine = VLLM(world.folder, config(), world.tokenizer, [world.tokenizer.eos_token_id])
     del engine
     gc.collect()
     assert torch.distributed.is_initialized()
