@@ -1,4 +1,4 @@
-"""engine/sandbox.py: what a program can do, and all that it cannot: attacks, and after each of them the caller is as it was."""
+"""engine/scoring/sandbox.py: what a program can do, and all that it cannot: attacks, and after each of them the caller is as it was."""
 
 import ctypes
 import importlib.util
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.scoring import sandbox
 from engine.scoring.sandbox import protections, run_many, run_python
-from engine.scoring.score import sandbox
 
 ROOT = Path(__file__).parents[2]
 HOME = Path.home()
@@ -411,7 +411,7 @@ lremovexattr fremovexattr
 NATIVE = """
 import ctypes, errno, os, sys
 sys.path.insert(0, {root!r})
-from engine.scoring.score import sandbox
+from engine.scoring import sandbox
 libc = ctypes.CDLL(None, use_errno=True)
 sandbox._confine_on_linux({folder!r})
 for name in {names!r}:
