@@ -1,0 +1,207 @@
+"""update.py: μ updates of six completions against a plain loop, and the updates that are not made."""
+
+import copy
+import math
+
+import pytest
+import torch
+from transformers import masking_utils
+
+from algorithms import resolve
+from engine.model import loading
+from engine.model.critic import Critic, estimate
+from engine.model.networks import Networks
+from engine.model.sampling import Sampling
+from engine.run import ranks
+from tests.training import CPU, LONGEST, completions, updated, weights_of, with_reference
+from update import NO_UPDATE, OF_UPDATES, Batch, Limits, accumulate
+
+PLAIN = {  # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β, one ratio per sequence
+    "grpo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
+    "cppo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
+    "drgrpo": (lambda n, N, M, L: 1 / (N * L), 0.8, 1.2, 0.0, False),
+    "dapo": (lambda n, N, M, L: 1 / M, 0.8, 1.28, 0.0, False),
+    "gspo": (lambda n, N, M, L: 1 / (N * n), 1 - 3e-4, 1 + 4e-4, 0.0, True),
+    "gspo_token": (lambda n, N, M, L: 1 / (N * n), 1 - 3e-4, 1 + 4e-4, 0.0, True),
+    "gfpo": (lambda n, N, M, L: 1 / M, 0.8, 1.2, 0.001, False),
+    "gfpo_adaptive": (lambda n, N, M, L: 1 / M, 0.8, 1.2, 0.001, False),
+    "gdpo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
+    "pods": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
+}
+
+
+def adamw(model, lr):
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+
+
+def sgd(model, lr):
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+@pytest.mark.parametrize("name", list(PLAIN))
+def test_updates_equal_those_of_a_plain_loop(small, name):
+    """μ=2 times through the mini-batches: AdamW on −Σ w (min(ρA, clip(ρ)A) − β k3), one completion and one token at a time."""
+    algorithm = resolve(name, mu=2)
+    weight, low, high, beta, per_sequence = PLAIN[name]
+    model, tokenizer = loading.load_model(small, CPU)
+    plain = copy.deepcopy(model)
+    batch = completions(tokenizer)
+    cut = [[0, 1], [2, 3], [4], [5]] if algorithm.minibatches == 4 else [[0, 1, 2, 3, 4, 5]]
+    minibatches = [with_reference(batch.rows(rows).micro_batches(40), model) for rows in cut]
+    for micro_batch in [micro_batch for minibatch in minibatches for micro_batch in minibatch]:
+        micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach()
+    stats = updated(model, adamw(model, 1e-3), minibatches, algorithm, limits=Limits(max_grad_norm=0.5))
+
+    def token_logps(net, i):
+        sequence = batch.prompts[i] + batch.tokens[i, : batch.lengths[i]].tolist()
+        logp = net(torch.tensor([sequence])).logits[0].log_softmax(-1)
+        return [logp[t - 1, sequence[t]] for t in range(len(batch.prompts[i]), len(sequence))]
+
+    optimizer = adamw(plain, 1e-3)
+    with torch.no_grad():
+        old = [[x.item() for x in token_logps(plain, i)] for i in range(6)]
+    losses, norms = [], []
+    for rows in cut * 2:
+        optimizer.zero_grad()
+        loss = torch.zeros(())
+        for i in rows:
+            A, logps = batch.advantages[i].item(), token_logps(plain, i)
+            mean = sum(logp - old_logp for logp, old_logp in zip(logps, old[i])) / len(logps)
+            for logp, old_logp in zip(logps, old[i]):
+                ratio, log_r = (mean if per_sequence else logp - old_logp).exp(), (old_logp - 0.1) - logp
+                surrogate = min(ratio * A, ratio.clamp(low, high) * A)
+                w = weight(len(logps), len(rows), sum(len(old[j]) for j in rows), 48)
+                loss = loss - w * (surrogate - beta * (log_r.exp() - log_r - 1))
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5).item())
+        if norms[-1] > 0:  # GSPO's clip takes whole completions, here of one mini-batch all
+            optimizer.step()
+    assert stats["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-3, abs=1e-4)
+    assert stats["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3) and stats["skipped_updates"] == 0
+    for p, q in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
+
+
+def test_the_update_does_not_depend_on_the_cut_into_micro_batches(small):
+    weights = []
+    for budget, count in (1, 6), (30, 3), (10**6, 1):
+        model, tokenizer = loading.load_model(small, CPU)
+        micro_batches = with_reference(completions(tokenizer).micro_batches(budget), model)
+        assert len(micro_batches) == count
+        updated(model, sgd(model, 1.0), [micro_batches], resolve("cppo", mu=1))
+        weights.append(weights_of(model))
+    for other in weights[1:]:
+        torch.testing.assert_close(other, weights[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(small):
+    """Advantages of a group add up to 0, and every ratio is 1: so the loss is 0, while each token still has its gradient."""
+    model, tokenizer = loading.load_model(small, CPU)
+    batch = completions(tokenizer)
+    batch.advantages -= batch.advantages.mean()
+    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("grpo", mu=1, beta=0.0))
+    assert stats["ratio_max"] == 1.0 and stats["ratio_mean"] == pytest.approx(1.0) and stats["clip_fraction"] == 0
+    assert stats["loss"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] > 0.01
+
+
+def test_kl_is_0_at_first_and_the_second_update_leaves_ratio_1(small):
+    model, tokenizer = loading.load_model(small, CPU)
+    micro_batches = completions(tokenizer).micro_batches(10**6)
+    for batch in micro_batches:
+        with torch.no_grad():
+            batch.ref_logp = batch.logprobs(model, 1.0)
+    assert updated(copy.deepcopy(model), sgd(model, 0.0), [micro_batches], resolve("grpo"))["kl"] == 0
+    stats = updated(model, sgd(model, 0.5), [micro_batches], resolve("grpo", mu=2))
+    assert stats["ratio_max"] > 1.001 and stats["kl"] > 0
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo_token", "ppo"])
+def test_no_micro_batch_reads_anything_off_the_device(small, name, monkeypatch):
+    """On the device `meta` a tensor has no numbers: whoever asks for one gets an error."""
+    # transformers' own question
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    algorithm, (model, tokenizer) = resolve(name, importance_cap=2.0), loading.load_model(small, CPU)
+    batch, model = completions(tokenizer), model.to("meta")
+    critic = Critic(model.base_model) if algorithm.critic else None
+    batch = Batch(batch.prompts, batch.tokens.to("meta"), batch.lengths, batch.advantages.to("meta"))
+    micro_batches = batch.micro_batches(30)
+    assert len(micro_batches) == 3
+    for micro_batch in micro_batches:
+        micro_batch.ref_logp = micro_batch.logprobs(model, 1.0).detach()
+        if critic:
+            micro_batch.old_logp = micro_batch.ref_logp
+    if critic:
+        monkeypatch.setattr(ranks, "all_sum", lambda sums, device: dict.fromkeys(sums, 1.0))
+        estimate(critic, micro_batches, model.device, beta=algorithm.beta, lam=algorithm.lam)
+    networks = Networks(model, tokenizer, critic=critic)
+    sums, maxima = accumulate(networks, micro_batches, 6, 30, algorithm, Sampling(LONGEST))
+    assert all(x.is_meta for x in [*sums.values(), *maxima.values()])
+    assert all(p.grad is not None for p in model.parameters())
+
+
+# --- updates that are not made ---
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
+    model, tokenizer = loading.load_model(small, CPU)
+    before = weights_of(model)
+    batch = completions(tokenizer)
+    batch.advantages[2] = bad
+    stats = updated(model, adamw(model, 1.0), [batch.micro_batches(30)], resolve("grpo", beta=0.0))
+    assert stats["skipped_updates"] == 2 and stats["skipped"] == [True, True]
+    assert torch.equal(weights_of(model), before)
+
+
+def two_more_updates(small, name, cut):
+    """μ = 2 times through the mini-batches `cut` (lists of rows), of which rows 2 and 3 have no advantage: (weights, steps, stats)."""
+    algorithm = resolve(name, mu=2, clip_low=0.9, clip_high=9.0)  # the clip takes no gradient
+    model, tokenizer = loading.load_model(small, CPU)
+    batch = completions(tokenizer)
+    batch.advantages[2:4] = 0
+    minibatches = [with_reference(batch.rows(rows).micro_batches(40), model) if rows else [] for rows in cut]
+    for micro_batch in [micro_batch for minibatch in minibatches for micro_batch in minibatch]:
+        micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach()
+    optimizer = adamw(model, 1e-5)
+    stats = updated(model, optimizer, minibatches, algorithm)
+    steps = next(iter(optimizer.state.values()))["step"].item() if optimizer.state else 0
+    return weights_of(model), steps, stats
+
+
+@pytest.mark.parametrize("name", ["gspo", "drgrpo"])
+def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(small, name):
+    """AdamW would still move the weights, by what it remembers of earlier gradients."""
+    weights, steps, stats = two_more_updates(small, name, [[0, 1], [2, 3], [4, 5], []])
+    expected, _, expected_stats = two_more_updates(small, name, [[0, 1], [4, 5]])
+    assert steps == 4 and torch.equal(weights, expected)
+    assert stats == expected_stats and stats["skipped"] == [False] * 4  # nor does it count in the means
+
+
+def test_without_any_signal_there_is_no_update_to_speak_of(small):
+    before = weights_of(loading.load_model(small, CPU)[0])
+    weights, steps, stats = two_more_updates(small, "gspo", [[2, 3], []])
+    assert steps == 0 and torch.equal(weights, before)
+    assert stats == NO_UPDATE == {**dict.fromkeys(OF_UPDATES), "skipped_updates": 0, "skipped": []}
+
+
+def test_with_a_kl_term_completions_without_an_advantage_are_something_to_learn_from(small):
+    weights, steps, _ = two_more_updates(small, "grpo", [[0, 1], [2, 3], []])
+    assert steps == 4 and not torch.equal(weights, two_more_updates(small, "grpo", [[0, 1]])[0])
+
+
+def test_an_update_whose_whole_gradient_the_clip_has_taken_leaves_the_weights_alone(small):
+    def weights_and_stats(*rows):
+        model, tokenizer = loading.load_model(small, CPU)
+        batch = completions(tokenizer)
+        batch.advantages = batch.advantages.abs()
+        minibatches = [batch.rows(own).micro_batches(10**6) for own in rows]
+        for (micro_batch,), gap in zip(minibatches, (0.0, 1.0)):  # those of the second are more likely than before: s = e, A > 0
+            micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach() - gap * micro_batch.mask
+        stats = updated(model, adamw(model, 1e-3), minibatches, resolve("gspo", mu=1))
+        return weights_of(model), stats
+
+    (weights, stats), (expected, other) = weights_and_stats([0, 1], [2, 3]), weights_and_stats([0, 1])
+    assert torch.equal(weights, expected)
+    assert stats["clip_fraction"] == pytest.approx(0.5) and other["clip_fraction"] == 0  # it still counts in the means
+    assert stats["skipped"] == [False, False]

@@ -1,0 +1,58 @@
+"""What the tests of training share: six fixed completions and an update of them; and one step on questions of the toy."""
+
+import random
+
+import torch
+
+import train
+from algorithms import resolve
+from engine.model.networks import Networks, whole_networks
+from engine.model.sampling import Sampling
+from engine.run.config import Config
+from tests.examples import named
+from update import Batch, Limits, update
+
+CPU = torch.device("cpu")
+LONGEST = 48  # tokens of a completion of the toy
+
+
+def completions(tokenizer, n=6, seed=0):
+    """Fixed completions of different lengths with advantages of both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [tokenizer.encode(text) for text in ["1+2=?", "7+8-3=?", "9-8=?"] * (n // 3)]
+    lengths = torch.randint(1, 9, (n,), generator=generator)
+    return Batch(prompts, torch.randint(2, 22, (n, 8), generator=generator), lengths, torch.randn(n, generator=generator))
+
+
+def with_reference(micro_batches, model):
+    for batch in micro_batches:
+        with torch.no_grad():
+            batch.ref_logp = batch.logprobs(model, 1.0) - 0.1 * batch.mask  # a reference that differs from the policy
+    return micro_batches
+
+
+def weights_of(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=None):
+    """`update` of these networks. Returns its metrics."""
+    networks = Networks(model, tokenizer=None, optimizer=optimizer, critic=critic)
+    return update(networks, minibatches, algorithm, Sampling(LONGEST), limits or Limits())
+
+
+def stepper(
+    model, tokenizer, questions, rewards, algorithm="cppo", *,
+    lr=3e-4, reference=None, max_new_tokens=LONGEST, micro_batch_tokens=2048, **options,
+):  # fmt: skip
+    """step(number) → (metrics, sample): `train_step` on the same questions each time. rewards: functions."""
+    algorithm = resolve(algorithm, **options)
+    config = Config(lr=lr, beta=algorithm.beta)
+    networks = whole_networks(model, tokenizer, config, reference=reference, critic=algorithm.critic)
+
+    def step(number=1, next_questions=lambda count: questions, history=()):
+        return train.train_step(
+            networks, algorithm, named(*rewards), Sampling(max_new_tokens), Limits(micro_batch_tokens),
+            next_questions, random.Random(f"42 {number} 0"), history)
+
+    return step
