@@ -1,0 +1,207 @@
+"""algorithms.py: the table and its settings, what each rule keeps, and the advantages of several rewards."""
+
+import pytest
+import torch
+
+from algorithms import ALGORITHMS, KEEP, Rollout, join, over_the_kept, own_rule, resolve, table
+from cppo import batch_rows, prune
+from engine.run.config import Config, check
+from engine.run.options import UserError
+from family.gdpo import decoupled_advantages
+from family.gfpo import retained_advantages
+from grpo import group_advantages
+
+
+def a_rollout(rewards, lengths=None, reward_weights=None, **more):
+    """A Rollout of rewards (Q, G), or of several (R, Q, G). lengths: (Q, G), or 1 token each."""
+    rewards = torch.as_tensor(rewards)
+    rewards = rewards.view(-1, *rewards.shape[-2:])
+    lengths = torch.ones_like(rewards[0]) if lengths is None else torch.as_tensor(lengths)
+    R, Q, G = rewards.shape
+    longest = int(lengths.max())
+    sampled = {"tokens": torch.ones(Q * G, longest, dtype=torch.long), "logp": torch.zeros(Q * G, longest)}
+    return Rollout(**{
+        "questions": [{"prompt": [1]}] * Q, **sampled, "texts": ["?"] * Q * G, "lengths": lengths.long(),
+        "truncated": torch.zeros(Q, G, dtype=torch.bool), "rewards": rewards,
+        "reward_names": [f"reward_{i}" for i in range(R)], "reward_weights": reward_weights or [1.0] * R, **more,
+    })  # fmt: skip
+
+
+def chosen(k, rewards, lengths=None, name="cppo", **options):
+    """(advantages, rows) that an algorithm makes of rewards if it keeps k of each question."""
+    rollout = a_rollout(rewards, lengths)
+    algorithm = resolve(name, group_size=rollout.lengths.shape[1], **options)
+    advantages = algorithm.advantages(rollout)
+    rows = algorithm.keep(rollout, advantages, k)
+    return over_the_kept(algorithm, rollout, rows) if algorithm.kept_first else advantages, rows.tolist()
+
+
+# --- the settings ---
+
+
+def test_an_option_that_is_given_wins_over_the_row_and_a_row_over_the_function():
+    grpo, gspo = resolve("grpo"), resolve("gspo")
+    assert (grpo.beta, grpo.clip_low, grpo.clip_high, grpo.mu, grpo.minibatches) == (0.04, 0.2, 0.2, 2, 1)
+    assert (gspo.beta, gspo.clip_low, gspo.clip_high, gspo.minibatches) == (0.0, 3e-4, 4e-4, 4)
+    assert resolve("dapo").clip_high == 0.28 and resolve("gfpo").beta == 0.001
+    given = resolve("gspo", beta=0.1, clip_low=0.3, mu=5, minibatches=None)
+    assert (given.beta, given.clip_low, given.clip_high, given.mu, given.minibatches) == (0.1, 0.3, 4e-4, 5, 4)
+    assert ALGORITHMS["gspo"].beta == 0.0  # the table stays as it is
+
+
+def test_k_and_the_questions_of_a_step_follow_from_the_pruning_rate():
+    cppo = resolve("cppo", questions_per_step=2)
+    assert (cppo.k, cppo.questions_per_step) == (4, 8)  # ⌊2·16/4⌋
+    assert resolve("cppo", pruning_rate=0.9375).k == 1 and resolve("grpo", questions_per_step=2).questions_per_step == 2
+    # pruning on top of another algorithm is as strong as CPPO's, if nothing else is said
+    assert resolve("gspo", keep="largest_abs").k == 4 and resolve("gspo", keep="largest_abs", pruning_rate=0.5).k == 8
+    with pytest.raises(ValueError, match="keeps none of 16 completions"):
+        resolve("cppo", pruning_rate=0.95)
+
+
+def test_the_freed_places_are_filled_for_cppo_but_not_for_gfpo_and_pods():
+    def questions(name="cppo", **options):
+        return resolve(name, questions_per_step=1, **options).questions_per_step
+
+    assert questions() == questions("gspo", keep="largest_abs") == 4 and questions(allocation=False) == 1
+    assert questions("gfpo") == questions("pods") == questions("ppo") == 1 and questions("pods", allocation=True) == 4
+
+
+def test_the_settings_of_ppo_and_of_gfpos_adaptive_k():
+    c = Config(algorithm="ppo")
+    ppo = check(c)
+    assert (ppo.mu, ppo.lam, ppo.beta, ppo.clip_low, ppo.clip_high, ppo.allocation) == (4, 0.95, 0.02, 0.2, 0.2, False)
+    assert (c.mu, c.lam, c.beta, c.critic_lr, c.clip_low, c.clip_high) == (4, 0.95, 0.02, 1e-3, 0.2, 0.2)
+    c = Config(algorithm="ppo", model="a_hub/model", dataset="gsm8k")
+    check(c)
+    assert c.critic_lr == 1e-5
+    c = Config(algorithm="gfpo_adaptive")
+    adaptive = check(c)
+    assert (adaptive.k, adaptive.ks, adaptive.mu, adaptive.pruning_rate, adaptive.allocation) == (8, (4, 6, 8, 8), 2, 0.0, False)
+    assert c.keep == "shortest" and adaptive.keep is KEEP["shortest"]
+
+
+def test_the_table_has_a_line_for_every_algorithm():
+    heading, *lines = table().splitlines()
+    assert [line.split()[0] for line in lines] == list(ALGORITHMS)
+    rows = {line.split()[0]: dict(zip(heading.split(), line.split())) for line in lines}
+    assert (rows["cppo"]["loss"], rows["cppo"]["keep"], rows["cppo"]["pruning_rate"]) == ("grpo_loss", "largest_abs", "0.75")
+    assert rows["gspo_token"]["loss"] == "gspo_loss" and rows["gspo"]["clip_high"] == "0.0004" and rows["ppo"]["mu"] == "4"
+
+
+# --- which completions are kept ---
+
+
+def test_what_each_rule_keeps():
+    # A has the signs and the order of r − mean; the means are −0.225, 0.0875
+    rewards = [[0.1, -3.0, 2.0, 0.0], [0.2, 0.0, -0.15, 0.3]]
+
+    def kept(k, **options):
+        return chosen(k, rewards, **options)[1]
+
+    assert kept(2, name="grpo") == list(range(8))
+    assert kept(2) == [1, 2, 6, 7]
+    assert kept(1) == [1, 6]
+    assert chosen(2, [[1.0, -1.0, 1.0, -1.0], [3.0, 0.0, 0.0, 0.0]])[1] == [0, 1, 4, 5]
+    assert chosen(2, [[1.0, -1.0, 1.0, -1.0], [3.0, 0.0, 0.0, 0.0]], keep="pooled")[1] == [0, 1, 2, 4]
+    assert kept(2, keep="largest") == [0, 2, 4, 7]
+    assert kept(2, keep="smallest_abs") == [0, 3, 4, 5]
+    assert kept(2, keep="random") == kept(2, keep="random")  # the same draw when a step is run again
+    assert [i // 4 for i in kept(2, keep="random")] == [0, 0, 1, 1]
+    for name in ("grpo", "drgrpo", "dapo", "gspo", "gdpo"):  # CPPO's pruning combined with the others
+        assert kept(1, name=name, keep="largest_abs")[0] == 1
+
+
+def test_the_random_rule_draws_by_the_rollouts_seed():
+    draws = [KEEP["random"](a_rollout(torch.zeros(8, 8), seed=seed), torch.zeros(8, 8), 4).tolist() for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_gfpo_and_pods_take_the_advantages_over_those_they_keep():
+    rewards, lengths = [[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]], [[9, 2, 4, 8], [5, 6, 7, 1]]
+    advantages, kept = chosen(2, rewards, lengths, name="gfpo")
+    assert kept == [1, 2, 4, 7]  # the shortest
+    torch.testing.assert_close(advantages, retained_advantages(torch.tensor(rewards), torch.tensor([[1, 2], [0, 3]])))
+    torch.testing.assert_close(advantages[0], torch.tensor([0.0, -1.0, 1.0, 0.0]), atol=1e-3, rtol=0)
+    assert chosen(2, rewards, lengths, name="gfpo", keep="efficiency")[1] == [0, 2, 4, 7]  # reward per token
+    advantages, kept = chosen(2, rewards, lengths, name="pods", pruning_rate=0.5)
+    assert kept == [1, 2, 4, 6]  # one right and one wrong answer of each question
+    torch.testing.assert_close(advantages.abs().sum(1), torch.full((2,), 2 / 2**0.5), atol=1e-3, rtol=0)
+
+
+def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised():
+    rewards = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    rollout = a_rollout(rewards, reward_weights=[2.0, 0.5])
+    torch.testing.assert_close(rollout.total, 2 * rewards[0] + 0.5 * rewards[1])
+    torch.testing.assert_close(resolve("grpo").advantages(rollout), group_advantages(2 * rewards[0] + 0.5 * rewards[1]))
+    torch.testing.assert_close(resolve("gdpo").advantages(rollout), decoupled_advantages(rewards, weights=[2.0, 0.5]))
+
+
+@pytest.mark.parametrize("keep", ["shortest", "efficiency"])
+def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
+    """So the advantages are taken over 4, 8 and 6 completions."""
+    both = torch.randint(0, 3, (2, 3, 10), generator=torch.Generator().manual_seed(0)).float()
+    lengths = torch.randint(1, 9, (3, 10), generator=torch.Generator().manual_seed(1))
+    advantages, kept = chosen(torch.tensor([4, 8, 6]), both, lengths, name="gfpo_adaptive", keep=keep)
+    rewards = both[0] + both[1]
+    metric = (lengths if keep == "shortest" else -rewards / lengths).tolist()
+    own = [sorted(sorted(range(10), key=lambda i: metric[q][i])[:k]) for q, k in enumerate([4, 8, 6])]
+    assert kept == [10 * q + i for q in range(3) for i in own[q]]
+    for q in range(3):
+        of_kept = rewards[q, own[q]]
+        expected = torch.zeros(10).scatter(0, torch.tensor(own[q]), (of_kept - of_kept.mean()) / (of_kept.std(correction=0) + 1e-4))
+        torch.testing.assert_close(advantages[q], expected)
+
+
+@pytest.mark.parametrize("name", ["gfpo", "gfpo_adaptive", "pods"])
+def test_a_device_without_a_question_keeps_nothing(name):
+    algorithm, none = resolve(name), torch.zeros(0, 16)
+    rollout = Rollout([], none[:, :1].long(), none[:, :1], [], none.long(), none.bool(), none[None], ["reward"], [1.0])
+    rows = algorithm.keep(rollout, algorithm.advantages(rollout), algorithm.how_many(rollout))
+    assert rows.tolist() == [] and over_the_kept(algorithm, rollout, rows).shape == (0, 16)
+
+
+# --- a rule of one's own ---
+
+
+def by_length(rollout, advantages, k):
+    return batch_rows(prune(advantages / rollout.lengths, k), advantages.shape[1])
+
+
+def test_a_rule_of_ones_own_needs_no_row_of_the_table():
+    """|A| / length: the long completion with the largest |A| goes, a short one with a smaller |A| stays."""
+    rewards, lengths = [[1.0, 0.0, 0.5, 0.4], [0.0, 0.6, 0.5, 1.0]], [[90, 2, 4, 3], [5, 1, 7, 4]]
+    assert chosen(1, rewards, lengths)[1] == [0, 4] and chosen(1, rewards, lengths, keep=by_length)[1] == [1, 7]
+    assert resolve("gspo", keep=by_length).k == 4 and not resolve("gspo", keep=by_length).kept_first
+
+
+@pytest.mark.parametrize("rows", [
+    None, "all", 3.0, [], [0.0, 1.0], [[0, 1], [4, 5]], [0, 8], [-1, 2], [2, 2], torch.tensor([[True] * 4] * 2), torch.ones(8).bool(),
+], ids=str)  # fmt: skip
+def test_a_rule_that_returns_no_rows_is_named_in_one_sentence(rows):
+    rule = own_rule(lambda rollout, advantages, k: rows, "mine.py:rule")
+    with pytest.raises(UserError, match="^--keep mine.py:rule must return rows of the batch, whole numbers from 0 to 7 and each once"):
+        rule(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4), 2)
+
+
+def test_the_rows_of_a_rule_come_in_order():
+    rule = own_rule(lambda rollout, advantages, k: [5, 0, 3], "mine.py:rule")
+    assert rule(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4), 2).tolist() == [0, 3, 5]
+
+
+# --- several rollouts as one ---
+
+
+def test_two_rollouts_joined_are_that_of_all_their_questions():
+    one = a_rollout([[[1.0, 0.0]], [[0.0, 2.0]]], [[3, 1]], texts=["a", "b"], failures=1, seed=7, history=[0.5])
+    two = a_rollout(
+        torch.arange(8.0).view(2, 2, 2), [[2, 2], [5, 4]], texts=["c", "d", "e", "f"], failures=2,
+        questions=[{"prompt": [2]}, {"prompt": [3]}], trainable=torch.tensor([[True, True], [False, False]]))
+    both = join([one, two])
+    assert [q["prompt"] for q in both.questions] == [[1], [2], [3]] and both.texts == list("abcdef")
+    assert both.rewards.tolist() == [[[1, 0], [0, 1], [2, 3]], [[0, 2], [4, 5], [6, 7]]]
+    assert both.lengths.tolist() == [[3, 1], [2, 2], [5, 4]] and both.trainable.tolist() == [[True] * 2, [True] * 2, [False] * 2]
+    assert both.tokens.tolist() == [[1, 1, 1, 0, 0]] * 2 + [[1] * 5] * 4 and both.logp.shape == (6, 5)  # padded to the longest
+    assert (both.failures, both.rollouts, both.seed, both.history) == (3, 2, 7, [0.5])
+    alone = join([one])
+    assert torch.equal(alone.tokens, one.tokens) and alone.rollouts == 1
