@@ -1,0 +1,87 @@
+"""engine/run/checks.py and config.py: what is refused before any work, and in which words."""
+
+import pytest
+
+import train
+from engine.run.options import UserError
+
+BAD = [
+    # which completions are kept
+    ("--pruning_rate 1", "the pruning rate must lie in [0, 1), not 1.0"),
+    ("--pruning_rate -0.1", "must lie in [0, 1)"),
+    ("--pruning_rate nan", "must lie in [0, 1)"),
+    ("--pruning_rate 0.95", "keeps none of 16 completions"),
+    ("--algorithm grpo --pruning_rate 0.5", "grpo keeps every completion"),
+    ("--algorithm gfpo --keep largest_abs", "gfpo keeps completions by shortest: it cannot be combined with pruning by |A|"),
+    ("--algorithm cppo --keep shortest", "cppo prunes by |A|"),
+    ("--algorithm gfpo_adaptive --group_size 4", "keeps up to 8 completions of a question: --group_size 4 is too small"),
+    ("--algorithm gfpo_adaptive --keep max_variance", "by --keep shortest or efficiency, not by max_variance"),
+    ("--algorithm gfpo_adaptive --keep largest_abs", "it cannot be combined with pruning by |A|"),
+    ("--algorithm pods --pruning_rate 0.9375", "max_variance keeps 1 completion of a question, which has nothing"),
+    ("--keep best", "unknown rule --keep best: there are all, largest_abs, largest, smallest_abs, random, pooled, shortest, "),
+    ("--keep mine:rule", "unknown rule --keep mine:rule: there are all, largest_abs, "),
+    ("--keep mine.py:rule", "--keep: the file mine.py does not exist."),
+    # options that not every algorithm takes
+    ("--algorithm gppo", "unknown algorithm 'gppo': there are grpo, cppo"),
+    ("--algorithm grpo --max_rollouts 8", "--max_rollouts does not fit grpo: leave it out"),
+    ("--algorithm grpo --lam 0.9", "--lam does not fit grpo: leave it out, or take an algorithm that it belongs to (ppo)"),
+    ("--algorithm grpo --lam 0", "--lam does not fit grpo"),
+    ("--algorithm grpo --critic_lr 1e-3", "--critic_lr does not fit grpo: leave it out"),
+    ("--algorithm ppo --keep random", "--keep does not fit ppo: leave it out, or take an algorithm that it belongs to (grpo, "),
+    ("--algorithm ppo --keep pooled", "--keep does not fit ppo: leave it out"),
+    ("--algorithm ppo --pruning_rate 0.5", "--pruning_rate does not fit ppo: leave it out"),
+    ("--algorithm ppo --allocation true", "--allocation does not fit ppo: leave it out"),
+    ("--algorithm gfpo_adaptive --pruning_rate 0.5", "--pruning_rate does not fit gfpo_adaptive: leave it out"),
+    ("--algorithm gfpo_adaptive --allocation true", "--allocation does not fit gfpo_adaptive: leave it out"),
+    ("--algorithm dapo --stop_kl 1", "--stop_kl needs a reference model: set --beta above 0."),
+    # numbers
+    ("--algorithm ppo --lam 1.5", "--lam must lie in [0, 1], not 1.5"),
+    ("--algorithm ppo --lam -0.5", "--lam must be at least 0, not -0.5"),
+    ("--algorithm ppo --critic_lr -1", "--critic_lr must be at least 0, not -1"),
+    ("--algorithm ppo --group_size 0", "--group_size must be at least 1, not 0"),
+    ("--group_size 1", "--group_size must be at least 2"),
+    ("--overlong_cache 49", "--overlong_cache must lie in 1 … --max_new_tokens (48), not 49"),
+    ("--minibatches 0", "--minibatches must be at least 1"),
+    ("--target_kl 0", "--target_kl must be above 0"),
+    ("--epochs inf", "--epochs must be at least 0"),
+    ("--steps 0", "--steps must be at least 1"),
+    ("--steps many", "invalid int value: 'many'"),
+    ("--lr nan", "--lr must be at least 0"),
+    ("--top_p 0", "--top_p must lie in (0, 1]"),
+    ("--temperature 0", "--temperature must be above 0"),
+    ("--plan --devices 0", "--devices must be at least 1, not 0."),
+    ("--plan --device_gb 0", "--device_gb must be above 0, not 0.0."),
+    # how the weights are held
+    ("--shard half", "--shard must be none or full, not half."),
+    ("--plan --shard half", "--shard must be none or full, not half."),
+    ("--lora 0", "--lora must be at least 1, not 0."),
+    ("--lora 4 --shard full", "--lora cannot be combined with --shard full"),
+    ("--lora 4 --refresh_reference 2", "--lora cannot be combined with --refresh_reference"),
+    # what is not there
+    ("--rewards x.py:f", "the file x.py does not exist"),
+    ("--dataset gsm9k", "unknown data set 'gsm9k'"),
+    ("--dataset nowhere.jsonl", "nowhere.jsonl does not exist"),
+    ("--model ./nowhere", "the model folder ./nowhere does not exist"),
+    ("--resume", "--output_dir"),
+    ("--resume --output_dir nowhere", "nothing to resume: nowhere holds no run"),
+    ("--recipe nowhere.yaml", "the recipe nowhere.yaml does not exist"),
+    ("--prunning_rate 0.5", "unknown option --prunning_rate: did you mean --pruning_rate?"),
+]
+
+
+@pytest.mark.parametrize("words, message", BAD, ids=[words for words, _ in BAD])
+def test_bad_input_is_refused_in_one_sentence_before_any_work(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for work in ("train", "build"):
+        monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
+    monkeypatch.setattr(train.plan, "show", lambda *_: pytest.fail("it was not refused"))
+    with pytest.raises(UserError) as error:
+        train.main(words.split())
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_a_rule_that_its_file_does_not_have_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("def by_length(rollout, advantages, k):\n    pass\n")
+    with pytest.raises(UserError, match="^--keep: .*mine.py has no function 'rule'. It has by_length.$"):
+        train.main(["--keep", f"{tmp_path}/mine.py:rule"])
