@@ -3,7 +3,7 @@
     python experiments/memory.py                               writes experiments/results/memory.json, memory.md and memory.png
 
 The model has the vocabulary of Qwen2.5 (151,936) and a small body with random weights. k of the G = 16 completions of one
-question are trained on, by `engine.update` (μ = 1, forward and backward). Measured is by how much the process grows over
+question are trained on, by `update.update` (μ = 1, forward and backward). Measured is by how much the process grows over
 what it held before, at its peak. Each point has a process of its own. Needs Linux; where there is a GPU, its memory is measured.
 
 Three ways are compared:
@@ -11,7 +11,7 @@ Three ways are compared:
 - one micro-batch: ours with all kept completions in one forward pass; the logits come in chunks;
 - default: ours with micro-batches of 2,048 tokens, which bounds the body's memory too, whatever k is.
 
-Also counted, operation by operation: the living (tokens × vocabulary) tensors, against `engine.logprobs.CHUNK_ELEMENTS`.
+Also counted, operation by operation: the living (tokens × vocabulary) tensors, against `engine.model.logprobs.CHUNK_ELEMENTS`.
 """
 
 import ctypes
@@ -32,14 +32,15 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
+from algorithms import resolve
 from engine.model import logprobs
+from engine.model.networks import Networks
 from engine.model.precision import autocast
-from engine.run.config import Config
+from engine.model.sampling import Sampling
 from engine.run.options import option, parse, run_program
 from experiments.setting import heading, setting
 from grpo import grpo_loss
-from train import ALGORITHMS
-from update import Batch, update
+from update import Batch, Limits, update
 
 HIDDEN, LAYERS, PROMPT = 64, 12, 16
 KEPT, LENGTHS = [16, 8, 4, 2, 1], [64, 128, 256, 512]
@@ -93,11 +94,12 @@ def completions(k, length, vocabulary, device):
 
 
 def ours(model, batch, micro_batch_tokens):
-    parts = batch.cut_into(micro_batch_tokens)
-    for part in parts:
-        part.ref_logp = torch.full(part.tokens.shape, -math.log(model.config.vocab_size), device=model.device)
+    micro_batches = batch.micro_batches(micro_batch_tokens)
+    for micro_batch in micro_batches:
+        micro_batch.ref_logp = torch.full(micro_batch.tokens.shape, -math.log(model.config.vocab_size), device=model.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # AdamW would add its two moments, the same for every k
-    update(model, optimizer, [parts], ALGORITHMS["cppo"], Config(mu=1, beta=0.04, clip_low=0.2, clip_high=0.2))
+    networks = Networks(model, tokenizer=None, optimizer=optimizer)
+    update(networks, [micro_batches], resolve("cppo", mu=1), Sampling(batch.tokens.shape[1]), Limits(micro_batch_tokens))
 
 
 def naive(model, batch):
@@ -151,7 +153,7 @@ def measure(point):
         return row | {"largest": tensors.largest, "most": tensors.most, "all_tokens": batch.tokens.numel() * vocabulary}
     if way == "naive":
         return row | {"peak": growth(lambda: naive(model, batch), device)}
-    return row | {"peak": growth(lambda: ours(model, batch, one if way == "whole" else Config().micro_batch_tokens), device)}
+    return row | {"peak": growth(lambda: ours(model, batch, one if way == "whole" else Limits().micro_batch_tokens), device)}
 
 
 def page(result):

@@ -5,7 +5,9 @@ import random
 import torch
 
 import train
+import update as update_module
 from algorithms import resolve
+from engine.model import critic, networks, sampling
 from engine.model.networks import Networks, whole_networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config
@@ -56,3 +58,11 @@ def stepper(
             next_questions, random.Random(f"42 {number} 0"), history)
 
     return step
+
+
+def in_arithmetic(put, dtype, autocast):
+    """Replace, by put(module, name, value), the arithmetic of a device wherever it is asked for."""
+    for module in (update_module, networks, critic, sampling):
+        for name, ours in (("compute_dtype", dtype), ("autocast", autocast)):
+            if hasattr(module, name):
+                put(module, name, ours)

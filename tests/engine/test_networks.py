@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from engine.model import critic as critic_module
+from algorithms import resolve
 from engine.model import loading
 from engine.model import networks as networks_module
 from engine.model.logprobs import completion_logprobs
@@ -15,16 +15,13 @@ from engine.model.networks import add_adapter, build, whole_networks
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler, Sampling
 from engine.run import logs
-from engine.run.config import Config, check
-from engine.run.options import UserError
+from engine.run.config import Config
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
-from tests.test_train import completions, config
-from train import ALGORITHMS, main
-from update import Batch, update
-
-CPU = torch.device("cpu")
+from tests.training import CPU, completions, in_arithmetic, updated, weights_of
+from train import main
+from update import Batch, Limits
 
 
 def changed(model, before):
@@ -35,11 +32,10 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loade
     model, tokenizer = loaded
     batch = completions(tokenizer)
     base = batch.logprobs(model, 1.0).detach()
-    c = config(algorithm="grpo", lora=4, lr=1e-2)
     add_adapter(model, 4, seed=1)
-    networks = whole_networks(model, tokenizer, c)
+    networks = whole_networks(model, tokenizer, Config(lora=4, lr=1e-2, beta=0.04))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    update(model, networks.optimizer, [[batch]], ALGORITHMS["grpo"], c)
+    updated(model, networks.optimizer, [[batch]], resolve("grpo"))
     assert changed(model, before) and all("lora_" in name for name in changed(model, before))
     assert not torch.allclose(batch.logprobs(model, 1.0), base)
     torch.testing.assert_close(batch.logprobs(networks.reference, 1.0), base)
@@ -56,7 +52,8 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
     assert (folder / "adapter_model.safetensors").exists() and not (folder / "model.safetensors").exists()
     adapted, tokenizer = loading.load_model(str(tmp_path / "run"), CPU)
     assert adapted.active_adapters()
-    merged, base, batch = loading.load_model(str(tmp_path / "run/merged"), CPU)[0], loading.load_model(small, CPU)[0], completions(tokenizer)
+    (merged, _), (base, _) = (loading.load_model(str(folder), CPU) for folder in (tmp_path / "run/merged", small))
+    batch = completions(tokenizer)
     assert [name for name, _ in merged.named_parameters()] == [name for name, _ in base.named_parameters()]
     torch.testing.assert_close(batch.logprobs(merged, 1.0), batch.logprobs(adapted, 1.0))
     assert not torch.allclose(batch.logprobs(merged, 1.0), batch.logprobs(base, 1.0), atol=1e-3)
@@ -177,37 +174,25 @@ def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkey
 
         monkeypatch.setattr(Batch, "logprobs", logprobs)
         model, tokenizer = loading.load_model(small, CPU)
-        c = config(algorithm="grpo", mu=2, beta=0.0, micro_batch_tokens=96)
-        update(model, torch.optim.SGD(model.parameters(), lr=0.5), [completions(tokenizer).cut_into(96)], ALGORITHMS["grpo"], c)
-        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        limits, optimizer = Limits(micro_batch_tokens=96), torch.optim.SGD(model.parameters(), lr=0.5)
+        updated(model, optimizer, [completions(tokenizer).micro_batches(96)], resolve("grpo", beta=0.0), limits=limits)
+        weights.append(weights_of(model))
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
-    assert max(rows) == 6 and c.micro_batch_tokens == 48
+    assert max(rows) == 6 and limits.micro_batch_tokens == 48
     with pytest.raises(torch.OutOfMemoryError):  # once
         monkeypatch.setattr(Batch, "logprobs", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
-        update(model, torch.optim.SGD(model.parameters(), lr=0.5), [completions(tokenizer).cut_into(96)], ALGORITHMS["grpo"], c)
+        updated(model, optimizer, [completions(tokenizer).micro_batches(96)], resolve("grpo", beta=0.0), limits=limits)
 
 
 @pytest.mark.parametrize("options", [["--algorithm", "cppo"], ["--algorithm", "ppo"], ["--lora", "4", "--gradient_checkpointing"]])
 def test_bfloat16_as_on_a_gpu(small, tmp_path, monkeypatch, options):
     """Autocast over float32 weights, frozen ones and the sampler's in bfloat16. The two arithmetics agree but for its rounding."""
-    for module in (policy, rollout, networks_module, critic_module):
-        for name, ours in (("compute_dtype", lambda _: torch.bfloat16), ("autocast", lambda _: torch.autocast("cpu", torch.bfloat16))):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, ours)
+    in_arithmetic(monkeypatch.setattr, lambda _: torch.bfloat16, lambda _: torch.autocast("cpu", torch.bfloat16))
     if "--lora" not in options:
-        monkeypatch.setattr(networks_module, "Own", lambda model, tokenizer, copy: Sampler(frozen_copy(model, torch.bfloat16), tokenizer, True))
+        copied = lambda model, tokenizer, copy: Sampler(frozen_copy(model, torch.bfloat16), tokenizer, True)
+        monkeypatch.setattr(networks_module, "Sampler", copied)
     assert main(["--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "4", "--group_size", "8", "--steps", "4",
                  "--max_new_tokens", "24", "--lr", "1e-3", "--eval_questions", "8", *options]) == 0
     rows = [row for row in logs.read(tmp_path / "run/metrics.jsonl") if row["loss"] is not None]
     assert rows and not any(row["skipped_updates"] for row in rows)
     assert all(1e-5 < row["sampler_gap"] < 0.02 and row["sampler_gap_max"] < 0.3 for row in rows)
-
-
-@pytest.mark.parametrize("options, message", [
-    ({"shard": "half"}, "--shard must be none or full"),
-    ({"shard": "full", "lora": 4}, "--lora cannot be combined with --shard full"),
-    ({"lora": 4, "refresh_reference": 2}, "--lora cannot be combined with --refresh_reference"),
-])  # fmt: skip
-def test_what_does_not_fit_together_is_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        check(config(**options), ALGORITHMS)
