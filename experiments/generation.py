@@ -1,4 +1,4 @@
-"""Tokens per second of four ways to sample completions: three of transformers, and `engine.rollout.sample`.
+"""Tokens per second of four ways to sample completions: three of transformers, and this project's `sample`.
 
     python experiments/generation.py                           the toy, 16 and 128 completions: a minute on a CPU
     python experiments/generation.py --models 0.5b,1.5b        shapes of Qwen2.5 in bf16, on a GPU
@@ -51,6 +51,7 @@ from transformers.utils.logging import set_verbosity_error
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
+from engine.model import sampling
 from engine.model.sampling import Sampling, left_pad, sample
 from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import toy_model
@@ -116,22 +117,22 @@ def ragged(rows, mean, longest, generator):
 
 @contextmanager
 def imposed(lengths, end):
-    """Within this, completion i of `engine.rollout.sample` ends with its lengths[i]-th token, which is `end`, and with no earlier one.
+    """Within this, completion i of `sample` ends with its lengths[i]-th token, which is `end`, and with no earlier one.
 
     lengths: (N,) on the CPU. end: a token of the model, for on a GPU the model goes on reading after it for a while.
     """
-    draw, left, step = rollout.draw, lengths, 0
+    draw, left, step = sampling.sample_token, lengths, 0
 
-    def draw_until(logits, sampling, generator=None):
+    def draw_until(logits, how, generator=None):
         nonlocal left, step
         if len(logits) < len(left):  # completions that have ended are gone: on a CPU at once, on a GPU after some tokens
             left = left[left > step]
         never = torch.tensor([end]).to(logits.device, non_blocking=True)
-        token, logp = draw(logits.index_fill(1, never, -torch.inf), sampling, generator)
+        token, logp = draw(logits.index_fill(1, never, -torch.inf), how, generator)
         step += 1
         return token.masked_fill((left == step).to(token.device), end), logp
 
-    with patch.object(rollout, "draw", draw_until):
+    with patch.object(sampling, "sample_token", draw_until):
         yield
 
 
@@ -217,7 +218,7 @@ class Continuous:
 
 
 class Ours:
-    """`engine.rollout.sample`."""
+    """This project's `sample`."""
 
     def __init__(self, model, prompts, longest):
         self.model, self.prompts, self.longest = model, prompts, longest

@@ -33,20 +33,19 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from experiments.generation import QWEN, G, imposed, make_qwen, ragged
-
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from cppo import keep_count, prune
+from algorithms import resolve
+from cppo import batch_rows, keep_count, prune
 from engine.model.logprobs import completion_logprobs
+from engine.model.networks import Networks
 from engine.model.precision import compute_dtype, frozen_copy
 from engine.model.sampling import Sampling, sample
-from engine.run.config import Config
 from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import toy_model
+from experiments.generation import QWEN, G, imposed, make_qwen, ragged
 from experiments.setting import heading, setting
-from train import ALGORITHMS
-from update import Batch, update
+from update import Batch, Limits, update
 
 PRUNING = [0.5, 0.75, 0.875, 0.9375]
 SHARES = {"exactness": 0.07, "steps": 0.53, "decoding": 0.1, "micro-batches": 0.15, "TRL": 0.15}  # of a model's time
@@ -112,7 +111,8 @@ class Subject:
             lengths = ragged(questions * G, self.work.mean, self.work.longest, self.draws)
             seconds, peak, drawn = self.measured(lambda: self.sampled(self.copy, prompts, lengths))
             advantages = torch.randn(questions * G, generator=self.draws).to(self.device)
-            self.rolled[questions] = seconds, peak, Batch([p for p in prompts for _ in range(G)], drawn.tokens, drawn.lengths, advantages)
+            batch = Batch([p for p in prompts for _ in range(G)], drawn.tokens, drawn.lengths, advantages)
+            self.rolled[questions] = seconds, peak, batch
         return self.rolled[questions]
 
     def made_up(self, count):
@@ -124,23 +124,22 @@ class Subject:
 
     def trained(self, batch, algorithm, mu, micro_batch_tokens, repeats):
         """{logprobs, update: seconds, and their peaks}: of the reference's log-probabilities, and of μ updates on the batch."""
-        config = Config(mu=mu, beta=0.04, clip_low=0.2, clip_high=0.2, micro_batch_tokens=micro_batch_tokens,
-                        max_new_tokens=self.work.longest)
+        networks = Networks(self.model, tokenizer=None, optimizer=self.optimizer)
+        row, sampling = resolve(algorithm, mu=mu), Sampling(self.work.longest)
         logprobs, updates = [], []
         for _ in range(repeats):
-            parts = batch.cut_into(micro_batch_tokens)
-
-            logprobs.append(self.measured(partial(self.score, parts))[:2])
-            learn = partial(update, self.model, self.optimizer, [parts], ALGORITHMS[algorithm], config)
+            micro_batches = batch.micro_batches(micro_batch_tokens)
+            logprobs.append(self.measured(partial(self.score, micro_batches))[:2])
+            learn = partial(update, networks, [micro_batches], row, sampling, Limits(micro_batch_tokens))
             updates.append(self.measured(learn)[:2])
         self.optimizer.zero_grad()
         return {"logprobs": min(s for s, _ in logprobs), "logprobs_peak": logprobs[0][1],
                 "update": min(s for s, _ in updates), "update_peak": updates[-1][1]}
 
     @torch.no_grad()
-    def score(self, parts):
-        for part in parts:
-            part.ref_logp = part.logprobs(self.reference, 1.0)
+    def score(self, micro_batches):
+        for batch in micro_batches:
+            batch.ref_logp = batch.logprobs(self.reference, 1.0)
 
     def measured(self, f):
         """(seconds, the most memory that PyTorch held meanwhile in bytes, result) of f()."""
@@ -213,11 +212,10 @@ def steps(subject, limit):
         k = keep_count(G, rate)
         questions = G // k if allocation else 1
         seconds, peak, batch = subject.roll_out(questions)
-        kept = prune(batch.advantages.view(questions, G), k) + G * torch.arange(questions, device=subject.device).unsqueeze(1)
-        batch = batch.rows(kept.flatten().tolist())
+        batch = batch.rows(batch_rows(prune(batch.advantages.view(questions, G), k), G).cpu())
         row = {"k": k, "questions": questions, "kept": len(batch.prompts), "tokens": batch.lengths.sum().item(),
                "sampled": subject.rolled[questions][2].lengths.sum().item(), "sample": seconds, "sample_peak": peak}
-        row |= subject.trained(batch, algorithm, 2, Config().micro_batch_tokens, subject.work.repeats)
+        row |= subject.trained(batch, algorithm, 2, Limits().micro_batch_tokens, subject.work.repeats)
         return row | {"utilisation": 2 * flops(subject.model, batch) / row["update"] / limit["flops"]}
 
     cases = [("grpo", 0.0, False), *[("cppo", rate, True) for rate in reversed(PRUNING)], *[("cppo", rate, False) for rate in PRUNING]]
@@ -294,7 +292,8 @@ def beside_trl(subject, limit):
             )
             rows = Dataset.from_list([{"prompt": "7" * width}] * G)
             trainer = GRPOTrainer(
-                folder, reward_funcs=reward, args=config, train_dataset=rows, processing_class=toy_model.make_tokenizer(), callbacks=[Times()],
+                folder, reward_funcs=reward, args=config, train_dataset=rows,
+                processing_class=toy_model.make_tokenizer(), callbacks=[Times()],
             )
             _, peak, _ = subject.measured(trainer.train)
         return {"seconds": min(b - a for a, b in zip(ends, ends[1:])), "peak": peak}

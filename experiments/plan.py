@@ -7,14 +7,15 @@ Models with random weights, all prompts and completions as long as allowed, so t
 PyTorch's own count of the bytes that its tensors hold, from before the first weight, at its peak in each phase.
 """
 
-import functools
 import gc
 import json
+import random
 import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from tqdm import tqdm
@@ -24,15 +25,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.model.networks import build
 from engine.model.sampling import Sampling
-from engine.run import checkpoint, logs, ranks
+from engine.run import checkpoint, ranks
 from engine.run.config import Config, check
+from engine.run.metrics import Clock
 from engine.run.options import UserError, option, parse, run_program
 from engine.run.plan import PHASES, plan
 from engine.scoring.score import Reward
 from engine.tasks import toy_model
 from eval import evaluate
 from experiments.setting import heading, setting
-from train import ALGORITHMS, train_step
+from train import train_step
+from update import Limits
 
 WIDE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
         "vocab_size": 8000, "tie_word_embeddings": True}
@@ -67,6 +70,29 @@ class Options:
     output: str = option("experiments/results", "folder of plan.json and plan.md")
 
 
+def longest_question(config):
+    return {"question": "?", "answer": "1", "prompt": [5] * config.max_prompt_tokens}
+
+
+def every_second(completions, **columns):
+    """The reward: 0, 1, 0, 1, …"""
+    return [float(i % 2) for i in range(len(completions))]
+
+
+def longest_steps(networks, config, algorithm):
+    """Makes two steps whose prompts and completions are all as long as allowed. Yields the metrics of each.
+
+    In the second step the optimizer has its moments while completions are sampled.
+    """
+    networks.sampler.stop_ids = [-1]  # no token ends a completion
+    questions = [longest_question(config)] * algorithm.questions_per_step
+    rewards, sampling = [Reward("every second", every_second)], Sampling(config.max_new_tokens)
+    for number in (1, 2):
+        limits, rng = Limits(config.micro_batch_tokens, config.max_grad_norm), random.Random(number)
+        metrics, _ = train_step(networks, algorithm, rewards, sampling, limits, lambda missing: questions, rng)
+        yield metrics
+
+
 class Tracker:
     """The most bytes that were held in each phase, over what was held when this was made."""
 
@@ -81,8 +107,8 @@ class Tracker:
         torch.cuda.reset_peak_memory_stats()
 
     @contextmanager
-    def phase(self, clock, name):
-        """In the place of `logs.Clock.phase`. Scores are made on the CPU, log-probabilities are an update without its second half."""
+    def phase(self, name):
+        """In the place of `Clock.phase`. Scores are made on the CPU, log-probabilities are an update without its second half."""
         yield
         self.close({"generate": "generation", "score": "generation"}.get(name, "update"))
 
@@ -96,30 +122,17 @@ class Tracker:
         optimizer.step = step
 
 
-def tracked(folder, config, k, device):
+def tracked(folder, config, algorithm, device):
     """(Plan, {phase: bytes}) of building, two steps, evaluating and resuming a run from the model in `folder`."""
-    algorithm, expected = ALGORITHMS[config.algorithm], plan(config, k, ALGORITHMS[config.algorithm])
-    question = {"question": "?", "answer": "1", "prompt": [5] * config.max_prompt_tokens}
-    reward = Reward("every second", lambda completions, **_: [float(i % 2) for i in range(len(completions))])
-    sampling, tracker = Sampling(config.max_new_tokens), Tracker()
-
-    def made(checkpoint_folder=None):
-        networks = build(str(folder), config, device, critic=algorithm.critic, folder=checkpoint_folder)
-        networks.sampler.stop_ids = [-1]  # no token ends a completion
-        return networks
-
-    networks = made()
+    expected, tracker = plan(config), Tracker()
+    networks = build(str(folder), config, device, critic=algorithm.critic)
     tracker.close("building")
     tracker.watch(networks.optimizer)
-    original, logs.Clock.phase = logs.Clock.phase, functools.partialmethod(lambda clock, name: tracker.phase(clock, name))
-    try:
-        for step in (1, 2):  # in the second one the optimizer has its moments while completions are sampled
-            train_step(step, lambda _: [question] * expected.questions, networks, [reward], sampling, k, config, [])
+    with patch.object(Clock, "phase", lambda clock, name: tracker.phase(name)):
+        for _ in longest_steps(networks, config, algorithm):
             tracker.close("update")
-    finally:
-        logs.Clock.phase = original
-    questions = [question] * expected.evaluated * ranks.world_size()
-    evaluate(networks.sampler, networks.tokenizer, questions, reward.function, sampling, batch_size=expected.evaluated)
+    questions, sampling = [longest_question(config)] * expected.evaluated * ranks.world_size(), Sampling(config.max_new_tokens)
+    evaluate(networks.sampler, networks.tokenizer, questions, every_second, sampling, batch_size=expected.evaluated)
     tracker.close("evaluation")
 
     run_dir = Path(ranks.from_first(tempfile.mkdtemp() if ranks.rank() == 0 else None))
@@ -129,7 +142,7 @@ def tracked(folder, config, k, device):
     gc.collect()
     tracker.close("saving")
     saved = str(checkpoint.newest(run_dir))
-    networks = made(saved)
+    networks = build(str(folder), config, device, critic=algorithm.critic, folder=saved)
     checkpoint.restore(saved, networks, {"critic": networks.critic} if algorithm.critic else {})
     tracker.close("resuming")
     return expected, tracker.peaks
@@ -148,7 +161,7 @@ def measure(name, device):
             tokenizer.save_pretrained(folder)
         ranks.barrier()
         config = Config(model=str(folder), dataset="toy", shard="full" if world > 1 else "none", **{"mu": 1} | given)
-        expected, peaks = tracked(folder, config, check(config, ALGORITHMS), device)
+        expected, peaks = tracked(folder, config, check(config), device)
         ranks.barrier()
     planned = dict(zip(PHASES, expected.peaks)) | {"resuming": max(expected.peaks)}
     return {"name": name, "devices": world, "parameters": expected.parameters, "evaluated": expected.evaluated,
@@ -172,7 +185,7 @@ def page(result):
 def main(argv):
     options = parse(Options, argv)
     if not torch.cuda.is_available():
-        raise UserError("this benchmark needs a GPU: pytest tests/test_plan.py compares the plan with the memory of a CPU.")
+        raise UserError("this benchmark needs a GPU: pytest tests/engine/test_plan.py compares the plan with the memory of a CPU.")
     device = ranks.start()
     world, path = ranks.world_size(), Path(options.output) / "plan.json"
     names = options.cases or [name for name, (_, given) in CASES.items() if world == 1 or not given.get("lora")]

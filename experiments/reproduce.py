@@ -37,6 +37,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import train
+from algorithms import ALGORITHMS
 from engine.model import loading
 from engine.model.sampling import Sampler, Sampling
 from engine.run import checkpoint, logs
@@ -111,7 +112,7 @@ def keep_rules():
     for p in (0.5, 0.875):
         for rule in ("largest_abs", "largest", "random", "smallest_abs"):
             methods[f"{rule}, P={p}"] = cppo(rule, p, keep=rule)
-        methods[f"pooled, P={p}"] = cppo("pooled", p, prune_pooled=True)
+        methods[f"pooled, P={p}"] = cppo("pooled", p, keep="pooled")
     return methods
 
 
@@ -127,13 +128,13 @@ def group_sizes():
 
 def own(name, **more):
     """An algorithm with its own β and μ, four questions a step before allocation."""
-    row = train.ALGORITHMS[name]
+    row = ALGORITHMS[name]
     return Method(name, {"algorithm": name, "beta": row.beta, "mu": row.mu, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo")
 
 
 def family():
     """Every algorithm as its paper has it, and CPPO's pruning on top of GSPO."""
-    return {name: own(name) for name in train.ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
+    return {name: own(name) for name in ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
 
 
 def with_a_critic():
@@ -166,7 +167,7 @@ def one_run(folder, options):
         shutil.rmtree(folder)  # it was killed before its first step
     if config_file.exists():
         wanted = parse(Options, words)
-        check(wanted, train.ALGORITHMS)
+        check(wanted)
         if json.loads(config_file.read_text()) != asdict(wanted):
             raise UserError(f"{folder} holds a run with other options: remove it, and it is made anew.")
         words.append("--resume")

@@ -8,6 +8,7 @@ grows at its peak, networks, gradients and activations included. Needs Linux; wh
 """
 
 import multiprocessing
+import random
 import sys
 from pathlib import Path
 
@@ -17,16 +18,17 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from allocate import questions_per_step
+from algorithms import ALGORITHMS
 from engine.model.networks import whole_networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config, check
 from engine.run.options import run_program
 from engine.scoring.score import Reward
-from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
+from engine.tasks.questions import load_questions
 from experiments.memory import growth, return_what_is_freed
-from train import ALGORITHMS, train_step
+from train import train_step
+from update import Limits
 
 
 def digits(completions, **columns):
@@ -37,16 +39,16 @@ def digits(completions, **columns):
 def one_step(options, hidden_size, device):
     """Makes the networks and one step with them. Returns the bytes of (parameters, the optimizer's moments)."""
     config = Config(**options | {"questions_per_step": 1, "max_new_tokens": 32})
-    k, algorithm = check(config, ALGORITHMS), ALGORITHMS[config.algorithm]
-    tokenizer = toy_model.make_tokenizer()
-    questions, _ = questions_module.load_questions("toy", tokenizer, limit=questions_per_step(1, config.group_size, k) if config.allocation else 1)
+    algorithm, tokenizer = check(config), toy_model.make_tokenizer()
+    questions, _ = load_questions("toy", tokenizer, limit=algorithm.questions_per_step)
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=10,
         num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )).to(device).eval()
     networks = whole_networks(model, tokenizer, config, critic=algorithm.critic)
-    train_step(1, lambda missing: questions, networks, [Reward("digits", digits)], Sampling(32), k, config, [])
+    rewards = [Reward("digits", digits)]
+    train_step(networks, algorithm, rewards, Sampling(32), Limits(), lambda missing: questions, random.Random(1))
     everything = [p for network in (*networks.learners, networks.reference) if network for p in network.parameters()]
     moments = [t for state in networks.optimizer.state.values() for t in state.values()]
     return [sum(t.numel() * t.element_size() for t in tensors) for tensors in (everything, moments)]

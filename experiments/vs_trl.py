@@ -1,7 +1,7 @@
 """Seconds per step and per question: this project's GRPO and CPPO beside TRL's GRPOTrainer.
 
     pip install trl
-    python experiments/vs_trl.py                               writes experiments/results/vs_trl.json and experiments/results/vs_trl.md
+    python experiments/vs_trl.py                               writes vs_trl.json and vs_trl.md in experiments/results
     python experiments/vs_trl.py --mu 2                        two updates on each batch, CPPO's published setting: vs_trl_mu2.*
 
 All three train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on the same prompts, for
@@ -20,6 +20,7 @@ At the end both losses, and their gradients, are taken on TRL's last completions
 """
 
 import json
+import random
 import sys
 import tempfile
 import time
@@ -44,8 +45,8 @@ from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.setting import heading, setting
 from grpo import grpo_loss
-from train import ALGORITHMS, train_step
-from update import Batch
+from train import train_step
+from update import Batch, Limits
 
 QUESTIONS, LEARNING_RATE = 8, 1e-4
 NAMES = {"trl": "TRL, GRPO", "grpo": "ours, GRPO", "cppo": "ours, CPPO, P = 0.875"}
@@ -89,8 +90,8 @@ class Ours:
             algorithm=algorithm, mu=options.mu, questions_per_step=QUESTIONS, max_new_tokens=options.tokens, lr=LEARNING_RATE,
             pruning_rate=0.875 if algorithm == "cppo" else None,
         )
-        self.k = check(self.config, ALGORITHMS)
-        self.per_step = QUESTIONS * self.config.group_size // self.k
+        self.algorithm = check(self.config)
+        self.per_step = self.algorithm.questions_per_step
         self.networks = whole_networks(deepcopy(model), tokenizer, self.config)
         self.questions, self.sampling = questions, Sampling(options.tokens)
         self.steps, self.seconds = 0, []
@@ -100,7 +101,8 @@ class Ours:
         self.steps += 1
         begin = time.perf_counter()
         metrics, _ = train_step(
-            self.steps, lambda missing: questions, self.networks, [Reward("digit_share", digit_share)], self.sampling, self.k, self.config,
+            self.networks, self.algorithm, [Reward("digit_share", digit_share)], self.sampling, Limits(), lambda missing: questions,
+            random.Random(self.steps),
         )
         total = time.perf_counter() - begin
         assert metrics["length"] == self.config.max_new_tokens

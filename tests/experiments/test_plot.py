@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from engine.run.curves import smooth
 from engine.run.options import UserError
 from experiments import plot
 
@@ -35,5 +36,5 @@ def test_several_runs_on_one_picture(tmp_path, monkeypatch):
 
 
 def test_the_mean_that_smooths_a_curve_looks_back_only():
-    assert plot.smooth([1.0, 2.0, 6.0], 2) == [1.0, 1.5, 4.0]
-    assert torch.allclose(torch.tensor(plot.smooth([3.0, 4.0], 1)), torch.tensor([3.0, 4.0]))
+    assert smooth([1.0, 2.0, 6.0], 2) == [1.0, 1.5, 4.0]
+    assert torch.allclose(torch.tensor(smooth([3.0, 4.0], 1)), torch.tensor([3.0, 4.0]))

@@ -13,7 +13,7 @@ import pytest
 import train
 from engine.run.config import Config, check
 from engine.run.options import UserError, parse
-from engine.tasks import toy, toy_model
+from engine.tasks import toy_model
 from experiments import reproduce
 from experiments.reproduce import TABLES, amdahl, curve, main, one_run, summarize
 
@@ -65,13 +65,12 @@ def test_every_method_is_a_valid_run_and_trains_on_as_many_completions_as_its_ro
         for method in methods.values():
             options = reproduce.PROTOCOL | method.options
             config = parse(Config, [f"--{key}={value}" for key, value in options.items()])
-            k = check(config, train.ALGORITHMS)
+            algorithm = check(config)
             assert method.baseline in methods
             if table.measures:  # four questions a step for each
                 continue
-            per_step = train.questions_per_step(config.questions_per_step, config.group_size, k) if config.allocation else 1
             other = method.kind in ("pruning alone", "larger batches alone") or config.group_size == 32
-            assert (per_step * k == 16) == (not other)
+            assert (algorithm.questions_per_step * algorithm.k == 16) == (not other)
 
 
 def tiny(model):
@@ -82,7 +81,7 @@ def tiny(model):
 def test_a_finished_run_is_kept_and_an_interrupted_one_goes_on(small, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     real = train.train_step
-    monkeypatch.setattr(train, "train_step", lambda step, *rest: os.kill(os.getpid(), 2) or real(step, *rest))
+    monkeypatch.setattr(train, "train_step", lambda *rest: os.kill(os.getpid(), 2) or real(*rest))
     with pytest.raises(SystemExit) as stopped:
         one_run(folder, tiny(small))
     assert stopped.value.code == 130 and not (folder / "summary.json").exists()
@@ -108,7 +107,7 @@ def test_a_mistake_is_one_sentence(words, sentence):
 
 def test_quick_makes_every_table_and_picture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(toy, "warm_start", partial(toy_model.warm_start, steps=80))
+    monkeypatch.setattr(toy_model, "warm_start", partial(toy_model.warm_start, steps=80))
     for kind in ("base", "wordy"):  # both are there already, after a tenth of their training
         toy_model.base(kind)
     command = [sys.executable, str(ROOT / "experiments/reproduce.py"), "--quick"]
@@ -120,6 +119,6 @@ def test_quick_makes_every_table_and_picture(tmp_path, monkeypatch):
         names = list(TABLES[table].methods())
         assert [row["name"] for row in json.loads((output / f"{stem}.json").read_text())["rows"]] == names
         text = (output / f"{stem}.md").read_text()
-        assert all(f"| {name} |" in text for name in names) and "python reproduce.py --quick" in text
+        assert all(f"| {name} |" in text for name in names) and "python experiments/reproduce.py --quick" in text
         assert (output / f"{stem}.png").stat().st_size > 10_000
     assert (output / "time_to_accuracy.png").stat().st_size > 10_000
