@@ -1,4 +1,4 @@
-"""engine/plan.py: every item against a figure worked out by hand, and the peak against that of real steps."""
+"""engine/run/plan.py: every item against a figure worked out by hand, and the peak against that of real steps."""
 
 import contextlib
 import multiprocessing
@@ -12,15 +12,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassifi
 
 import train
 from engine.model.networks import add_adapter, whole_networks
-from engine.model.sampling import Sampling
-from engine.run import options
-from engine.run.config import Config, check
+from engine.run import options, ranks
+from engine.run.config import Config, algorithm_of, check
 from engine.run.options import UserError
-from engine.run.plan import GB, PHASES, check_fit, doubts, helps, plan, saved_by_layer, skeleton
-from engine.scoring.score import Reward
+from engine.run.plan import GB, PHASES, check_fit, fit, helps, plan, saved_by_layer, skeleton
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
-from train import ALGORITHMS
+from experiments.plan import DEEP, longest_steps
 
 QWEN = {  # hidden, layers, MLP, heads, key-value heads, vocabulary, tied; parameters as published
     "0.5B": (896, 24, 4864, 14, 2, 151_936, True, 494_032_768),
@@ -43,14 +41,14 @@ def qwen(tmp_path_factory):
 
 
 def config(**given):
-    """Options as they are after the command line was checked, and k. CPPO's published setting, unless other options are given."""
+    """Options as they are after the command line was checked: CPPO's published setting, unless other options are given."""
     c = Config(plan=True, **{"dataset": "gsm8k", "pruning_rate": 0.875, "micro_batch_tokens": 8192} | given)
-    return c, check(c, ALGORITHMS)
+    check(c)
+    return c
 
 
 def planned(**given):
-    c, k = config(**given)
-    return plan(c, k, ALGORITHMS[c.algorithm])
+    return plan(config(**given))
 
 
 @pytest.mark.parametrize("size", QWEN)
@@ -189,8 +187,6 @@ def test_a_layer_saves_what_pytorch_is_seen_to_save(dtype, stream, cast):
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 WIDE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
         "vocab_size": 4000, "tie_word_embeddings": True}
-DEEP = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 16, "num_attention_heads": 4, "num_key_value_heads": 4,
-        "vocab_size": 20_000, "tie_word_embeddings": False}
 STEP = {"dataset": "toy", "questions_per_step": 1, "group_size": 8, "pruning_rate": 0.5, "max_prompt_tokens": 112, "max_new_tokens": 16,
         "micro_batch_tokens": 512, "mu": 1}  # 2 questions, 8 completions kept, two micro-batches of four
 CASES = {
@@ -205,18 +201,14 @@ CASES = {
 
 def steps(shape, given):
     """Two real steps with random weights, all prompts and completions as long as allowed. Returns their Plan, for a CPU."""
-    c, k = config(**given)
-    algorithm = ALGORITHMS[c.algorithm]
+    c = config(**given)
+    algorithm = algorithm_of(c)
     model = Qwen2ForCausalLM(Qwen2Config(**{"num_key_value_heads": 2} | shape, bos_token_id=None, eos_token_id=None)).eval()
-    p = plan(c, k, algorithm, model=model, on_gpu=False)
+    p = plan(c, model=model, on_gpu=False)
     if c.lora:
         add_adapter(model, c.lora, c.seed)
     networks = whole_networks(model, toy_model.make_tokenizer(), c, critic=algorithm.critic)
-    networks.sampler.stop_ids = [-1]  # no token ends a completion
-    question = {"question": "?", "answer": "1", "prompt": [5] * c.max_prompt_tokens}
-    reward = Reward("every second", lambda completions, **_: [float(i % 2) for i in range(len(completions))])
-    for step in (1, 2):  # in the second one the optimizer has its moments while completions are sampled
-        metrics, _ = train.train_step(step, lambda _: [question] * p.questions, networks, [reward], Sampling(c.max_new_tokens), k, c)
+    for metrics in longest_steps(networks, c, algorithm):
         assert metrics["tokens_generated"] == p.completions * c.max_new_tokens and metrics["kept"] == p.kept
     trained = sum(q.numel() for network in networks.learners for q in network.parameters() if q.requires_grad)
     assert trained == p.trained + algorithm.critic * (shape["hidden_size"] + 1)  # the critic's head
@@ -251,7 +243,7 @@ def told(given, capsys):
     """What `train.py --plan` prints, and with which exit code it ends."""
     with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["train.py", "--plan", *map(str, given)])
-        options.run(train.main)
+        options.run_program(train.main)
     return *capsys.readouterr(), ended.value.code
 
 
@@ -316,8 +308,8 @@ def test_vllm_has_its_share_of_the_device(qwen):
 
 def test_what_helps_is_planned_again(qwen):
     def help(**given):
-        c, k = config(**given)
-        return dict(helps(c, k, ALGORITHMS[c.algorithm], skeleton(c)))
+        c = config(**given)
+        return dict(helps(c, skeleton(c)))
 
     def peak(**given):
         return max(planned(**given).peaks)
@@ -347,34 +339,23 @@ def test_what_helps_is_planned_again(qwen):
 
 
 def test_a_real_run_is_planned_on_as_many_devices_as_there_are(qwen, monkeypatch):
-    c, k = config(model=qwen["7B"], device_gb=80, devices=100, shard="full", gradient_checkpointing=True)
-    check_fit(c, k, ALGORITHMS["cppo"])  # on 100 devices, as --plan was told
+    c = config(model=qwen["7B"], device_gb=80, devices=100, shard="full", gradient_checkpointing=True)
+    check_fit(c)  # on 100 devices, as --plan was told
     c.plan = False  # a real run has as many as there are
     for devices, fits in ((1, False), (2, False), (4, True)):
-        monkeypatch.setattr(distributed, "world_size", lambda n=devices: n)
+        monkeypatch.setattr(ranks, "world_size", lambda n=devices: n)
         if fits:
-            check_fit(c, k, ALGORITHMS["cppo"])
-            assert doubts(c, k, ALGORITHMS["cppo"]) == []
+            check_fit(c)
+            assert fit(c) == (plan(c).evaluated, [])
         else:
             with pytest.raises(UserError, match=rf"what helps most: .*{2 * devices} devices with --shard full \(saves ") as refused:
-                check_fit(c, k, ALGORITHMS["cppo"])
-            assert doubts(c, k, ALGORITHMS["cppo"]) == [f"--plan: {refused.value}"]
+                check_fit(c)
+            assert fit(c) == (plan(c).evaluated, [f"--plan: {refused.value}"])
 
 
 @pytest.mark.parametrize("share, fits", [(1.001, True), (0.999, False)])
 def test_a_device_gives_95_percent(qwen, share, fits):
-    c, k = config(model=qwen["0.5B"])
-    c.device_gb = share * max(plan(c, k, ALGORITHMS["cppo"]).peaks) / 0.95 / GB
+    c = config(model=qwen["0.5B"])
+    c.device_gb = share * max(plan(c).peaks) / 0.95 / GB
     with contextlib.nullcontext() if fits else pytest.raises(UserError, match="does not fit"):
-        check_fit(c, k, ALGORITHMS["cppo"])
-
-
-@pytest.mark.parametrize("given, message", [
-    ({"shard": "half"}, "--shard must be none or full, not half."),
-    ({"devices": 0}, "--devices must be at least 1, not 0."),
-    ({"device_gb": 0.0}, "--device_gb must be above 0, not 0.0."),
-    ({"lora": 0}, "--lora must be at least 1, not 0."),
-])
-def test_options_that_cannot_be_are_refused(given, message):
-    with pytest.raises(UserError, match=f"^{message}$"):
-        config(model="toy", **given)
+        check_fit(c)
