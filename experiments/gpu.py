@@ -45,7 +45,8 @@ from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import toy_model
 from experiments.generation import QWEN, G, imposed, make_qwen, ragged
 from experiments.setting import heading, setting
-from update import Batch, Limits, update
+from records import Batch
+from update import Limits, update
 
 PRUNING = [0.5, 0.75, 0.875, 0.9375]
 SHARES = {"exactness": 0.07, "steps": 0.53, "decoding": 0.1, "micro-batches": 0.15, "TRL": 0.15}  # of a model's time

@@ -40,7 +40,8 @@ from engine.model.sampling import Sampling
 from engine.run.options import option, parse, run_program
 from experiments.setting import heading, setting
 from grpo import grpo_loss
-from update import Batch, Limits, update
+from records import Batch
+from update import Limits, update
 
 HIDDEN, LAYERS, PROMPT = 64, 12, 16
 KEPT, LENGTHS = [16, 8, 4, 2, 1], [64, 128, 256, 512]

@@ -50,7 +50,7 @@ from experiments import plot
 from experiments.setting import heading, setting
 from experiments.step_memory import memory
 from grpo import kl_k1
-from update import Batch
+from records import Batch
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
 PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "beta": 0.04, "temperature": 1.0, "lr": 1e-4}

@@ -45,8 +45,9 @@ from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.setting import heading, setting
 from grpo import grpo_loss
+from records import Batch
 from train import train_step
-from update import Batch, Limits
+from update import Limits
 
 QUESTIONS, LEARNING_RATE = 8, 1e-4
 NAMES = {"trl": "TRL, GRPO", "grpo": "ours, GRPO", "cppo": "ours, CPPO, P = 0.875"}

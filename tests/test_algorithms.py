@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from algorithms import ALGORITHMS, KEEP, Rollout, join, over_the_kept, own_rule, resolve, table
+from algorithms import ALGORITHMS, KEEP, over_the_kept, resolve, table
 from cppo import batch_rows, prune
-from engine.run.config import Config, check
+from engine.run.config import Config, check, own_rule
 from engine.run.options import UserError
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from grpo import group_advantages
+from records import Rollout, join
 
 
 def a_rollout(rewards, lengths=None, reward_weights=None, **more):

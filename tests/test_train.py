@@ -18,9 +18,9 @@ from engine.run import checkpoint, logs
 from engine.run.options import UserError
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
+from records import Batch
 from tests.examples import named
 from tests.training import CPU, stepper, weights_of
-from update import Batch
 
 # ---- one step -------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ from engine.model.critic import Critic, estimate
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run import ranks
+from records import Batch
 from tests.training import CPU, LONGEST, completions, updated, weights_of, with_reference
-from update import NO_UPDATE, OF_UPDATES, Batch, Limits, accumulate
+from update import NO_UPDATE, OF_UPDATES, Limits, accumulate
 
 PLAIN = {  # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β, one ratio per sequence
     "grpo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),

@@ -11,8 +11,9 @@ from engine.model import critic, networks, sampling
 from engine.model.networks import Networks, whole_networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config
+from records import Batch
 from tests.examples import named
-from update import Batch, Limits, update
+from update import Limits, update
 
 CPU = torch.device("cpu")
 LONGEST = 48  # tokens of a completion of the toy

@@ -120,7 +120,8 @@ def own_rule(word):
     function = own_function(word, "--keep")
 
     def keep(rollout, advantages, k):
-        rows, n = torch.as_tensor(function(rollout, advantages, k)), advantages.numel()
+        rows, n = function(rollout, advantages, k), advantages.numel()
+        rows = torch.as_tensor(rows if isinstance(rows, torch.Tensor | list) else [], device="cpu")
         if rows.dim() != 1 or rows.dtype != torch.int64 or len(rows.unique()) < len(rows) or not ((0 <= rows) & (rows < n)).all():
             raise UserError(f"--keep {word} must return rows of the batch, whole numbers from 0 to {n - 1} and each once, "
                             "as cppo.batch_rows makes them.")

@@ -10,9 +10,10 @@ import torch
 from engine.model import critic as critic_module
 from engine.model import loading, logprobs
 from engine.model.critic import Critic, estimate
+from records import Batch
 from tests.test_train import CPU, completions, config, with_reference
 from train import ALGORITHMS
-from update import Batch, update
+from update import update
 
 F64 = torch.float64
 

@@ -19,9 +19,10 @@ from engine.run.config import Config
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
+from records import Batch
 from tests.training import CPU, completions, in_arithmetic, updated, weights_of
 from train import main
-from update import Batch, Limits
+from update import Limits
 
 
 def changed(model, before):

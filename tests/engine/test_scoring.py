@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms import weighted_sum
 from engine.run.config import Config, check
 from engine.run.options import UserError, parse
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
 from engine.scoring.score import REWARDS, Hung, choose, judge, limited, score
 from engine.tasks.table import task_of
+from records import weighted_sum
 from rewards import gsm8k_accuracy
 from tests.engine.test_reward_model import make as make_reward_model
 from tests.examples import named
