@@ -92,11 +92,12 @@ def max_variance(rollout, advantages, k):
 
 
 KEEP = {
-    "all": every, "pooled": pooled,
+    "all": every,
     "largest_abs": partial(by_advantage, rule="largest_abs"),
-    "smallest_abs": partial(by_advantage, rule="smallest_abs"),
     "largest": partial(by_advantage, rule="largest"),
+    "smallest_abs": partial(by_advantage, rule="smallest_abs"),
     "random": partial(by_advantage, rule="random"),
+    "pooled": pooled,
     "shortest": shortest, "efficiency": efficiency, "max_variance": max_variance,
 }
 # GFPO's and PODS's rules: the mean and the std of the advantages are those of the kept completions

@@ -66,8 +66,8 @@ def dynamic_sampling(one_time, next_questions, max_rollouts):
         without = int(ranks.all_sum(counts, rollout.tokens.device)["without"])
         missing = without if len(rollouts) < max_rollouts else 0
     if without and ranks.rank() == 0:
-        tqdm.write(f"{without} groups are without signal after sampling {len(rollouts)} times: "
-                   "this step trains on the others.")
+        tqdm.write(f"{without} groups are still without signal after sampling {len(rollouts)} "
+                   "times: the step trains on the others.")
     return join(rollouts)
 
 

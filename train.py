@@ -78,7 +78,8 @@ def train_step(
             for part in micro_batches if algorithm.minibatches > 1 or networks.critic else ():
                 part.old_logp = part.logprobs(model, sampling.temperature)
             if networks.critic:  # PPO: the scores become advantages
-                estimate(networks.critic, micro_batches, beta=algorithm.beta, lam=algorithm.lam)
+                options = {"beta": algorithm.beta, "lam": algorithm.lam}
+                estimate(networks.critic, micro_batches, model.device, **options)
         with clock.phase("update"):
             # 6 μ updates on the kept completions
             metrics |= update(networks, minibatches, algorithm, sampling, limits)

@@ -27,7 +27,7 @@ class Critic(torch.nn.Module):
 
 
 @torch.no_grad()
-def estimate(critic, micro_batches, *, beta, lam):
+def estimate(critic, micro_batches, device, *, beta, lam):
     """PPO's step 5: `advantages` of the micro-batches, so far the scores (N,), become (N, T), and `old_values` and `returns` are set.
 
     micro_batches: this device's micro-batches, with old_logp and, where beta is not 0, ref_logp. Whitened over all devices.
@@ -37,7 +37,6 @@ def estimate(critic, micro_batches, *, beta, lam):
         rewards = token_rewards(batch.advantages, batch.old_logp, ref_logp, batch.mask, beta=beta)
         batch.old_values = critic.values(batch)
         batch.advantages, batch.returns = gae(rewards, batch.old_values, batch.mask, lam=lam)
-    device = critic.head.weight.device
     zero = torch.zeros((), dtype=torch.float64, device=device)
     tokens = sum((batch.mask.sum() for batch in micro_batches), zero)
     sums = {"tokens": tokens, "total": sum((batch.advantages.sum() for batch in micro_batches), zero)}

@@ -115,15 +115,14 @@ class Config(LookOptions, RunOptions, DeviceOptions, UpdateOptions, SamplingOpti
     """All options of a run."""
 
 
-def own_rule(word):
-    """The keep rule FILE.py:FUNCTION. What it returns is checked, for a wrong row would go unnoticed."""
-    function = own_function(word, "--keep")
+def own_rule(function, name):
+    """A keep rule of the user's own. What it returns is checked: a wrong row would go unnoticed. name: for the message."""
 
     def keep(rollout, advantages, k):
         rows, n = function(rollout, advantages, k), advantages.numel()
         rows = torch.as_tensor(rows if isinstance(rows, torch.Tensor | list) else [], device="cpu")
         if rows.dim() != 1 or rows.dtype != torch.int64 or len(rows.unique()) < len(rows) or not ((0 <= rows) & (rows < n)).all():
-            raise UserError(f"--keep {word} must return rows of the batch, whole numbers from 0 to {n - 1} and each once, "
+            raise UserError(f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and each once, "
                             "as cppo.batch_rows makes them.")
         return rows.sort().values
 
@@ -138,7 +137,7 @@ def algorithm_of(config):
     """The row of the table with the options of a run applied. Raises UserError if they do not fit."""
     keep = config.keep
     if keep and keep not in algorithms.KEEP:
-        keep = own_rule(keep)
+        keep = own_rule(own_function(keep, "--keep"), keep)
     try:
         options = {name: getattr(config, name) for name in OF_THE_ALGORITHM}
         return algorithms.resolve(config.algorithm, keep=keep, **options)
