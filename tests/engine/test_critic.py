@@ -1,4 +1,4 @@
-"""engine/critic.py against single rows and loops over tokens; and PPO's update, step and run."""
+"""engine/model/critic.py against single rows and loops over tokens; and PPO's update, step and run."""
 
 import copy
 import statistics
@@ -7,13 +7,12 @@ from copy import deepcopy
 import pytest
 import torch
 
+from algorithms import resolve
 from engine.model import critic as critic_module
 from engine.model import loading, logprobs
 from engine.model.critic import Critic, estimate
-from records import Batch
-from tests.test_train import CPU, completions, config, with_reference
-from train import ALGORITHMS
-from update import update
+from tests.training import CPU, completions, updated, with_reference
+from update import Limits
 
 F64 = torch.float64
 
@@ -121,28 +120,30 @@ def by_loop(beta, lam):
 @pytest.mark.parametrize("beta, lam", [(0.3, 0.95), (0.3, 0.0), (0.0, 1.0)])
 def test_estimate_equals_a_loop_however_the_completions_are_cut(beta, lam, max_tokens, cut):
     """Advantages are whitened over the tokens of all micro-batches; without β there is no reference."""
-    parts = Batch([[i] for i in range(6)], torch.zeros(6, 9, dtype=torch.int64), torch.tensor(LENGTHS), SCORES).cut_into(max_tokens)
-    assert len(parts) == cut
-    for part in parts:
-        part.old_logp, part.ref_logp = rows_of(LOGP, part), rows_of(REF_LOGP, part) if beta else None
-    estimate(Oracle(), parts, CPU, beta=beta, lam=lam)
+    batch = Batch([[i] for i in range(6)], torch.zeros(6, 9, dtype=torch.int64), torch.tensor(LENGTHS), SCORES)
+    micro_batches = batch.micro_batches(max_tokens)
+    assert len(micro_batches) == cut
+    for micro_batch in micro_batches:
+        micro_batch.old_logp, micro_batch.ref_logp = rows_of(LOGP, micro_batch), rows_of(REF_LOGP, micro_batch) if beta else None
+    estimate(Oracle(), micro_batches, CPU, beta=beta, lam=lam)
     advantages, returns = by_loop(beta, lam)
-    for part in parts:
-        assert torch.equal(part.old_values, rows_of(VALUES, part))
-        for row, (i,) in enumerate(part.prompts):
+    for micro_batch in micro_batches:
+        assert torch.equal(micro_batch.old_values, rows_of(VALUES, micro_batch))
+        for row, (i,) in enumerate(micro_batch.prompts):
             n = LENGTHS[i]
-            assert part.advantages[row, :n].tolist() == pytest.approx([advantages[i, t] for t in range(n)], rel=1e-6)
-            assert part.returns[row, :n].tolist() == pytest.approx([returns[i, t] for t in range(n)], rel=1e-9)
-        assert (part.advantages[~part.mask] == 0).all() and (part.returns[~part.mask] == 0).all()
+            assert micro_batch.advantages[row, :n].tolist() == pytest.approx([advantages[i, t] for t in range(n)], rel=1e-6)
+            assert micro_batch.returns[row, :n].tolist() == pytest.approx([returns[i, t] for t in range(n)], rel=1e-9)
+        assert (micro_batch.advantages[~micro_batch.mask] == 0).all() and (micro_batch.returns[~micro_batch.mask] == 0).all()
 
 
 def test_estimate_leaves_no_gradient(loaded):
     model, tokenizer = loaded
-    parts = with_reference(completions(tokenizer).cut_into(40), model)
-    for part in parts:
-        part.old_logp = part.logprobs(model, 1.0)
-    estimate(critic_of(model), parts, CPU, beta=0.1, lam=0.95)
-    assert not any(x.requires_grad for part in parts for x in (part.advantages, part.returns, part.old_values))
+    micro_batches = with_reference(completions(tokenizer).micro_batches(40), model)
+    for micro_batch in micro_batches:
+        micro_batch.old_logp = micro_batch.logprobs(model, 1.0)
+    estimate(critic_of(model), micro_batches, CPU, beta=0.1, lam=0.95)
+    for batch in micro_batches:
+        assert not any(x.requires_grad for x in (batch.advantages, batch.returns, batch.old_values))
 
 
 # ---- one update -----------------------------------------------------------------------------------------------------
@@ -151,7 +152,6 @@ def test_estimate_leaves_no_gradient(loaded):
 def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
     """μ=4 times, over M tokens one at a time: AdamW on −1/M Σ min(ρA, clip(ρ)A) for the policy, and for the critic, with a
     learning rate and a gradient norm of its own, on ½/M Σ max((V − R)², (clip(V, V_old ± 0.2) − R)²)."""
-    c = config(algorithm="ppo", lr=1e-3, critic_lr=3e-3, max_grad_norm=0.1)
     model, tokenizer = loading.load_model(small, CPU)
     critic, batch = critic_of(model), completions(tokenizer)
     plain, plain_critic = copy.deepcopy(model), copy.deepcopy(critic)
@@ -160,14 +160,15 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
         old_values = critic.values(batch) + 0.3 * randn(6, 8, seed=5)
     advantages, returns = randn(6, 8, seed=6), randn(6, 8, seed=7)
 
-    batch.advantages = torch.arange(6)  # tells which rows a part was given
-    parts = with_reference(batch.cut_into(40), model)
-    for part in parts:
-        rows, width = part.advantages, part.tokens.shape[1]
-        part.advantages, part.returns, part.old_logp, part.old_values = (
+    batch.advantages = torch.arange(6)  # tells which rows a micro-batch was given
+    micro_batches = with_reference(batch.micro_batches(40), model)
+    for micro_batch in micro_batches:
+        rows, width = micro_batch.advantages, micro_batch.tokens.shape[1]
+        micro_batch.advantages, micro_batch.returns, micro_batch.old_logp, micro_batch.old_values = (
             x[rows, :width] for x in (advantages, returns, old_logp, old_values))
-    groups = [{"params": model.parameters(), "lr": c.lr}, {"params": critic.parameters(), "lr": c.critic_lr}]
-    stats = update(model, torch.optim.AdamW(groups, weight_decay=0.0), [parts], ALGORITHMS["ppo"], c, critic)
+    groups = [{"params": model.parameters(), "lr": 1e-3}, {"params": critic.parameters(), "lr": 3e-3}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    stats = updated(model, optimizer, [micro_batches], resolve("ppo"), critic=critic, limits=Limits(max_grad_norm=0.1))
 
     optimizers = [torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0),
                   torch.optim.AdamW(plain_critic.parameters(), lr=3e-3, weight_decay=0.0)]
@@ -204,11 +205,11 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
 
 def test_where_the_critics_update_is_not_finite_the_policys_is_skipped_too(loaded):
     model, tokenizer = loaded
-    critic, (part,) = critic_of(model), completions(tokenizer).cut_into(1000)
+    critic, (micro_batch,) = critic_of(model), completions(tokenizer).micro_batches(1000)
     before = copy.deepcopy([model.state_dict(), critic.state_dict()])
-    part.old_logp = part.logprobs(model, 1.0).detach()
-    estimate(critic, [part], CPU, beta=0.0, lam=0.95)
-    part.returns[0, 0] = torch.nan
+    micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach()
+    estimate(critic, [micro_batch], CPU, beta=0.0, lam=0.95)
+    micro_batch.returns[0, 0] = torch.nan
     optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()], lr=1.0)
-    assert update(model, optimizer, [[part]], ALGORITHMS["ppo"], config(algorithm="ppo"), critic)["skipped"] == [True] * 4
+    assert updated(model, optimizer, [[micro_batch]], resolve("ppo"), critic=critic)["skipped"] == [True] * 4
     torch.testing.assert_close([model.state_dict(), critic.state_dict()], before, rtol=0, atol=0)

@@ -148,17 +148,22 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
 if __name__ == "__main__":
     import train
     import update
+    from engine.model.sampling import Sampler
     from engine.run import checkpoint, ranks
-    from engine.run.options import run
+    from engine.run.options import run_program
+    from engine.run.state import Run
 
-    places = {"sample": (rollout.Own, "sample"), "update": (update, "accumulate"), "save": (checkpoint, "parts")}
+    places = {"sample": (Sampler, "sample"), "update": (update, "accumulate"), "save": (checkpoint, "sharded_state")}
     start, now = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), {"step": 0}
     Path(f"at-start-{start}").write_text(str(time.time()))
-    train_step = train.train_step
+    begin_step, train_step = Run.begin_step, train.train_step
 
-    def noting(step, supply, networks, *words):
-        now["step"] = step
-        done = train_step(step, supply, networks, *words)
+    def begun(self):
+        now["step"] = self.state["step"] + 1
+        return begin_step(self)
+
+    def noting(networks, *words):
+        done = train_step(networks, *words)
         total = sum(p.detach().double().abs().sum() for p in networks.model.parameters())
         Path(f"weights-{ranks.rank()}").write_text(str(total.item()))
         return done
@@ -179,12 +184,12 @@ if __name__ == "__main__":
                 raise torch.OutOfMemoryError("out of memory")
             done = real(*words, **options)
             if strikes and effect == "nan":
-                next(words[0].parameters()).grad[0] = torch.nan
+                next(words[0].model.parameters()).grad[0] = torch.nan
             return done
 
         setattr(owner, name, faulty)
 
-    train.train_step = noting
+    Run.begin_step, train.train_step = begun, noting
     for fault in filter(None, sys.argv.pop(1).split(",")):
         arm(*fault.split())
-    run(train.main)
+    run_program(train.main)

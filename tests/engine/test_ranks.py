@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -29,8 +30,7 @@ UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "g
 
 
 def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU):
-    """The Networks that start from the model in `folder`, or go on from a checkpoint, and their Config."""
-    import train
+    """The Networks that start from the model in `folder`, or go on from a checkpoint, and their Algorithm."""
     from engine.model.networks import build
     from engine.run import checkpoint
     from engine.run.config import Config, check
@@ -38,62 +38,63 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU):
     config = Config(
         algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard, gradient_checkpointing=shard == "full", lora=lora, seed=1
     )
-    check(config, train.ALGORITHMS)
+    algorithm = check(config)
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
-    networks = build(folder, config, device, critic=algorithm == "ppo", folder=saved)
+    networks = build(folder, config, device, critic=algorithm.critic, folder=saved)
     if saved:
         checkpoint.restore(saved, networks, {})
-    return networks, config
+    return networks, algorithm
 
 
 def six_completions(device, scale=1.0):
+    from update import Batch
 
     generator = torch.Generator().manual_seed(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
     tokens, lengths = torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5])
     advantages = scale * torch.randn(6, generator=generator)
-    return policy.Batch(prompts, tokens.to(device), lengths.to(device), advantages.to(device))
+    return Batch(prompts, tokens.to(device), lengths, advantages.to(device))
 
 
-def micro_batches(everything, share, config, device):
-    """Of this rank's rows `share` of a mini-batch."""
-    from engine.run import ranks
-
-    parts = everything.rows(share).cut_into(40) if share else []
-    return ranks.even_out(parts, lambda: policy.nothing(device), device) if config.shard == "full" else parts
-
-
-def fixed_update(networks, config, share, optimizer, scale=1.0):
-    """The weights after the updates on this rank's part of the six completions, and the update's metrics."""
-    import train
+def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
+    """The weights after the updates on this rank's rows of the six completions, and the update's metrics."""
     from engine.model import shards
     from engine.model.critic import estimate
-    from engine.run import ranks
-    from update import update
 
     model, critic = networks.model, networks.critic
-    parts = micro_batches(six_completions(model.device, scale), share, config, model.device)
+    everything = six_completions(model.device, scale)
+    minibatches = everything.rows(share).minibatches(1, 40, model)
     with torch.no_grad():
-        for part in parts:
-            part.ref_logp = part.logprobs(networks.reference, 1.0) - 0.05
-        if config.shard == "full":  # no backward pass follows, and still its embedding and head are given up again
+        for batch in minibatches[0]:
+            batch.ref_logp = batch.logprobs(networks.reference, 1.0) - 0.05
+        if shards.is_sharded(model):  # no backward pass follows, and still its embedding and head are given up again
             assert all(isinstance(p, DTensor) for p in networks.reference.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.copy_(0.1 * torch.ones_like(p))
-            for part in parts:
-                part.old_logp = part.logprobs(model, 1.0).detach()
-            estimate(critic, parts, model.device, beta=config.beta, lam=config.lam)
-    stats = update(model, optimizer, [parts], train.ALGORITHMS[config.algorithm], config, critic)
+            for batch in minibatches[0]:
+                batch.old_logp = batch.logprobs(model, 1.0).detach()
+            estimate(critic, minibatches[0], model.device, beta=algorithm.beta, lam=algorithm.lam)
+    return updated(networks, minibatches, algorithm, optimizer)
+
+
+def updated(networks, minibatches, algorithm, optimizer):
+    from engine.model import shards
+    from engine.model.sampling import Sampling
+    from engine.run import ranks
+    from update import Limits, update
+
+    networks.optimizer = optimizer
+    stats = update(networks, minibatches, algorithm, Sampling(48), Limits())
     ranks.barrier()
     weights = [tensor.flatten() for network in networks.learners for _, tensor in shards.whole_weights(network)]
     return {"weights": torch.cat(weights), "stats": stats}
 
 
 def sgd_update(folder, share, algorithm, shard="none", lora=None, device=CPU):
-    networks, config = fixed(folder, algorithm, shard, lora=lora, device=device)
+    networks, algorithm = fixed(folder, algorithm, shard, lora=lora, device=device)
     optimizer = torch.optim.SGD([p for network in networks.learners for p in network.parameters()], lr=0.1)
-    return fixed_update(networks, config, share, optimizer)
+    return fixed_update(networks, algorithm, share, optimizer)
 
 
 # rows of each rank in three mini-batches: only row 2 of the first has an advantage, and nobody has a row of the third
@@ -102,24 +103,19 @@ WITH_SIGNAL_IN_ONE = {1: [[[0, 1, 2]]], 2: [[[0, 1], [3], []], [[2], [4, 5], []]
 
 def update_with_signal_in_one(folder, shares, shard="none"):
     """Two times through the mini-batches of this rank, with an optimizer that remembers."""
-    import train
-    from engine.model import shards
-    from update import update
-
-    networks, config = fixed(folder, "drgrpo", shard)
-    config.beta, config.mu, model, everything = 0.0, 2, networks.model, six_completions(networks.model.device)
+    networks, algorithm = fixed(folder, "drgrpo", shard)
+    everything = six_completions(networks.model.device)
     everything.advantages[[0, 1, 3, 4, 5]] = 0
-    minibatches = [micro_batches(everything, share, config, model.device) for share in shares]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    stats = update(model, optimizer, minibatches, train.ALGORITHMS["drgrpo"], config)
-    return {"weights": torch.cat([tensor.flatten() for _, tensor in shards.whole_weights(model)]), "stats": stats}
+    minibatches = [everything.rows(share).minibatches(1, 40, networks.model)[0] for share in shares]
+    optimizer = torch.optim.SGD(networks.model.parameters(), lr=0.1, momentum=0.9)
+    return updated(networks, minibatches, replace(algorithm, beta=0.0, mu=2), optimizer)
 
 
-def saved_update(networks, config, share, run_dir, step):
+def saved_update(networks, algorithm, share, run_dir, step):
     """One update with AdamW, and a checkpoint behind it."""
     from engine.run import checkpoint
 
-    fixed_update(networks, config, share, networks.optimizer, scale=1 / step)
+    fixed_update(networks, algorithm, share, networks.optimizer, scale=1 / step)
     assert checkpoint.save(run_dir, networks, {"step": step}, {}) is None
 
 
