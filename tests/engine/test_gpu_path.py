@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from train import ALGORITHMS
+from algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT.parent / "shared/tools/pretend_gpu.py"
@@ -35,7 +35,7 @@ def on_gpu(*words, ranks=1, cwd=ROOT, timeout=400):
     """Run a Python program on the GPU, or on the pretended one. Returns what it printed."""
     pretend = [] if GPUS else [TOOL]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks > 1 else []
-    more = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "PRETEND_GPUS": str(ranks), "PRETEND_QUIET": "1"}
+    more = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PRETEND_GPUS": str(ranks), "PRETEND_QUIET": "1"}
     command = [sys.executable, *map(str, [*launch, *pretend, *words])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=os.environ | more)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
@@ -49,11 +49,14 @@ def runs(small, out):
     """Every kind of run, in bfloat16; whether the sampler's copy is the policy after every update, to a file."""
     import eval as evaluation
     import train
+    from engine.model import networks
     from engine.model.precision import compute_dtype
+    from engine.model.sampling import Sampler
+    from tests.engine.test_reward_model import make
 
     followed = []
 
-    class Watched(rollout.Own):
+    class Watched(Sampler):
         def refresh(self, weights):
             weights = list(weights)
             super().refresh(weights)
@@ -61,9 +64,7 @@ def runs(small, out):
                 own = dict(self.model.named_parameters())
                 followed.append(all(torch.equal(own[name], tensor) and own[name].dtype == torch.bfloat16 for name, tensor in weights))
 
-    from engine.model import networks
-
-    networks.Own = Watched
+    networks.Sampler = Watched
     assert compute_dtype(torch.device("cuda")) == torch.bfloat16
     for name, more in RUNS.items():
         words = ["--model", small, "--dataset", "toy", "--algorithm", name, "--output_dir", str(out / name), *RUN, *more]
@@ -71,18 +72,12 @@ def runs(small, out):
     for name in ("cppo", "pods"):  # resumed: whole weights and adapters
         merge = ["--merge_lora"] if name == "pods" else []
         assert train.main(["--output_dir", str(out / name), "--resume", "--steps", "3", *merge]) == 0
-    rewards = ["toy_accuracy", f"RewardModel:{judge(out / 'judge')}"]
+    rewards = ["toy_accuracy", f"RewardModel:{make(out / 'judge')}"]
     train.main(["--model", small, "--check_rewards", "--group_size", "4", "--rewards", *rewards])
     words = ["--questions", "6", "--samples", "2", "--max_new_tokens", "24", "--output_dir"]
     for name in ("cppo", "pods", "pods/merged"):
         evaluation.main(["--model", str(out / name), *words, str(out / "eval" / name)])
     (out / "followed.json").write_text(json.dumps(followed))
-
-
-def judge(folder):
-    from tests.engine.test_reward_model import make
-
-    return make(folder)
 
 
 def in_float32():
@@ -91,13 +86,11 @@ def in_float32():
 
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from engine.model import critic, networks
+    from engine.model import shards
+    from tests.training import in_arithmetic
 
-    for module in (policy, rollout, networks, critic):
-        for name, ours in (("compute_dtype", lambda _: torch.float32), ("autocast", lambda _: contextlib.nullcontext())):
-            if hasattr(module, name):
-                setattr(module, name, ours)
-    distributed.MixedPrecisionPolicy = lambda *_: MixedPrecisionPolicy()
+    in_arithmetic(setattr, lambda _: torch.float32, lambda _: contextlib.nullcontext())
+    shards.MixedPrecisionPolicy = lambda *_: MixedPrecisionPolicy()
 
 
 def updates(small, out, device):
