@@ -14,6 +14,7 @@ import random
 from itertools import count
 
 OPERANDS = 5
+LARGEST_DIGIT = 9
 THINKING_SHARE = 0.3  # of the warm start's demonstrations
 WRONG_SHARE = 0.5  # of those that guess
 MAX_NEW_TOKENS = 48  # the longest thoughts need 39
@@ -30,10 +31,10 @@ def question(index, split="train"):
     """
     rng = random.Random(f"{split} {index}")
     while True:
-        total = rng.randint(1, 9)
+        total = rng.randint(1, LARGEST_DIGIT)
         text, thoughts = str(total), ""
         for _ in range(OPERANDS - 1):
-            digit = rng.randint(1, 9)
+            digit = rng.randint(1, LARGEST_DIGIT)
             sign = "-" if digit <= total and rng.random() < 0.5 else "+"
             result = total + digit if sign == "+" else total - digit
             thoughts += f"{total}{sign}{digit}={result};"
