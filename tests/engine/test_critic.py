@@ -11,6 +11,7 @@ from algorithms import resolve
 from engine.model import critic as critic_module
 from engine.model import loading, logprobs
 from engine.model.critic import Critic, estimate
+from records import Batch
 from tests.training import CPU, completions, updated, with_reference
 from update import Limits
 

@@ -47,7 +47,7 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU):
 
 
 def six_completions(device, scale=1.0):
-    from update import Batch
+    from records import Batch
 
     generator = torch.Generator().manual_seed(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
