@@ -22,10 +22,10 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from engine.model.folders import checkpoints, prompt_room
+from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
+from engine.model.skeleton import skeleton, widths
 from engine.run import ranks
 from engine.run.config import algorithm_of
 from engine.run.options import UserError
@@ -56,25 +56,12 @@ class Plan:
         return [sum(column) for column in zip(*self.items.values())]
 
 
-def skeleton(config):
-    """The run's model on the meta device."""
-    name = config.model
-    try:
-        with torch.device("meta"):
-            if name == "toy":
-                from engine.tasks import toy_model
-
-                return toy_model.make_model(toy_model.make_tokenizer(task_of(config.dataset).base or "base"))
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained([name, *checkpoints(name)][-1]))
-    except (OSError, ValueError) as error:
-        reason = str(error).split("\n")[0][:200].rstrip(".")
-        raise UserError(f"the config.json of {name} cannot be read ({reason}): name a folder that holds it, or go online.") from None
-
-
 def judges(config):
     """Bytes of the reward models of a run, in float32. Like the policy's, their config.json tells."""
     total = 0
     for name in (word.split(":")[1] for word in config.rewards or () if word.startswith("RewardModel:")):
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
         try:
             with torch.device("meta"):
                 model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(name))
@@ -82,13 +69,6 @@ def judges(config):
             raise UserError(f"the config.json of the reward model {name} cannot be read ({str(error).split(chr(10))[0][:200]}).") from None
         total += 4 * sum(p.numel() for p in model.parameters())
     return total
-
-
-def widths(shape):
-    """(hidden, heads, key-value heads, head, MLP) of a model's config."""
-    hidden, heads = shape.hidden_size, shape.num_attention_heads
-    optional = [getattr(shape, name, None) for name in ("num_key_value_heads", "head_dim", "intermediate_size")]
-    return hidden, heads, *(given or usual for given, usual in zip(optional, (heads, hidden // heads, 4 * hidden)))
 
 
 def saved_by_layer(shape, compute, stream, lora):

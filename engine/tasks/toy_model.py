@@ -7,12 +7,15 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import trange
-from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import AddedToken, Qwen2Config, Qwen2Tokenizer
+from transformers.utils import logging
 
 from allocate import micro_batches
 from engine.model.logprobs import completion_logprobs
 from engine.run import ranks
 from engine.tasks import toy
+
+logging.disable_progress_bar()  # of saving weights
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CODE_TAGS = ["```python", "```", "print(", ")"]
@@ -34,15 +37,20 @@ def make_tokenizer(kind="base"):
     return tokenizer
 
 
-def make_model(tokenizer):
-    """A Qwen2 of about 109,000 parameters with random weights."""
-    config = Qwen2Config(
+def make_config(tokenizer):
+    return Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=4, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.1,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )
-    return Qwen2ForCausalLM(config)
+
+
+def make_model(tokenizer):
+    """A Qwen2 of about 109,000 parameters with random weights."""
+    from transformers import Qwen2ForCausalLM  # takes two seconds to import, and a plan needs only the shapes
+
+    return Qwen2ForCausalLM(make_config(tokenizer))
 
 
 def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e-3):

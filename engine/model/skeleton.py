@@ -1,0 +1,67 @@
+"""The weights of a model as shapes without numbers, on PyTorch's `meta` device, where a tensor takes no memory.
+
+Only the model's config.json is read. transformers takes two seconds to import the code of a model, so the skeletons of the usual
+decoders are made here. For all other models transformers is asked.
+"""
+
+import torch
+from torch.nn import Linear, ModuleList, Parameter, RMSNorm, Sequential
+
+from engine.model.folders import checkpoints
+from engine.run.options import UserError
+from engine.tasks.table import task_of
+
+DECODERS = ("llama", "mistral", "qwen2", "qwen3")  # the model types that `Decoder` knows
+
+
+def skeleton(config):
+    """The skeleton of a run's model. Raises UserError if its config.json cannot be read."""
+    from transformers import AutoConfig
+
+    name = config.model
+    try:
+        with torch.device("meta"):
+            if name == "toy":
+                from engine.tasks.toy_model import make_config, make_tokenizer
+
+                return Decoder(make_config(make_tokenizer(task_of(config.dataset).base or "base")))
+            shape = AutoConfig.from_pretrained([name, *checkpoints(name)][-1])
+            if shape.model_type in DECODERS:
+                return Decoder(shape)
+            from transformers import AutoModelForCausalLM
+
+            return AutoModelForCausalLM.from_config(shape)
+    except (OSError, ValueError) as error:
+        reason = str(error).split("\n")[0][:200].rstrip(".")
+        raise UserError(f"the config.json of {name} cannot be read ({reason}): name a folder that holds it, or go online.") from None
+
+
+def widths(shape):
+    """(hidden, heads, key-value heads, head, MLP) of a model's config."""
+    hidden, heads = shape.hidden_size, shape.num_attention_heads
+    optional = [getattr(shape, name, None) for name in ("num_key_value_heads", "head_dim", "intermediate_size")]
+    return hidden, heads, *(given or usual for given, usual in zip(optional, (heads, hidden // heads, 4 * hidden)))
+
+
+class Decoder(torch.nn.Module):
+    """The weights of a dense decoder as transformers has them, to be counted: it computes nothing."""
+
+    def __init__(self, shape):
+        super().__init__()
+        hidden, heads, kv_heads, head, inner = widths(shape)
+        out, mlp = getattr(shape, "attention_bias", False), getattr(shape, "mlp_bias", False)
+        qkv = out or shape.model_type == "qwen2"
+        small = [head, head] if shape.model_type == "qwen3" else []  # norms of the queries and of the keys
+
+        def layer():
+            attention = [Linear(hidden, n * head, bias=qkv) for n in (heads, kv_heads, kv_heads)]
+            attention.append(Linear(heads * head, hidden, bias=out))
+            gate, up, down = Linear(hidden, inner, bias=mlp), Linear(hidden, inner, bias=mlp), Linear(inner, hidden, bias=mlp)
+            return Sequential(*attention, gate, up, down, *map(RMSNorm, [hidden, hidden, *small]))
+
+        # no Embedding: to fill one with random numbers, torch would import its compiler
+        table = lambda: Parameter(torch.empty(shape.vocab_size, hidden))
+        self.config, self.base_model = shape, torch.nn.Module()
+        self.base_model.embedding, self.base_model.norm = table(), RMSNorm(hidden)
+        self.base_model.layers = ModuleList(layer() for _ in range(shape.num_hidden_layers))
+        self.head = self.base_model.embedding if shape.tie_word_embeddings else table()
