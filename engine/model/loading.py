@@ -4,19 +4,19 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
 from engine.model.folders import resolve_model
 from engine.run.options import UserError
-
-logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
 
 
 def load_model(name, device, dtype=torch.float32):
     """(model, tokenizer) of a hub name or a folder. Weights are float32 and dropout is off, in training too:
     otherwise the policy that is scored differs from the policy that sampled, and the first ratio is not 1.
     dtype: another one for weights that are never trained."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
     name = resolve_model(name)
     try:
         adapter = Path(name, "adapter_config.json").exists()

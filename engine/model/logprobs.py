@@ -6,7 +6,6 @@ from functools import partial
 import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo import token_entropies, token_logprobs
 
@@ -25,6 +24,8 @@ def layers_recomputed(model):
     transformers' layers do this by themselves in training mode only, and some layers then turn their dropout on. So here no
     layer is put into training mode. Outside of this block the layers are as they were, for the sampler needs their cache.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
     layers = layers if torch.is_grad_enabled() else []
     for layer in layers:

@@ -4,10 +4,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engine.model import shards
 from engine.model.critic import Critic
@@ -18,11 +18,14 @@ from engine.model.sampling import Sampler, stop_tokens
 from engine.model.vllm import VLLM
 from engine.run import ranks
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 @dataclass
 class Networks:
-    model: PreTrainedModel  # the policy
-    tokenizer: PreTrainedTokenizerBase
+    model: "PreTrainedModel"  # the policy
+    tokenizer: "PreTrainedTokenizerBase"
     sampler: Sampler | VLLM | None = None
     optimizer: torch.optim.Optimizer | None = None
     reference: object = None  # a frozen model, or WithoutAdapter; None where β is 0

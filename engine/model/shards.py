@@ -2,10 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.run import ranks
 
@@ -17,6 +13,9 @@ def shard(module, *methods, exact=(), **options):
     methods: names of functions of `module` that do what its `forward` usually does, before which its weights are gathered.
     exact: names of parts that are computed in float32. options: of `fully_shard`, for what stands outside the layers.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if torch.cuda.is_available() else MixedPrecisionPolicy()
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
     parts = [*((layer, bf16, {}) for layer in layers), *((module.get_submodule(name), MixedPrecisionPolicy(), {}) for name in exact)]
@@ -35,6 +34,8 @@ def hand_out(network, empty, device, *methods, **options):
     empty: the same network on every rank, whose parameters are on the meta device and take no memory. A device holds its part, and
     one whole tensor at a time. methods, options: those of `shard`.
     """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
     shard(empty, *methods, **options)  # which moves the buffers to the device
     buffers = {name: buffer.clone() for name, buffer in empty.named_buffers()}
     empty.to_empty(device=device)
@@ -46,11 +47,15 @@ def hand_out(network, empty, device, *methods, **options):
 
 
 def is_sharded(module):
+    from torch.distributed.fsdp import FSDPModule
+
     return isinstance(module, FSDPModule)
 
 
 def whole_weights(model, dtype=None):
     """(name, tensor) of every weight, gathered from all ranks one by one where they are shared out."""
+    from torch.distributed.tensor import DTensor
+
     for name, p in model.named_parameters():
         p = p.detach().to(dtype)
         yield name, p.full_tensor() if isinstance(p, DTensor) else p
@@ -71,5 +76,7 @@ def sum_gradients(model):
 
 def clip_gradients(network, longest):
     """Scale gradients that are longer than `longest` down to it, over all ranks. Returns their length before."""
+    from torch.distributed.tensor import DTensor
+
     norm = torch.nn.utils.clip_grad_norm_(network.parameters(), longest)
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()

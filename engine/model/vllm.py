@@ -11,7 +11,6 @@ import random
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig
 
 from engine.model.folders import resolve_model
 from engine.model.precision import compute_dtype
@@ -41,6 +40,7 @@ class VLLM:
     def __init__(self, name, config, tokenizer, stop_ids):
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process, where weights are handed over by reference
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        from transformers import AutoConfig
         from vllm import LLM  # takes seconds, and reads the environment
 
         name, gpu = resolve_model(name), torch.cuda.is_available()

@@ -21,23 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)  # fmt: skip
 
 from engine.model import shards
 from engine.model.folders import checkpoints
 from engine.run import ranks
 from engine.run.options import UserError
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # gathered from all ranks into the first one's memory
 warnings.filterwarnings("ignore", ".*torch.distributed is disabled")  # of one process: it saves what it has
 
 
@@ -48,11 +38,16 @@ def save(run_dir, networks, state, others):
     Every rank calls this. others: {name: network}, saved beside the policy. Returns None; or, where it failed on any rank, as
     on a full disk, the reason: then the checkpoints before are still there.
     """
+    import torch.distributed.checkpoint as dcp  # takes half a second to import, as all that is imported in a function here
+    from torch.distributed.checkpoint import state_dict
+
     run_dir = Path(run_dir)
     final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
     weights = None  # save_pretrained finds them by itself
     if shards.is_sharded(networks.model):
-        weights = get_model_state_dict(networks.model, options=WHOLE)
+        # gathered from all ranks into the first one's memory
+        whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = state_dict.get_model_state_dict(networks.model, options=whole)
         tied = {name for name, _ in networks.model.named_parameters(remove_duplicate=False)}
         for name in tied - {name for name, _ in networks.model.named_parameters()}:
             weights.pop(name, None)  # a tied head is no tensor of its own
@@ -85,6 +80,8 @@ def save(run_dir, networks, state, others):
 
 def attempt(work, folder):
     """None, or why it failed, and how much room is left in `folder`: torch's own words do not tell that a disk is full."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         work()
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # of files written by Python, torch, safetensors
@@ -98,26 +95,31 @@ def attempt(work, folder):
 
 def sharded_state(networks, others):
     """What torch.distributed.checkpoint saves and loads, under names that do not depend on the number of ranks."""
-    state = {name: get_model_state_dict(network) for name, network in others.items()}
+    from torch.distributed.checkpoint import state_dict
+
+    state = {name: state_dict.get_model_state_dict(network) for name, network in others.items()}
     if networks.optimizer.state:  # before the first update there is none
-        state["optimizer"] = get_optimizer_state_dict(torch.nn.ModuleList(networks.learners), networks.optimizer)
+        state["optimizer"] = state_dict.get_optimizer_state_dict(torch.nn.ModuleList(networks.learners), networks.optimizer)
     return state
 
 
 def restore(folder, networks, others):
     """Load what `save` wrote for `others` and the optimizer of `networks`, whatever the number of ranks was."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict
+
     reader = dcp.FileSystemReader(Path(folder) / "networks")
     names = {name.split(".")[0] for name in reader.read_metadata().state_dict_metadata}
     learners = torch.nn.ModuleList(networks.learners)
-    state = {name: get_model_state_dict(network) for name, network in others.items() if name in names}
+    state = {name: state_dict.get_model_state_dict(network) for name, network in others.items() if name in names}
     if "optimizer" in names:
-        state["optimizer"] = get_optimizer_state_dict(learners, networks.optimizer)
+        state["optimizer"] = state_dict.get_optimizer_state_dict(learners, networks.optimizer)
     dcp.load(state, storage_reader=reader)
     for name, loaded in state.items():
         if name == "optimizer":
-            set_optimizer_state_dict(learners, networks.optimizer, loaded)
+            state_dict.set_optimizer_state_dict(learners, networks.optimizer, loaded)
         else:
-            set_model_state_dict(others[name], loaded)
+            state_dict.set_model_state_dict(others[name], loaded)
 
 
 def checksums(folder):

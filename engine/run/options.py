@@ -9,16 +9,14 @@ from dataclasses import asdict, field, fields, is_dataclass
 from pathlib import Path
 
 import yaml
-from transformers import HfArgumentParser
 
 
 class UserError(Exception):
     """A mistake that its user can mend: one sentence with the cause and the cure."""
 
 
-class Parser(HfArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}. `--help` lists all options.")
+def refuse(message):
+    raise UserError(f"{message}. `--help` lists all options.")
 
 
 def option(default, help):
@@ -62,8 +60,11 @@ def parse(config_class, argv, earlier=()):
 
     If the class is made of several dataclasses, each is a group of `--help`, the last base first.
     """
+    from transformers import HfArgumentParser  # takes half a second to import, and a reader of logs needs no options
+
     groups = [base for base in reversed(config_class.__bases__) if is_dataclass(base)] or [config_class]
-    parser = Parser(groups, allow_abbrev=False)
+    parser = HfArgumentParser(groups, allow_abbrev=False)
+    parser.error = refuse
 
     def read(words):
         *parts, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)

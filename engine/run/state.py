@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from engine.model.networks import save_merged
 from engine.run import checkpoint, logs, ranks
-from engine.run.curves import curves
 from engine.run.metrics import COUNTS
 from engine.run.options import UserError
 from engine.run.trackers import Tracker
@@ -181,6 +180,8 @@ class Run:
             return self.interrupt.exit_code
         after = examine(label="after")
         if ranks.rank() == 0:
+            from engine.run.curves import curves  # matplotlib takes half a second to import
+
             about = {"algorithm": self.algorithm.name, "k": self.algorithm.k, **self.state, "notes": notes, "after": after}
             logs.close_run(self.folder, about, COUNTS)
             curves([self.folder], self.folder / "curves.png")

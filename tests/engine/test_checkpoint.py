@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from engine.model import folders, loading
 from engine.model.networks import whole_networks
@@ -119,7 +120,7 @@ def test_what_fails_in_saving_leaves_the_checkpoint_before(loaded, tmp_path, mon
     def crash(*_, **__):
         raise OSError("No space left on device")
 
-    targets = {"save_pretrained": (type(loaded[0]), "save_pretrained"), "dcp.save": (checkpoint.dcp, "save"), "rename": (Path, "rename")}
+    targets = {"save_pretrained": (type(loaded[0]), "save_pretrained"), "dcp.save": (dcp, "save"), "rename": (Path, "rename")}
     with monkeypatch.context() as patch:
         patch.setattr(*targets[crash_in], crash)
         assert "No space left" in checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})

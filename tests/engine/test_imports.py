@@ -1,0 +1,36 @@
+"""What is not imported where it is not needed: it would take seconds before the first word."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from transformers import Qwen2Config
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ["transformers.modeling_utils", "transformers.modeling_layers", "torch._dynamo", "torch.distributed.fsdp", "sympy",
+         "torch.distributed.checkpoint", "torch.distributed.tensor", "matplotlib", "datasets", "peft", "vllm", "math_verify"]
+ASK = """
+import contextlib, sys
+from engine.run import logs
+assert "transformers" not in sys.modules  # who reads a log needs none
+import eval, train
+assert "transformers" not in sys.modules
+for main in (eval.main, train.main):
+    with contextlib.suppress(SystemExit):
+        main(["--help"])
+train.main(["--list"])
+train.main(["--plan"])
+train.main(["--plan", "--model", {model!r}, "--dataset", "gsm8k"])
+assert "transformers.models.qwen2" in sys.modules  # the names below would be noticed
+print("heavy:", [name for name in {heavy} if name in sys.modules])
+"""
+
+
+def test_help_list_and_plan_import_no_code_of_models(tmp_path):
+    Qwen2Config(num_hidden_layers=2).save_pretrained(tmp_path)
+    code = ASK.format(model=str(tmp_path), heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+    for words in ("--compare", "--algorithm", "gspo_token", "parameters 108,608", "It fits."):
+        assert words in done.stdout
