@@ -1,4 +1,4 @@
-"""PPO's critic: a second network that says, before every token, what score the completion will end with."""
+"""PPO's critic: a second network that predicts, before every token, the score that the completion will get."""
 
 import torch
 
@@ -9,7 +9,10 @@ from family.ppo import gae, token_rewards, whiten
 
 
 class Critic(torch.nn.Module):
-    """V(s_t): a backbone under a linear head that starts at 0, and so does V. At first the backbone is a copy of the policy's."""
+    """V(s_t), the predicted score: a backbone and a linear head.
+
+    The backbone starts as a copy of the policy's. The head starts at 0, so V is 0 at first.
+    """
 
     def __init__(self, backbone):
         super().__init__()
@@ -19,18 +22,20 @@ class Critic(torch.nn.Module):
         torch.nn.init.zeros_(self.head.bias)
 
     def values(self, batch):
-        """V(s_t) of the completions of a Batch: (N, T) float32, before token t, 0 on padding."""
+        """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0 on padding."""
         with autocast(batch.tokens.device):
             states, _, places = completion_states(self.backbone, batch.prompts, batch.tokens, batch.lengths)
-        values = self.head(states.float()).squeeze(-1)  # the one number that all else depends on is computed in float32
+        values = self.head(states.float()).squeeze(-1)  # float32, because the advantages depend on this one number
         return spread(values, places, batch.tokens.shape)
 
 
 @torch.no_grad()
 def estimate(critic, micro_batches, device, *, beta, lam):
-    """PPO's step 5: `advantages` of the micro-batches, so far the scores (N,), become (N, T), and `old_values` and `returns` are set.
+    """PPO's step 5: turn the scores of this device's micro-batches into advantages.
 
-    micro_batches: this device's micro-batches, with old_logp and, where beta is not 0, ref_logp. Whitened over all devices.
+    Before the call `advantages` holds the scores (N,). Afterwards it holds the advantages (N, T), whitened over all
+    devices; `old_values` and `returns`, both (N, T), are set too. The micro-batches need old_logp, and ref_logp if beta
+    is not 0.
     """
     for batch in micro_batches:
         ref_logp = batch.old_logp if batch.ref_logp is None else batch.ref_logp
@@ -40,10 +45,12 @@ def estimate(critic, micro_batches, device, *, beta, lam):
     zero = torch.zeros((), dtype=torch.float64, device=device)
     tokens = sum((batch.mask.sum() for batch in micro_batches), zero)
     sums = {"tokens": tokens, "total": sum((batch.advantages.sum() for batch in micro_batches), zero)}
-    sums = ranks.all_sum(sums, device)  # gae is 0 on padding
+    sums = ranks.all_sum(sums, device)  # no mask is needed: gae returns 0 on padding
     n = max(sums["tokens"], 1)
     mean = sums["total"] / n
-    squares = {"squares": sum(((batch.advantages - mean).masked_fill(~batch.mask, 0.0).pow(2).sum() for batch in micro_batches), zero)}
+    squares = {"squares": sum(
+        ((batch.advantages - mean).masked_fill(~batch.mask, 0.0).pow(2).sum() for batch in micro_batches), zero
+    )}
     variance = ranks.all_sum(squares, device)["squares"] / n
     for batch in micro_batches:
         batch.advantages = whiten(batch.advantages, batch.mask, mean=mean, variance=variance)

@@ -1,4 +1,4 @@
-"""What can be said of a model before its weights are loaded: where it lies, how long its prompts may be."""
+"""What is known of a model before its weights are loaded: its folder, and how long its prompts may be."""
 
 from pathlib import Path
 
@@ -11,9 +11,10 @@ def checkpoints(run_dir):
 
 
 def resolve_model(name):
-    """A hub name, a model's folder, or a run's folder (its newest checkpoint) as what `load_model` can load.
+    """The hub name or folder that `load_model` loads for `name`.
 
-    Raises UserError where a folder lacks weights or a tokenizer.
+    name: a hub name, a model's folder, or a run's folder, which stands for its newest checkpoint. Raises UserError if
+    the folder does not exist, or lacks its weights, config or tokenizer.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -27,15 +28,20 @@ def resolve_model(name):
     if not any((folder / f).exists() for f in ("config.json", "adapter_config.json")):
         raise UserError(f"the model folder {folder} holds no config.json.")
     if not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise UserError(f"the model folder {folder} holds no tokenizer (tokenizer.json): save it there with the weights.")
+        raise UserError(
+            f"the model folder {folder} holds no tokenizer (tokenizer.json): save it there with the weights."
+        )
     return str(folder)
 
 
 def prompt_room(model, max_new_tokens, max_prompt_tokens):
-    """The longest prompt that leaves room for max_new_tokens in the model's context, and at most max_prompt_tokens."""
+    """The longest prompt, in tokens: max_prompt_tokens, or less if the model's context has no room for both."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None:
         return max_prompt_tokens
     if context <= max_new_tokens:
-        raise UserError(f"the model's context of {context} tokens leaves no room for a prompt: lower --max_new_tokens {max_new_tokens}.")
+        raise UserError(
+            f"the model's context of {context} tokens leaves no room for a prompt: "
+            f"lower --max_new_tokens {max_new_tokens}."
+        )
     return min(max_prompt_tokens, context - max_new_tokens)

@@ -9,20 +9,23 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo import token_entropies, token_logprobs
 
-CHUNK_ELEMENTS = 2**24  # tokens × vocabulary scored at a time: 64 MB in float32, and at most three such tensors live at once
+# tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist together
+CHUNK_ELEMENTS = 2**24
 
 
 def completion_mask(tokens, lengths):
-    """(N, T) bool: 1 on completion tokens. Made from the lengths, so that EOS counts even where it is also the padding."""
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device, non_blocking=True).unsqueeze(1)
+    """(N, T) bool: 1 on completion tokens. Made from the lengths: EOS counts even if padding has the same id."""
+    lengths = lengths.to(tokens.device, non_blocking=True)
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
 
 
 @contextlib.contextmanager
 def layers_recomputed(model):
-    """Gradient checkpointing, if it is switched on: the backward pass computes each layer again instead of keeping what is inside it.
+    """Gradient checkpointing, if it is on: keep only each layer's input; the backward pass computes the layer again.
 
-    transformers' layers do this by themselves in training mode only, and some layers then turn their dropout on. So here no
-    layer is put into training mode. Outside of this block the layers are as they were, for the sampler needs their cache.
+    transformers' layers do this by themselves, but only in training mode, in which some layers turn their dropout on.
+    So this block does it without training mode. Outside the block the layers are unchanged: the sampler needs their
+    cache.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -38,36 +41,36 @@ def layers_recomputed(model):
 
 
 def completion_states(backbone, prompts, tokens, lengths):
-    """What predicts the M tokens of the completions, row by row: (hidden states (M, H), these tokens (M,), their places (M,)).
+    """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M completion tokens, row by row.
 
-    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,), on the CPU, so that nothing here waits for
-    a GPU. The places are those in tokens.flatten(). A row is prompt + completion with all padding on the right, where a
-    causal model cannot see it: no attention mask is needed.
+    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,); if it is on the CPU, nothing here
+    waits for a GPU. targets: the tokens. places: their positions in tokens.flatten(). The model reads prompt +
+    completion with all padding on the right. A causal model never looks to the right, so no attention mask is needed.
     """
     lengths, starts = lengths.cpu(), torch.tensor([len(p) for p in prompts])
     width = int((starts + lengths).max())
     row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
-    # o_t of row i stands at column |q_i| + t
+    # in the rows that the model reads, o_t of row i stands in column |q_i| + t
     places = torch.stack([row * tokens.shape[1] + t, row * width + starts[row] + t])
-    places, where = places.to(tokens.device, non_blocking=True)
+    places, input_places = places.to(tokens.device, non_blocking=True)
     ids = torch.tensor([p + [0] * (width - len(p)) for p in prompts]).to(tokens.device, non_blocking=True)
     targets = tokens.flatten()[places]
-    ids = ids.flatten().index_copy(0, where, targets).view(ids.shape)
+    ids = ids.flatten().index_copy(0, input_places, targets).view(ids.shape)
     with layers_recomputed(backbone):
         hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
-    return hidden.flatten(0, 1)[where - 1], targets, places  # predicted by the hidden state one column before it
+    return hidden.flatten(0, 1)[input_places - 1], targets, places  # the state one column before a token predicts it
 
 
 def spread(x, places, shape):
-    """(N, T) float32 with the numbers x (M,) at these places, as `completion_states` gives them, and 0 elsewhere."""
+    """(N, T) float32: the numbers x (M,) at the places that `completion_states` returns, and 0 elsewhere."""
     return torch.zeros(shape, device=x.device).flatten().index_copy(0, places, x).view(shape)
 
 
 class ThroughHead(torch.autograd.Function):
     """`score` of the logits states @ weight.T + bias, `size` tokens at a time.
 
-    The weight is cast to autocast's dtype once. The backward pass computes each chunk's logits again, and adds up the gradients of
-    the weight and of the bias in float32, so that their error does not grow with the number of chunks.
+    The weight is cast to autocast's dtype once. The backward pass computes each chunk's logits again. It adds up the
+    gradients of the weight and of the bias in float32, so that their error does not grow with the number of chunks.
     """
 
     @staticmethod
@@ -84,54 +87,62 @@ class ThroughHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx, upstream, *_):
         states, targets, weight, bias = ctx.saved_tensors
-        of_states = torch.empty_like(states)
-        of_weight, of_bias = (
-            torch.zeros_like(x, dtype=torch.float32) if needed else None for x, needed in zip((weight, bias), ctx.needs_input_grad[2:4])
+        grad_states = torch.empty_like(states)
+        grad_weight, grad_bias = (
+            torch.zeros_like(x, dtype=torch.float32) if needed else None
+            for x, needed in zip((weight, bias), ctx.needs_input_grad[2:4])
         )
-        columns = states, of_states, targets.unsqueeze(1), upstream.unsqueeze(1) / ctx.temperature
-        for s, of_s, target, g in zip(*(x.split(ctx.size) for x in columns)):
+        columns = states, grad_states, targets.unsqueeze(1), upstream.unsqueeze(1) / ctx.temperature
+        for s, grad_s, target, g in zip(*(x.split(ctx.size) for x in columns)):
             s = s.to(weight.dtype)
             logp = torch.log_softmax(linear(s, weight, bias).float() / ctx.temperature, -1)
             # ∂ log π(o) / ∂ logits_v = (1[v = o] − π(v)) / temperature
-            of_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g).to(weight.dtype)
-            of_s.copy_(of_logits @ weight)
-            if of_weight is not None:
-                of_weight += of_logits.T @ s
-            if of_bias is not None:
-                of_bias += of_logits.sum(0, dtype=torch.float32)
-        return of_states, None, of_weight, of_bias, None, None, None
+            grad_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g).to(weight.dtype)
+            grad_s.copy_(grad_logits @ weight)
+            if grad_weight is not None:
+                grad_weight += grad_logits.T @ s
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0, dtype=torch.float32)
+        return grad_states, None, grad_weight, grad_bias, None, None, None
 
 
 def score(logits, targets, temperature, with_entropy):
-    """Log-probabilities of the targets (M,) given their logits (M, V), in a tuple. with_entropy: and entropies, without a gradient."""
+    """A tuple of the targets' log-probabilities (M,), given logits (M, V), and of entropies (M,) if with_entropy.
+
+    The entropies have no gradient.
+    """
     logp = token_logprobs(logits.unsqueeze(0), targets.unsqueeze(0), temperature=temperature).squeeze(0)
     if not with_entropy:
         return (logp,)
-    halves = logits.detach().unsqueeze(0).chunk(2, dim=1)  # the entropy makes three tensors of the size of what it is given
+    # in two halves, because token_entropies makes three tensors as large as its input
+    halves = logits.detach().unsqueeze(0).chunk(2, dim=1)
     return logp, torch.cat([token_entropies(half, temperature=temperature) for half in halves], dim=1).squeeze(0)
 
 
 def cat(chunks):
-    """Tuples of tensors as one tuple of longer ones."""
+    """Join the tensors of the chunks: [(a1, b1), (a2, b2), …] → [a1 a2 …, b1 b2 …]."""
     return [torch.cat(column) for column in zip(*chunks)]
 
 
 def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0, with_entropy=False):
-    """log π(o_t | q, o_<t) of completions under `model`. Takes what `completion_states` takes.
+    """log π(o_t | q, o_<t) of completions under `model`: (N, T) float32, 0 on padding.
 
-    Returns (N, T) float32 with 0 on padding. `temperature` is the sampler's. with_entropy: (that, entropies of π(· | q, o_<t),
-    (N, T) float32 in nats, without a gradient).
+    prompts, tokens, lengths: as for `completion_states`. temperature: the sampler's. with_entropy: returns a pair; its
+    second entry is the entropies of π(· | q, o_<t), (N, T) float32 in nats, without a gradient.
 
-    Only hidden states that predict a completion token go through the output head, a chunk at a time, and the backward
-    pass computes each chunk again, so that no more than one chunk of (tokens × vocabulary) is ever worked on.
+    Only hidden states that predict a completion token go through the output head, one chunk at a time. The backward
+    pass computes each chunk again. So the logits of all tokens never exist together.
     """
     states, targets, places = completion_states(model.base_model, prompts, tokens, lengths)
     head, size = model.get_output_embeddings(), max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
     if type(head) is torch.nn.Linear:
         scores = ThroughHead.apply(states, targets, head.weight, head.bias, size, temperature, with_entropy)
-    else:  # such as a head with an adapter
+    else:  # for example a head with an adapter
         scores = cat(
-            checkpoint(lambda s, t: score(head(s), t, temperature, with_entropy), s, t, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(
+                lambda s, t: score(head(s), t, temperature, with_entropy), s, t,
+                use_reentrant=False, preserve_rng_state=False,
+            )
             for s, t in zip(states.split(size), targets.split(size))
         )
     logp, *entropy = (spread(x, places, tokens.shape) for x in scores)

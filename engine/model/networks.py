@@ -1,4 +1,4 @@
-"""The networks of a run: the policy that learns, the sampler, the reference, PPO's critic; and what makes them fit."""
+"""Building the networks of a run: the policy that learns, the sampler, the reference, PPO's critic."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Networks:
     tokenizer: "PreTrainedTokenizerBase"
     sampler: Sampler | VLLM | None = None
     optimizer: torch.optim.Optimizer | None = None
-    reference: object = None  # a frozen model, or WithoutAdapter; None where β is 0
+    reference: object = None  # a frozen model, or WithoutAdapter; None if β is 0
     critic: Critic | None = None
 
     @property
@@ -37,7 +37,7 @@ class Networks:
 
 
 class WithoutAdapter:
-    """The reference of a policy that is the base model with a low-rank adapter: the same, with the adapter off."""
+    """The reference of a policy with a low-rank adapter: the same model with the adapter switched off."""
 
     def __init__(self, model):
         self.model = model
@@ -51,48 +51,58 @@ class WithoutAdapter:
 
 
 def build(source, config, device, *, critic=False, folder=None):
-    """The Networks of a run that starts from the model `source`. folder: a checkpoint whose policy it takes up again.
+    """The Networks of a run that starts from the model `source`. folder: the checkpoint to resume from, or None.
 
-    Weights that are trained are float32, others are in `compute_dtype`. Every copy is made in the precision in which it stays,
-    so that no device ever holds more than it does in training.
+    Reads these options: lr, beta, lora, seed, shard, rollout, gradient_checkpointing, and for vLLM those of `VLLM`.
+
+    Weights that are trained are float32; all others have `compute_dtype`. Each copy is made in its final precision, so
+    that a device never holds more than in training.
     """
     if config.shard == "full":
         networks = sharded_networks(source, config, device, critic=critic, folder=folder)
     else:
-        reference, frozen = None, compute_dtype(device)
+        reference, frozen_dtype = None, compute_dtype(device)
         if config.lora:
-            model, tokenizer = load_model(source, device, frozen)
+            model, tokenizer = load_model(source, device, frozen_dtype)
             add_adapter(model, config.lora, config.seed, folder)
         else:
-            if folder and config.beta:  # the reference of a resumed run is the model that it started from, and not its policy
-                reference = load_model(source, device, frozen)[0].requires_grad_(False)
+            if folder and config.beta:  # the reference of a resumed run is the model that the run started from
+                reference = load_model(source, device, frozen_dtype)[0].requires_grad_(False)
             model, tokenizer = load_model(folder or source, device)
         networks = whole_networks(model, tokenizer, config, reference=reference, critic=critic)
     if config.rollout == "vllm":
-        networks.sampler = VLLM(folder or source, config, networks.tokenizer, stop_tokens(networks.model, networks.tokenizer))
+        stop_ids = stop_tokens(networks.model, networks.tokenizer)
+        networks.sampler = VLLM(folder or source, config, networks.tokenizer, stop_ids)
     return networks
 
 
 def whole_networks(model, tokenizer, config, *, reference=None, critic=False):
-    """The Networks around a policy that this device holds as a whole. reference: None for a frozen copy of the policy."""
+    """The Networks of a run in which each device holds the whole policy `model`.
+
+    reference: None: it is made from `model`, if beta is not 0. Reads the options lr, beta, lora, rollout,
+    gradient_checkpointing.
+    """
     if config.beta and reference is None:
         reference = WithoutAdapter(model) if config.lora else frozen_copy(model, compute_dtype(model.device))
-    sampled = model  # on a GPU a copy in bf16: the small steps of sampling would cast the weights again and again
+    # the sampler gets a bf16 copy on a GPU: with float32 weights, each of its small steps would cast them again
+    sampled = model
     if model.device.type == "cuda" and config.rollout == "own" and not config.lora:
         sampled = frozen_copy(model, compute_dtype(model.device))
     critic = Critic(deepcopy(model.base_model)) if critic else None
-    return complete(Networks(model, tokenizer, Sampler(sampled, tokenizer, copy=sampled is not model), None, reference, critic), config)
+    sampler = Sampler(sampled, tokenizer, copy=sampled is not model)
+    return complete(Networks(model, tokenizer, sampler, None, reference, critic), config)
 
 
 def sharded_networks(source, config, device, *, critic=False, folder=None):
-    """The Networks of `--shard full`: every device holds its part of the weights, and the whole of the copy that samples.
+    """The Networks of `--shard full`: each device holds a part of each network, and a whole copy to sample from.
 
-    The first rank reads a model into the host's memory, from which the devices get their parts, one tensor after the other.
+    The first rank reads a model into the host's memory and sends each device its part, one tensor at a time. Reads the
+    options lr, beta, rollout, gradient_checkpointing.
     """
     def read(name):
         return load_model(name, torch.device("cpu")) if ranks.rank() == 0 else (None, None)
 
-    def without_weights(network, dtype):  # on every rank
+    def without_weights(network, dtype):  # the same network on every rank, with parameters on the meta device
         return ranks.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
 
     def hand_out(network, dtype, *methods, **options):
@@ -108,12 +118,13 @@ def sharded_networks(source, config, device, *, critic=False, folder=None):
         networks.critic = hand_out(whole and Critic(whole.base_model), torch.float32, "values", exact=["head"])
     sampled = networks.model
     if config.rollout == "own":
-        sampled = with_parameters(without_weights(whole, compute_dtype(device)), lambda p: torch.empty_like(p, device=device)).to(device)
+        empty = without_weights(whole, compute_dtype(device))
+        sampled = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
     networks.sampler = Sampler(sampled, tokenizer, copy=sampled is not networks.model)
     networks.sampler.refresh(shards.whole_weights(networks.model, compute_dtype(device)))
     if config.beta:
         if folder:
-            del whole  # before another one is read
+            del whole  # before the next model is read, so that the host never holds two
             whole, _ = read(source)
         networks.reference = hand_out(whole, compute_dtype(device), "completion_logprobs", reshard_after_forward=True)
         networks.reference.requires_grad_(False)
@@ -121,7 +132,7 @@ def sharded_networks(source, config, device, *, critic=False, folder=None):
 
 
 def complete(networks, config):
-    """The networks with the optimizer of those that learn, and their layers recomputed if the options say so."""
+    """Add the optimizer to the networks, and switch on gradient checkpointing if the options say so."""
     if config.gradient_checkpointing:
         for backbone in filter(None, [networks.model, networks.critic and networks.critic.backbone]):
             backbone.gradient_checkpointing_enable({"use_reentrant": False})
@@ -131,10 +142,11 @@ def complete(networks, config):
 
 
 def add_adapter(model, rank, seed, folder=None):
-    """Low-rank adapters (LoRA, 2106.09685) beside every linear layer, the only weights that learn; from `folder`, else new ones.
+    """Add a low-rank adapter (LoRA, 2106.09685) to every linear layer. Only the adapters' weights learn.
 
-    W x becomes W x + (α / rank) B A x with α = 2 rank. B starts at 0, and A at random numbers that follow from `seed`, so that
-    every rank starts from the same adapter.
+    W x becomes W x + (α / rank) B A x with α = 2 rank. B starts at 0. A starts at random numbers that follow from
+    `seed`, so that all devices start with the same adapters. folder: a checkpoint; its adapters are loaded in place of
+    new ones.
     """
     from peft import LoraConfig, set_peft_model_state_dict  # takes a second to import, and few runs need it
 
@@ -144,16 +156,17 @@ def add_adapter(model, rank, seed, folder=None):
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.float()
-    if folder:  # only now: a bfloat16 model would have rounded what it loads
+    if folder:  # loaded after the cast to float32: a bf16 adapter would round what is loaded
         saved = load_file(Path(folder, "adapter_model.safetensors"), device=str(model.device))
-        set_peft_model_state_dict(model, {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()})
+        saved = {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()}
+        set_peft_model_state_dict(model, saved)
     model.eval()
 
 
 def save_merged(folder, source, out):
-    """The model of an adapter's checkpoint `folder` as one ordinary model in `out`, float32. source: the model that it was trained on.
+    """Save a policy with adapters as one ordinary float32 model in the folder `out`: W becomes W + (α / rank) B A.
 
-    W becomes W + (α / rank) B A.
+    folder: the checkpoint with the adapters. source: the model that they were trained on.
     """
     from peft import PeftModel
 

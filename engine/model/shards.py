@@ -1,4 +1,4 @@
-"""Weights that are shared out to the devices (`--shard full`, FSDP2), and gradients that are added up over them."""
+"""Splitting weights over the devices (`--shard full`, FSDP2), and adding up gradients over the devices."""
 
 import torch
 import torch.distributed as dist
@@ -7,21 +7,25 @@ from engine.run import ranks
 
 
 def shard(module, *methods, exact=(), **options):
-    """FSDP2: share the weights of `module` out to the ranks, and with them its gradients and the optimizer's moments.
+    """FSDP2: split the weights of `module`, their gradients and the optimizer's moments over the ranks.
 
-    A layer's weights are gathered when it is computed, in bf16 on a GPU, and given up again; gradients are added up in float32.
-    methods: names of functions of `module` that do what its `forward` usually does, before which its weights are gathered.
-    exact: names of parts that are computed in float32. options: of `fully_shard`, for what stands outside the layers.
+    A layer's weights are gathered just before the layer is computed, in bf16 on a GPU, and freed afterwards. Gradients
+    are added up in float32. methods: names of methods that are called instead of `forward`; weights are gathered for
+    them, too. exact: names of submodules that are computed in float32. options: of `fully_shard`, for weights outside
+    the layers.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if torch.cuda.is_available() else MixedPrecisionPolicy()
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
-    parts = [*((layer, bf16, {}) for layer in layers), *((module.get_submodule(name), MixedPrecisionPolicy(), {}) for name in exact)]
+    parts = [
+        *((layer, bf16, {}) for layer in layers),
+        *((module.get_submodule(name), MixedPrecisionPolicy(), {}) for name in exact),
+    ]
     for part, policy, given in [*parts, (module, bf16, options)]:
         fully_shard(part, mp_policy=policy, **given)
-        # a sum over the ranks, not a mean: the loss weights already count the whole batch
+        # a sum over the ranks, not a mean: the loss weights are already those of the whole batch
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     for name in methods:
@@ -29,14 +33,15 @@ def shard(module, *methods, exact=(), **options):
 
 
 def hand_out(network, empty, device, *methods, **options):
-    """Shards, on `device`, of a network that the first rank has in the host's memory; for the other ranks it is None.
+    """A network split over the devices, from the whole network in the host's memory of the first rank.
 
-    empty: the same network on every rank, whose parameters are on the meta device and take no memory. A device holds its part, and
-    one whole tensor at a time. methods, options: those of `shard`.
+    network: that whole network; None on the other ranks. empty: the same network on every rank, with its parameters on
+    the meta device, where they take no memory. A device holds its part, and at most one whole tensor at a time.
+    methods, options: those of `shard`.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    shard(empty, *methods, **options)  # which moves the buffers to the device
+    shard(empty, *methods, **options)  # this moves the buffers to the device
     buffers = {name: buffer.clone() for name, buffer in empty.named_buffers()}
     empty.to_empty(device=device)
     for name, buffer in empty.named_buffers():
@@ -53,7 +58,7 @@ def is_sharded(module):
 
 
 def whole_weights(model, dtype=None):
-    """(name, tensor) of every weight, gathered from all ranks one by one where they are shared out."""
+    """(name, whole tensor) of every weight; split weights are gathered from all ranks, one at a time."""
     from torch.distributed.tensor import DTensor
 
     for name, p in model.named_parameters():
@@ -62,11 +67,11 @@ def whole_weights(model, dtype=None):
 
 
 def sum_gradients(model):
-    """Add up the gradients of all ranks. A sum, not a mean: the loss weights already count the whole batch."""
+    """Add up the gradients of all ranks. A sum, not a mean: the loss weights are already those of the whole batch."""
     if is_sharded(model):
-        return  # done by FSDP
+        return  # FSDP has done it
     for p in model.parameters():
-        if p.requires_grad and p.grad is None:  # a rank without a completion brings zeros
+        if p.requires_grad and p.grad is None:  # a rank without a completion adds zeros
             p.grad = torch.zeros_like(p)
     if ranks.world_size() > 1:
         work = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters() if p.requires_grad]
@@ -75,7 +80,7 @@ def sum_gradients(model):
 
 
 def clip_gradients(network, longest):
-    """Scale gradients that are longer than `longest` down to it, over all ranks. Returns their length before."""
+    """Scale the gradient down to the norm `longest` if its norm is larger, over all ranks. Returns the norm before."""
     from torch.distributed.tensor import DTensor
 
     norm = torch.nn.utils.clip_grad_norm_(network.parameters(), longest)

@@ -1,8 +1,9 @@
-"""Sampling through vLLM (`--rollout vllm`), for those who have it installed; engine/model/sampling.py needs nothing.
+"""Sampling with vLLM (`--rollout vllm`), if it is installed. engine/model/sampling.py samples without it.
 
-vLLM runs inside the training process, one engine per rank on the rank's own device, with weights of its own that `refresh`
-overwrites. On a GPU it computes in bf16, and everywhere with other kernels than the trainer, so that its log-probabilities are
-not quite the trainer's: `update.truncated_importance_weights` corrects for that. Written against vLLM 0.32.
+vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own copy of the
+weights, which `refresh` overwrites. It computes with other kernels than the trainer, and in bf16 on a GPU, so its
+log-probabilities differ a little from the trainer's: `family.tis.truncated_importance_weights` corrects for that.
+Written for vLLM 0.32.
 """
 
 import gc
@@ -19,26 +20,26 @@ from engine.run import ranks
 from engine.run.options import UserError
 from engine.run.plan import GPU_SHARE
 
-CPU_CACHE = 2**30  # bytes for keys and values on a CPU; where they do not suffice, completions wait for each other
+CPU_CACHE = 2**30  # bytes for keys and values on a CPU; if they are too few, some completions wait for others to end
 
 
 def filtered(sampling):
-    """Whether only some of the tokens may be drawn."""
+    """Whether top_p or top_k excludes some tokens."""
     return sampling.top_p < 1 or sampling.top_k > 0
 
 
 class VLLM:
-    """A vLLM engine in this process, which samples from the weights of its last `refresh` (at first: those of `name`).
+    """A vLLM engine in this process. It samples from the weights of the last `refresh`, at first from those of `name`.
 
-    name: hub name or folder of a model. config: the run's; prompts have at most max_prompt_tokens and completions at most
-    max_new_tokens. tokenizer: for the padding. stop_ids: ids that end a completion, and no others do.
+    name: hub name or folder of a model. config: the run's; max_prompt_tokens, max_new_tokens, top_p, top_k and seed are
+    read. tokenizer: for the padding. stop_ids: only these ids end a completion.
 
-    Making one seeds the global random numbers with the run's seed. On a CPU torch.set_num_threads does nothing afterwards.
-    Raises UserError where vLLM cannot run the model.
+    Creating an engine seeds the global random numbers with the run's seed. On a CPU torch.set_num_threads has no effect
+    afterwards. Raises UserError if vLLM cannot run the model.
     """
 
     def __init__(self, name, config, tokenizer, stop_ids):
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process, where weights are handed over by reference
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, so that weights are not copied
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from transformers import AutoConfig
         from vllm import LLM  # takes seconds, and reads the environment
@@ -51,28 +52,29 @@ class VLLM:
         try:
             self.engine = LLM(
                 name,
-                # prompts go in and completions come out as ids; nothing but our options says how to sample
+                # prompts and completions are ids, and only our options say how to sample
                 skip_tokenizer_init=True, generation_config="vllm",
                 dtype=self.dtype,
                 max_model_len=min(filter(None, (config.max_prompt_tokens + config.max_new_tokens, context))),
                 gpu_memory_utilization=GPU_SHARE, kv_cache_memory_bytes=None if gpu else CPU_CACHE,
                 enable_prefix_caching=True,  # the G completions of a question share its prompt
-                # raw: before temperature, top_p and top_k; processed: after them. So both give log π at the temperature
+                # log π at the temperature, before top_p and top_k. raw: at temperature 1, the only one that
+                # engine/run/checks.py allows with top_p or top_k. processed: at the temperature, after top_p and top_k
                 logprobs_mode="raw_logprobs" if filtered(config) else "processed_logprobs",
-                # torchrun's ranks: each is an engine of its own, on the device of its LOCAL_RANK
+                # under torchrun each rank has its own engine, on the device of its LOCAL_RANK
                 distributed_executor_backend="external_launcher" if ranks.world_size() > 1 else "uni",
                 enforce_eager=not gpu,  # a CPU has no graphs to capture, and compiling takes longer than it saves
                 seed=config.seed, use_tqdm_on_load=False,
             )
-            # when its engine is collected, vLLM ends all process groups, the trainer's too: that is left to ranks.stop
+            # vLLM would end all process groups, the trainer's too, when its engine is deleted: ranks.stop ends them
             self.engine.llm_engine.engine_core._finalizer.detach()
-            gc.unfreeze()  # what vLLM has hidden from the garbage collector
-            self.sample([[self.pad_id]], 1, Sampling(1), 0)  # a kernel that is missing shows up only now
+            gc.unfreeze()  # vLLM has hidden objects from the garbage collector
+            self.sample([[self.pad_id]], 1, Sampling(1), 0)  # a missing kernel shows up only now
         except (ValueError, RuntimeError, NotImplementedError) as error:
             raise UserError(f"vLLM cannot run the model {name} here: {' '.join(str(error).split())[:300]}") from None
 
     def refresh(self, weights):
-        """Sample from these weights from now on. weights: all (name, tensor) of the model, whole, under their Hugging Face names."""
+        """Sample from these weights from now on. weights: all (Hugging Face name, whole tensor) of the model."""
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         self.engine.apply_model(pack_heads)
         # the cache holds keys and values of the old weights
@@ -80,38 +82,40 @@ class VLLM:
             raise RuntimeError("vLLM did not empty its prefix cache.")
 
     def sample(self, prompts, group_size, sampling, seed):
-        """Sample `group_size` completions of each prompt, as `engine.model.sampling.sample`.
+        """Sample `group_size` completions of each prompt, as `engine.model.sampling.sample` does.
 
-        prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has a random seed of its own, made
-        from `seed`. `logp` is vLLM's: at the temperature, before top_p and top_k; of the model itself where it is 0.
+        prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its own random seed,
+        made from `seed`. `logp` is vLLM's: at the temperature (at 1 if the temperature is 0), before top_p and top_k.
         """
         from vllm import SamplingParams
 
-        if not prompts:  # a rank may be left without a question in a run's last step
+        if not prompts:  # in a run's last step a rank may have no question
             empty = torch.zeros((0, 1), device=self.device)
             return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
         rng = random.Random(seed)
         requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group_size)]
         options = [
             SamplingParams(
-                temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens,
-                seed=rng.getrandbits(62), stop_token_ids=self.stop_ids, ignore_eos=True, logprobs=0, detokenize=False,
+                temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+                max_tokens=sampling.max_new_tokens, seed=rng.getrandbits(62),
+                stop_token_ids=self.stop_ids, ignore_eos=True, logprobs=0, detokenize=False,
             )
             for _ in requests
         ]
-        drawn = [request.outputs[0] for request in self.engine.generate(requests, options, use_tqdm=False)]
-        tokens = [torch.tensor(o.token_ids) for o in drawn]
-        logp = [torch.tensor([at[token].logprob for token, at in zip(o.token_ids, o.logprobs)]) for o in drawn]
+        outputs = [request.outputs[0] for request in self.engine.generate(requests, options, use_tqdm=False)]
+        tokens = [torch.tensor(o.token_ids) for o in outputs]
+        logp = [torch.tensor([at[token].logprob for token, at in zip(o.token_ids, o.logprobs)]) for o in outputs]
         return Completions(
             pad_sequence(tokens, batch_first=True, padding_value=self.pad_id).to(self.device),
             torch.tensor([len(row) for row in tokens], device=self.device),
-            torch.tensor([o.finish_reason == "length" for o in drawn], device=self.device),
+            torch.tensor([o.finish_reason == "length" for o in outputs], device=self.device),
             pad_sequence(logp, batch_first=True).to(self.device),
         )
 
 
 def pack_heads(model):
-    """A head tied to the embedding is not reloaded. On a CPU vLLM computes with a packed copy of it, which is made anew here."""
+    """Pack the output head again. On a CPU vLLM computes with a packed copy of the head, and `reload_weights` does not
+    renew that copy if the head is tied to the embedding."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():
