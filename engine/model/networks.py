@@ -90,7 +90,8 @@ def whole_networks(model, tokenizer, config, *, reference=None, critic=False):
         sampled = frozen_copy(model, compute_dtype(model.device))
     critic = Critic(deepcopy(model.base_model)) if critic else None
     sampler = Sampler(sampled, tokenizer, copy=sampled is not model)
-    return complete(Networks(model, tokenizer, sampler, None, reference, critic), config)
+    networks = Networks(model, tokenizer, sampler, None, reference, critic)
+    return complete(networks, lr=config.lr, gradient_checkpointing=config.gradient_checkpointing)
 
 
 def sharded_networks(source, config, device, *, critic=False, folder=None):
@@ -128,16 +129,16 @@ def sharded_networks(source, config, device, *, critic=False, folder=None):
             whole, _ = read(source)
         networks.reference = hand_out(whole, compute_dtype(device), "completion_logprobs", reshard_after_forward=True)
         networks.reference.requires_grad_(False)
-    return complete(networks, config)
+    return complete(networks, lr=config.lr, gradient_checkpointing=config.gradient_checkpointing)
 
 
-def complete(networks, config):
-    """Add the optimizer to the networks, and switch on gradient checkpointing if the options say so."""
-    if config.gradient_checkpointing:
+def complete(networks, *, lr, gradient_checkpointing):
+    """Add the optimizer to the networks, and switch gradient checkpointing on if it is asked for."""
+    if gradient_checkpointing:
         for backbone in filter(None, [networks.model, networks.critic and networks.critic.backbone]):
             backbone.gradient_checkpointing_enable({"use_reentrant": False})
     groups = [{"params": [p for p in network.parameters() if p.requires_grad]} for network in networks.learners]
-    networks.optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=0.0)
+    networks.optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.0)
     return networks
 
 
