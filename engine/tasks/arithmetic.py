@@ -2,19 +2,20 @@
 
     Ann has 8 books and gets 7 more. How many books now?                8 + 7 = 15
 
-The questions are short and their numbers small, so that a model of 135 million parameters gets some of them right, and a step
-of training is cheap on a CPU. Two worked examples stand before each question: without them such a model seldom calculates.
+The questions are short and their numbers are small, so that a model of 135 million parameters gets some of them right,
+and a training step is cheap on a CPU. Two worked examples stand before each question: without them such a model seldom
+calculates.
 
-A template is the chain of its operations and its text: "+ -" is (a + b) − c.
+A template is a chain of operations and a text. The chain "+ -" means (a + b) − c.
 """
 
 import random
 
 TRAIN_QUESTIONS = 2048  # one epoch
 TEST_QUESTIONS = 512
-MAX_NEW_TOKENS = 16  # room for the sum, not for talk
+MAX_NEW_TOKENS = 16  # enough for a calculation, too few for talk
 SYSTEM_PROMPT = "Calculate."
-EXAMPLES = [  # turns of the chat before the question; no question has these names and things
+EXAMPLES = [  # turns of the chat before the question; no question has these names or things
     ("user", "Tom has 4 hats and gets 3 more. How many hats now?"),
     ("assistant", "4 + 3 = 7"),
     ("user", "Eva has 5 boxes with 2 pens in each. How many pens?"),
@@ -47,12 +48,21 @@ TWO_STEPS = [
     ("+ ×", "{ann} puts {a} red and {b} blue {things} into each bag. How many {things} in {c} bags?"),
 ]
 TWO_STEP_SHARE = 0.2
-NAMES = ["Ann", "Ben", "Carla", "David", "Emma", "Farid", "Grace", "Hugo", "Ivan", "Julia", "Kofi", "Lena", "Mei", "Nora", "Omar", "Rosa"]
-THINGS = ["apples", "balloons", "books", "buttons", "cards", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers"]
+NAMES = [
+    "Ann", "Ben", "Carla", "David", "Emma", "Farid", "Grace", "Hugo",
+    "Ivan", "Julia", "Kofi", "Lena", "Mei", "Nora", "Omar", "Rosa",
+]
+THINGS = [
+    "apples", "balloons", "books", "buttons", "cards", "coins",
+    "eggs", "marbles", "pencils", "shells", "stamps", "stickers",
+]
 
 
 def numbers(operations, rng):
-    """Numbers a, b (, c) for a chain of operations, and its result: from 2 to 9, a dividend to 20; every result is whole and above 0."""
+    """([a, b] or [a, b, c], result) for a chain of operations.
+
+    The numbers are from 2 to 9, a dividend up to 20. All intermediate results are whole and above 0.
+    """
     while True:
         drawn = [rng.randint(2, 20 if operations[0] == "÷" else 9)] + [rng.randint(2, 9) for _ in operations]
         totals = drawn[:1]
@@ -63,9 +73,9 @@ def numbers(operations, rng):
 
 
 def questions(split="train"):
-    """A supply of some hundred thousand, as columns `question` and `answer`, none twice: the same in every run, on every device.
+    """Some hundred thousand different questions, as dicts of `question` and `answer`; the same in every run.
 
-    split: train or test. A tenth of all questions, told by their text alone, belongs to test.
+    split: train or test. A tenth of all questions belongs to test; the text alone decides which.
     """
     rng, seen = random.Random(f"arithmetic {split}"), set()
     while True:

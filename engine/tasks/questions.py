@@ -1,7 +1,7 @@
-"""Questions: made here, a benchmark's from the hub, or a local file of JSON lines, as a list of dicts of columns.
+"""Questions as a list of dicts: made here, a benchmark from the hub, or a local file of JSON lines.
 
-Every question has the columns `question`, `answer`, and two that no reward is given: `prompt` (token ids, chat template
-applied) and `begun` (what the template has begun to say for the model: "<think>", or nothing).
+Every question has the columns `question` and `answer`, and two columns that rewards do not get: `prompt` (token ids,
+after the chat template) and `begun` (the thought that the template has opened for the model: "<think>", or "").
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from engine.tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
 
 
 def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None):
-    """Questions of `name`: a row of the table of data sets, or the path of a .jsonl file. Returns (questions, notes).
+    """(questions, notes) of `name`: a row of the table of data sets, or the path of a .jsonl file.
 
-    Prompts longer than `max_prompt_tokens` are left out, never cut: the end of a prompt holds the question and the header
-    of the assistant's turn. notes: sentences that the user should read.
+    A question whose prompt is longer than `max_prompt_tokens` is left out. No prompt is cut, because its end holds the
+    question and the header of the assistant's turn. notes: sentences that the user should read.
     """
     task = task_of(name)
     count = limit or (task.train_questions if split == "train" else task.test_questions)
@@ -44,7 +44,7 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
 
         try:
             texts = [chat(("system", system_prompt), *examples, ("user", row["question"])) for row in rows]
-        except jinja2.TemplateError:  # some templates know no system turn
+        except jinja2.TemplateError:  # some templates do not allow a system turn
             texts = [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows]
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
@@ -52,21 +52,24 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
                  for row, text, prompt in zip(rows, texts, prompts) if len(prompt) <= max_prompt_tokens]
     skipped = len(rows) - len(questions)
     if skipped:
-        notes.append(f"skipped {skipped} of {len(rows)} questions of {name}: prompts longer than {max_prompt_tokens} tokens.")
+        notes.append(
+            f"skipped {skipped} of {len(rows)} questions of {name}: "
+            f"their prompts are longer than {max_prompt_tokens} tokens."
+        )
     if not questions:
         raise UserError(
             f"no question of {name} has a prompt of at most {max_prompt_tokens} tokens: raise --max_prompt_tokens, "
-            "or lower --max_new_tokens where the model's context is short."
+            "or lower --max_new_tokens if the model's context is short."
         )
     return questions, notes
 
 
 def opened_thought(text, question):
-    """The thought that a prompt's text has opened for the model and left open, as "<think>\\n"; "" if there is none.
+    """The thought that a prompt's text has opened and not closed, for example "<think>\\n"; "" if there is none.
 
-    Only what the chat template writes after the question counts: a system prompt may speak of <think>, too.
+    Only the text after the question counts, because a system prompt may mention <think>, too.
     """
-    question = question.strip()  # many templates do so
+    question = question.strip()  # many templates strip the question
     _, tag, rest = text[text.rfind(question) + len(question) :].rpartition("<think>")
     return tag + rest if tag and "</think>" not in rest else ""
 
@@ -79,31 +82,33 @@ def read_hub(name, hub, split):
         return [{**row, "question": row[hub.question], "answer": plain(row[hub.answer])} for row in rows]
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} cannot be loaded from the hub ({reason}): go online, or name a local .jsonl file.") from None
+        raise UserError(
+            f"{name} cannot be loaded from the hub ({reason}): go online, or name a local .jsonl file."
+        ) from None
 
 
 def questions_of_run(config, tokenizer, model):
-    """(questions, those of the evaluation, notes) of a training run."""
+    """(questions for training, questions for the evaluation, notes) of a run."""
     prompts = {"tokenizer": tokenizer, "system_prompt": config.system_prompt,
                "max_prompt_tokens": prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)}
     questions, notes = load_questions(config.dataset, **prompts)
     if not config.eval_dataset:
         return questions, [], notes
-    test, more = load_questions(config.eval_dataset, split="test", limit=config.eval_questions, **prompts)
-    return questions, test, notes + more
+    eval_questions, more = load_questions(config.eval_dataset, split="test", limit=config.eval_questions, **prompts)
+    return questions, eval_questions, notes + more
 
 
 def check_dataset(name, model=None):
-    """Before any work: `name` is a data set that exists, a file can be read to its end, and the toy's model is asked nothing in words."""
+    """Refuse, before any work, an unknown data set, a file with a wrong line, or the toy's model on questions in words."""
     if name not in TASKS:
         read_jsonl(name)
     elif model == "toy" and not TASKS[name].base:
         raise UserError(f"{name} is written in words, and the toy's model knows no letters: name a chat model, "
-                        "as --model HuggingFaceTB/SmolLM2-135M-Instruct.")
+                        "for example --model HuggingFaceTB/SmolLM2-135M-Instruct.")
 
 
 def base_model(model, dataset):
-    """The folder or hub name of the model that `--model` names: `toy` is the base model of that toy, made on first use."""
+    """The folder or hub name of the model that `--model` names. `toy` means the toy's base model, made on first use."""
     if model != "toy":
         return model
     from engine.tasks import toy_model
@@ -112,12 +117,15 @@ def base_model(model, dataset):
 
 
 def plain(value):
-    """An answer as text: 27.0 is written 27."""
+    """An answer as text; 27.0 becomes "27"."""
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def read_jsonl(path, reserved=("prompt", "completions")):
-    """A local file of JSON lines with the columns `question` (or `problem`) and `answer`, and any others but the reserved."""
+    """The rows of a local file of JSON lines, with the columns that every row has, except the reserved ones.
+
+    `question` (or `problem`) and `answer` must be among them.
+    """
     if not Path(path).is_file():
         if str(path).endswith((".jsonl", ".json")) or "/" in str(path):
             raise UserError(f"the data file {path} does not exist.")
@@ -135,7 +143,9 @@ def read_jsonl(path, reserved=("prompt", "completions")):
         except json.JSONDecodeError:
             row = None
         if not isinstance(row, dict):
-            raise UserError(f"{path}, line {number}: not a JSON object. Each line must be one, with a question and an answer.")
+            raise UserError(
+                f"{path}, line {number}: not a JSON object. Each line must be one, with a question and an answer."
+            )
         if "question" not in row and "problem" in row:
             row["question"] = row["problem"]
         for column in ("question", "answer"):
@@ -147,19 +157,19 @@ def read_jsonl(path, reserved=("prompt", "completions")):
         rows.append(row)
     if not rows:
         raise UserError(f"{path} is empty: it must hold one JSON object per line, with a question and an answer.")
-    # rewards are handed whole columns: keep those that every row has
+    # a reward gets whole columns, so a column must be in every row
     shared = set.intersection(*(set(row) for row in rows)) - set(reserved)
     return [{column: row[column] for column in row if column in shared} for row in rows]
 
 
 def reward_columns(questions, group_size=1):
-    """What a reward is given besides the completions: {name: values} of the questions, each repeated for its completions."""
+    """The columns that a reward gets besides the completions: {name: values}, a value for each completion."""
     names = [name for name in (questions[0] if questions else ()) if name not in ("prompt", "begun")]
     return {name: [question[name] for question in questions for _ in range(group_size)] for name in names}
 
 
 def take(questions, position, count, seed):
-    """`count` questions from `position` on, in a new random order in every epoch. The order follows from the seed alone."""
+    """`count` questions from `position` on. Each epoch has its own random order, which follows from the seed alone."""
     taken = []
     for i in range(position, position + count):
         epoch, offset = divmod(i, len(questions))
@@ -171,6 +181,6 @@ def take(questions, position, count, seed):
 
 
 def fingerprint(questions):
-    """A short name for the content of a data set, so that a resumed run can tell that it is still the same."""
+    """A short name for the content of a data set. It tells a resumed run whether its questions are still the same."""
     content = json.dumps([(row["question"], row["answer"]) for row in questions])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

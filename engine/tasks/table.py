@@ -1,7 +1,7 @@
-"""The table of data sets: one row each, and nothing else knows what a data set needs.
+"""The table of data sets. Each data set has one row, which holds all that is special to it.
 
-To add one, write a row: where its questions come from, which rewards judge them, how long an answer may be. A local file of
-JSON lines needs no row.
+To add a data set, write a row: where its questions come from, which rewards judge the answers, how long an answer may
+be. A local file of JSON lines needs no row.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from engine.tasks import arithmetic, toy
 
 # DeepSeek-R1's format (2501.12948, table 1), in our words
 SYSTEM_PROMPT = (
-    "You are given a question. Think about it step by step first, then answer it. Put your thoughts and your answer into "
-    "tags, in this form, with nothing before, between or after:\n"
+    "You are given a question. Think about it step by step first, then answer it. Put your thoughts and your answer "
+    "into tags, in this form, with nothing before, between or after:\n"
     "<think>\nyour thoughts\n</think>\n<answer>\nyour answer, the bare number\n</answer>"
 )
 
@@ -36,21 +36,23 @@ class Task:
     system_prompt: str = SYSTEM_PROMPT
     examples: tuple = ()  # (role, text): turns of the chat before the question
     max_new_tokens: int = 1024
-    lr: float = 1e-6  # CPPO's published setting, as questions_per_step
-    critic_lr: float = 1e-5  # ten times the policy's is usual
+    lr: float = 1e-6  # this and questions_per_step: CPPO's published setting
+    critic_lr: float = 1e-5  # usually ten times the policy's
     questions_per_step: int = 1
-    train_questions: int | None = None  # how many there are, if that is known without a network
+    train_questions: int | None = None  # how many there are, if that is known without a download
     test_questions: int | None = None
-    base: str | None = None  # which of the toy's base models `--model toy` is; None: none of them
-    evaluated: bool = False  # scored before and after a training run, unasked
+    base: str | None = None  # the toy base model that `--model toy` means; None: the toy cannot be used
+    evaluated: bool = False  # scored before and after training, even without --eval_dataset
 
 
 TOY = Task(
     toy.questions, rewards=("toy_accuracy",), max_new_tokens=toy.MAX_NEW_TOKENS, lr=3e-4, critic_lr=1e-3,
-    questions_per_step=8, train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS, base="base", evaluated=True,
+    questions_per_step=8, train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS,
+    base="base", evaluated=True,
 )
 ARITHMETIC = Task(
-    arithmetic.questions, rewards=("number_accuracy",), system_prompt=arithmetic.SYSTEM_PROMPT, examples=tuple(arithmetic.EXAMPLES),
+    arithmetic.questions, rewards=("number_accuracy",),
+    system_prompt=arithmetic.SYSTEM_PROMPT, examples=tuple(arithmetic.EXAMPLES),
     max_new_tokens=arithmetic.MAX_NEW_TOKENS, lr=3e-5, questions_per_step=4,
     train_questions=arithmetic.TRAIN_QUESTIONS, test_questions=arithmetic.TEST_QUESTIONS,
 )
@@ -63,7 +65,9 @@ TASKS = {
     "gsm8k": Task(Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473),
     "gsm8k_zh": Task(Hub("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only")),
     "math": replace(
-        MATH, source=Hub("DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"), train_questions=7500),
+        MATH, source=Hub("DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"),
+        train_questions=7500,
+    ),
     "math500": replace(MATH, source=Hub("HuggingFaceH4/MATH-500", None, "test", "test", "problem", "answer")),
     "amc23": replace(MATH, source=Hub("math-ai/amc23", None, "test", "test", "question", "answer")),
     "aime24": replace(MATH, source=Hub("HuggingFaceH4/aime_2024", None, "train", "train", "problem", "answer")),
@@ -71,5 +75,5 @@ TASKS = {
 
 
 def task_of(name):
-    """The row of a data set. A local file has the settings of GSM8K."""
+    """The row of a data set. A local file gets the settings of GSM8K."""
     return TASKS.get(name) or Task()

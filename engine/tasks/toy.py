@@ -1,13 +1,14 @@
-"""The embedded default: a model that learns to think, in minutes, on one CPU core and without a download.
+"""The default task: a model learns to think, in minutes, on one CPU core, without a download.
 
-The task is mental arithmetic over five digits, `7+8-3+9-2=?`. The warm start is supervised and messy on purpose: some
-of its demonstrations think step by step,
+The task is mental arithmetic over five digits, `7+8-3+9-2=?`. First the model gets a supervised warm start, whose
+demonstrations are messy on purpose. Some of them think step by step,
 
     <think>7+8=15;15-3=12;12+9=21;21-2=19;</think>
     <answer>19</answer>
 
-and most just guess, `<answer>19</answer>`, half of them a little off. So the base model mostly guesses, and is mostly
-wrong. Nobody tells it to think: reinforcement learning finds out that thinking pays, and accuracy and length rise together.
+and most of them only guess, `<answer>19</answer>`. Half of these guesses are wrong by 1 to 3. So the base model mostly
+guesses, and its answers are mostly wrong. Nobody tells it to think: reinforcement learning discovers that thinking
+pays, and accuracy and length rise together.
 """
 
 import random
@@ -15,19 +16,18 @@ from itertools import count
 
 OPERANDS = 5
 LARGEST_DIGIT = 9
-THINKING_SHARE = 0.3  # of the warm start's demonstrations
-WRONG_SHARE = 0.5  # of those that guess
+THINKING_SHARE = 0.3  # share of the demonstrations that think
+WRONG_SHARE = 0.5  # share of the guesses that are wrong
 MAX_NEW_TOKENS = 48  # the longest thoughts need 39
-WORDY = 8
+WORDY = 8  # a wordy demonstration repeats its result up to so many times
 TRAIN_QUESTIONS = 2048  # one epoch of the training script
 TEST_QUESTIONS = 512
 
 
 def question(index, split="train"):
-    """Question number `index` of an endless supply, as columns: question, answer, and the thoughts that lead there.
+    """Question number `index` of an endless supply: a dict with question, answer, and the thoughts that lead to it.
 
-    `split` is train, test or warm_start. No question of the test split is ever one of the others.
-    No running total is negative.
+    split: train, test or warm_start. No question of the test split is in another split. No running total is negative.
     """
     rng = random.Random(f"{split} {index}")
     while True:
@@ -40,22 +40,22 @@ def question(index, split="train"):
             thoughts += f"{total}{sign}{digit}={result};"
             text += f"{sign}{digit}"
             total = result
-        # a tenth of all questions, told by their text alone, is held out
+        # a tenth of all questions is held out; the text alone decides which
         held_out = random.Random(text).random() < 0.1
         if held_out == (split == "test"):
             return {"question": f"{text}=?", "answer": str(total), "thoughts": thoughts}
 
 
 def questions(split):
-    """The endless supply, from the first one on."""
+    """All questions of a split, one after the other, without end."""
     return (question(i, split) for i in count())
 
 
 def demonstration(index, kind="base"):
-    """(question, completion) number `index` of the warm start: some think and are right, most guess, and often wrongly.
+    """(question, completion) number `index` of the warm start: some completions think and are right, most guess.
 
-    kind "code": the answer is a program that prints it. Some let Python calculate, most print a guess. kind "wordy": all of
-    them think, and say the last total up to WORDY times more, which does neither good nor harm.
+    kind "code": each completion is a program that prints the answer. Some programs calculate it, most print a guess.
+    kind "wordy": all completions think, and then repeat the result up to WORDY times, which does neither good nor harm.
     """
     row, rng = question(index, "warm_start"), random.Random(f"demonstration {index}")
     answer, thoughts, thinks = int(row["answer"]), row["thoughts"], kind == "wordy" or rng.random() < THINKING_SHARE

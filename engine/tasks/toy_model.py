@@ -23,16 +23,18 @@ VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]  # Ċ is how byte-l
 
 
 def make_tokenizer(kind="base"):
-    """Qwen2's tokenizer with a vocabulary of characters and no merges: one token per character, and one per tag.
+    """Qwen2's tokenizer with a small vocabulary and no merges: one token per character, and one per tag.
 
-    Its chat template is the bare question. kind: see `toy.demonstration`.
+    Its chat template is the question alone. kind: see `toy.demonstration`.
     """
     tags = TAGS + CODE_TAGS if kind == "code" else TAGS
     vocabulary = VOCABULARY + [tag for tag in tags if tag not in VOCABULARY]
     tokenizer = Qwen2Tokenizer(
-        vocab={token: i for i, token in enumerate(vocabulary)}, merges=[], unk_token="<pad>", pad_token="<pad>", eos_token="<eos>"
+        vocab={token: i for i, token in enumerate(vocabulary)}, merges=[],
+        unk_token="<pad>", pad_token="<pad>", eos_token="<eos>",
     )
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])  # read as a whole, shown as text
+    # each tag is one token. It is not a special token, so the decoded text keeps it
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
     return tokenizer
 
@@ -75,9 +77,10 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
 
 
 def base(kind="base"):
-    """The folder of the toy's base model, made on first use (about half a minute) and kept under runs/.
+    """The folder of the toy's base model, which is made on first use (about half a minute) and kept under runs/.
 
-    Its name holds a fingerprint of the toy's two files: whoever changes the toy gets a new base. kind: of its demonstrations.
+    The folder's name holds a fingerprint of the toy's two files: if one changes, a new base model is made. kind: see
+    `toy.demonstration`.
     """
     sources = [Path(toy.__file__), Path(__file__)]
     fingerprint = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
