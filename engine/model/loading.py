@@ -17,6 +17,7 @@ def load_model(name, device, dtype=torch.float32):
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
+
     logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
 
     name = resolve_model(name)
