@@ -90,8 +90,8 @@ def test_the_advantages_equal_a_loop_over_the_kept_and_are_0_elsewhere(kept, eps
 def test_equal_rewards_among_the_kept_give_exactly_zero(reward, k):
     """Whatever the others earned. In float32 the mean of equal numbers need not be that number."""
     others = torch.rand(2, 3, generator=seeded(2))
-    rewards = torch.cat([torch.full((2, k), reward), others], dim=1)
-    assert (retained_advantages(rewards, torch.arange(k).expand(2, k)) == 0).all()
+    rewards = torch.cat([others, torch.full((2, k), reward)], dim=1)
+    assert (retained_advantages(rewards, torch.arange(3, 3 + k).expand(2, k)) == 0).all()
 
 
 # --- adaptive k -----------------------------------------------------------------------------------
@@ -99,6 +99,7 @@ def test_equal_rewards_among_the_kept_give_exactly_zero(reward, k):
 HISTORY = torch.tensor([0.4, 0.0, 0.3, 0.1, 0.2])  # quartiles 0.1, 0.2, 0.3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize(
     "ks, expected",
     [
@@ -106,9 +107,9 @@ HISTORY = torch.tensor([0.4, 0.0, 0.3, 0.1, 0.2])  # quartiles 0.1, 0.2, 0.3
         ((1, 2, 3, 4), [4, 4, 3, 2, 1, 1, 1, 1]),
     ],
 )
-def test_the_harder_a_question_is_the_more_completions_are_kept(ks, expected):
+def test_the_harder_a_question_is_the_more_completions_are_kept(ks, expected, dtype):
     """A mean reward that equals a quartile counts as the easier of the two."""
-    means = torch.tensor([0.0, 0.09, 0.1, 0.2, 0.3, 0.31, 0.9, 1.0])
+    means = torch.tensor([0.0, 0.09, 0.1, 0.2, 0.3, 0.31, 0.9, 1.0], dtype=dtype)
     k = adaptive_k(means, HISTORY, ks=ks)
     assert k.tolist() == expected and k.dtype == torch.int64
 

@@ -437,7 +437,8 @@ def test_the_clip_fraction_knows_the_upper_bound(ratio, clip_high, clipped):
 )
 def test_the_clip_fraction_knows_the_lower_bound(ratio, clip_low, clipped):
     logp, zero = torch.tensor([[ratio]]).log(), torch.zeros(1, 1)
-    _, stats = grpo_loss(logp, zero, -torch.ones(1), mask_of([1]), clip_low=clip_low)
+    clip = {"clip_low": clip_low, "clip_high": 0.5}
+    _, stats = grpo_loss(logp, zero, -torch.ones(1), mask_of([1]), **clip)
     assert stats["clip_fraction"] == clipped
 
 

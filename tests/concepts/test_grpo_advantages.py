@@ -76,8 +76,8 @@ def test_equal_rewards_give_exactly_zero(reward, group_size, eps):
 
     The difference would be divided by a std close to 0. A rounding error is not a signal.
     """
-    advantages = group_advantages(torch.full((2, group_size), reward), eps=eps)
-    assert (advantages == 0).all()
+    rewards = torch.tensor([[1.1], [reward]]).expand(2, group_size)
+    assert (group_advantages(rewards, eps=eps) == 0).all()
 
 
 # --- bad input ------------------------------------------------------------------------------------

@@ -131,18 +131,14 @@ def test_with_one_advantage_per_completion_gspo_and_gspo_token_agree(spread, low
 
 
 @pytest.mark.parametrize(
-    "token_level, expected", [(False, [-1 / 3, -1 / 3, -1 / 3]), (True, [-1.0, 0.0, 0.0])]
+    "options, expected", [({}, [-1 / 3, -1 / 3, -1 / 3]), ({"token_level": True}, [-1.0, 0.0, 0.0])]
 )
-def test_with_weight_on_one_token_only_gspo_trains_all_and_gspo_token_that_one(
-    token_level, expected
-):
+def test_with_weight_on_one_token_only_gspo_trains_all_and_gspo_token_that_one(options, expected):
     """In GSPO, s_i is the ratio of all three tokens, whatever their weights are."""
     logp, old_logp = (torch.zeros(1, 3, requires_grad=True) for _ in range(2))
     weights = torch.tensor([[1.0, 0.0, 0.0]])
-    loss, _ = gspo_loss(
-        logp, old_logp, torch.ones(1), torch.ones(1, 3), weights=weights, token_level=token_level
-    )
-    loss.backward()
+    batch = logp, old_logp, torch.ones(1), torch.ones(1, 3)
+    gspo_loss(*batch, weights=weights, **options)[0].backward()
     assert logp.grad[0].tolist() == pytest.approx(expected) and old_logp.grad is None
 
 

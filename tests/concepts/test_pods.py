@@ -60,7 +60,8 @@ def test_no_subset_varies_more_for_all_rewards_of_0_1_2(group_size):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shift", [0.0, 1e8, -0.3])
 def test_no_subset_varies_more_for_real_rewards(shift, dtype):
-    rewards = torch.randn(10, 7, generator=seeded(0), dtype=dtype) + shift
+    shifts = shift * torch.arange(1, 11, dtype=dtype)[:, None]  # each question has its own
+    rewards = torch.randn(10, 7, generator=seeded(0), dtype=dtype) + shifts
     for m in range(1, 8):
         kept = max_variance_subset(rewards, m).tolist()
         for group, indices in zip(rewards.tolist(), kept, strict=True):

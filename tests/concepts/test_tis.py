@@ -1,0 +1,76 @@
+"""What truncated importance sampling promises: the sampler's draws count as if π_old had made them.
+
+The order: the factor by hand and as a loop, its expectation as a sum over eight outcomes, and what
+stands on padding.
+"""
+
+import math
+
+import pytest
+import torch
+
+from family.tis import truncated_importance_weights
+from tests.examples import mask_of, seeded
+
+# --- the definition -------------------------------------------------------------------------------
+
+
+def test_a_token_that_the_sampler_draws_too_rarely_counts_more():
+    """π_old = 0.6, 0.2, 0.9 and π_sampler = 0.4, 0.4, 0.1: the ratios are 1.5, 0.5 and 9."""
+    old, sampled = torch.tensor([[0.6, 0.2, 0.9]]).log(), torch.tensor([[0.4, 0.4, 0.1]]).log()
+    weights = truncated_importance_weights(old, sampled, torch.ones(1, 3), cap=2.0)
+    assert weights[0].tolist() == pytest.approx([1.5, 0.5, 2.0])
+
+
+def logps(*shape, seed):
+    return torch.log_softmax(torch.randn(*shape, generator=seeded(seed)), -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_the_weights_equal_a_loop_and_have_no_gradient(dtype):
+    old, sampled = logps(3, 5, seed=1).requires_grad_(), logps(3, 5, seed=2)
+    lengths = [5, 1, 3]
+    weights = truncated_importance_weights(old, sampled, mask_of(lengths).to(dtype), cap=1.5)
+    expected = torch.ones(3, 5)
+    for i, length in enumerate(lengths):
+        for t in range(length):
+            expected[i, t] = min(math.exp(old[i, t].item() - sampled[i, t].item()), 1.5)
+    torch.testing.assert_close(weights, expected)
+    assert (weights == 1.5).any() and (weights < 1).any() and not weights.requires_grad
+
+
+# --- the expectation over eight outcomes ----------------------------------------------------------
+
+OLD, SAMPLED = logps(8, seed=1), logps(8, seed=2)
+F = torch.arange(8.0) ** 2  # any function of the outcome
+RIGHT = (OLD.exp() * F).sum()  # its expectation under π_old
+
+
+def expectation(cap):
+    """Σ_o π_sampler(o) w(o) f(o)."""
+    weights = truncated_importance_weights(OLD[None], SAMPLED[None], torch.ones(1, 8), cap=cap)
+    return (SAMPLED.exp() * weights[0] * F).sum()
+
+
+def test_below_the_cap_the_expectation_is_that_of_the_old_policy():
+    assert (SAMPLED.exp() * F).sum() != pytest.approx(RIGHT.item(), rel=0.01)  # without weights
+    highest = (OLD - SAMPLED).exp().max().item()
+    torch.testing.assert_close(expectation(cap=1.01 * highest), RIGHT)
+
+
+def test_above_the_cap_each_outcome_counts_as_c_times_the_samplers():
+    ratio = (OLD - SAMPLED).exp()
+    cap = ratio.median().item()
+    lost = ((OLD.exp() - cap * SAMPLED.exp()) * F)[ratio > cap].sum()
+    assert lost > 0
+    torch.testing.assert_close(expectation(cap), RIGHT - lost)
+
+
+# --- input at the edge ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("junk", [50.0, math.inf, math.nan])
+def test_the_weight_on_padding_is_1_whatever_stands_there(junk):
+    old = torch.tensor([[-1.0, junk]])
+    weights = truncated_importance_weights(old, torch.zeros(1, 2), mask_of([1], width=2), cap=2.0)
+    assert weights[0].tolist() == pytest.approx([math.exp(-1), 1.0])
