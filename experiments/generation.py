@@ -55,7 +55,7 @@ from engine.model import sampling
 from engine.model.sampling import Sampling, left_pad, sample
 from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import toy_model
-from experiments.setting import heading, setting
+from experiments.setting import heading, setting, write
 
 G = 16
 WAYS = {"dynamic": "generate, dynamic cache", "static": "generate, static cache, compiled",
@@ -396,7 +396,6 @@ def main(argv):
     if device.type == "cpu":
         torch.set_num_threads(1)
     path = Path(options.output) / "generation.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(path.read_text(encoding="utf-8"))["points"] if path.is_file() else []
     points = {(point["model"], point["rows"]): point for point in known}
     where = {**setting(["torch", "transformers"]), "options": asdict(options),
@@ -406,8 +405,7 @@ def main(argv):
             points[name, n] = {"model": name, "rows": n, **where, **measure(name, n, options, device)}
         order = sorted(points, key=lambda key: (list(NAMES).index(key[0]), key[1]))
         result = {"points": [points[key] for key in order]}
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        path.with_suffix(".md").write_text(page(result), encoding="utf-8")
+        write(options.output, "generation", result, page(result))
     print(page(result))
 
 

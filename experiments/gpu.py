@@ -21,7 +21,6 @@ before it left over.
 """
 
 import gc
-import json
 import sys
 import tempfile
 import time
@@ -44,7 +43,7 @@ from engine.model.sampling import Sampling, sample
 from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import toy_model
 from experiments.generation import QWEN, G, imposed, make_qwen, ragged
-from experiments.setting import heading, setting
+from experiments.setting import heading, setting, write
 from records import Batch
 from update import Limits, update
 
@@ -430,8 +429,7 @@ def main(argv):
     names = ["tiny"] if options.quick else options.models.split(",")
     if unknown := set(names) - {*QWEN, "tiny"}:
         raise UserError(f"--models does not know {', '.join(unknown)}: there are {', '.join(QWEN)}.")
-    work, path = QUICK if options.quick else Work(), Path(options.output) / "gpu.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    work = QUICK if options.quick else Work()
     result = {**setting(["torch", "transformers"]), "options": asdict(options), "work": asdict(work), "limits": limits(work, device),
               "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU", "models": []}
     for i, name in enumerate(names):
@@ -448,8 +446,7 @@ def main(argv):
 
             def done(row, rows=rows):
                 rows.append(row)
-                path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-                path.with_suffix(".md").write_text(page(result), encoding="utf-8")
+                write(options.output, "gpu", result, page(result))
 
             run_points(tqdm(points(subject, result["limits"]), desc=f"{name}, {section}"), until, done)
         del subject

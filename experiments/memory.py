@@ -15,7 +15,6 @@ Also counted, operation by operation: the living (tokens × vocabulary) tensors,
 """
 
 import ctypes
-import json
 import math
 import multiprocessing
 import re
@@ -38,7 +37,7 @@ from engine.model.networks import Networks
 from engine.model.precision import autocast
 from engine.model.sampling import Sampling
 from engine.run.options import option, parse, run_program
-from experiments.setting import heading, setting
+from experiments.setting import heading, setting, write
 from grpo import grpo_loss
 from records import Batch
 from update import Limits, update
@@ -233,11 +232,8 @@ def main(argv):
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         rows = list(tqdm(pool.imap(measure, points, chunksize=1), total=len(points), desc="points"))
     result = {**setting(["torch", "transformers"]), "options": asdict(options), "points": rows[:-1], "watched": rows[-1]}
-    folder = Path(options.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (folder / "memory.md").write_text(page(result), encoding="utf-8")
-    draw(rows[:-1], folder / "memory.png")
+    write(options.output, "memory", result, page(result))
+    draw(rows[:-1], Path(options.output) / "memory.png")
     print(page(result))
 
 

@@ -33,7 +33,7 @@ from engine.run.plan import PHASES, plan
 from engine.scoring.score import Reward
 from engine.tasks import toy_model
 from eval import evaluate
-from experiments.setting import heading, setting
+from experiments.setting import heading, setting, write
 from train import train_step
 from update import Limits
 
@@ -194,13 +194,11 @@ def main(argv):
     for name in tqdm(names, disable=ranks.rank() > 0):
         row = measure(name, device)
         if ranks.rank() == 0:  # what was measured before, with another case or another number of devices, stays
-            path.parent.mkdir(parents=True, exist_ok=True)
             before = json.loads(path.read_text())["rows"] if path.exists() else []
             rows = [old for old in before if (old["devices"], old["name"]) != (world, name)] + [row]
             rows.sort(key=lambda row: (row["devices"], list(CASES).index(row["name"])))
             result = {**setting(["torch", "transformers"]), "device": torch.cuda.get_device_name(), "rows": rows}
-            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            path.with_suffix(".md").write_text(page(result), encoding="utf-8")
+            write(options.output, "plan", result, page(result))
     if ranks.rank() == 0:
         print(page(result))
     ranks.barrier()

@@ -1,5 +1,6 @@
-"""Where and with what a table was measured: the lines above it."""
+"""Where and with what a table was measured: the lines above it; and the two files that it is written to."""
 
+import json
 import os
 import platform
 import shlex
@@ -33,3 +34,11 @@ def heading(title, where):
     """The first lines of a results page."""
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
     return f"# {title}\n\n`{where['command']}`\n\n{where['date']}, {where['processor']}, {versions}.\n"
+
+
+def write(folder, name, result, page):
+    """`result` as NAME.json and `page`, Markdown, as NAME.md in a folder, which is made if it is not there."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.md").write_text(page, encoding="utf-8")

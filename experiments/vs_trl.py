@@ -19,7 +19,6 @@ Ours is `train.train_step` with its default micro-batches: what is measured is w
 At the end both losses, and their gradients, are taken on TRL's last completions: they must be the same number.
 """
 
-import json
 import random
 import sys
 import tempfile
@@ -43,7 +42,7 @@ from engine.run.options import UserError, option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
-from experiments.setting import heading, setting
+from experiments.setting import heading, setting, write
 from grpo import grpo_loss
 from records import Batch
 from train import train_step
@@ -260,11 +259,8 @@ def main(argv):
         raise UserError("this benchmark needs TRL, which is not installed: `pip install trl`.")
     if options.quick:
         options.rounds, options.warmup, options.tokens = 2, 1, 8
-    result, folder = measure(options), Path(options.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    name = "vs_trl" if options.mu == 1 else f"vs_trl_mu{options.mu}"
-    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text(page(result), encoding="utf-8")
+    result = measure(options)
+    write(options.output, "vs_trl" if options.mu == 1 else f"vs_trl_mu{options.mu}", result, page(result))
     print(page(result))
 
 

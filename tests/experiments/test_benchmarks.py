@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from experiments import gpu
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -66,11 +68,8 @@ def test_gpu(tmp_path):
     assert "| CPPO, P = 0.9375 | yes | 256 | 16 |" in page and "| 256 | yes |" in page
 
 
-def test_what_a_gpu_is_measured_by(monkeypatch):
+def test_what_a_gpu_is_measured_by():
     """The operations of an update are those that PyTorch counts, and one point without memory does not end the others."""
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    import gpu
-
     subject = gpu.Subject(gpu.TINY, 512, gpu.QUICK, torch.device("cpu"))
     batch = subject.made_up(3)
     batch.prompts, batch.lengths[:] = [[1] * 8] * 3, batch.tokens.shape[1]  # no padding, which PyTorch would count
