@@ -3,21 +3,24 @@
     python experiments/generation.py                           the toy, 16 and 128 completions: a minute on a CPU
     python experiments/generation.py --models 0.5b,1.5b        shapes of Qwen2.5 in bf16, on a GPU
 
-Writes generation.json and generation.md in experiments/results; what other runs measured of other models or rows stays in them.
+Writes generation.json and generation.md in experiments/results. Their figures for other models and rows are kept.
 
-All sample G = 16 completions of each question at temperature 1, from the same model (random weights), round by round in turn:
-- generate, dynamic cache: what `model.generate` does when nothing is said;
-- generate, static cache: the same with `cache_implementation="static"`, its decoding steps compiled by torch.compile;
-- continuous batching: transformers' paged cache and scheduler, kept running between the calls, a question's completions forked;
-- ours: the loop of this project, from which a completion that has ended is taken out.
+All four sample G = 16 completions of each question at temperature 1, from the same model with random weights. In each
+round every way takes its turn:
+- generate, dynamic cache: `model.generate` with its defaults;
+- generate, static cache: the same with `cache_implementation="static"`; torch.compile compiles its decoding steps;
+- continuous batching: transformers' paged cache and scheduler. They keep running between the calls, and a question is
+  forked into its completions;
+- ours: the loop of this project. It takes a completion out of the batch when the completion has ended.
 
-Two kinds of lengths: all alike, and ragged (log-normal, the mean a third of the longest, as those of GSM8K), where only the
-tokens of the completions count, not what `generate` goes on computing for those that have ended. Random weights never say
-EOS by themselves at the right moment, so the lengths are imposed: on `generate` by a stopping criterion, on continuous batching
-as each request's limit, on our loop by drawing a token that the model does not have, and that stands for EOS.
+There are two kinds of lengths: all alike, and ragged (log-normal, with a mean of a third of the longest, as on GSM8K).
+Only tokens of completions count, not the tokens that `generate` computes for a completion after its end. Random weights
+do not say EOS at the right moment, so the lengths are imposed: on `generate` by a stopping criterion, on continuous
+batching by each request's limit, and on our loop by a token that stands for EOS and is sampled at the right moment
+only.
 
-Are they right? Each way also decodes greedily, and its tokens must be the first way's. Where two differ, the model must hold
-both nearly equally likely: that happens in bf16, where rounding decides between them.
+All ways must agree: each one also decodes greedily, and its tokens must be those of the first way. If two tokens
+differ, the model must give them nearly the same probability. This happens in bf16, if rounding decides between them.
 """
 
 import json
@@ -77,8 +80,8 @@ class Options:
 def make_model(name, device):
     """A model of this shape with random weights, bf16 on a GPU.
 
-    Its layers' weights are larger than usual against the embedding: else such a model only ever repeats its last token, and
-    any two ways of generating would agree.
+    The weights of its layers are larger than usual, compared with the embedding. Otherwise such a model would only
+    repeat its last token, and any two ways of sampling would agree.
     """
     torch.manual_seed(0)
     if name == "toy":
@@ -109,7 +112,7 @@ def make_qwen(width, mlp, layers, heads, device, vocabulary=151_936):
 
 
 def ragged(rows, mean, longest, generator):
-    """(rows,) lengths of completions, log-normal as those of GSM8K: the longest of a hundred is about three times the mean."""
+    """(rows,) lengths of completions, log-normal as on GSM8K: the longest of 100 is about three times the mean."""
     spread = 0.45
     draws = torch.randn(rows, generator=generator) * spread - spread**2 / 2
     return (mean * draws.exp()).round().long().clamp(1, longest)
@@ -117,9 +120,10 @@ def ragged(rows, mean, longest, generator):
 
 @contextmanager
 def imposed(lengths, end):
-    """Within this, completion i of `sample` ends with its lengths[i]-th token, which is `end`, and with no earlier one.
+    """In this block, `sample` ends completion i with its token number lengths[i], which is `end`, and no earlier.
 
-    lengths: (N,) on the CPU. end: a token of the model, for on a GPU the model goes on reading after it for a while.
+    lengths: (N,) on the CPU. end: a token of the model, because on a GPU the model goes on reading after `end` for a
+    while.
     """
     draw, left, step = sampling.sample_token, lengths, 0
 
@@ -137,7 +141,7 @@ def imposed(lengths, end):
 
 
 class Ended(StoppingCriteria):
-    """Tells `generate` which completions have ended; it stops when all have, and computes all until then."""
+    """Tells `generate` which completions have ended. Until all have ended, `generate` computes all of them."""
 
     def __init__(self, lengths, width):
         self.lengths, self.width = lengths, width
@@ -147,7 +151,7 @@ class Ended(StoppingCriteria):
 
 
 class Generate:
-    """transformers' `generate`. `how`: of its cache."""
+    """transformers' `generate`. how: options of its cache."""
 
     def __init__(self, model, prompts, longest, **how):
         self.model = model
@@ -168,7 +172,7 @@ class Generate:
 
 
 class Continuous:
-    """transformers' continuous batching. Its thread waits for requests; a greedy one needs another."""
+    """transformers' continuous batching. Its thread waits for requests; greedy decoding needs another thread."""
 
     def __init__(self, model, prompts, longest):
         self.model, self.prompts, self.longest, self.manager, self.greedy = model, prompts, longest, None, False
@@ -234,7 +238,7 @@ class Ours:
 
 
 def make_ways(model, prompts, longest, compiles):
-    """{name: a way}. Each has a model of its own: continuous batching changes its attention, compiling its forward."""
+    """{name: way}. Each way has its own model, because continuous batching and compiling change the model."""
     everywhere = CompileConfig()
     everywhere._compile_all_devices = True  # else `generate` compiles on accelerators only
     static = {"compile_config": everywhere} if compiles else {"disable_compile": True}
@@ -247,7 +251,7 @@ def make_ways(model, prompts, longest, compiles):
 
 
 def timed(way, lengths, device):
-    """Seconds of one call."""
+    """Seconds that one call takes."""
     begin = time.perf_counter()
     way(lengths)
     if device.type == "cuda":
@@ -257,8 +261,11 @@ def timed(way, lengths, device):
 
 @torch.no_grad()
 def agreement(model, prompts, theirs, ours):
-    """Share of the completions that are the same but for their last token, and the most by which the log-probabilities of
-    the first two tokens that differ lie apart. The last one is left out: in our loop it stands for EOS."""
+    """{same: share of equal completions, gap: the largest difference of log-probabilities}.
+
+    The gap is between the first two tokens that differ. A completion's last token is left out: in our loop it stands
+    for EOS.
+    """
     same, gap = 0, 0.0
     for i, (a, b) in enumerate(zip(theirs, ours, strict=True)):
         assert len(a) == len(b)
@@ -273,7 +280,7 @@ def agreement(model, prompts, theirs, ours):
 
 
 def measure(name, rows, options, device):
-    """One model with one number of rows, and what each way takes."""
+    """The results of one model with one number of rows, for every way."""
     model, (prompt, longest) = make_model(name, device), SIZES[name]
     longest = 12 if options.quick else longest
     draws = torch.Generator().manual_seed(0)
@@ -307,7 +314,10 @@ def measure(name, rows, options, device):
 
 
 def first_calls(ways, lengths, device):
-    """{way: seconds until it has sampled two tokens, on a GPU also its peak of memory}. One that cannot run leaves `ways` and says why."""
+    """{way: {first: seconds until it has sampled two tokens; on a GPU also peak: bytes of memory}}.
+
+    A way that fails is removed from `ways`, and its entry is {error: the reason}.
+    """
     result = {}
     for name, way in list(ways.items()):
         if device.type == "cuda":
@@ -330,13 +340,16 @@ def rate(point, way, kind):
 
 
 def speedup(point, way, kind):
-    """Over `generate` with the dynamic cache, the median of the rounds' own: what else the machine did fell on both."""
+    """The speed-up over `generate` with the dynamic cache: the median of the ratios within a round.
+
+    If the machine is slow in a round, it is slow for both.
+    """
     ways = point["ways"]
     return median(theirs / ours for theirs, ours in zip(ways["dynamic"][kind], ways[way][kind]))
 
 
 def conclusion(points):
-    """Who is fastest where, in a sentence for each kind of lengths."""
+    """Which way is fastest, in one sentence for each kind of lengths."""
     sentences = []
     for kind, title in (("alike", "one length"), ("ragged", "ragged lengths")):
         won = {}

@@ -1,23 +1,25 @@
-"""What a step of training costs on one GPU: sampling, log-probabilities, update; seconds, memory, and how far from the hardware's limit.
+"""What a training step costs on one GPU: the seconds and the memory of sampling, log-probabilities and update.
 
     python experiments/gpu.py                                  under nine minutes on one H100 or H200
-    python experiments/gpu.py --models 0.5b --seconds 200      only the smaller model, and sooner done
+    python experiments/gpu.py --models 0.5b --seconds 200      only the smaller model, in less time
 
-Writes gpu.json and gpu.md in experiments/results after every point, so that a run that is cut off leaves what it has measured.
+Writes gpu.json and gpu.md in experiments/results after every point. So a run that is stopped keeps what it has
+measured.
 
-The models have the shapes of Qwen2.5-1.5B and 0.5B and random weights, as `train.py` has them: float32 with bf16 autocast where they
-learn, bf16 as the reference and in the copy that samples.
-Such a model never says EOS at the right moment, so the lengths are imposed: prompts of 100 to 200 tokens and
-log-normal completions with a mean of 225, at most 1,024, like those of GSM8K. Sections, for each model:
-- exactness: log-probabilities in bf16 against float32, and those of the sampler against those of the scorer;
-- steps: GRPO on one question, CPPO with and without allocation, G = 16, β = 0.04, μ = 2;
-- decoding: time per token against the time in which the memory could deliver the weights, keys and values;
-- micro-batches: one update (μ = 1) cut into larger or smaller forward passes, with gradient checkpointing at the end;
-- TRL, where it is installed: a step of its GRPOTrainer beside one of ours.
+The models have the shapes of Qwen2.5-1.5B and 0.5B and random weights. As in `train.py`, the model that learns is
+float32 with bf16 autocast; the reference and the copy that samples are bf16. A model with random weights does not say
+EOS at the right moment, so the lengths are imposed: prompts of 100 to 200 tokens, and log-normal completions with a
+mean of 225 and at most 1,024 tokens, as on GSM8K. The sections, for each model:
 
-The limits are measured too: the arithmetic's by a large bf16 matrix product, the memory's by a large copy.
-A point that runs out of memory says so, and the next one follows. Each section has a share of the time, and what the ones
-before it left over.
+- exactness: log-probabilities in bf16 against float32, and the sampler's against the scorer's;
+- steps: GRPO on one question, and CPPO with and without allocation; G = 16, β = 0.04, μ = 2;
+- decoding: the time per token, against the time that the GPU needs to read weights, keys and values from memory;
+- micro-batches: one update (μ = 1) cut into larger or smaller forward passes, without and with gradient checkpointing;
+- TRL, if it is installed: a step of its GRPOTrainer beside one of ours.
+
+The limits are measured, too: that of the arithmetic by a large bf16 matrix product, that of the memory by a large copy.
+A point that runs out of memory says so, and the next point follows. Each section has a share of the time, and also gets
+the time that the sections before it did not use.
 """
 
 import gc
@@ -53,7 +55,7 @@ SHARES = {"exactness": 0.07, "steps": 0.53, "decoding": 0.1, "micro-batches": 0.
 
 @dataclass(frozen=True)
 class Work:
-    """How much of everything."""
+    """How much is measured."""
 
     prompt: tuple[int, int] = (100, 200)  # tokens: from, to
     mean: int = 225  # tokens of a completion
@@ -83,7 +85,7 @@ class Options:
 
 
 class Subject:
-    """A model with what training it needs. On a CPU peaks of memory are None."""
+    """A model with all that its training needs. On a CPU all peaks of memory are None."""
 
     def __init__(self, shape, vocabulary, work, device):
         torch.manual_seed(0)
@@ -105,7 +107,7 @@ class Subject:
             return sample(model, prompts, G, Sampling(int(lengths.max())), stop_ids=[end], pad_id=0)
 
     def roll_out(self, questions):
-        """(seconds, peak, batch) of sampling G completions of each question. Sampled once for each number of questions."""
+        """(seconds, peak, batch) of sampling G completions of each question. Done once for each number of questions."""
         if questions not in self.rolled:
             prompts = self.prompts(questions)
             lengths = ragged(questions * G, self.work.mean, self.work.longest, self.draws)
@@ -116,14 +118,17 @@ class Subject:
         return self.rolled[questions]
 
     def made_up(self, count):
-        """A batch of `count` completions that nobody sampled."""
+        """A batch of `count` completions of random tokens, which were not sampled."""
         lengths = ragged(count, self.work.mean, self.work.longest, self.draws)
         tokens = torch.randint(self.model.config.vocab_size, (count, int(lengths.max())), generator=self.draws)
         advantages = torch.randn(count, generator=self.draws)
         return Batch(self.prompts(count), tokens.to(self.device), lengths.to(self.device), advantages.to(self.device))
 
     def trained(self, batch, algorithm, mu, micro_batch_tokens, repeats):
-        """{logprobs, update: seconds, and their peaks}: of the reference's log-probabilities, and of μ updates on the batch."""
+        """{logprobs, update: seconds; logprobs_peak, update_peak: bytes}.
+
+        Of the reference's log-probabilities, and of μ updates on the batch.
+        """
         networks = Networks(self.model, tokenizer=None, optimizer=self.optimizer)
         row, sampling = resolve(algorithm, mu=mu), Sampling(self.work.longest)
         logprobs, updates = [], []
@@ -142,7 +147,7 @@ class Subject:
             batch.ref_logp = batch.logprobs(self.reference, 1.0)
 
     def measured(self, f):
-        """(seconds, the most memory that PyTorch held meanwhile in bytes, result) of f()."""
+        """(seconds, bytes, result) of f(); bytes is the largest memory that PyTorch held during the call."""
         cuda = self.device.type == "cuda"
         if cuda:
             torch.cuda.synchronize()
@@ -155,7 +160,7 @@ class Subject:
 
 
 def limits(work, device):
-    """{flops: floating-point operations a second, bandwidth: bytes a second} that this machine reaches in plain work."""
+    """{flops: floating-point operations, bandwidth: bytes} per second that this machine reaches in simple work."""
 
     def best(f):
         f()
@@ -177,10 +182,11 @@ def limits(work, device):
 
 
 def flops(model, batch):
-    """Floating-point operations that one update on the batch needs, forward and backward, without anything computed twice.
+    """The floating-point operations of one update on the batch, forward and backward, if nothing is computed twice.
 
-    A weight costs 2 per token forward and 4 backward. The output head sees completion tokens only. A token's causal attention
-    over the s tokens of its row costs 2 · s · width a layer, scores and values together, and thrice that with backward.
+    A weight costs 2 operations per token forward and 4 backward. The output head sees completion tokens only. Causal
+    attention over a row of s tokens costs 2 · s · width operations per token and layer, for scores and values together,
+    and three times as many with the backward pass.
     """
     config = model.config
     body, head = sum(p.numel() for p in model.base_model.layers.parameters() if p.dim() == 2), config.vocab_size * config.hidden_size
@@ -256,7 +262,7 @@ def micro_batches(subject, limit):
 
 
 def beside_trl(subject, limit):
-    """GRPO on one question, μ = 1. All completions have the mean length: TRL can be told one length only."""
+    """GRPO on one question, μ = 1. All completions have the mean length, because TRL can impose one length only."""
     work, cuda = subject.work, subject.device.type == "cuda"
     width = sum(work.prompt) // 2
 
@@ -305,7 +311,10 @@ SECTIONS = {"exactness": exactness, "steps": steps, "decoding": decoding, "micro
 
 
 def run_points(points, until, done):
-    """Run points until the time is over, and done(row) after each. One that fails, or is left out, has an "error" that says why."""
+    """Run the points until the time is over; call done(row) after each.
+
+    If a point fails or is left out, its row has an "error" with the reason.
+    """
     for labels, point in points:
         try:
             row = point() if time.perf_counter() < until else {"error": "left out: no time"}
@@ -323,7 +332,7 @@ def run_points(points, until, done):
 
 
 def table(columns, rows):
-    """Markdown. columns: {heading: row → text}. A point with an error shows its labels and the error."""
+    """A Markdown table. columns: {heading: row → text}. A row with an error shows its labels and the error."""
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for row in rows:
         cells, error = [], row.get("error", "")
@@ -403,7 +412,7 @@ SHOW = {
 
 
 def page(result):
-    """The results as Markdown, as far as they go."""
+    """The results so far, as Markdown."""
     limit, work = result["limits"], result["work"]
     lines = [
         heading("A step of training on one GPU", result),

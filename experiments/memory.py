@@ -1,17 +1,19 @@
 """Peak memory of a policy update: what pruning saves, and what scoring in chunks saves.
 
-    python experiments/memory.py                               writes experiments/results/memory.json, memory.md and memory.png
+    python experiments/memory.py                               writes memory.json, .md and .png in experiments/results
 
-The model has the vocabulary of Qwen2.5 (151,936) and a small body with random weights. k of the G = 16 completions of one
-question are trained on, by `update.update` (μ = 1, forward and backward). Measured is by how much the process grows over
-what it held before, at its peak. Each point has a process of its own. Needs Linux; where there is a GPU, its memory is measured.
+The model has the vocabulary of Qwen2.5 (151,936) and a small body with random weights. `update.update` trains on k of
+the G = 16 completions of one question (μ = 1, forward and backward). The figure is the peak memory of the process
+during the update, minus its memory before. Each point has its own process. Needs Linux. If there is a GPU, its memory
+is measured.
 
 Three ways are compared:
 - naive: all logits of all tokens, `model(ids).logits`, and their log-softmax;
-- one micro-batch: ours with all kept completions in one forward pass; the logits come in chunks;
-- default: ours with micro-batches of 2,048 tokens, which bounds the body's memory too, whatever k is.
+- one micro-batch: ours, with all kept completions in one forward pass; the logits come in chunks;
+- default: ours, with micro-batches of 2,048 tokens, which limit the body's memory, too, whatever k is.
 
-Also counted, operation by operation: the living (tokens × vocabulary) tensors, against `engine.model.logprobs.CHUNK_ELEMENTS`.
+The (tokens × vocabulary) tensors that exist at the same time are also counted, operation by operation, and compared
+with `engine.model.logprobs.CHUNK_ELEMENTS`.
 """
 
 import ctypes
@@ -58,9 +60,10 @@ class Options:
 
 
 class VocabularyTensors(TorchDispatchMode):
-    """Watches every operation: `largest` is the largest (tokens × vocabulary) tensor, `most` the most of them alive together.
+    """Watches every operation and counts the elements of the (tokens × vocabulary) tensors.
 
-    Both in elements. Views share a storage, and a storage counts once. The output head and its gradient do not count.
+    `largest` is the count of the largest tensor; `most` is the largest sum over tensors that exist at the same time.
+    Views share a storage, which counts once. The output head and its gradient do not count.
     """
 
     def __init__(self, vocabulary):
@@ -88,7 +91,7 @@ def make_model(vocabulary, device):
 
 
 def completions(k, length, vocabulary, device):
-    """k completions of random tokens, of one question each. The reference gives each token 1/V, as random weights do."""
+    """k completions of random tokens, each with its own random prompt."""
     prompts, tokens = torch.randint(vocabulary, (k, PROMPT)).tolist(), torch.randint(vocabulary, (k, length), device=device)
     return Batch(prompts, tokens, torch.full((k,), length, device=device), torch.randn(k, device=device))
 
@@ -112,12 +115,12 @@ def naive(model, batch):
 
 
 def memory(name):
-    """This process's VmRSS (memory held now) or VmHWM (the most it held since the last reset), in bytes."""
+    """The memory of this process in bytes. name: VmRSS (held now) or VmHWM (the most held since the last reset)."""
     return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))
 
 
 def growth(step, device):
-    """By how many bytes the memory held grows during `step()`, at its peak."""
+    """The peak memory during `step()`, minus the memory before it, in bytes."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -130,14 +133,14 @@ def growth(step, device):
 
 
 def return_what_is_freed():
-    """From now on a freed tensor goes back to the system at once, so that the process holds what lives."""
+    """Return freed memory to the system at once, so that the process holds only tensors that exist."""
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
         libc.malloc_trim(0)  # and what was freed before
 
 
 def measure(point):
-    """One point, in a process of its own."""
+    """The figures of one point. Each point runs in its own process."""
     k, length, way, vocabulary, logprobs.CHUNK_ELEMENTS = point
     return_what_is_freed()
     torch.set_num_threads(1)

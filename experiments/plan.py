@@ -1,10 +1,11 @@
-"""The memory that `--plan` plans, against the memory that a GPU is seen to hold: building, two steps, evaluating, resuming.
+"""The memory that `--plan` plans, against the memory that a GPU holds: building, two steps, evaluating, resuming.
 
-    python experiments/plan.py                                 writes experiments/results/plan.json and plan.md: whole models
+    python experiments/plan.py                                 writes plan.json and plan.md in experiments/results
     torchrun --nproc-per-node 2 experiments/plan.py            adds what `--shard full` needs on two devices
 
-Models with random weights, all prompts and completions as long as allowed, so that the plan's worst case does come. Tracked is
-PyTorch's own count of the bytes that its tensors hold, from before the first weight, at its peak in each phase.
+The models have random weights. All prompts and completions are as long as allowed, so that the plan's worst case
+happens. The figure is PyTorch's own count of the bytes that its tensors hold, from before the first weight on, at its
+peak in each phase.
 """
 
 import gc
@@ -80,9 +81,9 @@ def every_second(completions, **columns):
 
 
 def longest_steps(networks, config, algorithm):
-    """Makes two steps whose prompts and completions are all as long as allowed. Yields the metrics of each.
+    """Make two steps whose prompts and completions are all as long as allowed. Yields the metrics of each.
 
-    In the second step the optimizer has its moments while completions are sampled.
+    In the second step the optimizer already has its moments while completions are sampled.
     """
     networks.sampler.stop_ids = [-1]  # no token ends a completion
     questions = [longest_question(config)] * algorithm.questions_per_step
@@ -94,7 +95,7 @@ def longest_steps(networks, config, algorithm):
 
 
 class Tracker:
-    """The most bytes that were held in each phase, over what was held when this was made."""
+    """The peak memory of each phase, in bytes, minus the memory held when the Tracker was made."""
 
     def __init__(self):
         gc.collect()
@@ -102,18 +103,22 @@ class Tracker:
         torch.cuda.reset_peak_memory_stats()
 
     def close(self, name):
-        """The peak since the last call was that of phase `name`."""
+        """End phase `name`: the peak since the last call belongs to it."""
         self.peaks[name] = max(self.peaks[name], torch.cuda.max_memory_allocated() - self.before)
         torch.cuda.reset_peak_memory_stats()
 
     @contextmanager
     def phase(self, name):
-        """In the place of `Clock.phase`. Scores are made on the CPU, log-probabilities are an update without its second half."""
+        """Takes the place of `Clock.phase`.
+
+        Scoring counts as generation, because scores are made on the CPU. Log-probabilities count as update, because
+        they need what an update needs without its backward pass.
+        """
         yield
         self.close({"generate": "generation", "score": "generation"}.get(name, "update"))
 
     def watch(self, optimizer):
-        """Set its step apart. The step is called without hooks, which a profiler may have set."""
+        """Count the optimizer's step as a phase. It is called without the hooks that a profiler may have added."""
         def step():
             self.close("update")
             type(optimizer).step.__wrapped__(optimizer)

@@ -1,4 +1,4 @@
-"""Several runs on one picture; and the pictures of reproduce.py's tables.
+"""Several runs in one picture, and the pictures of the tables of reproduce.py.
 
     python experiments/plot.py runs/toy-cppo-1                            writes curves.png into the run
     python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
@@ -20,7 +20,7 @@ MARKERS = ["o", "s", "^", "D", "v"]
 
 
 def accuracies(axis, x, rows, **style):
-    """Greedy and sampled accuracy with the spread over seeds, and the base model's."""
+    """Greedy and sampled accuracy, their spread over the seeds, and the base model's accuracy."""
     for key, marker, offset in [("greedy", "o", -0.06), ("sampled", "s", 0.06)]:
         means, stds = [row[key]["mean"] for row in rows], [row[key]["std"] for row in rows]
         axis.errorbar([i + offset for i in x], means, stds, marker=marker, capsize=3, label=key, linestyle="none", **style)
@@ -116,7 +116,7 @@ def family(rows, output):
 
 
 def ppo(rows, output):
-    """What a critic costs and gives: accuracy while training, seed by seed; the time of a step; the memory of a step."""
+    """What a critic costs and gives: the accuracy of each seed during training, the time and the memory of a step."""
     figure, axes = plt.subplots(1, 3, figsize=(14, 4.5), constrained_layout=True)
     for i, row in enumerate(rows):
         for curve in row["curves"]:
@@ -142,7 +142,7 @@ def ppo(rows, output):
 
 
 def time_to_accuracy(rows, output):
-    """Accuracy on the questions of training, each of them new to the policy, against time and against completions."""
+    """Accuracy on training questions, which are new to the policy, against time and against completions."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, constrained_layout=True)
     for column, axis, title in [(0, axes[0], "seconds of training"), (1, axes[1], "completions generated")]:
         for i, row in enumerate(rows):

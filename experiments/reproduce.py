@@ -1,21 +1,22 @@
 """The tables of the CPPO paper (2503.22342), on the toy: what pruning saves, and where the time goes.
 
     python experiments/reproduce.py --table 1 --seeds 3        pruning rates, and accuracy against time
-    python experiments/reproduce.py --table speed              pruning alone, larger batches alone, both; with the bound of Amdahl's law
+    python experiments/reproduce.py --table speed              pruning alone, larger batches alone, both; Amdahl's bound
     python experiments/reproduce.py --table keep               which completions to keep
     python experiments/reproduce.py --table group              the group size
     python experiments/reproduce.py --table family             GRPO and its relatives side by side
     python experiments/reproduce.py --table ppo                what a critic costs, and what it gives
-    python experiments/reproduce.py --table length             GFPO on a base model that is long-winded for nothing
+    python experiments/reproduce.py --table length             GFPO on a base model whose thoughts are too long
     python experiments/reproduce.py --table all                one after the other
-    python experiments/reproduce.py --quick                    all of them, small, in about 5 minutes: a look, not a result
+    python experiments/reproduce.py --quick                    all of them, small, in about 5 minutes: not a result
 
-The protocol is the paper's, on a smaller task: G = 16, and a device trains on 16 completions in each step, so GRPO takes
-one question per step and CPPO ⌊16/k⌋; one pass over the same questions for every method; μ = 2, β = 0.04, T = 1, one
-learning rate for all. Every run is `train.py` with the options that its config.json shows, on one thread.
+The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in each step, so GRPO
+takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the same questions, with the same learning
+rate, μ = 2, β = 0.04 and T = 1. Every run is `train.py` with the options in its config.json, on one thread.
 
-Runs are interleaved, seed by seed, so that whatever else the machine does hits all methods alike; a speed-up is a ratio
-within one seed. Finished runs are kept under runs/reproduce/, an interrupted one is resumed: the same command goes on.
+All methods run with one seed, then all with the next. So if the machine is slow for a while, it is slow for all
+methods. A speed-up is a ratio within one seed. Finished runs are kept under runs/reproduce/. To continue after an
+interruption, run the same command again.
 """
 
 import contextlib
@@ -95,7 +96,7 @@ def pruning_rates():
 
 
 def speed():
-    """CPPO's two ingredients apart: pruning without allocation, and GRPO with as many questions per step as CPPO takes."""
+    """CPPO's two parts alone: pruning without allocation, and GRPO with as many questions per step as CPPO."""
     methods = {"GRPO": grpo()}
     for p in RATES:
         questions = round(1 / (1 - p))
@@ -117,7 +118,7 @@ def keep_rules():
 
 
 def group_sizes():
-    """The device trains on 16 completions in each step, whatever G is (on G where G is larger)."""
+    """The device trains on 16 completions in each step for every G; if G is larger than 16, on G completions."""
     methods = {}
     for g in (4, 8, 16, 32):
         b = max(1, 16 // g)
@@ -127,18 +128,22 @@ def group_sizes():
 
 
 def own(name, **more):
-    """An algorithm with its own β and μ, four questions a step before allocation."""
+    """An algorithm with its own β and μ. It takes four questions per step, before allocation."""
     row = ALGORITHMS[name]
     return Method(name, {"algorithm": name, "beta": row.beta, "mu": row.mu, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo")
 
 
 def family():
-    """Every algorithm as its paper has it, and CPPO's pruning on top of GSPO."""
+    """Every algorithm as in its paper, and GSPO with CPPO's pruning."""
     return {name: own(name) for name in ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
 
 
 def with_a_critic():
-    """PPO makes twice as many updates of each batch as GRPO, and each is two: so both numbers of updates are tried for both."""
+    """GRPO, CPPO and PPO, with both numbers of updates.
+
+    PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with PPO's μ, and PPO
+    with GRPO's.
+    """
     return {"grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo"), "ppo": own("ppo"), "ppo, μ=2": own("ppo", mu=2)}
 
 
@@ -160,7 +165,7 @@ TABLES = {
 
 
 def one_run(folder, options):
-    """Train once, or take a finished run, or go on with an unfinished one. Returns what the run says of itself."""
+    """The figures of one run. A finished run is read, an interrupted run is resumed, a missing run is trained."""
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
     config_file = folder / "config.json"
     if config_file.exists() and not checkpoint.checkpoints(folder):
@@ -197,7 +202,10 @@ def one_run(folder, options):
 
 
 def kl_to_base(folder, base):
-    """KL(π ‖ π_base) of a finished run, in nats per completion: the mean of Σ_t k1 over a completion of each of 256 held-out questions."""
+    """KL(π ‖ π_base) of a finished run, in nats per completion.
+
+    It is the mean of Σ_t k1 over 256 held-out questions, with one completion each.
+    """
     device = torch.device("cpu")
     model, tokenizer = loading.load_model(folder, device)
     questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=256)
@@ -211,10 +219,10 @@ def kl_to_base(folder, base):
 
 
 def curve(metrics):
-    """Every training question is new to the policy: accuracy as training goes on, the mean over the last 64 questions or more
-    (in a run of fewer: over all).
+    """Accuracy during training: rows of (seconds, completions, accuracy), at most 200 of them.
 
-    Returns rows of (seconds, completions, accuracy), at most 200 of them.
+    Every training question is new to the policy. The accuracy is the mean over the last 64 questions or more; if a run
+    has fewer questions, over all.
     """
     rows, window, width = [], [], min(64, sum(row["questions"] for row in metrics))
     seconds = completions = 0
@@ -229,16 +237,18 @@ def curve(metrics):
 
 
 def amdahl(phases, share):
-    """The most that training on `share` of the completions can save: what it does not shorten stays.
+    """The largest speed-up that training on `share` of the completions allows: only some phases become shorter.
 
-    speed-up ≤ T / (T_generate + T_score + T_other + share · (T_logprobs + T_update)), with the unpruned method's seconds.
+        speed-up ≤ T / (T_generate + T_score + T_other + share · (T_logprobs + T_update))
+
+    phases: the seconds of the unpruned method.
     """
     pruned = phases["logprobs"] + phases["update"]
     return phases["total"] / (phases["total"] - pruned + share * pruned)
 
 
 def summarize(methods, runs):
-    """One row per method: mean and standard deviation over the seeds; speed-ups as the median of ratios within a seed."""
+    """One row per method: mean and std over the seeds; the speed-up is the median of the ratios within a seed."""
     rows = []
     for name, method in methods.items():
         own, base = runs[name], runs[method.baseline]
@@ -274,7 +284,7 @@ def pm(value, digits=3):
 
 
 def markdown(about, rows):
-    """The table to read, with all that is needed to make it again."""
+    """The table as Markdown, with all that is needed to make it again."""
     columns = [  # (title, what stands in a row)
         ("", lambda r: r["name"]), ("k", lambda r: r["k"]), ("questions per step", lambda r: r["questions_per_step"]),
         ("greedy", lambda r: pm(r["greedy"])), ("sampled", lambda r: pm(r["sampled"])), ("tokens long", lambda r: pm(r["length"], 1)),
@@ -319,7 +329,7 @@ def markdown(about, rows):
 
 
 def reproduce(table, config):
-    """All runs of one table, then its JSON, its Markdown and its picture."""
+    """Run all methods of one table; write its JSON, its Markdown and its picture."""
     title, questions, make_methods, picture, measures, base = TABLES[table]
     questions, eval_questions = (16, 32) if config.quick else (questions, 512)
     methods, runs = make_methods(), {}

@@ -1,10 +1,10 @@
-"""Short programs a second: in the sandbox, and with a new Python interpreter for each.
+"""Programs per second: in the sandbox, and with a new Python interpreter for each program.
 
     python experiments/sandbox.py                              200 programs, as many at a time as there are cores
     python experiments/sandbox.py --programs 1000 --workers 8
 
-The interpreter started for each program has the same flags as the sandbox's and none of its protections, so what it costs
-is the least that a sandbox without a fork server could cost. The sandbox's figure includes the start of its servers.
+A new interpreter has the same flags as the sandbox's and no protections. So its figure is the best that a sandbox
+without a fork server could reach. The sandbox's figure includes the start of its servers.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Where and with what a table was measured: the lines above it; and the two files that it is written to."""
+"""The two files of a measurement, and their first lines: where, when and with what it was made."""
 
 import json
 import os
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]  # the project's
 
 
 def processor():
-    """The processor's name, as Linux or else as Python knows it."""
+    """The processor's name, from Linux if possible, otherwise from Python."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -1,10 +1,11 @@
-"""Memory of a whole training step, algorithm by algorithm: what a reference costs, and a critic.
+"""Memory of a whole training step of each algorithm: what a reference costs, and what a critic costs.
 
-    python experiments/step_memory.py                          prints a table; `reproduce.py` takes its columns from here
+    python experiments/step_memory.py                          prints a table; `reproduce.py` shows its columns, too
 
-A Qwen2 of 26 million random parameters makes one step on 16 kept completions (8 under GFPO, 4 under PODS), each algorithm in a
-process of its own. Counted are the bytes of all networks' parameters and of AdamW's moments. Measured is by how much the process
-grows at its peak, networks, gradients and activations included. Needs Linux; where there is a GPU, its memory is measured.
+A Qwen2 with 26 million random parameters makes one step on 16 kept completions (8 with GFPO, 4 with PODS). Each
+algorithm has its own process. Two figures are counted: the bytes of all networks' parameters, and the bytes of AdamW's
+moments. The third is measured: the growth of the process at its peak, with networks, gradients and activations. Needs
+Linux. If there is a GPU, its memory is measured.
 """
 
 import multiprocessing
@@ -32,12 +33,12 @@ from update import Limits
 
 
 def digits(completions, **columns):
-    """A reward that differs from completion to completion."""
+    """A reward that differs between completions: the number of digits."""
     return [float(sum(c.isdigit() for c in text)) for text in completions]
 
 
 def one_step(options, hidden_size, device):
-    """Makes the networks and one step with them. Returns the bytes of (parameters, the optimizer's moments)."""
+    """Make the networks and one step with them. Returns the bytes of [parameters, the optimizer's moments]."""
     config = Config(**options | {"questions_per_step": 1, "max_new_tokens": 32})
     algorithm, tokenizer = check(config), toy_model.make_tokenizer()
     questions, _ = load_questions("toy", tokenizer, limit=algorithm.questions_per_step)
@@ -65,7 +66,7 @@ def measure(job):
 
 
 def memory(methods, hidden_size=512):
-    """{name: {parameters, optimizer, peak}} in bytes, of a step with each method's options of train.py."""
+    """{name: {parameters, optimizer, peak}} in bytes, of one step. methods: {name: options of train.py}."""
     jobs = [(options, hidden_size) for options in methods.values()]
     # a fork cannot use a GPU that its parent has used; without a GPU it saves the seconds of starting afresh
     context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")

@@ -2,21 +2,22 @@
 
     pip install trl
     python experiments/vs_trl.py                               writes vs_trl.json and vs_trl.md in experiments/results
-    python experiments/vs_trl.py --mu 2                        two updates on each batch, CPPO's published setting: vs_trl_mu2.*
+    python experiments/vs_trl.py --mu 2                        CPPO's published μ: two updates per batch; vs_trl_mu2.*
 
-All three train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on the same prompts, for
-the same reward: G = 16 completions of each question, 8 questions in a step of GRPO, β = 0.04, ε = 0.2, one update for each
-batch of completions. CPPO (P = 0.875, with allocation) takes 64 questions in a step, so it is compared per question.
-No completion ends early: the tokenizer's EOS is a token that the model does not have. So all are equally long.
+All three train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on the same prompts
+and with the same reward: G = 16 completions per question, 8 questions per step of GRPO, β = 0.04, ε = 0.2, one update
+per batch of completions. CPPO (P = 0.875, with allocation) takes 64 questions per step, so it is compared per question.
+All completions have the same length: the tokenizer's EOS is a token that the model does not have, so no completion ends
+early.
 
-One round is one step of TRL, one of our GRPO, one of our CPPO; ours run inside a callback of TRL's trainer. Whatever else
-the machine does then falls on all of them, and speed-ups are taken round by round.
+One round is one step of TRL, one of our GRPO and one of our CPPO. Our steps run in a callback of TRL's trainer, so if
+the machine is slow for a while, it is slow for all three. Speed-ups are ratios within a round.
 
-TRL is set up to be fast at this size: no gradient checkpointing, logging or saving, and the batch of 32 completions, four to
-a step, that was the fastest of 16, 32, 64 and 128.
-Ours is `train.train_step` with its default micro-batches: what is measured is what `train.py` runs.
+TRL is set up to be fast at this size: without gradient checkpointing, logging or saving, and with a batch of 32
+completions, four batches per step. This was the fastest batch among 16, 32, 64 and 128. Ours is `train.train_step` with
+its default micro-batches, so the benchmark measures what `train.py` runs.
 
-At the end both losses, and their gradients, are taken on TRL's last completions: they must be the same number.
+At the end both losses and their gradients are computed on TRL's last completions: they must be equal.
 """
 
 import random
@@ -64,12 +65,12 @@ class Options:
 
 
 def digit_share(completions, **columns):
-    """The reward, cheap and different for each completion: how many of its characters are digits."""
+    """The reward: the share of digits in a completion. It is cheap, and differs between completions."""
     return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
 
 
 def make_model():
-    """(model, tokenizer): the toy's tokenizer with an EOS beyond the model's vocabulary, so that it is never sampled."""
+    """(model, tokenizer): the toy's tokenizer with an EOS that the model does not have, so it is never sampled."""
     tokenizer = toy_model.make_tokenizer()
     vocabulary = len(tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<never>"})
@@ -83,7 +84,7 @@ def make_model():
 
 
 class Ours:
-    """One of our algorithms in training: `step()` takes the next questions. Its seconds gather in `seconds`."""
+    """One of our algorithms in training. `step()` trains on the next questions and adds its time to `seconds`."""
 
     def __init__(self, algorithm, model, tokenizer, questions, options):
         self.config = Config(
@@ -110,7 +111,7 @@ class Ours:
 
 
 class Rounds(TrainerCallback):
-    """Times TRL's steps, and runs ours between them."""
+    """Measures the time of TRL's steps, and runs our steps between them."""
 
     def __init__(self, ours, model, options):
         self.ours, self.mu, self.seconds, self.generate = ours, options.mu, [], 0.0
@@ -164,8 +165,8 @@ def make_trainer(model, tokenizer, questions, options, folder):
 def agreement(trainer, inputs, reference):
     """Loss and gradient of TRL and of ours on one batch of TRL's completions.
 
-    The reference policy stands in for the old one too. It is many updates away, so that neither the ratio nor the KL is
-    trivial, and some tokens are clipped. Log-probabilities, old ones too, are computed by each side for itself.
+    The reference policy also serves as the old policy. It is many updates away, so the ratio is not 1, the KL is not 0,
+    and some tokens are clipped. Each side computes all log-probabilities for itself.
     """
     model = trainer.model
     lengths = inputs["completion_mask"].sum(1)
@@ -197,7 +198,7 @@ def spread(values):
 
 
 def measure(options):
-    """Run the rounds. Returns what the results page shows."""
+    """Run the rounds. Returns the contents of the results page."""
     torch.set_num_threads(1)
     model, tokenizer = make_model()
     questions, _ = questions_module.load_questions("toy", tokenizer, limit=512)

@@ -173,7 +173,7 @@ SMALL = {"vocab_size": 257, "d_model": 32, "num_layers": 1, "num_heads": 2, "enc
     ("writes token 256, and the model has embeddings for 100 only", lambda: llama(100, bos_token_id=None, eos_token_id=None), "<eos>"),
     ("is an encoder-decoder", lambda: T5ForConditionalGeneration(T5Config(**SMALL)), "<eos>"),
     ("is an encoder-decoder", lambda: BartForConditionalGeneration(BartConfig(**SMALL)), "<eos>"),  # its decoder would load
-    ("lack lm_head.weight: it is no causal language model, or not all of one",
+    ("lack lm_head.weight: name a complete causal language model",
      lambda: Qwen2ForSequenceClassification(Qwen2Config(vocab_size=257, num_labels=1, **SIZES, num_key_value_heads=2, **IDS)), "<eos>"),
     ("keeps no keys and values",
      lambda: MambaForCausalLM(MambaConfig(vocab_size=257, hidden_size=32, num_hidden_layers=1, **IDS)), "<eos>"),
