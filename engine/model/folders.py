@@ -35,7 +35,7 @@ def resolve_model(name):
 
 
 def prompt_room(model, max_new_tokens, max_prompt_tokens):
-    """The longest prompt, in tokens: max_prompt_tokens, or less if the model's context has no room for both."""
+    """The longest prompt, in tokens: max_prompt_tokens, or less, so that prompt and completion fit in the context."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None:
         return max_prompt_tokens

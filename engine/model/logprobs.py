@@ -107,9 +107,9 @@ class ThroughHead(torch.autograd.Function):
 
 
 def score(logits, targets, temperature, with_entropy):
-    """A tuple of the targets' log-probabilities (M,), given logits (M, V), and of entropies (M,) if with_entropy.
+    """(log-probabilities of the targets (M,),) given their logits (M, V).
 
-    The entropies have no gradient.
+    with_entropy: (log-probabilities, entropies), both (M,); the entropies have no gradient.
     """
     logp = token_logprobs(logits.unsqueeze(0), targets.unsqueeze(0), temperature=temperature).squeeze(0)
     if not with_entropy:

@@ -1,7 +1,7 @@
 """The weights of a model as shapes without numbers, on PyTorch's `meta` device, where a tensor takes no memory.
 
-Only the model's config.json is read. transformers takes two seconds to import the code of a model, so the skeletons of the usual
-decoders are made here. For all other models transformers is asked.
+Only the model's config.json is read. transformers takes two seconds to import the code of a model, so the skeletons of
+the usual decoders are made here. transformers makes the skeletons of all other models.
 """
 
 import torch
@@ -33,7 +33,9 @@ def skeleton(config):
             return AutoModelForCausalLM.from_config(shape)
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0][:200].rstrip(".")
-        raise UserError(f"the config.json of {name} cannot be read ({reason}): name a folder that holds it, or go online.") from None
+        raise UserError(
+            f"the config.json of {name} cannot be read ({reason}): name a folder that holds it, or go online."
+        ) from None
 
 
 def widths(shape):
@@ -44,7 +46,7 @@ def widths(shape):
 
 
 class Decoder(torch.nn.Module):
-    """The weights of a dense decoder as transformers has them, to be counted: it computes nothing."""
+    """The weights of a dense decoder, with the shapes of transformers. They are only counted: there is no forward."""
 
     def __init__(self, shape):
         super().__init__()
@@ -56,7 +58,8 @@ class Decoder(torch.nn.Module):
         def layer():
             attention = [Linear(hidden, n * head, bias=qkv) for n in (heads, kv_heads, kv_heads)]
             attention.append(Linear(heads * head, hidden, bias=out))
-            gate, up, down = Linear(hidden, inner, bias=mlp), Linear(hidden, inner, bias=mlp), Linear(inner, hidden, bias=mlp)
+            gate, up = Linear(hidden, inner, bias=mlp), Linear(hidden, inner, bias=mlp)
+            down = Linear(inner, hidden, bias=mlp)
             return Sequential(*attention, gate, up, down, *map(RMSNorm, [hidden, hidden, *small]))
 
         # no Embedding: to fill one with random numbers, torch would import its compiler

@@ -66,7 +66,7 @@ class VLLM:
                 enforce_eager=not gpu,  # a CPU has no graphs to capture, and compiling takes longer than it saves
                 seed=config.seed, use_tqdm_on_load=False,
             )
-            # vLLM would end all process groups, the trainer's too, when its engine is deleted: ranks.stop ends them
+            # vLLM would end all process groups, the trainer's too, when its engine is deleted: ranks.stop does it
             self.engine.llm_engine.engine_core._finalizer.detach()
             gc.unfreeze()  # vLLM has hidden objects from the garbage collector
             self.sample([[self.pad_id]], 1, Sampling(1), 0)  # a missing kernel shows up only now

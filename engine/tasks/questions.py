@@ -99,7 +99,7 @@ def questions_of_run(config, tokenizer, model):
 
 
 def check_dataset(name, model=None):
-    """Refuse, before any work, an unknown data set, a wrong line in a file, and words for the toy's model."""
+    """Refuse, before any work, an unknown data set, a wrong line in a file, and word problems for the toy."""
     if name not in TASKS:
         read_jsonl(name)
     elif model == "toy" and not TASKS[name].base:
