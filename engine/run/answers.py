@@ -1,4 +1,4 @@
-"""The answers of an evaluation: one record each, and the file that holds them, eval-NAME.jsonl."""
+"""The answers of an evaluation: one record for each answer, and the file eval-NAME.jsonl that holds the records."""
 
 import hashlib
 from pathlib import Path
@@ -10,17 +10,21 @@ from engine.tasks.questions import read_jsonl, reward_columns
 
 
 def judged(indices, rows, texts, reward):
-    """One record for each completion. indices: the numbers of the questions. rows: their columns. One of each for each text."""
+    """One record for each completion, judged by `reward`.
+
+    texts: the completions. indices, rows: for each text, the number of its question and the columns of its question.
+    """
     rewards = [Reward(getattr(reward, "__name__", "judge"), reward)]
     (values,) = score(rewards, texts, reward_columns(rows))[0].values()
     return [
-        {"index": index, "question": row["question"], "answer": row["answer"], "completion": text, "correct": value > 0, "score": value}
+        {"index": index, "question": row["question"], "answer": row["answer"],
+         "completion": text, "correct": value > 0, "score": value}
         for index, row, text, value in zip(indices, rows, texts, values.tolist(), strict=True)
     ]
 
 
 def by_question(records):
-    """{index of the question: its records}, in order."""
+    """{index of a question: its records}, in the order of the questions."""
     groups = {}
     for record in records:
         groups.setdefault(record["index"], []).append(record)
@@ -32,43 +36,50 @@ def questions_in_a_batch(batch_size, samples):
 
 
 def read_answers(path):
-    """(setting, records) of a file of answers. A line that was cut off ends it. (None, []) if there is no file."""
+    """(setting, records) of a file of answers, up to a line that was cut off. Without a file: (None, [])."""
     records = logs.read_whole(path)
     if records and not (isinstance(records[0], dict) and "setting" in records[0]):
-        raise UserError(f"{path} is no file of answers that eval.py has written: name another --output_dir, or move it.")
+        raise UserError(
+            f"{path} is no file of answers that eval.py has written: name another --output_dir, or move it.")
     return (records[0]["setting"], records[1:]) if records else (None, [])
 
 
 def open_answers(path, setting):
-    """A new file for the answers, or the file of an interrupted evaluation, cut back to its whole batches. Returns their records."""
-    there, records = read_answers(path)
-    if there is not None and there != setting:
-        other = ", ".join(f"{key} {there.get(key)!r:.60}" for key in setting if there.get(key) != setting[key])
-        raise UserError(f"{path} holds answers in another setting ({other}): name another --output_dir, or remove it.")
-    whole = []
+    """Start a file of answers, or continue the file of an interrupted evaluation. Returns the records that are kept.
+
+    Only complete batches are kept, because the evaluation samples whole batches.
+    """
+    earlier, records = read_answers(path)
+    if earlier is not None and earlier != setting:
+        changed = ", ".join(f"{key} {earlier.get(key)!r:.60}" for key in setting if earlier.get(key) != setting[key])
+        raise UserError(
+            f"{path} holds answers in another setting ({changed}): name another --output_dir, or remove it.")
+    kept = []
     for part, samples in [("greedy", 1), ("sampled", setting["samples"])] if records else []:
-        mine = by_question([r for r in records if r["part"] == part])
-        complete = {i for i, group in mine.items() if len(group) == samples}
+        groups = by_question([record for record in records if record["part"] == part])
+        complete = {i for i, group in groups.items() if len(group) == samples}
         size = questions_in_a_batch(setting["batch_size"], max(1, samples))
         for start in range(0, setting["questions"], size):
             indices = range(start, min(start + size, setting["questions"]))
             if complete.issuperset(indices):
-                whole += [record for i in indices for record in mine[i]]
-    logs.write(path, logs.as_lines([{"setting": setting}, *whole]))
-    return whole
+                kept += [record for i in indices for record in groups[i]]
+    logs.write(path, logs.as_lines([{"setting": setting}, *kept]))
+    return kept
 
 
 def scored_file(path, reward):
-    """The records of completions that another program sampled: lines with question, answer, and completion or completions.
+    """Judge completions that another program sampled. Returns their records.
 
-    If the chat template writes `<think>` into the prompt, the completion must begin with it: there is no template to ask.
+    Each line of the file holds question, answer, and either completion (a text) or completions (a list of texts).
+    If the model's chat template writes `<think>` into the prompt, each completion in the file must begin with it.
     """
     indices, rows, texts, seen = [], [], [], {}
     for number, row in enumerate(read_jsonl(path, reserved=["prompt"]), 1):
-        several = row.pop("completions") if "completions" in row else [row.pop("completion", None)]
-        if not isinstance(several, list) or not several or not all(isinstance(text, str) for text in several):
-            raise UserError(f"{path}, question {number}: each line needs 'completion', a text, or each line 'completions', a list.")
-        for text in several:
+        completions = row.pop("completions") if "completions" in row else [row.pop("completion", None)]
+        if not isinstance(completions, list) or not completions or not all(isinstance(x, str) for x in completions):
+            raise UserError(f"{path}, question {number}: each line needs 'completion', a text, "
+                            "or each line 'completions', a list of texts.")
+        for text in completions:
             indices.append(seen.setdefault(row["question"], len(seen)))
             rows.append(row)
             texts.append(text)
@@ -76,9 +87,9 @@ def scored_file(path, reward):
 
 
 def stamp_of(name):
-    """A text that changes when the file of a judge does, or the weights in a model's folder; "" if there is neither.
+    """A text that changes when the Python file of a judge does, or the weights of a model. "" if there is neither.
 
-    name: a path, FILE.py:FUNCTION, RewardModel:DIR, or another judge, perhaps with ":WEIGHT".
+    name: a path, FILE.py:FUNCTION, RewardModel:DIR, or the name of a reward; ":WEIGHT" may follow.
     """
     name = name.removeprefix("RewardModel:")
     while ":" in name and not Path(name).exists():

@@ -1,14 +1,14 @@
-"""Checkpoints: a Hugging Face folder that also holds what a run needs to go on exactly where it was.
+"""Checkpoints: a Hugging Face folder that also holds what a run needs to continue exactly where it stopped.
 
     checkpoint-000050/    model.safetensors, config.json, tokenizer …      what transformers loads
-                          networks/         the optimizer's moments, PPO's critic, a refreshed reference: by
-                                            torch.distributed.checkpoint, readable by any number of ranks
+                          networks/         the optimizer's moments, PPO's critic, a refreshed reference, saved by
+                                            torch.distributed.checkpoint: any number of ranks can read them
                           state.json        step, questions seen, and the like
                           checksums.json    SHA-256 of every other file
 
-There is no random state to save: step s of rank r draws from a generator seeded by (seed, s, r), and the order of the
-questions follows from the seed, so that the number of the step says it all. Nor is there a scheduler: the learning rate
-is a function of the steps made and the questions taken. On several nodes all ranks must see the same run folder.
+No random state is saved: step s of rank r draws from a generator seeded by (seed, s, r), and the order of the questions
+follows from the seed, so the number of the step is enough. No scheduler is saved either: the learning rate is a function
+of the steps made and the questions taken. If a run uses several machines, all ranks must see the same run folder.
 """
 
 import contextlib
@@ -28,29 +28,31 @@ from engine.model.folders import checkpoints
 from engine.run import ranks
 from engine.run.options import UserError
 
-warnings.filterwarnings("ignore", ".*torch.distributed is disabled")  # of one process: it saves what it has
+warnings.filterwarnings("ignore", ".*torch.distributed is disabled")  # a single process saves alone: nothing is wrong
 
 
 def save(run_dir, networks, state, others):
-    """Write `run_dir/checkpoint-STEP`: first beside it under another name, then renamed, so that what bears a checkpoint's
-    name is always whole. The one before it stays, should the new one be damaged later; older ones are removed last.
+    """Write `run_dir/checkpoint-STEP`. Every rank calls this.
 
-    Every rank calls this. others: {name: network}, saved beside the policy. Returns None; or, where it failed on any rank, as
-    on a full disk, the reason: then the checkpoints before are still there.
+    The folder gets this name only at the end, so that a folder named checkpoint-STEP is always complete. The previous
+    checkpoint is kept, because the new one may be damaged later. Older checkpoints are removed last.
+
+    others: {name: network}, saved besides the policy. Returns None, or the reason if saving failed on any rank, for
+    example because the disk is full. If saving failed, all earlier checkpoints are still there.
     """
     import torch.distributed.checkpoint as dcp  # takes half a second to import, as all that is imported in a function here
     from torch.distributed.checkpoint import state_dict
 
     run_dir = Path(run_dir)
     final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
-    weights = None  # save_pretrained finds them by itself
+    weights = None  # save_pretrained takes the model's own
     if shards.is_sharded(networks.model):
-        # gathered from all ranks into the first one's memory
+        # the first rank gathers the tensors of all ranks
         whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights = state_dict.get_model_state_dict(networks.model, options=whole)
-        tied = {name for name, _ in networks.model.named_parameters(remove_duplicate=False)}
-        for name in tied - {name for name, _ in networks.model.named_parameters()}:
-            weights.pop(name, None)  # a tied head is no tensor of its own
+        all_names = {name for name, _ in networks.model.named_parameters(remove_duplicate=False)}
+        for name in all_names - {name for name, _ in networks.model.named_parameters()}:
+            weights.pop(name, None)  # a tied head shares the embedding's tensor
 
     def export():
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -60,7 +62,7 @@ def save(run_dir, networks, state, others):
 
     def finish():
         (unfinished / "checksums.json").write_text(json.dumps(checksums(unfinished), indent=2), encoding="utf-8")
-        shutil.rmtree(final, ignore_errors=True)  # of a start that was given up
+        shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left one
         unfinished.rename(final)
         for path in checkpoints(run_dir)[:-2]:
             shutil.rmtree(path)
@@ -79,18 +81,18 @@ def save(run_dir, networks, state, others):
 
 
 def attempt(work, folder):
-    """None, or why it failed, and how much room is left in `folder`: torch's own words do not tell that a disk is full."""
+    """Call `work`. Returns None, or why it failed. The free space is added: torch does not say that a disk is full."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         work()
-    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # of files written by Python, torch, safetensors
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # Python, torch, safetensors write
         if isinstance(error, CheckpointException):
-            error, _ = next(iter(error.failures.values()))  # what befell the first rank that failed
-        room = ""
-        with contextlib.suppress(OSError):  # the disk may be gone altogether
-            room = f"; {shutil.disk_usage(folder).free / 1e6:.0f} MB are free there"
-        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}{room}"
+            error, _ = next(iter(error.failures.values()))  # the error of the first rank that failed
+        free = ""
+        with contextlib.suppress(OSError):  # the disk itself may be gone
+            free = f"; {shutil.disk_usage(folder).free / 1e6:.0f} MB are free there"
+        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}{free}"
 
 
 def sharded_state(networks, others):
@@ -98,13 +100,13 @@ def sharded_state(networks, others):
     from torch.distributed.checkpoint import state_dict
 
     state = {name: state_dict.get_model_state_dict(network) for name, network in others.items()}
-    if networks.optimizer.state:  # before the first update there is none
+    if networks.optimizer.state:  # empty before the first update
         state["optimizer"] = state_dict.get_optimizer_state_dict(torch.nn.ModuleList(networks.learners), networks.optimizer)
     return state
 
 
 def restore(folder, networks, others):
-    """Load what `save` wrote for `others` and the optimizer of `networks`, whatever the number of ranks was."""
+    """Load what `save` wrote into `others` and the optimizer of `networks`. The number of ranks may have changed."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import state_dict
 
@@ -123,71 +125,78 @@ def restore(folder, networks, others):
 
 
 def checksums(folder):
-    """{file: SHA-256} of all files under `folder` but checksums.json."""
+    """{file: SHA-256} of all files under `folder` except checksums.json."""
     def digest(path):
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.name != "checksums.json")
-    with ThreadPoolExecutor() as pool:  # hashing leaves Python's lock free
-        return {str(path.relative_to(folder)): found for path, found in zip(files, pool.map(digest, files))}
+    with ThreadPoolExecutor() as pool:  # threads help: hashing does not hold Python's lock
+        return {str(path.relative_to(folder)): sha for path, sha in zip(files, pool.map(digest, files))}
 
 
 def damaged(folder):
-    """The files of a checkpoint that are not as they were written; checksums.json itself where it is missing or cut off."""
+    """The files of a checkpoint that have changed since they were written.
+
+    If checksums.json is missing or cut off, it is the only file of the list.
+    """
     try:
         written = json.loads((folder / "checksums.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ["checksums.json"]
-    there = checksums(folder)
-    return [name for name in written if there.get(name) != written[name]]
+    found = checksums(folder)
+    return [name for name in written if found.get(name) != written[name]]
 
 
 def newest(run_dir):
     found = checkpoints(run_dir)
     if not found:
-        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint. Start a new run, without --resume and in another folder.")
+        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint. "
+                        "Start a new run, without --resume and in another folder.")
     return found[-1]
 
 
 def how_to_resume(run_dir):
-    """How to go on after a run has ended early."""
+    """The sentence that says how to resume a run that ended early."""
     found = checkpoints(run_dir)
-    return f"To go on from {found[-1].name}: --output_dir {run_dir} --resume" if found else "There was no checkpoint yet."
+    return (f"To go on from {found[-1].name}: --output_dir {run_dir} --resume" if found
+            else "There was no checkpoint yet.")
 
 
 def resume(run_dir):
-    """(folder, state, notes) of a run's newest checkpoint that is whole. Every rank calls this; the first one reads the files.
+    """(folder, state, notes) of a run's newest undamaged checkpoint. Every rank calls this; the first reads the files.
 
-    Damaged newer ones are renamed: from here on the run's newest checkpoint is the one that is resumed.
+    Newer, damaged checkpoints get another name. Then the checkpoint that is resumed is the newest one of the run.
     """
     newest(run_dir)
     folder, notes = None, []
     if ranks.rank() == 0:
-        wrong = {}  # {checkpoint: its damaged files}, the newest first
+        damaged_files = {}  # {checkpoint: its damaged files}, the newest first
         for path in reversed(checkpoints(run_dir)):
             if not (files := damaged(path)):
                 folder = path
                 break
-            wrong[path] = files
-        for path, files in wrong.items() if folder else []:
-            aside = set_aside(path)
-            notes.append(f"{path} is damaged ({', '.join(files)}) and was renamed to {aside.name}: the run goes on from {folder.name}.")
+            damaged_files[path] = files
+        for path, files in damaged_files.items() if folder else []:
+            renamed = set_aside(path)
+            notes.append(f"{path} is damaged ({', '.join(files)}) and was renamed to {renamed.name}: "
+                         f"the run goes on from {folder.name}.")
     folder, notes = ranks.from_first((folder, notes))
     if folder is None:
-        raise UserError(f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new run in another folder.")
+        raise UserError(
+            f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new run in another folder.")
     return str(folder), json.loads((folder / "state.json").read_text(encoding="utf-8")), notes
 
 
 def set_aside(path):
-    """Rename a damaged checkpoint, so that it is no longer one of the run's; none of its files is deleted. Returns the new path."""
+    """Rename a damaged checkpoint, so that the run no longer counts it. No file is deleted. Returns the new path."""
     name = f"damaged-{path.name}"
     names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
     return path.rename(next(free for free in map(path.with_name, names) if not free.exists()))
 
 
 def agreed(run_dir, saved, state):
-    """The saved state, which must come from the model and the data of `state`."""
+    """The saved state. Raises UserError if it comes from another model or other data than `state`."""
     for name, what in [("source", "model"), ("data", "data set")]:
         if saved[name] != state[name]:
             raise UserError(f"{run_dir} was started with another {what}: put that back, or start a new run.")
@@ -196,4 +205,5 @@ def agreed(run_dir, saved, state):
 
 def check_unfinished(run_dir, state, steps):
     if state["step"] >= steps and (Path(run_dir) / "summary.json").exists():
-        raise UserError(f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or start a new run.")
+        raise UserError(
+            f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or start a new run.")

@@ -1,4 +1,4 @@
-"""What is refused before any work: options that do not fit each other, or the machine."""
+"""Checks before any work: options that do not fit each other, or do not fit the machine, are refused."""
 
 from importlib.util import find_spec
 
@@ -8,18 +8,20 @@ from engine.run.options import UserError, at_least, own_function
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
 
-LEAST = {  # the least value of an option
-    "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1, "micro_batch_tokens": 1,
-    "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0, "warmup": 0, "max_rollouts": 1,
-    "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1, "devices": 1, "reward_timeout": 0,
+LEAST = {  # the smallest value of an option
+    "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1,
+    "micro_batch_tokens": 1, "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0,
+    "warmup": 0, "max_rollouts": 1, "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1,
+    "devices": 1, "reward_timeout": 0,
 }
-ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap", "device_gb")
-NOT_SAID = {"pruning_rate": 0.0, "allocation": False}  # what says no more than None
-TRACKERS = ("tensorboard", "wandb")  # names of --log, and of their packages
+ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap",
+           "device_gb")
+NOT_SAID = {"pruning_rate": 0.0, "allocation": False}  # values that mean the same as None: the option was not given
+TRACKERS = ("tensorboard", "wandb")  # values of --log, and names of the packages that they need
 
 
 def before(config, algorithms):
-    """Refuse what can be seen from the options alone. algorithms: the module."""
+    """Refuse the mistakes that the options alone show. algorithms: the module."""
     table = algorithms.ALGORITHMS
     if config.algorithm not in table:
         raise UserError(f"unknown algorithm '{config.algorithm}': there are {', '.join(table)}.")
@@ -33,48 +35,52 @@ def before(config, algorithms):
     if config.lam is not None and config.lam > 1:
         raise UserError(f"--lam must lie in [0, 1], not {config.lam}.")
     if not 0 < config.top_p <= 1 or not config.warmup < 1:
-        raise UserError(f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
+        raise UserError(
+            f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
     for name in filter(None, [config.dataset, config.eval_dataset]):
         check_dataset(name, config.model)
     score.choose(config.rewards or [])
     tracker(config.log)
-    if config.model != "toy" and not config.plan:  # a plan reads config.json only
+    if config.model != "toy" and not config.plan:  # --plan reads only config.json
         resolve_model(config.model)
 
 
 def fitting(config, table):
-    """Options that only some algorithms take."""
-    every = {option for row in table.values() for option in row.takes}
-    for option in sorted(every - set(table[config.algorithm].takes)):
+    """Refuse options that the algorithm does not take, but others do."""
+    taken = {option for row in table.values() for option in row.takes}
+    for option in sorted(taken - set(table[config.algorithm].takes)):
         if getattr(config, option) not in (None, NOT_SAID.get(option)):
             takers = ", ".join(name for name, row in table.items() if option in row.takes)
             raise UserError(
-                f"--{option} does not fit {config.algorithm}: leave it out, or take an algorithm that it belongs to ({takers}).")
+                f"--{option} does not fit {config.algorithm}: leave it out, "
+                f"or take an algorithm that it belongs to ({takers}).")
 
 
 def keeping(config, row, rules):
-    """Options that say which completions are kept."""
-    name, keep, first = config.algorithm, config.keep, row.keep in KEPT_FIRST
+    """Check the options that say which completions are kept."""
+    name, keep, kept_first = config.algorithm, config.keep, row.keep in KEPT_FIRST
     if keep and keep not in rules:
         if ".py:" not in keep:
             raise UserError(f"unknown rule --keep {keep}: there are {', '.join(rules)}, and FILE.py:FUNCTION.")
         own_function(keep, "--keep")
-    if keep and first and keep not in KEPT_FIRST:
+    if keep and kept_first and keep not in KEPT_FIRST:
         raise UserError(f"{name} keeps completions by {row.keep}: it cannot be combined with pruning by |A|.")
     if row.ks and keep == "max_variance":
         raise UserError(f"{name} keeps completions by --keep shortest or efficiency, not by max_variance.")
-    if keep in KEPT_FIRST and not first and row.keep != "all":
-        raise UserError(f"{name} prunes by |A|: --keep {keep} belongs to gfpo, pods, or one that keeps all.")
+    if keep in KEPT_FIRST and not kept_first and row.keep != "all":
+        raise UserError(f"{name} prunes by |A|: --keep {keep} needs gfpo, pods, or an algorithm that keeps all.")
     if config.pruning_rate and row.keep == "all" and keep in (None, "all"):
-        raise UserError(f"{name} keeps every completion: with --pruning_rate say which ones, as --keep largest_abs.")
+        raise UserError(
+            f"{name} keeps every completion: with --pruning_rate give a rule too, for example --keep largest_abs.")
     if config.group_size == 1 and not row.critic:
         raise UserError("--group_size must be at least 2, not 1: an advantage compares completions of one question.")
     if row.ks and config.group_size < max(row.ks):
-        raise UserError(f"{name} keeps up to {max(row.ks)} completions of a question: --group_size {config.group_size} is too small.")
+        raise UserError(f"{name} keeps up to {max(row.ks)} completions of a question: "
+                        f"--group_size {config.group_size} is too small.")
 
 
 def devices(config, row):
-    """Options that say how the weights are held, and what samples."""
+    """Check the options that say how devices hold the weights, and what samples."""
     if config.shard not in ("none", "full"):
         raise UserError(f"--shard must be none or full, not {config.shard}.")
     if config.rollout not in ("own", "vllm"):
@@ -82,41 +88,43 @@ def devices(config, row):
     if config.rollout == "vllm" and not config.plan:
         vllm(config)
     if config.merge_lora and not config.lora:
-        raise UserError("--merge_lora has nothing to merge: give the adapters' rank too, as --lora 16.")
+        raise UserError("--merge_lora has nothing to merge: give the adapters' rank too, for example --lora 16.")
     if config.lora and (config.shard == "full" or row.critic or config.refresh_reference):
         other = "--shard full" if config.shard == "full" else "PPO" if row.critic else "--refresh_reference"
         raise UserError(f"--lora cannot be combined with {other}: leave one of them out.")
 
 
 def vllm(config):
-    """What cannot be sampled through vLLM."""
+    """Refuse what vLLM cannot sample."""
     if config.lora:
-        raise UserError("--rollout vllm takes whole weights: leave out --lora, or use --rollout own.")
+        raise UserError("--rollout vllm does not take adapters: leave out --lora, or use --rollout own.")
     if find_spec("vllm") is None:
         raise UserError("--rollout vllm needs vLLM: pip install vllm.")
     if not 0.01 <= config.temperature <= 2:
-        raise UserError(f"--rollout vllm takes a --temperature in [0.01, 2], not {config.temperature}: change it, or use --rollout own.")
+        raise UserError(f"--rollout vllm takes a --temperature in [0.01, 2], not {config.temperature}: "
+                        "change it, or use --rollout own.")
     if config.temperature != 1 and (config.top_p < 1 or config.top_k > 0):
-        raise UserError("vLLM states log-probabilities before temperature, top_p and top_k, or after all of them: "
+        raise UserError("vLLM gives log-probabilities before temperature, top_p and top_k, or after all three: "
                         "with --top_p or --top_k set --temperature 1, or use --rollout own.")
 
 
 def tracker(name):
-    """Is there such a tracker, and its package? None is no tracker."""
+    """Refuse a tracker that does not exist, or whose package is not installed. None: no tracker."""
     if name not in (None, *TRACKERS):
         raise UserError(f"--log {name}: there are {' and '.join(TRACKERS)}; JSON lines are always written.")
     found = name and find_spec(name)
-    if name and (found is None or found.origin is None):  # no origin: a folder of that name, as wandb leaves behind
+    if name and (found is None or found.origin is None):  # no origin: only a folder of that name, which wandb leaves
         raise UserError(f"--log {name} needs a package that is not installed: pip install {name}")
 
 
 def after(config, algorithm):
-    """Refuse what depends on values that were not given."""
+    """Refuse the mistakes that show only after `fill_in`: they depend on values of the data set or the algorithm."""
     for name in ("stop_kl", "refresh_reference"):
         if getattr(config, name) is not None and not algorithm.beta:
             raise UserError(f"--{name} needs a reference model: set --beta above 0.")
     if config.overlong_cache is not None and not 0 < config.overlong_cache <= config.max_new_tokens:
-        raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({config.max_new_tokens}), not {config.overlong_cache}.")
+        raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({config.max_new_tokens}), "
+                        f"not {config.overlong_cache}.")
     if algorithm.kept_first and algorithm.k < 2:
         raise UserError(
             f"{config.keep} keeps 1 completion of a question, which has nothing to be compared with: lower --pruning_rate.")

@@ -1,4 +1,4 @@
-"""The options of a training run, in groups, and the records that they become."""
+"""The options of a training run, in groups, and how a command line becomes a Config and an Algorithm."""
 
 import json
 import os
@@ -17,38 +17,52 @@ from engine.tasks.table import task_of
 class DataOptions:
     _argument_group_name = "what to train, and on what"
 
-    model: str = option("toy", "hub name, folder of a model, folder of a run (its newest checkpoint), or toy: the toy's base model")
-    dataset: str = option("toy", "toy, toy_code, arithmetic; from the hub gsm8k, gsm8k_zh, math; or a .jsonl file of questions")
-    rewards: list[str] | None = option(None, "NAME[:WEIGHT] …, FILE.py:FUNCTION or RewardModel:MODEL; the first is the accuracy")
-    reward_timeout: float = option(60.0, "seconds that a FILE.py:FUNCTION may take for all completions, then for each alone; 0: no limit")
-    system_prompt: str | None = option(None, "system prompt of the chat; none: the data set's, which asks for <think> and <answer> tags")
-    max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
-    eval_dataset: str | None = option(None, "questions scored before and after, as --dataset; none: the toy's held-out ones, else nothing")
-    eval_questions: int = option(512, "how many of them")
+    model: str = option(
+        "toy", "name on the hub, folder of a model, folder of a run (its newest checkpoint), or toy (its base model)")
+    dataset: str = option(
+        "toy", "toy, toy_code or arithmetic; gsm8k, gsm8k_zh or math from the hub; or a .jsonl file of questions")
+    rewards: list[str] | None = option(
+        None, "NAME, FILE.py:FUNCTION or RewardModel:MODEL, each with an optional :WEIGHT; the first is the accuracy")
+    reward_timeout: float = option(60.0, "seconds that one call of a FILE.py:FUNCTION may take; 0: no limit")
+    system_prompt: str | None = option(
+        None, "system prompt of the chat; None: the data set's, which asks for <think> and <answer> tags")
+    max_prompt_tokens: int = option(512, "longest prompt in tokens; questions with a longer prompt are skipped")
+    eval_dataset: str | None = option(
+        None, "data set that is scored before and after training, named as in --dataset; None: only the toy is scored")
+    eval_questions: int = option(512, "how many questions of --eval_dataset are scored")
 
 
 @dataclass
 class AlgorithmOptions:
-    _argument_group_name = "the algorithm (none: the algorithm's own value, see --list)"
+    _argument_group_name = "the algorithm (None: the value of the algorithm's row, see --list)"
 
-    algorithm: str = option("cppo", "a row of the table in algorithms.py: cppo, grpo, drgrpo, dapo, gspo, gfpo, gdpo, pods, ppo, …")
+    algorithm: str = option(
+        "cppo", "a row of the table in algorithms.py: cppo, grpo, drgrpo, dapo, gspo, gfpo, gdpo, pods, ppo, …")
     group_size: int = option(16, "G, completions sampled per question")
-    questions_per_step: int | None = option(None, "B, questions per device and step before allocation; none: the data set's")
-    pruning_rate: float | None = option(None, "P: ⌊G(1−P)⌋ completions are kept per question")
-    keep: str | None = option(None, "which: largest_abs, largest, smallest_abs (|A|, A), random, pooled; shortest, efficiency, "
-                                    "max_variance; or FILE.py:FUNCTION")
+    questions_per_step: int | None = option(
+        None, "B, questions per device and step before allocation; None: the data set's")
+    pruning_rate: float | None = option(None, "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question")
+    keep: str | None = option(
+        None, "which are kept: largest_abs or smallest_abs (of |A|), largest (of A), random, pooled; "
+              "shortest or efficiency (GFPO), max_variance (PODS); or FILE.py:FUNCTION")
     allocation: bool | None = option(None, "use the freed places for more questions, ⌊B·G/k⌋ instead of B")
     beta: float | None = option(None, "β, weight of the KL to the reference; 0: no reference")
-    clip_low: float | None = option(None, "ε below 1")
-    clip_high: float | None = option(None, "ε above 1")
-    mu: int | None = option(None, "μ, how often each batch of completions is trained on")
-    minibatches: int | None = option(None, "updates that a batch is cut into, each time")
-    target_kl: float | None = option(None, "end the updates on a batch when KL(π_old ‖ π_θ) passes this; none: never")
-    importance_cap: float | None = option(None, "a token counts min(π_old / π_sampler, this), which corrects for another sampler")
-    max_rollouts: int | None = option(None, "DAPO: a step samples at most so often until groups with signal fill it")
-    overlong_cache: int | None = option(None, "DAPO's penalty grows to −1 over the last so many of max_new_tokens; none: no penalty")
-    mask_truncated: bool = option(False, "completions cut off at max_new_tokens are not trained on; their rewards still count in the group")
-    lam: float | None = option(None, "PPO: λ of the generalised advantage estimate, 0: one step ahead, 1: to the end")
+    clip_low: float | None = option(None, "ε_low: the ratio is clipped below 1 − ε_low")
+    clip_high: float | None = option(None, "ε_high: the ratio is clipped above 1 + ε_high")
+    mu: int | None = option(None, "μ, passes over each batch of completions")
+    minibatches: int | None = option(
+        None, "mini-batches that a batch is cut into; each pass makes one update per mini-batch")
+    target_kl: float | None = option(None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this; None: never")
+    importance_cap: float | None = option(
+        None, "a token counts min(π_old / π_sampler, this), to correct for a sampler that computes differently")
+    max_rollouts: int | None = option(
+        None, "DAPO: a step samples again until groups with a signal fill it, at most this many times")
+    overlong_cache: int | None = option(
+        None, "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens; None: no penalty")
+    mask_truncated: bool = option(
+        False, "do not train on completions cut off at max_new_tokens; their rewards still count in the group")
+    lam: float | None = option(
+        None, "PPO: λ of the generalised advantage estimate; 0 looks one step ahead, 1 looks to the end")
 
 
 @dataclass
@@ -56,47 +70,57 @@ class SamplingOptions:
     _argument_group_name = "sampling"
 
     temperature: float = option(1.0, "sampling temperature")
-    top_p: float = option(1.0, "nucleus sampling; below 1 the sampled and the scored policy differ")
-    top_k: int = option(0, "sample from the most likely tokens only; 0: all; else the sampled and the scored policy differ")
-    max_new_tokens: int | None = option(None, "longest completion in tokens; none: the data set's (1024 of most)")
-    rollout: str = option("own", "what samples: own (engine/model/sampling.py), or vllm, if it is installed, in this process")
+    top_p: float = option(1.0, "nucleus sampling; below 1, the sampled policy differs from the scored one")
+    top_k: int = option(
+        0, "sample from the k most likely tokens; 0: from all; above 0, the sampled policy differs from the scored one")
+    max_new_tokens: int | None = option(None, "longest completion in tokens; None: the data set's (1024 for most)")
+    rollout: str = option(
+        "own", "the sampler: own (engine/model/sampling.py), or vllm (in this process; needs the package)")
 
 
 @dataclass
 class UpdateOptions:
     _argument_group_name = "the update"
 
-    lr: float | None = option(None, "peak learning rate of AdamW; none: the data set's (1e-6 of most)")
-    critic_lr: float | None = option(None, "PPO: peak learning rate of the critic; none: the data set's (1e-5 of most)")
-    warmup: float = option(0.1, "share of the run in which the learning rate rises; then it falls along a cosine")
-    max_grad_norm: float = option(1.0, "gradients longer than this are scaled down to it")
-    refresh_reference: int | None = option(None, "make the policy the new reference every so many steps, as DeepSeek-R1; none: never")
+    lr: float | None = option(None, "peak learning rate of AdamW; None: the data set's (1e-6 for most)")
+    critic_lr: float | None = option(
+        None, "PPO: peak learning rate of the critic; None: the data set's (1e-5 for most)")
+    warmup: float = option(
+        0.1, "share of the run in which the learning rate rises; after that, the rate falls along a cosine")
+    max_grad_norm: float = option(1.0, "a gradient with a larger norm is scaled down to this norm")
+    refresh_reference: int | None = option(
+        None, "steps between refreshes: the policy becomes the new reference, as in DeepSeek-R1; None: never")
 
 
 @dataclass
 class DeviceOptions:
     _argument_group_name = "memory and devices"
 
-    micro_batch_tokens: int = option(2048, "prompt and completion tokens, padding included, in one forward pass")
-    gradient_checkpointing: bool = option(False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
-    shard: str = option("none", "none: every device holds a replica; full: weights, gradients, optimizer are shared out (FSDP2)")
-    lora: int | None = option(None, "train low-rank adapters of this rank (peft), which take ten times the --lr; none: all weights")
-    merge_lora: bool = option(False, "at the end also save the model with its adapters merged in, as OUTPUT_DIR/merged")
+    micro_batch_tokens: int = option(2048, "tokens in one forward pass: prompts, completions and padding")
+    gradient_checkpointing: bool = option(
+        False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
+    shard: str = option(
+        "none", "none: every device holds all; full: the devices divide weights, gradients, optimizer (FSDP2)")
+    lora: int | None = option(
+        None, "train only low-rank adapters of this rank (peft); use about ten times the --lr; None: all weights")
+    merge_lora: bool = option(
+        False, "at the end, also save the model with its adapters merged in, as OUTPUT_DIR/merged")
 
 
 @dataclass
 class RunOptions:
     _argument_group_name = "the run"
 
-    recipe: str | None = option(None, "a YAML file of options; the command line wins over it")
-    output_dir: str | None = option(None, "folder of the run; none: a new one under runs/")
-    resume: bool = option(False, "go on with the run in --output_dir, from its newest checkpoint and with its options")
-    seed: int = option(42, "of the sampling and of the order of the questions")
+    recipe: str | None = option(None, "a YAML file of options; the command line wins over the file")
+    output_dir: str | None = option(None, "folder of the run; None: a new folder under runs/")
+    resume: bool = option(False, "continue the run in --output_dir, from its newest checkpoint and with its options")
+    seed: int = option(42, "seed of the sampling and of the order of the questions")
     epochs: float = option(1.0, "passes over the questions")
-    steps: int | None = option(None, "stop after this many steps; none: when the epochs are over")
-    stop_kl: float | None = option(None, "end the run when the KL to the reference passes this; none: never")
+    steps: int | None = option(None, "stop after this many steps; None: stop after the epochs")
+    stop_kl: float | None = option(None, "end the run when the KL to the reference exceeds this; None: never")
     save_every: int = option(50, "steps between checkpoints")
-    log: str | None = option(None, "also log to tensorboard or wandb, if installed; JSON lines are always written")
+    log: str | None = option(
+        None, "also log to tensorboard or wandb, which must be installed; JSON lines are always written")
 
 
 @dataclass
@@ -104,10 +128,12 @@ class LookOptions:
     _argument_group_name = "instead of training"
 
     list: bool = option(False, "print the table of algorithms")
-    check_rewards: bool = option(False, "sample a few completions and print what each reward says of them")
+    check_rewards: bool = option(False, "sample a few completions and print the values of each reward")
     plan: bool = option(False, "print the memory that the run needs per device, and whether it fits")
-    devices: int | None = option(None, "of --plan: how many; none: as torchrun was told, else 1")
-    device_gb: float | None = option(None, "of --plan: memory of a device in GB; none: the GPU's own, or 80 if there is none")
+    devices: int | None = option(
+        None, "for --plan: number of devices; None: the number of torchrun's processes, or 1 without torchrun")
+    device_gb: float | None = option(
+        None, "for --plan: memory of a device in GB; None: that of this machine's GPU, or 80 without a GPU")
 
 
 @dataclass
@@ -116,12 +142,16 @@ class Config(LookOptions, RunOptions, DeviceOptions, UpdateOptions, SamplingOpti
 
 
 def own_rule(function, name):
-    """A keep rule of the user's own. What it returns is checked: a wrong row would go unnoticed. name: for the message."""
+    """A keep rule of the user's own. The rows that it returns are checked: wrong rows would go unnoticed.
+
+    name: of the rule, for the message.
+    """
 
     def keep(rollout, advantages, k):
         rows, n = function(rollout, advantages, k), advantages.numel()
         rows = torch.as_tensor(rows if isinstance(rows, torch.Tensor | list) else [], device="cpu")
-        if rows.dim() != 1 or rows.dtype != torch.int64 or len(rows.unique()) < len(rows) or not ((0 <= rows) & (rows < n)).all():
+        once = rows.dim() == 1 and rows.dtype == torch.int64 and len(rows.unique()) == len(rows)
+        if not once or not ((0 <= rows) & (rows < n)).all():
             raise UserError(f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and each once, "
                             "as cppo.batch_rows makes them.")
         return rows.sort().values
@@ -129,7 +159,7 @@ def own_rule(function, name):
     return keep
 
 
-# what `resolve` takes besides the algorithm's name and `keep`
+# the options that `resolve` takes, besides the algorithm's name and `keep`
 OF_THE_ALGORITHM = [f.name for f in fields(AlgorithmOptions) if f.name not in ("algorithm", "keep")]
 
 
@@ -146,7 +176,7 @@ def algorithm_of(config):
 
 
 def fill_in(config):
-    """Put a value where an option was not given: the data set's, or the algorithm's. Returns the Algorithm."""
+    """Give each option that was not given a value, from the data set or the algorithm. Returns the Algorithm."""
     task = task_of(config.dataset)
     for name in ("system_prompt", "max_new_tokens", "questions_per_step", "lr"):
         if getattr(config, name) is None:
@@ -156,15 +186,15 @@ def fill_in(config):
         config.eval_dataset = config.dataset
     algorithm = algorithm_of(config)
     row = algorithms.ALGORITHMS[config.algorithm]
-    every = ("beta", "clip_low", "clip_high", "mu", "minibatches")
-    for name in (*every, *row.takes):
+    taken_by_all = ("beta", "clip_low", "clip_high", "mu", "minibatches")
+    for name in (*taken_by_all, *row.takes):
         if getattr(config, name) is None:
             setattr(config, name, {"keep": row.keep, "critic_lr": task.critic_lr}.get(name) or getattr(algorithm, name))
     return algorithm
 
 
 def check(config):
-    """Refuse what cannot work, before any work, and fill in what was not given. Returns the Algorithm."""
+    """Refuse options that cannot work, and fill in options that were not given. Returns the Algorithm."""
     checks.before(config, algorithms)
     algorithm = fill_in(config)
     checks.after(config, algorithm)
@@ -172,9 +202,10 @@ def check(config):
 
 
 def open_run(argv):
-    """(Config, Algorithm) of a new run, or of one to resume: its own options, with the command line on top."""
+    """(Config, Algorithm) of a new run, or of a run to resume."""
     config = parse(Config, argv)
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0  # how many there were, torchrun's nodes may count differently
+    # allowed restarts, not past ones: the machines of a job may count past restarts differently
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     if restarts and not config.output_dir:
         raise UserError("--max-restarts needs --output_dir, by which a restarted job finds its run again.")
     if restarts and checkpoint.checkpoints(config.output_dir):
@@ -183,17 +214,20 @@ def open_run(argv):
         config = resumed(config, argv)
     algorithm = check(config)
     if config.shard == "full" and not config.plan and "WORLD_SIZE" not in os.environ:
-        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of your GPUs.")
+        raise UserError(
+            "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of your GPUs.")
     if config.output_dir and Path(config.output_dir).is_file():
         raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
-    taken = config.output_dir and any((Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
+    taken = config.output_dir and any(
+        (Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
     if taken and not (config.resume or config.check_rewards or config.plan or restarts):
-        raise UserError(f"{config.output_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
+        raise UserError(f"{config.output_dir} already holds a run: "
+                        "add --resume to go on with it, or name another --output_dir.")
     return config, algorithm
 
 
 def resumed(config, argv):
-    """The options of the run in --output_dir, with the command line on top."""
+    """The options of the run in --output_dir. The command line wins over them."""
     if config.output_dir is None:
         raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
     if config.recipe:

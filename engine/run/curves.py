@@ -1,4 +1,4 @@
-"""The picture of a run, `curves.png`, and of several runs on one picture."""
+"""Pictures: `curves.png` of a run, and one picture of several runs."""
 
 from pathlib import Path
 
@@ -24,19 +24,27 @@ HATCHES = ["", "//", "..", "xx", "--"]
 PHASES = ["generate", "score", "logprobs", "update", "other"]
 
 
-
-
 def smooth(values, window):
-    """Mean over the last `window` values: single steps are noisy."""
-    return [sum(values[max(0, i - window + 1) : i + 1]) / len(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))]
+    """The mean over the last `window` values, because single steps are noisy."""
+    return [
+        sum(values[max(0, i - window + 1) : i + 1]) / len(values[max(0, i - window + 1) : i + 1])
+        for i in range(len(values))
+    ]
 
 
 def curves(run_dirs, output):
-    """Draw the runs' metrics against the questions trained on. Thin: single steps; thick: mean over a twentieth of the run."""
+    """Draw the runs' metrics against the questions trained on.
+
+    A thin line shows single steps, a thick line the mean over a twentieth of the run.
+    """
     names = [Path(d).name for d in run_dirs]
-    runs = {name if names.count(name) == 1 else str(d): logs.read(Path(d) / "metrics.jsonl") for name, d in zip(names, run_dirs)}
+    runs = {
+        name if names.count(name) == 1 else str(d): logs.read(Path(d) / "metrics.jsonl")
+        for name, d in zip(names, run_dirs)
+    }
     figure, axes = plt.subplots(3, 3, figsize=(14, 10))
-    figure.subplots_adjust(left=0.04, right=0.99, top=0.97, bottom=0.05, wspace=0.15, hspace=0.3)  # faster than a computed layout
+    # fixed margins are faster than a computed layout
+    figure.subplots_adjust(left=0.04, right=0.99, top=0.97, bottom=0.05, wspace=0.15, hspace=0.3)
     for axis, (metric, title) in zip(axes.flat, PANELS):
         for i, (name, rows) in enumerate(runs.items()):
             seen, questions = 0, []
@@ -44,9 +52,9 @@ def curves(run_dirs, output):
                 seen += row["questions"]
                 questions.append(seen)
             series = [metric]
-            if metric == "reward" and len(runs) == 1:  # one run: its reward's parts too
-                parts = [key for key in rows[0] if key.startswith("reward/")]
-                series += parts if len(parts) > 1 else []
+            if metric == "reward" and len(runs) == 1:  # a single run: each of its rewards, too
+                rewards = [key for key in rows[0] if key.startswith("reward/")]
+                series += rewards if len(rewards) > 1 else []
             for j, key in enumerate(series):
                 points = [(x, row[key]) for x, row in zip(questions, rows) if row.get(key) is not None]
                 if not points:
@@ -69,12 +77,12 @@ def curves(run_dirs, output):
 
 
 def stacked(axis, names, phases, parts):
-    """One bar per name, made of the seconds of its phases."""
+    """Draw one bar per name, made of `parts`. phases: for each name, {part: height}."""
     bottoms = [0.0] * len(names)
     for part, hatch in zip(parts, HATCHES):
         heights = [row.get(part, 0.0) for row in phases]
         axis.bar(names, heights, bottom=bottoms, label=part, hatch=hatch, edgecolor="white", width=0.6)
-        bottoms = [b + h for b, h in zip(bottoms, heights)]
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights)]
     axis.legend(fontsize=8)
 
 

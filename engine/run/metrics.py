@@ -1,4 +1,4 @@
-"""What the logs say of a step: its metrics, its seconds, and its first group."""
+"""What is logged of a step: its metrics, its seconds, and its first group."""
 
 import time
 from contextlib import contextmanager
@@ -32,16 +32,16 @@ class Clock:
 
 
 def summarize(rollout, advantages, rows):
-    """The metrics of steps 1 to 4 over all devices.
+    """The metrics of steps 1 to 4, over all devices.
 
-    advantages: (Q, G). rows: what is kept. `nonzero` is how many of the kept have an advantage,
-    `mean_rewards` the mean reward of each question.
+    advantages: (Q, G). rows: the kept completions. The metric `nonzero` counts the kept completions whose advantage
+    is not 0, and `mean_rewards` lists the mean reward of each question.
     """
     advantages, lengths = advantages.cpu(), rollout.lengths
     sums = {
         "questions": len(rollout.questions), "completions": len(rollout.texts), "kept": len(rows),
         "tokens_generated": lengths.sum().item(), "tokens_trained": lengths.flatten()[rows].sum().item(),
-        # advantages of a group add up to 0: if they do not differ, they are all 0 (PPO's are the scores, here and in the log)
+        # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the scores)
         "no_signal": (~has_signal(advantages)).sum().item(),
         "nonzero": (advantages.flatten()[rows] != 0).sum().item(),
         "entropy": -rollout.logp.sum().item(),
@@ -59,9 +59,15 @@ def summarize(rollout, advantages, rows):
 
 
 def first_group(rollout, advantages, rows):
-    """What is logged of the first question: each completion with its reward, its advantage (PPO: its score), and whether it is kept."""
+    """What is logged of the first question: each completion, its reward, its advantage, and whether it is kept.
+
+    For PPO, the score stands in the place of the advantage.
+    """
     question = rollout.questions[0] if rollout.questions else {}
     kept = set(rows.tolist())
     columns = zip(rollout.texts[: advantages.shape[1]], rollout.total.flatten().tolist(), advantages.flatten().tolist())
-    completions = [{"completion": text, "reward": r, "advantage": a, "kept": i in kept} for i, (text, r, a) in enumerate(columns)]
+    completions = [
+        {"completion": text, "reward": reward, "advantage": advantage, "kept": i in kept}
+        for i, (text, reward, advantage) in enumerate(columns)
+    ]
     return {"question": question.get("question"), "answer": question.get("answer"), "completions": completions}

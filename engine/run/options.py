@@ -12,7 +12,7 @@ import yaml
 
 
 class UserError(Exception):
-    """A mistake that its user can mend: one sentence with the cause and the cure."""
+    """A mistake that the user can correct: one sentence with the cause and the cure."""
 
 
 def refuse(message):
@@ -20,21 +20,21 @@ def refuse(message):
 
 
 def option(default, help):
-    """A dataclass field with its one line of help."""
+    """A dataclass field with a line of help."""
     return field(default=default, metadata={"help": help.replace("%", "%%")})
 
 
 def as_words(values, config_class, source):
-    """A mapping of options as command-line words, so that files and command line are checked by the same parser."""
+    """Options of a file as words of a command line, so that one parser checks both. source: the file, for messages."""
     names = [f.name for f in fields(config_class)]
     words = []
     for key, value in values.items():
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(names)}."
+            similar = difflib.get_close_matches(str(key), names, n=1)
+            hint = f"did you mean '{similar[0]}'?" if similar else f"the keys are {', '.join(names)}."
             raise UserError(f"{source} has an unknown key '{key}': {hint}")
-        many = "list" in str(next(f.type for f in fields(config_class) if f.name == key))
-        if isinstance(value, dict) or (isinstance(value, list) and not many):
+        takes_list = "list" in str(next(f.type for f in fields(config_class) if f.name == key))
+        if isinstance(value, dict) or (isinstance(value, list) and not takes_list):
             raise UserError(f"{source}: '{key}' must be a single value, not {value!r}.")
         if isinstance(value, list):
             words += [f"--{key}", *map(str, value)]
@@ -56,9 +56,9 @@ def read_recipe(path, config_class):
 
 
 def parse(config_class, argv, earlier=()):
-    """The command line as a `config_class`. What comes later wins: `earlier` words, then the recipe, then `argv`.
+    """The command line as a `config_class`. The words `argv` win over the recipe, the recipe wins over `earlier` words.
 
-    If the class is made of several dataclasses, each is a group of `--help`, the last base first.
+    If the class has several dataclasses as bases, each base is a group of `--help`; the last base comes first.
     """
     from transformers import HfArgumentParser  # takes half a second to import, and a reader of logs needs no options
 
@@ -67,14 +67,16 @@ def parse(config_class, argv, earlier=()):
     parser.error = refuse
 
     def read(words):
-        *parts, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
-        return config_class(**{name: value for part in parts for name, value in asdict(part).items()}), unknown
+        *filled, unknown = parser.parse_args_into_dataclasses(
+            words, return_remaining_strings=True, look_for_args_file=False)
+        return config_class(**{name: value for group in filled for name, value in asdict(group).items()}), unknown
 
     config, unknown = read(argv)
     if unknown:
         name = unknown[0].split("=")[0]
-        near = difflib.get_close_matches(name, [f"--{f.name}" for f in fields(config_class)], n=1)
-        raise UserError(f"unknown option {name}" + (f": did you mean {near[0]}?" if near else ". `--help` lists all options."))
+        similar = difflib.get_close_matches(name, [f"--{f.name}" for f in fields(config_class)], n=1)
+        raise UserError(f"unknown option {name}" + (
+            f": did you mean {similar[0]}?" if similar else ". `--help` lists all options."))
     recipe = read_recipe(config.recipe, config_class) if getattr(config, "recipe", None) else []
     try:
         parser.parse_args(recipe)
@@ -85,9 +87,9 @@ def parse(config_class, argv, earlier=()):
 
 @functools.cache
 def own_function(word, option):
-    """The function of a user's own Python file, which `word`, FILE.py:FUNCTION, names. The file may import its neighbours.
+    """The function that `word`, FILE.py:FUNCTION, names. FILE.py may import other files of its folder.
 
-    option: that the word is a value of, for the message of the UserError if there is no such function.
+    option: the option that has this value, for error messages. Raises UserError if there is no such function.
     """
     path, name = word.rsplit(":", 1)
     if not Path(path).is_file():
@@ -101,8 +103,8 @@ def own_function(word, option):
         raise UserError(f"{option}: {path} cannot be imported: {one_line(error)}.") from None
     function = getattr(module, name, None)
     if not callable(function):
-        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"{option}: {path} has no function '{name}'. It has {', '.join(there) or 'none'}.")
+        found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"{option}: {path} has no function '{name}'. It has {', '.join(found) or 'none'}.")
     return function
 
 
@@ -111,7 +113,7 @@ def one_line(error):
 
 
 def at_least(config, limits):
-    """Refuse an option below its least value, or infinite. limits: {option: least}; None is an option not given."""
+    """Refuse a value that is too small, or infinite. limits: {option: smallest value}. None means "not given"."""
     for name, least in limits.items():
         value = getattr(config, name)
         if value is not None and not least <= value < math.inf:
@@ -119,7 +121,7 @@ def at_least(config, limits):
 
 
 def run_program(main):
-    """Call main(argv); a user's mistake ends the program with its sentence and exit code 2."""
+    """Call main(argv). A user's mistake ends the program with one sentence and exit code 2."""
     try:
         sys.exit(main(sys.argv[1:]))
     except UserError as error:

@@ -1,20 +1,21 @@
 """`train.py --plan`: the memory that a run needs on each device, item by item, before any weights are loaded.
 
-Only the model's config.json is read. Its parameters are counted on PyTorch's `meta` device, where a tensor has a shape and no
-memory. Bytes per parameter on a GPU (the compute dtype there is bfloat16, on a CPU float32):
+Only the model's config.json is read. The parameters are counted on PyTorch's `meta` device, where a tensor has a shape
+but no memory. On a GPU the compute dtype is bfloat16, on a CPU it is float32. Bytes per parameter on a GPU:
 
-    weights          4    float32 masters. LoRA: 2, frozen, and 4 of each adapter's
-    gradients        4    of what is trained, as the next two; given back after the update
+    weights          4    float32 masters. LoRA: 2 for a frozen parameter, 4 for a parameter of the adapters
+    gradients        4    for trained parameters only, as the next two lines; freed after the update
     optimizer        8    AdamW's two moments
-    AdamW's step     4    the square roots of the second moments, while it lasts
-    reference        2    with β > 0. LoRA: none, it is the policy without its adapters
-    compute copy     2    the casts that autocast keeps from a forward pass to its backward pass. LoRA: the adapters'
-    rollout copy     2    what samples. LoRA: none. vLLM has a fixed share of the device instead, for its cache too
+    AdamW's step     4    the square roots of the second moments, during the optimizer step
+    reference        2    if β > 0. LoRA: 0, because the reference is the policy without its adapters
+    compute copy     2    the casts that autocast keeps from a forward pass to its backward pass. LoRA: only adapters
+    rollout copy     2    the weights that sample. LoRA: 0. vLLM: a fixed share of the device instead, with its cache
 
-`--shard full` divides the first five by the number of devices. A pass then gathers the layers one after the other in the compute
-dtype, and the rollout copy stays whole. PPO's critic is a second backbone that is trained. A reward model takes 4.
+`--shard full` divides the first five by the number of devices. Each pass then gathers the layers one after the other
+in the compute dtype. The rollout copy is not divided. PPO's critic is a second backbone that is trained. A reward
+model takes 4 bytes per parameter.
 
-The rest grows with the tokens. The plan is for the worst case: every prompt and every completion is as long as allowed.
+The rest grows with the tokens. The plan assumes the worst case: all prompts and completions have their maximal length.
 Activations are those of a dense decoder with RMSNorm, a gated MLP and fused attention (Qwen, Llama, Mistral, …).
 """
 
@@ -33,10 +34,10 @@ from engine.tasks.questions import read_jsonl
 from engine.tasks.table import TASKS, task_of
 
 GB = 10**9
-USABLE = 0.95  # of a device's memory: the rest is for CUDA's context, NCCL's buffers and the gaps between tensors
-GPU_SHARE = 0.3  # of a GPU's memory for vLLM's weights, activations and cache; the rest is the trainer's
+USABLE = 0.95  # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between tensors
+GPU_SHARE = 0.3  # share of a GPU's memory for vLLM's weights, activations and cache; the trainer has the rest
 PHASES = ("building", "generation", "update", "optimizer step", "evaluation")
-EVALUATED = 256  # completions that an evaluation samples at a time, if that takes no more memory than training does
+EVALUATED = 256  # completions that an evaluation samples at a time; fewer if they would need more memory than training
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Plan:
     questions: int  # per device and step, like the next two
     completions: int
     kept: int
-    evaluated: int  # completions that the evaluations sample at a time; 0: there are none
+    evaluated: int  # completions that an evaluation samples at a time; 0: no evaluation
     items: dict  # {name: bytes on a device in each of the PHASES}
 
     @property
@@ -57,7 +58,7 @@ class Plan:
 
 
 def judges(config):
-    """Bytes of the reward models of a run, in float32. Like the policy's, their config.json tells."""
+    """Bytes of the reward models of a run, in float32, counted from their config.json."""
     total = 0
     for name in (word.split(":")[1] for word in config.rewards or () if word.startswith("RewardModel:")):
         from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -66,7 +67,8 @@ def judges(config):
             with torch.device("meta"):
                 model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(name))
         except (OSError, ValueError) as error:
-            raise UserError(f"the config.json of the reward model {name} cannot be read ({str(error).split(chr(10))[0][:200]}).") from None
+            raise UserError(f"the config.json of the reward model {name} cannot be read "
+                            f"({str(error).split(chr(10))[0][:200]}).") from None
         total += 4 * sum(p.numel() for p in model.parameters())
     return total
 
@@ -74,69 +76,72 @@ def judges(config):
 def saved_by_layer(shape, compute, stream, lora):
     """Bytes per token that a decoder layer keeps for its backward pass.
 
-    compute, stream: bytes of a number in the layer's products, and in the residual stream from layer to layer.
+    compute: bytes per number in the layer's matrix products. stream: bytes per number in the residual stream.
     """
     hidden, heads, kv_heads, head, inner = widths(shape)
-    # two norms: the input in float32, and what is multiplied with the norm's weight, where that weight is trained
+    # two norms: each keeps its input in float32 and, if its weight is trained, what that weight multiplies
     norms = 2 * hidden * (4 + (0 if lora else stream))
-    # the inputs of q, k, v, gate and up: a cast for each, or two tensors that they share where no cast is needed
+    # the inputs of q, k, v, gate and up: a cast for each; without casts q, k, v share one tensor, gate and up another
     casts = compute < (4 if lora else stream)
     inputs = compute * hidden * (5 if casts else 2)
-    # q, k, v, the output; and a float32 per head, from which the backward pass finds the scores again
+    # q, k, v, the output; and one float32 per head, from which the backward pass computes the scores again
     attention = compute * (2 * heads + 2 * kv_heads) * head + 4 * heads
-    # gate, silu(gate), up, and the product of the last two
+    # the MLP: gate, silu(gate), up, and silu(gate) · up
     return norms + inputs + attention + 4 * compute * inner
 
 
 def of_parameters(config, model, critic, devices, on_gpu):
-    """What the parameters need: (how many there are, how many are trained, items)."""
+    """(number of parameters, number of trained parameters, {item: bytes in each of the PHASES} that they need)."""
     shard, lora, compute = config.shard == "full", config.lora, 2 if on_gpu else 4
     sizes = [p.numel() for p in model.parameters()]
     total = sum(sizes)
-    if lora:  # on a (out, in) matrix: (rank, in) and (out, rank)
+    if lora:  # the adapter of an (out, in) matrix: (rank, in) and (out, rank)
         sizes = [lora * n for m in model.base_model.modules() if isinstance(m, torch.nn.Linear) for n in m.weight.shape]
     largest, trained = max(sizes), sum(sizes) + (sum(p.numel() for p in model.base_model.parameters()) if critic else 0)
-    parts = devices if shard else 1
-    weights = (4 * trained + (compute * total if lora else 0)) // parts
-    gradients, moments = 4 * trained // parts, 8 * trained // parts
-    reference = compute * total // parts if config.beta and not lora else 0
+    sharing = devices if shard else 1  # devices that share one copy
+    weights = (4 * trained + (compute * total if lora else 0)) // sharing
+    gradients, moments = 4 * trained // sharing, 8 * trained // sharing
+    reference = compute * total // sharing if config.beta and not lora else 0
     rollout = compute * total if (shard or (on_gpu and not lora)) and config.rollout == "own" else 0
-    if shard:  # embedding, head and two layers, the one at work and the next, with their gradients before these are shared out
+    if shard:  # embedding, head, this layer and the next, and the gradients of these before they are divided
         layers = next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))
         layer = sum(p.numel() for p in layers[0].parameters())
-        copy, passing = compute * (total - layer * max(0, len(layers) - 2)) * 2, 0
-    else:  # the casts; and a gradient on its way to that of the micro-batches before, at most in two pieces
-        copy, passing = (2 * sum(sizes) if on_gpu else 0), 8 * largest
-    step = gradients if on_gpu else 8 * largest // parts  # all parameters at once, or one after the other
-    passed = 4 * largest if shard else 0  # a whole tensor, from which every device takes its part
+        copy, new_gradient = compute * (total - layer * max(0, len(layers) - 2)) * 2, 0
+    else:  # the casts; and a tensor's new gradient, twice at most, before it is added to that of earlier micro-batches
+        copy, new_gradient = (2 * sum(sizes) if on_gpu else 0), 8 * largest
+    step = gradients if on_gpu else 8 * largest // sharing  # all parameters at once, or one after the other
+    whole_tensor = 4 * largest if shard else 0  # each device takes its share of it
     return total, trained, {
         "weights": (weights,) * 5,
-        "gradients": (0, 0, gradients + passing, gradients, 0),
+        "gradients": (0, 0, gradients + new_gradient, gradients, 0),
         "optimizer": (0, moments, moments, moments + step, moments),
         "reference": (reference,) * 5,
-        "compute copy": (passed, 0, copy, 0, 0),
+        "compute copy": (whole_tensor, 0, copy, 0, 0),
         "rollout copy": (rollout,) * 5,
     }
 
 
 def of_a_row(config, model, on_gpu):
-    """Bytes of one completion that is sampled: (its keys and values, its logits, its prompt while that is read)."""
+    """Bytes to sample one completion: (keys and values, logits, activations while its prompt is read)."""
     shape, compute = model.config.get_text_config(), 2 if on_gpu else 4
     hidden, heads, kv_heads, head, inner = widths(shape)
     prompt = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
-    # keys and values; those of a layer are held twice, one of them at a time, while a token is appended
+    # keys and values; while a token is appended, those of one layer are there twice
     cache = (prompt + config.max_new_tokens) * kv_heads * head * compute * (2 * shape.num_hidden_layers + 1)
-    # a token's logits; in float32 its log-softmax, its softmax, and as many random numbers to draw with
+    # a token's logits; in float32 its log-softmax, its softmax, and as many random numbers, which choose the token
     logits = shape.vocab_size * (compute + 12)
-    # the residual stream, what is added to it and its norm; gate, up and their product; the keys and values so far
+    # the residual stream, what is added to it, and its norm; gate, up and their product; the keys and values so far
     reading = prompt * compute * (4 * hidden + 3 * inner + 2 * shape.num_hidden_layers * kv_heads * head)
-    if config.lora:  # what an adapter adds to gate or up is float32, and so is the sum with it
+    if config.lora:  # what an adapter adds to gate or up is float32, and so is the sum
         reading += prompt * 8 * inner
     return cache, logits, reading
 
 
 def of_tokens(config, model, rows, kept, on_gpu):
-    """What the tokens need: (items, whether a mini-batch is one micro-batch). rows, kept: completions of a device and step."""
+    """({item: bytes in each of the PHASES} that the tokens need, whether a mini-batch is one micro-batch).
+
+    rows, kept: completions sampled and kept per device and step.
+    """
     shape, compute = model.config.get_text_config(), 2 if on_gpu else 4
     hidden, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     length = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens) + config.max_new_tokens
@@ -145,60 +150,64 @@ def of_tokens(config, model, rows, kept, on_gpu):
     stream = 2 if on_gpu and (config.shard == "full" or config.lora) else 4
     layer = saved_by_layer(shape, compute, stream, config.lora)
     per_token = layers * stream * hidden + layer if config.gradient_checkpointing else layers * layer
-    # a completion that is longer than a micro-batch has one of its own
-    everything = math.ceil(kept / config.minibatches) * length
-    tokens = min(max(config.micro_batch_tokens, length), everything)
-    # the final norm's and the head's input, and their gradients
+    # a completion that is longer than a micro-batch gets a micro-batch of its own
+    minibatch = math.ceil(kept / config.minibatches) * length
+    tokens = min(max(config.micro_batch_tokens, length), minibatch)
+    # per token also the inputs of the final norm and of the head, and their gradients
     activations = tokens * (per_token + 5 * stream * hidden)
-    # of a chunk, in float32: logits, logits / temperature, log-softmax
+    # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
     chunk = min(max(1, CHUNK_ELEMENTS // vocabulary), tokens * config.max_new_tokens // length) * vocabulary * 12
-    items = {"KV cache": (0, rows * cache, 0, 0, 0), "activations": (0, 0, activations, 0, 0), "logits": (0, rows * logits, chunk, 0, 0)}
-    if config.rollout == "vllm":  # keeps its share, for its weights too
+    items = {
+        "KV cache": (0, rows * cache, 0, 0, 0),
+        "activations": (0, 0, activations, 0, 0),
+        "logits": (0, rows * logits, chunk, 0, 0),
+    }
+    if config.rollout == "vllm":  # vLLM always holds its share, which has room for its weights too
         share = GPU_SHARE * memory_of_device(config)
         items = {"vLLM": (share,) * 5, "activations": (0, 0, activations, 0, 0), "logits": (0, 0, chunk, 0, 0)}
-    return items, tokens == everything
+    return items, tokens == minibatch
 
 
 def evaluated(config, model, items, on_gpu):
-    """(completions that the evaluations sample at a time, items with what these need).
+    """(completions that an evaluation samples at a time, `items` with their memory added).
 
-    As many as take no more memory than training does, and at most EVALUATED. Every completion is of another question.
+    They are at most EVALUATED, and need no more memory than training does. Each completion has its own question.
     """
     if not config.eval_dataset or config.rollout == "vllm":
         return (EVALUATED if config.eval_dataset else 0), items
-    *training, held = (sum(column) for column in zip(*items.values()))
+    *training, evaluation = (sum(column) for column in zip(*items.values()))
     cache, logits, reading = of_a_row(config, model, on_gpu)
-    rows = int(min(EVALUATED, max(1, (max(training) - held) // max(cache + logits, reading))))
-    more = {"KV cache": rows * cache, "logits": rows * logits, "activations": rows * max(0, reading - cache - logits)}
-    return rows, {name: (*row[:-1], row[-1] + more.get(name, 0)) for name, row in items.items()}
+    rows = int(min(EVALUATED, max(1, (max(training) - evaluation) // max(cache + logits, reading))))
+    added = {"KV cache": rows * cache, "logits": rows * logits, "activations": rows * max(0, reading - cache - logits)}
+    return rows, {name: (*row[:-1], row[-1] + added.get(name, 0)) for name, row in items.items()}
 
 
 def plan(config, *, model=None, on_gpu=True):
-    """The Plan of a run. config: as `config.check` leaves it. model: `skeleton`'s."""
+    """The Plan of a run. config: the result of `config.check`. model: the result of `skeleton`."""
     model, algorithm = model or skeleton(config), algorithm_of(config)
     devices = (config.plan and config.devices) or ranks.world_size()
     questions = algorithm.questions_per_step
     rows, kept = questions * config.group_size, questions * algorithm.k
     total, trained, items = of_parameters(config, model, algorithm.critic, devices, on_gpu)
-    more, one_piece = of_tokens(config, model, rows, kept, on_gpu)
-    if one_piece and not algorithm.critic:  # the gradients come while the activations go
+    token_items, one_micro_batch = of_tokens(config, model, rows, kept, on_gpu)
+    if one_micro_batch and not algorithm.critic:  # gradients grow while activations are freed: the peaks do not add up
         *before, update, step, after = items["gradients"]
-        items["gradients"] = (*before, max(update - step, update - more["activations"][2]), step, after)
+        items["gradients"] = (*before, max(update - step, update - token_items["activations"][2]), step, after)
     if of_judges := judges(config):
         items["reward models"] = (0, *(of_judges,) * 4)
-    at_a_time, items = evaluated(config, model, items | more, on_gpu)
+    at_a_time, items = evaluated(config, model, items | token_items, on_gpu)
     return Plan(total, trained, devices, questions, rows, kept, at_a_time, items)
 
 
 def helps(config, model):
-    """What would lower the peak: (words, bytes saved), each found by planning again with that one change. The best three."""
+    """The three changes that lower the peak most, as (words, bytes saved). Each change is planned by itself."""
     now = plan(config, model=model)
     config, changes, critic = replace(config, plan=True, devices=now.devices), [], algorithm_of(config).critic
-    if not config.lora:  # whose adapters are not shared out
-        double = config.shard == "full" or now.devices == 1
+    if not config.lora:  # --lora cannot be combined with --shard full
+        more_devices = config.shard == "full" or now.devices == 1
         changes.append(
-            (f"{2 * now.devices} devices with --shard full", {"devices": 2 * now.devices, "shard": "full"}) if double
-            else ("--shard full", {"shard": "full"}))
+            (f"{2 * now.devices} devices with --shard full", {"devices": 2 * now.devices, "shard": "full"})
+            if more_devices else ("--shard full", {"shard": "full"}))
     changes.append(("--gradient_checkpointing", {"gradient_checkpointing": True}))
     if not (config.lora or critic or config.refresh_reference or config.shard == "full" or config.rollout == "vllm"):
         changes.append(("--lora 16", {"lora": 16}))
@@ -207,32 +216,34 @@ def helps(config, model):
     for name in ("micro_batch_tokens", "questions_per_step", "max_new_tokens"):
         half = max(1, getattr(config, name) // 2)
         changes.append((f"--{name} {half}", {name: half}))
-    saved = [(words, max(now.peaks) - max(plan(replace(config, **change), model=model).peaks)) for words, change in changes]
-    return sorted([(words, much) for words, much in saved if much > 0.05 * GB], key=lambda pair: -pair[1])[:3]
+    savings = [
+        (words, max(now.peaks) - max(plan(replace(config, **change), model=model).peaks)) for words, change in changes]
+    return sorted([(words, saved) for words, saved in savings if saved > 0.05 * GB], key=lambda pair: -pair[1])[:3]
 
 
 def memory_of_device(config):
-    """Bytes of a device: as told, else the GPU's own, else 80 GB."""
+    """Bytes of a device: --device_gb, else the memory of this machine's GPU, else 80 GB."""
     if config.device_gb is None and torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return (config.device_gb or 80) * GB
 
 
 def check_fit(config, model=None):
-    """Raises UserError, naming the three settings that would help most, where the run does not fit a GPU."""
+    """Raises UserError if the run does not fit a GPU. The error names the three changes that would help most."""
     model = model or skeleton(config)
     peaks, device = plan(config, model=model).peaks, memory_of_device(config)
     if max(peaks) > USABLE * device:
         cures = ", ".join(f"{words} (saves {saved / GB:.1f} GB)" for words, saved in helps(config, model))
         raise UserError(
-            f"the run does not fit: it needs {max(peaks) / GB:.1f} GB in the {PHASES[peaks.index(max(peaks))]}, and a device of "
-            f"{device / GB:.0f} GB has {USABLE * device / GB:.1f} GB for it; what helps most: {cures or 'a smaller model'}.")
+            f"the run does not fit: it needs {max(peaks) / GB:.1f} GB in the {PHASES[peaks.index(max(peaks))]}, "
+            f"and a device of {device / GB:.0f} GB has {USABLE * device / GB:.1f} GB for it; "
+            f"what helps most: {cures or 'a smaller model'}.")
 
 
 def fit(config):
-    """(completions that an evaluation samples at a time, what `check_fit` says as a list of notes) of a run on a GPU.
+    """(completions that an evaluation samples at a time, notes) of a run on a GPU.
 
-    A real run is not refused, for the plan's worst case may never come.
+    The plan's worst case may never come. So if the run does not fit the plan, it gets a note and is not refused.
     """
     model = skeleton(config)
     try:
@@ -244,21 +255,25 @@ def fit(config):
 
 
 def show(config):
-    """Print the plan of a run on GPUs. Returns 0; raises UserError where it does not fit."""
+    """Print the plan of a run on GPUs. Returns 0; raises UserError if the run does not fit."""
     model = skeleton(config)
     p, device = plan(config, model=model), memory_of_device(config)
-    known = task_of(config.dataset).train_questions or (None if config.dataset in TASKS else len(read_jsonl(config.dataset)))
-    steps = f"{math.ceil(known / (p.questions * p.devices)):,} ({known:,} questions)" if known else "unknown"
+    questions = task_of(config.dataset).train_questions or (
+        None if config.dataset in TASKS else len(read_jsonl(config.dataset)))
+    steps = (f"{math.ceil(questions / (p.questions * p.devices)):,} ({questions:,} questions)"
+             if questions else "unknown")
     if ranks.rank() == 0:
-        print(f"{config.algorithm}, {config.model} on {config.dataset}: {p.devices} x {device / GB:.0f} GB, --shard {config.shard}\n"
-              f"parameters {p.parameters:,}, trained {p.trained:,}\n\n{'in a step':18}{'per device':>16}{'all devices':>16}")
+        print(f"{config.algorithm}, {config.model} on {config.dataset}: "
+              f"{p.devices} x {device / GB:.0f} GB, --shard {config.shard}\n"
+              f"parameters {p.parameters:,}, trained {p.trained:,}\n\n"
+              f"{'in a step':18}{'per device':>16}{'all devices':>16}")
         for name in ("questions", "completions", "kept"):
             print(f"{name:18}{getattr(p, name):16,}{getattr(p, name) * p.devices:16,}")
         if p.evaluated:
             print(f"{'evaluated at once':18}{p.evaluated:16,}{p.evaluated * p.devices:16,}")
         print(f"{'steps per epoch':18}{steps}\n\n{'GB per device':18}" + "".join(f"{phase:>16}" for phase in PHASES))
         for name, row in [*p.items.items(), ("peak", p.peaks)]:
-            print(f"{name:18}" + "".join(f"{held / GB:16.2f}" if held else f"{'-':>16}" for held in row))
+            print(f"{name:18}" + "".join(f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in row))
         print(f"\nThe peak, in the {PHASES[p.peaks.index(max(p.peaks))]}, is {max(p.peaks) / GB:.1f} GB; a device has "
               f"{USABLE * device / GB:.1f} GB for it.", flush=True)
     check_fit(config, model)

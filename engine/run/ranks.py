@@ -1,4 +1,4 @@
-"""The few things that ranks say to each other. Without torchrun, or with one process, each is the identity."""
+"""What the ranks, the processes of one run, tell each other. With one process, values come back unchanged."""
 
 import atexit
 import os
@@ -12,22 +12,24 @@ from engine.run.options import UserError
 
 
 def start():
-    """Join the other ranks, if there are any, and return this rank's device. gloo on CPU, nccl on GPU."""
+    """Join the other ranks, if there are any, and return this rank's device. GPUs talk by nccl, CPUs by gloo."""
     local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if gpus and local >= gpus:
-        raise UserError(f"this machine has {gpus} GPU{'s' * (gpus > 1)}, and torchrun started more processes: --nproc-per-node {gpus}.")
+        raise UserError(f"this machine has {gpus} GPU{'s' * (gpus > 1)}, and torchrun started more processes: "
+                        f"--nproc-per-node {gpus}.")
     device = torch.device("cuda", local) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun keeps one store for all restarts of a job, and it still holds the addresses of processes that are gone
+            # torchrun keeps one store for all restarts of a job: it still holds the addresses of dead processes
             store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-        # nccl is told its GPU at once: else each rank would guess one at its first word to the others
-        backend, bound = ("nccl", device) if gpus else ("gloo", None)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1), device_id=bound)
-        # a thread of gloo takes Python's lock to let go of the last tensors: if Python has ended by then, the process aborts
+        # nccl gets its GPU here: otherwise each rank would guess one at its first message
+        backend, gpu = ("nccl", device) if gpus else ("gloo", None)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1), device_id=gpu)
+        # a thread of gloo needs Python's lock to free the last tensors: if Python has ended before, the process aborts
         atexit.register(time.sleep, 0.2)
     return device
 
@@ -38,7 +40,7 @@ def stop():
 
 
 def is_alone(error):
-    """Whether a RuntimeError says that another rank has left the talk."""
+    """Whether a RuntimeError means that another rank has ended."""
     return world_size() > 1 and (isinstance(error, dist.DistBackendError) or "gloo" in str(error))
 
 
@@ -51,9 +53,9 @@ def world_size():
 
 
 def all_sum(values, device, op="sum"):
-    """A dict of floats, summed over the ranks (op "max": the largest). Every rank must bring the same keys.
+    """A dict of floats, summed over the ranks (op "max": the largest). Every rank must pass the same keys.
 
-    values: numbers, or 0-dimensional tensors on `device`, which are read off it all at once.
+    values: numbers, or 0-dimensional tensors on `device`. The tensors are read off the device all at once.
     """
     packed = list(values.values())
     if isinstance(packed[0], torch.Tensor):
@@ -68,7 +70,7 @@ def all_sum(values, device, op="sum"):
 
 
 def even_out(parts, filler, device):
-    """`parts` with what `filler()` makes behind them, so that every rank has as many as the others."""
+    """`parts`, followed by results of `filler()`: as many as are needed until all ranks have equally many."""
     most = all_sum({"parts": len(parts)}, device, op="max")["parts"]
     return parts + [filler() for _ in range(int(most) - len(parts))]
 
@@ -79,16 +81,19 @@ def gather(rows):
         return rows
     lists = [None] * world_size()
     dist.all_gather_object(lists, rows)
-    return [row for part in lists for row in part]
+    return [row for rows_of_rank in lists for row in rows_of_rank]
 
 
 def over_all_groups(advantages, rewards):
-    """This rank's part of `advantages` over the groups of all ranks, for a normalisation over the whole batch. rewards: (R, Q, G)."""
+    """Call `advantages` with the groups of all ranks, to normalise over the whole batch. Returns the rows of this rank.
+
+    rewards: (R, Q, G), of this rank. advantages: a function (R, Q, G) → (Q, G).
+    """
     if world_size() == 1:
         return advantages(rewards)
     groups = gather([(rank(), group) for group in rewards.unbind(1)])
-    mine = [i for i, (owner, _) in enumerate(groups) if owner == rank()]
-    return advantages(torch.stack([group for _, group in groups], dim=1))[mine]
+    of_this_rank = [i for i, (owner, _) in enumerate(groups) if owner == rank()]
+    return advantages(torch.stack([group for _, group in groups], dim=1))[of_this_rank]
 
 
 def from_first(value):

@@ -1,4 +1,4 @@
-"""A run: where it stands, what it leaves behind, and why it ends."""
+"""The state of a run: how far it is, what it saves, and why it ends."""
 
 import math
 import random
@@ -15,30 +15,31 @@ from engine.run.options import UserError
 from engine.run.trackers import Tracker
 from engine.tasks.questions import fingerprint, take
 
-BAD_UPDATES = 5  # so many updates in a row that are not finite end the run
+BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
 
 
 def learning_rate(progress, peak, warmup):
-    """Linear warm-up over the first `warmup` of the run, then a cosine down to 0. progress in [0, 1]."""
+    """Linear warm-up over the share `warmup` of the run, then a cosine down to 0. progress, warmup: in [0, 1]."""
     if progress <= warmup:
         return peak * progress / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
 def run_progress(steps_done, steps, questions_done, questions, per_step):
-    """Where the middle of the next step lies in the run, in [0, 1]. The run ends with its steps or its questions, whichever is first.
+    """The place of the middle of the next step in the run, in [0, 1].
 
-    A step takes `per_step` questions, or more with dynamic sampling: as many as the steps so far have taken on average.
+    The run ends after its steps or its questions, whichever comes first. A step takes `per_step` questions. With
+    dynamic sampling it may take more: as many as the earlier steps took on average.
     """
-    most, taken = math.ceil(questions / per_step), questions_done / per_step  # in units of such a step
-    expected = min(max(1, taken / max(1, steps_done)), most - taken)
-    return max((steps_done + 0.5) / steps, (taken + expected / 2) / most)
+    end, taken = math.ceil(questions / per_step), questions_done / per_step  # in units of `per_step` questions
+    expected = min(max(1, taken / max(1, steps_done)), end - taken)
+    return max((steps_done + 0.5) / steps, (taken + expected / 2) / end)
 
 
 class Run:
-    """The state of a run, and all that happens between two steps.
+    """The state of a run, and everything that happens between two steps.
 
-    source: the model that the run started from. saved: the state of the checkpoint at which it goes on, or None.
+    source: the model that the run started from. saved: the state in the checkpoint that is resumed, or None.
 
         with run:
             while not run.over:
@@ -48,26 +49,28 @@ class Run:
     def __init__(self, config, algorithm, networks, questions, source, saved=None):
         self.config, self.algorithm, self.networks, self.questions = config, algorithm, networks, questions
         self.folder, world = Path(config.output_dir), ranks.world_size()
-        self.total = max(1, round(config.epochs * len(questions)))  # questions
-        # what a resumed run takes up again; step, order of the questions and random numbers follow from it and from the seed
+        self.total = max(1, round(config.epochs * len(questions)))  # in questions
+        # a resumed run starts from these values; the order of the questions and the random numbers follow from the seed
         self.state = {
             "step": 0, "position": 0, "seconds": 0.0, "no_signal_steps": 0, "skipped_updates": 0, "skipped_in_a_row": 0,
-            "history": [],  # of GFPO's adaptive k
-            "before": {}, "source": source, "data": fingerprint(questions), "per_step": algorithm.questions_per_step * world,
+            "history": [],  # the mean reward of each question, for GFPO's adaptive k
+            "before": {}, "source": source, "data": fingerprint(questions),
+            "per_step": algorithm.questions_per_step * world,
         }
         if saved:
             self.state |= checkpoint.agreed(self.folder, saved, self.state)
-        self.per_step = self.state["per_step"]  # as the run was started, on however many devices it goes on
+        self.per_step = self.state["per_step"]  # as at the start of the run, even if the number of devices has changed
         self.steps = min(config.steps or math.inf, math.ceil(self.total / self.per_step))
         if world > min(self.per_step, self.total):
-            raise UserError(f"{world} devices for {min(self.per_step, self.total)} questions: start as many processes at the most.")
+            raise UserError(f"{world} devices for {min(self.per_step, self.total)} questions: "
+                            "start at most one process per question.")
         if saved:
             checkpoint.check_unfinished(self.folder, self.state, self.steps)
         self.resumed, self.stopped = bool(saved), False
 
     @property
     def saved_networks(self):
-        """What a checkpoint holds beside the policy."""
+        """The networks that a checkpoint holds besides the policy."""
         networks = {"critic": self.networks.critic} if self.networks.critic else {}
         return networks | ({"reference": self.networks.reference} if self.config.refresh_reference else {})
 
@@ -90,22 +93,25 @@ class Run:
     # --- between the steps ---
 
     def open(self, examine, notes):
-        """Evaluate a new model, save it, and open the logs. Then there is something to resume."""
+        """Evaluate and save the model of a new run, and open the logs. From here on, the run can be resumed."""
         for note in dict.fromkeys(notes):
             self.say(f"note: {note}")
         if not self.resumed:
             self.state["before"] = examine(label="before")
             if not self.save():
-                raise UserError("stopped, for a run that cannot be saved would be lost: free the disk, or name another --output_dir.")
+                raise UserError("stopped, because a run that cannot be saved would be lost: "
+                                "free the disk, or name another --output_dir.")
         if ranks.rank() == 0:
             logs.open_run(self.folder, self.config, self.state["step"])
-        self.tracker = Tracker(self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"], asdict(self.config))
+        self.tracker = Tracker(
+            self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"], asdict(self.config))
         ranks.barrier()
         return self
 
     def __enter__(self):
         self.interrupt = logs.Interrupt().__enter__()
-        self.bar = tqdm(total=self.steps, initial=self.state["step"], desc=self.algorithm.name, disable=ranks.rank() > 0)
+        self.bar = tqdm(
+            total=self.steps, initial=self.state["step"], desc=self.algorithm.name, disable=ranks.rank() > 0)
         return self
 
     def __exit__(self, *error):
@@ -113,7 +119,10 @@ class Run:
         self.interrupt.__exit__(*error)
 
     def begin_step(self):
-        """Set the learning rates. Returns all the randomness of the step: it follows from three numbers, so a resumed run repeats it."""
+        """Set the learning rates. Returns the step's generator of random numbers.
+
+        The generator follows from the seed, the step and the rank, so a resumed run draws the same numbers.
+        """
         config, state = self.config, self.state
         progress = run_progress(state["step"], self.steps, state["position"], self.total, self.per_step)
         for group, peak in zip(self.networks.optimizer.param_groups, (config.lr, config.critic_lr)):
@@ -121,19 +130,23 @@ class Run:
         return random.Random(f"{config.seed} {state['step'] + 1} {ranks.rank()}")
 
     def next_questions(self, count=None):
-        """This device's share of the next `count` questions (None: of a whole step's); None if none are left."""
+        """This device's share of the next `count` questions, or None if none are left.
+
+        count None: the questions of a whole step.
+        """
         position, count = self.state["position"], min(count or self.per_step, self.total - self.state["position"])
         self.state["position"] += count
-        return take(self.questions, position, count, self.config.seed)[ranks.rank() :: ranks.world_size()] if count else None
+        return (take(self.questions, position, count, self.config.seed)[ranks.rank() :: ranks.world_size()]
+                if count else None)
 
     def record(self, metrics, sample):
-        """What follows a step: its place in the logs and in the state, a checkpoint if one is due, and whether the run ends."""
+        """Log a step, update the state, save a checkpoint if one is due, and find out whether the run ends."""
         state, step = self.state, self.state["step"] + 1
-        mean_rewards, updates = metrics.pop("mean_rewards"), metrics.pop("skipped")
+        mean_rewards, were_skipped = metrics.pop("mean_rewards"), metrics.pop("skipped")
         metrics.pop("nonzero")
         if self.algorithm.ks:
             state["history"] += mean_rewards
-        for skipped in updates:
+        for skipped in were_skipped:
             state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
         state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
                   "no_signal_steps": state["no_signal_steps"] + (metrics["loss"] is None),
@@ -150,7 +163,8 @@ class Run:
         if refresh and step % refresh == 0:
             self.networks.reference.load_state_dict(self.networks.model.state_dict())
         self.interrupt.share(self.networks.model.device)
-        due = step % self.config.save_every == 0 and not state["skipped_in_a_row"]  # while updates fail, the last good one stays
+        # while updates fail, the last good checkpoint stays the newest
+        due = step % self.config.save_every == 0 and not state["skipped_in_a_row"]
         if (due or self.over) and not self.save() and self.over:
             raise UserError(f"the run has ended at step {step}, but what it learned since its last checkpoint is lost.")
 
@@ -159,31 +173,36 @@ class Run:
         state, limit = self.state, self.config.stop_kl
         if state["skipped_in_a_row"] >= BAD_UPDATES:
             raise UserError(
-                f"stopped at step {state['step']}: {state['skipped_in_a_row']} updates in a row had a loss or a gradient that is "
-                f"not finite, and were skipped. Lower --lr, or look into samples.jsonl. {checkpoint.how_to_resume(self.folder)}")
+                f"stopped at step {state['step']}: {state['skipped_in_a_row']} updates in a row had a loss or "
+                "a gradient that is not finite, and were skipped. Lower --lr, or look into samples.jsonl. "
+                f"{checkpoint.how_to_resume(self.folder)}")
         if limit is not None and metrics["kl"] is not None and metrics["kl"] > limit:
             self.stopped = True
-            self.say(f"stopped at step {state['step']}: the KL to the reference is {metrics['kl']:.3g}, above --stop_kl {limit}.")
+            self.say(f"stopped at step {state['step']}: the KL to the reference is {metrics['kl']:.3g}, "
+                     f"above --stop_kl {limit}.")
 
     def save(self):
-        """Write a checkpoint. Returns whether that worked; a run goes on if it did not."""
+        """Write a checkpoint. Returns whether that worked; if not, the run goes on."""
         problem = checkpoint.save(self.folder, self.networks, self.state, self.saved_networks)
         if problem:
-            self.say(f"step {self.state['step']}: the checkpoint could not be written ({problem}). {checkpoint.how_to_resume(self.folder)}")
+            self.say(f"step {self.state['step']}: the checkpoint could not be written ({problem}). "
+                     f"{checkpoint.how_to_resume(self.folder)}")
         return not problem
 
     def close(self, examine, notes):
         """Evaluate the trained model and write the summary, or say how to resume. Returns the exit code."""
         self.tracker.close()
         if not self.at_end:
-            self.say(f"stopped after step {self.state['step']} of {self.steps}. {checkpoint.how_to_resume(self.folder)}")
+            self.say(
+                f"stopped after step {self.state['step']} of {self.steps}. {checkpoint.how_to_resume(self.folder)}")
             return self.interrupt.exit_code
         after = examine(label="after")
         if ranks.rank() == 0:
             from engine.run.curves import curves  # matplotlib takes half a second to import
 
-            about = {"algorithm": self.algorithm.name, "k": self.algorithm.k, **self.state, "notes": notes, "after": after}
-            logs.close_run(self.folder, about, COUNTS)
+            summary = {
+                "algorithm": self.algorithm.name, "k": self.algorithm.k, **self.state, "notes": notes, "after": after}
+            logs.close_run(self.folder, summary, COUNTS)
             curves([self.folder], self.folder / "curves.png")
             if self.config.merge_lora:
                 save_merged(str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged")
@@ -191,11 +210,11 @@ class Run:
 
 
 def in_one_sentence(error, run_dir):
-    """A RuntimeError as a UserError, if it says that memory has run out or that another rank has ended; else the error itself."""
+    """A UserError, if a RuntimeError means that memory has run out or that another rank has ended; else the error."""
     if isinstance(error, torch.OutOfMemoryError):
-        what = f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` tells what takes it."
+        reason = f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."
     elif ranks.is_alone(error):
-        what = "another process of this job has ended; torchrun names it and its reason."
+        reason = "another process of this job has ended; torchrun names it and its reason."
     else:
         return error
-    return UserError(f"{what} {checkpoint.how_to_resume(run_dir)}")
+    return UserError(f"{reason} {checkpoint.how_to_resume(run_dir)}")

@@ -1,4 +1,4 @@
-"""Where a run's metrics go besides its JSON lines: TensorBoard, or Weights & Biases."""
+"""Trackers: a run's metrics can also go to TensorBoard or to Weights & Biases."""
 
 import uuid
 from pathlib import Path
@@ -7,10 +7,10 @@ from engine.run.options import UserError
 
 
 class Tracker:
-    """Metrics by step. name: tensorboard, wandb, or None, which logs nothing (ranks but the first).
+    """Logs metrics by step. name: tensorboard, wandb, or None. None logs nothing; only the first rank has a tracker.
 
-    A run that goes on after `step` takes the place of what was logged beyond it: TensorBoard hides that, Weights & Biases, which
-    finds the run by the id in the run's folder, keeps the earlier of two equal steps. options: shown beside the run.
+    A run that continues after `step` repeats later steps. TensorBoard hides what was logged of them before. Weights &
+    Biases keeps what was logged before; it finds the run by the id in the run's folder. options: shown beside the run.
     """
 
     def __init__(self, name, run_dir, step, options):
@@ -22,22 +22,23 @@ class Tracker:
         if name == "wandb":
             import wandb
 
-            known = Path(run_dir) / "wandb-id"
-            if step == 0 or not known.exists():
-                known.write_text(uuid.uuid4().hex)
+            id_file = Path(run_dir) / "wandb-id"
+            if step == 0 or not id_file.exists():
+                id_file.write_text(uuid.uuid4().hex)
             try:
-                self.run = wandb.init(project="grpo-cppo", name=Path(run_dir).name, dir=run_dir, id=known.read_text(), resume="allow",
-                                      config=options, allow_val_change=True)
+                self.run = wandb.init(
+                    project="grpo-cppo", name=Path(run_dir).name, dir=run_dir, id=id_file.read_text(), resume="allow",
+                    config=options, allow_val_change=True)
             except wandb.Error as error:
                 raise UserError(f"--log wandb: {' '.join(str(error).split())}") from None
 
     def log(self, step, metrics):
-        """Only numbers are logged: what a step without an update leaves open is None."""
+        """Log the metrics that are numbers. Some are None after a step without an update."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         if self.writer:
             for name, value in numbers.items():
                 self.writer.add_scalar(name, value, step)
-            self.writer.flush()  # a run that is killed has lost nothing
+            self.writer.flush()  # a run that is killed loses nothing
         if self.run:
             self.run.log(numbers, step=step)
 
