@@ -126,5 +126,5 @@ def after(config, algorithm):
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({config.max_new_tokens}), "
                         f"not {config.overlong_cache}.")
     if algorithm.kept_first and algorithm.k < 2:
-        raise UserError(
-            f"{config.keep} keeps 1 completion of a question, which has nothing to be compared with: lower --pruning_rate.")
+        raise UserError(f"{config.keep} keeps 1 completion of a question, which has nothing to be compared with: "
+                        "lower --pruning_rate.")

@@ -9,13 +9,13 @@ but no memory. On a GPU the compute dtype is bfloat16, on a CPU it is float32. B
     AdamW's step     4    the square roots of the second moments, during the optimizer step
     reference        2    if β > 0. LoRA: 0, because the reference is the policy without its adapters
     compute copy     2    the casts that autocast keeps from a forward pass to its backward pass. LoRA: only adapters
-    rollout copy     2    the weights that sample. LoRA: 0. vLLM: a fixed share of the device instead, with its cache
+    rollout copy     2    a copy for sampling. LoRA: 0. vLLM has a fixed share of the device instead, cache included
 
 `--shard full` divides the first five by the number of devices. Each pass then gathers the layers one after the other
 in the compute dtype. The rollout copy is not divided. PPO's critic is a second backbone that is trained. A reward
 model takes 4 bytes per parameter.
 
-The rest grows with the tokens. The plan assumes the worst case: all prompts and completions have their maximal length.
+The rest grows with the tokens. The plan assumes the worst case: all prompts and completions are as long as allowed.
 Activations are those of a dense decoder with RMSNorm, a gated MLP and fused attention (Qwen, Llama, Mistral, …).
 """
 

@@ -1,4 +1,4 @@
-"""The reward of mathematics: is a LaTeX answer equal to the gold one? math-verify judges, in a process of its own."""
+"""The reward for mathematics: is a LaTeX answer equal to the gold answer? math-verify judges, in its own process."""
 
 import functools
 import json
@@ -21,15 +21,19 @@ JUDGE_LOCK = threading.Lock()
 
 
 def math_accuracy(completions, answer, **columns):
-    """1.0 where the answer is the gold one's text, or equal to it by the library math-verify; else 0.0.
+    """1.0 if the answer has the same text as the gold answer, or equals it by the library math-verify; else 0.0.
 
-    answer: LaTeX as in MATH, AMC and AIME ("\\frac{1}{2}", "(3,4]", "27"), or solutions that hold it in a `\\boxed{}`.
-    Where it is a number the completion must give one too, not a term of that value ("3*4"). Elsewhere any equal term counts.
-    What cannot be parsed, or judged within MATH_SECONDS and MATH_MEMORY, is wrong and no error. `math_accuracy.verdicts`
-    counts the completions: right, wrong, none (no answer), unparsed, stopped, no gold. A gold answer that cannot be parsed
-    also earns one warning, by name. Raises ImportError where math-verify is not installed. POSIX only.
+    answer: LaTeX as in MATH, AMC and AIME ("\\frac{1}{2}", "(3,4]", "27"), or a solution that holds it in `\\boxed{}`.
+    If the gold answer is a number, the completion must give a number too, not an expression ("3*4"). Otherwise, any
+    equal expression counts. An answer is wrong if it cannot be parsed, or not judged within MATH_SECONDS and
+    MATH_MEMORY. `math_accuracy.verdicts` counts the completions: right, wrong, none (no answer), unparsed, stopped,
+    no gold. "no gold" means that the gold answer cannot be parsed; one warning names that answer.
+    Raises ImportError if math-verify is not installed. POSIX only.
     """
-    verdicts = [_math_verdict(extract_answer(text), gold_answer(gold)) for text, gold in zip(completions, map(str, answer), strict=True)]
+    verdicts = [
+        _math_verdict(extract_answer(text), gold_answer(gold))
+        for text, gold in zip(completions, map(str, answer), strict=True)
+    ]
     math_accuracy.verdicts.update(verdicts)
     return [1.0 if verdict == "right" else 0.0 for verdict in verdicts]
 
@@ -45,7 +49,7 @@ def _math_verdict(given, gold):
         return "right"
     if len(given) > MATH_LENGTH:
         return "unparsed"
-    if MULTIPLE.findall(given) != MULTIPLE.findall(gold):  # "6\text{ million}": math-verify takes any text for a unit
+    if MULTIPLE.findall(given) != MULTIPLE.findall(gold):  # "6\text{ million}": to math-verify any text is a unit
         return "wrong"
     verdict = _ask_judge(gold, given)
     if verdict == "no gold":
@@ -67,20 +71,21 @@ def _ask_judge(gold, given):
         try:
             print(json.dumps([gold, given, MATH_SECONDS]), file=judge.stdin, flush=True)
             verdict = judge.stdout.readline().strip()
-        except BaseException:  # interrupted: its verdict would be read as that of the next answer
+        except BaseException:  # interrupted: this verdict would be taken for the verdict of the next answer
             judge.kill()
             judge.wait()
             raise
-        if not verdict:  # it ran out of time or memory, and is gone
+        if not verdict:  # the judge ran out of time or memory, and has ended
             judge.wait()
         return verdict or "stopped"
 
 
 @functools.cache
 def _judge():
-    """A process of its own for sympy, which can work on for hours: from any thread of ours, a process is all that can be stopped."""
+    """Start the process that judges. sympy may work for hours; from any thread, only a process can be stopped."""
     pipe = subprocess.PIPE
-    judge = subprocess.Popen([sys.executable, str(JUDGE), str(MATH_MEMORY)], stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+    judge = subprocess.Popen(
+        [sys.executable, str(JUDGE), str(MATH_MEMORY)], stdin=pipe, stdout=pipe, text=True, start_new_session=True)
     if judge.stdout.readline() != "ready\n":
         raise ImportError("math_accuracy cannot run math-verify: is it installed? pip install math-verify")
     return judge

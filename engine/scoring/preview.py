@@ -1,4 +1,4 @@
-"""`train.py --check_rewards`: what the rewards say of a few completions, before any time is spent on training."""
+"""`train.py --check_rewards`: the rewards of a few completions, before any time is spent on training."""
 
 import torch
 
@@ -11,24 +11,28 @@ from records import weighted_sum
 
 
 def preview(config, device, n_questions=8):
-    """Sample a group for each of a few questions and print each reward's mean, with the best and the worst completion."""
+    """Sample a group for each of a few questions. Print each reward's mean, its best and its worst completion."""
     model, tokenizer = load_model(base_model(config.model, config.dataset), device)
     room = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
-    questions, _ = load_questions(config.dataset, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room, limit=n_questions)
+    questions, _ = load_questions(
+        config.dataset, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room, limit=n_questions)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
-    drawn = Sampler(model, tokenizer).sample([q["prompt"] for q in questions], config.group_size, sampling, config.seed)
-    texts, chosen = drawn.texts(tokenizer, questions), choose(config.rewards, device, config.reward_timeout)
+    sampled = Sampler(model, tokenizer).sample(
+        [question["prompt"] for question in questions], config.group_size, sampling, config.seed)
+    texts, chosen = sampled.texts(tokenizer, questions), choose(config.rewards, device, config.reward_timeout)
     columns = reward_columns(questions, config.group_size)
     values, failures = score(chosen, texts, columns)
     total = weighted_sum(torch.stack(list(values.values())), [reward.weight for reward in chosen])
     groups = total.view(len(questions), -1)
-    print(f"{len(texts)} completions of {len(questions)} questions, {drawn.lengths.float().mean():.0f} tokens long, "
-          f"{drawn.truncated.float().mean():.0%} cut off; {(groups.amax(1) > groups.amin(1)).sum()} of the groups have a signal; "
+    print(f"{len(texts)} completions of {len(questions)} questions, {sampled.lengths.float().mean():.0f} tokens long, "
+          f"{sampled.truncated.float().mean():.0%} cut off; "
+          f"{(groups.amax(1) > groups.amin(1)).sum()} of the groups have a signal; "
           f"{failures} calls of a reward failed.")
     for reward in chosen:
-        of_one = values[reward.name]
-        print(f"\n{reward.name}, weight {reward.weight:g}: mean {of_one.mean():.3f}, from {of_one.min():g} to {of_one.max():g}, "
-              f"{(of_one > 0).float().mean():.0%} above 0")
-        for label, i in [("best", int(of_one.argmax())), ("worst", int(of_one.argmin()))]:
-            print(f"  {label}, {of_one[i]:g}: {columns['question'][i]!r:.150} (gold answer: {columns['answer'][i].splitlines()[-1]!r:.60})")
+        scores = values[reward.name]
+        print(f"\n{reward.name}, weight {reward.weight:g}: mean {scores.mean():.3f}, "
+              f"from {scores.min():g} to {scores.max():g}, {(scores > 0).float().mean():.0%} above 0")
+        for label, i in [("best", int(scores.argmax())), ("worst", int(scores.argmin()))]:
+            print(f"  {label}, {scores[i]:g}: {columns['question'][i]!r:.150} "
+                  f"(gold answer: {columns['answer'][i].splitlines()[-1]!r:.60})")
             print(f"    {texts[i]!r:.400}")

@@ -1,15 +1,15 @@
-"""A model as the judge."""
+"""A reward that is a model."""
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
 class RewardModel:
-    """A reward that asks a model: any of transformers' sequence classifiers with one label. Its logit is the reward.
+    """A reward that asks a model: any sequence classifier of transformers with one label. The logit is the reward.
 
-    It reads question and completion as a chat where its tokenizer has a template, else one after the other. Weights are
-    float32, dropout is off. device: None is this process's GPU, if any. Raises ValueError if there are more labels, or if the
-    weights lack some: transformers would draw these at random, on every rank others.
+    If its tokenizer has a chat template, the model reads question and completion as a chat; else one after the other.
+    Weights are float32, dropout is off. device: None means this process's GPU, if it has one. Raises ValueError if the
+    model has more labels, or if weights are missing: transformers would fill them at random, differently on each rank.
     """
 
     def __init__(self, name, *, device=None, batch_size=16):
@@ -24,22 +24,23 @@ class RewardModel:
             raise ValueError(f"the weights of {name} lack {min(loading['missing_keys'])}: it is no reward model.")
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        # a causal model's score is read at the last token that is not this one: it must be what we pad with
+        # a causal model is read at the last token that is not this pad token: it must be the tokenizer's
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
 
     def __call__(self, completions, question, **columns):
         texts = [self.text(*pair) for pair in zip(question, completions, strict=True)]
-        plain, cut = self.tokenizer.chat_template is None, self.tokenizer.model_max_length < 10**6
+        no_template, limited = self.tokenizer.chat_template is None, self.tokenizer.model_max_length < 10**6
         scores = []
         for start in range(0, len(texts), self.batch_size):
             batch = texts[start : start + self.batch_size]
-            inputs = self.tokenizer(batch, add_special_tokens=plain, padding=True, truncation=cut, return_tensors="pt")
+            inputs = self.tokenizer(
+                batch, add_special_tokens=no_template, padding=True, truncation=limited, return_tensors="pt")
             with torch.no_grad():
                 scores += self.model(**inputs.to(self.model.device)).logits[:, 0].tolist()
         return scores
 
     def text(self, question, completion):
-        """What the model reads."""
+        """The text that the model reads."""
         if self.tokenizer.chat_template is None:
             return question + completion
         turns = [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]

@@ -1,4 +1,4 @@
-"""The rewards of a run: which functions they are, how much each counts, and what they say of completions."""
+"""The rewards of a run: their functions, their weights, and the values that they give to completions."""
 
 import functools
 import math
@@ -26,12 +26,12 @@ REWARDS = {
         rewards.soft_format_reward, code_accuracy, rewards.code_format, code_runs,
     )
 }
-PATIENCE = 300  # seconds that a batch may lose to completions on which a reward hangs
+PATIENCE = 300  # seconds that one batch may lose because a reward hangs on some completions
 
 
 @dataclass
 class Reward:
-    name: str  # of its part in the logs
+    name: str  # as it stands in the logs
     function: Callable  # (completions, **columns) → list of floats
     weight: float = 1.0
 
@@ -39,9 +39,9 @@ class Reward:
 def choose(words, device=None, timeout=60.0):
     """The rewards that `--rewards` names, each as NAME or NAME:WEIGHT.
 
-    NAME is one of REWARDS, FILE.py:FUNCTION, or RewardModel:MODEL. Without a device a reward model is only named.
-    timeout: seconds that a call of a FILE.py:FUNCTION may take; what can hang in rewards.py has limits of its own.
-    Raises UserError where there is no such reward.
+    NAME is one of REWARDS, FILE.py:FUNCTION, or RewardModel:MODEL. device None: a reward model is not loaded.
+    timeout: seconds that a call of a FILE.py:FUNCTION may take; the other rewards have limits of their own.
+    Raises UserError if there is no such reward.
     """
     chosen = []
     for word in words:
@@ -60,17 +60,23 @@ def choose(words, device=None, timeout=60.0):
         elif name in REWARDS:
             chosen.append(Reward(name, REWARDS[name], weight))
         else:
-            raise UserError(f"unknown reward '{name}': there are {', '.join(REWARDS)}, RewardModel:MODEL, and FILE.py:FUNCTION.")
-    names = [*(reward.name for reward in chosen), "overlong"]  # the name of DAPO's penalty
+            raise UserError(
+                f"unknown reward '{name}': there are {', '.join(REWARDS)}, RewardModel:MODEL, and FILE.py:FUNCTION.")
+    names = [*(reward.name for reward in chosen), "overlong"]  # in the logs, overlong is DAPO's penalty
     for name in {name for name in names if names.count(name) > 1}:
-        raise UserError(f"--rewards names {name} twice." if name != "overlong" else "--rewards: overlong is the name of DAPO's penalty.")
+        raise UserError(f"--rewards names {name} twice." if name != "overlong" else
+                        "--rewards: overlong is the name of DAPO's penalty.")
     return chosen
 
 
 def judge(chosen, dataset, eval_dataset):
-    """The function by which a completion is right or wrong: the first reward, unless `eval_dataset` needs another than `dataset`."""
-    own = task_of(eval_dataset).rewards
-    return chosen[0].function if own == task_of(dataset).rewards or Path(eval_dataset).is_file() else REWARDS[own[0]]
+    """The function that judges whether a completion is right: the run's first reward.
+
+    If `eval_dataset` has other rewards than `dataset`, it is the first reward of `eval_dataset`.
+    """
+    others = task_of(eval_dataset).rewards
+    return (chosen[0].function if others == task_of(dataset).rewards or Path(eval_dataset).is_file()
+            else REWARDS[others[0]])
 
 
 def load_judge(name, device):
@@ -91,16 +97,17 @@ class Hung(Exception):
 
 
 class Alarm(BaseException):
-    """What the alarm raises inside the reward: no Exception, so that its own `except Exception` lets it pass."""
+    """What the alarm raises inside a reward. It is no Exception, so that an `except Exception` there lets it pass."""
 
 
 def limited(function, seconds):
-    """`function`, whose calls raise Hung where they take longer than `seconds`. 0: no limit.
+    """`function` with a time limit: a call that takes longer than `seconds` raises Hung. 0: no limit.
 
-    An alarm (SIGALRM) interrupts it: a loop in Python, a sleep, a wait for a network, a regular expression. It cannot
-    interrupt C code that does not look for signals, as one long call of numpy: such a call is over when it returns.
-    There is no limit outside the main thread, nor once the function has set an alarm of its own, as math-verify does;
-    threads and processes that it has started live on. An earlier alarm is put back, and comes late if it fell due meanwhile.
+    An alarm (SIGALRM) interrupts a loop in Python, a sleep, a wait for the network, or a regular expression. It cannot
+    interrupt C code that does not look for signals, such as one long call of numpy: the alarm waits until that returns.
+    There is no limit outside the main thread, and none after the function sets its own alarm, as math-verify does.
+    Threads and processes that the function has started live on. An alarm that was set before is set again afterwards.
+    It comes late if it was due during the call.
     """
 
     @functools.wraps(function)
@@ -115,8 +122,8 @@ def limited(function, seconds):
 
         handler = signal.signal(signal.SIGALRM, ring)
         start = time.monotonic()
-        # it rings again every second: a bare `except:` may have swallowed the first
-        left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        # the alarm rings again every second, because a bare `except:` may catch the first ring
+        earlier, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         try:
             return function(*args, **columns)
         except Alarm:
@@ -125,60 +132,65 @@ def limited(function, seconds):
             running = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
-            if left:
-                signal.setitimer(signal.ITIMER_REAL, max(1e-6, left - (time.monotonic() - start)), interval)
+            if earlier:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-6, earlier - (time.monotonic() - start)), interval)
 
     return call
 
 
 def one_by_one(reward, texts, columns):
-    """The values of a reward that failed on all completions at once: 0 where it fails on one alone. Returns (values, errors).
+    """Call a reward that failed on all completions at once for each completion by itself. Returns (values, errors).
 
-    Raises UserError where it hangs so often that the run would stand still, or fails on all of several.
+    If the reward fails on a completion, the completion scores 0. Raises UserError if the reward fails on all of several
+    completions, or hangs so often that the run would stand still.
     """
     values, errors, hung = [], [], 0
     for i, text in enumerate(texts):
         try:
-            values += reward.function([text], **{column: [those[i]] for column, those in columns.items()})
+            values += reward.function([text], **{column: [entries[i]] for column, entries in columns.items()})
         except Exception as error:
             values.append(0.0)
             errors.append(one_line(error))
             if isinstance(error, Hung):
                 hung += 1
                 if hung >= max(3, PATIENCE / error.seconds):
-                    raise UserError(f"the reward {reward.name} took longer than {error.seconds:g} s on {hung} of {i + 1} completions, "
-                                    "one by one: mend it, or set another --reward_timeout.") from None
+                    raise UserError(
+                        f"the reward {reward.name} took longer than {error.seconds:g} s on {hung} of {i + 1} completions, "
+                        "one by one: repair it, or set another --reward_timeout.") from None
     if len(errors) == len(texts) > 1:
         raise UserError(f"the reward {reward.name} failed on all {len(texts)} completions: {errors[0]}.")
     return values, errors
 
 
 def score(chosen, texts, columns):
-    """Every reward of every completion: {name: (N,) float32}, and how many scored 0 because the function failed on them.
+    """Every reward of every completion. Returns ({name: (N,) float32}, how often a reward failed on a completion).
 
-    columns: {name: N values}. A function that raises or hangs is called again for each completion by itself; where it fails
-    there, that completion scores 0 and the mistake is shown. Raises UserError where it fails on all of several, hangs on many,
-    or returns no numbers.
+    columns: {name: N values}. A reward that raises or hangs is called again, for each completion by itself. If it fails
+    again, that completion scores 0 and the error is shown. Raises UserError if a reward fails on all of several
+    completions, hangs on many, or does not return numbers.
     """
-    parts, failures = {}, 0
+    scores, failures = {}, 0
     for reward in chosen:
         name, errors = reward.name, []
         try:
             values = reward.function(texts, **columns) if texts else []
         except Exception as error:
             if isinstance(error, Hung):
-                tqdm.write(f"the reward {name} took longer than {error.seconds:g} s for {len(texts)} completions and is called for each by "
-                           "itself: where it is slow and does not hang, raise --reward_timeout.")
+                tqdm.write(f"the reward {name} took longer than {error.seconds:g} s for {len(texts)} completions and "
+                           "is called for each by itself: if it is slow and does not hang, raise --reward_timeout.")
             values, errors = one_by_one(reward, texts, columns)
         if errors:
-            tqdm.write(f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which score 0: {errors[0]}")
+            tqdm.write(
+                f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which score 0: {errors[0]}")
         failures += len(errors)
         if not isinstance(values, (list, tuple)):
             raise UserError(f"the reward {name} returned {type(values).__name__}: it must return a list of numbers.")
         if len(values) != len(texts):
-            raise UserError(f"the reward {name} returned {len(values)} values for {len(texts)} completions: it must return one for each.")
+            raise UserError(f"the reward {name} returned {len(values)} values for {len(texts)} completions: "
+                            "it must return one for each.")
         for value, text in zip(values, texts):
-            if not isinstance(value, numbers.Real) or not abs(value) < 1e30:  # NaN and infinity fail this too
-                raise UserError(f"the reward {name} returned {value} for the completion {text!r:.200}: it must be a finite number.")
-        parts[name] = torch.tensor(values, dtype=torch.float32)
-    return parts, failures
+            if not isinstance(value, numbers.Real) or not abs(value) < 1e30:  # NaN and infinity are refused here, too
+                raise UserError(f"the reward {name} returned {value} for the completion {text!r:.200}: "
+                                "it must be a finite number.")
+        scores[name] = torch.tensor(values, dtype=torch.float32)
+    return scores, failures
