@@ -22,7 +22,8 @@ class DataOptions:
     dataset: str = option(
         "toy", "toy, toy_code or arithmetic; gsm8k, gsm8k_zh or math from the hub; or a .jsonl file of questions")
     rewards: list[str] | None = option(
-        None, "NAME, FILE.py:FUNCTION or RewardModel:MODEL, each with an optional :WEIGHT; the first is the accuracy")
+        None, "NAME, FILE.py:FUNCTION or RewardModel:MODEL, each with an optional :WEIGHT; the first is the accuracy; "
+              "None: the data set's")
     reward_timeout: float = option(60.0, "seconds that one call of a FILE.py:FUNCTION may take; 0: no limit")
     system_prompt: str | None = option(
         None, "system prompt of the chat; None: the data set's, which asks for <think> and <answer> tags")
@@ -54,7 +55,7 @@ class AlgorithmOptions:
         None, "mini-batches that a batch is cut into; each pass makes one update per mini-batch")
     target_kl: float | None = option(None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this; None: never")
     importance_cap: float | None = option(
-        None, "a token counts min(π_old / π_sampler, this), to correct for a sampler that computes differently")
+        None, "a token counts min(π_old / π_sampler, this), to correct for a different sampler; None: no correction")
     max_rollouts: int | None = option(
         None, "DAPO: a step samples again until groups with a signal fill it, at most this many times")
     overlong_cache: int | None = option(

@@ -155,8 +155,8 @@ def one_by_one(reward, texts, columns):
                 hung += 1
                 if hung >= max(3, PATIENCE / error.seconds):
                     raise UserError(
-                        f"the reward {reward.name} took longer than {error.seconds:g} s on {hung} of {i + 1} completions, "
-                        "one by one: repair it, or set another --reward_timeout.") from None
+                        f"the reward {reward.name} took longer than {error.seconds:g} s on {hung} of {i + 1} "
+                        "completions, one by one: repair it, or set another --reward_timeout.") from None
     if len(errors) == len(texts) > 1:
         raise UserError(f"the reward {reward.name} failed on all {len(texts)} completions: {errors[0]}.")
     return values, errors
