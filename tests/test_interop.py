@@ -34,6 +34,8 @@ from engine.run.options import UserError
 from engine.tasks import toy_model
 from train import main
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 96}
 MINE = """

@@ -62,7 +62,7 @@ def save(run_dir, networks, state, others):
 
     def finish():
         (unfinished / "checksums.json").write_text(json.dumps(checksums(unfinished), indent=2), encoding="utf-8")
-        shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left one
+        shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
         unfinished.rename(final)
         for path in checkpoints(run_dir)[:-2]:
             shutil.rmtree(path)
@@ -106,7 +106,7 @@ def sharded_state(networks, others):
 
 
 def restore(folder, networks, others):
-    """Load what `save` wrote into `others` and the optimizer of `networks`. The number of ranks may have changed."""
+    """Load the files of `save` into `others` and the optimizer of `networks`. The number of ranks may have changed."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import state_dict
 

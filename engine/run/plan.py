@@ -171,7 +171,7 @@ def of_tokens(config, model, rows, kept, on_gpu):
 def evaluated(config, model, items, on_gpu):
     """(completions that an evaluation samples at a time, `items` with their memory added).
 
-    They are at most EVALUATED, and need no more memory than training does. Each completion has its own question.
+    They are at most EVALUATED, and need no more memory than training does. Each completion belongs to another question.
     """
     if not config.eval_dataset or config.rollout == "vllm":
         return (EVALUATED if config.eval_dataset else 0), items
@@ -243,7 +243,7 @@ def check_fit(config, model=None):
 def fit(config):
     """(completions that an evaluation samples at a time, notes) of a run on a GPU.
 
-    The plan's worst case may never come. So if the run does not fit the plan, it gets a note and is not refused.
+    The plan's worst case may never come, so a run that does not fit gets a note and is not refused.
     """
     model = skeleton(config)
     try:

@@ -70,7 +70,7 @@ def all_sum(values, device, op="sum"):
 
 
 def even_out(parts, filler, device):
-    """`parts`, followed by results of `filler()`: as many as are needed until all ranks have equally many."""
+    """Append results of `filler()` to `parts`, until every rank has the same number. Returns the longer list."""
     most = all_sum({"parts": len(parts)}, device, op="max")["parts"]
     return parts + [filler() for _ in range(int(most) - len(parts))]
 

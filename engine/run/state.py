@@ -19,14 +19,14 @@ BAD_UPDATES = 5  # the run ends after this many updates in a row that are not fi
 
 
 def learning_rate(progress, peak, warmup):
-    """Linear warm-up over the share `warmup` of the run, then a cosine down to 0. progress, warmup: in [0, 1]."""
+    """Linear warm-up, then a cosine down to 0. progress: in [0, 1]. warmup: the share of the run that warms up."""
     if progress <= warmup:
         return peak * progress / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
 def run_progress(steps_done, steps, questions_done, questions, per_step):
-    """The place of the middle of the next step in the run, in [0, 1].
+    """How far the run is in the middle of its next step, in [0, 1].
 
     The run ends after its steps or its questions, whichever comes first. A step takes `per_step` questions. With
     dynamic sampling it may take more: as many as the earlier steps took on average.

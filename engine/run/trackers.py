@@ -7,10 +7,10 @@ from engine.run.options import UserError
 
 
 class Tracker:
-    """Logs metrics by step. name: tensorboard, wandb, or None. None logs nothing; only the first rank has a tracker.
+    """Logs metrics by step. name: tensorboard, wandb, or None, which logs nothing, as on all ranks except the first.
 
-    A run that continues after `step` repeats later steps. TensorBoard hides what was logged of them before. Weights &
-    Biases keeps what was logged before; it finds the run by the id in the run's folder. options: shown beside the run.
+    A run that continues after `step` repeats later steps. TensorBoard hides the earlier records of these steps. Weights
+    & Biases keeps the earlier records; it finds the run by the id in the run's folder. options: shown beside the run.
     """
 
     def __init__(self, name, run_dir, step, options):

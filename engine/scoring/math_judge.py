@@ -16,7 +16,7 @@ def serve(memory):
     The process ends at the end of its input, or when the alarm kills it.
     """
     logging.disable()
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the alarm kills, even if the process before handled it otherwise
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the alarm must kill, whatever the parent process did with it
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     form = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
     options = dict(fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None)

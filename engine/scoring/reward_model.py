@@ -24,17 +24,17 @@ class RewardModel:
             raise ValueError(f"the weights of {name} lack {min(loading['missing_keys'])}: it is no reward model.")
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        # a causal model is read at the last token that is not this pad token: it must be the tokenizer's
+        # a causal model gives its score at the last token that is not padding: model and tokenizer must agree on it
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
 
     def __call__(self, completions, question, **columns):
         texts = [self.text(*pair) for pair in zip(question, completions, strict=True)]
-        no_template, limited = self.tokenizer.chat_template is None, self.tokenizer.model_max_length < 10**6
+        no_template, has_limit = self.tokenizer.chat_template is None, self.tokenizer.model_max_length < 10**6
         scores = []
         for start in range(0, len(texts), self.batch_size):
             batch = texts[start : start + self.batch_size]
             inputs = self.tokenizer(
-                batch, add_special_tokens=no_template, padding=True, truncation=limited, return_tensors="pt")
+                batch, add_special_tokens=no_template, padding=True, truncation=has_limit, return_tensors="pt")
             with torch.no_grad():
                 scores += self.model(**inputs.to(self.model.device)).logits[:, 0].tolist()
         return scores

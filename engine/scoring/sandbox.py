@@ -22,7 +22,7 @@ Four layers protect the machine from a program:
 4. Linux as root: the program gives up all capabilities. It stays the user root, because root's Python may lie in /root.
    So without Landlock it can read and write root's own files: run as another user there.
 
-Without layer 2 (on macOS, for example), a program has network, and can kill every process of its user, the server and
+Without layer 2 (on macOS, for example), a program has network, and can kill all that its user can kill, the server and
 the caller too. It cannot start processes (RLIMIT_NPROC; on Linux it then cannot start threads either). But as root it
 can start processes, and a process that leaves the session survives. Without layer 3 (on macOS, for example), a program
 can read and write all that its user can. macOS does not limit memory. No system limits the total size of a program's
@@ -211,7 +211,7 @@ def _used(pid):
 
 
 def _watch(pid, output, report, timeout):
-    """Reads output and report until the report ends, time is up, or the caller says stop (its pipe, 0, has something).
+    """Reads output and report until the report ends, time is up, or the caller stops it (by the pipe 0).
 
     Returns (output, report, whether time was up).
     """
@@ -375,7 +375,7 @@ def run_python(code, *, timeout=5.0, memory_mb=512):
 
 @functools.cache
 def protections():
-    """Which protections are in force on this machine: {name: bool}. Programs find out: each tries a forbidden thing."""
+    """Which protections are in force on this machine: {name: bool}. Small programs try what each forbids."""
     attacks = {
         "memory": "bytearray(1 << 30)",
         "processes": "os.fork() or os._exit(0)",

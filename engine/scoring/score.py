@@ -72,11 +72,11 @@ def choose(words, device=None, timeout=60.0):
 def judge(chosen, dataset, eval_dataset):
     """The function that judges whether a completion is right: the run's first reward.
 
-    If `eval_dataset` has other rewards than `dataset`, it is the first reward of `eval_dataset`.
+    If `eval_dataset` is no local file and has other rewards than `dataset`, it is the first reward of `eval_dataset`.
     """
-    others = task_of(eval_dataset).rewards
-    return (chosen[0].function if others == task_of(dataset).rewards or Path(eval_dataset).is_file()
-            else REWARDS[others[0]])
+    eval_rewards = task_of(eval_dataset).rewards
+    return (chosen[0].function if eval_rewards == task_of(dataset).rewards or Path(eval_dataset).is_file()
+            else REWARDS[eval_rewards[0]])
 
 
 def load_judge(name, device):
@@ -104,7 +104,7 @@ def limited(function, seconds):
     """`function` with a time limit: a call that takes longer than `seconds` raises Hung. 0: no limit.
 
     An alarm (SIGALRM) interrupts a loop in Python, a sleep, a wait for the network, or a regular expression. It cannot
-    interrupt C code that does not look for signals, such as one long call of numpy: the alarm waits until that returns.
+    interrupt C code that does not look for signals, such as a long call of numpy: the alarm waits until it returns.
     There is no limit outside the main thread, and none after the function sets its own alarm, as math-verify does.
     Threads and processes that the function has started live on. An alarm that was set before is set again afterwards.
     It comes late if it was due during the call.
@@ -139,7 +139,7 @@ def limited(function, seconds):
 
 
 def one_by_one(reward, texts, columns):
-    """Call a reward that failed on all completions at once for each completion by itself. Returns (values, errors).
+    """Call a reward once more, for each completion by itself: it has failed on all at once. Returns (values, errors).
 
     If the reward fails on a completion, the completion scores 0. Raises UserError if the reward fails on all of several
     completions, or hangs so often that the run would stand still.

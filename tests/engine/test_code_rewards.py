@@ -9,6 +9,8 @@ from engine.scoring import programs
 from engine.scoring.programs import code_accuracy, code_runs
 from rewards import code_format, extract_code
 
+pytestmark = pytest.mark.slow
+
 
 def answer(code, thoughts="so"):
     return f"<think>{thoughts}</think>\n```python\n{code}\n```"

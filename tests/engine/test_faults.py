@@ -18,6 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 STEPS = 6
 

@@ -21,7 +21,10 @@ from algorithms import ALGORITHMS
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT.parent / "shared/tools/pretend_gpu.py"
 GPUS = torch.cuda.device_count()
-pytestmark = pytest.mark.skipif(not GPUS and not TOOL.exists(), reason="there is no GPU, and nothing beside the project that pretends one")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not GPUS and not TOOL.exists(), reason="there is no GPU, and nothing beside the project that pretends one"),
+]
 
 RUN = ["--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "24", "--eval_questions", "6", "--lr", "1e-3",
        "--micro_batch_tokens", "256", "--mu", "1"]  # fmt: skip

@@ -13,6 +13,8 @@ from engine.scoring import mathematics
 from engine.scoring.mathematics import math_accuracy
 from engine.tasks.questions import read_jsonl
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 HANGS = "9^{9^{9}}"  # python works on it in one call for minutes
 LARGE = "\\prod_{n=1}^{10^9} n"

@@ -24,6 +24,8 @@ from tests.training import CPU, completions, in_arithmetic, updated, weights_of
 from train import main
 from update import Limits
 
+pytestmark = pytest.mark.slow
+
 
 def changed(model, before):
     return {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}

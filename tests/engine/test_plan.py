@@ -20,6 +20,8 @@ from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from experiments.plan import DEEP, longest_steps
 
+pytestmark = pytest.mark.slow
+
 QWEN = {  # hidden, layers, MLP, heads, key-value heads, vocabulary, tied; parameters as published
     "0.5B": (896, 24, 4864, 14, 2, 151_936, True, 494_032_768),
     "1.5B": (1536, 28, 8960, 12, 2, 151_936, True, 1_543_714_304),

@@ -9,6 +9,8 @@ from engine.scoring.reward_model import RewardModel
 from engine.scoring.score import Reward, score
 from engine.tasks import toy_model
 
+pytestmark = pytest.mark.slow
+
 QUESTIONS = ["1+2=?", "9-4+7=?", "3=?", "8+8=?", "5-1=?"]
 COMPLETIONS = ["<answer>3</answer>", "<think>9-4=5;5+7=12;</think>\n<answer>12</answer>", "3", "", "<answer>4"]
 TEMPLATE = "{% for m in messages %}{{ '?' if m['role'] == 'user' else '=' }}{{ m['content'] }}<eos>{% endfor %}"

@@ -19,6 +19,8 @@ import pytest
 from engine.scoring import sandbox
 from engine.scoring.sandbox import protections, run_many, run_python
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 HOME = Path.home()
 LINUX = sys.platform == "linux"

@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralC
 from engine.model.skeleton import Decoder, skeleton
 from engine.tasks.toy_model import make_model, make_tokenizer
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2}
 CONFIGS = {

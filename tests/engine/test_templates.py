@@ -18,6 +18,8 @@ from engine.tasks.toy_model import make_tokenizer
 from rewards import code_format, extract_answer, format_reward
 from tests.engine.test_reward_model import make as make_reward_model
 
+pytestmark = pytest.mark.slow
+
 HEADER = "<|im_end|>\n<|im_start|>assistant\n"
 NAMES_THE_TAG = "Begin with <think> and never say why."
 

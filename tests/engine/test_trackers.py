@@ -12,6 +12,8 @@ from engine.run.options import UserError
 from engine.run.trackers import Tracker
 from train import main
 
+pytestmark = pytest.mark.slow
+
 
 def go(small, folder, *words):
     return main(["--model", small, "--output_dir", str(folder), "--questions_per_step", "2", "--group_size", "4",

@@ -14,6 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from experiments import gpu
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

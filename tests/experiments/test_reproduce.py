@@ -17,6 +17,8 @@ from engine.tasks import toy_model
 from experiments import reproduce
 from experiments.reproduce import TABLES, amdahl, curve, main, one_run, summarize
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PHASES = {"generate": 3.0, "score": 0.5, "logprobs": 1.0, "update": 5.0, "other": 0.5, "total": 10.0}
 
