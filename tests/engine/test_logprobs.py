@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -92,8 +93,10 @@ class OfShape(TorchDispatchMode):
         return result
 
 
-def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 40 * 3)
+@pytest.mark.parametrize("elements, tokens_per_chunk", [(40 * 3, 3), (39, 1)])
+def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(elements, tokens_per_chunk, monkeypatch):
+    """A chunk holds at least one token, even if the vocabulary is larger than a chunk."""
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", elements)
     model, (prompts, tokens, lengths) = make("llama, untied"), batch()
     held = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x), OfShape(40) as forward:
@@ -103,7 +106,35 @@ def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(monkeypa
         logp.sum().backward()
     for seen in (forward, backward):
         rows = [n for name, n, _ in seen.made if name == "mm"]
-        assert max(n for _, n, _ in seen.made if n != 32) == max(rows) == 3 and sum(rows) == lengths.sum()
+        assert max(n for _, n, _ in seen.made if n != 32) == max(rows) == tokens_per_chunk and sum(rows) == lengths.sum()
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of all tensors made inside it that are alive at the same time."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.peak = {}, 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        known = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}  # a view makes nothing new
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                self.made[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        self.made = {key: (ref, size) for key, (ref, size) in self.made.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.made.values()))
+        return result
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_a_chunk_and_two_copies_of_it_are_alive_at_most(with_entropy):
+    """A float32 chunk of logits is one copy. Log-softmax makes two more, and the entropy goes by halves."""
+    logits, targets = torch.randn(64, 5000), torch.zeros(64, dtype=torch.long)
+    with torch.no_grad(), PeakMemory() as seen:
+        logprobs.score(logits, targets, 0.9, with_entropy)
+    assert seen.peak < 2.05 * 4 * logits.numel()
 
 
 @pytest.fixture
@@ -139,6 +170,21 @@ def test_the_error_of_the_heads_gradient_does_not_grow_with_the_chunks(wide, mon
     assert 1e-3 < errors[0] < 0.01 and max(errors) < 1.1 * errors[0], errors
 
 
+def test_the_error_of_the_gradient_of_a_bias_does_not_depend_on_the_chunks(wide, monkeypatch):
+    """Each chunk's sum over its tokens is float32, too."""
+    model, args = wide
+    model.lm_head = torch.nn.Linear(32, 500)
+    double = copy.deepcopy(model).double()
+    heads_gradient(double, args, 500, monkeypatch)
+    exact = double.lm_head.bias.grad
+    monkeypatch.setattr(logprobs, "completion_states", torch.autocast("cpu", enabled=False)(logprobs.completion_states))
+    errors = []
+    for tokens_per_chunk in (500, 20, 1):
+        heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=True)
+        errors.append((model.lm_head.bias.grad - exact).norm() / exact.norm())
+    assert max(errors) < 0.01 and max(errors) < 1.01 * min(errors), errors
+
+
 def test_autocast_casts_the_head_once_in_a_pass(wide, monkeypatch):
     model, args = wide
     with OfShape(32) as seen:
@@ -164,9 +210,13 @@ def test_a_head_that_is_frozen_has_no_gradient_and_one_with_a_bias_has_two(wide,
     assert model.lm_head.weight.grad is model.lm_head.bias.grad is None and model.model.norm.weight.grad.abs().sum() > 0
 
 
+def with_adapter(model):
+    model.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"]))
+
+
 def test_a_head_with_an_adapter_is_scored_with_it(wide, monkeypatch):
     model, args = wide
-    model.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"]))
+    with_adapter(model)
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * 7)
     logp, entropies = completion_logprobs(model, *args, with_entropy=True)
     expected = pad_sequence(plain_logprobs(model, *args), batch_first=True)
@@ -174,6 +224,32 @@ def test_a_head_with_an_adapter_is_scored_with_it(wide, monkeypatch):
     logp.sum().backward()
     assert all((p.grad is not None) == ("lora_" in name) for name, p in model.named_parameters())
     assert entropies.shape == logp.shape and not entropies.requires_grad
+
+
+@pytest.mark.parametrize("change", [lambda model: None, with_adapter], ids=["plain head", "adapter"])
+def test_logprobs_and_entropies_are_those_of_the_samplers_temperature(wide, change, monkeypatch):
+    """An entropy is a number for the logs: it has no gradient, with either head."""
+    model, (prompts, tokens, lengths) = wide
+    change(model)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * 7)
+    logp, entropies = completion_logprobs(model, prompts, tokens, lengths, temperature=0.6, with_entropy=True)
+    assert logp.requires_grad and not entropies.requires_grad
+    for i, n in enumerate(lengths.tolist()):
+        logits = model(torch.tensor([prompts[i] + tokens[i, :n].tolist()])).logits[0, len(prompts[i]) - 1 : -1]
+        expected = torch.distributions.Categorical(logits=logits.double() / 0.6)
+        torch.testing.assert_close(logp[i, :n].double(), expected.log_prob(tokens[i, :n]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(entropies[i, :n].double(), expected.entropy(), rtol=1e-4, atol=1e-4)
+        assert (entropies[i, n:] == 0).all()
+
+
+def test_a_head_with_an_adapter_holds_no_logits_for_the_backward_pass(wide, monkeypatch):
+    model, args = wide
+    with_adapter(model)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * 7)
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x):
+        completion_logprobs(model, *args)
+    assert held and not any(x.shape[-1] == 500 for x in held if x.dim() > 1)
 
 
 def test_what_stands_on_padding_is_invisible():
