@@ -8,7 +8,6 @@ from itertools import islice
 import pytest
 
 from engine.run.config import open_run
-from engine.run.options import UserError
 from engine.tasks import arithmetic
 from engine.tasks.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
 from engine.tasks.questions import load_questions
@@ -138,14 +137,6 @@ def test_the_data_set_brings_its_defaults_and_the_user_has_the_last_word(small):
     own = open_run([*words, "--system_prompt", "Be brief.", "--max_new_tokens", "9"])[0]
     assert (own.system_prompt, own.max_new_tokens) == ("Be brief.", 9)
     assert open_run(["--dataset", "gsm8k", "--model", small])[0].system_prompt == SYSTEM_PROMPT
-
-
-@pytest.mark.parametrize("words", [["--dataset", "arithmetic"], ["--dataset", "toy", "--eval_dataset", "arithmetic"]])
-def test_the_toy_is_not_asked_in_words(words):
-    with pytest.raises(UserError, match="knows no letters: name a chat model"):
-        open_run(words)
-    with pytest.raises(UserError, match="knows no letters: name a chat model"):
-        evaluate(["--benchmark", "arithmetic"])
 
 
 def test_eval_takes_it_as_a_benchmark(small, tmp_path):

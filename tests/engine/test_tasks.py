@@ -1,0 +1,92 @@
+"""engine/tasks/table.py: every data set has a whole row, and a run on it gets what the row says."""
+
+import sys
+from dataclasses import replace
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+
+from engine.run.config import open_run
+from engine.run.options import UserError
+from engine.scoring.score import REWARDS
+from engine.tasks.questions import load_questions
+from engine.tasks.table import TASKS, Hub, Task, task_of
+from engine.tasks.toy_model import make_tokenizer
+from eval import main as evaluate
+
+ON_THE_HUB = [name for name, task in TASKS.items() if isinstance(task.source, Hub)]
+IN_WORDS = [name for name, task in TASKS.items() if not task.base]
+ANSWERS = ["<answer>{}</answer>", "{}", "\\boxed{{{}}}", "```python\nprint({})\n```"]  # the forms that rewards read
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_row_is_whole(name):
+    task = TASKS[name]
+    assert isinstance(task.source, Hub) or callable(task.source)
+    assert task.rewards and set(task.rewards) <= set(REWARDS)
+    assert task.system_prompt and all(role in ("user", "assistant") and text for role, text in task.examples)
+    limits = [task.max_new_tokens, task.lr, task.critic_lr, task.questions_per_step]
+    assert all(limit > 0 for limit in limits)
+    for split, count in [("train", task.train_questions), ("test", task.test_questions)]:
+        assert count is None or count > 0
+        if not isinstance(task.source, Hub):
+            assert count  # or an endless supply would be read for ever
+            rows = list(islice(task.source(split), count))
+            assert len(rows) == count and all(row["question"] and row["answer"] for row in rows)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_first_reward_is_the_accuracy(name):
+    """It pays for the right answer in the one form that it reads, and never for a wrong answer."""
+    first, *others = TASKS[name].rewards
+    right, wrong = ([form.format(n) for form in ANSWERS] for n in (7, 8))
+    assert any(REWARDS[first](right, answer=["7"] * len(ANSWERS)))
+    assert not any(REWARDS[first](wrong, answer=["7"] * len(ANSWERS)))
+    assert first.endswith("_accuracy") and not any(other.endswith("_accuracy") for other in others)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small):
+    task, words = TASKS[name], ["--dataset", name, "--model", small, "--algorithm", "ppo"]
+    config, algorithm = open_run(words)
+    for option in ("system_prompt", "max_new_tokens", "lr", "critic_lr", "questions_per_step"):
+        assert getattr(config, option) == getattr(task, option), option
+    assert config.rewards == list(task.rewards) and algorithm.questions_per_step == task.questions_per_step
+    assert config.eval_dataset == (name if task.evaluated else None)
+    own = open_run([*words, "--lr", "0.5", "--max_new_tokens", "9", "--rewards", "format_reward:2"])[0]
+    assert (own.lr, own.max_new_tokens, own.rewards) == (0.5, 9, ["format_reward:2"])
+
+
+@pytest.mark.parametrize("name", ON_THE_HUB)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_hub_is_asked_for_the_rows_split_and_columns(name, split, monkeypatch):
+    hub, asked = TASKS[name].source, []
+    columns = [hub.path, hub.configuration, hub.train, hub.test, hub.question, hub.answer]
+    assert all(columns[:1] + columns[2:]) and hub.question != hub.answer
+
+    def load_dataset(*words, **options):
+        asked.append((words, options))
+        return [{hub.question: "1+1", hub.answer: "2", "level": 3}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    ((row,), notes) = load_questions(name, make_tokenizer(), split=split)
+    assert (row["question"], row["answer"], row["level"]) == ("1+1", "2", 3) and not notes
+    assert asked == [((hub.path, hub.configuration), {"split": hub.train if split == "train" else hub.test})]
+
+
+def test_a_file_has_the_settings_of_gsm8k():
+    assert task_of("mine.jsonl") == Task() == replace(TASKS["gsm8k"], source=None, train_questions=None)
+
+
+@pytest.mark.parametrize("name", IN_WORDS)
+def test_the_toy_is_not_asked_in_words(name):
+    """Its model knows no letters; `--model` is `toy` unless another is named."""
+    assert "gsm8k" in IN_WORDS and "toy" not in IN_WORDS
+    for main, words in [
+        (open_run, ["--dataset", name]), (open_run, ["--eval_dataset", name]),
+        (open_run, ["--dataset", name, "--plan"]), (evaluate, ["--benchmark", name]),
+    ]:  # fmt: skip
+        with pytest.raises(UserError, match=f"^{name} is written in words, .*: name a chat model") as error:
+            main(words)
+        assert "\n" not in str(error.value)
