@@ -1,4 +1,4 @@
-"""What the five notebooks share: the way to the project's modules, `show`, two comparisons, the style of the figures, a few plots.
+"""What the five notebooks share: the source of a function, two comparisons, the style of the figures, a few plots.
 
 Import it before the project's modules: it puts the project's folder on Python's path.
 """
@@ -24,8 +24,8 @@ torch.set_num_threads(1)  # several threads make such small tensors slower
 F64 = torch.float64
 equal = np.testing.assert_allclose
 plt.rcParams.update({
-    "savefig.dpi": 90, "font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8, "hatch.linewidth": 0.6, "grid.alpha": 0.3,
-    "axes.axisbelow": True,
+    "savefig.dpi": 90, "font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8,
+    "hatch.linewidth": 0.6, "grid.alpha": 0.3, "axes.axisbelow": True,
 })
 BARS = [("white", ""), ("lightgrey", "//"), ("grey", ".."), ("0.9", "xx"), ("black", "")]  # colour and hatch
 
@@ -90,7 +90,8 @@ def stacked(axis, names, parts, *, across=True, at=0.0, width=0.8, labels=True):
     """Bars of several parts, {label: lengths}: across the page, or upwards."""
     place, start = np.arange(len(names)) + at, np.zeros(len(names))
     for (label, y), (color, hatch) in zip(parts.items(), BARS):
-        style = {"color": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.7, "label": label if labels else None}
+        style = {"color": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.7}
+        style["label"] = label if labels else None
         if across:
             axis.barh(place, y, width, left=start, **style)
         else:

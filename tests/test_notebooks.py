@@ -1,15 +1,26 @@
-"""The notebooks run from top to bottom, hold their outputs, and define no second version of the project's functions."""
+"""The notebooks run, hold a whole run, and show the project's functions as they are; the exercises have solutions.
+
+After a change of a function that a notebook shows, run it again: jupyter execute --inplace notebooks/*.ipynb
+"""
 
 import ast
+import re
+import runpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 
+from tests.concepts import exercises
+
 ROOT = Path(__file__).parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MODULES = sorted([*ROOT.glob("*.py"), *ROOT.glob("engine/*.py")])
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+PAPER = sorted([*(ROOT / name for name in ("grpo.py", "cppo.py", "allocate.py")), *ROOT.glob("family/*.py")])
+MODULES = sorted([*ROOT.glob("*.py"), *(p for part in ("family", "engine", "experiments") for p in (ROOT / part).rglob("*.py"))])
 
 notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -36,19 +47,44 @@ def python(cell):
     return ast.parse("\n".join(line for line in cell.source.splitlines() if not line.startswith(("%", "!"))))
 
 
-def test_there_are_notebooks():
-    assert NOTEBOOKS
+def sources(cells):
+    """What `show` has written: the source of functions."""
+    outputs = [output for cell in cells for output in cell.outputs if output.output_type == "display_data"]
+    return [output.data["text/markdown"] for output in outputs if "text/markdown" in output.data]
+
+
+# --- they run ---
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Every notebook, executed in a fresh kernel and in its own folder, two at a time: {path: notebook, or the error}."""
+    def run(path):
+        notebook, _ = read(path)
+        client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
+        try:
+            return client.execute()
+        except Exception as error:  # CellExecutionError, if a cell fails
+            return error
+
+    before = {p: p.stat().st_mtime_ns for p in FOLDER.rglob("*") if "__pycache__" not in str(p)}
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        executed = dict(zip(NOTEBOOKS, pool.map(run, NOTEBOOKS)))
+    yield executed
+    assert {p: p.stat().st_mtime_ns for p in FOLDER.rglob("*") if "__pycache__" not in str(p)} == before  # nothing is left behind
 
 
 @notebooks
-def test_notebook_runs(path, monkeypatch):
-    """In a fresh kernel, in its own folder; every assert in it holds."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = {p: p.stat().st_mtime_ns for p in path.parent.iterdir()}
-    notebook, _ = read(path)
-    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}})
-    client.execute()  # raises CellExecutionError where a cell does
-    assert {p: p.stat().st_mtime_ns for p in path.parent.iterdir()} == before  # and it leaves nothing behind
+def test_every_claim_of_a_notebook_holds(path, runs):
+    assert not isinstance(runs[path], Exception), runs[path]
+
+
+@notebooks
+def test_the_source_beside_a_formula_is_that_of_today(path, runs):
+    fresh = [cell for cell in runs[path].cells if cell.cell_type == "code"]
+    again = f"a function has changed: jupyter execute --inplace notebooks/{path.name}"
+    assert sources(read(path)[1]) == sources(fresh) != [], again
 
 
 @notebooks
@@ -62,15 +98,49 @@ def test_committed_notebook_holds_a_whole_run(path):
     assert path.stat().st_size < 400_000
 
 
+# --- they are readable ---
+
+
+@notebooks
+def test_a_cell_has_at_most_30_lines(path):
+    _, cells = read(path)
+    assert not [cell.source for cell in cells if len(cell.source.splitlines()) > 30]
+    assert not [line for cell in cells for line in cell.source.splitlines() if len(line) > 120]
+
+
+@notebooks
+def test_the_list_at_the_top_names_every_section(path):
+    notebook, _ = read(path)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    listed = re.findall(r"^(\d+)\. \[(.+)\]\(#(\d+)\)$", text, re.MULTILINE)
+    sections = re.findall(r'^<a id="(\d+)"></a>\n## (\d+)\. (.+)$', text, re.MULTILINE)
+    assert [(n, title) for n, title, anchor in listed if anchor == n] == [(n, title) for anchor, n, title in sections if anchor == n]
+    assert [int(n) for n, *_ in sections] == list(range(1, len(sections) + 1)) and len(sections) == len(listed)
+
+
+def test_every_function_of_the_papers_is_shown_if_a_notebook_uses_it():
+    modules = {str(path.relative_to(ROOT))[:-3].replace("/", ".") for path in PAPER}
+    used, shown = set(), set()
+    for path in NOTEBOOKS:
+        for node in (node for cell in read(path)[1] for node in ast.walk(python(cell))):
+            if isinstance(node, ast.ImportFrom) and node.module in modules:
+                used |= {alias.name for alias in node.names}
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "show":
+                shown |= {ast.unparse(argument) for argument in node.args}
+    assert used - shown == {"cppo_loss"}  # the second name of grpo_loss
+    assert {"train.train_step", "amdahl", "toy_accuracy", "format_reward"} < shown
+
+
 @notebooks
 def test_notebook_defines_no_second_version(path):
     _, cells = read(path)
+    solutions = ast.parse((FOLDER / "solutions" / f"{path.stem}.py").read_text(encoding="utf-8"))
     ours = {}
     for module in MODULES:  # what a module offers: its functions and classes, not their insides
         for node in ast.parse(module.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 ours[node.name] = module.name
-    again = {name: ours[name] for cell in cells for name in functions(python(cell)) if name in ours}
+    again = {name: ours[name] for tree in (*map(python, cells), solutions) for name in functions(tree) if name in ours}
     assert not again, f"{path.name} defines anew: {again}"
 
 
@@ -86,3 +156,56 @@ def test_notebook_defines_no_second_version(path):
 )
 def test_the_check_finds_definitions(source, found):
     assert functions(python(nbformat.v4.new_code_cell(source))) == found
+
+
+# --- the exercises ---
+
+
+def exercises_of(path):
+    """{name of the function to write: its cell} of a notebook."""
+    cells = [cell for cell in read(path)[1] if cell.source.startswith("# exercise")]
+    return {next(iter(functions(python(cell)))): cell for cell in cells}
+
+
+@notebooks
+def test_a_notebook_has_three_exercises_with_a_hint_a_check_and_a_solution(path, capsys):
+    solutions = runpy.run_path(str(FOLDER / "solutions" / f"{path.stem}.py"))
+    notebook, _ = read(path)
+    assert sum("<details><summary>Hint</summary>" in cell.source for cell in notebook.cells) == 3
+    assert len(exercises_of(path)) == 3
+    for n, (name, cell) in enumerate(exercises_of(path).items(), 1):
+        assert cell.source.startswith(f"# exercise {n}\n") and cell.source.endswith(f"\n\nexercises.{name}({name})")
+        assert [output.text for output in cell.outputs] == [f"{name}: not done yet, it returns None.\n"]
+        getattr(exercises, name)(solutions[name])
+        assert capsys.readouterr().out == "green\n", name
+
+
+MISTAKES = {  # exercise: a wrong answer that students give
+    "leave_one_out": lambda rewards: rewards - rewards.mean(dim=1, keepdim=True),  # the whole group
+    "without_gradient": lambda ratio, advantages: (ratio - 1).abs() > 0.2,  # without the sign of A
+    "loss_in_two_parts": lambda logp, old_logp, advantages, mask: sum(  # a mean of means
+        exercises.grpo_loss(logp[p], old_logp[p], advantages[p], mask[p], beta=0)[0] / 2 for p in (slice(0, 2), slice(2, None))
+    ),
+    "keep_per_token": lambda advantages, lengths, k: exercises.prune(advantages / lengths, k, rule="largest"),  # signed
+    "rows_of_the_batch": lambda kept, group_size: kept.flatten(),  # rows of the first question only
+    "right_among_the_kept": lambda right, group_size, k: min(right, k),  # as if the right ones were always rarer
+    "empty_places": lambda B, G, P: B * G % int(G * (1 - P)),  # 15 · (1 − 0.8) is below 3 in floats
+    "padding": lambda lengths, max_tokens: 1 - sum(lengths) / (len(lengths) * max(lengths)),  # one rectangle
+    "share_to_keep": lambda phases, speedup: 1 / speedup,  # as if all time were training
+    "completion_tokens": lambda tokens, eos: tokens != eos,  # no EOS
+    "dr_grpo_loss_of_a_step": lambda logp, old_logp, rewards, mask, L: exercises.grpo_loss(  # keeps 1/|o|
+        logp, old_logp, exercises.group_advantages(rewards, divide_by_std=False).flatten(), mask, beta=0)[0],
+    "reward_for_steps": lambda completions, answer: [2.0 * (gold in text) for text, gold in zip(completions, answer)],
+    "still_without_signal": lambda p, G, rounds: (p**G) ** rounds + ((1 - p) ** G) ** rounds,  # as if all were of one kind
+    "right_kept_by_pods": lambda right, wrong, m: min(right, m // 2),  # half of the places stay empty
+    "advantages_of_tokens": lambda rewards, values, gamma, lam: [r - v for r, v in zip(rewards, values)],  # no token follows
+}
+
+
+@pytest.mark.parametrize("name", [name for path in NOTEBOOKS for name in exercises_of(path)])
+def test_a_wrong_answer_is_found_and_told_in_one_sentence(name, capsys):
+    getattr(exercises, name)(MISTAKES[name])
+    sentence = capsys.readouterr().out
+    assert re.fullmatch(r"<lambda>: for .+ a number is .+, and it should be .+\.\n", sentence), sentence
+    getattr(exercises, name)(lambda *arguments: torch.zeros(7, 7))
+    assert "the shape of the answer is (7, 7), and it should be" in capsys.readouterr().out
