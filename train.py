@@ -128,7 +128,7 @@ def main(argv):
         return print(table())
     device = ranks.start()
     if config.plan:
-        return plan.show(config)
+        return plan.print_plan(config)
     if config.check_rewards:
         return preview(config, device)
     config.output_dir = ranks.from_first(logs.run_folder(config) if ranks.rank() == 0 else None)

@@ -40,19 +40,12 @@ def save(run_dir, networks, state, others):
     others: {name: network}, saved besides the policy. Returns None, or the reason if saving failed on any rank, for
     example because the disk is full. If saving failed, all earlier checkpoints are still there.
     """
-    import torch.distributed.checkpoint as dcp  # takes half a second to import, as all that is imported in a function here
-    from torch.distributed.checkpoint import state_dict
+    import torch.distributed.checkpoint as dcp  # imports in functions here are slow ones
 
     run_dir = Path(run_dir)
     final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
-    weights = None  # save_pretrained takes the model's own
-    if shards.is_sharded(networks.model):
-        # the first rank gathers the tensors of all ranks
-        whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = state_dict.get_model_state_dict(networks.model, options=whole)
-        all_names = {name for name, _ in networks.model.named_parameters(remove_duplicate=False)}
-        for name in all_names - {name for name, _ in networks.model.named_parameters()}:
-            weights.pop(name, None)  # a tied head shares the embedding's tensor
+    # save_pretrained finds whole weights by itself
+    weights = gathered(networks.model) if shards.is_sharded(networks.model) else None
 
     def export():
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -80,6 +73,18 @@ def save(run_dir, networks, state, others):
     return None
 
 
+def gathered(model):
+    """{name: tensor} of a model with shards. The first rank gathers the tensors of all ranks in the host's memory."""
+    from torch.distributed.checkpoint import state_dict
+
+    whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = state_dict.get_model_state_dict(model, options=whole)
+    all_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name in all_names - {name for name, _ in model.named_parameters()}:
+        weights.pop(name, None)  # a tied head shares the embedding's tensor
+    return weights
+
+
 def attempt(work, folder):
     """Call `work`. Returns None, or why it failed. The free space is added: torch does not say that a disk is full."""
     from torch.distributed.checkpoint.api import CheckpointException
@@ -101,7 +106,8 @@ def sharded_state(networks, others):
 
     state = {name: state_dict.get_model_state_dict(network) for name, network in others.items()}
     if networks.optimizer.state:  # empty before the first update
-        state["optimizer"] = state_dict.get_optimizer_state_dict(torch.nn.ModuleList(networks.learners), networks.optimizer)
+        learners = torch.nn.ModuleList(networks.learners)
+        state["optimizer"] = state_dict.get_optimizer_state_dict(learners, networks.optimizer)
     return state
 
 

@@ -16,11 +16,11 @@ LEAST = {  # the smallest value of an option
 }
 ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap",
            "device_gb")
-NOT_SAID = {"pruning_rate": 0.0, "allocation": False}  # values that mean the same as None: the option was not given
+SAME_AS_NONE = {"pruning_rate": 0.0, "allocation": False}  # values that mean the same as None: the option was not given
 TRACKERS = ("tensorboard", "wandb")  # values of --log, and names of the packages that they need
 
 
-def before(config, algorithms):
+def check_given(config, algorithms):
     """Refuse the mistakes that the options alone show. algorithms: the module."""
     table = algorithms.ALGORITHMS
     if config.algorithm not in table:
@@ -49,7 +49,7 @@ def fitting(config, table):
     """Refuse options that the algorithm does not take, but others do."""
     taken = {option for row in table.values() for option in row.takes}
     for option in sorted(taken - set(table[config.algorithm].takes)):
-        if getattr(config, option) not in (None, NOT_SAID.get(option)):
+        if getattr(config, option) not in (None, SAME_AS_NONE.get(option)):
             takers = ", ".join(name for name, row in table.items() if option in row.takes)
             raise UserError(
                 f"--{option} does not fit {config.algorithm}: leave it out, "
@@ -117,7 +117,7 @@ def tracker(name):
         raise UserError(f"--log {name} needs a package that is not installed: pip install {name}")
 
 
-def after(config, algorithm):
+def check_filled_in(config, algorithm):
     """Refuse the mistakes that show only after `fill_in`: they depend on values of the data set or the algorithm."""
     for name in ("stop_kl", "refresh_reference"):
         if getattr(config, name) is not None and not algorithm.beta:

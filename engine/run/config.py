@@ -153,8 +153,8 @@ def own_rule(function, name):
         rows = torch.as_tensor(rows if isinstance(rows, torch.Tensor | list) else [], device="cpu")
         once = rows.dim() == 1 and rows.dtype == torch.int64 and len(rows.unique()) == len(rows)
         if not once or not ((0 <= rows) & (rows < n)).all():
-            raise UserError(f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and each once, "
-                            "as cppo.batch_rows makes them.")
+            raise UserError(f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and each "
+                            "once, as cppo.batch_rows makes them.")
         return rows.sort().values
 
     return keep
@@ -196,9 +196,9 @@ def fill_in(config):
 
 def check(config):
     """Refuse options that cannot work, and fill in options that were not given. Returns the Algorithm."""
-    checks.before(config, algorithms)
+    checks.check_given(config, algorithms)
     algorithm = fill_in(config)
-    checks.after(config, algorithm)
+    checks.check_filled_in(config, algorithm)
     return algorithm
 
 

@@ -27,7 +27,7 @@ def run_folder(config):
     return folder
 
 
-def open_run(run_dir, config, step):
+def start_logs(run_dir, config, step):
     """Prepare the files of a run that starts, or continues, after `step`."""
     for log in ("metrics.jsonl", "samples.jsonl"):
         cut(run_dir / log, step)
@@ -35,7 +35,7 @@ def open_run(run_dir, config, step):
     write(run_dir / "config.json", json.dumps(asdict(config) | {"resume": False}, indent=2) + "\n")
 
 
-def close_run(run_dir, summary, counts):
+def write_summary(run_dir, summary, counts):
     """Write and print the summary of a finished run. counts: the metrics that are added up over the steps."""
     rows = read(run_dir / "metrics.jsonl")
     summary |= {name: sum(row[name] for row in rows) for name in counts}

@@ -199,7 +199,7 @@ def plan(config, *, model=None, on_gpu=True):
     return Plan(total, trained, devices, questions, rows, kept, at_a_time, items)
 
 
-def helps(config, model):
+def remedies(config, model):
     """The three changes that lower the peak most, as (words, bytes saved). Each change is planned by itself."""
     now = plan(config, model=model)
     config, changes, critic = replace(config, plan=True, devices=now.devices), [], algorithm_of(config).critic
@@ -233,7 +233,7 @@ def check_fit(config, model=None):
     model = model or skeleton(config)
     peaks, device = plan(config, model=model).peaks, memory_of_device(config)
     if max(peaks) > USABLE * device:
-        cures = ", ".join(f"{words} (saves {saved / GB:.1f} GB)" for words, saved in helps(config, model))
+        cures = ", ".join(f"{words} (saves {saved / GB:.1f} GB)" for words, saved in remedies(config, model))
         raise UserError(
             f"the run does not fit: it needs {max(peaks) / GB:.1f} GB in the {PHASES[peaks.index(max(peaks))]}, "
             f"and a device of {device / GB:.0f} GB has {USABLE * device / GB:.1f} GB for it; "
@@ -254,7 +254,7 @@ def fit(config):
     return plan(config, model=model).evaluated, notes
 
 
-def show(config):
+def print_plan(config):
     """Print the plan of a run on GPUs. Returns 0; raises UserError if the run does not fit."""
     model = skeleton(config)
     p, device = plan(config, model=model), memory_of_device(config)

@@ -102,7 +102,7 @@ class Run:
                 raise UserError("stopped, because a run that cannot be saved would be lost: "
                                 "free the disk, or name another --output_dir.")
         if ranks.rank() == 0:
-            logs.open_run(self.folder, self.config, self.state["step"])
+            logs.start_logs(self.folder, self.config, self.state["step"])
         self.tracker = Tracker(
             self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"], asdict(self.config))
         ranks.barrier()
@@ -202,7 +202,7 @@ class Run:
 
             summary = {
                 "algorithm": self.algorithm.name, "k": self.algorithm.k, **self.state, "notes": notes, "after": after}
-            logs.close_run(self.folder, summary, COUNTS)
+            logs.write_summary(self.folder, summary, COUNTS)
             curves([self.folder], self.folder / "curves.png")
             if self.config.merge_lora:
                 save_merged(str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged")

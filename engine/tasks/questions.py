@@ -28,24 +28,7 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
     else:
         rows = task.source(split) if task.source else read_jsonl(name)
     rows = list(islice(rows, count))
-    examples = task.examples
-
-    notes = []
-    if tokenizer.chat_template is None:
-        notes.append("the model has no chat template: prompts are plain text, 'User: … Assistant:'.")
-        before = "".join(f"{role.capitalize()}: {content}\n" for role, content in examples)
-        texts = [f"{system_prompt}\n\n{before}User: {row['question']}\nAssistant:" for row in rows]
-    else:
-        import jinja2
-
-        def chat(*turns):
-            messages = [{"role": role, "content": content} for role, content in turns]
-            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-        try:
-            texts = [chat(("system", system_prompt), *examples, ("user", row["question"])) for row in rows]
-        except jinja2.TemplateError:  # some templates do not allow a system turn
-            texts = [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows]
+    texts, notes = prompt_texts(tokenizer, rows, system_prompt, task.examples)
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
     questions = [{**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
@@ -62,6 +45,24 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
             "or lower --max_new_tokens if the model's context is short."
         )
     return questions, notes
+
+
+def prompt_texts(tokenizer, rows, system_prompt, examples):
+    """The prompts of the questions as texts, and notes. examples: (role, text), turns before each question."""
+    if tokenizer.chat_template is None:
+        before = "".join(f"{role.capitalize()}: {content}\n" for role, content in examples)
+        texts = [f"{system_prompt}\n\n{before}User: {row['question']}\nAssistant:" for row in rows]
+        return texts, ["the model has no chat template: prompts are plain text, 'User: … Assistant:'."]
+    import jinja2
+
+    def chat(*turns):
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    try:
+        return [chat(("system", system_prompt), *examples, ("user", row["question"])) for row in rows], []
+    except jinja2.TemplateError:  # some templates do not allow a system turn
+        return [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows], []
 
 
 def opened_thought(text, question):

@@ -15,7 +15,7 @@ from engine.model.networks import add_adapter, whole_networks
 from engine.run import options, ranks
 from engine.run.config import Config, algorithm_of, check
 from engine.run.options import UserError
-from engine.run.plan import GB, PHASES, check_fit, fit, helps, plan, saved_by_layer, skeleton
+from engine.run.plan import GB, PHASES, check_fit, fit, plan, remedies, saved_by_layer, skeleton
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from experiments.plan import DEEP, longest_steps
@@ -311,7 +311,7 @@ def test_vllm_has_its_share_of_the_device(qwen):
 def test_what_helps_is_planned_again(qwen):
     def help(**given):
         c = config(**given)
-        return dict(helps(c, skeleton(c)))
+        return dict(remedies(c, skeleton(c)))
 
     def peak(**given):
         return max(planned(**given).peaks)
