@@ -13,7 +13,7 @@ from engine.model.critic import Critic, estimate
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run import ranks
-from records import Batch
+from records import Batch, without_tokens
 from tests.training import CPU, LONGEST, completions, updated, weights_of, with_reference
 from update import NO_UPDATE, OF_UPDATES, Limits, accumulate
 
@@ -141,6 +141,51 @@ def test_no_micro_batch_reads_anything_off_the_device(small, name, monkeypatch):
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_the_largest_ratio_is_that_of_all_updates_and_not_their_mean(small):
+    """The first update sees ratios of 1 only. The second sees those that the first has made."""
+    def after(mu):
+        model, tokenizer = loading.load_model(small, CPU)
+        micro_batches = completions(tokenizer).micro_batches(10**6)
+        return model, micro_batches, updated(model, sgd(model, 0.5), [micro_batches], resolve("dapo", mu=mu))
+
+    model, (batch,), _ = after(1)
+    with torch.no_grad():
+        ratio = ((batch.logprobs(model, 1.0) - batch.old_logp)[batch.mask]).exp()
+    assert after(2)[2]["ratio_max"] == pytest.approx(ratio.max().item(), rel=1e-5) and ratio.max() > 1.001
+
+
+def test_the_updates_end_by_the_distance_to_the_sampling_policy_and_not_to_the_reference(small):
+    model, tokenizer = loading.load_model(small, CPU)
+    micro_batches = with_reference(completions(tokenizer).micro_batches(10**6), model)
+    stats = updated(model, sgd(model, 0.0), [micro_batches], resolve("grpo", mu=3, target_kl=1e-3))
+    assert stats["kl"] > 1e-3 and stats["kl_old"] == 0 and len(stats["skipped"]) == 3
+
+
+def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(small):
+    """Devices with shards need equally many micro-batches. What fills up one of them is not a completion in N."""
+    results = []
+    for fill in ([], [without_tokens(CPU)]):
+        model, tokenizer = loading.load_model(small, CPU)
+        micro_batches = completions(tokenizer).micro_batches(10**6) + fill
+        stats = updated(model, sgd(model, 1.0), [micro_batches], resolve("grpo", mu=1, beta=0.0))
+        results.append((weights_of(model), stats))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("name", ["grpo", "drgrpo", "dapo"])
+def test_the_logs_hold_means_whatever_the_weights_add_up_to(small, name):
+    """Those of Dr. GRPO add up to less than 1. Every ratio of a first update is 1, and so is their mean."""
+    model, tokenizer = loading.load_model(small, CPU)
+    stats = updated(model, sgd(model, 0.0), [completions(tokenizer).micro_batches(30)], resolve(name, mu=1, beta=0.0))
+    assert stats["ratio_mean"] == pytest.approx(1) and stats["sampler_gap"] == stats["kl_old"] == 0
+
+
+def test_after_the_updates_no_gradient_takes_up_memory(small):
+    model, tokenizer = loading.load_model(small, CPU)
+    updated(model, sgd(model, 0.1), [completions(tokenizer).micro_batches(30)], resolve("grpo", mu=1, beta=0.0))
+    assert all(p.grad is None for p in model.parameters())
+
+
 # --- updates that are not made ---
 
 
@@ -153,6 +198,24 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
     stats = updated(model, adamw(model, 1.0), [batch.micro_batches(30)], resolve("grpo", beta=0.0))
     assert stats["skipped_updates"] == 2 and stats["skipped"] == [True, True]
     assert torch.equal(weights_of(model), before)
+
+
+def test_a_loss_that_is_not_finite_is_enough_to_skip_an_update(small):
+    """A reference that excludes a token: its k3 is infinite, and the gradient of k3, 1 − r = 1, is not."""
+    model, tokenizer = loading.load_model(small, CPU)
+    before, micro_batches = weights_of(model), completions(tokenizer).micro_batches(10**6)
+    micro_batches[0].ref_logp = torch.full(micro_batches[0].tokens.shape, -math.inf)
+    stats = updated(model, sgd(model, 1.0), [micro_batches], resolve("grpo", mu=1))
+    assert math.isfinite(stats["grad_norm"]) and stats["loss"] == math.inf
+    assert stats["skipped"] == [True] and torch.equal(weights_of(model), before)
+
+
+def test_a_gradient_that_is_not_finite_is_enough_to_skip_an_update(small):
+    model, tokenizer = loading.load_model(small, CPU)
+    before = weights_of(model)
+    next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    stats = updated(model, sgd(model, 1.0), [completions(tokenizer).micro_batches(30)], resolve("grpo", mu=1, beta=0.0))
+    assert math.isfinite(stats["loss"]) and stats["skipped"] == [True] and torch.equal(weights_of(model), before)
 
 
 def two_more_updates(small, name, cut):
@@ -187,8 +250,23 @@ def test_without_any_signal_there_is_no_update_to_speak_of(small):
 
 
 def test_with_a_kl_term_completions_without_an_advantage_are_something_to_learn_from(small):
-    weights, steps, _ = two_more_updates(small, "grpo", [[0, 1], [2, 3], []])
+    weights, steps, stats = two_more_updates(small, "grpo", [[0, 1], [2, 3], []])
     assert steps == 4 and not torch.equal(weights, two_more_updates(small, "grpo", [[0, 1]])[0])
+    assert stats == two_more_updates(small, "grpo", [[0, 1], [2, 3]])[2]  # the mini-batch without a completion counts nowhere
+
+
+def test_a_critic_learns_from_completions_without_an_advantage(small):
+    """Without β nothing else is learnt from them."""
+    model, tokenizer = loading.load_model(small, CPU)
+    critic = Critic(copy.deepcopy(model.base_model))
+    (batch,) = completions(tokenizer).micro_batches(10**6)
+    batch.old_logp = batch.logprobs(model, 1.0).detach()
+    batch.old_values, batch.returns = torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape)
+    batch.advantages = torch.zeros(batch.tokens.shape)
+    before, heads = weights_of(model), critic.head.bias.clone()
+    optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()], lr=0.1)
+    updated(model, optimizer, [[batch]], resolve("ppo", mu=1, beta=0.0), critic=critic)
+    assert torch.equal(weights_of(model), before) and not torch.equal(critic.head.bias, heads)
 
 
 def test_an_update_whose_whole_gradient_the_clip_has_taken_leaves_the_weights_alone(small):
