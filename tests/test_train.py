@@ -61,6 +61,21 @@ def test_every_forward_pass_of_an_update_is_made_for_the_kept_only(step_inputs, 
     assert metrics["tokens_trained"] < metrics["tokens_generated"] == pytest.approx(metrics["length"] * 32)
 
 
+@pytest.mark.parametrize("algorithm, passes", [("grpo", 3), ("ppo", 6)])
+def test_the_policy_that_is_scored_is_the_one_that_was_sampled(step_inputs, monkeypatch, algorithm, passes):
+    """Reference, π_old and π_θ are all taken at the sampler's temperature. At another one each ratio would be wrong."""
+    temperatures, real = [], Batch.logprobs
+
+    def logprobs(self, model, temperature, **options):
+        temperatures.append(temperature)
+        return real(self, model, temperature, **options)
+
+    monkeypatch.setattr(Batch, "logprobs", logprobs)
+    options = {"group_size": 4, "temperature": 0.7, "micro_batch_tokens": 10**6}
+    metrics, _ = run_step(step_inputs, [number_of_digits], algorithm, **options)
+    assert temperatures == [0.7] * passes and metrics["sampler_gap_max"] < 1e-3
+
+
 def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(step_inputs, monkeypatch, capsys):
     questions = step_inputs[2]
     asked, trained = [], []

@@ -46,7 +46,7 @@ def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=Non
 
 def stepper(
     model, tokenizer, questions, rewards, algorithm="cppo", *,
-    lr=3e-4, reference=None, max_new_tokens=LONGEST, micro_batch_tokens=2048, **options,
+    lr=3e-4, reference=None, max_new_tokens=LONGEST, temperature=1.0, micro_batch_tokens=2048, **options,
 ):  # fmt: skip
     """step(number) → (metrics, sample): `train_step` on the same questions each time. rewards: functions."""
     algorithm = resolve(algorithm, **options)
@@ -55,7 +55,7 @@ def stepper(
 
     def step(number=1, next_questions=lambda count: questions, history=()):
         return train.train_step(
-            networks, algorithm, named(*rewards), Sampling(max_new_tokens), Limits(micro_batch_tokens),
+            networks, algorithm, named(*rewards), Sampling(max_new_tokens, temperature), Limits(micro_batch_tokens),
             next_questions, random.Random(f"42 {number} 0"), history)
 
     return step
