@@ -130,6 +130,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path, capsys)
         go(small, tmp_path / "a", "--temperature", "0.5")
 
 
+@pytest.mark.slow
 def test_the_number_of_ranks_changes_nothing(small, tmp_path):
     alone = go(small, tmp_path / "a")
     done = torchrun(ROOT / "eval.py", "--model", small, "--questions", "10", "--samples", "2", "--batch_size", "6",

@@ -83,6 +83,7 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(small, straight, t
 
 
 @pytest.mark.parametrize("number, expected", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.slow
 def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(small, straight, tmp_path, number, expected):
     """Ctrl-C, and a scheduler's request, which is no failure."""
     process = start(small, "run", cwd=tmp_path)

@@ -195,6 +195,7 @@ def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["dapo", "gfpo_adaptive", "ppo"])
+@pytest.mark.slow
 def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
     done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", algorithm,
@@ -206,6 +207,7 @@ def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     assert len(history) == (3 if algorithm == "gfpo_adaptive" else 0)  # a mean reward for each question of all ranks
 
 
+@pytest.mark.slow
 def test_the_last_step_may_leave_a_rank_without_a_question(small, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
     done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", "grpo",
@@ -216,6 +218,7 @@ def test_the_last_step_may_leave_a_rank_without_a_question(small, tmp_path):
     assert [row["questions"] for row in logs.read(tmp_path / "run/metrics.jsonl")] == [2, 1]
 
 
+@pytest.mark.slow
 def test_a_failing_rank_takes_the_job_down_with_its_own_message(small, tmp_path):
     begin = time.time()
     done = torchrun(__file__, "fail", small, tmp_path)
