@@ -180,10 +180,28 @@ def test_the_logs_hold_means_whatever_the_weights_add_up_to(small, name):
     assert stats["ratio_mean"] == pytest.approx(1) and stats["sampler_gap"] == stats["kl_old"] == 0
 
 
-def test_after_the_updates_no_gradient_takes_up_memory(small):
+def test_after_the_updates_neither_gradients_nor_graphs_take_up_memory(small):
     model, tokenizer = loading.load_model(small, CPU)
-    updated(model, sgd(model, 0.1), [completions(tokenizer).micro_batches(30)], resolve("grpo", mu=1, beta=0.0))
+    micro_batches = completions(tokenizer).micro_batches(30)
+    updated(model, sgd(model, 0.1), [micro_batches], resolve("grpo", mu=1, beta=0.0))
     assert all(p.grad is None for p in model.parameters())
+    assert not any(batch.old_logp.requires_grad for batch in micro_batches)
+
+
+@pytest.mark.parametrize("cap, factor", [(None, 1.0), (1.2, 1.2), (2.0, math.exp(0.5))])
+def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weights(small, cap, factor):
+    """π_old / π_sampler is e^½ = 1.65 at every token, and each token counts as often, at most `cap`."""
+    def gradient(cap):
+        model, tokenizer = loading.load_model(small, CPU)
+        (batch,) = completions(tokenizer).micro_batches(10**6)
+        batch.old_logp = batch.logprobs(model, 1.0).detach()
+        batch.sampled_logp = batch.old_logp - 0.5 * batch.mask
+        algorithm = resolve("grpo", mu=1, beta=0.0, importance_cap=cap)
+        return updated(model, sgd(model, 0.0), [[batch]], algorithm)
+
+    stats = gradient(cap)
+    assert stats["grad_norm"] == pytest.approx(factor * gradient(None)["grad_norm"], rel=1e-4)
+    assert stats["sampler_gap"] == pytest.approx(0.5) and stats["sampler_gap_max"] == pytest.approx(0.5)
 
 
 # --- updates that are not made ---
