@@ -1,5 +1,7 @@
 """algorithms.py: the table and its settings, what each rule keeps, and the advantages of several rewards."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,6 +40,41 @@ def chosen(k, rewards, lengths=None, name="cppo", **options):
 
 
 # --- the settings ---
+
+
+SETTINGS = {  # k of 16, questions that fill 16 places, β, clip, μ, mini-batches, rollouts
+    "grpo": (16, 1, 0.04, 0.2, 0.2, 2, 1, 1),
+    "cppo": (4, 4, 0.04, 0.2, 0.2, 2, 1, 1),
+    "drgrpo": (16, 1, 0.0, 0.2, 0.2, 2, 1, 1),
+    "dapo": (16, 1, 0.0, 0.2, 0.28, 2, 1, 4),
+    "gspo": (16, 1, 0.0, 3e-4, 4e-4, 2, 4, 1),
+    "gspo_token": (16, 1, 0.0, 3e-4, 4e-4, 2, 4, 1),
+    "gfpo": (8, 1, 0.001, 0.2, 0.2, 2, 1, 1),
+    "gfpo_adaptive": (8, 1, 0.001, 0.2, 0.2, 2, 1, 1),
+    "gdpo": (16, 1, 0.04, 0.2, 0.2, 2, 1, 1),
+    "pods": (4, 1, 0.04, 0.2, 0.2, 2, 1, 1),
+    "ppo": (16, 1, 0.02, 0.2, 0.2, 4, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_settings_of_each_algorithm(name):
+    row = resolve(name)
+    settings = row.k, row.questions_per_step, row.beta, row.clip_low, row.clip_high, row.mu, row.minibatches, row.max_rollouts
+    assert settings == SETTINGS[name]
+    assert row.critic == (name == "ppo") and row.kept_first == (name in ("gfpo", "gfpo_adaptive", "pods"))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_advantages_of_each_algorithm(name):
+    """Of rewards 2, 0, 1, 1: mean 1, unbiased std √⅔, the population's √½. With one reward, GDPO's are GRPO's over their std."""
+    rewards = torch.tensor([[2.0, 0.0, 1.0, 1.0]])
+    compared = (rewards - 1) / ((2 / 3) ** 0.5 + 1e-4)
+    expected = {
+        "drgrpo": rewards - 1, "ppo": rewards, "gdpo": compared / (compared.std() + 1e-4),
+        "gfpo": (rewards - 1) / (0.5**0.5 + 1e-4), "gfpo_adaptive": (rewards - 1) / (0.5**0.5 + 1e-4),
+    }
+    torch.testing.assert_close(resolve(name).advantages(a_rollout(rewards)), expected.get(name, compared))
 
 
 def test_an_option_that_is_given_wins_over_the_row_and_a_row_over_the_function():
@@ -152,6 +189,21 @@ def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
         of_kept = rewards[q, own[q]]
         expected = torch.zeros(10).scatter(0, torch.tensor(own[q]), (of_kept - of_kept.mean()) / (of_kept.std(correction=0) + 1e-4))
         torch.testing.assert_close(advantages[q], expected)
+
+
+def test_advantages_over_the_kept_see_the_lengths_of_the_kept():
+    """For an idea such as a reward per token: rewards 1 and 6 with lengths 2 and 3, of which nothing is known but these two."""
+    algorithm = replace(resolve("gfpo"), advantages=lambda rollout: rollout.total / rollout.lengths)
+    rollout = a_rollout([[9.0, 1.0, 6.0]], [[9, 2, 3]])
+    assert over_the_kept(algorithm, rollout, torch.tensor([1, 2])).tolist() == [[0.0, 0.5, 2.0]]
+
+
+def test_adaptive_k_takes_its_numbers_from_the_row_and_its_quartiles_from_the_history():
+    algorithm = replace(resolve("gfpo_adaptive"), ks=(1, 2, 3, 4))
+    rollout = a_rollout([[1.0, 0.8], [0.0, 0.0], [0.4, 0.2]], history=[0.0, 0.1, 0.2, 0.3, 0.4])
+    assert algorithm.how_many(rollout).tolist() == [1, 4, 1]
+    assert algorithm.how_many(replace(rollout, history=[])).tolist() == [4, 4, 4]
+    assert resolve("cppo").how_many(rollout) == 4
 
 
 @pytest.mark.parametrize("name", ["gfpo", "gfpo_adaptive", "pods"])

@@ -13,6 +13,7 @@ from engine.model.critic import Critic, estimate
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run import ranks
+from engine.run.config import Config
 from records import Batch, without_tokens
 from tests.training import CPU, LONGEST, completions, updated, weights_of, with_reference
 from update import NO_UPDATE, OF_UPDATES, Limits, accumulate
@@ -188,6 +189,21 @@ def test_after_the_updates_neither_gradients_nor_graphs_take_up_memory(small):
     assert not any(batch.old_logp.requires_grad for batch in micro_batches)
 
 
+def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(small):
+    """π_θ is e^−½ as likely as π_old at each token, and the sampler e^¼ times as likely."""
+    model, tokenizer = loading.load_model(small, CPU)
+    batch = completions(tokenizer)
+    with torch.no_grad():
+        logp, entropies = batch.logprobs(model, 1.0, with_entropy=True)
+    batch.old_logp = logp + 0.5 * batch.mask
+    batch.sampled_logp = batch.old_logp + 0.25 * batch.mask
+    entropy = sum(entropies[i, :n].mean().item() for i, n in enumerate(batch.lengths.tolist())) / 6
+    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("grpo", mu=1, beta=0.0))
+    assert stats["kl_old"] == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-5)  # r = π_θ / π_old, samples of π_old
+    assert stats["sampler_gap"] == pytest.approx(0.25) and stats["sampler_gap_max"] == pytest.approx(0.25)
+    assert stats["entropy_trained"] == pytest.approx(entropy, rel=1e-5)
+
+
 @pytest.mark.parametrize("cap, factor", [(None, 1.0), (1.2, 1.2), (2.0, math.exp(0.5))])
 def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weights(small, cap, factor):
     """π_old / π_sampler is e^½ = 1.65 at every token, and each token counts as often, at most `cap`."""
@@ -202,6 +218,11 @@ def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weig
     stats = gradient(cap)
     assert stats["grad_norm"] == pytest.approx(factor * gradient(None)["grad_norm"], rel=1e-4)
     assert stats["sampler_gap"] == pytest.approx(0.5) and stats["sampler_gap_max"] == pytest.approx(0.5)
+
+
+def test_the_limits_are_those_of_a_run_if_none_are_given():
+    config = Config()
+    assert Limits() == Limits(config.micro_batch_tokens, config.max_grad_norm)
 
 
 # --- updates that are not made ---
