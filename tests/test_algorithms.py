@@ -12,7 +12,7 @@ from engine.run.options import UserError
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from grpo import group_advantages
-from records import Rollout, join
+from records import Batch, Rollout, join
 
 
 def a_rollout(rewards, lengths=None, reward_weights=None, **more):
@@ -63,6 +63,7 @@ def test_the_settings_of_each_algorithm(name):
     settings = row.k, row.questions_per_step, row.beta, row.clip_low, row.clip_high, row.mu, row.minibatches, row.max_rollouts
     assert settings == SETTINGS[name]
     assert row.critic == (name == "ppo") and row.kept_first == (name in ("gfpo", "gfpo_adaptive", "pods"))
+    assert getattr(row.loss, "keywords", {}) == ({"token_level": True} if name == "gspo_token" else {})
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -175,6 +176,11 @@ def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised()
     torch.testing.assert_close(resolve("gdpo").advantages(rollout), decoupled_advantages(rewards, weights=[2.0, 0.5]))
 
 
+def test_the_rule_and_not_the_algorithm_says_over_which_completions_the_advantages_are_taken():
+    assert all(resolve("grpo", keep=rule).kept_first for rule in ("shortest", "efficiency", "max_variance"))
+    assert not resolve("gfpo", keep="largest_abs").kept_first and not resolve("pods", keep="all").kept_first
+
+
 @pytest.mark.parametrize("keep", ["shortest", "efficiency"])
 def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
     """So the advantages are taken over 4, 8 and 6 completions."""
@@ -258,3 +264,39 @@ def test_two_rollouts_joined_are_that_of_all_their_questions():
     assert (both.failures, both.rollouts, both.seed, both.history) == (3, 2, 7, [0.5])
     alone = join([one])
     assert torch.equal(alone.tokens, one.tokens) and alone.rollouts == 1
+
+
+# --- a rollout becomes a batch ---
+
+
+def test_truncated_completions_are_trained_on_if_nothing_else_is_said():
+    truncated = torch.tensor([[True, False]])
+    assert a_rollout([[1.0, 0.0]], truncated=truncated).trainable.tolist() == [[True, True]]
+
+
+def batch_of(*rows):
+    """The rows of a rollout of two questions with two completions of 3, 1, 2 and 1 tokens."""
+    tokens, logp = torch.arange(12).view(4, 3), -torch.arange(12.0).view(4, 3)
+    questions = [{"prompt": [7]}, {"prompt": [8, 8]}]
+    rollout = a_rollout(torch.zeros(2, 2), [[3, 1], [2, 1]], questions=questions, tokens=tokens, logp=logp)
+    return Batch.of(rollout, torch.tensor([[0.1, 0.2], [0.3, 0.4]]), torch.tensor(rows, dtype=torch.long))
+
+
+def test_a_batch_holds_the_kept_rows_with_all_that_belongs_to_them():
+    """Cut to the longest of them, with the sampler's log-probabilities."""
+    batch = batch_of(1, 2)
+    assert batch.prompts == [[7], [8, 8]] and batch.lengths.tolist() == [1, 2]
+    assert batch.tokens.tolist() == [[3, 4], [6, 7]] and batch.sampled_logp.tolist() == [[-3.0, -4.0], [-6.0, -7.0]]
+    torch.testing.assert_close(batch.advantages, torch.tensor([0.2, 0.3]))
+    assert batch.old_logp is None and batch.ref_logp is None
+
+
+def test_mini_batches_of_a_batch_with_fewer_completions_are_empty():
+    assert [len(minibatch) for minibatch in batch_of(1, 2).minibatches(4, 100, model=None)] == [1, 1, 0, 0]
+    assert batch_of().tokens.shape == (0, 0)
+
+
+@pytest.mark.parametrize("max_tokens, cut", [(100, [1, 1]), (1, [2, 2])])
+def test_each_mini_batch_is_cut_into_micro_batches(max_tokens, cut):
+    minibatches = batch_of(0, 1, 2, 3).minibatches(2, max_tokens, model=None)
+    assert [len(minibatch) for minibatch in minibatches] == cut
