@@ -4,8 +4,8 @@ import random
 
 import torch
 
+import records
 import train
-import update as update_module
 from algorithms import resolve
 from engine.model import critic, networks, sampling
 from engine.model.networks import Networks, whole_networks
@@ -63,7 +63,8 @@ def stepper(
 
 def in_arithmetic(put, dtype, autocast):
     """Replace, by put(module, name, value), the arithmetic of a device wherever it is asked for."""
-    for module in (update_module, networks, critic, sampling):
-        for name, ours in (("compute_dtype", dtype), ("autocast", autocast)):
-            if hasattr(module, name):
-                put(module, name, ours)
+    for module, names in ((records, ["autocast"]), (critic, ["autocast"]), (sampling, ["compute_dtype", "autocast"]),
+                          (networks, ["compute_dtype"])):
+        for name in names:
+            assert hasattr(module, name)
+            put(module, name, {"compute_dtype": dtype, "autocast": autocast}[name])

@@ -87,13 +87,13 @@ def in_float32():
     """The GPU path without bfloat16, to compare it with a CPU."""
     import contextlib
 
-    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed import fsdp
 
-    from engine.model import shards
     from tests.training import in_arithmetic
 
     in_arithmetic(setattr, lambda _: torch.float32, lambda _: contextlib.nullcontext())
-    shards.MixedPrecisionPolicy = lambda *_: MixedPrecisionPolicy()
+    policy = fsdp.MixedPrecisionPolicy
+    fsdp.MixedPrecisionPolicy = lambda *_: policy()
 
 
 def updates(small, out, device):
