@@ -26,3 +26,8 @@ def small(tmp_path_factory):
 def loaded(small):
     """(model, tokenizer), freshly loaded."""
     return load_model(small, torch.device("cpu"))
+
+
+def pytest_collection_modifyitems(items):
+    """The main job takes longest, so it is the first of its process."""
+    items.sort(key=lambda item: item.path.name != "test_main_job.py")
