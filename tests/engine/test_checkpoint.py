@@ -68,7 +68,7 @@ def assert_same_run(run, straight):
         assert summaries[0][key]["sampled"] == summaries[1][key]["sampled"]
 
 
-@pytest.mark.parametrize("save_every", ["3", "50"])
+@pytest.mark.parametrize("save_every", ["3", pytest.param("50", marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_to_the_same_weights_and_metrics(small, straight, tmp_path, save_every):
     """kill -9 after step 5, past the checkpoint of step 3 or only that of step 0: what came after is made again, logged once."""
     process = start(small, "run", "--save_every", save_every, cwd=tmp_path)
