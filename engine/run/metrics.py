@@ -35,7 +35,7 @@ def summarize(rollout, advantages, rows):
     """The metrics of steps 1 to 4, over all devices.
 
     advantages: (Q, G). rows: the kept completions. The metric `nonzero` counts the kept completions whose advantage
-    is not 0, and `mean_rewards` lists the mean reward of each question.
+    is not 0, and `mean_rewards` lists the mean reward of each question of this device.
     """
     advantages, lengths = advantages.cpu(), rollout.lengths
     sums = {
@@ -55,7 +55,7 @@ def summarize(rollout, advantages, rows):
     metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
     metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
     metrics |= {name: value / metrics["completions"] for name, value in sums.items()}
-    return metrics | {"mean_rewards": ranks.gather(rollout.total.mean(1).tolist())}
+    return metrics | {"mean_rewards": rollout.total.mean(1).tolist()}
 
 
 def first_group(rollout, advantages, rows):

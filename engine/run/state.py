@@ -106,7 +106,6 @@ class Run:
         self.tracker = Tracker(
             self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"], asdict(self.config))
         ranks.barrier()
-        return self
 
     def __enter__(self):
         self.interrupt = logs.Interrupt().__enter__()
@@ -145,7 +144,7 @@ class Run:
         mean_rewards, were_skipped = metrics.pop("mean_rewards"), metrics.pop("skipped")
         metrics.pop("nonzero")
         if self.algorithm.ks:
-            state["history"] += mean_rewards
+            state["history"] += ranks.gather(mean_rewards)
         for skipped in were_skipped:
             state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
         state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
