@@ -18,9 +18,9 @@ from engine.model.precision import compute_dtype
 from engine.model.sampling import Completions, Sampling
 from engine.run import ranks
 from engine.run.options import UserError
-from engine.run.plan import GPU_SHARE
 
 CPU_CACHE = 2**30  # bytes for keys and values on a CPU; if they are too few, some completions wait for others to end
+GPU_SHARE = 0.3  # share of a GPU's memory for vLLM's weights, activations and cache; the trainer has the rest
 
 
 def filtered(sampling):

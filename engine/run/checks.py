@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 from algorithms import KEPT_FIRST
 from engine.model.folders import resolve_model
+from engine.model.vllm import filtered
 from engine.run.options import UserError, at_least, own_function
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
@@ -103,7 +104,7 @@ def vllm(config):
     if not 0.01 <= config.temperature <= 2:
         raise UserError(f"--rollout vllm takes a --temperature in [0.01, 2], not {config.temperature}: "
                         "change it, or use --rollout own.")
-    if config.temperature != 1 and (config.top_p < 1 or config.top_k > 0):
+    if config.temperature != 1 and filtered(config):
         raise UserError("vLLM gives log-probabilities before temperature, top_p and top_k, or after all three: "
                         "with --top_p or --top_k set --temperature 1, or use --rollout own.")
 

@@ -27,6 +27,7 @@ import torch
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.skeleton import skeleton, widths
+from engine.model.vllm import GPU_SHARE
 from engine.run import ranks
 from engine.run.config import algorithm_of
 from engine.run.options import UserError
@@ -35,7 +36,6 @@ from engine.tasks.table import TASKS, task_of
 
 GB = 10**9
 USABLE = 0.95  # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between tensors
-GPU_SHARE = 0.3  # share of a GPU's memory for vLLM's weights, activations and cache; the trainer has the rest
 PHASES = ("building", "generation", "update", "optimizer step", "evaluation")
 EVALUATED = 256  # completions that an evaluation samples at a time; fewer if they would need more memory than training
 
