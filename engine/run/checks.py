@@ -64,6 +64,8 @@ def keeping(config, row, rules):
         if ".py:" not in keep:
             raise UserError(f"unknown rule --keep {keep}: there are {', '.join(rules)}, and FILE.py:FUNCTION.")
         own_function(keep, "--keep")
+    if keep == "all" and row.keep != "all":
+        raise UserError(f"{name} keeps only some completions: --keep all needs an algorithm that keeps all, as grpo.")
     if keep and kept_first and keep not in KEPT_FIRST:
         raise UserError(f"{name} keeps completions by {row.keep}: it cannot be combined with pruning by |A|.")
     if row.ks and keep == "max_variance":

@@ -14,6 +14,8 @@ BAD = [
     ("--algorithm grpo --pruning_rate 0.5", "grpo keeps every completion"),
     ("--algorithm gfpo --keep largest_abs", "gfpo keeps completions by shortest: it cannot be combined with pruning by |A|"),
     ("--algorithm cppo --keep shortest", "cppo prunes by |A|"),
+    ("--algorithm cppo --keep all", "cppo keeps only some completions: --keep all needs an algorithm that keeps all, as grpo."),
+    ("--algorithm gfpo --keep all", "gfpo keeps only some completions: --keep all needs an algorithm that keeps all, as grpo."),
     ("--algorithm gfpo_adaptive --group_size 4", "keeps up to 8 completions of a question: --group_size 4 is too small"),
     ("--algorithm gfpo_adaptive --keep max_variance", "by --keep shortest or efficiency, not by max_variance"),
     ("--algorithm gfpo_adaptive --keep largest_abs", "it cannot be combined with pruning by |A|"),
