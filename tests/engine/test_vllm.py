@@ -1,8 +1,7 @@
-"""Sampling through vLLM: what it is asked, what it says it did, and how its log-probabilities are corrected."""
+"""Sampling through vLLM: what it is asked, and what it says it did. (Its correction: tests/concepts/test_tis.py.)"""
 
 import gc
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from engine.model.vllm import VLLM
 from engine.run import checks, ranks
 from engine.run.options import UserError
 from engine.tasks.toy_model import make_tokenizer
-from family.tis import truncated_importance_weights
 
 pytestmark = pytest.mark.slow
 
@@ -27,44 +25,6 @@ PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4  # two sums in float32, in different orders
 LONG = "1+2+3+4+5+6+7+8+9" * 18 + "=?"  # fills blocks of the prefix cache
-
-
-# the correction
-
-
-def table(*shape, seed=0):
-    return torch.log_softmax(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), -1)
-
-
-def test_weights_are_the_ratio_up_to_the_cap_and_one_on_padding():
-    old, sampled = table(3, 5, seed=1).requires_grad_(), table(3, 5, seed=2)
-    lengths = [5, 1, 3]
-    mask = torch.arange(5) < torch.tensor(lengths).unsqueeze(1)
-    weights = truncated_importance_weights(old, sampled, mask, cap=1.5)
-    expected = [
-        [min(math.exp(old[i, t].item() - sampled[i, t].item()), 1.5) if t < lengths[i] else 1.0 for t in range(5)] for i in range(3)
-    ]
-    torch.testing.assert_close(weights, torch.tensor(expected))
-    assert (weights == 1.5).any() and not weights.requires_grad
-    assert torch.equal(weights, truncated_importance_weights(old, sampled, mask.float(), cap=1.5))
-
-
-def test_weighted_draws_of_the_sampler_speak_of_the_old_policy():
-    """By enumeration: Σ π_sampler w f = Σ π_old f below the cap; above it each such token counts C π_sampler instead."""
-    old, sampled, f = table(8, seed=1), table(8, seed=2), torch.arange(8.0) ** 2
-    ratio = (old - sampled).exp()
-
-    def expectation(cap):
-        weights = truncated_importance_weights(old.view(1, -1), sampled.view(1, -1), torch.ones(1, 8), cap=cap)[0]
-        return (sampled.exp() * weights * f).sum()
-
-    right = (old.exp() * f).sum()
-    torch.testing.assert_close(expectation(ratio.max().item() * 1.01), right)
-    cap = ratio.median().item()
-    above = ratio > cap
-    lost = ((old.exp() - cap * sampled.exp()) * f)[above].sum()
-    torch.testing.assert_close(expectation(cap), right - lost)
-    assert lost > 0 and (sampled.exp() * f).sum() != pytest.approx(right.item(), rel=0.01)
 
 
 # what is refused before any work
