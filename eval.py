@@ -22,6 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from engine.model.folders import prompt_room, resolve_model
+from engine.model.loading import load_model
 from engine.model.sampling import Sampler, Sampling
 from engine.run import logs, ranks
 from engine.run.answers import (
@@ -347,8 +348,6 @@ def main(argv):
     folder.mkdir(parents=True, exist_ok=True)
     if config.from_file:
         return score_file(config, folder, device)
-    from engine.model.loading import load_model  # takes seconds to import
-
     source = resolve_model(base_model(config.model, config.benchmark[0]))
     model, tokenizer = load_model(source, device)
     for benchmark in config.benchmark:

@@ -140,9 +140,9 @@ class Batch:
         A model that has a method of that name computes them by itself.
         """
         compute = getattr(model, "completion_logprobs", partial(completion_logprobs, model))
-        options = {"temperature": temperature, **options}
+        completions = self.prompts, self.tokens, self.lengths
         with autocast(self.tokens.device):
-            return compute(self.prompts, self.tokens, self.lengths, **options)
+            return compute(*completions, temperature=temperature, **options)
 
 
 def without_tokens(device):

@@ -89,8 +89,9 @@ def train_step(
 
 def train(config, algorithm, device):
     """The whole run. Returns the exit code: 0, also after SIGTERM, or 130 after Ctrl-C."""
-    resumed = checkpoint.resume(config.output_dir) if config.resume else (None, None, [])
-    folder, saved, notes = resumed
+    folder, saved, notes = None, None, []
+    if config.resume:
+        folder, saved, notes = checkpoint.resume(config.output_dir)
     source = base_model(config.model, config.dataset)
     networks = build(source, config, device, critic=algorithm.critic, folder=folder)
     questions, test, more_notes = questions_of_run(config, networks.tokenizer, networks.model)
@@ -98,8 +99,7 @@ def train(config, algorithm, device):
     if saved:
         checkpoint.restore(folder, networks, run.saved_networks)
 
-    options = config.temperature, config.top_p, config.top_k
-    sampling = Sampling(config.max_new_tokens, *options)
+    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
     limits = Limits(config.micro_batch_tokens, config.max_grad_norm)
     rewards = choose(config.rewards, device, config.reward_timeout)
     right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
@@ -108,8 +108,9 @@ def train(config, algorithm, device):
 
     def evaluate(label):
         options = {"seed": config.seed, "batch_size": batch_size, "label": label}
-        who = networks.sampler, networks.tokenizer
-        return examine(*who, test, right, sampling, **options) if test else {}
+        if not test:
+            return {}
+        return examine(networks.sampler, networks.tokenizer, test, right, sampling, **options)
 
     run.open(evaluate, notes)
     with run:

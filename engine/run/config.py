@@ -187,10 +187,10 @@ def fill_in(config):
         config.eval_dataset = config.dataset
     algorithm = algorithm_of(config)
     row = algorithms.ALGORITHMS[config.algorithm]
-    taken_by_all = ("beta", "clip_low", "clip_high", "mu", "minibatches")
-    for name in (*taken_by_all, *row.takes):
+    values = vars(algorithm) | {"keep": row.keep, "critic_lr": task.critic_lr}
+    for name in ("beta", "clip_low", "clip_high", "mu", "minibatches", *row.takes):
         if getattr(config, name) is None:
-            setattr(config, name, {"keep": row.keep, "critic_lr": task.critic_lr}.get(name) or getattr(algorithm, name))
+            setattr(config, name, values[name])
     return algorithm
 
 
