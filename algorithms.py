@@ -153,8 +153,8 @@ class Algorithm:
     pruning_rate: float = 0.0  # P: k = ⌊G(1−P)⌋ are kept of each question
     ks: tuple[int, ...] = ()  # or: how many of an easy, medium, hard, very hard question
     allocation: bool = True  # use the freed places for more questions
-    beta: float | None = None  # of the KL term. None here and in the clip: the loss's default
-    clip_low: float | None = None
+    beta: float | None = None  # weight of the KL term; None: the default of the loss
+    clip_low: float | None = None  # of the ratio; None: as for beta
     clip_high: float | None = None
     mu: int = 2  # how often a batch is trained on
     minibatches: int = 1  # updates that a batch is cut into, each time
@@ -162,14 +162,14 @@ class Algorithm:
     critic: bool = False  # a second network makes an advantage for every token
     takes: tuple[str, ...] = ("keep", "pruning_rate", "allocation")  # options that not all take
 
-    # what only a run says
+    # set by `resolve` for a run, not by a row
     name: str = ""
     group_size: int = 16  # G
     k: int = 16
     questions_per_step: int = 1  # of a device
     kept_first: bool = False  # the advantages are those over the kept
     lam: float = default(gae, "lam")
-    target_kl: float | None = None  # beyond it the updates on a batch end
+    target_kl: float | None = None  # the updates on a batch end if the KL exceeds it
     importance_cap: float | None = None
     overlong_cache: int = 0
     mask_truncated: bool = False

@@ -82,7 +82,7 @@ class Batch:
 
     prompts: list[list[int]]
     tokens: torch.Tensor  # (N, T), T the longest of these completions
-    lengths: torch.Tensor  # (N,), on the CPU: shapes follow from it, and nobody waits for a GPU
+    lengths: torch.Tensor  # (N,), on the CPU, so that reading it does not wait for a GPU
     advantages: torch.Tensor  # (N,); PPO: the scores (N,) at first, then (N, T)
     sampled_logp: torch.Tensor | None = None  # (N, T), as the sampler computed it
     old_logp: torch.Tensor | None = None  # (N, T), of the same policy, as the trainer computes it

@@ -74,7 +74,8 @@ def dynamic_sampling(one_time, next_questions, max_rollouts):
 def shaped(rollout, algorithm, max_new_tokens):
     """The rollout with a penalty for long completions, and without training on truncated ones.
 
-    The penalty comes after `has_signal`: with it a group of right answers would look informative.
+    The penalty is added after `has_signal`. Otherwise a group of right answers would look
+    informative.
     """
     if algorithm.mask_truncated:
         rollout = replace(rollout, trainable=rollout.trainable & ~rollout.truncated)

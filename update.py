@@ -27,10 +27,10 @@ class Limits:
     max_grad_norm: float = 1.0  # longer gradients are scaled down to it
 
 
-# what the logs say of updates: means over tokens, each with its weight in the loss
+# metrics that are means over tokens; each token has its weight in the loss
 MEANS = ("kl", "kl_old", "clip_fraction", "ratio_mean", "entropy_trained", "sampler_gap")
 OF_UPDATES = ("loss", *MEANS, "ratio_max", "sampler_gap_max", "grad_norm")
-# a step without an update says
+# what the logs hold after a step without an update
 NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}
 
 
