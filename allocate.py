@@ -48,6 +48,68 @@ def micro_batches(lengths, max_tokens):
     return batches
 
 
+# a second forward pass takes about as long as this many tokens more in the first one
+SECOND_PASS = 256
+
+
+def tokens_computed(prompts, lengths):
+    """How many tokens a model computes for these completions, padding included.
+
+    prompts: the prompt of each completion, as a list of tokens. lengths: tokens of each completion.
+    Returns (tokens, once). once: two forward passes pay. The first computes each different prompt
+    once, the second computes the completions. Otherwise one pass computes prompt + completion of
+    each row.
+    """
+    rows = len(prompts) * max(len(p) + n for p, n in zip(prompts, lengths))
+    longest_prompt = max(len(p) for p in prompts)
+    passes = len(set(map(tuple, prompts))) * longest_prompt + len(prompts) * max(lengths)
+    return (passes, True) if passes + SECOND_PASS <= rows else (rows, False)
+
+
+def micro_batches_by_prompt(prompts, lengths, max_tokens):
+    """`micro_batches` for a model that computes each prompt once for its completions.
+
+    prompts, lengths: as for `tokens_computed`, which counts the tokens here. First each question's
+    completions are cut into pieces of similar lengths: a cut repeats the prompt, and saves padding.
+    Then pieces of similar lengths share a micro-batch. Returns lists of indices.
+    """
+    groups = {}
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        groups.setdefault(tuple(prompts[i]), []).append(i)
+    pieces = [
+        group[start:end]
+        for prompt, group in groups.items()
+        for start, end in best_cuts([lengths[i] for i in group], len(prompt), max_tokens)
+    ]
+    batches = []
+    for piece in sorted(pieces, key=lambda piece: -lengths[piece[0]]):
+        together = batches[-1] + piece if batches else piece
+        tokens, _ = tokens_computed([prompts[i] for i in together], [lengths[i] for i in together])
+        if batches and tokens <= max_tokens:
+            batches[-1] = together
+        else:
+            batches.append(piece)
+    return batches
+
+
+def best_cuts(lengths, prompt, max_tokens):
+    """Where to cut one question's completions so that the fewest tokens are computed.
+
+    lengths: the longest first. prompt: tokens of the prompt. A piece costs prompt + completions ×
+    longest, at most `max_tokens` if it holds two or more. Returns [(start, end), …].
+    """
+    # best[n]: (tokens, pieces) of the n longest completions
+    best = [(0, [])]
+    for end in range(1, len(lengths) + 1):
+        costs = [prompt + (end - start) * lengths[start] for start in range(end)]
+        best.append(min(
+            (best[start][0] + cost, [*best[start][1], (start, end)])
+            for start, cost in enumerate(costs)
+            if cost <= max_tokens or start == end - 1
+        ))
+    return best[-1][1]
+
+
 def balance(lengths, parts):
     """Give `parts` devices about equal work: longest first, each to the least busy device.
 

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from allocate import micro_batches
-from engine.model import shards
+from allocate import micro_batches, micro_batches_by_prompt
+from engine.model import prompts, shards
 from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.model.precision import autocast
 from engine.run import ranks
@@ -119,15 +119,24 @@ class Batch:
         }
         return Batch([self.prompts[i] for i in indices], lengths=lengths, **rows)
 
-    def micro_batches(self, max_tokens):
-        """Batches of at most `max_tokens` prompt and completion tokens, padding included."""
-        lengths = [len(p) + n for p, n in zip(self.prompts, self.lengths.tolist())]
-        return [self.rows(indices) for indices in micro_batches(lengths, max_tokens)]
+    def micro_batches(self, max_tokens, prompts_once=True):
+        """Batches for which a model computes at most `max_tokens` tokens, padding included.
+
+        prompts_once: whether the model can compute a prompt once for all its completions.
+        """
+        lengths = self.lengths.tolist()
+        if prompts_once:
+            batches = micro_batches_by_prompt(self.prompts, lengths, max_tokens)
+        else:
+            whole = [len(p) + n for p, n in zip(self.prompts, lengths)]
+            batches = micro_batches(whole, max_tokens)
+        return [self.rows(indices) for indices in batches]
 
     def minibatches(self, count, max_tokens, model):
         """`count` mini-batches, each of them a list of micro-batches."""
         rows = torch.arange(len(self.prompts)).tensor_split(count)
-        minibatches = [self.rows(own).micro_batches(max_tokens) for own in rows]
+        once = prompts.once(model.base_model)
+        minibatches = [self.rows(own).micro_batches(max_tokens, once) for own in rows]
         if shards.is_sharded(model):
             # devices gather weights together, so each needs as many micro-batches as the others
             empty, device = partial(without_tokens, model.device), model.device

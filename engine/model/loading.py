@@ -6,6 +6,7 @@ import torch
 from safetensors import SafetensorError
 
 from engine.model.folders import resolve_model
+from engine.model.prompts import check_once
 from engine.run.options import UserError
 
 
@@ -42,6 +43,7 @@ def load_model(name, device, dtype=torch.float32):
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_head(model, name)
+    check_once(model.base_model)
     if device.type == "cpu" and model.num_parameters() < 10_000_000:
         torch.set_num_threads(1)  # a tiny model is several times slower with several threads
     return model, tokenizer

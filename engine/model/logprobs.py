@@ -7,6 +7,9 @@ import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from allocate import tokens_computed
+from engine.model.prompts import once, read_prompts_once, read_rows
+from engine.model.shards import is_sharded
 from grpo import token_entropies, token_logprobs
 
 # tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist together
@@ -44,21 +47,21 @@ def completion_states(backbone, prompts, tokens, lengths):
     """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M completion tokens, row by row.
 
     prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,); if it is on the CPU, nothing here
-    waits for a GPU. targets: the tokens. places: their positions in tokens.flatten(). The model reads prompt +
-    completion with all padding on the right. A causal model never looks to the right, so no attention mask is needed.
+    waits for a GPU. targets: the tokens. places: their positions in tokens.flatten(). Prompts that several rows share
+    are computed once, if that pays (`allocate.tokens_computed`) and the model can (`prompts.once`).
     """
-    lengths, starts = lengths.cpu(), torch.tensor([len(p) for p in prompts])
-    width = int((starts + lengths).max())
+    lengths = lengths.cpu()
     row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
-    # in the rows that the model reads, o_t of row i stands in column |q_i| + t
-    places = torch.stack([row * tokens.shape[1] + t, row * width + starts[row] + t])
-    places, input_places = places.to(tokens.device, non_blocking=True)
-    ids = torch.tensor([p + [0] * (width - len(p)) for p in prompts]).to(tokens.device, non_blocking=True)
-    targets = tokens.flatten()[places]
-    ids = ids.flatten().index_copy(0, input_places, targets).view(ids.shape)
+    ids = tokens.masked_fill(~completion_mask(tokens, lengths), 0)
+    # devices with shards gather weights together, so each makes as many passes as the others
+    pays = is_sharded(backbone) or tokens_computed(prompts, lengths.tolist())[1]
+    read = read_prompts_once if pays and once(backbone) else read_rows
     with layers_recomputed(backbone):
-        hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
-    return hidden.flatten(0, 1)[input_places - 1], targets, places  # the state one column before a token predicts it
+        hidden, before = read(backbone, prompts, ids, lengths)
+    # token t of a row is predicted by the state in column before[row] + t
+    states = row * hidden.shape[1] + before[row] + t
+    states, places = torch.stack([states, row * tokens.shape[1] + t]).to(tokens.device, non_blocking=True)
+    return hidden.flatten(0, 1)[states], tokens.flatten()[places], places
 
 
 def spread(x, places, shape):

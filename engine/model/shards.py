@@ -52,9 +52,10 @@ def hand_out(network, empty, device, *methods, **options):
 
 
 def is_sharded(module):
+    """Whether the weights of a module, or of a part of it, are split over the devices."""
     from torch.distributed.fsdp import FSDPModule
 
-    return isinstance(module, FSDPModule)
+    return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
 def whole_weights(model, dtype=None):
