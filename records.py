@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from allocate import micro_batches, micro_batches_by_prompt
-from engine.model import prompts, shards
+from engine.model import shards
 from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.model.precision import autocast
+from engine.model.prompts import prompts_once
 from engine.run import ranks
 
 
@@ -119,13 +120,13 @@ class Batch:
         }
         return Batch([self.prompts[i] for i in indices], lengths=lengths, **rows)
 
-    def micro_batches(self, max_tokens, prompts_once=True):
+    def micro_batches(self, max_tokens, once=True):
         """Batches for which a model computes at most `max_tokens` tokens, padding included.
 
-        prompts_once: whether the model can compute a prompt once for all its completions.
+        once: whether the model can compute a prompt once for all its completions.
         """
         lengths = self.lengths.tolist()
-        if prompts_once:
+        if once:
             batches = micro_batches_by_prompt(self.prompts, lengths, max_tokens)
         else:
             whole = [len(p) + n for p, n in zip(self.prompts, lengths)]
@@ -135,7 +136,7 @@ class Batch:
     def minibatches(self, count, max_tokens, model):
         """`count` mini-batches, each of them a list of micro-batches."""
         rows = torch.arange(len(self.prompts)).tensor_split(count)
-        once = prompts.once(model.base_model)
+        once = prompts_once(model.base_model)
         minibatches = [self.rows(own).micro_batches(max_tokens, once) for own in rows]
         if shards.is_sharded(model):
             # devices gather weights together, so each needs as many micro-batches as the others

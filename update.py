@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from engine.model import prompts, shards
+from engine.model import shards
+from engine.model.prompts import prompts_once
 from engine.run import ranks
 from family.ppo import value_loss
 from family.tis import truncated_importance_weights
@@ -85,7 +86,8 @@ def gradient(networks, minibatch, n, tokens, algorithm, sampling, limits):
         networks.optimizer.zero_grad()
         try:
             if last_try:
-                minibatch[:] = halve(minibatch, limits, prompts.once(networks.model.base_model))
+                once = prompts_once(networks.model.base_model)
+                minibatch[:] = halve(minibatch, limits, once)
             sums, maxima = accumulate(networks, minibatch, n, tokens, algorithm, sampling)
             break
         except torch.OutOfMemoryError:
@@ -146,11 +148,11 @@ def accumulate(networks, minibatch, n, tokens, algorithm, sampling):
     return sums, maxima
 
 
-def halve(minibatch, limits, prompts_once):
+def halve(minibatch, limits, once):
     """The same completions in micro-batches of half as many tokens, from now on."""
     limits.micro_batch_tokens //= 2
     tqdm.write(
         f"out of memory in an update: it is repeated, and --micro_batch_tokens is "
         f"{limits.micro_batch_tokens} from now on.")
-    cut = limits.micro_batch_tokens, prompts_once
-    return [half for part in minibatch for half in part.micro_batches(*cut)]
+    max_tokens = limits.micro_batch_tokens
+    return [half for part in minibatch for half in part.micro_batches(max_tokens, once)]

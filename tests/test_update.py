@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import masking_utils
 
+import allocate
 from algorithms import resolve
 from engine.model import loading
 from engine.model.critic import Critic, estimate
@@ -95,6 +96,30 @@ def test_the_update_does_not_depend_on_the_cut_into_micro_batches(small):
         weights.append(weights_of(model))
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+@pytest.mark.parametrize("budget", [60, 10**6])
+def test_the_update_does_not_depend_on_whether_prompts_are_computed_once(small, name, budget, monkeypatch):
+    weights, passes = [], []
+    for second_pass in (10**6, -(10**6)):  # never; always
+        monkeypatch.setattr(allocate, "SECOND_PASS", second_pass)
+        model, tokenizer = loading.load_model(small, CPU)
+        critic = Critic(copy.deepcopy(model.base_model)) if name == "ppo" else None
+        read = []
+        model.base_model.register_forward_pre_hook(lambda *_, read=read: read.append(1))
+        micro_batches = with_reference(completions(tokenizer, n=12).micro_batches(budget), model)
+        if critic:
+            for batch in micro_batches:
+                batch.old_logp = batch.logprobs(model, 1.0).detach()
+            estimate(critic, micro_batches, CPU, beta=0.1, lam=0.95)
+        networks = [model, critic] if critic else [model]
+        optimizer = torch.optim.SGD([p for network in networks for p in network.parameters()], 1.0)
+        updated(model, optimizer, [micro_batches], resolve(name, mu=2), critic=critic)
+        weights.append(torch.cat([weights_of(network) for network in networks]))
+        passes.append(len(read) / len(micro_batches))
+    assert passes[1] == 2 * passes[0]
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=2e-6)
 
 
 def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(small):

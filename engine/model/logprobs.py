@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from allocate import tokens_computed
-from engine.model.prompts import once, read_prompts_once, read_rows
+from allocate import forward_cost
+from engine.model.prompts import prompts_once, read_prompts_once, read_rows
 from engine.model.shards import is_sharded
 from grpo import token_entropies, token_logprobs
 
@@ -48,14 +48,14 @@ def completion_states(backbone, prompts, tokens, lengths):
 
     prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,); if it is on the CPU, nothing here
     waits for a GPU. targets: the tokens. places: their positions in tokens.flatten(). Prompts that several rows share
-    are computed once, if that pays (`allocate.tokens_computed`) and the model can (`prompts.once`).
+    are computed once, if that pays (`allocate.forward_cost`) and the model can (`prompts.once`).
     """
     lengths = lengths.cpu()
     row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
     ids = tokens.masked_fill(~completion_mask(tokens, lengths), 0)
     # devices with shards gather weights together, so each makes as many passes as the others
-    pays = is_sharded(backbone) or tokens_computed(prompts, lengths.tolist())[1]
-    read = read_prompts_once if pays and once(backbone) else read_rows
+    pays = is_sharded(backbone) or forward_cost(prompts, lengths.tolist())[1]
+    read = read_prompts_once if pays and prompts_once(backbone) else read_rows
     with layers_recomputed(backbone):
         hidden, before = read(backbone, prompts, ids, lengths)
     # token t of a row is predicted by the state in column before[row] + t

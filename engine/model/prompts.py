@@ -57,7 +57,7 @@ def read_rows(backbone, prompts, tokens, lengths):
     return backbone(input_ids=ids, use_cache=False).last_hidden_state, starts - 1
 
 
-def once(backbone):
+def prompts_once(backbone):
     """Whether the model can compute a prompt once. `check_once` has found out when the model was loaded."""
     return getattr(backbone, "prompts_once", True)
 

@@ -13,8 +13,12 @@ from transformers import (
     BioGptForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
@@ -26,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.model import logprobs
 from engine.model.logprobs import completion_logprobs
+from engine.model.prompts import check_once, prompts_once
 from records import Batch
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -37,6 +42,8 @@ def make(kind):
         model = Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True))
     elif kind == "llama, untied":
         model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=False))
+    elif kind == "mistral, sliding window":
+        model = MistralForCausalLM(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4))
     else:
         model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64))
     return model.eval()
@@ -290,6 +297,119 @@ def test_micro_batches_hold_every_completion_once():
                 assert a not in rows
                 rows[a] = (p, t[:n].tolist())
         assert rows == {float(i): (p, tokens[i, :n].tolist()) for i, (p, n) in enumerate(zip(prompts, lengths.tolist()))}
+
+
+# --- a prompt that several rows share is computed once ---
+
+KINDS = ["qwen2, tied", "llama, untied", "gpt2", "mistral, sliding window"]
+
+
+def in_groups(group_sizes, seed=2):
+    """Completions of questions with prompts of unequal lengths; some have one token, one has none."""
+    generator = torch.Generator().manual_seed(seed)
+    asked = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)][: len(group_sizes)]
+    prompts = [prompt for prompt, k in zip(asked, group_sizes) for _ in range(k)]
+    lengths = torch.randint(1, 8, (len(prompts),), generator=generator)
+    lengths[-1] = 0
+    return prompts, torch.randint(0, 40, (len(prompts), 7), generator=generator), lengths
+
+
+def scored(model, rows, monkeypatch, *, once, **options):
+    """(log-probabilities, entropies, gradients, tokens that went through the model) of these rows, in two passes or one."""
+    monkeypatch.setattr(logprobs, "forward_cost", lambda prompts, lengths: (0, once))
+    computed = []
+    hook = model.base_model.register_forward_pre_hook(
+        lambda module, args, inputs: computed.append(inputs["input_ids"].numel()), with_kwargs=True)
+    logp, entropy = completion_logprobs(model, *rows, with_entropy=True, **options)
+    hook.remove()
+    model.zero_grad()
+    (logp * torch.linspace(-1, 1, logp.numel()).view(logp.shape)).sum().backward()
+    return logp.detach(), entropy, {name: p.grad.clone() for name, p in model.named_parameters()}, computed
+
+
+def assert_equal_scores(found, expected):
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    for name, gradient in found[2].items():
+        torch.testing.assert_close(gradient, expected[2][name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group_sizes", [(1,), (16,), (1, 1, 1, 1), (2, 2, 2), (1, 4, 8, 3), (5, 16)], ids=str)
+def test_a_prompt_that_is_computed_once_gives_the_scores_and_gradients_of_plain_rows(kind, group_sizes, monkeypatch):
+    model, rows = make(kind), in_groups(group_sizes)
+    once, plain = (scored(model, rows, monkeypatch, once=once, temperature=0.7) for once in (True, False))
+    assert_equal_scores(once, plain)
+    longest = max(map(len, rows[0]))
+    # the prompts, once; of the completions all but the last token, after which nothing is predicted
+    assert once[3] == [len(group_sizes) * longest, len(rows[0]) * max(1, rows[1].shape[1] - 1)]
+    assert len(plain[3]) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_is_computed_once_with_gradient_checkpointing_too(kind, monkeypatch):
+    """The backward pass computes a layer again. It must not find the keys of the first time beside its own."""
+    model, rows = make(kind), in_groups((2, 5, 3))
+    plain = scored(model, rows, monkeypatch, once=False)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    runs = count_of_layers_run(model)
+    once = scored(model, rows, monkeypatch, once=True)
+    assert_equal_scores(once, plain)
+    assert len(runs) == 2 * 2 * 2  # two layers, two passes, forward and again
+
+
+def count_of_layers_run(model):
+    runs = []
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            first = next(m for m in layer.modules() if not list(m.children()))
+            first.register_forward_pre_hook(lambda *_: runs.append(1))
+    return runs
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_completions_of_one_token_and_none_at_all(dtype, bound, monkeypatch):
+    model = make("qwen2, tied").to(dtype)
+    tokens = torch.tensor([[5], [7], [9]])
+    rows = [[1, 2, 3]] * 2 + [[4]], tokens, torch.tensor([1, 1, 0])
+    once, plain = (scored(model, rows, monkeypatch, once=once) for once in (True, False))
+    torch.testing.assert_close(once[0], plain[0], rtol=bound, atol=bound)
+    nothing = [[0]], torch.zeros((1, 0), dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    logp, _, gradient, computed = scored(model, nothing, monkeypatch, once=True)
+    assert logp.shape == (1, 0) and len(computed) == 2 and all((g == 0).all() for g in gradient.values())
+
+
+def test_rows_are_read_in_one_pass_unless_a_second_one_pays():
+    model, passes = make("qwen2, tied"), []
+    model.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
+    tokens, lengths = torch.zeros((8, 4), dtype=torch.long), torch.full((8,), 4)
+    for prompts, expected in (([[1] * 50] * 8, 2), ([[i] * 50 for i in range(8)], 1), ([[1] * 5] * 8, 1)):
+        passes.clear()
+        completion_logprobs(model, prompts, tokens, lengths)
+        assert len(passes) == expected
+
+
+def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows(monkeypatch):
+    """LFM2's convolutions keep a state beside keys and values."""
+    torch.manual_seed(0)
+    other = Lfm2ForCausalLM(Lfm2Config(**SIZES, num_key_value_heads=2, full_attn_idxs=[1])).eval()
+    for p in other.parameters():
+        p.data.mul_(8 if p.dim() > 1 else 1)  # as if it had learned something: fresh weights are small
+    for model, can in ((other, False), *((make(kind), True) for kind in KINDS)):
+        check_once(model.base_model)
+        assert prompts_once(model.base_model) == can
+    found = scored(other, in_groups((4, 4)), monkeypatch, once=True)
+    assert len(found[3]) == 1
+    expected = plain_logprobs(other, *in_groups((4, 4)))
+    for row, logp in zip(expected, found[0]):
+        torch.testing.assert_close(logp[: len(row)].double(), row.double(), rtol=1e-4, atol=1e-4)
+
+
+def test_micro_batches_for_a_model_that_reads_plain_rows_are_cut_by_whole_rows():
+    rows = [[1] * 100] * 8, torch.zeros((8, 5), dtype=torch.long), torch.full((8,), 5)
+    whole = Batch(*rows, torch.zeros(8))
+    assert [len(part.prompts) for part in whole.micro_batches(400)] == [8]
+    assert [len(part.prompts) for part in whole.micro_batches(400, once=False)] == [3, 3, 2]
 
 
 HOLD_DROPOUT_THEMSELVES = {
