@@ -151,7 +151,7 @@ class Batch:
         """
         compute = getattr(model, "completion_logprobs", partial(completion_logprobs, model))
         completions = self.prompts, self.tokens, self.lengths
-        with autocast(self.tokens.device):
+        with autocast(model, self.tokens.device):
             return compute(*completions, temperature=temperature, **options)
 
 

@@ -40,7 +40,7 @@ from algorithms import resolve
 from cppo import batch_rows, keep_count, prune
 from engine.model.logprobs import completion_logprobs
 from engine.model.networks import Networks
-from engine.model.precision import compute_dtype, frozen_copy
+from engine.model.precision import choose_dtype, frozen_copy
 from engine.model.sampling import Sampling, sample
 from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import toy_model
@@ -91,7 +91,8 @@ class Subject:
         torch.manual_seed(0)
         self.work, self.device, self.draws = work, device, torch.Generator().manual_seed(0)
         self.model = make_qwen(*shape, device, vocabulary).eval()
-        self.reference, self.copy = (frozen_copy(self.model, compute_dtype(device)) for _ in range(2))
+        self.model.compute_dtype = choose_dtype("auto", device, self.model.num_parameters())
+        self.reference, self.copy = (frozen_copy(self.model, self.model.compute_dtype) for _ in range(2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0)
         self.rolled = {}
 

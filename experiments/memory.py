@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from algorithms import resolve
 from engine.model import logprobs
 from engine.model.networks import Networks
-from engine.model.precision import autocast
+from engine.model.precision import autocast, choose_dtype
 from engine.model.sampling import Sampling
 from engine.run.options import option, parse, run_program
 from experiments.setting import heading, setting, write
@@ -107,7 +107,7 @@ def ours(model, batch, micro_batch_tokens):
 
 def naive(model, batch):
     ids = torch.cat([torch.tensor(batch.prompts, device=model.device), batch.tokens], 1)
-    with autocast(model.device):
+    with autocast(model, model.device):
         logits = model(ids).logits[:, PROMPT - 1 : -1]
     logp = logits.float().log_softmax(-1).gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
     ref_logp = torch.full_like(logp, -math.log(model.config.vocab_size))
@@ -146,6 +146,7 @@ def measure(point):
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = make_model(vocabulary, device)
+    model.compute_dtype = choose_dtype("auto", device, model.num_parameters())
     naive(model, completions(1, 1, vocabulary, device))  # what the very first update allocates for good
     model.zero_grad()
     batch, one = completions(k, length, vocabulary, device), k * (PROMPT + length)

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import ALGORITHMS
 from engine.model.networks import whole_networks
+from engine.model.precision import choose_dtype
 from engine.model.sampling import Sampling
 from engine.run.config import Config, check
 from engine.run.options import run_program
@@ -47,6 +48,7 @@ def one_step(options, hidden_size, device):
         vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=10,
         num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )).to(device).eval()
+    model.compute_dtype = model.base_model.compute_dtype = choose_dtype("auto", device, model.num_parameters())
     networks = whole_networks(model, tokenizer, config, critic=algorithm.critic)
     rewards = [Reward("digits", digits)]
     train_step(networks, algorithm, rewards, Sampling(32), Limits(), lambda missing: questions, random.Random(1))

@@ -4,10 +4,8 @@ import random
 
 import torch
 
-import records
 import train
 from algorithms import resolve
-from engine.model import critic, networks, sampling
 from engine.model.networks import Networks, whole_networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config
@@ -59,12 +57,3 @@ def stepper(
             next_questions, random.Random(f"42 {number} 0"), history)
 
     return step
-
-
-def in_arithmetic(put, dtype, autocast):
-    """Replace, by put(module, name, value), the arithmetic of a device wherever it is asked for."""
-    for module, names in ((records, ["autocast"]), (critic, ["autocast"]), (sampling, ["compute_dtype", "autocast"]),
-                          (networks, ["compute_dtype"])):
-        for name in names:
-            assert hasattr(module, name)
-            put(module, name, {"compute_dtype": dtype, "autocast": autocast}[name])

@@ -3,7 +3,7 @@
 import torch
 
 from engine.model.logprobs import completion_states, spread
-from engine.model.precision import autocast
+from engine.model.precision import autocast, compute_dtype
 from engine.run import ranks
 from family.ppo import gae, token_rewards, whiten
 
@@ -16,14 +16,14 @@ class Critic(torch.nn.Module):
 
     def __init__(self, backbone):
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.compute_dtype = backbone, compute_dtype(backbone)
         self.head = torch.nn.Linear(backbone.config.get_text_config().hidden_size, 1, device=backbone.device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 
     def values(self, batch):
         """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0 on padding."""
-        with autocast(batch.tokens.device):
+        with autocast(self, batch.tokens.device):
             states, _, places = completion_states(self.backbone, batch.prompts, batch.tokens, batch.lengths)
         values = self.head(states.float()).squeeze(-1)  # float32, because the advantages depend on this one number
         return spread(values, places, batch.tokens.shape)

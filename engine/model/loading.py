@@ -6,15 +6,18 @@ import torch
 from safetensors import SafetensorError
 
 from engine.model.folders import resolve_model
+from engine.model.precision import TINY, choose_dtype
 from engine.model.prompts import check_once
 from engine.run.options import UserError
 
 
-def load_model(name, device, dtype=torch.float32):
-    """(model, tokenizer) of a hub name or a folder, in float32.
+def load_model(name, device, dtype="auto", *, frozen=False, place=None):
+    """(model, tokenizer) of a hub name or a folder.
 
     Dropout stays off, in training too: with dropout the scored policy would differ from the policy that sampled, and
-    the first ratio would not be 1. dtype: another dtype, for weights that are never trained.
+    the first ratio would not be 1. dtype: what the model computes in, as `choose_dtype` takes it. Its weights are
+    float32; those of a frozen model, which are never trained, have the dtype that it computes in. place: None, or the
+    device that holds the weights at first.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -22,13 +25,14 @@ def load_model(name, device, dtype=torch.float32):
     logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
 
     name = resolve_model(name)
+    weights = choose_dtype(dtype, device, TINY) if frozen else torch.float32
     try:
         adapter = Path(name, "adapter_config.json").exists()
         # AutoModelForCausalLM would load the decoder alone
         if not adapter and AutoConfig.from_pretrained(name).is_encoder_decoder:
             raise UserError(f"the model {name} is an encoder-decoder: only causal language models can be trained here.")
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model, loading = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True)
+        model, loading = AutoModelForCausalLM.from_pretrained(name, dtype=weights, output_loading_info=True)
     except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the model {name} cannot be loaded: {reason}") from None
@@ -39,12 +43,16 @@ def load_model(name, device, dtype=torch.float32):
         raise UserError(
             f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: set its eos_token."
         )
-    model.to(device).eval()
+    compute = choose_dtype(dtype, device, model.num_parameters())
+    if frozen and compute != weights:  # a tiny model: its weights would be rounded for nothing
+        return load_model(name, device, "float32", frozen=True)
+    model.compute_dtype = model.base_model.compute_dtype = compute  # PPO's critic starts from the base model
+    model.to(place or device).eval()
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_head(model, name)
     check_once(model.base_model)
-    if device.type == "cpu" and model.num_parameters() < 10_000_000:
+    if device.type == "cpu" and model.num_parameters() < TINY:
         torch.set_num_threads(1)  # a tiny model is several times slower with several threads
     return model, tokenizer
 

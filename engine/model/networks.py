@@ -40,7 +40,7 @@ class WithoutAdapter:
     """The reference of a policy with a low-rank adapter: the same model with the adapter switched off."""
 
     def __init__(self, model):
-        self.model = model
+        self.model, self.compute_dtype = model, compute_dtype(model)
 
     def completion_logprobs(self, *batch, **options):
         self.model.disable_adapters()
@@ -53,26 +53,28 @@ class WithoutAdapter:
 def build(source, config, device, *, critic=False, folder=None):
     """The Networks of a run that starts from the model `source`. folder: the checkpoint to resume from, or None.
 
-    Reads these options: lr, beta, lora, seed, shard, rollout, gradient_checkpointing, and for vLLM those of `VLLM`.
+    Reads these options: dtype, lr, beta, lora, seed, shard, rollout, gradient_checkpointing, and for vLLM those of
+    `VLLM`.
 
-    Weights that are trained are float32; all others have `compute_dtype`. Each copy is made in its final precision, so
-    that a device never holds more than in training.
+    Weights that are trained are float32; all others have the `compute_dtype` of the policy. Each copy is made in its
+    final precision, so that a device never holds more than in training.
     """
     if config.shard == "full":
         networks = sharded_networks(source, config, device, critic=critic, folder=folder)
     else:
-        reference, frozen_dtype = None, compute_dtype(device)
+        reference = None
         if config.lora:
-            model, tokenizer = load_model(source, device, frozen_dtype)
+            model, tokenizer = load_model(source, device, config.dtype, frozen=True)
             add_adapter(model, config.lora, config.seed, folder)
         else:
             if folder and config.beta:  # the reference of a resumed run is the model that the run started from
-                reference = load_model(source, device, frozen_dtype)[0].requires_grad_(False)
-            model, tokenizer = load_model(folder or source, device)
+                reference = load_model(source, device, config.dtype, frozen=True)[0].requires_grad_(False)
+            model, tokenizer = load_model(folder or source, device, config.dtype)
         networks = whole_networks(model, tokenizer, config, reference=reference, critic=critic)
     if config.rollout == "vllm":
         stop_ids = stop_tokens(networks.model, networks.tokenizer)
-        networks.sampler = VLLM(folder or source, config, networks.tokenizer, stop_ids)
+        dtype = compute_dtype(networks.model)
+        networks.sampler = VLLM(folder or source, config, networks.tokenizer, stop_ids, dtype)
     return networks
 
 
@@ -83,11 +85,11 @@ def whole_networks(model, tokenizer, config, *, reference=None, critic=False):
     gradient_checkpointing.
     """
     if config.beta and reference is None:
-        reference = WithoutAdapter(model) if config.lora else frozen_copy(model, compute_dtype(model.device))
-    # the sampler gets a bf16 copy on a GPU: with float32 weights, each of its small steps would cast them again
+        reference = WithoutAdapter(model) if config.lora else frozen_copy(model, compute_dtype(model))
+    # for arithmetic in bf16 the sampler gets a bf16 copy: each of its small steps would cast float32 weights again
     sampled = model
-    if model.device.type == "cuda" and config.rollout == "own" and not config.lora:
-        sampled = frozen_copy(model, compute_dtype(model.device))
+    if compute_dtype(model) != torch.float32 and config.rollout == "own" and not config.lora:
+        sampled = frozen_copy(model, compute_dtype(model))
     critic = Critic(deepcopy(model.base_model)) if critic else None
     sampler = Sampler(sampled, tokenizer, copy=sampled is not model)
     networks = Networks(model, tokenizer, sampler, None, reference, critic)
@@ -98,10 +100,10 @@ def sharded_networks(source, config, device, *, critic=False, folder=None):
     """The Networks of `--shard full`: each device holds a part of each network, and a whole copy to sample from.
 
     The first rank reads a model into the host's memory and sends each device its part, one tensor at a time. Reads the
-    options lr, beta, rollout, gradient_checkpointing.
+    options dtype, lr, beta, rollout, gradient_checkpointing.
     """
     def read(name):
-        return load_model(name, torch.device("cpu")) if ranks.rank() == 0 else (None, None)
+        return load_model(name, device, config.dtype, place="cpu") if ranks.rank() == 0 else (None, None)
 
     def without_weights(network, dtype):  # the same network on every rank, with parameters on the meta device
         return ranks.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
@@ -117,17 +119,17 @@ def sharded_networks(source, config, device, *, critic=False, folder=None):
     networks = Networks(hand_out(whole, torch.float32, "completion_logprobs"), tokenizer)
     if critic:
         networks.critic = hand_out(whole and Critic(whole.base_model), torch.float32, "values", exact=["head"])
-    sampled = networks.model
+    sampled, dtype = networks.model, compute_dtype(networks.model)
     if config.rollout == "own":
-        empty = without_weights(whole, compute_dtype(device))
+        empty = without_weights(whole, dtype)
         sampled = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
     networks.sampler = Sampler(sampled, tokenizer, copy=sampled is not networks.model)
-    networks.sampler.refresh(shards.whole_weights(networks.model, compute_dtype(device)))
+    networks.sampler.refresh(shards.whole_weights(networks.model, dtype))
     if config.beta:
         if folder:
             del whole  # before the next model is read, so that the host never holds two
             whole, _ = read(source)
-        networks.reference = hand_out(whole, compute_dtype(device), "completion_logprobs", reshard_after_forward=True)
+        networks.reference = hand_out(whole, dtype, "completion_logprobs", reshard_after_forward=True)
         networks.reference.requires_grad_(False)
     return complete(networks, lr=config.lr, gradient_checkpointing=config.gradient_checkpointing)
 

@@ -1,19 +1,42 @@
-"""Precision: weights that learn are float32; arithmetic on a GPU is bf16 (bfloat16)."""
+"""Precision: weights that learn are float32. Arithmetic is float32 or bfloat16 (bf16), as `--dtype` says.
+
+The choice is made when a model is loaded, and noted on the network as `network.compute_dtype`.
+"""
 
 import contextlib
 from copy import deepcopy
 
 import torch
 
-
-def compute_dtype(device):
-    """The dtype of arithmetic, and of weights that are not trained: bf16 on a GPU, float32 on a CPU."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+TINY = 10_000_000  # a CPU computes a model with fewer parameters faster in float32, and faster with one thread
 
 
-def autocast(device):
+def choose_dtype(choice, device, parameters):
+    """The dtype of arithmetic, and of weights that are not trained.
+
+    choice: the option --dtype. auto: bf16 if the device multiplies bf16 matrices in hardware and the model is not tiny.
+    parameters: how many the model has.
+    """
+    if choice != "auto":
+        return getattr(torch, choice)
+    fast = device.type == "cuda" or (multiplies_bfloat16() and parameters >= TINY)
+    return torch.bfloat16 if fast else torch.float32
+
+
+def multiplies_bfloat16():
+    """Whether this CPU has a unit for products of bf16 matrices (Intel's AMX). With AVX-512 alone bf16 is slower."""
+    return torch.cpu.get_capabilities().get("amx_bf16", False)
+
+
+def compute_dtype(network):
+    """The dtype of a network's arithmetic. A network without a note computes in the dtype of its weights."""
+    return getattr(network, "compute_dtype", torch.float32)
+
+
+def autocast(network, device):
     """Arithmetic in `compute_dtype`. The weights stay float32: an update at lr 1e-6 is too small for bf16."""
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+    dtype = compute_dtype(network)
+    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 def with_parameters(network, make):

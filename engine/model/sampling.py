@@ -96,7 +96,7 @@ class Sampler:
     """The project's own sampler: `sample` from the policy, or from a copy that `refresh` keeps up to date."""
 
     def __init__(self, model, tokenizer, copy=False):
-        self.model, self.copy, self.dtype = model, copy, compute_dtype(model.device)
+        self.model, self.copy, self.dtype = model, copy, compute_dtype(model)
         self.stop_ids, self.pad_id = stop_tokens(model, tokenizer), tokenizer.pad_token_id
 
     @torch.no_grad()
@@ -134,7 +134,7 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=
             f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: "
             "use the model's own tokenizer, or resize the embeddings if tokens were added."
         )
-    with autocast(device) if model.dtype == torch.float32 else nullcontext():
+    with autocast(model, device) if model.dtype == torch.float32 else nullcontext():
         return _sample(model, *left_pad(prompts, pad_id, device), group_size, sampling, stop_ids, pad_id, generator)
 
 

@@ -3,13 +3,14 @@
 import torch
 import torch.distributed as dist
 
+from engine.model.precision import compute_dtype
 from engine.run import ranks
 
 
 def shard(module, *methods, exact=(), **options):
     """FSDP2: split the weights of `module`, their gradients and the optimizer's moments over the ranks.
 
-    A layer's weights are gathered just before the layer is computed, in bf16 on a GPU, and freed afterwards. Gradients
+    A layer's weights are gathered just before the layer is computed, in the compute dtype, and freed afterwards. Gradients
     are added up in float32. methods: names of methods that are called instead of `forward`; weights are gathered for
     them, too. exact: names of submodules that are computed in float32. options: of `fully_shard`, for weights outside
     the layers.
@@ -17,13 +18,14 @@ def shard(module, *methods, exact=(), **options):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if torch.cuda.is_available() else MixedPrecisionPolicy()
+    mixed = compute_dtype(module) != torch.float32
+    computed = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
     parts = [
-        *((layer, bf16, {}) for layer in layers),
+        *((layer, computed, {}) for layer in layers),
         *((module.get_submodule(name), MixedPrecisionPolicy(), {}) for name in exact),
     ]
-    for part, policy, given in [*parts, (module, bf16, options)]:
+    for part, policy, given in [*parts, (module, computed, options)]:
         fully_shard(part, mp_policy=policy, **given)
         # a sum over the ranks, not a mean: the loss weights are already those of the whole batch
         part.set_gradient_divide_factor(1.0)

@@ -1,9 +1,8 @@
 """Sampling with vLLM (`--rollout vllm`), if it is installed. engine/model/sampling.py samples without it.
 
 vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own copy of the
-weights, which `refresh` overwrites. It computes with other kernels than the trainer, and in bf16 on a GPU, so its
-log-probabilities differ a little from the trainer's: `family.tis.truncated_importance_weights` corrects for that.
-Written for vLLM 0.32.
+weights, which `refresh` overwrites. It computes with other kernels than the trainer, so its log-probabilities differ a
+little from the trainer's: `family.tis.truncated_importance_weights` corrects for that. Written for vLLM 0.32.
 """
 
 import gc
@@ -14,7 +13,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from engine.model.folders import resolve_model
-from engine.model.precision import compute_dtype
 from engine.model.sampling import Completions, Sampling
 from engine.run import ranks
 from engine.run.options import UserError
@@ -32,13 +30,13 @@ class VLLM:
     """A vLLM engine in this process. It samples from the weights of the last `refresh`, at first from those of `name`.
 
     name: hub name or folder of a model. config: the run's; max_prompt_tokens, max_new_tokens, top_p, top_k and seed are
-    read. tokenizer: for the padding. stop_ids: only these ids end a completion.
+    read. tokenizer: for the padding. stop_ids: only these ids end a completion. dtype: what it computes in.
 
     Creating an engine seeds the global random numbers with the run's seed. On a CPU torch.set_num_threads has no effect
     afterwards. Raises UserError if vLLM cannot run the model.
     """
 
-    def __init__(self, name, config, tokenizer, stop_ids):
+    def __init__(self, name, config, tokenizer, stop_ids, dtype):
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, so that weights are not copied
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from transformers import AutoConfig
@@ -47,7 +45,7 @@ class VLLM:
         name, gpu = resolve_model(name), torch.cuda.is_available()
         context = getattr(AutoConfig.from_pretrained(name).get_text_config(), "max_position_embeddings", None)
         self.pad_id, self.stop_ids = tokenizer.pad_token_id, list(stop_ids)
-        self.dtype = compute_dtype(torch.device("cuda" if gpu else "cpu"))  # of the weights that `refresh` is given
+        self.dtype = dtype  # of the weights that `refresh` is given, too
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         try:
             self.engine = LLM(

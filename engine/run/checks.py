@@ -17,6 +17,7 @@ LEAST = {  # the smallest value of an option
 }
 ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap",
            "device_gb")
+CHOICES = {"shard": ("none", "full"), "rollout": ("own", "vllm"), "dtype": ("auto", "float32", "bfloat16")}
 SAME_AS_NONE = {"pruning_rate": 0.0, "allocation": False}  # values that mean the same as None: the option was not given
 TRACKERS = ("tensorboard", "wandb")  # values of --log, and names of the packages that they need
 
@@ -84,10 +85,9 @@ def keeping(config, row, rules):
 
 def devices(config, row):
     """Check the options that say how devices hold the weights, and what samples."""
-    if config.shard not in ("none", "full"):
-        raise UserError(f"--shard must be none or full, not {config.shard}.")
-    if config.rollout not in ("own", "vllm"):
-        raise UserError(f"--rollout must be own or vllm, not {config.rollout}.")
+    for name, choices in CHOICES.items():
+        if getattr(config, name) not in choices:
+            raise UserError(f"--{name} must be {' or '.join(choices)}, not {getattr(config, name)}.")
     if config.rollout == "vllm" and not config.plan:
         vllm(config)
     if config.merge_lora and not config.lora:

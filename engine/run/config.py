@@ -97,6 +97,9 @@ class UpdateOptions:
 class DeviceOptions:
     _argument_group_name = "memory and devices"
 
+    dtype: str = option(
+        "auto", "what is computed in: float32 or bfloat16; auto: bfloat16 on a GPU, and on a CPU with AMX for models of "
+                "10 million parameters and more; weights that are trained are always float32")
     micro_batch_tokens: int = option(2048, "tokens in one forward pass: prompts, completions and padding")
     gradient_checkpointing: bool = option(
         False, "keep only the layers' inputs for the backward pass: less memory, a third more time")

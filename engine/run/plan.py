@@ -1,7 +1,7 @@
 """`train.py --plan`: the memory that a run needs on each device, item by item, before any weights are loaded.
 
 Only the model's config.json is read. The parameters are counted on PyTorch's `meta` device, where a tensor has a shape
-but no memory. On a GPU the compute dtype is bfloat16, on a CPU it is float32. Bytes per parameter on a GPU:
+but no memory. Bytes per parameter on a GPU, which computes in bfloat16 (with --dtype float32: 4 for each 2; no copies):
 
     weights          4    float32 masters. LoRA: 2 for a frozen parameter, 4 for a parameter of the adapters
     gradients        4    for trained parameters only, as the next two lines; freed after the update
@@ -90,9 +90,14 @@ def saved_by_layer(shape, compute, stream, lora):
     return norms + inputs + attention + 4 * compute * inner
 
 
+def compute_bytes(config, on_gpu):
+    """Bytes per number in the dtype that the run computes in. A CPU is planned in float32."""
+    return 2 if on_gpu and config.dtype != "float32" else 4
+
+
 def of_parameters(config, model, critic, devices, on_gpu):
     """(number of parameters, number of trained parameters, {item: bytes in each of the PHASES} that they need)."""
-    shard, lora, compute = config.shard == "full", config.lora, 2 if on_gpu else 4
+    shard, lora, compute = config.shard == "full", config.lora, compute_bytes(config, on_gpu)
     sizes = [p.numel() for p in model.parameters()]
     total = sum(sizes)
     if lora:  # the adapter of an (out, in) matrix: (rank, in) and (out, rank)
@@ -102,13 +107,13 @@ def of_parameters(config, model, critic, devices, on_gpu):
     weights = (4 * trained + (compute * total if lora else 0)) // sharing
     gradients, moments = 4 * trained // sharing, 8 * trained // sharing
     reference = compute * total // sharing if config.beta and not lora else 0
-    rollout = compute * total if (shard or (on_gpu and not lora)) and config.rollout == "own" else 0
+    rollout = compute * total if (shard or (compute == 2 and not lora)) and config.rollout == "own" else 0
     if shard:  # embedding, head, this layer and the next, and the gradients of these before they are divided
         layers = next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))
         layer = sum(p.numel() for p in layers[0].parameters())
         copy, new_gradient = compute * (total - layer * max(0, len(layers) - 2)) * 2, 0
     else:  # the casts; and a tensor's new gradient, twice at most, before it is added to that of earlier micro-batches
-        copy, new_gradient = (2 * sum(sizes) if on_gpu else 0), 8 * largest
+        copy, new_gradient = (2 * sum(sizes) if compute == 2 else 0), 8 * largest
     step = gradients if on_gpu else 8 * largest // sharing  # all parameters at once, or one after the other
     whole_tensor = 4 * largest if shard else 0  # each device takes its share of it
     return total, trained, {
@@ -123,7 +128,7 @@ def of_parameters(config, model, critic, devices, on_gpu):
 
 def of_a_row(config, model, on_gpu):
     """Bytes to sample one completion: (keys and values, logits, activations while its prompt is read)."""
-    shape, compute = model.config.get_text_config(), 2 if on_gpu else 4
+    shape, compute = model.config.get_text_config(), compute_bytes(config, on_gpu)
     hidden, heads, kv_heads, head, inner = widths(shape)
     prompt = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
     # keys and values; while a token is appended, those of one layer are there twice
@@ -142,12 +147,12 @@ def of_tokens(config, model, rows, kept, on_gpu):
 
     rows, kept: completions sampled and kept per device and step.
     """
-    shape, compute = model.config.get_text_config(), 2 if on_gpu else 4
+    shape, compute = model.config.get_text_config(), compute_bytes(config, on_gpu)
     hidden, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     length = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens) + config.max_new_tokens
     cache, logits, _ = of_a_row(config, model, on_gpu)
 
-    stream = 2 if on_gpu and (config.shard == "full" or config.lora) else 4
+    stream = 2 if compute == 2 and (config.shard == "full" or config.lora) else 4
     layer = saved_by_layer(shape, compute, stream, config.lora)
     per_token = layers * stream * hidden + layer if config.gradient_checkpointing else layers * layer
     # a completion that is longer than a micro-batch gets a micro-batch of its own

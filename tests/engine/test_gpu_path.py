@@ -53,7 +53,6 @@ def runs(small, out):
     import eval as evaluation
     import train
     from engine.model import networks
-    from engine.model.precision import compute_dtype
     from engine.model.sampling import Sampler
     from tests.engine.test_reward_model import make
 
@@ -68,7 +67,6 @@ def runs(small, out):
                 followed.append(all(torch.equal(own[name], tensor) and own[name].dtype == torch.bfloat16 for name, tensor in weights))
 
     networks.Sampler = Watched
-    assert compute_dtype(torch.device("cuda")) == torch.bfloat16
     for name, more in RUNS.items():
         words = ["--model", small, "--dataset", "toy", "--algorithm", name, "--output_dir", str(out / name), *RUN, *more]
         assert train.main([*words, "--steps", "2"]) == 0
@@ -83,25 +81,11 @@ def runs(small, out):
     (out / "followed.json").write_text(json.dumps(followed))
 
 
-def in_float32():
-    """The GPU path without bfloat16, to compare it with a CPU."""
-    import contextlib
-
-    from torch.distributed import fsdp
-
-    from tests.training import in_arithmetic
-
-    in_arithmetic(setattr, lambda _: torch.float32, lambda _: contextlib.nullcontext())
-    policy = fsdp.MixedPrecisionPolicy
-    fsdp.MixedPrecisionPolicy = lambda *_: policy()
-
-
 def updates(small, out, device):
     """One update of six fixed completions by each algorithm, in float32: the weights after it, to files."""
     from engine.run import ranks
     from tests.engine.test_ranks import SHARES, sgd_update
 
-    in_float32()
     rank, world = ranks.rank(), ranks.world_size()
     for algorithm in UPDATED:
         for shard in ("none", "full") if world > 1 else ("none",):

@@ -29,14 +29,15 @@ BOTH = ("none", "full")
 UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "gspo": ("none",)}  # replicas; and shards
 
 
-def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU):
+def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, dtype="float32"):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their Algorithm."""
     from engine.model.networks import build
     from engine.run import checkpoint
     from engine.run.config import Config, check
 
     config = Config(
-        algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard, gradient_checkpointing=shard == "full", lora=lora, seed=1
+        algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard, gradient_checkpointing=shard == "full", lora=lora, seed=1,
+        dtype=dtype,
     )
     algorithm = check(config)
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
@@ -91,8 +92,8 @@ def updated(networks, minibatches, algorithm, optimizer):
     return {"weights": torch.cat(weights), "stats": stats}
 
 
-def sgd_update(folder, share, algorithm, shard="none", lora=None, device=CPU):
-    networks, algorithm = fixed(folder, algorithm, shard, lora=lora, device=device)
+def sgd_update(folder, share, algorithm, shard="none", **options):
+    networks, algorithm = fixed(folder, algorithm, shard, **options)
     optimizer = torch.optim.SGD([p for network in networks.learners for p in network.parameters()], lr=0.1)
     return fixed_update(networks, algorithm, share, optimizer)
 
@@ -156,6 +157,17 @@ def test_adapters_are_the_same_on_every_rank(small, by_ranks):
     ranks = [torch.load(by_ranks / f"lora-{rank}.pt")["weights"] for rank in (0, 1)]
     assert torch.equal(*ranks)
     torch.testing.assert_close(ranks[0], one, rtol=1e-5, atol=1e-7)
+
+
+def test_shared_out_weights_learn_the_same_in_bfloat16(small, by_ranks):
+    """But for its rounding, which is about a hundredth of the update."""
+    exact, rounded = (sgd_update(small, SHARES["one"][0], "ppo", dtype=dtype)["weights"] for dtype in ("float32", "bfloat16"))
+    ranks = [torch.load(by_ranks / f"bfloat16-{rank}.pt")["weights"] for rank in (0, 1)]
+    assert torch.equal(*ranks) and ranks[0].dtype == torch.float32
+    networks, _ = fixed(small, "ppo", "none")
+    before = torch.cat([p.detach().flatten() for network in networks.learners for p in network.parameters()])
+    for weights in (rounded, ranks[0]):
+        assert 0.002 < (weights - exact).norm() / (exact - before).norm() < 0.05
 
 
 @pytest.mark.parametrize("shard", BOTH)
@@ -248,6 +260,8 @@ if __name__ == "__main__":
         torch.manual_seed(ranks.rank())  # whatever a rank has drawn before
         adapted = sgd_update(folder, SHARES["even"][ranks.rank()], "grpo", lora=4)
         torch.save(adapted, Path(out) / f"lora-{ranks.rank()}.pt")
+        rounded = sgd_update(folder, SHARES["even"][ranks.rank()], "ppo", "full", dtype="bfloat16")
+        torch.save(rounded, Path(out) / f"bfloat16-{ranks.rank()}.pt")
         for shard in BOTH:
             result = update_with_signal_in_one(folder, WITH_SIGNAL_IN_ONE[2][ranks.rank()], shard)
             torch.save(result, Path(out) / f"signal-{shard}-{ranks.rank()}.pt")

@@ -79,7 +79,7 @@ def world(tmp_path_factory):
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    engine = VLLM(str(folder), config(), tokenizer, [tokenizer.eos_token_id])
+    engine = VLLM(str(folder), config(), tokenizer, [tokenizer.eos_token_id], torch.float32)
     yield SimpleNamespace(engine=engine, model=model, tokenizer=tokenizer, folder=str(folder))
     ranks.stop()
 
@@ -173,7 +173,7 @@ def test_no_prompt_gives_no_completion(world):
 
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.3}])
 def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilities(world, options):
-    engine = VLLM(world.folder, config(**options), world.tokenizer, [world.tokenizer.eos_token_id])
+    engine = VLLM(world.folder, config(**options), world.tokenizer, [world.tokenizer.eos_token_id], torch.float32)
     prompts, drawn = run(world, group=64, engine=engine, **options)
     assert disagreement(world.model, prompts, drawn) < CLOSE
     with torch.no_grad():
@@ -185,12 +185,12 @@ def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilit
 def test_a_model_that_vllm_cannot_run_is_refused(world, small):
     """The toy's attention heads are too small for vLLM's kernels on a CPU."""
     with pytest.raises(UserError, match="vLLM cannot run the model"):
-        VLLM(small, config(), world.tokenizer, [1])
+        VLLM(small, config(), world.tokenizer, [1], torch.float32)
 
 
 def test_the_process_group_outlives_the_engine(world):
     """Ranks go on talking after an engine is gone."""
-    engine = VLLM(world.folder, config(), world.tokenizer, [world.tokenizer.eos_token_id])
+    engine = VLLM(world.folder, config(), world.tokenizer, [world.tokenizer.eos_token_id], torch.float32)
     del engine
     gc.collect()
     assert torch.distributed.is_initialized()
