@@ -11,8 +11,10 @@ from engine.model import loading, precision, sampling
 from engine.model.critic import Critic
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
+from engine.model.networks import whole_networks
 from engine.model.precision import choose_dtype, frozen_copy
 from engine.run import logs, ranks
+from engine.run.config import Config
 from engine.tasks.questions import load_questions
 from tests.training import CPU, stepper, weights_of
 
@@ -46,7 +48,9 @@ def test_a_model_is_loaded_with_the_weights_and_the_note_of_its_arithmetic(small
     for options, weights, computed in [
         (["float32"], F32, F32), (["bfloat16"], F32, BF16), (["auto"], F32, BF16), ([], F32, BF16)
     ]:
-        model, _ = load_model(small, CPU, *options)
+        model, tokenizer = load_model(small, CPU, *options)
+        networks = whole_networks(model, tokenizer, Config(lr=1e-3, beta=0.04))
+        assert networks.sampler.model.dtype == networks.sampler.dtype == networks.reference.dtype == computed
         assert (model.dtype, model.compute_dtype, Critic(model.base_model).compute_dtype) == (weights, computed, computed)
         frozen, _ = load_model(small, CPU, *options, frozen=True)
         assert (frozen.dtype, frozen.compute_dtype) == (computed, computed)
