@@ -1,12 +1,15 @@
 """Options: a dataclass becomes a command line and a YAML recipe; a user's mistake becomes one sentence."""
 
+import argparse
 import difflib
 import functools
 import importlib.util
 import math
 import sys
-from dataclasses import asdict, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from pathlib import Path
+from types import UnionType
+from typing import get_args
 
 import yaml
 
@@ -55,21 +58,38 @@ def read_recipe(path, config_class):
     return as_words(values, config_class, f"the recipe {path}")
 
 
+def add_option(group, f):
+    """Add the field `f` of a dataclass to the command line. Its type is X, X | None, or list[str] | None."""
+    kind = get_args(f.type)[0] if isinstance(f.type, UnionType) else f.type
+    how = {list[str]: {"nargs": "+"}, bool: {"type": truth, "nargs": "?", "const": True}}.get(kind, {"type": kind})
+    names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # with hyphens, too
+    group.add_argument(*names, default=f.default, **how, **f.metadata)
+
+
+def truth(word):
+    """The value of a flag: --resume, --resume true, --resume false."""
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if word.lower() not in words:
+        raise argparse.ArgumentTypeError(f"'{word}' is neither true nor false")
+    return words[word.lower()]
+
+
 def parse(config_class, argv, earlier=()):
     """The command line as a `config_class`. The words `argv` win over the recipe, the recipe wins over `earlier` words.
 
     If the class has several dataclasses as bases, each base is a group of `--help`; the last base comes first.
     """
-    from transformers import HfArgumentParser  # takes half a second to import, and a reader of logs needs no options
-
-    groups = [base for base in reversed(config_class.__bases__) if is_dataclass(base)] or [config_class]
-    parser = HfArgumentParser(groups, allow_abbrev=False)
+    # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait for `--help`
+    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = refuse
+    for base in [base for base in reversed(config_class.__bases__) if is_dataclass(base)] or [config_class]:
+        group = parser.add_argument_group(getattr(base, "_argument_group_name", None))
+        for f in fields(base):
+            add_option(group, f)
 
     def read(words):
-        *filled, unknown = parser.parse_args_into_dataclasses(
-            words, return_remaining_strings=True, look_for_args_file=False)
-        return config_class(**{name: value for group in filled for name, value in asdict(group).items()}), unknown
+        values, unknown = parser.parse_known_args(words)
+        return config_class(**vars(values)), unknown
 
     config, unknown = read(argv)
     if unknown:

@@ -70,10 +70,10 @@ def test_a_small_number_in_a_recipe_is_a_float(recipe, value):
     [
         ([], False, True),
         (["--resume"], True, True),
-        (["--no_allocation"], False, False),
+        (["--resume", "--allocation", "no"], True, False),
         (["--resume=false", "--allocation=true"], False, True),
         (["--resume", "True", "--allocation", "False"], True, False),
-        (["--no_allocation", "--allocation"], False, True),
+        (["--allocation=false", "--allocation"], False, True),
     ],
 )
 def test_flags_on_the_command_line(words, resume, allocation):
@@ -109,7 +109,7 @@ def test_options_survive_the_way_through_words():
         (["--steps", "1.5"], "--steps: invalid int value: '1.5'"),
         (["--steps"], "--steps: expected one argument"),
         (["--lr", "fast"], "--lr: invalid float value: 'fast'"),
-        (["--resume", "perhaps"], "--resume"),
+        (["--resume", "perhaps"], "--resume: 'perhaps' is neither true nor false"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_a_sentence(words, message):

@@ -114,7 +114,7 @@ def test_a_reward_model_by_name(tmp_path):
     parts, _ = score([chosen], ["3", "4"], {"question": ["1+2=?", "1+2=?"]})
     assert len(set(parts["judge"].tolist())) == 2
     assert choose([f"RewardModel:{folder}"])[0].function is None  # before any work it is only named
-    for name, message in [("./nowhere", "nowhere cannot be loaded"), (make_reward_model(tmp_path / "two", labels=2), "has 2 labels")]:
+    for name, message in [("./nowhere", "nowhere does not exist"), (make_reward_model(tmp_path / "two", labels=2), "has 2 labels")]:
         with pytest.raises(UserError, match=message) as error:
             choose([f"RewardModel:{name}"], torch.device("cpu"))
         assert "\n" not in str(error.value)
