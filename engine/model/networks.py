@@ -53,8 +53,8 @@ class WithoutAdapter:
 def build(source, config, device, *, critic=False, folder=None):
     """The Networks of a run that starts from the model `source`. folder: the checkpoint to resume from, or None.
 
-    Reads these options: dtype, lr, beta, lora, seed, shard, rollout, gradient_checkpointing, and for vLLM those of
-    `VLLM`.
+    Reads these options: dtype, lr, beta, lora, seed, shard, rollout, sample_batch_size, gradient_checkpointing, and for
+    vLLM those of `VLLM`.
 
     Weights that are trained are float32; all others have the `compute_dtype` of the policy. Each copy is made in its
     final precision, so that a device never holds more than in training.
@@ -82,7 +82,7 @@ def whole_networks(model, tokenizer, config, *, reference=None, critic=False):
     """The Networks of a run in which each device holds the whole policy `model`.
 
     reference: None: it is made from `model`, if beta is not 0. Reads the options lr, beta, lora, rollout,
-    gradient_checkpointing.
+    sample_batch_size, gradient_checkpointing.
     """
     if config.beta and reference is None:
         reference = WithoutAdapter(model) if config.lora else frozen_copy(model, compute_dtype(model))
@@ -91,7 +91,7 @@ def whole_networks(model, tokenizer, config, *, reference=None, critic=False):
     if compute_dtype(model) != torch.float32 and config.rollout == "own" and not config.lora:
         sampled = frozen_copy(model, compute_dtype(model))
     critic = Critic(deepcopy(model.base_model)) if critic else None
-    sampler = Sampler(sampled, tokenizer, copy=sampled is not model)
+    sampler = Sampler(sampled, tokenizer, copy=sampled is not model, batch_size=config.sample_batch_size)
     networks = Networks(model, tokenizer, sampler, None, reference, critic)
     return complete(networks, lr=config.lr, gradient_checkpointing=config.gradient_checkpointing)
 
@@ -100,7 +100,7 @@ def sharded_networks(source, config, device, *, critic=False, folder=None):
     """The Networks of `--shard full`: each device holds a part of each network, and a whole copy to sample from.
 
     The first rank reads a model into the host's memory and sends each device its part, one tensor at a time. Reads the
-    options dtype, lr, beta, rollout, gradient_checkpointing.
+    options dtype, lr, beta, rollout, sample_batch_size, gradient_checkpointing.
     """
     def read(name):
         return load_model(name, device, config.dtype, place="cpu") if ranks.rank() == 0 else (None, None)
@@ -123,7 +123,8 @@ def sharded_networks(source, config, device, *, critic=False, folder=None):
     if config.rollout == "own":
         empty = without_weights(whole, dtype)
         sampled = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
-    networks.sampler = Sampler(sampled, tokenizer, copy=sampled is not networks.model)
+    networks.sampler = Sampler(
+        sampled, tokenizer, copy=sampled is not networks.model, batch_size=config.sample_batch_size)
     networks.sampler.refresh(shards.whole_weights(networks.model, dtype))
     if config.beta:
         if folder:

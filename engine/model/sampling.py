@@ -93,10 +93,14 @@ def sample_token(logits, sampling, generator=None):
 
 
 class Sampler:
-    """The project's own sampler: `sample` from the policy, or from a copy that `refresh` keeps up to date."""
+    """The project's own sampler: `sample` from the policy, or from a copy that `refresh` keeps up to date.
 
-    def __init__(self, model, tokenizer, copy=False):
+    batch_size: completions that are sampled at a time, rounded up to whole questions; None: all.
+    """
+
+    def __init__(self, model, tokenizer, copy=False, batch_size=None):
         self.model, self.copy, self.dtype = model, copy, compute_dtype(model)
+        self.batch_size = batch_size
         self.stop_ids, self.pad_id = stop_tokens(model, tokenizer), tokenizer.pad_token_id
 
     @torch.no_grad()

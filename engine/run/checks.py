@@ -13,7 +13,7 @@ LEAST = {  # the smallest value of an option
     "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1,
     "micro_batch_tokens": 1, "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0,
     "warmup": 0, "max_rollouts": 1, "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1,
-    "devices": 1, "reward_timeout": 0,
+    "devices": 1, "reward_timeout": 0, "sample_batch_size": 1,
 }
 ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap",
            "device_gb")
@@ -88,6 +88,9 @@ def devices(config, row):
     for name, choices in CHOICES.items():
         if getattr(config, name) not in choices:
             raise UserError(f"--{name} must be {' or '.join(choices)}, not {getattr(config, name)}.")
+    if config.rollout == "vllm" and config.sample_batch_size:
+        raise UserError("vLLM decides by itself how many completions it samples at a time: leave out "
+                        "--sample_batch_size, or use --rollout own.")
     if config.rollout == "vllm" and not config.plan:
         vllm(config)
     if config.merge_lora and not config.lora:

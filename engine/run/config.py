@@ -75,6 +75,8 @@ class SamplingOptions:
     top_k: int = option(
         0, "sample from the k most likely tokens; 0: from all; above 0, the sampled policy differs from the scored one")
     max_new_tokens: int | None = option(None, "longest completion in tokens; None: the data set's (1024 for most)")
+    sample_batch_size: int | None = option(
+        None, "completions that a device samples at a time, rounded up to whole questions; None: all of a step")
     rollout: str = option(
         "own", "the sampler: own (engine/model/sampling.py), or vllm (in this process; needs the package)")
 

@@ -151,6 +151,8 @@ def of_tokens(config, model, rows, kept, on_gpu):
     hidden, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     length = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens) + config.max_new_tokens
     cache, logits, _ = of_a_row(config, model, on_gpu)
+    group, at_a_time = config.group_size, config.sample_batch_size or rows  # whole questions are sampled together
+    sampled = min(rows, math.ceil(at_a_time / group) * group)
 
     stream = 2 if compute == 2 and (config.shard == "full" or config.lora) else 4
     layer = saved_by_layer(shape, compute, stream, config.lora)
@@ -163,9 +165,9 @@ def of_tokens(config, model, rows, kept, on_gpu):
     # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
     chunk = min(max(1, CHUNK_ELEMENTS // vocabulary), tokens * config.max_new_tokens // length) * vocabulary * 12
     items = {
-        "KV cache": (0, rows * cache, 0, 0, 0),
+        "KV cache": (0, sampled * cache, 0, 0, 0),
         "activations": (0, 0, activations, 0, 0),
-        "logits": (0, rows * logits, chunk, 0, 0),
+        "logits": (0, sampled * logits, chunk, 0, 0),
     }
     if config.rollout == "vllm":  # vLLM always holds its share, which has room for its weights too
         share = GPU_SHARE * memory_of_device(config)
@@ -182,7 +184,8 @@ def evaluated(config, model, items, on_gpu):
         return (EVALUATED if config.eval_dataset else 0), items
     *training, evaluation = (sum(column) for column in zip(*items.values()))
     cache, logits, reading = of_a_row(config, model, on_gpu)
-    rows = int(min(EVALUATED, max(1, (max(training) - evaluation) // max(cache + logits, reading))))
+    room = (max(training) - evaluation) // max(cache + logits, reading)
+    rows = int(min(EVALUATED, config.sample_batch_size or EVALUATED, max(1, room)))
     added = {"KV cache": rows * cache, "logits": rows * logits, "activations": rows * max(0, reading - cache - logits)}
     return rows, {name: (*row[:-1], row[-1] + added.get(name, 0)) for name, row in items.items()}
 

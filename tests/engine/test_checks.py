@@ -36,7 +36,9 @@ BAD = [
     ("--algorithm gfpo_adaptive --pruning_rate 0.5", "--pruning_rate does not fit gfpo_adaptive: leave it out"),
     ("--algorithm gfpo_adaptive --allocation true", "--allocation does not fit gfpo_adaptive: leave it out"),
     ("--algorithm dapo --stop_kl 1", "--stop_kl needs a reference model: set --beta above 0."),
+    ("--rollout vllm --sample_batch_size 64", "vLLM decides by itself how many completions it samples at a time"),
     # numbers
+    ("--sample_batch_size 0", "--sample_batch_size must be at least 1, not 0"),
     ("--algorithm ppo --lam 1.5", "--lam must lie in [0, 1], not 1.5"),
     ("--algorithm ppo --lam -0.5", "--lam must be at least 0, not -0.5"),
     ("--algorithm ppo --critic_lr -1", "--critic_lr must be at least 0, not -1"),

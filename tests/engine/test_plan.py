@@ -80,6 +80,14 @@ def test_every_item_of_the_published_setting(qwen):
     assert p.peaks == [sum(item[phase] for item in expected.values()) for phase in range(5)]
 
 
+def test_sampling_in_parts_holds_the_cache_and_the_logits_of_one_part(qwen):
+    whole, parts = (planned(model=qwen["1.5B"], sample_batch_size=size, eval_dataset="gsm8k") for size in (None, 20))
+    for item in ("KV cache", "logits"):
+        assert parts.items[item][1] == whole.items[item][1] * 32 / 128  # 20, rounded up to two questions
+    assert (whole.evaluated, parts.evaluated) == (256, 20)
+    assert planned(model=qwen["1.5B"], sample_batch_size=1000).items["KV cache"] == planned(model=qwen["1.5B"]).items["KV cache"]
+
+
 def test_an_evaluation_takes_no_more_than_training(qwen):
     W = QWEN["1.5B"][-1]
     p = planned(model=qwen["1.5B"], devices=2, eval_dataset="gsm8k")
