@@ -25,7 +25,7 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
     """
     from transformers.cache_utils import Cache
 
-    from engine.model.kv_cache import CompletionLayer, PromptLayer
+    from engine.model.prompt_cache import CompletionLayer, PromptLayer
 
     place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts]).to(tokens.device, non_blocking=True)

@@ -1,12 +1,16 @@
 """Sampling completions from the policy, and the contract between the sampler and the scorer."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
+from engine.model.kv_cache import give_room, keep_rows
 from engine.model.logprobs import completion_mask
 from engine.model.precision import autocast, compute_dtype
+from engine.model.prompts import left_pad
 from engine.run.options import UserError
 
 # every so many tokens the CPU asks the device which completions have ended: while it waits, a GPU gets nothing to do
@@ -61,20 +65,15 @@ def stop_tokens(model, tokenizer):
     return sorted({*ids, tokenizer.eos_token_id} - {None})
 
 
-def left_pad(prompts, pad_id, device):
-    """(ids, mask), both (Q, L), of Q token lists: padded on the left, so that all prompts end in the same column."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[pad_id] * (longest - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+def sample_token(logits, sampling, u=None):
+    """Sample one token per row of logits (N, V): (token (N,), logp (N,)). Temperature 0 takes the most likely token.
 
-
-def sample_token(logits, sampling, generator=None):
-    """Sample one token per row of logits (N, V): (token (N,), logp (N,)). Temperature 0 takes the most likely token."""
+    u: (N,) float64 uniform random numbers in [0, 1), which choose the tokens.
+    """
+    logp = torch.log_softmax(logits.float() / (sampling.temperature or 1.0), -1)
     if sampling.temperature == 0:
         token = logits.argmax(-1)
-        return token, torch.log_softmax(logits.float(), -1).gather(-1, token[:, None]).squeeze(-1)
-    logp = torch.log_softmax(logits.float() / sampling.temperature, -1)
+        return token, logp.gather(-1, token[:, None]).squeeze(-1)
     kept = logp
     if sampling.top_k:
         smallest = kept.topk(min(sampling.top_k, kept.shape[-1])).values[:, -1:]
@@ -85,10 +84,12 @@ def sample_token(logits, sampling, generator=None):
         # a token is dropped if the more likely tokens already hold top_p of the probability
         dropped = p.cumsum(-1) - p >= sampling.top_p
         kept = kept.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
-    # if the E_v are exponential random numbers, argmax_v p_v / E_v is a sample from p.
-    # torch.multinomial samples the same tokens, but makes the CPU wait twice for a GPU, to check p
-    p = kept.softmax(-1)
-    token = p.div_(torch.empty_like(p).exponential_(generator=generator)).argmax(-1)
+    # the first token v with p_1 + … + p_v > u · total. In float64 the sums do not depend on the order in which a device
+    # adds. The total is below 1 if tokens are dropped, and u · total may be rounded up to the total
+    sums = kept.double().exp_().cumsum_(-1)
+    total = sums[:, -1:]
+    below = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    token = torch.searchsorted(sums, below, right=True).squeeze(-1)
     return token, logp.gather(-1, token[:, None]).squeeze(-1)
 
 
@@ -111,24 +112,24 @@ class Sampler:
             parameters[name].copy_(tensor)
 
     def sample(self, prompts, group_size, sampling, seed):
-        """`sample` with a generator of this seed."""
-        generator = torch.Generator(self.model.device).manual_seed(seed)
+        """`sample` with random numbers of this seed."""
         return sample(
-            self.model, prompts, group_size, sampling,
-            stop_ids=self.stop_ids, pad_id=self.pad_id, generator=generator,
+            self.model, prompts, group_size, sampling, stop_ids=self.stop_ids, pad_id=self.pad_id,
+            batch_size=self.batch_size, generator=torch.Generator().manual_seed(seed),
         )
 
 
 @torch.no_grad()
-def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=None):
+def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size=None, generator=None):
     """Sample `group_size` completions of each prompt.
 
-    prompts: token lists. Returns Completions with N = len(prompts) · group_size rows, a question's rows side by side.
-    The model reads each prompt once; its keys and values are copied for the whole group. A completion that has ended
-    leaves the batch: on a CPU at once, on a GPU at the next multiple of ASK_EVERY tokens. So a CPU and a GPU sample
-    different completions with the same seed.
+    prompts: token lists. batch_size: as for `Sampler`. generator: a CPU's. Returns Completions with
+    N = len(prompts) · group_size rows, a question's rows side by side.
+
+    The random number of a completion's token depends only on the generator, the completion's row and the token's place.
+    So the same seed gives the same completions for every batch_size, and, up to rounding, on every device.
     """
-    device = model.device
+    device, n = model.device, len(prompts) * group_size
     if not prompts:  # in a run's last step a rank may have no question
         empty = torch.zeros((0, 1), device=device)
         return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
@@ -138,57 +139,90 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, generator=
             f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: "
             "use the model's own tokenizer, or resize the embeddings if tokens were added."
         )
-    with autocast(model, device) if model.dtype == torch.float32 else nullcontext():
-        return _sample(model, *left_pad(prompts, pad_id, device), group_size, sampling, stop_ids, pad_id, generator)
-
-
-def _read_prompts(model, ids, mask, group_size):
-    """(logits (N, V) of the first tokens, the cache, the mask, padded): each prompt is computed once, then repeated."""
-    padded = bool((mask == 0).any())
-    position = (mask.cumsum(1) - 1).clamp(min=0)
-    out = model(
-        input_ids=ids, attention_mask=mask if padded else None, position_ids=position if padded else None,
-        use_cache=True, logits_to_keep=1,
-    )
-    cache = out.past_key_values
-    cache.batch_repeat_interleave(group_size)
-    if ASK_EVERY[model.device.type] > 1 and padded:
-        for layer in cache.layers:  # otherwise transformers asks the GPU at every token whether the mask hides anything
-            layer.is_compileable = True
-    return out.logits[:, -1].repeat_interleave(group_size, 0), cache, mask.repeat_interleave(group_size, 0), padded
-
-
-def _sample(model, ids, mask, group_size, sampling, stop_ids, pad_id, generator):
-    device, every, n = model.device, ASK_EVERY[model.device.type], len(ids) * group_size
-    logits, cache, mask, padded = _read_prompts(model, ids, mask, group_size)
+    u = torch.rand(n, sampling.max_new_tokens, dtype=torch.float64, generator=generator)
     tokens = torch.full((n, sampling.max_new_tokens), pad_id, device=device)
     logps = torch.zeros((n, sampling.max_new_tokens), device=device)
     stop_ids = torch.tensor(stop_ids).to(device, non_blocking=True)
-    rows = torch.arange(n, device=device)  # rows[i]: which completion is in row i of the running batch
+    at_a_time = math.ceil((batch_size or n) / group_size)  # questions
+    with autocast(model, device) if model.dtype == torch.float32 else nullcontext():
+        for i in range(0, len(prompts), at_a_time):
+            part = slice(i * group_size, (i + at_a_time) * group_size)
+            padded_prompts = left_pad(prompts[i : i + at_a_time], pad_id, device)
+            _sample(model, *padded_prompts, sampling, stop_ids, u[part].to(device), tokens[part], logps[part])
+    # a completion ends with its first stop token; what its row has sampled after that is dropped
+    stops = torch.isin(tokens, stop_ids)
+    truncated = ~stops.any(1)
+    lengths = torch.where(truncated, sampling.max_new_tokens, stops.int().argmax(1) + 1)
+    longest = int(lengths.max())
+    padding = ~completion_mask(tokens[:, :longest], lengths)
+    tokens, logps = tokens[:, :longest].masked_fill(padding, pad_id), logps[:, :longest].masked_fill(padding, 0.0)
+    return Completions(tokens, lengths, truncated, logps)
+
+
+class Running:
+    """The batch of completions that have not ended: their cache, mask and positions, each with room ahead."""
+
+    def __init__(self, model, ids, mask, group_size, new_tokens):
+        """Read the prompts. Each one is computed once; then its keys and values are copied for the whole group."""
+        self.model, self.padded = model, bool((mask == 0).any())
+        position = (mask.cumsum(1) - 1).clamp(min=0)
+        out = model(
+            input_ids=ids, attention_mask=mask if self.padded else None,
+            position_ids=position if self.padded else None, use_cache=True, logits_to_keep=1,
+        )
+        self.logits, self.cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
+        roomy = give_room(self.cache, group_size, mask.shape[1] + new_tokens)
+        self.length = mask.shape[1]
+        if self.padded:
+            self.position = position[:, -1:].repeat_interleave(group_size, 0)
+            self.mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)
+            if roomy and model.config._attn_implementation == "sdpa":
+                # what is added to the scores; transformers takes a mask of this shape as it is, and makes none itself
+                zeros = torch.zeros_like(self.mask, dtype=self.cache.layers[0].keys.dtype)
+                self.mask = zeros.masked_fill_(self.mask == 0, -torch.inf)[:, None, None]
+            elif ASK_EVERY[model.device.type] > 1:
+                for layer in self.cache.layers:  # otherwise transformers asks the GPU for each token what the mask hides
+                    layer.is_compileable = True
+
+    def step(self, token):
+        """Append a token to each row. Returns the logits (rows, V) of the next one."""
+        self.length += 1
+        if self.padded:
+            self.position = self.position + 1
+        out = self.model(
+            input_ids=token[:, None], attention_mask=self.mask[..., : self.length] if self.padded else None,
+            position_ids=self.position if self.padded else None, past_key_values=self.cache, use_cache=True,
+        )
+        return out.logits[:, -1]
+
+    def keep(self, rows):
+        """Keep these rows only, (n,) ascending, on the CPU. Returns them in the order in which they now stand."""
+        order = keep_rows(self.cache, rows)
+        if self.padded:
+            self.mask, self.position = self.mask[order], self.position[order]
+        return order
+
+
+def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
+    """Sample completions of the prompts (ids, mask), and write them into `tokens` and `logps`, both (N, T).
+
+    A completion that has ended leaves the batch: on a CPU at once, on a GPU at the next multiple of ASK_EVERY tokens.
+    """
+    every = ASK_EVERY[model.device.type]
+    running = Running(model, ids, mask, len(tokens) // len(ids), sampling.max_new_tokens)
+    logits = running.logits
+    rows = torch.arange(len(tokens), device=model.device)  # rows[i]: which completion is in row i of the running batch
     for t in range(sampling.max_new_tokens):
-        token, logp = sample_token(logits, sampling, generator)
+        token, logp = sample_token(logits, sampling, u[rows, t])
         tokens[rows, t], logps[rows, t] = token, logp
         if t + 1 == sampling.max_new_tokens:
             break
         if (t + 1) % every == 0:
             ended = torch.isin(tokens[rows, t + 1 - every : t + 1], stop_ids).any(1)
-            keep = (~ended).nonzero().squeeze(-1)  # here the CPU waits for the device
-            if len(keep) == 0:
+            going_on = (~ended).nonzero().squeeze(-1).cpu()  # here the CPU waits for the device
+            if len(going_on) == 0:
                 break
-            if len(keep) < len(rows):
-                rows, token, mask = rows[keep], token[keep], mask[keep]
-                cache.batch_select_indices(keep)
-        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-        out = model(
-            input_ids=token[:, None], attention_mask=mask if padded else None,
-            position_ids=mask.sum(1, keepdim=True) - 1 if padded else None, past_key_values=cache, use_cache=True,
-        )
-        logits = out.logits[:, -1]
-    # a completion ends with its first stop token; what its row has sampled after that is dropped
-    stops = torch.isin(tokens[:, : t + 1], stop_ids)
-    truncated = ~stops.any(1)
-    lengths = torch.where(truncated, t + 1, stops.int().argmax(1) + 1)
-    longest = int(lengths.max())
-    padding = ~completion_mask(tokens[:, :longest], lengths)
-    tokens, logps = tokens[:, :longest].masked_fill(padding, pad_id), logps[:, :longest].masked_fill(padding, 0.0)
-    return Completions(tokens, lengths, truncated, logps)
+            if len(going_on) < len(rows):
+                order = running.keep(going_on)
+                rows, token = rows[order], token[order]
+        logits = running.step(token)

@@ -20,13 +20,14 @@ def every(request, monkeypatch):
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]  # of different lengths
 
 
-def run(loaded, prompts=PROMPTS, group=4, seed=0, **options):
+def run(loaded, prompts=PROMPTS, group=4, seed=0, batch_size=None, **options):
     model, tokenizer = loaded
     sampling = Sampling(**{"max_new_tokens": 20, **options})
     ids = [tokenizer.encode(p) for p in prompts]
     generator = torch.Generator().manual_seed(seed)
     return ids, sample(
-        model, ids, group, sampling, stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id, generator=generator
+        model, ids, group, sampling, stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id,
+        batch_size=batch_size, generator=generator,
     )
 
 
@@ -59,9 +60,9 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(loaded):
 
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
 def test_what_a_completion_draws_after_its_end_is_not_recorded(loaded, prompts, every, monkeypatch):
-    _, drawn = run(loaded, prompts, group=2, temperature=0.0, max_new_tokens=40)
+    _, drawn = run(loaded, prompts, group=8, max_new_tokens=40)
     monkeypatch.setitem(ASK_EVERY, "cpu", 1)
-    _, expected = run(loaded, prompts, group=2, temperature=0.0, max_new_tokens=40)
+    _, expected = run(loaded, prompts, group=8, max_new_tokens=40)
     assert (expected.lengths % every != 0).any() or every == 1
     for name in ("tokens", "lengths", "truncated"):
         assert torch.equal(getattr(drawn, name), getattr(expected, name))
@@ -127,6 +128,19 @@ def test_the_seed_decides(loaded):
     assert first == again != other
 
 
+@pytest.mark.parametrize("batch_size", [1, 4, 5, 8, 100])
+def test_sampling_in_parts_draws_the_same_completions(loaded, batch_size):
+    _, whole = run(loaded)
+    sizes, read = [], loaded[0].forward
+    loaded[0].forward = lambda input_ids, **options: sizes.append(input_ids.shape) or read(input_ids=input_ids, **options)
+    _, parts = run(loaded, batch_size=batch_size)
+    prompts = [rows for rows, width in sizes if width > 1]
+    assert prompts == {1: [1, 1, 1], 4: [1, 1, 1], 5: [2, 1], 8: [2, 1], 100: [3]}[batch_size]
+    for name in ("tokens", "lengths", "truncated"):
+        assert torch.equal(getattr(parts, name), getattr(whole, name))
+    torch.testing.assert_close(parts.logp, whole.logp, rtol=1e-4, atol=1e-5)
+
+
 def test_a_chat_models_generation_config_is_not_inherited(loaded):
     """Chat models ship temperature, top_k and top_p for chatting: the policy is sampled without them."""
     model, _ = loaded
@@ -158,8 +172,12 @@ def test_prompts_are_padded_on_the_left():
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
 
 
+def uniforms(n, seed=0):
+    return torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
 def frequencies(n=40_000, **options):
-    token, logp = sample_token(LOGITS.repeat(n, 1), Sampling(1, **options), torch.Generator().manual_seed(0))
+    token, logp = sample_token(LOGITS.repeat(n, 1), Sampling(1, **options), uniforms(n))
     return torch.bincount(token, minlength=5) / n, token, logp
 
 
@@ -173,12 +191,30 @@ def test_draws_follow_the_softmax_at_the_temperature(temperature):
             assert logp[token == i][0].item() == pytest.approx(math.log(q), abs=1e-5)
 
 
-def test_draws_are_those_of_multinomial():
-    logits = 3 * torch.randn(7, 500, generator=torch.Generator().manual_seed(0))
-    for seed in range(10):
-        token, _ = sample_token(logits, Sampling(1, top_k=50), torch.Generator().manual_seed(seed))
-        p = logits.masked_fill(logits < logits.topk(50).values[:, -1:], -torch.inf).softmax(-1)
-        assert token.tolist() == torch.multinomial(p, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1).tolist()
+def test_a_token_is_drawn_if_the_random_number_lies_in_its_share():
+    """Also for a large vocabulary, in which most tokens are so unlikely that float32 could not add them up."""
+    logits = 3 * torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
+    ends = logits.log_softmax(-1).double().exp().cumsum(-1).squeeze(0)
+    ends = ends / ends[-1]
+    middle = (ends + torch.cat([torch.zeros(1), ends[:-1]])) / 2
+    some = torch.arange(0, 50_000, 97)
+    assert sample_token(logits.expand(len(some), -1), Sampling(1), middle[some])[0].tolist() == some.tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"temperature": 0.3}])
+def test_the_least_and_the_largest_random_number_draw_tokens_that_can_come(options):
+    """0, and the largest number below 1: rounded, it reaches the total. Tokens with probability 0 stand on both sides."""
+    least, largest = 0.0, 1 - 2.0**-53
+    nothing = torch.full((200, 1), -torch.inf)
+    logits = torch.cat([nothing, torch.randn(200, 5, generator=torch.Generator().manual_seed(0)), nothing, nothing], 1)
+    for u, end in ((least, 0), (largest, -1)):
+        token, logp = sample_token(logits, Sampling(1, **options), torch.full((200,), u, dtype=torch.float64))
+        assert logp.isfinite().all()
+        if not options.get("top_k"):
+            assert token.tolist() == [[1, 5][end]] * 200
+        else:
+            top = logits.topk(3).indices.sort(-1).values
+            assert token.tolist() == top[:, end].tolist()
 
 
 def test_top_k_and_top_p_draw_from_the_most_likely_only():

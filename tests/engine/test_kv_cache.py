@@ -1,0 +1,114 @@
+"""The cache with room: it gives what transformers' own cache gives, for every kind of model, and copies far less."""
+
+import pytest
+import torch
+import transformers
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from engine.model import kv_cache
+from engine.model.kv_cache import RoomyLayer, give_room, keep_rows
+from engine.model.sampling import Sampling, sample
+
+SMALL = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": None,
+         "eos_token_id": None}
+MODELS = {
+    "Qwen2": SMALL, "Llama": SMALL,
+    "GPT2": {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": None, "eos_token_id": None},
+    "Mistral": SMALL | {"sliding_window": 6},
+    "Gemma2": SMALL | {"sliding_window": 6, "query_pre_attn_scalar": 4},
+    "Gemma3": SMALL | {"sliding_window": 6, "query_pre_attn_scalar": 4, "layer_types": ["sliding_attention", "full_attention"]},
+}
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20, 21]]
+
+
+def make(name, **options):
+    """A model of this family with random weights, large enough that its tokens differ."""
+    torch.manual_seed(0)
+    config = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")(**MODELS[name], **options)
+    model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(8) if p.dim() == 2 else None
+    return model
+
+
+def draw(model, prompts=PROMPTS, new_tokens=20, stop_ids=(3, 4, 5, 6)):
+    return sample(model, prompts, 4, Sampling(new_tokens), stop_ids=list(stop_ids), pad_id=0, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_tokens_are_those_of_the_models_own_cache(name, prompts, monkeypatch):
+    model = make(name)
+    drawn = draw(model, prompts)
+    assert len(set(drawn.lengths.tolist())) > 2 and drawn.tokens.unique().numel() > 10
+    monkeypatch.setattr(kv_cache, "DynamicLayer", None)  # no layer is of this kind
+    own = draw(model, prompts)
+    assert torch.equal(drawn.tokens, own.tokens)
+    torch.testing.assert_close(drawn.logp, own.logp, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logp_is_that_of_a_pass_without_a_cache(name):
+    model = make(name)
+    drawn = draw(model)
+    for i, (tokens, n) in enumerate(zip(drawn.tokens, drawn.lengths)):
+        prompt = torch.tensor(PROMPTS[i // 4])
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, tokens[:n]])[None]).logits[0, len(prompt) - 1 : -1]
+        logp = logits.log_softmax(-1).gather(-1, tokens[:n, None]).squeeze(-1)
+        torch.testing.assert_close(logp, drawn.logp[i, :n], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bfloat16_and_eager_attention(dtype):
+    tokens = [draw(make("Llama", attn_implementation=way).to(dtype), new_tokens=6).tokens for way in ("sdpa", "eager")]
+    same = (tokens[0] == tokens[1]).all(1).float().mean()
+    assert same == 1 if dtype == torch.float32 else same > 0.5
+
+
+def filled(rows=3, length=4, repeats=2, longest=11):
+    cache = DynamicCache()
+    x = torch.randn(2, rows, 2, length, 5)
+    cache.update(*x, 0)
+    give_room(cache, repeats, longest)
+    return cache, x.repeat_interleave(repeats, 1)
+
+
+def test_tokens_are_appended_in_place_into_room_that_doubles_until_it_is_large_enough():
+    cache, expected = filled()
+    rooms, layer = [], cache.layers[0]
+    for _ in range(7):
+        new = torch.randn(2, 6, 2, 1, 5)
+        expected = torch.cat([expected, new], 3)
+        for seen, x in zip(cache.update(*new, 0), expected):
+            assert torch.equal(seen, x)
+        rooms.append((layer.rooms[0].shape[2], layer.rooms[0].data_ptr()))
+    assert [size for size, _ in rooms] == [8] * 4 + [11] * 3
+    assert len({address for _, address in rooms}) == 2 and cache.get_seq_length() == 11
+
+
+@pytest.mark.parametrize("kept", [[0, 2, 5], [3, 4, 5], [0, 1, 2], [5], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]])
+def test_rows_that_stay_keep_their_keys_and_a_larger_room_holds_only_them(kept):
+    cache, expected = filled()
+    address = cache.layers[0].rooms[0].data_ptr()
+    order = keep_rows(cache, torch.tensor(kept))
+    assert sorted(order.tolist()) == kept and cache.layers[0].rooms[0].data_ptr() == address
+    layer = cache.layers[0]
+    assert torch.equal(layer.keys, expected[0][order]) and torch.equal(layer.values, expected[1][order])
+    for _ in range(5):
+        cache.update(*torch.randn(2, len(kept), 2, 1, 5), 0)
+    assert torch.equal(layer.keys[:, :, :4], expected[0][order]) and len(layer.rooms[0]) == len(kept)
+
+
+def test_layers_of_another_kind_stay_as_they_are():
+    cache = DynamicCache(config=make("Gemma3").config)
+    for i in range(2):
+        cache.update(*torch.randn(2, 3, 2, 4, 5), i)
+    assert not give_room(cache, 2, 11)
+    kinds = [type(layer) for layer in cache.layers]
+    assert kinds[1] is RoomyLayer and not issubclass(kinds[0], RoomyLayer) and issubclass(kinds[0], DynamicLayer)
+    assert [len(layer.keys) for layer in cache.layers] == [6, 6]
+    keep_rows(cache, torch.tensor([1, 4]))
+    assert [len(layer.keys) for layer in cache.layers] == [2, 2]
