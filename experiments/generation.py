@@ -125,18 +125,22 @@ def imposed(lengths, end):
     lengths: (N,) on the CPU. end: a token of the model, because on a GPU the model goes on reading after `end` for a
     while.
     """
-    draw, left, step = sampling.sample_token, lengths, 0
+    draw, keep, left, step = sampling.sample_token, sampling.keep_rows, lengths, 0
 
-    def draw_until(logits, how, generator=None):
-        nonlocal left, step
-        if len(logits) < len(left):  # completions that have ended are gone: on a CPU at once, on a GPU after some tokens
-            left = left[left > step]
+    def keep_and_follow(cache, rows):  # completions that have ended are gone: on a CPU at once, on a GPU after some tokens
+        nonlocal left
+        order = keep(cache, rows)
+        left = left[order.cpu()]
+        return order
+
+    def draw_until(logits, how, u):
+        nonlocal step
         never = torch.tensor([end]).to(logits.device, non_blocking=True)
-        token, logp = draw(logits.index_fill(1, never, -torch.inf), how, generator)
+        token, logp = draw(logits.index_fill(1, never, -torch.inf), how, u)
         step += 1
         return token.masked_fill((left == step).to(token.device), end), logp
 
-    with patch.object(sampling, "sample_token", draw_until):
+    with patch.multiple(sampling, sample_token=draw_until, keep_rows=keep_and_follow):
         yield
 
 

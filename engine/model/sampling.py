@@ -84,8 +84,8 @@ def sample_token(logits, sampling, u=None):
         # a token is dropped if the more likely tokens already hold top_p of the probability
         dropped = p.cumsum(-1) - p >= sampling.top_p
         kept = kept.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
-    # the first token v with p_1 + … + p_v > u · total. In float64 the sums do not depend on the order in which a device
-    # adds. The total is below 1 if tokens are dropped, and u · total may be rounded up to the total
+    # the first token v with p_1 + … + p_v > u · total. The total is less than 1 if tokens were dropped above. In float64
+    # the sums are the same in whatever order a device adds. Rounding may lift u · total to the total, beyond all tokens
     sums = kept.double().exp_().cumsum_(-1)
     total = sums[:, -1:]
     below = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -140,6 +140,7 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size
             "use the model's own tokenizer, or resize the embeddings if tokens were added."
         )
     u = torch.rand(n, sampling.max_new_tokens, dtype=torch.float64, generator=generator)
+    u = u.to(device, non_blocking=True)
     tokens = torch.full((n, sampling.max_new_tokens), pad_id, device=device)
     logps = torch.zeros((n, sampling.max_new_tokens), device=device)
     stop_ids = torch.tensor(stop_ids).to(device, non_blocking=True)
@@ -147,8 +148,8 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size
     with autocast(model, device) if model.dtype == torch.float32 else nullcontext():
         for i in range(0, len(prompts), at_a_time):
             part = slice(i * group_size, (i + at_a_time) * group_size)
-            padded_prompts = left_pad(prompts[i : i + at_a_time], pad_id, device)
-            _sample(model, *padded_prompts, sampling, stop_ids, u[part].to(device), tokens[part], logps[part])
+            ids, mask = left_pad(prompts[i : i + at_a_time], pad_id, device)
+            _sample(model, ids, mask, sampling, stop_ids, u[part], tokens[part], logps[part])
     # a completion ends with its first stop token; what its row has sampled after that is dropped
     stops = torch.isin(tokens, stop_ids)
     truncated = ~stops.any(1)
@@ -159,48 +160,28 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size
     return Completions(tokens, lengths, truncated, logps)
 
 
-class Running:
-    """The batch of completions that have not ended: their cache, mask and positions, each with room ahead."""
+def _read_prompts(model, ids, mask, group_size, new_tokens):
+    """(logits (N, V) of the first tokens, cache, mask, positions (N, 1)): each prompt is computed once, then repeated.
 
-    def __init__(self, model, ids, mask, group_size, new_tokens):
-        """Read the prompts. Each one is computed once; then its keys and values are copied for the whole group."""
-        self.model, self.padded = model, bool((mask == 0).any())
-        position = (mask.cumsum(1) - 1).clamp(min=0)
-        out = model(
-            input_ids=ids, attention_mask=mask if self.padded else None,
-            position_ids=position if self.padded else None, use_cache=True, logits_to_keep=1,
-        )
-        self.logits, self.cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
-        roomy = give_room(self.cache, group_size, mask.shape[1] + new_tokens)
-        self.length = mask.shape[1]
-        if self.padded:
-            self.position = position[:, -1:].repeat_interleave(group_size, 0)
-            self.mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)
-            if roomy and model.config._attn_implementation == "sdpa":
-                # what is added to the scores; transformers takes a mask of this shape as it is, and makes none itself
-                zeros = torch.zeros_like(self.mask, dtype=self.cache.layers[0].keys.dtype)
-                self.mask = zeros.masked_fill_(self.mask == 0, -torch.inf)[:, None, None]
-            elif ASK_EVERY[model.device.type] > 1:
-                for layer in self.cache.layers:  # otherwise transformers asks the GPU for each token what the mask hides
-                    layer.is_compileable = True
-
-    def step(self, token):
-        """Append a token to each row. Returns the logits (rows, V) of the next one."""
-        self.length += 1
-        if self.padded:
-            self.position = self.position + 1
-        out = self.model(
-            input_ids=token[:, None], attention_mask=self.mask[..., : self.length] if self.padded else None,
-            position_ids=self.position if self.padded else None, past_key_values=self.cache, use_cache=True,
-        )
-        return out.logits[:, -1]
-
-    def keep(self, rows):
-        """Keep these rows only, (n,) ascending, on the CPU. Returns them in the order in which they now stand."""
-        order = keep_rows(self.cache, rows)
-        if self.padded:
-            self.mask, self.position = self.mask[order], self.position[order]
-        return order
+    mask and positions are None if no prompt is padded. The cache and the mask have room for `new_tokens` tokens.
+    """
+    padded = bool((mask == 0).any())
+    mask, positions = (mask, (mask.cumsum(1) - 1).clamp(min=0)) if padded else (None, None)
+    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
+    logits, cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
+    roomy = give_room(cache, group_size, ids.shape[1] + new_tokens)
+    if padded:
+        positions = positions[:, -1:].repeat_interleave(group_size, 0)
+        mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)
+        # alibi: such a model makes its biases from a mask of two dimensions
+        if roomy and model.config._attn_implementation == "sdpa" and not getattr(model.config, "alibi", False):
+            # this is added to the scores. transformers takes a mask of four dimensions as it is, and makes none itself
+            zeros = torch.zeros_like(mask, dtype=cache.layers[0].keys.dtype)
+            mask = zeros.masked_fill_(mask == 0, -torch.inf)[:, None, None]
+        elif ASK_EVERY[model.device.type] > 1:
+            for layer in cache.layers:  # otherwise transformers asks the GPU for each token whether the mask hides anything
+                layer.is_compileable = True
+    return logits, cache, mask, positions
 
 
 def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
@@ -208,21 +189,26 @@ def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
 
     A completion that has ended leaves the batch: on a CPU at once, on a GPU at the next multiple of ASK_EVERY tokens.
     """
-    every = ASK_EVERY[model.device.type]
-    running = Running(model, ids, mask, len(tokens) // len(ids), sampling.max_new_tokens)
-    logits = running.logits
-    rows = torch.arange(len(tokens), device=model.device)  # rows[i]: which completion is in row i of the running batch
-    for t in range(sampling.max_new_tokens):
+    device, every, new_tokens = model.device, ASK_EVERY[model.device.type], sampling.max_new_tokens
+    logits, cache, mask, positions = _read_prompts(model, ids, mask, len(tokens) // len(ids), new_tokens)
+    rows = torch.arange(len(tokens), device=device)  # rows[i]: which completion is in row i of the running batch
+    for t in range(new_tokens):
         token, logp = sample_token(logits, sampling, u[rows, t])
         tokens[rows, t], logps[rows, t] = token, logp
-        if t + 1 == sampling.max_new_tokens:
+        if t + 1 == new_tokens:
             break
         if (t + 1) % every == 0:
             ended = torch.isin(tokens[rows, t + 1 - every : t + 1], stop_ids).any(1)
-            going_on = (~ended).nonzero().squeeze(-1).cpu()  # here the CPU waits for the device
+            going_on = (~ended.cpu()).nonzero().squeeze(-1)  # here the CPU waits for the device
             if len(going_on) == 0:
                 break
             if len(going_on) < len(rows):
-                order = running.keep(going_on)
+                order = keep_rows(cache, going_on)
                 rows, token = rows[order], token[order]
-        logits = running.step(token)
+                mask, positions = (None, None) if mask is None else (mask[order], positions[order])
+        if mask is not None:
+            positions = positions + 1
+        logits = model(
+            input_ids=token[:, None], attention_mask=None if mask is None else mask[..., : ids.shape[1] + t + 1],
+            position_ids=positions, past_key_values=cache, use_cache=True,
+        ).logits[:, -1]

@@ -131,9 +131,9 @@ def of_a_row(config, model, on_gpu):
     shape, compute = model.config.get_text_config(), compute_bytes(config, on_gpu)
     hidden, heads, kv_heads, head, inner = widths(shape)
     prompt = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
-    # keys and values; while a token is appended, those of one layer are there twice
+    # keys and values; while the last layer gets more room, its old keys or values are there too, at most as many again
     cache = (prompt + config.max_new_tokens) * kv_heads * head * compute * (2 * shape.num_hidden_layers + 1)
-    # a token's logits; in float32 its log-softmax, its softmax, and as many random numbers, which choose the token
+    # a token's logits; in float32 its log-softmax, and in float64 the sums of probabilities, which choose the token
     logits = shape.vocab_size * (compute + 12)
     # the residual stream, what is added to it, and its norm; gate, up and their product; the keys and values so far
     reading = prompt * compute * (4 * hidden + 3 * inner + 2 * shape.num_hidden_layers * kv_heads * head)
