@@ -54,7 +54,7 @@ from transformers.utils.logging import set_verbosity_error
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.model import sampling
+from engine.model import kv_cache, sampling
 from engine.model.sampling import Sampling, left_pad, sample
 from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import toy_model
@@ -125,7 +125,7 @@ def imposed(lengths, end):
     lengths: (N,) on the CPU. end: a token of the model, because on a GPU the model goes on reading after `end` for a
     while.
     """
-    draw, keep, left, step = sampling.sample_token, sampling.keep_rows, lengths, 0
+    draw, keep, left, step = sampling.sample_token, kv_cache.keep_rows, lengths, 0
 
     def keep_and_follow(cache, rows):  # completions that have ended are gone: on a CPU at once, on a GPU after some tokens
         nonlocal left
@@ -140,7 +140,7 @@ def imposed(lengths, end):
         step += 1
         return token.masked_fill((left == step).to(token.device), end), logp
 
-    with patch.multiple(sampling, sample_token=draw_until, keep_rows=keep_and_follow):
+    with patch.object(sampling, "sample_token", draw_until), patch.object(kv_cache, "keep_rows", keep_and_follow):
         yield
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.model.kv_cache import give_room, keep_rows
 from engine.model.logprobs import completion_mask
 from engine.model.precision import autocast, compute_dtype
 from engine.model.prompts import left_pad
@@ -165,6 +164,8 @@ def _read_prompts(model, ids, mask, group_size, new_tokens):
 
     mask and positions are None if no prompt is padded. The cache and the mask have room for `new_tokens` tokens.
     """
+    from engine.model.kv_cache import give_room  # it imports transformers, which takes seconds: only once there is a model
+
     padded = bool((mask == 0).any())
     mask, positions = (mask, (mask.cumsum(1) - 1).clamp(min=0)) if padded else (None, None)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
@@ -189,6 +190,8 @@ def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
 
     A completion that has ended leaves the batch: on a CPU at once, on a GPU at the next multiple of ASK_EVERY tokens.
     """
+    from engine.model.kv_cache import keep_rows
+
     device, every, new_tokens = model.device, ASK_EVERY[model.device.type], sampling.max_new_tokens
     logits, cache, mask, positions = _read_prompts(model, ids, mask, len(tokens) // len(ids), new_tokens)
     rows = torch.arange(len(tokens), device=device)  # rows[i]: which completion is in row i of the running batch
