@@ -55,7 +55,8 @@ from transformers.utils.logging import set_verbosity_error
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.model import kv_cache, sampling
-from engine.model.sampling import Sampling, left_pad, sample
+from engine.model.prompts import left_pad
+from engine.model.sampling import Sampling, sample
 from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import toy_model
 from experiments.setting import heading, setting, write

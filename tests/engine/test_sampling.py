@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.logprobs import completion_logprobs
-from engine.model.sampling import ASK_EVERY, Sampling, left_pad, sample, sample_token, stop_tokens
+from engine.model.prompts import left_pad
+from engine.model.sampling import ASK_EVERY, Sampling, sample, sample_token, stop_tokens
 
 
 # how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing below depends on it
