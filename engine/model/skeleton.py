@@ -1,13 +1,15 @@
 """The weights of a model as shapes without numbers, on PyTorch's `meta` device, where a tensor takes no memory.
 
-Only the model's config.json is read. transformers takes two seconds to import the code of a model, so the skeletons of
-the usual decoders are made here. transformers makes the skeletons of all other models.
+Only the model's config.json is read, and shapes.py knows the usual models without it. transformers takes two seconds to
+import the code of a model, so the skeletons of the usual decoders are made here. transformers makes the skeletons of
+all other models.
 """
 
 import torch
 from torch.nn import Linear, ModuleList, Parameter, RMSNorm, Sequential
 
 from engine.model.folders import checkpoints
+from engine.model.shapes import published
 from engine.run.options import UserError
 from engine.tasks.table import task_of
 
@@ -16,8 +18,6 @@ DECODERS = ("llama", "mistral", "qwen2", "qwen3")  # the model types that `Decod
 
 def skeleton(config):
     """The skeleton of a run's model. Raises UserError if its config.json cannot be read."""
-    from transformers import AutoConfig
-
     name = config.model
     try:
         with torch.device("meta"):
@@ -25,7 +25,7 @@ def skeleton(config):
                 from engine.tasks.toy_model import make_config, make_tokenizer
 
                 return Decoder(make_config(make_tokenizer(task_of(config.dataset).base or "base")))
-            shape = AutoConfig.from_pretrained([name, *checkpoints(name)][-1])
+            shape = shape_of(name)
             if shape.model_type in DECODERS:
                 return Decoder(shape)
             from transformers import AutoModelForCausalLM
@@ -36,6 +36,19 @@ def skeleton(config):
         raise UserError(
             f"the config.json of {name} cannot be read ({reason}): name a folder that holds it, or go online."
         ) from None
+
+
+def shape_of(name):
+    """The config of a model: a folder's, a run's, the one in the hub's cache, a published one, else the hub's."""
+    from transformers import AutoConfig
+
+    known = published(name)
+    try:  # a model whose shape is known is not looked for in the network
+        return AutoConfig.from_pretrained([name, *checkpoints(name)][-1], local_files_only=known is not None)
+    except OSError:
+        if known is None:
+            raise
+        return known
 
 
 def widths(shape):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from engine.model.shapes import PUBLISHED
 from engine.model.skeleton import Decoder, skeleton
 from engine.tasks.toy_model import make_model, make_tokenizer
 
@@ -56,3 +57,35 @@ def test_another_model_is_transformers_own(tmp_path):
     theirs = skeleton(SimpleNamespace(model=str(tmp_path), dataset="gsm8k"))
     assert not isinstance(theirs, Decoder) and all(p.is_meta for p in theirs.parameters())
     assert look(theirs)["parameters"] == look(AutoModelForCausalLM.from_config(config))["parameters"]
+
+
+PARAMETERS = {  # as published on the hub; tied weights count once
+    "Qwen/Qwen2.5-0.5B": 494_032_768, "Qwen/Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-3B": 3_085_938_688, "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920, "Qwen/Qwen3-1.7B": 1_720_574_976, "Qwen/Qwen3-4B": 4_022_468_096, "Qwen/Qwen3-8B": 8_190_735_360,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400, "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008, "HuggingFaceTB/SmolLM2-360M": 361_821_120, "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+}
+
+
+def of(name):
+    return skeleton(SimpleNamespace(model=name, dataset="gsm8k"))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_published_shape_has_as_many_parameters_as_published(name):
+    assert set(PARAMETERS) == set(PUBLISHED)
+    for variant in (name, f"{name}-Instruct", f"{name}-Base"):
+        assert sum(p.numel() for p in of(variant).parameters()) == PARAMETERS[name]
+
+
+def test_a_config_in_the_cache_of_the_hub_wins_over_a_published_shape(tmp_path, monkeypatch):
+    """And nothing is looked for in the network."""
+    def from_pretrained(name, local_files_only):
+        asked.append(local_files_only)
+        return CONFIGS["qwen2, tied"]
+
+    asked = []
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", from_pretrained)
+    assert of("Qwen/Qwen2.5-0.5B").config.hidden_size == 32 and of("somebody/else").config.hidden_size == 32
+    assert asked == [True, False]
