@@ -30,7 +30,7 @@ from engine.model import shards
 from engine.model.critic import estimate
 from engine.model.networks import build
 from engine.model.sampling import Sampling
-from engine.run import checkpoint, logs, plan, ranks
+from engine.run import checkpoint, logs, plan, plan_command, ranks
 from engine.run.config import open_run
 from engine.run.metrics import Clock, first_group, summarize
 from engine.run.options import run_program
@@ -103,7 +103,7 @@ def train(config, algorithm, device):
     limits = Limits(config.micro_batch_tokens, config.max_grad_norm)
     rewards = choose(config.rewards, device, config.reward_timeout)
     right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
-    batch_size, doubts = plan.fit(config) if device.type == "cuda" else (plan.EVALUATED, [])
+    batch_size, doubts = plan_command.fit(config) if device.type == "cuda" else (plan.EVALUATED, [])
     notes += more_notes + sampling.notes + doubts
 
     def evaluate(label):
@@ -129,7 +129,7 @@ def main(argv):
         return print(table())
     device = ranks.start()
     if config.plan:
-        return plan.print_plan(config)
+        return plan_command.print_plan(config, argv)
     if config.check_rewards:
         return preview(config, device)
     config.output_dir = ranks.from_first(logs.run_folder(config) if ranks.rank() == 0 else None)

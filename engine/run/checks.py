@@ -91,7 +91,7 @@ def devices(config, row):
     if config.rollout == "vllm" and config.sample_batch_size:
         raise UserError("vLLM decides by itself how many completions it samples at a time: leave out "
                         "--sample_batch_size, or use --rollout own.")
-    if config.rollout == "vllm" and not config.plan:
+    if config.rollout == "vllm":
         vllm(config)
     if config.merge_lora and not config.lora:
         raise UserError("--merge_lora has nothing to merge: give the adapters' rank too, for example --lora 16.")
@@ -104,7 +104,7 @@ def vllm(config):
     """Refuse what vLLM cannot sample."""
     if config.lora:
         raise UserError("--rollout vllm does not take adapters: leave out --lora, or use --rollout own.")
-    if find_spec("vllm") is None:
+    if find_spec("vllm") is None and not config.plan:
         raise UserError("--rollout vllm needs vLLM: pip install vllm.")
     if not 0.01 <= config.temperature <= 2:
         raise UserError(f"--rollout vllm takes a --temperature in [0.01, 2], not {config.temperature}: "

@@ -1,4 +1,4 @@
-"""`train.py --plan`: the memory that a run needs on each device, item by item, before any weights are loaded.
+"""The memory that a run needs on each device, item by item, before any weights are loaded.
 
 Only the model's config.json is read. The parameters are counted on PyTorch's `meta` device, where a tensor has a shape
 but no memory. Bytes per parameter on a GPU, which computes in bfloat16 (with --dtype float32: 4 for each 2; no copies):
@@ -20,7 +20,7 @@ Activations are those of a dense decoder with RMSNorm, a gated MLP and fused att
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -31,8 +31,6 @@ from engine.model.vllm import GPU_SHARE
 from engine.run import ranks
 from engine.run.config import algorithm_of
 from engine.run.options import UserError
-from engine.tasks.questions import read_jsonl
-from engine.tasks.table import TASKS, task_of
 
 GB = 10**9
 USABLE = 0.95  # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between tensors
@@ -207,84 +205,8 @@ def plan(config, *, model=None, on_gpu=True):
     return Plan(total, trained, devices, questions, rows, kept, at_a_time, items)
 
 
-def remedies(config, model):
-    """The three changes that lower the peak most, as (words, bytes saved). Each change is planned by itself."""
-    now = plan(config, model=model)
-    config, changes, critic = replace(config, plan=True, devices=now.devices), [], algorithm_of(config).critic
-    if not config.lora:  # --lora cannot be combined with --shard full
-        more_devices = config.shard == "full" or now.devices == 1
-        changes.append(
-            (f"{2 * now.devices} devices with --shard full", {"devices": 2 * now.devices, "shard": "full"})
-            if more_devices else ("--shard full", {"shard": "full"}))
-    changes.append(("--gradient_checkpointing", {"gradient_checkpointing": True}))
-    if not (config.lora or critic or config.refresh_reference or config.shard == "full" or config.rollout == "vllm"):
-        changes.append(("--lora 16", {"lora": 16}))
-    if not (config.stop_kl or config.refresh_reference):
-        changes.append(("--beta 0", {"beta": 0.0}))
-    for name in ("micro_batch_tokens", "questions_per_step", "max_new_tokens"):
-        half = max(1, getattr(config, name) // 2)
-        changes.append((f"--{name} {half}", {name: half}))
-    savings = [
-        (words, max(now.peaks) - max(plan(replace(config, **change), model=model).peaks)) for words, change in changes]
-    return sorted([(words, saved) for words, saved in savings if saved > 0.05 * GB], key=lambda pair: -pair[1])[:3]
-
-
 def memory_of_device(config):
     """Bytes of a device: --device_gb, else the memory of this machine's GPU, else 80 GB."""
     if config.device_gb is None and torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return (config.device_gb or 80) * GB
-
-
-def check_fit(config, model=None):
-    """Raises UserError if the run does not fit a GPU. The error names the three changes that would help most."""
-    model = model or skeleton(config)
-    peaks, device = plan(config, model=model).peaks, memory_of_device(config)
-    if max(peaks) > USABLE * device:
-        cures = ", ".join(f"{words} (saves {saved / GB:.1f} GB)" for words, saved in remedies(config, model))
-        raise UserError(
-            f"the run does not fit: it needs {max(peaks) / GB:.1f} GB in the {PHASES[peaks.index(max(peaks))]}, "
-            f"and a device of {device / GB:.0f} GB has {USABLE * device / GB:.1f} GB for it; "
-            f"what helps most: {cures or 'a smaller model'}.")
-
-
-def fit(config):
-    """(completions that an evaluation samples at a time, notes) of a run on a GPU.
-
-    The plan's worst case may never come, so a run that does not fit gets a note and is not refused.
-    """
-    model = skeleton(config)
-    try:
-        check_fit(config, model)
-        notes = []
-    except UserError as error:
-        notes = [f"--plan: {error}"]
-    return plan(config, model=model).evaluated, notes
-
-
-def print_plan(config):
-    """Print the plan of a run on GPUs. Returns 0; raises UserError if the run does not fit."""
-    model = skeleton(config)
-    p, device = plan(config, model=model), memory_of_device(config)
-    questions = task_of(config.dataset).train_questions or (
-        None if config.dataset in TASKS else len(read_jsonl(config.dataset)))
-    steps = (f"{math.ceil(questions / (p.questions * p.devices)):,} ({questions:,} questions)"
-             if questions else "unknown")
-    if ranks.rank() == 0:
-        print(f"{config.algorithm}, {config.model} on {config.dataset}: "
-              f"{p.devices} x {device / GB:.0f} GB, --shard {config.shard}\n"
-              f"parameters {p.parameters:,}, trained {p.trained:,}\n\n"
-              f"{'in a step':18}{'per device':>16}{'all devices':>16}")
-        for name in ("questions", "completions", "kept"):
-            print(f"{name:18}{getattr(p, name):16,}{getattr(p, name) * p.devices:16,}")
-        if p.evaluated:
-            print(f"{'evaluated at once':18}{p.evaluated:16,}{p.evaluated * p.devices:16,}")
-        print(f"{'steps per epoch':18}{steps}\n\n{'GB per device':18}" + "".join(f"{phase:>16}" for phase in PHASES))
-        for name, row in [*p.items.items(), ("peak", p.peaks)]:
-            print(f"{name:18}" + "".join(f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in row))
-        print(f"\nThe peak, in the {PHASES[p.peaks.index(max(p.peaks))]}, is {max(p.peaks) / GB:.1f} GB; a device has "
-              f"{USABLE * device / GB:.1f} GB for it.", flush=True)
-    check_fit(config, model)
-    if ranks.rank() == 0:
-        print("It fits.")
-    return 0

@@ -78,7 +78,7 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, message, tm
     monkeypatch.chdir(tmp_path)
     for work in ("train", "build"):
         monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
-    monkeypatch.setattr(train.plan, "print_plan", lambda *_: pytest.fail("it was not refused"))
+    monkeypatch.setattr(train.plan_command, "print_plan", lambda *_: pytest.fail("it was not refused"))
     with pytest.raises(UserError) as error:
         train.main(words.split())
     assert message in str(error.value) and "\n" not in str(error.value)

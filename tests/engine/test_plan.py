@@ -1,8 +1,6 @@
 """engine/run/plan.py: every item against a figure worked out by hand, and the peak against that of real steps."""
 
-import contextlib
 import multiprocessing
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,12 +8,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
-import train
 from engine.model.networks import add_adapter, whole_networks
-from engine.run import options, ranks
 from engine.run.config import Config, algorithm_of, check
 from engine.run.options import UserError
-from engine.run.plan import GB, PHASES, check_fit, fit, plan, remedies, saved_by_layer, skeleton
+from engine.run.plan import GB, PHASES, plan, saved_by_layer
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from experiments.plan import DEEP, longest_steps
@@ -249,45 +245,6 @@ def test_the_peak_is_that_of_real_steps(name):
     assert max(peaks) == pytest.approx(measured, rel=0.12)  # 0.97 to 1.09 of it were seen
 
 
-def told(given, capsys):
-    """What `train.py --plan` prints, and with which exit code it ends."""
-    with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["train.py", "--plan", *map(str, given)])
-        options.run_program(train.main)
-    return *capsys.readouterr(), ended.value.code
-
-
-def test_a_plan_that_fits(qwen, capsys):
-    recipe = Path(__file__).parents[2] / "recipes/gsm8k_1.5b_cppo.yaml"
-    out, err, code = told(["--recipe", recipe, "--model", qwen["1.5B"], "--device_gb", 80], capsys)
-    assert code == 0 and err == "" and out.endswith("It fits.\n")
-    lines = {line[:18].strip(): line[18:].split() for line in out.splitlines()}
-    assert lines["completions"] == ["128", "256"] and lines["kept"] == ["16", "32"]
-    assert lines["steps per epoch"] == ["468", "(7,473", "questions)"]  # 467.06 times 16
-    assert lines["weights"] == ["6.17"] * 5 and lines["KV cache"] == ["-", "5.74", "-", "-", "11.48"]
-    assert lines["evaluated at once"] == ["256", "512"]
-    assert [float(peak) for peak in lines["peak"]] == pytest.approx([12.35, 30.71, 63.54, 37.05, 37.11])
-
-
-def test_a_plan_that_does_not_fit(qwen, capsys):
-    out, err, code = told(["--model", qwen["7B"], "--dataset", "gsm8k_zh", "--devices", 2, "--device_gb", 80], capsys)
-    assert code == 2 and "\nsteps per epoch   unknown\n" in out and "It fits." not in out
-    assert err.startswith("error: the run does not fit: it needs ") and err.count("(saves ") == 3 and err.count("\n") == 1
-
-
-def test_the_math_recipe_fits_four_devices_of_80_gb_and_not_two(qwen, capsys):
-    words = ["--recipe", Path(__file__).parents[2] / "recipes/math_7b_cppo.yaml", "--model", qwen["7B"], "--device_gb", 80]
-    out, _, code = told(words, capsys)
-    assert code == 0 and "\nsteps per epoch   235 (7,500 questions)\n" in out  # of MATH, 32 a step
-    assert told([*words, "--devices", 2], capsys)[2] == 2
-
-
-def test_questions_of_a_file_are_counted(qwen, tmp_path, capsys):
-    (tmp_path / "some.jsonl").write_text('{"question": "1+1", "answer": 2}\n' * 65)
-    out, _, _ = told(["--model", qwen["0.5B"], "--dataset", tmp_path / "some.jsonl", "--devices", 2, "--questions_per_step", 2], capsys)
-    assert "\nsteps per epoch   5 (65 questions)\n" in out  # 2 devices with ⌊2·16/4⌋ questions
-
-
 def test_the_model_of_a_run_is_its_newest_checkpoint(qwen, tmp_path):
     for step, size in (("000050", "0.5B"), ("000100", "1.5B")):
         (tmp_path / f"checkpoint-{step}").symlink_to(qwen[size])
@@ -314,58 +271,3 @@ def test_a_reward_model_takes_its_place_too(qwen, tmp_path):
 def test_vllm_has_its_share_of_the_device(qwen):
     p = planned(model=qwen["0.5B"], rollout="vllm", device_gb=50)
     assert p.items["vLLM"] == (15 * GB,) * 5 and p.items["rollout copy"] == (0,) * 5 and "KV cache" not in p.items
-
-
-def test_what_helps_is_planned_again(qwen):
-    def help(**given):
-        c = config(**given)
-        return dict(remedies(c, skeleton(c)))
-
-    def peak(**given):
-        return max(planned(**given).peaks)
-
-    def saves(changes, **given):
-        return {words: peak(**given) - peak(**given | change) for words, change in changes.items()}
-
-    lora, shard, checkpointing = {"lora": 16}, {"shard": "full"}, {"gradient_checkpointing": True}
-    four = {"model": qwen["7B"], "devices": 4}
-    assert help(**four) == saves({"--lora 16": lora, "--shard full": shard, "--gradient_checkpointing": checkpointing}, **four)
-    long = four | shard | checkpointing | {"max_new_tokens": 4096}  # the generation is the peak: micro-batches do not count in it
-    more = {"8 devices with --shard full": {"devices": 8}, "--max_new_tokens 2048": {"max_new_tokens": 2048}, "--beta 0": {"beta": 0.0}}
-    assert help(**long) == saves(more, **long)
-    one, two = {"model": qwen["7B"]}, shard | {"devices": 2}
-    assert help(**one).items() >= saves({"2 devices with --shard full": two}, **one).items()
-    rows = {"model": qwen["0.5B"], "questions_per_step": 8}
-    assert help(**rows).items() >= saves({"--questions_per_step 4": {"questions_per_step": 4}}, **rows).items()
-    wide = four | lora | {"micro_batch_tokens": 16_384}
-    halves = {"--micro_batch_tokens 8192": {"micro_batch_tokens": 8192}}
-    assert help(**wide).items() >= saves(halves, **wide).items()
-    small = four | shard | checkpointing
-    assert help(**small).items() >= saves({"--beta 0": {"beta": 0.0}}, **small).items()
-    assert "--beta 0" not in help(**small, stop_kl=1.0)  # which needs the reference
-    for given in (lora, shard):  # what would be refused together
-        assert not {"--lora 16", "--shard full"} & set(help(**four | given))
-    assert "--lora 16" not in help(**four, algorithm="ppo", pruning_rate=None)
-
-
-def test_a_real_run_is_planned_on_as_many_devices_as_there_are(qwen, monkeypatch):
-    c = config(model=qwen["7B"], device_gb=80, devices=100, shard="full", gradient_checkpointing=True)
-    check_fit(c)  # on 100 devices, as --plan was told
-    c.plan = False  # a real run has as many as there are
-    for devices, fits in ((1, False), (2, False), (4, True)):
-        monkeypatch.setattr(ranks, "world_size", lambda n=devices: n)
-        if fits:
-            check_fit(c)
-            assert fit(c) == (plan(c).evaluated, [])
-        else:
-            with pytest.raises(UserError, match=rf"what helps most: .*{2 * devices} devices with --shard full \(saves ") as refused:
-                check_fit(c)
-            assert fit(c) == (plan(c).evaluated, [f"--plan: {refused.value}"])
-
-
-@pytest.mark.parametrize("share, fits", [(1.001, True), (0.999, False)])
-def test_a_device_gives_95_percent(qwen, share, fits):
-    c = config(model=qwen["0.5B"])
-    c.device_gb = share * max(plan(c).peaks) / 0.95 / GB
-    with contextlib.nullcontext() if fits else pytest.raises(UserError, match="does not fit"):
-        check_fit(c)
