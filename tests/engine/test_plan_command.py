@@ -12,7 +12,7 @@ from engine.model.skeleton import skeleton
 from engine.run import options, ranks
 from engine.run.config import Config, check, open_run
 from engine.run.plan import GB, USABLE, plan
-from engine.run.plan_command import Cure, climb, command, cure, cure_on_any, fit, head_room
+from engine.run.plan_command import Cure, climb, command, cure, cure_on_any, fit, head_room, ladder
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +105,12 @@ def test_vllm_takes_no_adapters_and_samples_in_no_parts():
     assert cured(config(MIDDLE, rollout="vllm", device_gb=40)) == {"devices": 2, **SHARDS}
 
 
+def test_one_device_has_nothing_to_shard():
+    for devices in (1, 2):
+        c = config(devices=devices)
+        assert (SHARDS in [change for _, changes in ladder(c, plan(c)) for change in changes]) == (devices == 2)
+
+
 def test_all_weights_on_more_devices():
     c = config(MIDDLE, device_gb=24)
     *_, (_, least) = climb(c, skeleton(c), full=True)
@@ -128,8 +134,9 @@ def test_what_the_head_room_buys():
     assert set(room) == {"micro_batch_tokens", "questions_per_step"}
     for name, value in room.items():
         assert peak(replace(c, **{name: value})) <= 76 * GB < peak(replace(c, **{name: 2 * value}))
-    c = config(SMALL, device_gb=1000, max_new_tokens=64, sample_batch_size=16)  # there is room for all that there is
-    assert set(head_room(c, skeleton(c), Cure(1, [], plan(c)))) <= {"micro_batch_tokens", "questions_per_step"}
+    c = config(SMALL, device_gb=1000, max_new_tokens=64, sample_batch_size=16)
+    # 16 completions of 512 + 64 tokens are in one micro-batch; more questions, sampled in parts, need no memory
+    assert head_room(c, skeleton(c), Cure(1, [], plan(c))) == {"micro_batch_tokens": 16_384}
 
 
 def test_a_plan_that_nothing_helps(capsys):
