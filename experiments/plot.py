@@ -2,6 +2,7 @@
 
     python experiments/plot.py runs/toy-cppo-1                            writes curves.png into the run
     python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
+    python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --x seconds --output runs/compared.png
 """
 
 import argparse
@@ -13,13 +14,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.run import logs
-from engine.run.curves import PHASES, STYLES, curves, plt, save, stacked
+from engine.run.curves import AXES, PHASES, STYLES, above, curves, plt, save, stacked
 from engine.run.options import UserError, run_program
 
 MARKERS = ["o", "s", "^", "D", "v"]
 
 
-def accuracies(axis, x, rows, **style):
+def accuracies(axis, x, rows, title=None, **style):
     """Greedy and sampled accuracy, their spread over the seeds, and the base model's accuracy."""
     for key, marker, offset in [("greedy", "o", -0.06), ("sampled", "s", 0.06)]:
         means, stds = [row[key]["mean"] for row in rows], [row[key]["std"] for row in rows]
@@ -27,7 +28,7 @@ def accuracies(axis, x, rows, **style):
     axis.axhline(rows[0]["base"]["mean"], color="gray", linestyle=":", label="base, sampled")
     axis.set_ylabel("accuracy, held-out questions")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    above(axis, title)
 
 
 def speedups(axis, x, rows, label, style):
@@ -43,12 +44,12 @@ def ticks(axis, labels, **style):
 def pruning_rates(rows, output):
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
     names = [row["name"] for row in rows]
-    accuracies(left, range(len(rows)), rows)
-    left.set_title("accuracy", fontsize=10)
+    accuracies(left, range(len(rows)), rows, "accuracy")
     stacked(right, names, [row["phases"] for row in rows], PHASES)
     for i, row in enumerate(rows):
         right.annotate(f"{row['speedup']['median']:.2f}×", (i, row["seconds"]["mean"]), ha="center", va="bottom")
-    right.set_title("seconds of training, by phase; speed-up over GRPO", fontsize=10)
+    above(right, "seconds of training, by phase; speed-up over GRPO")
+    right.margins(y=0.08)
     ticks(left, names)
     save(figure, output)
 
@@ -65,9 +66,8 @@ def speed(rows, output):
         axis.plot(range(len(bounds)), bounds, style, markersize=14, label=f"Amdahl's bound, {kind}")
     ticks(axis, [f"P={row['pruning_rate']}\n{row['questions_per_step']} questions per step" for row in both])
     axis.set_ylabel("speed-up over GRPO, seconds per question")
-    axis.set_title("Pruning pays off once larger batches have made sampling cheap", fontsize=10)
+    above(axis)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
     save(figure, output)
 
 
@@ -76,9 +76,8 @@ def keep_rules(rows, output):
     figure, axes = plt.subplots(1, len(rates), figsize=(11, 4), sharey=True, constrained_layout=True)
     for axis, rate in zip(axes, rates):
         chosen = [row for row in rows if row["pruning_rate"] in (0.0, rate)]
-        accuracies(axis, range(len(chosen)), chosen)
+        accuracies(axis, range(len(chosen)), chosen, f"P = {rate}: k = {chosen[-1]['k']} of 16 are kept")
         ticks(axis, [row["method"] for row in chosen], rotation=20)
-        axis.set_title(f"P = {rate}: k = {chosen[-1]['k']} of 16 are kept", fontsize=10)
     save(figure, output)
 
 
@@ -97,7 +96,7 @@ def group_sizes(rows, output):
         ticks(axis, sizes)
         axis.set_xlabel("group size G")
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+        above(axis, columns=2)
     right.set_ylim(bottom=0)
     save(figure, output)
 
@@ -115,6 +114,11 @@ def family(rows, output):
     save(figure, output)
 
 
+def millions(rows):
+    """The parameters of the model whose memory was measured. GRPO is the first row: policy and reference, in float32."""
+    return f"{rows[0]['memory']['parameters'] / 8e6:.2g}"
+
+
 def ppo(rows, output):
     """What a critic costs and gives: the accuracy of each seed during training, the time and the memory of a step."""
     figure, axes = plt.subplots(1, 3, figsize=(14, 4.5), constrained_layout=True)
@@ -123,21 +127,19 @@ def ppo(rows, output):
             _, completions, accuracy = zip(*curve)
             label = row["name"] if curve is row["curves"][0] else None
             axes[0].plot(completions, accuracy, STYLES[i % 4], color=f"C{i}", linewidth=1, label=label)
-    axes[0].set(xlabel="completions generated", ylabel="accuracy, sampled (mean of 64 questions or more)")
-    axes[0].set_title("a line for each seed", fontsize=10)
+    axes[0].set(xlabel="completions generated", ylabel="accuracy, sampled (moving mean)")
     axes[0].grid(alpha=0.3)
-    axes[0].legend(fontsize=8, handlelength=3)
+    above(axes[0], "a line for each seed")
     names = [row["name"] for row in rows]
     stacked(axes[1], names, [{name: 1000 * seconds / row["steps"] for name, seconds in row["phases"].items()} for row in rows], PHASES)
-    axes[1].set_title("milliseconds of a step on the toy, by phase", fontsize=10)
+    above(axes[1], "milliseconds of a step on the toy, by phase")
     parts = [
         {"parameters": held["parameters"] / 1e6, "AdamW's moments": held["optimizer"] / 1e6,
-         "the rest (gradients, activations)": (held["peak"] - held["parameters"] - held["optimizer"]) / 1e6}
+         "gradients, activations": (held["peak"] - held["parameters"] - held["optimizer"]) / 1e6}
         for held in (row["memory"] for row in rows)
     ]
     stacked(axes[2], names, parts, list(parts[0]))
-    axes[2].set_title("MB at the peak of a step, 26 million parameters", fontsize=10)
-    axes[2].set_ylim(top=1.3 * max(row["memory"]["peak"] / 1e6 for row in rows))
+    above(axes[2], f"MB at the peak of a step, {millions(rows)} million parameters")
     save(figure, output)
 
 
@@ -153,23 +155,25 @@ def time_to_accuracy(rows, output):
             axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=f"C{i}", label=row["name"], marker=MARKERS[i], markevery=(5 + 2 * i, 14))
         axis.set_xlabel(title)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("accuracy, sampled (mean of 64 questions or more)")
+    axes[0].set_ylabel("accuracy, sampled (moving mean)")
     axes[0].set_xscale("log")
-    axes[1].legend(fontsize=8, loc="lower right", handlelength=4)
-    figure.suptitle("Ahead per second (left), behind per completion (right): CPPO's updates are fewer and cheaper", fontsize=11)
+    axes[0].xaxis.set_major_formatter("{x:g}")
+    lines = axes[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside upper center", ncols=len(rows), fontsize=9, handlelength=4, frameon=False)
     save(figure, output)
 
 
 def main(argv):
     parser = argparse.ArgumentParser(description="Curves of one run, or of several on one picture.")
     parser.add_argument("runs", nargs="+", help="folders of runs")
+    parser.add_argument("--x", choices=AXES, default="questions", help="what stands on the x axis; none: questions")
     parser.add_argument("--output", help="the picture's path; none: curves.png in the first run's folder")
     args = parser.parse_args(argv)
     for folder in args.runs:
         if not (Path(folder) / "metrics.jsonl").exists() or not logs.read(Path(folder) / "metrics.jsonl"):
             raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
     output = args.output or Path(args.runs[0]) / "curves.png"
-    curves(args.runs, output)
+    curves(args.runs, output, args.x)
     print(f"written: {output}")
 
 

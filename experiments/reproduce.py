@@ -221,10 +221,10 @@ def kl_to_base(folder, base):
 def curve(metrics):
     """Accuracy during training: rows of (seconds, completions, accuracy), at most 200 of them.
 
-    Every training question is new to the policy. The accuracy is the mean over the last 64 questions or more; if a run
-    has fewer questions, over all.
+    Every training question is new to the policy. The accuracy is the mean over the last 64 questions or more; in a run
+    of fewer than 256 questions, over the last quarter of them or more.
     """
-    rows, window, width = [], [], min(64, sum(row["questions"] for row in metrics))
+    rows, window, width = [], [], min(64, math.ceil(sum(row["questions"] for row in metrics) / 4))
     seconds = completions = 0
     for row in metrics:
         seconds, completions = seconds + row["seconds/total"], completions + row["completions"]
@@ -305,9 +305,11 @@ def markdown(about, rows):
         columns += [("paper: accuracy", lambda r: PAPER[r["pruning_rate"]][0]), ("seconds", lambda r: PAPER[r["pruning_rate"]][1]),
                     ("speed-up", lambda r: PAPER[r["pruning_rate"]][2])]
     lines = [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
+    held = []
+    if "memory" in rows[0]:
+        held = [f"MB at the peak of a step ({plot.millions(rows)} million parameters)", "parameters", "AdamW's moments"]
     work = [["", "completions", "tokens generated", "tokens trained", "seconds: generate", "score", "logprobs", "update", "other",
-             "groups without signal", "steps without update", "seconds to accuracy 0.85",
-             *(["MB at the peak of a step (26 million parameters)", "parameters", "AdamW's moments"] if "memory" in rows[0] else [])]]
+             "groups without signal", "steps without update", "seconds to accuracy 0.85", *held]]
     for row in rows:
         seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
         work.append([row["name"], row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
@@ -369,6 +371,8 @@ def main(argv):
         raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, or all.")
     if config.quick:
         config.seeds = 1
+        print("All tables with one seed and 16 questions: about 5 minutes on one thread, and one more the first time, for the toy's base "
+              "models. These are no results.", flush=True)
     elif config.seeds < 3:
         raise UserError(f"--seeds must be at least 3, not {config.seeds}: a spread over fewer says little. For a look: --quick.")
     for table in TABLES if config.table == "all" else [config.table]:

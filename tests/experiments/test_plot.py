@@ -13,26 +13,72 @@ from experiments import plot
 def fake_run(folder, steps, **more):
     folder.mkdir()
     for step in range(1, steps + 1):
-        row = {"step": step, "questions": 4, "accuracy": step / steps, "reward": 1.0, "reward/a": 0.5, "reward/b": 0.5, "length": 9.0,
-               "no_signal": 0.0, "entropy": 0.1, "seconds/generate": 1.0, "seconds/update": 2.0, "seconds/total": 3.5, **more}
+        row = {"step": step, "questions": 4, "completions": 64, "reward": 1.0, "reward/a": 0.5, "reward/b": 0.5,
+               "accuracy": step / steps, "length": 9.0, "no_signal": 0.0, "entropy": 0.1, "seconds/generate": 1.0,
+               "seconds/update": 2.0, "seconds/total": 3.5, **more}
         if step != 2:  # a step without signal has no loss, kl, …
             row |= {"kl": 0.1, "clip_fraction": 0.0, "grad_norm": 1.0}
         (folder / "metrics.jsonl").open("a").write(json.dumps(row) + "\n")
 
 
-def test_several_runs_on_one_picture(tmp_path, monkeypatch):
+@pytest.fixture
+def figures(monkeypatch):
+    """All pictures that were saved."""
+    saved = []
+    monkeypatch.setattr(plot.plt, "close", saved.append)
+    return saved
+
+
+def titles(figure):
+    """{title: panel} of the panels that are shown. The title of a panel with a legend is the legend's."""
+    shown = [axis for axis in figure.axes if axis.axison]
+    return {axis.get_title() or axis.get_legend().get_title().get_text(): axis for axis in shown}
+
+
+def test_several_runs_on_one_picture(tmp_path, figures):
     fake_run(tmp_path / "one", 30)
     fake_run(tmp_path / "two", 3)
-    figures = []
-    monkeypatch.setattr(plot.plt, "close", figures.append)
     plot.main([str(tmp_path / "one"), str(tmp_path / "two"), "--output", str(tmp_path / "both.png")])
     assert (tmp_path / "both.png").stat().st_size > 10_000
-    axes = figures[0].axes
-    assert {text.get_text() for text in axes[0].get_legend().get_texts()} == {"one", "two"}
-    assert axes[0].lines[0].get_xdata()[-1] == 120 and axes[0].lines[0].get_ydata()[-1] == 1.0  # accuracy against questions
-    assert {bar.get_height() for bar in axes[8].patches} == {30.0, 60.0, 3.0, 6.0, 0.0}  # seconds by phase
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["one", "two"]
+    panels = titles(figures[0])
+    accuracy = panels["accuracy (sampled, training questions)"].lines[0]
+    assert accuracy.get_xdata()[-1] == 120 and accuracy.get_ydata()[-1] == 1.0  # against questions
+    assert {bar.get_height() for bar in panels["seconds by phase"].patches} == {30.0, 60.0, 3.0, 6.0, 0.0}
     with pytest.raises(UserError, match="holds no run"):
         plot.main([str(tmp_path)])
+
+
+@pytest.mark.parametrize("x, end, label", [("seconds", 105.0, "seconds of training"), ("completions", 1920, "completions generated")])
+def test_what_stands_on_the_x_axis(x, end, label, tmp_path, figures):
+    fake_run(tmp_path / "one", 30)
+    plot.main([str(tmp_path / "one"), "--x", x])
+    axis = figures[0].axes[0]
+    assert axis.lines[0].get_xdata()[-1] == end and axis.get_xlabel() == label
+
+
+def test_panels_that_say_nothing_are_left_out(tmp_path, figures):
+    fake_run(tmp_path / "one", 30)
+    fake_run(tmp_path / "two", 30, accuracy=0.5, reward=0.5)
+    for name in ("one", "two"):
+        plot.main([str(tmp_path / name)])
+    one, two = map(titles, figures)
+    assert "reward" in one and set(one) - set(two) == {"reward"}  # which is the accuracy of the second run
+    assert [text.get_text() for text in one["reward"].get_legend().get_texts()] == ["reward", "a", "b"]
+    assert "clip fraction" not in one and "share of groups without signal" not in one  # 0 throughout
+    assert len(figures[0].axes) == 9 and len(one) == 7 and not figures[0].legends
+
+
+def test_a_legend_covers_nothing(tmp_path, figures):
+    fake_run(tmp_path / "one", 30)
+    fake_run(tmp_path / "two", 30)
+    plot.main([str(tmp_path / "one"), str(tmp_path / "two")])
+    plot.main([str(tmp_path / "one")])
+    for figure in figures:
+        figure.draw_without_rendering()
+        legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes if axis.get_legend())]
+        boxes = [legend.get_window_extent() for legend in legends]
+        assert legends and not any(axis.bbox.overlaps(box) for axis in figure.axes if axis.axison for box in boxes)
 
 
 def test_the_mean_that_smooths_a_curve_looks_back_only():

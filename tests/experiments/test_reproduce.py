@@ -30,13 +30,14 @@ def test_amdahls_bound():
 
 
 def test_the_curve_is_the_mean_over_the_last_64_questions_or_more():
-    metrics = [{"questions": 30, "completions": 480, "accuracy": a, "seconds/total": 2.0} for a in (0.0, 0.0, 0.3, 0.6, 0.9)]
+    metrics = [{"questions": 30, "completions": 480, "accuracy": a, "seconds/total": 2.0} for a in (0.0, 0.0, 0.3, 0.6, *[0.9] * 5)]
     rows = curve(metrics)
-    assert [(seconds, completions) for seconds, completions, _ in rows] == [(6.0, 1440), (8.0, 1920), (10.0, 2400)]
-    assert [accuracy for *_, accuracy in rows] == pytest.approx([0.1, 0.3, 0.6])
+    assert [(seconds, completions) for seconds, completions, _ in rows[:3]] == [(6.0, 1440), (8.0, 1920), (10.0, 2400)]
+    assert [accuracy for *_, accuracy in rows] == pytest.approx([0.1, 0.3, 0.6, 0.8, 0.9, 0.9, 0.9])
     assert len(curve([{"questions": 4, "completions": 64, "accuracy": 1.0, "seconds/total": 1.0}])) == 1
-    few = [{"questions": q, "completions": 16 * q, "accuracy": a, "seconds/total": 1.0} for q, a in ((14, 0.5), (2, 0.1))]
-    assert curve(few) == [(2.0, 256, pytest.approx(0.45))]  # as with DAPO, whose first step may draw most of them
+    # with few questions, over the last quarter of them or more: here the last 4; DAPO's first step may draw most of them
+    few = [{"questions": q, "completions": 16 * q, "accuracy": a, "seconds/total": 1.0} for q, a in ((12, 0.5), (2, 0.1), (2, 0.3))]
+    assert curve(few) == [(1.0, 192, 0.5), (2.0, 224, pytest.approx(6.2 / 14)), (3.0, 256, pytest.approx(0.2))]
 
 
 def fake_run(seconds, k=16, **more):
