@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
@@ -126,7 +127,8 @@ def ppo(rows, output):
         for curve in row["curves"]:
             _, completions, accuracy = zip(*curve)
             label = row["name"] if curve is row["curves"][0] else None
-            axes[0].plot(completions, accuracy, STYLES[i % 4], color=f"C{i}", linewidth=1, label=label)
+            marker = "o" if len(curve) == 1 else None  # a line through one point would not be seen
+            axes[0].plot(completions, accuracy, STYLES[i % 4], color=f"C{i}", linewidth=1, marker=marker, label=label)
     axes[0].set(xlabel="completions generated", ylabel="accuracy, sampled (moving mean)")
     axes[0].grid(alpha=0.3)
     above(axes[0], "a line for each seed")
@@ -157,7 +159,9 @@ def time_to_accuracy(rows, output):
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
     axes[0].set_xscale("log")
+    axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[0].xaxis.set_major_formatter("{x:g}")
+    axes[0].xaxis.set_minor_formatter("")
     lines = axes[0].get_legend_handles_labels()
     figure.legend(*lines, loc="outside upper center", ncols=len(rows), fontsize=9, handlelength=4, frameon=False)
     save(figure, output)

@@ -371,8 +371,7 @@ def main(argv):
         raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, or all.")
     if config.quick:
         config.seeds = 1
-        print("All tables with one seed and 16 questions: about 5 minutes on one thread, and one more the first time, for the toy's base "
-              "models. These are no results.", flush=True)
+        print("One seed and 16 questions of each: about 5 minutes for all tables, on one thread. These are no results.", flush=True)
     elif config.seeds < 3:
         raise UserError(f"--seeds must be at least 3, not {config.seeds}: a spread over fewer says little. For a look: --quick.")
     for table in TABLES if config.table == "all" else [config.table]:

@@ -136,7 +136,7 @@ def gigabytes(p):
 
 
 def on_devices(devices, config):
-    return f"{devices} device{'s' * (devices > 1)} of {memory_of_device(config) / GB:.0f} GB"
+    return f"{devices} device{'s' * (devices > 1)} of {memory_of_device(config) / GB:.3g} GB"
 
 
 def does_not_fit(config, p, found):
@@ -146,7 +146,7 @@ def does_not_fit(config, p, found):
         where = "it fits" if found.devices == p.devices else f"it fits {found.devices} devices"
         advice = f"{where} {with_options(found)}, which needs {max(found.plan.peaks) / GB:.1f} GB"
     room = USABLE * memory_of_device(config) / GB
-    return (f"the run does not fit: it needs {gigabytes(p)}, and a device of {memory_of_device(config) / GB:.0f} GB "
+    return (f"the run does not fit: it needs {gigabytes(p)}, and a device of {memory_of_device(config) / GB:.3g} GB "
             f"has {room:.1f} GB for it; {advice}.")
 
 
@@ -220,7 +220,7 @@ def print_table(config, model, p):
              if questions else "unknown")
     prompt = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
     print(f"{config.algorithm}, {config.model} on {config.dataset}: "
-          f"{p.devices} x {device / GB:.0f} GB, --shard {config.shard}\n"
+          f"{p.devices} x {device / GB:.3g} GB, --shard {config.shard}\n"
           f"parameters {p.parameters:,}, trained {p.trained:,}\n"
           f"prompts of {prompt:,} tokens, completions of {config.max_new_tokens:,}, "
           f"micro-batches of {config.micro_batch_tokens:,}\n\n"

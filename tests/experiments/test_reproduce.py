@@ -116,7 +116,9 @@ def test_quick_makes_every_table_and_picture(tmp_path, monkeypatch):
     command = [sys.executable, str(ROOT / "experiments/reproduce.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("One seed and 16 questions of each: about 5 minutes ")
     output = tmp_path / "runs/reproduce-quick"
+    assert "(0.1 million parameters)" in (output / "ppo.md").read_text()  # of the model that was measured
     for stem, table in [("table1", "1"), ("speed", "speed"), ("keep", "keep"), ("group", "group"), ("family", "family"), ("ppo", "ppo"),
                         ("length", "length")]:
         names = list(TABLES[table].methods())
