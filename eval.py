@@ -19,12 +19,11 @@ from math import comb
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.sampling import Sampler, Sampling
-from engine.run import logs, ranks
+from engine.run import logs, progress, ranks
 from engine.run.answers import (
     by_question,
     judged,
@@ -126,7 +125,7 @@ def evaluate(
     size = questions_in_a_batch(batch_size, samples)
     starts = [start for start in range(0, len(questions), size) if start not in done]
     records = []
-    for i in tqdm(range(0, len(starts), world), desc=label, leave=False, disable=rank > 0):
+    for i in progress.over(range(0, len(starts), world), label, "batches"):
         mine = []
         for start in starts[i : i + world][rank : rank + 1]:
             rows = questions[start : start + size]

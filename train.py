@@ -112,7 +112,7 @@ def train(config, algorithm, device):
             return {}
         return examine(networks.sampler, networks.tokenizer, test, right, sampling, **options)
 
-    run.open(evaluate, notes)
+    run.open(evaluate, notes, len(test))
     with run:
         while not run.over:
             rng = run.begin_step()

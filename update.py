@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from engine.model import shards
 from engine.model.prompts import prompts_once
-from engine.run import ranks
+from engine.run import progress, ranks
 from family.ppo import value_loss
 from family.tis import truncated_importance_weights
 from grpo import kl_k3
@@ -114,7 +114,8 @@ def accumulate(networks, minibatch, n, tokens, algorithm, sampling):
     zero = torch.zeros((), dtype=torch.float64, device=device)
     sums = dict.fromkeys([*MEANS, "loss", "weight", "value_loss"], zero)
     maxima = dict.fromkeys(["ratio_max", "sampler_gap_max"], zero)
-    for part in minibatch:
+    for i, part in enumerate(minibatch, 1):
+        progress.say("update", i, len(minibatch), "micro-batches")
         logp, entropy = part.logprobs(networks.model, sampling.temperature, with_entropy=True)
         if part.old_logp is None:
             part.old_logp = logp.detach()  # the first update: π_θ is still π_old

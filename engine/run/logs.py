@@ -1,11 +1,13 @@
 """What a run writes and prints: its folder, its logs, the seconds of each phase, the table at its end."""
 
 import json
+import os
 import signal
+import time
 from dataclasses import asdict
 from pathlib import Path
 
-from engine.run import checkpoint, ranks
+from engine.run import checkpoint, progress, ranks
 
 
 def new_folder(stem):
@@ -84,7 +86,10 @@ def write(path, text):
 
 
 class Interrupt:
-    """After Ctrl-C, or a scheduler's SIGTERM, the run finishes its step and ends. A second Ctrl-C ends it at once."""
+    """After Ctrl-C, or a scheduler's SIGTERM, the run finishes its step and ends. A second one ends it at once.
+
+    A scheduler and torchrun may both pass on one signal, so a signal within a second of the first does not count.
+    """
 
     def __enter__(self):
         self.asked = self.noted = 0
@@ -96,9 +101,13 @@ class Interrupt:
             signal.signal(number, handler)
 
     def note(self, number, frame):
-        if self.noted and number == signal.SIGINT:
+        if not self.noted:
+            self.noted, self.when = number, time.monotonic()
+            patience = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+            progress.note("finishing this step; once more to stop now"
+                          + (f" (torchrun waits {patience} s for it)" if patience else ""))
+        elif time.monotonic() > self.when + 1:
             raise KeyboardInterrupt
-        self.noted = max(self.noted, number)
 
     def share(self, device):
         """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the same step."""
@@ -108,6 +117,28 @@ class Interrupt:
     def exit_code(self):
         """130 after Ctrl-C. 0 after SIGTERM, because a run that its scheduler ends has not failed."""
         return 0 if self.asked == signal.SIGTERM else 130
+
+
+def a_step(config, algorithm, questions, evaluated):
+    """One line: what a step samples and trains on. questions: of a step, all devices. evaluated: questions."""
+    G, k, devices = algorithm.group_size, algorithm.k, ranks.world_size()
+    times = f", up to {algorithm.max_rollouts} times" if algorithm.max_rollouts > 1 else ""
+    kept = "all of them"
+    if k < G:
+        rule = f"at most {questions * k}, {min(algorithm.ks)} to {k}" if algorithm.ks else f"{questions * k}, k = {k}"
+        kept = f"{rule} of each {G}"
+    if algorithm.questions_per_step > config.questions_per_step:
+        kept += f" (allocation: {algorithm.questions_per_step} questions per device in place of {config.questions_per_step})"
+    return (f"each step{f' on {devices} devices' * (devices > 1)}: {questions} questions × {G} completions = "
+            f"{questions * G} sampled{times}, at most {config.max_new_tokens} tokens each; trained on: {kept}. "
+            f"Evaluated: {f'{evaluated} questions, before and after training' if evaluated else 'nothing'}.")
+
+
+def duration(seconds):
+    """90 → "90 s", 900 → "15 min", 9000 → "2 h 30 min"."""
+    minutes = round(seconds / 60)
+    return (f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100
+            else f"{minutes // 60} h {minutes % 60} min")
 
 
 def phase_totals(rows):

@@ -5,9 +5,11 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.run import ranks
+from engine.run import progress, ranks
 from family.dapo import has_signal
 
+# what the bar says in each phase of a step
+WORDS = {"generate": "sampling", "score": "scoring", "logprobs": "log-probabilities", "update": "update"}
 COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")  # of a step, over all devices
 
 
@@ -20,6 +22,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name):
+        progress.say(WORDS[name])
         begin = time.perf_counter()
         yield
         if self.device.type == "cuda":

@@ -6,10 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from engine.model.networks import save_merged
-from engine.run import checkpoint, logs, ranks
+from engine.run import checkpoint, logs, progress, ranks
 from engine.run.metrics import COUNTS
 from engine.run.options import UserError
 from engine.run.trackers import Tracker
@@ -86,18 +85,18 @@ class Run:
     def over(self):
         return self.at_end or bool(self.interrupt.asked)
 
-    def say(self, text):
-        if ranks.rank() == 0:
-            tqdm.write(text)
-
     # --- between the steps ---
 
-    def open(self, examine, notes):
-        """Evaluate and save the model of a new run, and open the logs. From here on, the run can be resumed."""
+    def open(self, examine, notes, evaluated):
+        """Evaluate and save the model of a new run, and open the logs. From here on, the run can be resumed.
+
+        evaluated: how many questions `examine` asks.
+        """
         for note in dict.fromkeys(notes):
-            self.say(f"note: {note}")
+            progress.note(f"note: {note}")
+        progress.note(logs.a_step(self.config, self.algorithm, min(self.per_step, self.total), evaluated))
         if not self.resumed:
-            self.state["before"] = examine(label="before")
+            self.state["before"] = examine(label="evaluation before")
             if not self.save():
                 raise UserError("stopped, because a run that cannot be saved would be lost: "
                                 "free the disk, or name another --output_dir.")
@@ -109,8 +108,12 @@ class Run:
 
     def __enter__(self):
         self.interrupt = logs.Interrupt().__enter__()
-        self.bar = tqdm(
-            total=self.steps, initial=self.state["step"], desc=self.algorithm.name, disable=ranks.rank() > 0)
+        step, position = self.state["step"], self.state["position"]
+        # dynamic sampling uses more questions than `per_step`: then the steps do not tell how far the run is
+        self.in_questions = self.algorithm.max_rollouts > 1 and self.steps * self.per_step >= self.total
+        done, total, unit = (position, self.total, "questions") if self.in_questions else (step, self.steps, "steps")
+        self.bar = progress.Bar(self.algorithm.name, total, unit, done=done, leave=True)
+        self.first = step + 1
         return self
 
     def __exit__(self, *error):
@@ -155,8 +158,12 @@ class Run:
             logs.append(self.folder / "metrics.jsonl", metrics)
             logs.append(self.folder / "samples.jsonl", {"step": step} | sample)
             self.tracker.log(step, metrics)
-        self.bar.set_postfix(accuracy=f"{metrics['accuracy']:.2f}", length=f"{metrics['length']:.0f}")
-        self.bar.update()
+        done = metrics["questions"] if self.in_questions else 1
+        self.bar.update(done, f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}")
+        left = (self.bar.total - self.bar.done) / done * metrics["seconds/total"]
+        if step == self.first and left:
+            progress.note(f"step {step} took {logs.duration(metrics['seconds/total'])}: the others take about "
+                          f"{logs.duration(left)}.")
         self.check(metrics)
         refresh = self.config.refresh_reference
         if refresh and step % refresh == 0:
@@ -177,25 +184,26 @@ class Run:
                 f"{checkpoint.how_to_resume(self.folder)}")
         if limit is not None and metrics["kl"] is not None and metrics["kl"] > limit:
             self.stopped = True
-            self.say(f"stopped at step {state['step']}: the KL to the reference is {metrics['kl']:.3g}, "
-                     f"above --stop_kl {limit}.")
+            progress.note(f"stopped at step {state['step']}: the KL to the reference is {metrics['kl']:.3g}, "
+                          f"above --stop_kl {limit}.")
 
     def save(self):
         """Write a checkpoint. Returns whether that worked; if not, the run goes on."""
+        progress.say("saving")
         problem = checkpoint.save(self.folder, self.networks, self.state, self.saved_networks)
         if problem:
-            self.say(f"step {self.state['step']}: the checkpoint could not be written ({problem}). "
-                     f"{checkpoint.how_to_resume(self.folder)}")
+            progress.note(f"step {self.state['step']}: the checkpoint could not be written ({problem}). "
+                          f"{checkpoint.how_to_resume(self.folder)}")
         return not problem
 
     def close(self, examine, notes):
         """Evaluate the trained model and write the summary, or say how to resume. Returns the exit code."""
         self.tracker.close()
         if not self.at_end:
-            self.say(
+            progress.note(
                 f"stopped after step {self.state['step']} of {self.steps}. {checkpoint.how_to_resume(self.folder)}")
             return self.interrupt.exit_code
-        after = examine(label="after")
+        after = examine(label="evaluation after")
         if ranks.rank() == 0:
             from engine.run.curves import curves  # matplotlib takes half a second to import
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import trange
 from transformers import AddedToken, Qwen2Config, Qwen2Tokenizer
 from transformers.utils import logging
 
 from allocate import micro_batches
 from engine.model.logprobs import completion_logprobs
-from engine.run import ranks
+from engine.run import progress, ranks
 from engine.tasks import toy
 
 logging.disable_progress_bar()  # of saving weights
@@ -59,7 +58,7 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
     """Supervised training on the demonstrations: cross-entropy on the completion's tokens, EOS included."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    for step in trange(steps, desc="warm start", leave=False):
+    for step in progress.over(range(steps), "warm start", "steps"):
         demonstrations = [toy.demonstration(i, kind) for i in range(step * batch_size, (step + 1) * batch_size)]
         prompts = tokenizer([prompt for prompt, _ in demonstrations]).input_ids
         completions = tokenizer([completion + tokenizer.eos_token for _, completion in demonstrations]).input_ids
