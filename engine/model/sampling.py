@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from engine.model.logprobs import completion_mask
 from engine.model.precision import autocast, compute_dtype
 from engine.model.prompts import left_pad
+from engine.run import progress
 from engine.run.options import UserError
 
 # every so many tokens the CPU asks the device which completions have ended: while it waits, a GPU gets nothing to do
