@@ -30,7 +30,7 @@ from engine.model import shards
 from engine.model.critic import estimate
 from engine.model.networks import build
 from engine.model.sampling import Sampling
-from engine.run import checkpoint, logs, plan, plan_command, ranks
+from engine.run import checkpoint, logs, plan, plan_command, progress, ranks
 from engine.run.config import open_run
 from engine.run.metrics import Clock, first_group, summarize
 from engine.run.options import run_program
@@ -136,7 +136,7 @@ def main(argv):
     try:
         code = train(config, algorithm, device)
     except KeyboardInterrupt:
-        print(f"interrupted. {checkpoint.how_to_resume(config.output_dir)}")
+        progress.note(f"stopped at once. {checkpoint.how_to_resume(config.output_dir)}")
         code = 130
     except RuntimeError as error:
         raise in_one_sentence(error, config.output_dir) from None

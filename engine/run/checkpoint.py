@@ -166,7 +166,7 @@ def how_to_resume(run_dir):
     """The sentence that says how to resume a run that ended early."""
     found = checkpoints(run_dir)
     return (f"To go on from {found[-1].name}: --output_dir {run_dir} --resume" if found
-            else "There was no checkpoint yet.")
+            else "There was no checkpoint yet: only the steps so far are lost.")
 
 
 def resume(run_dir):

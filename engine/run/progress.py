@@ -33,7 +33,7 @@ class Bar:
 
     def __init__(self, name, total, unit, *, done=0, leave=False):
         self.bar = tqdm(  # disable=None: nothing is drawn into a file
-            total=total, initial=done, desc=name, unit=unit, leave=leave, bar_format=LAYOUT,
+            total=total, initial=done, desc=name, unit=unit, leave=leave, bar_format=LAYOUT, mininterval=0.5,
             disable=None if ranks.rank() == 0 else True)
         self.name, self.total, self.unit, self.done, self.facts = name, total, unit, done, ""
         self.written, self.ended = time.monotonic(), threading.Event()

@@ -98,6 +98,40 @@ def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(small, straight, tmp_
     assert_same_run(tmp_path / "run", straight)
 
 
+SLOW = """
+import time
+from pathlib import Path
+
+def slow(completions, **columns):
+    if Path("run/metrics.jsonl").exists() and Path("run/metrics.jsonl").read_text().count("\\n") >= 4:
+        Path("asleep").touch()
+        time.sleep(100)
+    return [float(len(set(text))) for text in completions]
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
+def test_a_second_signal_stops_a_run_at_once(small, tmp_path, number):
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = start(small, "run", "--save_every", "3", "--rewards", "slow.py:slow", cwd=tmp_path)
+    while not (tmp_path / "asleep").exists():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
+    process.send_signal(number)
+    time.sleep(0.3)
+    process.send_signal(number)  # so soon, it is the same signal, passed on by somebody else
+    time.sleep(1.0)
+    assert process.poll() is None
+    begin = time.time()
+    process.send_signal(number)
+    code, out = finish(process)
+    assert code == 130 and time.time() - begin < 10
+    assert "finishing this step; once more to stop now\n" in out and "Traceback" not in out
+    assert out.endswith("stopped at once. To go on from checkpoint-000003: --output_dir run --resume\n")
+    assert len(logs.read(tmp_path / "run/metrics.jsonl")) == 4
+
+
 def test_exit_code_2_and_one_sentence_for_a_users_mistake(tmp_path):
     done = subprocess.run([sys.executable, str(ROOT / "train.py"), "--pruning_rate", "1"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""

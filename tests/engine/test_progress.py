@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import signal
 import sys
 import time
 from types import SimpleNamespace
@@ -97,3 +98,18 @@ def test_the_bar_of_dynamic_sampling_counts_questions(small, tmp_path, monkeypat
         assert train.main([*words, "--epochs", "6", *steps, "--output_dir", str(tmp_path / f"run{len(steps)}")]) == 0
     assert [(bar.total, bar.unit) for bar in bars] == [(6, "questions"), (1, "steps")]
     assert bars[0].done == 6
+
+
+def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(monkeypatch, capsys):
+    interrupt, clock = logs.Interrupt(), [100.0]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: clock[0])
+    with interrupt:
+        signal.raise_signal(signal.SIGTERM)
+        clock[0] += 0.9
+        signal.raise_signal(signal.SIGTERM)
+        clock[0] += 0.2
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert capsys.readouterr().out == "finishing this step; once more to stop now\n"
+    interrupt.share(None)
+    assert interrupt.exit_code == 0  # the first one counts
