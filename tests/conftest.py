@@ -1,5 +1,8 @@
 """What several tests share: one small model that has seen a little of the toy, in a folder, made once per session."""
 
+import os
+
+import huggingface_hub
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from engine.model.loading import load_model
 from engine.tasks.toy_model import make_model, make_tokenizer, warm_start
 
 torch.set_num_threads(1)
+os.environ["HF_HUB_OFFLINE"], huggingface_hub.constants.HF_HUB_OFFLINE = "1", True  # no test asks the hub
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,8 @@
-"""What is known of a model before its weights are loaded: its folder, and how long its prompts may be."""
+"""What is known of a model before its weights are loaded: where it is, and how long its prompts may be."""
 
+import difflib
+import functools
+import os
 from pathlib import Path
 
 from engine.run.options import UserError
@@ -17,9 +20,7 @@ def resolve_model(name):
     the folder does not exist, or lacks its weights, config or tokenizer.
     """
     folder = Path(name)
-    if not folder.is_dir():
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise UserError(f"the model folder {name} does not exist.")
+    if not find(name):
         return name
     if checkpoints(folder):
         folder = checkpoints(folder)[-1]
@@ -32,6 +33,55 @@ def resolve_model(name):
             f"the model folder {folder} holds no tokenizer (tokenizer.json): save it there with the weights."
         )
     return str(folder)
+
+
+def find(name):
+    """Whether a model is a folder here. Refuses a model that is neither here nor on the hub."""
+    if not Path(name).is_dir():
+        refuse_missing(name)
+        ask_hub(name)
+    return Path(name).is_dir()
+
+
+def refuse_missing(name):
+    """Refuse a name that looks like a folder, if that folder does not exist: the hub need not be asked for it."""
+    first, *rest = Path(name).parts
+    local = name.startswith((".", "/", "~")) or len(rest) > 1 or (rest and (first == "runs" or Path(first).is_dir()))
+    if local and not Path(name).is_dir():
+        beside = [str(path) for path in Path(name).parent.glob("*") if path.is_dir()]
+        similar = difflib.get_close_matches(str(Path(name)), beside, n=1)
+        raise UserError(f"the model folder {name} does not exist" + (f": did you mean {similar[0]}?" if similar else "."))
+
+
+@functools.cache
+def ask_hub(name, kind="model"):
+    """Ask the hub once, for a few seconds, for a model or a "dataset". Refuse what the hub does not have.
+
+    If the hub cannot be reached, its library would try every file for half a minute. So the library goes offline, as
+    with HF_HUB_OFFLINE=1: it uses its cache. A model that is not in the cache is refused.
+    """
+    import huggingface_hub as hub  # takes half a second to import, and a folder does not need it
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    file = "config.json" if kind == "model" else "README.md"
+    try:
+        cached = isinstance(hub.try_to_load_from_cache(name, file, repo_type=kind), str)
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, file, repo_type=kind), timeout=5)
+    except HFValidationError:
+        raise UserError(f"the model {name} is neither a folder here nor a name of the hub (NAME or USER/NAME).") from None
+    except RepositoryNotFoundError:
+        raise UserError(f"the hub has no {kind} {name}, or shows it only to some users: check the name, ask for access "
+                        "on its page, or log in with `hf auth login`.") from None
+    except HfHubHTTPError:  # no such file, or trouble that passes: the hub answers
+        return
+    except Exception as error:  # of a library for networks; the hub's library changes it now and then
+        hub.constants.HF_HUB_OFFLINE, os.environ["HF_HUB_OFFLINE"] = True, "1"
+        if kind == "dataset" or cached:
+            return
+        raise UserError(
+            f"the model {name} is no folder here, and the hub cannot be reached ({' '.join(str(error).split())[:120]}). "
+            f"Offline: on another machine run `hf download {name} --local-dir DIR`, copy DIR, and name DIR as the model."
+        ) from None
 
 
 def prompt_room(model, max_new_tokens, max_prompt_tokens):

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 from algorithms import KEPT_FIRST
-from engine.model.folders import resolve_model
+from engine.model.folders import refuse_missing, resolve_model
 from engine.model.vllm import filtered
 from engine.run.options import UserError, at_least, own_function
 from engine.scoring import score
@@ -43,8 +43,8 @@ def check_given(config, algorithms):
         check_dataset(name, config.model)
     score.choose(config.rewards or [])
     tracker(config.log)
-    if config.model != "toy" and not config.plan:  # --plan reads only config.json
-        resolve_model(config.model)
+    if config.model != "toy":
+        (refuse_missing if config.plan else resolve_model)(config.model)  # --plan reads only config.json
 
 
 def fitting(config, table):

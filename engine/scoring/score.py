@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 import rewards
-from engine.model.folders import resolve_model
+from engine.model.folders import find
 from engine.run.options import UserError, one_line, own_function
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy, code_runs
@@ -57,7 +57,7 @@ def choose(words, device=None, timeout=60.0):
         if kind.endswith(".py"):
             chosen.append(Reward(rest, limited(own_function(name, "--rewards"), timeout), weight))
         elif kind == "RewardModel" and rest:
-            resolve_model(rest)  # a missing folder is told before any work
+            find(rest)  # a missing folder is told before any work
             chosen.append(Reward(Path(rest).name, load_judge(rest, device) if device else None, weight))
         elif name in REWARDS:
             chosen.append(Reward(name, REWARDS[name], weight))

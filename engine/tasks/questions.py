@@ -10,7 +10,7 @@ import random
 from itertools import islice
 from pathlib import Path
 
-from engine.model.folders import prompt_room
+from engine.model.folders import ask_hub, prompt_room
 from engine.run.options import UserError
 from engine.tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
 
@@ -76,6 +76,7 @@ def opened_thought(text, question):
 
 
 def read_hub(name, hub, split):
+    ask_hub(hub.path, "dataset")
     import datasets  # takes a second to import, and many runs need it not
 
     try:

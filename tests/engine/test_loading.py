@@ -1,13 +1,18 @@
 """Loading a model: in which precision, what is refused, and how long its prompts may be."""
 
+import os
+
+import huggingface_hub as hub
 import pytest
 import torch
+from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from engine.model.folders import prompt_room, resolve_model
+from engine.model.folders import ask_hub, prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.run.options import UserError
+from engine.tasks import questions
 from tests.engine.test_logprobs import SIZES, batch, make
 
 CPU = torch.device("cpu")
@@ -56,6 +61,65 @@ def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no tokenizer"):
         resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["runs/toy-cpo-1", "mine/toy-cppo-1", "./toy", "/nowhere/toy", "~/toy", "a/b/c"])
+def test_a_name_that_looks_like_a_folder_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", lambda *_, **__: pytest.fail("the hub was asked"))
+    (tmp_path / "runs/toy-cppo-1").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError) as error:
+        resolve_model(name)
+    cure = ": did you mean runs/toy-cppo-1?" if name.startswith("runs") else "."
+    assert str(error.value) == f"the model folder {name} does not exist{cure}"
+
+
+def answering(monkeypatch, tmp_path, error):
+    """A hub that answers with this error class, and an empty cache. Returns the list of what it was asked."""
+    asked = []
+
+    def answer(url, timeout):
+        asked.append((url, timeout))
+        if error:
+            raise error.__new__(error)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", answer)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file, repo_type: "a/file" if "cached" in name else None)
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "0")
+    ask_hub.cache_clear()
+    return asked
+
+
+@pytest.mark.parametrize("error, name, message", [
+    (ConnectionError, "me/model", "the model me/model is no folder here, and the hub cannot be reached"),
+    (RepositoryNotFoundError, "me/model", "the hub has no model me/model, or shows it only to some users"),
+    (None, "a:b", "the model a:b is neither a folder here nor a name of the hub"),
+])  # fmt: skip
+def test_a_model_that_the_hub_does_not_give_is_refused_after_one_question(error, name, message, tmp_path, monkeypatch):
+    asked = answering(monkeypatch, tmp_path, error)
+    with pytest.raises(UserError, match=message):
+        resolve_model(name)
+    assert len(asked) == (":" not in name) and all(url.endswith("config.json") and timeout <= 5 for url, timeout in asked)
+
+
+@pytest.mark.parametrize("error", [None, RemoteEntryNotFoundError])
+def test_a_hub_that_answers_is_asked_once_for_each_name(error, tmp_path, monkeypatch):
+    asked = answering(monkeypatch, tmp_path, error)
+    assert [resolve_model("me/model") for _ in range(3)] == ["me/model"] * 3
+    assert len(asked) == 1 and not hub.constants.HF_HUB_OFFLINE
+
+
+def test_without_a_hub_what_is_in_its_cache_is_used_and_the_hub_is_not_asked_again(tmp_path, monkeypatch):
+    answering(monkeypatch, tmp_path, ConnectionError)
+    assert resolve_model("me/cached") == "me/cached"
+    assert hub.constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"  # where transformers, datasets look
+    asked = answering(monkeypatch, tmp_path, ConnectionError)
+    with pytest.raises(UserError, match="gsm8k cannot be loaded from the hub .*: go online"):
+        questions.read_hub("gsm8k", questions.TASKS["gsm8k"].source, "train")
+    assert len(asked) == 1 and asked[0][0].endswith("datasets/openai/gsm8k/resolve/main/README.md") and hub.constants.HF_HUB_OFFLINE
 
 
 def test_prompts_leave_room_for_the_completion_in_the_context():
