@@ -13,7 +13,7 @@ was interrupted, the same command goes on with it. The number of processes chang
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from math import comb
 from pathlib import Path
@@ -33,6 +33,7 @@ from engine.run.answers import (
     scored_file,
     stamp_of,
 )
+from engine.run.checks import idle
 from engine.run.options import UserError, at_least, option, parse, run_program
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
@@ -252,6 +253,15 @@ class Config:
 
 def check(config):
     """Refuse the mistakes that can be seen before any work."""
+    names = {f.name for f in fields(Config)}
+    sampled = {"temperature", "top_p", "top_k", "seed"}
+    for sentence in idle(config, Config(), None, [
+        (names - {"compare"}, lambda c, _: not c.compare, "has no effect with --compare"),
+        (names - {"from_file", "judge", "output_dir"}, lambda c, _: not c.from_file,
+         "has no effect with --from_file"),
+        (sampled, lambda c, _: c.samples, "has no effect with --samples 0: nothing is sampled"),
+    ]):
+        raise UserError(sentence)
     at_least(config, {"questions": 0, "samples": 0, "top_k": 0, "batch_size": 1})
     at_least(config, {"max_prompt_tokens": 1, "max_new_tokens": 1})
     if config.temperature <= 0 or not 0 < config.top_p <= 1:

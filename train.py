@@ -31,7 +31,7 @@ from engine.model.critic import estimate
 from engine.model.networks import build
 from engine.model.sampling import Sampling
 from engine.run import checkpoint, logs, plan, plan_command, progress, ranks
-from engine.run.config import open_run
+from engine.run.config import notes_of, open_run
 from engine.run.metrics import Clock, first_group, summarize
 from engine.run.options import run_program
 from engine.run.state import Run, in_one_sentence
@@ -104,7 +104,7 @@ def train(config, algorithm, device):
     rewards = choose(config.rewards, device, config.reward_timeout)
     right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
     batch_size, doubts = plan_command.fit(config) if device.type == "cuda" else (plan.EVALUATED, [])
-    notes += more_notes + sampling.notes + doubts
+    notes += notes_of(config, algorithm) + more_notes + sampling.notes + doubts
 
     def evaluate(label):
         options = {"seed": config.seed, "batch_size": batch_size, "label": label}

@@ -45,7 +45,7 @@ def find(name):
 
 def refuse_missing(name):
     """Refuse a name that looks like a folder, if that folder does not exist: the hub need not be asked for it."""
-    first, *rest = Path(name).parts
+    first, *rest = name.split("/")
     local = name.startswith((".", "/", "~")) or len(rest) > 1 or (rest and (first == "runs" or Path(first).is_dir()))
     if local and not Path(name).is_dir():
         beside = [str(path) for path in Path(name).parent.glob("*") if path.is_dir()]

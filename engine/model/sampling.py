@@ -197,6 +197,7 @@ def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
     logits, cache, mask, positions = _read_prompts(model, ids, mask, len(tokens) // len(ids), new_tokens)
     rows = torch.arange(len(tokens), device=device)  # rows[i]: which completion is in row i of the running batch
     for t in range(new_tokens):
+        progress.say("sampling", t + 1, new_tokens, "tokens")
         token, logp = sample_token(logits, sampling, u[rows, t])
         tokens[rows, t], logps[rows, t] = token, logp
         if t + 1 == new_tokens:

@@ -1,5 +1,6 @@
 """Checks before any work: options that do not fit each other, or do not fit the machine, are refused."""
 
+import os
 from importlib.util import find_spec
 
 from algorithms import KEPT_FIRST
@@ -19,6 +20,24 @@ ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "t
            "device_gb")
 CHOICES = {"shard": ("none", "full"), "rollout": ("own", "vllm"), "dtype": ("auto", "float32", "bfloat16")}
 SAME_AS_NONE = {"pruning_rate": 0.0, "allocation": False}  # values that mean the same as None: the option was not given
+# Options that have no effect in some runs: (options, whether they have one in the run of a config and its algorithm,
+# what is the matter). The first list is refused, because the run would not do what it was asked for.
+REFUSED = [
+    ({"device_gb"}, lambda c, a: c.plan, "is for --plan: leave it out"),
+    ({"check_rewards"}, lambda c, a: not c.plan, "cannot be combined with --plan: leave one of them out"),
+    ({"eval_questions"}, lambda c, a: c.eval_dataset, "needs something to evaluate: set --eval_dataset"),
+    ({"stop_kl", "refresh_reference"}, lambda c, a: a.beta, "needs a reference model: set --beta above 0"),
+    ({"merge_lora"}, lambda c, a: c.lora, "has nothing to merge: give the adapters' rank too, for example --lora 16"),
+]
+NOTED = [
+    ({"devices"}, lambda c, a: c.plan or c.devices == processes(), "is for --plan: torchrun says how many devices train"),
+    ({"reward_timeout"}, lambda c, a: ".py:" in " ".join(c.rewards), "limits only a reward of your own, FILE.py:FUNCTION"),
+    ({"clip_low", "clip_high", "target_kl"}, lambda c, a: c.mu * c.minibatches > 1,
+     "has no effect: in the only update of a step every ratio is 1; set --mu or --minibatches above 1"),
+    ({"keep", "allocation"}, lambda c, a: a.k < c.group_size, "has no effect: no completion is pruned; see --pruning_rate"),
+    ({"refresh_reference"}, lambda c, a: not c.steps or c.refresh_reference < c.steps, "comes after the last step"),
+    ({"system_prompt"}, lambda c, a: c.model != "toy", "has no effect: the toy's model reads only the question"),
+]
 TRACKERS = ("tensorboard", "wandb")  # values of --log, and names of the packages that they need
 
 
@@ -93,8 +112,6 @@ def devices(config, row):
                         "--sample_batch_size, or use --rollout own.")
     if config.rollout == "vllm":
         vllm(config)
-    if config.merge_lora and not config.lora:
-        raise UserError("--merge_lora has nothing to merge: give the adapters' rank too, for example --lora 16.")
     if config.lora and (config.shard == "full" or row.critic or config.refresh_reference):
         other = "--shard full" if config.shard == "full" else "PPO" if row.critic else "--refresh_reference"
         raise UserError(f"--lora cannot be combined with {other}: leave one of them out.")
@@ -123,11 +140,24 @@ def tracker(name):
         raise UserError(f"--log {name} needs a package that is not installed: pip install {name}")
 
 
-def check_filled_in(config, algorithm):
-    """Refuse the mistakes that show only after `fill_in`: they depend on values of the data set or the algorithm."""
-    for name in ("stop_kl", "refresh_reference"):
-        if getattr(config, name) is not None and not algorithm.beta:
-            raise UserError(f"--{name} needs a reference model: set --beta above 0.")
+def processes():
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def idle(config, usual, algorithm, table):
+    """A sentence about each option of `table` that was given and has no effect. usual: the Config without options."""
+    return [
+        f"--{name} {matter}." for names, works, matter in table for name in sorted(names)
+        if getattr(config, name) != getattr(usual, name) and not works(config, algorithm)]
+
+
+def check_filled_in(config, algorithm, usual):
+    """Refuse the mistakes that show only after `fill_in`: they depend on values of the data set or the algorithm.
+
+    usual: the Config of a run of the same algorithm on the same data set, if no other option is given.
+    """
+    for sentence in idle(config, usual, algorithm, REFUSED):
+        raise UserError(sentence)
     if config.overlong_cache is not None and not 0 < config.overlong_cache <= config.max_new_tokens:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({config.max_new_tokens}), "
                         f"not {config.overlong_cache}.")

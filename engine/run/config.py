@@ -203,8 +203,24 @@ def check(config):
     """Refuse options that cannot work, and fill in options that were not given. Returns the Algorithm."""
     checks.check_given(config, algorithms)
     algorithm = fill_in(config)
-    checks.check_filled_in(config, algorithm)
+    checks.check_filled_in(config, algorithm, usual(config))
     return algorithm
+
+
+def usual(config):
+    """The Config of a run of the same algorithm on the same data set, if no other option is given."""
+    same = Config(algorithm=config.algorithm, dataset=config.dataset)
+    fill_in(same)
+    return same
+
+
+def notes_of(config, algorithm):
+    """Sentences about options that have no effect, and about LoRA's learning rate."""
+    notes = checks.idle(config, usual(config), algorithm, checks.NOTED)
+    if config.lora:
+        notes.append(f"--lora: the learning rate is {config.lr:g}. It is not raised for you, and adapters usually need "
+                     "about ten times the --lr of all weights.")
+    return notes
 
 
 def open_run(argv):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from engine.model.folders import prompt_room
 from engine.model.skeleton import skeleton
 from engine.run import ranks
-from engine.run.config import check
+from engine.run.config import algorithm_of, check, notes_of
 from engine.run.options import UserError
 from engine.run.plan import GB, PHASES, USABLE, Plan, memory_of_device, plan
 from engine.tasks.questions import read_jsonl
@@ -234,3 +234,4 @@ def print_table(config, model, p):
         print(f"{name:18}" + "".join(f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in row))
     print(f"\nThe peak, in the {PHASES[p.peaks.index(max(p.peaks))]}, is {max(p.peaks) / GB:.1f} GB; a device has "
           f"{USABLE * device / GB:.1f} GB for it.", flush=True)
+    print(*(f"note: {note}\n" for note in notes_of(config, algorithm_of(config))), sep="", end="", flush=True)

@@ -3,7 +3,8 @@
 import pytest
 
 import train
-from engine.run.options import UserError
+from engine.run.config import Config, check, notes_of
+from engine.run.options import UserError, parse
 
 BAD = [
     # which completions are kept
@@ -61,6 +62,12 @@ BAD = [
     ("--lora 0", "--lora must be at least 1, not 0."),
     ("--lora 4 --shard full", "--lora cannot be combined with --shard full"),
     ("--lora 4 --refresh_reference 2", "--lora cannot be combined with --refresh_reference"),
+    # options without an effect
+    ("--device_gb 24", "--device_gb is for --plan: leave it out."),
+    ("--plan --check_rewards", "--check_rewards cannot be combined with --plan: leave one of them out."),
+    ("--dataset arithmetic --model . --plan --eval_questions 5", "--eval_questions needs something to evaluate: set --eval_dataset."),
+    ("--merge_lora", "--merge_lora has nothing to merge: give the adapters' rank too, for example --lora 16."),
+    ("--algorithm dapo --refresh_reference 5", "--refresh_reference needs a reference model: set --beta above 0."),
     # what is not there
     ("--rewards x.py:f", "the file x.py does not exist"),
     ("--dataset gsm9k", "unknown data set 'gsm9k'"),
@@ -89,3 +96,35 @@ def test_a_rule_that_its_file_does_not_have_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("def by_length(rollout, advantages, k):\n    pass\n")
     with pytest.raises(UserError, match="^--keep: .*mine.py has no function 'rule'. It has by_length.$"):
         train.main(["--keep", f"{tmp_path}/mine.py:rule"])
+
+
+@pytest.mark.parametrize("words, note", [
+    ("--devices 2", "--devices is for --plan: torchrun says how many devices train."),
+    ("--reward_timeout 5", "--reward_timeout limits only a reward of your own, FILE.py:FUNCTION."),
+    ("--mu 1 --clip_high 0.28", "--clip_high has no effect: in the only update of a step every ratio is 1; set --mu or "),
+    ("--mu 1 --target_kl 0.1", "--target_kl has no effect: in the only update"),
+    ("--pruning_rate 0 --keep random", "--keep has no effect: no completion is pruned; see --pruning_rate."),
+    ("--algorithm grpo --allocation false", "--allocation has no effect: no completion is pruned"),
+    ("--steps 5 --refresh_reference 5", "--refresh_reference comes after the last step."),
+    ("--system_prompt think", "--system_prompt has no effect: the toy's model reads only the question."),
+    ("--lora 4", "--lora: the learning rate is 0.0003. It is not raised for you, and adapters usually need about ten times the --lr"),
+])  # fmt: skip
+def test_an_option_without_an_effect_is_noted(words, note):
+    config = parse(Config, words.split())
+    [found] = notes_of(config, check(config))
+    assert found.startswith(note)
+
+
+@pytest.mark.parametrize("words", [
+    "", "--devices 1", "--plan --devices 2", "--mu 2 --clip_high 0.28", "--minibatches 2 --mu 1 --target_kl 0.1",
+    "--pruning_rate 0.5 --keep random", "--eval_questions 5", "--steps 9 --refresh_reference 5",
+    "--algorithm grpo --allocation true", "--algorithm grpo --keep all",
+    "--algorithm gfpo", "--algorithm ppo --beta 0", "--algorithm dapo", "--model . --plan --system_prompt think --dataset gsm8k",
+])  # fmt: skip
+def test_an_option_with_an_effect_is_not_noted(words):
+    config = parse(Config, words.split())
+    algorithm = check(config)
+    assert notes_of(config, algorithm) == []
+    again = parse(Config, [], earlier=[f"--{name}={value}" for name, value in vars(config).items()
+                                       if value not in (None, False) and not isinstance(value, list)])
+    assert notes_of(again, check(again)) == []  # as a resumed run reads its options, with all values filled in
