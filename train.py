@@ -104,7 +104,7 @@ def train(config, algorithm, device):
     rewards = choose(config.rewards, device, config.reward_timeout)
     right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
     batch_size, doubts = plan_command.fit(config) if device.type == "cuda" else (plan.EVALUATED, [])
-    notes += notes_of(config, algorithm) + more_notes + sampling.notes + doubts
+    notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + doubts
 
     def evaluate(label):
         options = {"seed": config.seed, "batch_size": batch_size, "label": label}

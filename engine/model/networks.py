@@ -14,6 +14,7 @@ from engine.model.critic import Critic
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.model.precision import compute_dtype, frozen_copy, with_parameters
+from engine.model.prompts import prompts_once
 from engine.model.sampling import Sampler, stop_tokens
 from engine.model.vllm import VLLM
 from engine.run import ranks
@@ -34,6 +35,13 @@ class Networks:
     @property
     def learners(self):
         return [network for network in (self.model, self.critic) if network]
+
+    @property
+    def notes(self):
+        """A list with a sentence, if the model is slower than others."""
+        if prompts_once(self.model.base_model):
+            return []
+        return ["this model keeps more than keys and values, so a prompt is computed again for each of its completions."]
 
 
 class WithoutAdapter:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
+from allocate import cheaper, two_passes
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.skeleton import skeleton, widths
@@ -140,14 +141,15 @@ def of_a_row(config, model, on_gpu):
     return cache, logits, reading
 
 
-def of_tokens(config, model, rows, kept, on_gpu):
+def of_tokens(config, model, questions, k, on_gpu):
     """({item: bytes in each of the PHASES} that the tokens need, whether a mini-batch is one micro-batch).
 
-    rows, kept: completions sampled and kept per device and step.
+    questions: per device and step. k: completions kept of each.
     """
     shape, compute = model.config.get_text_config(), compute_bytes(config, on_gpu)
     hidden, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
-    length = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens) + config.max_new_tokens
+    prompt, completion = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens), config.max_new_tokens
+    rows, length = questions * config.group_size, prompt + completion
     cache, logits, _ = of_a_row(config, model, on_gpu)
     group, at_a_time = config.group_size, config.sample_batch_size or rows  # whole questions are sampled together
     sampled = min(rows, math.ceil(at_a_time / group) * group)
@@ -156,12 +158,14 @@ def of_tokens(config, model, rows, kept, on_gpu):
     layer = saved_by_layer(shape, compute, stream, config.lora)
     per_token = layers * stream * hidden + layer if config.gradient_checkpointing else layers * layer
     # a completion that is longer than a micro-batch gets a micro-batch of its own
-    minibatch = math.ceil(kept / config.minibatches) * length
+    kept = math.ceil(questions * k / config.minibatches)
+    asked = min(questions, math.ceil(kept / k) + (kept % k > 0))  # a mini-batch may begin and end within a question
+    minibatch, _ = cheaper(two_passes(asked, prompt, kept, completion), kept * length)
     tokens = min(max(config.micro_batch_tokens, length), minibatch)
     # per token also the inputs of the final norm and of the head, and their gradients
     activations = tokens * (per_token + 5 * stream * hidden)
     # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
-    chunk = min(max(1, CHUNK_ELEMENTS // vocabulary), tokens * config.max_new_tokens // length) * vocabulary * 12
+    chunk = min(max(1, CHUNK_ELEMENTS // vocabulary), min(tokens, kept * completion)) * vocabulary * 12
     items = {
         "KV cache": (0, sampled * cache, 0, 0, 0),
         "activations": (0, 0, activations, 0, 0),
@@ -195,7 +199,7 @@ def plan(config, *, model=None, on_gpu=True):
     questions = algorithm.questions_per_step
     rows, kept = questions * config.group_size, questions * algorithm.k
     total, trained, items = of_parameters(config, model, algorithm.critic, devices, on_gpu)
-    token_items, one_micro_batch = of_tokens(config, model, rows, kept, on_gpu)
+    token_items, one_micro_batch = of_tokens(config, model, questions, algorithm.k, on_gpu)
     if one_micro_batch and not algorithm.critic:  # gradients grow while activations are freed: the peaks do not add up
         *before, update, step, after = items["gradients"]
         items["gradients"] = (*before, max(update - step, update - token_items["activations"][2]), step, after)

@@ -157,8 +157,9 @@ def test_what_the_tokens_need_ends_at_the_completions_there_are(qwen):
     a_completion = activations(micro_batch_tokens=1536)
     assert activations(micro_batch_tokens=1) == a_completion  # a micro-batch holds at least one
     assert activations(micro_batch_tokens=3072) == 2 * a_completion
-    assert activations(micro_batch_tokens=10**9) == 16 * a_completion  # all that are kept
-    assert activations(micro_batch_tokens=10**9, minibatches=3) == 6 * a_completion
+    # all that are kept, with their prompt once: 512 + 16 · 1024 tokens, and 16 · 1536 / 8 for keys and values
+    assert activations(micro_batch_tokens=10**9) == pytest.approx(a_completion * 19_968 / 1536)
+    assert activations(micro_batch_tokens=10**9, minibatches=3) == pytest.approx(a_completion * (512 + 6 * 1024 + 6 * 192) / 1536)
     assert activations(micro_batch_tokens=1, max_prompt_tokens=10**6) == a_completion * 32_768 / 1536  # the context's end
     few = planned(model=qwen["0.5B"], micro_batch_tokens=1, max_prompt_tokens=90, max_new_tokens=10)
     assert few.items["logits"][2] == 10 * 151_936 * 12  # fewer tokens than fill a chunk
@@ -242,7 +243,7 @@ def test_the_peak_is_that_of_real_steps(name):
         peaks, measured = pool.apply(measure, (CASES[name],))
     print(f"{name}: planned {[round(peak / 1e6) for peak in peaks]} MB, measured {measured / 1e6:.0f}, ratio {max(peaks) / measured:.3f}")
     assert PHASES[peaks.index(max(peaks))] == ("generation" if name == "many rows" else "update")
-    assert max(peaks) == pytest.approx(measured, rel=0.12)  # 0.97 to 1.09 of it were seen
+    assert 0.95 * measured < max(peaks) < 1.2 * measured  # 0.97 to 1.16 of it were seen
 
 
 def test_the_model_of_a_run_is_its_newest_checkpoint(qwen, tmp_path):

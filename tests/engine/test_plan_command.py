@@ -136,7 +136,7 @@ def test_what_the_head_room_buys():
         assert peak(replace(c, **{name: value})) <= 76 * GB < peak(replace(c, **{name: 2 * value}))
     c = config(SMALL, device_gb=1000, max_new_tokens=64, sample_batch_size=16)
     # 16 completions of 512 + 64 tokens are in one micro-batch; more questions, sampled in parts, need no memory
-    assert head_room(c, skeleton(c), Cure(1, [], plan(c))) == {"micro_batch_tokens": 16_384}
+    assert head_room(c, skeleton(c), Cure(1, [], plan(c))) == {"micro_batch_tokens": 8192}
 
 
 def test_a_plan_that_nothing_helps(capsys):
