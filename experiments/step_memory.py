@@ -48,7 +48,7 @@ def one_step(options, hidden_size, device):
         vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=10,
         num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )).to(device).eval()
-    model.compute_dtype = model.base_model.compute_dtype = choose_dtype("auto", device, model.num_parameters())
+    model.compute_dtype = model.base_model.compute_dtype = choose_dtype("auto", device, 0)  # on every CPU float32
     networks = whole_networks(model, tokenizer, config, critic=algorithm.critic)
     rewards = [Reward("digits", digits)]
     train_step(networks, algorithm, rewards, Sampling(32), Limits(), lambda missing: questions, random.Random(1))
