@@ -85,11 +85,9 @@ def sample_token(logits, sampling, u=None):
         dropped = p.cumsum(-1) - p >= sampling.top_p
         kept = kept.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
     # the first token v with p_1 + … + p_v > u · total. The total is less than 1 if tokens were dropped above. In float64
-    # the sums are the same in whatever order a device adds. Rounding may lift u · total to the total, beyond all tokens
+    # the sums are the same in whatever order a device adds, and u · total is below the total even after rounding
     sums = kept.double().exp_().cumsum_(-1)
-    total = sums[:, -1:]
-    below = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    token = torch.searchsorted(sums, below, right=True).squeeze(-1)
+    token = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True).squeeze(-1)
     return token, logp.gather(-1, token[:, None]).squeeze(-1)
 
 

@@ -7,7 +7,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from engine.model import kv_cache
 from engine.model.kv_cache import RoomyLayer, give_room, keep_rows
-from engine.model.sampling import Sampling, sample
+from engine.model.sampling import ASK_EVERY, Sampling, sample
+from tests.engine.test_sampling import Answers
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": None,
@@ -15,6 +16,8 @@ SMALL = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidd
 MODELS = {
     "Qwen2": SMALL, "Llama": SMALL,
     "GPT2": {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": None, "eos_token_id": None},
+    "Falcon": {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True,
+               "bos_token_id": None, "eos_token_id": None},
     "Mistral": SMALL | {"sliding_window": 6},
     "Gemma2": SMALL | {"sliding_window": 6, "query_pre_attn_scalar": 4},
     "Gemma3": SMALL | {"sliding_window": 6, "query_pre_attn_scalar": 4, "layer_types": ["sliding_attention", "full_attention"]},
@@ -59,6 +62,14 @@ def test_logp_is_that_of_a_pass_without_a_cache(name):
             logits = model(torch.cat([prompt, tokens[:n]])[None]).logits[0, len(prompt) - 1 : -1]
         logp = logits.log_softmax(-1).gather(-1, tokens[:n, None]).squeeze(-1)
         torch.testing.assert_close(logp, drawn.logp[i, :n], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Mistral", "Gemma3"])
+def test_the_host_waits_for_less_than_one_answer_a_token(name, monkeypatch):
+    monkeypatch.setitem(ASK_EVERY, "cpu", 8)
+    with Answers() as asked:
+        assert draw(make(name), new_tokens=24, stop_ids=[-1]).truncated.all()
+    assert asked.count <= 24 / 8 + 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -44,6 +44,15 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loade
     assert not torch.allclose(batch.logprobs(model, 1.0), base)  # the adapter is on again
 
 
+
+def test_the_sampler_samples_as_many_at_a_time_as_the_option_says(loaded):
+    networks = whole_networks(*loaded, Config(lr=1e-3, beta=0.0, sample_batch_size=5))
+    rows, read = [], networks.model.forward
+    networks.model.forward = lambda input_ids, **options: rows.append(len(input_ids)) or read(input_ids=input_ids, **options)
+    networks.sampler.sample([[5, 6]] * 3, 4, Sampling(1), 1)
+    assert rows == [2, 1]  # prompts, which are read once for their four completions
+
+
 def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
     argv = ["--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir", str(tmp_path / "run"), "--lora", "4", "--lr", "1e-2",

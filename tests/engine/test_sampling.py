@@ -204,7 +204,7 @@ def test_a_token_is_drawn_if_the_random_number_lies_in_its_share():
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"temperature": 0.3}])
 def test_the_least_and_the_largest_random_number_draw_tokens_that_can_come(options):
-    """0, and the largest number below 1: rounded, it reaches the total. Tokens with probability 0 stand on both sides."""
+    """0, and the largest number below 1. Tokens with probability 0 stand on both sides."""
     least, largest = 0.0, 1 - 2.0**-53
     nothing = torch.full((200, 1), -torch.inf)
     logits = torch.cat([nothing, torch.randn(200, 5, generator=torch.Generator().manual_seed(0)), nothing, nothing], 1)
