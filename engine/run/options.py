@@ -4,8 +4,11 @@ import argparse
 import difflib
 import functools
 import importlib.util
+import json
 import math
+import os
 import sys
+import time
 from dataclasses import field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -145,8 +148,25 @@ def run_program(main):
     try:
         sys.exit(main(sys.argv[1:]))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(tell(f"error: {error}"))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def tell(sentence):
+    """Print why the program ends. Returns its exit code, 2.
+
+    Under torchrun every process of a machine may find the same mistake. The first one tells it, also to torchrun, which
+    repeats it as the last line of its own report. The others end with code 0, so that the report is short.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # …/attempt_0/RANK/error.json
+    if file:
+        try:
+            Path(file).parents[1].joinpath("told").touch(exist_ok=False)
+        except FileExistsError:
+            return 0
+        report = {"message": sentence, "extraInfo": {"py_callstack": sentence, "timestamp": str(int(time.time()))}}
+        Path(file).write_text(json.dumps({"message": report}))
+    print(sentence, file=sys.stderr)
+    return 2

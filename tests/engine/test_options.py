@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from engine.run.options import UserError, as_words, option, parse, run_program
 
@@ -177,6 +178,25 @@ def test_a_users_mistake_ends_the_program_with_one_line_and_code_2():
            "def main(argv):\n    raise UserError('no model: name one.')\nrun_program(main)"  # fmt: skip
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", "error: no model: name one.\n")
+
+
+def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_torchrun(tmp_path, monkeypatch, capsys):
+    def main(argv):
+        raise UserError("no model: name one.")
+
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    codes = []
+    for rank in (1, 0):
+        file = tmp_path / f"attempt_0/{rank}/error.json"  # as torchrun names it
+        file.parent.mkdir(parents=True)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+        with pytest.raises(SystemExit) as end:
+            run_program(main)
+        codes.append(end.value.code)
+    assert codes == [2, 0] and capsys.readouterr().err == "error: no model: name one.\n"
+    assert not file.exists()
+    failure = ProcessFailure(local_rank=1, pid=1, exitcode=2, error_file=str(tmp_path / "attempt_0/1/error.json"))
+    assert "traceback : error: no model: name one.\n====" in ChildFailedError("train.py", {1: failure}).format_msg()
 
 
 def test_run_program_hands_over_the_command_line_and_ends_with_0(monkeypatch):

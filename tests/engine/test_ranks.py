@@ -238,6 +238,20 @@ def test_a_failing_rank_takes_the_job_down_with_its_own_message(small, tmp_path)
     assert time.time() - begin < 60
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words, message", [
+    (["--algorithm", "nosuch"], "error: unknown algorithm 'nosuch': there are "),
+    (["--dataset", "x.jsonl", "--max_new_tokens", "8"], "error: 2 devices for 1 questions: start at most one process per question."),
+])  # fmt: skip
+def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints(words, message, small, tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n')
+    done = torchrun(ROOT / "train.py", "--model", small, *words, cwd=tmp_path)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and sum(line.startswith(message) for line in lines) == 1
+    assert message in lines[-2] and set(lines[-1]) == {"="}
+    assert lines[0].startswith(message) and done.stderr.count("Traceback") == 1  # torchrun's own
+
+
 if __name__ == "__main__":
     from engine.run import ranks
 
