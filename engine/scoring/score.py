@@ -160,7 +160,10 @@ def one_by_one(reward, texts, columns):
                         f"the reward {reward.name} took longer than {error.seconds:g} s on {hung} of {i + 1} "
                         "completions, one by one: repair it, or set another --reward_timeout.") from None
     if len(errors) == len(texts) > 1:
-        raise UserError(f"the reward {reward.name} failed on all {len(texts)} completions: {errors[0]}.")
+        calls = f" It is called with completions and the columns {', '.join(columns)}, by name."
+        wrong_call = errors[0].startswith(("TypeError", "KeyError"))  # it may miss a column
+        raise UserError(f"the reward {reward.name} failed on all {len(texts)} completions: {errors[0]}."
+                        + calls * wrong_call)
     return values, errors
 
 

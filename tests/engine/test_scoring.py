@@ -13,6 +13,7 @@ import torch
 
 from engine.run.config import Config, check
 from engine.run.options import UserError, parse
+from engine.scoring import preview
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
 from engine.scoring.score import REWARDS, Hung, choose, judge, limited, score
@@ -172,6 +173,18 @@ def test_a_reward_that_raises_on_some_completions_scores_these_0_and_says_so(min
 def test_a_reward_that_raises_on_all_of_them_ends_the_run(mine):
     with pytest.raises(UserError, match="picky failed on all 2 completions: ZeroDivisionError"):
         score(choose([f"{mine}:picky"]), ["x", "y"], {})
+
+
+@pytest.mark.parametrize("function, error", [
+    (lambda completions, level, **columns: [0.0], "TypeError: .* missing 1 required positional argument: 'level'"),
+    (lambda completions, **columns: [columns["level"][0]], "KeyError: 'level'"),
+    (lambda completions, answer: [0.0], "TypeError: .* got an unexpected keyword argument 'question'"),
+])  # fmt: skip
+def test_a_reward_that_misses_a_column_is_told_which_there_are(function, error):
+    function.__name__ = "mine"
+    cure = r"\. It is called with completions and the columns question, answer, by name\.$"
+    with pytest.raises(UserError, match=f"the reward mine failed on all 2 completions: {error}{cure}"):
+        score(named(function), ["x", "y"], {"question": ["a", "b"], "answer": ["1", "2"]})
 
 
 def loops(text):
@@ -336,5 +349,40 @@ def test_check_rewards_shows_each_reward_and_trains_nothing(small, tmp_path, min
     assert main(["--model", small, "--group_size", "4", "--check_rewards", "--rewards", "toy_accuracy:2", f"{mine}:short"]) is None
     said = capsys.readouterr().out
     assert "32 completions of 8 questions" in said and "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
-    assert said.count("best, ") == said.count("worst, ") == 2 and "gold answer" in said
+    assert said.count("  best, ") == said.count("  worst, ") >= 1 and said.count("  all, ") <= 1 and "gold answer" in said
+    assert re.search(r"\n\nConclusion: \d of 8 questions have rewards that differ, which training needs\.", said)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
+
+
+def test_check_rewards_shows_no_example_twice(small, capsys, monkeypatch):
+    """Of three completions of a question, with two rewards that agree and one that is equal for all."""
+    monkeypatch.setattr(preview, "choose", lambda *_: named(
+        renamed("one", lambda i, text: i == 0), renamed("two", lambda i, text: i == 0), renamed("same", lambda i, text: 0)))
+    monkeypatch.setattr(preview, "load_questions", lambda *_, **__: ([{"question": "1+1=?", "answer": "2", "prompt": [3]}], []))
+    main(["--model", small, "--algorithm", "grpo", "--group_size", "3", "--check_rewards"])
+    said = capsys.readouterr().out.splitlines()
+    shown = [line[:12].split(":")[0].strip() + " above" * line.endswith("shown above") for line in said if line.startswith("  ")]
+    labels = [label for label in shown if ", " in label]
+    assert labels[:3] + labels[4:] == ["best, 1", "worst, 0", "best, 1 above", "all, 0 above"]
+    examples = [line for line in said if line.startswith("    ")]
+    assert len(examples) == len(set(examples)) >= 2
+
+
+def renamed(name, value):
+    def reward(completions, **columns):
+        return [float(value(i, text)) for i, text in enumerate(completions)]
+
+    reward.__name__ = name
+    return reward
+
+
+@pytest.mark.parametrize("groups, cut, words", [
+    ([[0, 1], [1, 1]], [0, 0, 0, 0], "1 of 2 questions have rewards that differ, which training needs."),
+    ([[0, 1], [1, 1]], [1, 0, 0, 0], "training needs. 25% of the completions were cut off: raise --max_new_tokens (now 48)."),
+    ([[0, 0], [0, 0]], [0, 0, 0, 0], "training would make no update (only PPO would). No completion is right: read the examples"),
+    ([[0, 0], [0, 0]], [1, 1, 1, 0], "make no update (only PPO would). 75% of the completions were cut off: raise --max_new_tokens"),
+    ([[1, 1], [1, 1]], [0, 0, 0, 0], "make no update (only PPO would). Every completion is right: take harder questions."),
+])  # fmt: skip
+def test_check_rewards_draws_the_conclusion(groups, cut, words):
+    groups = torch.tensor(groups).float()
+    assert words in preview.conclusion(groups, groups.flatten(), torch.tensor(cut).bool(), 48)
