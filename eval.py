@@ -243,7 +243,8 @@ class Config:
         "none: the benchmark's")
     seed: int = option(42, "of the sampling")
     output_dir: str | None = option(
-        None, "where the results go; none: the model's folder, or here for a hub model")
+        None, "where the results go; none: the model's folder, runs/eval-NAME for a model of the hub, "
+        "or the folder of --from_file")
     from_file: str | None = option(
         None, "only score a .jsonl file of question, answer, completion or completions; "
         "judge: gsm8k_accuracy")
@@ -353,7 +354,9 @@ def main(argv):
     if config.compare:
         return compare(config.compare)
     device = ranks.start()
-    folder = Path(config.output_dir or (config.model if Path(config.model).is_dir() else "."))
+    beside = Path(config.from_file).parent if config.from_file else Path(config.model)
+    named = Path("runs", f"eval-{Path(config.model).name}")
+    folder = Path(config.output_dir or (beside if beside.is_dir() else named))
     folder.mkdir(parents=True, exist_ok=True)
     if config.from_file:
         return score_file(config, folder, device)

@@ -172,6 +172,18 @@ def test_completions_of_another_program_are_scored(tmp_path, capsys):
             evaluation.main(["--from_file", str(tmp_path / "bad.jsonl"), "--output_dir", str(tmp_path)])
 
 
+def test_results_go_beside_what_is_evaluated_or_under_runs(small, tmp_path, monkeypatch):
+    """Nothing of them is tracked by git."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/some.jsonl").write_text('{"question": "1+1", "answer": "2", "completion": "<answer>2</answer>"}\n')
+    evaluation.main(["--from_file", "mine/some.jsonl"])
+    monkeypatch.setattr(evaluation, "resolve_model", lambda name: small)  # as if it came from the hub
+    evaluation.main(["--model", "Me/Model-1B", "--questions", "2", "--samples", "0", "--max_new_tokens", "9"])
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json*")}
+    assert written == {"mine/some.jsonl", "mine/scored-some.json", "runs/eval-Model-1B/eval-toy.json", "runs/eval-Model-1B/eval-toy.jsonl"}
+
+
 def test_questions_with_different_numbers_of_completions():
     summary = summarize(records_of([[1, 0, 0], [1, 1, 1, 1]]))
     assert (summary["samples"], summary["accuracy"]) == (3, pytest.approx((1 / 3 + 1) / 2))

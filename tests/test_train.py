@@ -19,6 +19,7 @@ from engine.run.options import UserError
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
 from records import Batch
+from tests.engine.test_ranks import ROOT, torchrun
 from tests.examples import named
 from tests.training import CPU, stepper, weights_of
 
@@ -564,3 +565,13 @@ def test_prompts_longer_than_the_context_are_skipped_and_reported(small, tmp_pat
     assert "skipped 1 of 4 questions of x.jsonl" in capsys.readouterr().out
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["questions"] == 3 and "skipped 1 of 4" in summary["notes"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--lora", "4", "--merge_lora", "--gradient_checkpointing"], ["--shard", "full"]], ids=" ".join)
+def test_a_run_ends_with_where_its_model_is_and_no_warning_of_a_library(words, small, tmp_path):
+    done = torchrun(ROOT / "train.py", "--model", small, "--steps", "1", "--group_size", "4", "--questions_per_step", "1", *words,
+                    "--eval_questions", "2", "--output_dir", "run", cwd=tmp_path, ranks=2 if "--shard" in words else 1)  # fmt: skip
+    assert done.returncode == 0 and "arning" not in done.stderr, done.stderr[-2000:]
+    where = {"the model: run/checkpoint-000001", "the merged model: run/merged"}
+    assert set(done.stdout.splitlines()[-2:]) & where == (where if "--merge_lora" in words else {"the model: run/checkpoint-000001"})

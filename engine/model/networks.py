@@ -1,5 +1,6 @@
 """Building the networks of a run: the policy that learns, the sampler, the reference, PPO's critic."""
 
+import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,9 @@ from engine.run import ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# only this name of activation checkpointing is known to every version of transformers 5, and to peft
+warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated")
 
 
 @dataclass

@@ -1,10 +1,15 @@
 """Splitting weights over the devices (`--shard full`, FSDP2), and adding up gradients over the devices."""
 
+import warnings
+
 import torch
 import torch.distributed as dist
 
 from engine.model.precision import compute_dtype
 from engine.run import ranks
+
+# of log-probabilities that are a part of a larger tensor: nothing writes into them
+warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 
 def shard(module, *methods, exact=(), **options):

@@ -213,6 +213,7 @@ class Run:
             curves([self.folder], self.folder / "curves.png")
             if self.config.merge_lora:
                 save_merged(str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged")
+                progress.note(f"the merged model: {self.folder / 'merged'}")
         return 0
 
 
