@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text()
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TORCHRUN = {"--nproc-per-node", "--max-restarts", "--rdzv-backend"}  # each with one value
-FOREIGN = TORCHRUN | {"--logdir"}  # tensorboard's
+FOREIGN = TORCHRUN | {"--logdir", "--local-dir"}  # tensorboard's, hf's
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
