@@ -67,6 +67,9 @@ def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):
 def test_a_name_that_looks_like_a_folder_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "get_hf_file_metadata", lambda *_, **__: pytest.fail("the hub was asked"))
+    if name.startswith("runs"):
+        with pytest.raises(UserError, match=f"^the model folder {name} does not exist.$"):
+            resolve_model(name)
     (tmp_path / "runs/toy-cppo-1").mkdir(parents=True)
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError) as error:
