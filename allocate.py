@@ -31,6 +31,32 @@ def fill(kept_counts, capacity):
     return len(kept_counts)
 
 
+def balance(lengths, parts):
+    """Give `parts` devices about equal work: longest first, each to the least busy device.
+
+    lengths: tokens of each completion. Returns a list of indices per device, each index once.
+    """
+    shares = [[] for _ in range(parts)]
+    busy = [(0, part) for part in range(parts)]
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        work, part = heapq.heappop(busy)
+        shares[part].append(i)
+        heapq.heappush(busy, (work + lengths[i], part))
+    return shares
+
+
+def step_time(tokens_per_device, *, overhead=0.0, seconds_per_token=1.0):
+    """The bucket effect as a model of cost: a step lasts as long as its busiest device.
+
+    tokens_per_device: tokens that each device trains on in this step.
+    Returns seconds: the maximum over the devices of overhead + tokens · seconds_per_token.
+    """
+    return max(overhead + tokens * seconds_per_token for tokens in tokens_per_device)
+
+
+# --- micro-batches: what one forward pass computes ---
+
+
 def micro_batches(lengths, max_tokens):
     """Cut completions into micro-batches of similar lengths with rows × longest ≤ max_tokens.
 
@@ -122,26 +148,3 @@ def best_cuts(lengths, prompt, max_tokens):
                 ways.append((before + passes, [*pieces, (start, end)]))
         best.append(min(ways))
     return best[-1][1]
-
-
-def balance(lengths, parts):
-    """Give `parts` devices about equal work: longest first, each to the least busy device.
-
-    lengths: tokens of each completion. Returns a list of indices per device, each index once.
-    """
-    shares = [[] for _ in range(parts)]
-    busy = [(0, part) for part in range(parts)]
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        work, part = heapq.heappop(busy)
-        shares[part].append(i)
-        heapq.heappush(busy, (work + lengths[i], part))
-    return shares
-
-
-def step_time(tokens_per_device, *, overhead=0.0, seconds_per_token=1.0):
-    """The bucket effect as a model of cost: a step lasts as long as its busiest device.
-
-    tokens_per_device: tokens that each device trains on in this step.
-    Returns seconds: the maximum over the devices of overhead + tokens · seconds_per_token.
-    """
-    return max(overhead + tokens * seconds_per_token for tokens in tokens_per_device)

@@ -165,7 +165,7 @@ def of_tokens(config, model, questions, k, on_gpu):
     # per token also the inputs of the final norm and of the head, and their gradients
     activations = tokens * (per_token + 5 * stream * hidden)
     # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
-    chunk = min(max(1, CHUNK_ELEMENTS // vocabulary), min(tokens, kept * completion)) * vocabulary * 12
+    chunk = min(max(1, CHUNK_ELEMENTS // vocabulary), min(tokens - prompt, kept * completion)) * vocabulary * 12
     items = {
         "KV cache": (0, sampled * cache, 0, 0, 0),
         "activations": (0, 0, activations, 0, 0),

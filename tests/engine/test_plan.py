@@ -157,9 +157,9 @@ def test_what_the_tokens_need_ends_at_the_completions_there_are(qwen):
     a_completion = activations(micro_batch_tokens=1536)
     assert activations(micro_batch_tokens=1) == a_completion  # a micro-batch holds at least one
     assert activations(micro_batch_tokens=3072) == 2 * a_completion
-    # all that are kept, with their prompt once: 512 + 16 · 1024 tokens, and 16 · 1536 / 8 for keys and values
-    assert activations(micro_batch_tokens=10**9) == pytest.approx(a_completion * 19_968 / 1536)
-    assert activations(micro_batch_tokens=10**9, minibatches=3) == pytest.approx(a_completion * (512 + 6 * 1024 + 6 * 192) / 1536)
+    # all that are kept, 2 of each question, with each prompt once; 1536 / 8 of each are for keys and values
+    assert activations(micro_batch_tokens=10**9) == pytest.approx(a_completion * (8 * 512 + 16 * 1024 + 16 * 192) / 1536)
+    assert activations(micro_batch_tokens=10**9, minibatches=3) == pytest.approx(a_completion * (3 * 512 + 6 * 1024 + 6 * 192) / 1536)
     assert activations(micro_batch_tokens=1, max_prompt_tokens=10**6) == a_completion * 32_768 / 1536  # the context's end
     few = planned(model=qwen["0.5B"], micro_batch_tokens=1, max_prompt_tokens=90, max_new_tokens=10)
     assert few.items["logits"][2] == 10 * 151_936 * 12  # fewer tokens than fill a chunk
