@@ -3,6 +3,7 @@
     pip install trl
     python experiments/vs_trl.py                               writes vs_trl.json and vs_trl.md in experiments/results
     python experiments/vs_trl.py --mu 2                        CPPO's published μ: two updates per batch; vs_trl_mu2.*
+    python experiments/vs_trl.py --prompt 150                  long prompts, as word problems have; vs_trl_prompt150.*
 
 All three train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on the same prompts
 and with the same reward: G = 16 completions per question, 8 questions per step of GRPO, β = 0.04, ε = 0.2, one update
@@ -58,9 +59,10 @@ class Options:
     rounds: int = option(20, "rounds measured: a step of each of the three")
     warmup: int = option(3, "rounds before them that are not measured")
     tokens: int = option(32, "length of every completion")
+    prompt: int = option(0, "tokens of every prompt: digits stand before the question; 0: the toy's own prompts, about 10 tokens")
     mu: int = option(1, "μ, updates on each batch of completions; TRL's num_iterations")
     trl_batch: int = option(32, "TRL's per_device_train_batch_size, a divisor of 128: the rest is accumulated")
-    output: str = option("experiments/results", "folder of vs_trl.json and vs_trl.md; with μ = 2 vs_trl_mu2.json and so on")
+    output: str = option("experiments/results", "folder of vs_trl.json and vs_trl.md; with --mu 2 vs_trl_mu2.json and so on")
     quick: bool = option(False, "two rounds: only to see that all of this still runs")
 
 
@@ -81,6 +83,12 @@ def make_model():
         pad_token_id=tokenizer.pad_token_id, eos_token_id=None, bos_token_id=None,
     ))
     return model.eval(), tokenizer
+
+
+def lengthened(question, tokenizer, tokens):
+    """The question with a prompt of so many tokens: digits stand before the text."""
+    text = "7" * (tokens - len(question["prompt"])) + question["question"]
+    return question | {"question": text, "prompt": tokenizer.encode(text)}
 
 
 class Ours:
@@ -202,6 +210,8 @@ def measure(options):
     torch.set_num_threads(1)
     model, tokenizer = make_model()
     questions, _ = questions_module.load_questions("toy", tokenizer, limit=512)
+    if options.prompt:
+        questions = [lengthened(question, tokenizer, options.prompt) for question in questions]
     ours = [Ours(name, model, tokenizer, questions, options) for name in ("grpo", "cppo")]
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(model, tokenizer, questions, options, folder)
@@ -234,7 +244,8 @@ def page(result):
     options, same = result["options"], result["same_completions"]
     lines = [
         heading("GRPO and CPPO beside TRL's GRPOTrainer", result),
-        f"Qwen2 with {result['parameters']:,} random weights, float32, one thread; G = 16; completions of {options['tokens']} tokens; "
+        f"Qwen2 with {result['parameters']:,} random weights, float32, one thread; G = 16; "
+        f"prompts of {options['prompt'] or 'about 10'} tokens, completions of {options['tokens']}; "
         f"μ = {options['mu']}; {options['rounds']} rounds after {options['warmup']} of warm-up. Medians, with quartiles in brackets. "
         "The speed-up is TRL's time for a question over ours, round by round.\n",
         "| | questions a step | seconds a step | of it generation | of it the rest | ms a question | speed-up |",
@@ -261,7 +272,8 @@ def main(argv):
     if options.quick:
         options.rounds, options.warmup, options.tokens = 2, 1, 8
     result = measure(options)
-    write(options.output, "vs_trl" if options.mu == 1 else f"vs_trl_mu{options.mu}", result, page(result))
+    name = "vs_trl" + f"_mu{options.mu}" * (options.mu > 1) + f"_prompt{options.prompt}" * bool(options.prompt)
+    write(options.output, name, result, page(result))
     print(page(result))
 
 

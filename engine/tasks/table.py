@@ -53,7 +53,7 @@ TOY = Task(
 ARITHMETIC = Task(
     arithmetic.questions, rewards=("number_accuracy",),
     system_prompt=arithmetic.SYSTEM_PROMPT, examples=tuple(arithmetic.EXAMPLES),
-    max_new_tokens=arithmetic.MAX_NEW_TOKENS, lr=3e-5, questions_per_step=4,
+    max_new_tokens=arithmetic.MAX_NEW_TOKENS, lr=3e-5, critic_lr=3e-4, questions_per_step=1,
     train_questions=arithmetic.TRAIN_QUESTIONS, test_questions=arithmetic.TEST_QUESTIONS,
 )
 MATH = Task(rewards=("math_accuracy", "format_reward"))
