@@ -119,6 +119,11 @@ def ragged(rows, mean, longest, generator):
     return (mean * draws.exp()).round().long().clamp(1, longest)
 
 
+def stand_in(model):
+    """The token that stands for EOS in our loop, in a list. No way may decode it greedily, so that all can agree."""
+    return [model.config.vocab_size - 1]
+
+
 @contextmanager
 def imposed(lengths, end):
     """In this block, `sample` ends completion i with its token number lengths[i], which is `end`, and no earlier.
@@ -166,7 +171,7 @@ class Generate:
 
     def __call__(self, lengths, greedy=False):
         """Token lists of the completions, question by question."""
-        self.config.top_k = int(greedy)
+        self.config.top_k, self.config.suppress_tokens = int(greedy), stand_in(self.model) if greedy else None
         width = self.ids.shape[1]
         ended = Ended(lengths.to(self.model.device), width)
         out = self.model.generate(self.ids, attention_mask=self.mask, generation_config=self.config, stopping_criteria=[ended])
@@ -191,7 +196,8 @@ class Continuous:
         self.close()
         self.greedy = greedy
         self.manager = self.model.init_continuous_batching(
-            GenerationConfig(do_sample=True, top_k=int(greedy), num_return_sequences=G, max_new_tokens=self.longest, eos_token_id=-1),
+            GenerationConfig(do_sample=True, top_k=int(greedy), num_return_sequences=G, max_new_tokens=self.longest, eos_token_id=-1,
+                             suppress_tokens=stand_in(self.model) if greedy else None),
             ContinuousBatchingConfig(**self.room, seed=0),
             WorkloadHints(max(map(len, self.prompts)), self.longest, G * len(self.prompts)),
         )
@@ -233,9 +239,9 @@ class Ours:
         self.model, self.prompts, self.longest = model, prompts, longest
 
     def __call__(self, lengths, greedy=False):
-        end = self.model.config.vocab_size - 1
-        with imposed(lengths, end):
-            drawn = sample(self.model, self.prompts, G, Sampling(self.longest, 0.0 if greedy else 1.0), stop_ids=[end], pad_id=0)
+        end = stand_in(self.model)
+        with imposed(lengths, *end):
+            drawn = sample(self.model, self.prompts, G, Sampling(self.longest, 0.0 if greedy else 1.0), stop_ids=end, pad_id=0)
         return [row[:n] for row, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())]
 
     def close(self):
