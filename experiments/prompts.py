@@ -1,7 +1,7 @@
 """What it saves to compute a question's prompt once for all its completions, in one update of GRPO and of CPPO.
 
     python experiments/prompts.py                              writes prompts.json and prompts.md in experiments/results
-    python experiments/prompts.py --model DIR                  the two larger cases with this model instead of random weights
+    python experiments/prompts.py --model DIR                  arithmetic with this model instead of random weights
 
 One update (μ = 1, β = 0, forward and backward) on 16 kept completions: those of one question (GRPO), of two (CPPO,
 P = 0.5), …, of sixteen (P = 0.9375, k = 1). Each update is made in two ways, one after the other, round by round:
@@ -46,9 +46,8 @@ KEPT = [16, 8, 4, 2, 1]
 
 @dataclass
 class Options:
-    model: str | None = option(None, "hub name or folder of the model for arithmetic and GSM8K; default: 26 million random weights")
+    model: str | None = option(None, "hub name or folder of the model for arithmetic; default: random weights, as for GSM8K")
     rounds: int = option(3, "updates of each kind that are measured")
-    dtype: str = option("auto", "what is computed in; see train.py --help")
     output: str = option("experiments/results", "folder of prompts.json and prompts.md")
     quick: bool = option(False, "one round with short texts: only to see that all of this still runs")
 
@@ -110,19 +109,17 @@ def tokens_and_memory(model, batch, max_tokens, once):
 def measure(options):
     torch.set_num_threads(1)
     toy = random_model(toy_model.make_config(toy_model.make_tokenizer()))
-    if options.model:
-        large, _ = load_model(options.model, torch.device("cpu"))
-    else:
-        large = random_model(Qwen2Config(
-            vocab_size=8192, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
-            num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
+    large = random_model(Qwen2Config(
+        vocab_size=8192, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
+    chosen = load_model(options.model, torch.device("cpu"), "float32")[0] if options.model else large
     torch.set_num_threads(1)
-    cases, rows = dict(CASES), []
+    models, cases, rows = {"toy": toy, "arithmetic": chosen, "GSM8K": large}, dict(CASES), []
     if options.quick:
         options.rounds, cases = 1, {"toy": (14, 34, 2048), "arithmetic": (150, 4, 2048)}
     bar = tqdm(total=len(cases) * len(KEPT) * (options.rounds + 1))
     for name, (prompt, length, max_tokens) in cases.items():
-        model = toy if name == "toy" else large
+        model = models[name]
         for k in KEPT:
             bar.set_description(f"{name}, k = {k}")
             batch = completions(k, prompt, length, model.config.vocab_size)
@@ -141,15 +138,17 @@ def measure(options):
             rows.append(row)
     bar.close()
     where = setting(["torch", "transformers"])
-    return {**where, "options": asdict(options), "parameters": large.num_parameters(), "rows": rows}
+    return {**where, "options": asdict(options), "rows": rows,
+            "parameters": {name: model.num_parameters() for name, model in models.items()}}
 
 
 def page(result):
     name = result["options"]["model"]
     lines = [
         heading("A prompt is computed once for all its completions: one update", result),
-        f"16 completions, μ = 1, β = 0, one thread, CPU seconds, medians of {result['options']['rounds']} rounds; the larger model: "
-        f"{Path(name).name if name else 'random weights'}, {result['parameters']:,} parameters, --dtype {result['options']['dtype']}.\n",
+        f"16 completions, μ = 1, β = 0, one thread, float32, CPU seconds, medians of {result['options']['rounds']} rounds. "
+        f"Parameters: {', '.join(f'{case} {n:,}' for case, n in result['parameters'].items())}; "
+        f"arithmetic: {Path(name).name if name else 'random weights'}, the others: random weights.\n",
         "| | P (k) | questions | tokens, plain rows | once | seconds, plain rows | once | times as fast | MB kept, plain rows | once |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
