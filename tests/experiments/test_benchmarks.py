@@ -52,6 +52,16 @@ def test_generation(tmp_path):
     assert "| ours |" in (tmp_path / "generation.md").read_text()
 
 
+def test_precision(small, tmp_path):
+    done = run("precision", "--model", small, "--dataset", "toy", "--rounds", 1, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "precision.json").read_text())["figures"]
+    assert figures["ratio_max of this step"] == pytest.approx({"float32": 1, "bfloat16": 1}, abs=1e-6)
+    gap = figures["sampler_gap of this step"]
+    assert gap["float32"] < 1e-5 < 1e-4 < gap["bfloat16"] < 0.02
+    assert "| a step of GRPO, s |" in (tmp_path / "precision.md").read_text()
+
+
 def test_gpu(tmp_path):
     """The whole script, on a tiny model; where the packages that only data, rewards and adapters need are absent."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= dict.fromkeys(['datasets', 'math_verify', 'peft'])\n")
