@@ -106,12 +106,12 @@ def test_the_freed_places_are_filled_for_cppo_but_not_for_gfpo_and_pods():
     assert questions("gfpo") == questions("pods") == questions("ppo") == 1 and questions("pods", allocation=True) == 4
 
 
-def test_the_settings_of_ppo_and_of_gfpos_adaptive_k():
+def test_the_settings_of_ppo_and_of_gfpos_adaptive_k(small):
     c = Config(algorithm="ppo")
     ppo = check(c)
     assert (ppo.mu, ppo.lam, ppo.beta, ppo.clip_low, ppo.clip_high, ppo.allocation) == (4, 0.95, 0.02, 0.2, 0.2, False)
     assert (c.mu, c.lam, c.beta, c.critic_lr, c.clip_low, c.clip_high) == (4, 0.95, 0.02, 1e-3, 0.2, 0.2)
-    c = Config(algorithm="ppo", model="a_hub/model", dataset="gsm8k")
+    c = Config(algorithm="ppo", model=small, dataset="gsm8k")
     check(c)
     assert c.critic_lr == 1e-5
     c = Config(algorithm="gfpo_adaptive")
@@ -291,12 +291,18 @@ def test_a_batch_holds_the_kept_rows_with_all_that_belongs_to_them():
     assert batch.old_logp is None and batch.ref_logp is None
 
 
+def a_model():
+    model = torch.nn.Module()
+    model.base_model = torch.nn.Module()
+    return model
+
+
 def test_mini_batches_of_a_batch_with_fewer_completions_are_empty():
-    assert [len(minibatch) for minibatch in batch_of(1, 2).minibatches(4, 100, model=None)] == [1, 1, 0, 0]
+    assert [len(minibatch) for minibatch in batch_of(1, 2).minibatches(4, 100, a_model())] == [1, 1, 0, 0]
     assert batch_of().tokens.shape == (0, 0)
 
 
 @pytest.mark.parametrize("max_tokens, cut", [(100, [1, 1]), (1, [2, 2])])
 def test_each_mini_batch_is_cut_into_micro_batches(max_tokens, cut):
-    minibatches = batch_of(0, 1, 2, 3).minibatches(2, max_tokens, model=None)
+    minibatches = batch_of(0, 1, 2, 3).minibatches(2, max_tokens, a_model())
     assert [len(minibatch) for minibatch in minibatches] == cut

@@ -175,7 +175,7 @@ def test_the_copy_samples_what_the_policy_has_become_only_after_a_refresh(loaded
 
 def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkeypatch):
     real, weights, rows = Batch.logprobs, [], []
-    for limit in (6, 3):
+    for limit in (6, 4):
         def logprobs(self, *args, limit=limit, **options):
             rows.append(len(self.prompts))
             if len(self.prompts) > limit:
