@@ -31,12 +31,15 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
     prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts]).to(tokens.device, non_blocking=True)
     ids, mask = left_pad(place, 0, tokens.device)
     position = (mask.cumsum(1) - 1).clamp(min=0)
+    # without a mask there is less to compute; with one, transformers makes a GPU wait once, to see what the mask hides
+    padded = len(set(map(len, place))) > 1
     cache = Cache(layer_class_to_replicate=PromptLayer)
-    out = backbone(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True)
+    out = backbone(
+        input_ids=ids, attention_mask=mask if padded else None, position_ids=position, past_key_values=cache, use_cache=True)
     last = out.last_hidden_state[prompt_of_row, -1:]  # predicts token 0
 
     tokens = pad(tokens, (0, 1))[:, : max(1, tokens.shape[1] - 1)]  # nothing is predicted after the last token
-    mask = torch.cat([mask[prompt_of_row], torch.ones_like(tokens)], 1)
+    mask = torch.cat([mask[prompt_of_row], torch.ones_like(tokens)], 1) if padded else None
     position = position[prompt_of_row, -1:] + 1 + torch.arange(tokens.shape[1], device=tokens.device)
     cache = Cache(layers=[CompletionLayer(layer, prompt_of_row) for layer in cache.layers])
     out = backbone(input_ids=tokens, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True)
