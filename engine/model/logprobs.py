@@ -48,7 +48,7 @@ def completion_states(backbone, prompts, tokens, lengths):
 
     prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,); if it is on the CPU, nothing here
     waits for a GPU. targets: the tokens. places: their positions in tokens.flatten(). Prompts that several rows share
-    are computed once, if that pays (`allocate.forward_cost`) and the model can (`prompts.once`).
+    are computed once, if that pays (`allocate.forward_cost`) and the model can (`prompts_once`).
     """
     lengths = lengths.cpu()
     row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
