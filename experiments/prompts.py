@@ -94,7 +94,7 @@ def tokens_and_memory(model, batch, max_tokens, once):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would keep its graph alive for ever
 
     hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
     for part in prepared(model, batch, max_tokens, once):

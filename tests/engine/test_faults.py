@@ -28,7 +28,8 @@ def command(small, *arguments, faults=(), restarts=0, steps=STEPS, nodes=()):
     where = nodes or ("--standalone", "--nproc-per-node", "2")
     return [sys.executable, "-m", "torch.distributed.run", *where, "--max-restarts", str(restarts), "--monitor-interval", "0.1", __file__,
             ",".join(faults), "--model", small, "--output_dir", "run", "--questions_per_step", "1", "--group_size", "8", "--lr", "1e-3",
-            "--max_new_tokens", "24", "--eval_questions", "1", "--save_every", "2", "--steps", str(steps), *map(str, arguments)]
+            "--max_new_tokens", "24", "--eval_questions", "1", "--save_every", "2", "--seed", "1",
+            "--steps", str(steps), *map(str, arguments)]
 
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

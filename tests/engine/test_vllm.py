@@ -20,7 +20,8 @@ from engine.tasks.toy_model import make_tokenizer
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = {"max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0, "lora": None}
+OPTIONS = {"plan": False, "max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0,
+           "lora": None}
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4  # two sums in float32, in different orders
