@@ -74,7 +74,7 @@ def micro_batches(lengths, max_tokens):
     return batches
 
 
-# a second forward pass takes about as long as this many tokens more in the first one
+# a second forward pass takes about as long as it takes to compute so many tokens more
 SECOND_PASS = 256
 
 
@@ -82,8 +82,9 @@ def forward_cost(prompts, lengths):
     """(tokens, once): what it costs to compute these completions behind their prompts.
 
     prompts: the prompt of each completion, a list of tokens. lengths: tokens of each completion.
-    once: two passes pay: the first computes each different prompt once, the second the completions.
-    Otherwise one pass computes prompt + completion of each row. Padding counts.
+    once: True if two passes are cheaper. The first pass computes each different prompt once, the
+    second pass computes the completions. Otherwise one pass computes prompt + completion of each
+    row. Padding counts.
     """
     rows = len(prompts) * max(len(p) + n for p, n in zip(prompts, lengths))
     different = len(set(map(tuple, prompts)))
@@ -99,8 +100,8 @@ def cheaper(passes, rows):
 def two_passes(questions, prompt, completions, length):
     """The cost of two passes. prompt, length: tokens of the longest prompt and completion.
 
-    A row's keys and values, those of its prompt included, take about an eighth of the memory that
-    as many tokens take.
+    In the second pass each row also holds keys and values, one pair for each token of its prompt
+    and of its completion. A pair takes about an eighth of the memory that computing a token takes.
     """
     tokens = questions * prompt + completions * length
     return tokens + completions * (prompt + length) // 8

@@ -24,7 +24,7 @@ from grpo import kl_k3
 class Limits:
     """How much an update may take."""
 
-    micro_batch_tokens: int = 2048  # of one forward pass, prompts and padding included
+    micro_batch_tokens: int = 2048  # of a micro-batch, prompts and padding included
     max_grad_norm: float = 1.0  # longer gradients are scaled down to it
 
 

@@ -7,8 +7,8 @@ One update (μ = 1, β = 0, forward and backward) on 16 kept completions: those 
 P = 0.5), …, of sixteen (P = 0.9375, k = 1). Each update is made in two ways, one after the other, round by round:
 
 - plain rows: one pass over prompt + completion of each row;
-- once: each prompt in one pass, then the completions behind its keys and values (engine/model/prompts.py), where
-  `allocate.forward_cost` finds that this pays.
+- once: one pass over the different prompts, then one pass over the completions (engine/model/prompts.py), if
+  `allocate.forward_cost` finds that this is cheaper.
 
 Seconds are CPU seconds of one thread. Tokens are counted as the model gets them, padding included. Memory is what
 autograd keeps for the backward pass of the largest micro-batch.
@@ -36,10 +36,10 @@ from experiments.setting import heading, setting, write
 from records import Batch
 from update import Limits, update
 
-CASES = {  # tokens of the prompts, tokens of the completions on average, micro_batch_tokens
-    "toy": (14, 34, 2048),
-    "arithmetic": (150, 10, 2048),
-    "GSM8K": (180, 250, 2048),
+CASES = {  # tokens of the prompts, tokens of the completions on average
+    "toy": (14, 34),
+    "arithmetic": (150, 10),
+    "GSM8K": (180, 250),
 }
 KEPT = [16, 8, 4, 2, 1]
 
@@ -66,22 +66,22 @@ def completions(k, prompt, length, vocabulary):
     return Batch([q for q in asked for _ in range(k)], tokens, lengths, torch.randn(16, generator=generator))
 
 
-def prepared(model, batch, max_tokens, once):
+def prepared(model, batch, once):
     """The micro-batches of an update. once: whether a prompt may be computed once."""
     model.base_model.prompts_once = once
-    return batch.micro_batches(max_tokens, once)
+    return batch.micro_batches(Limits().micro_batch_tokens, once)
 
 
-def seconds(model, batch, max_tokens, once):
+def seconds(model, batch, once):
     """CPU seconds of an update."""
     networks = Networks(model, tokenizer=None, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
     begin = time.process_time()
-    micro_batches = prepared(model, batch, max_tokens, once)
-    update(networks, [micro_batches], resolve("grpo", mu=1, beta=0.0), Sampling(batch.tokens.shape[1]), Limits(max_tokens))
+    micro_batches = prepared(model, batch, once)
+    update(networks, [micro_batches], resolve("grpo", mu=1, beta=0.0), Sampling(batch.tokens.shape[1]), Limits())
     return time.process_time() - begin
 
 
-def tokens_and_memory(model, batch, max_tokens, once):
+def tokens_and_memory(model, batch, once):
     """(tokens that the model gets in an update, bytes kept for the backward pass of its largest micro-batch)."""
     tokens, kept, most = 0, {}, 0
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -97,7 +97,7 @@ def tokens_and_memory(model, batch, max_tokens, once):
         return tensor.detach()  # the tensor itself would keep its graph alive for ever
 
     hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    for part in prepared(model, batch, max_tokens, once):
+    for part in prepared(model, batch, once):
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             part.logprobs(model, 1.0, with_entropy=True)
@@ -116,29 +116,28 @@ def measure(options):
     torch.set_num_threads(1)
     models, cases, rows = {"toy": toy, "arithmetic": chosen, "GSM8K": large}, dict(CASES), []
     if options.quick:
-        options.rounds, cases = 1, {"toy": (14, 34, 2048), "arithmetic": (150, 4, 2048)}
+        options.rounds, cases = 1, {"toy": (14, 34), "arithmetic": (150, 4)}
     bar = tqdm(total=len(cases) * len(KEPT) * (options.rounds + 1))
-    for name, (prompt, length, max_tokens) in cases.items():
+    for name, (prompt, length) in cases.items():
         model = models[name]
         for k in KEPT:
             bar.set_description(f"{name}, k = {k}")
             batch = completions(k, prompt, length, model.config.vocab_size)
-            seconds(model, batch, max_tokens, True)  # the first update allocates
+            seconds(model, batch, True)  # the first update allocates
             bar.update()
             times = {True: [], False: []}
             for _ in range(options.rounds):
                 for once, found in times.items():
                     repeats = 20 if model is toy else 1  # an update of the toy is too short to be timed by itself
-                    found.append(sum(seconds(model, batch, max_tokens, once) for _ in range(repeats)) / repeats)
+                    found.append(sum(seconds(model, batch, once) for _ in range(repeats)) / repeats)
                 bar.update()
-            row = {"case": name, "k": k, "ratio": median(rows / once for once, rows in zip(*times.values()))}
+            row = {"case": name, "k": k, "ratio": median(plain / shared for shared, plain in zip(*times.values()))}
             for way, once in (("once", True), ("rows", False)):
-                tokens, memory = tokens_and_memory(model, batch, max_tokens, once)
+                tokens, memory = tokens_and_memory(model, batch, once)
                 row[way] = {"seconds": median(times[once]), "tokens": tokens, "bytes": memory}
             rows.append(row)
     bar.close()
-    where = setting(["torch", "transformers"])
-    return {**where, "options": asdict(options), "rows": rows,
+    return {**setting(["torch", "transformers"]), "options": asdict(options), "rows": rows,
             "parameters": {name: model.num_parameters() for name, model in models.items()}}
 
 

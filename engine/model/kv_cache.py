@@ -1,8 +1,8 @@
 """The cache of keys and values while completions are sampled, with room for the tokens to come.
 
 The cache of transformers is copied as a whole for every new token, and again when a completion has ended. Here a token
-is written in place, and the last running completions move into the places of those that have ended. On a GPU this
-halves the memory traffic of a token besides that of attention, and allocates nothing for most tokens.
+is written in place, and the last running completions move into the places of those that have ended. For most tokens
+nothing is copied and nothing is allocated.
 """
 
 import torch

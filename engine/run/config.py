@@ -102,7 +102,7 @@ class DeviceOptions:
     dtype: str = option(
         "auto", "what is computed in: float32 or bfloat16; auto: bfloat16 on a GPU, and on a CPU with AMX for models of "
                 "10 million parameters and more; weights that are trained are always float32")
-    micro_batch_tokens: int = option(2048, "tokens in one forward pass: prompts, completions and padding")
+    micro_batch_tokens: int = option(2048, "tokens in a micro-batch: prompts, completions and padding")
     gradient_checkpointing: bool = option(
         False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
     shard: str = option(

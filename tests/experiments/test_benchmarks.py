@@ -52,6 +52,21 @@ def test_generation(tmp_path):
     assert "| ours |" in (tmp_path / "generation.md").read_text()
 
 
+def test_prompts(tmp_path):
+    done = run("prompts", "--quick", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {(row["case"], row["k"]): row for row in json.loads((tmp_path / "prompts.json").read_text())["rows"]}
+    assert all(row[way]["seconds"] > 0 for row in rows.values() for way in ("once", "rows"))
+    grpo, one = rows["arithmetic", 16], rows["arithmetic", 1]
+    # a prompt of 150 tokens, and of 16 completions all tokens but the last ones; the longest completion has 4 to 6
+    assert grpo["once"]["tokens"] in [150 + 16 * n for n in (3, 4, 5)]
+    assert grpo["once"]["bytes"] < grpo["rows"]["bytes"] / 3
+    # 16 questions have one completion each: there is nothing to share
+    for name in ("tokens", "bytes"):
+        assert one["once"][name] == one["rows"][name]
+    assert "| arithmetic | GRPO (16) | 1 |" in (tmp_path / "prompts.md").read_text()
+
+
 def test_precision(small, tmp_path):
     done = run("precision", "--model", small, "--dataset", "toy", "--rounds", 1, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
