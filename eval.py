@@ -244,8 +244,8 @@ class Config:
         "none: the benchmark's")
     seed: int = option(42, "of the sampling")
     output_dir: str | None = option(
-        None, "where the results go; none: the model's folder, runs/eval-NAME for a model of the hub, "
-        "or the folder of --from_file")
+        None, "where the results go; none: the model's folder, runs/eval-NAME for a model of the "
+        "hub, or the folder of --from_file")
     from_file: str | None = option(
         None, "only score a .jsonl file of question, answer, completion or completions; "
         "judge: gsm8k_accuracy")
