@@ -36,5 +36,5 @@ LONGEST = ("test_main_job", "test_notebooks", "test_ranks", "test_train", "test_
 
 
 def pytest_collection_modifyitems(items):
-    """The files that take longest come first, so that both processes end at about the same time."""
+    """The files that take longest come first (pytest-xdist keeps this order), so that both processes end together."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))

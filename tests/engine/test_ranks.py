@@ -128,22 +128,43 @@ def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
 
 @pytest.fixture(scope="module")
 def by_ranks(small, tmp_path_factory):
-    """Folder of what one, two and four ranks made of every share, with every algorithm, on replicas and on weights shared out."""
+    """Folder of what one rank and two made of every share, with every algorithm, on replicas and on weights shared out."""
     out = tmp_path_factory.mktemp("by_ranks")
-    for ranks in (1, 2, 4):
-        done = torchrun(__file__, "update", small, out, ranks=ranks)
-        assert done.returncode == 0, done.stderr[-6000:]  # torchrun's own report is long
+    for ranks in (1, 2):
+        updates_of(ranks, small, out)
     return out
+
+
+@pytest.fixture(scope="module")
+def by_four_ranks(small, by_ranks):
+    """The same folder, when four ranks have gone on from there."""
+    updates_of(4, small, by_ranks)
+    return by_ranks
+
+
+def updates_of(ranks, small, out):
+    done = torchrun(__file__, "update", small, out, ranks=ranks)
+    assert done.returncode == 0, done.stderr[-6000:]  # torchrun's own report is long
 
 
 @pytest.mark.parametrize("algorithm", UPDATED)
 def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
     """Weights count completions, tokens, or the longest completion allowed, of all ranks together; PPO's advantages are
     whitened over all ranks, and its critic learns from all."""
+    assert_same_update(small, by_ranks, algorithm, ["one", "even", "uneven", "all"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", UPDATED)
+def test_four_ranks_make_the_same_update(small, by_four_ranks, algorithm):
+    assert_same_update(small, by_four_ranks, algorithm, ["four"])
+
+
+def assert_same_update(small, folder, algorithm, names):
     one = sgd_update(small, SHARES["one"][0], algorithm)
-    for name, shares in SHARES.items():
+    for name in names:
         for shard in UPDATED[algorithm]:
-            ranks = [torch.load(by_ranks / f"{algorithm}-{name}-{shard}-{rank}.pt") for rank in range(len(shares))]
+            ranks = [torch.load(folder / f"{algorithm}-{name}-{shard}-{rank}.pt") for rank in range(len(SHARES[name]))]
             for other in ranks[1:]:
                 assert torch.equal(ranks[0]["weights"], other["weights"])
             torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
@@ -182,9 +203,10 @@ def test_ranks_leave_the_same_mini_batches_out(small, by_ranks, shard):
         assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
-def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_ranks(small, by_ranks, tmp_path):
+@pytest.mark.slow
+def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_ranks(small, by_four_ranks, tmp_path):
     """Two ranks make and save an update, four the next one, one the third; against one rank that makes all three."""
-    shutil.copytree(by_ranks / "run", tmp_path / "run")
+    shutil.copytree(by_four_ranks / "run", tmp_path / "run")
     uninterrupted = fixed(small, "cppo", "none")
     for step in (1, 2, 3):
         saved_update(*uninterrupted, SHARES["one"][0], tmp_path / "alone", step)
@@ -197,6 +219,7 @@ def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_rank
             assert (difference > 1e-4).sum() <= 1 and difference.mean() < 1e-6
 
 
+@pytest.mark.slow
 def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
     done = torchrun(__file__, "gdpo", small, tmp_path, ranks=3)
     assert done.returncode == 0, done.stderr[-6000:]
