@@ -153,7 +153,7 @@ def complete(networks, *, lr, gradient_checkpointing):
         for backbone in filter(None, [networks.model, networks.critic and networks.critic.backbone]):
             backbone.gradient_checkpointing_enable({"use_reentrant": False})
     groups = [{"params": [p for p in network.parameters() if p.requires_grad]} for network in networks.learners]
-    networks.optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.0)
+    networks.optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.0, fused=True)
     return networks
 
 
