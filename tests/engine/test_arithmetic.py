@@ -75,7 +75,7 @@ def test_the_examples_are_right_and_no_questions_of_the_supply():
         assert eval(terms) == int(result) == read(question)[1]
         assert re.findall(r"\d+", terms) == re.findall(r"\d+", question)
         assert not set(re.findall(r"\w+", question)) & {*NAMES, *THINGS}
-    assert [role for role, _ in EXAMPLES] == ["user", "assistant"] * 2
+    assert [role for role, _ in EXAMPLES] == ["user", "assistant"]
 
 
 def test_the_examples_stand_before_the_question(loaded):
@@ -100,7 +100,6 @@ def test_a_model_without_a_chat_template_sees_them_too():
     load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     assert tokenizer.texts == [
         "S\n\nUser: Tom has 4 hats and gets 3 more. How many hats now?\nAssistant: 4 + 3 = 7\n"
-        "User: Eva has 5 boxes with 2 pens in each. How many pens?\nAssistant: 5 * 2 = 10\n"
         f"User: {TRAIN[0]['question']}\nAssistant:"
     ]
 
