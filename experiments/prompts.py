@@ -1,7 +1,7 @@
 """What it saves to compute a question's prompt once for all its completions, in one update of GRPO and of CPPO.
 
     python experiments/prompts.py                              writes prompts.json and prompts.md in experiments/results
-    python experiments/prompts.py --model DIR                  arithmetic with this model instead of random weights
+    python experiments/prompts.py --model DIR                  short answers by this model, not by random weights
 
 One update (μ = 1, β = 0, forward and backward) on 16 kept completions: those of one question (GRPO), of two (CPPO,
 P = 0.5), …, of sixteen (P = 0.9375, k = 1). Each update is made in two ways, one after the other, round by round:
@@ -38,7 +38,7 @@ from update import Limits, update
 
 CASES = {  # tokens of the prompts, tokens of the completions on average
     "toy": (14, 34),
-    "arithmetic": (150, 10),
+    "short answers": (150, 10),
     "GSM8K": (180, 250),
 }
 KEPT = [16, 8, 4, 2, 1]
@@ -46,7 +46,7 @@ KEPT = [16, 8, 4, 2, 1]
 
 @dataclass
 class Options:
-    model: str | None = option(None, "hub name or folder of the model for arithmetic; default: random weights, as for GSM8K")
+    model: str | None = option(None, "hub name or folder of the model for the short answers; default: random weights, as for GSM8K")
     rounds: int = option(3, "updates of each kind that are measured")
     output: str = option("experiments/results", "folder of prompts.json and prompts.md")
     quick: bool = option(False, "one round with short texts: only to see that all of this still runs")
@@ -114,9 +114,9 @@ def measure(options):
         num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
     chosen = load_model(options.model, torch.device("cpu"), "float32")[0] if options.model else large
     torch.set_num_threads(1)
-    models, cases, rows = {"toy": toy, "arithmetic": chosen, "GSM8K": large}, dict(CASES), []
+    models, cases, rows = {"toy": toy, "short answers": chosen, "GSM8K": large}, dict(CASES), []
     if options.quick:
-        options.rounds, cases = 1, {"toy": (14, 34), "arithmetic": (150, 4)}
+        options.rounds, cases = 1, {"toy": (14, 34), "short answers": (150, 4)}
     bar = tqdm(total=len(cases) * len(KEPT) * (options.rounds + 1))
     for name, (prompt, length) in cases.items():
         model = models[name]
@@ -147,7 +147,7 @@ def page(result):
         heading("A prompt is computed once for all its completions: one update", result),
         f"16 completions, μ = 1, β = 0, one thread, float32, CPU seconds, medians of {result['options']['rounds']} rounds. "
         f"Parameters: {', '.join(f'{case} {n:,}' for case, n in result['parameters'].items())}; "
-        f"arithmetic: {Path(name).name if name else 'random weights'}, the others: random weights.\n",
+        f"short answers: {Path(name).name if name else 'random weights'}, the others: random weights.\n",
         "| | P (k) | questions | tokens, plain rows | once | seconds, plain rows | once | times as fast | MB kept, plain rows | once |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
