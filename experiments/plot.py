@@ -154,7 +154,8 @@ def time_to_accuracy(rows, output):
             grid = np.linspace(max(curve[0][column] for curve in row["curves"]), end, 60)
             seeds = np.array([np.interp(grid, *np.array(curve)[:, [column, 2]].T) for curve in row["curves"]])
             axis.fill_between(grid, seeds.min(0), seeds.max(0), color=f"C{i}", alpha=0.2)
-            axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=f"C{i}", label=row["name"], marker=MARKERS[i], markevery=(5 + 2 * i, 14))
+            marks = {"marker": MARKERS[i % 5], "markevery": (5 + 2 * i, 14)}
+            axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=f"C{i}", label=row["name"], **marks)
         axis.set_xlabel(title)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
@@ -163,7 +164,7 @@ def time_to_accuracy(rows, output):
     axes[0].xaxis.set_major_formatter("{x:g}")
     axes[0].xaxis.set_minor_formatter("")
     lines = axes[0].get_legend_handles_labels()
-    figure.legend(*lines, loc="outside upper center", ncols=len(rows), fontsize=9, handlelength=4, frameon=False)
+    figure.legend(*lines, loc="outside upper center", ncols=min(5, len(rows)), fontsize=9, handlelength=4, frameon=False)
     save(figure, output)
 
 

@@ -7,6 +7,7 @@
     python experiments/reproduce.py --table family             GRPO and its relatives side by side
     python experiments/reproduce.py --table ppo                what a critic costs, and what it gives
     python experiments/reproduce.py --table length             GFPO on a base model whose thoughts are too long
+    python experiments/reproduce.py --table controls           what a sceptic asks: is it the pruning, or something else?
     python experiments/reproduce.py --table all                one after the other
     python experiments/reproduce.py --quick                    all of them, small, in about 5 minutes: not a result
 
@@ -61,7 +62,7 @@ PAPER = {0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159
 
 @dataclass
 class Config:
-    table: str = option("all", "1, speed, keep, group, family, ppo, length, or all")
+    table: str = option("all", "1, speed, keep, group, family, ppo, length, controls, or all")
     seeds: int = option(3, "how many runs of every method; a spread over fewer than 3 says little")
     quick: bool = option(False, "one seed and 16 questions, into runs/reproduce-quick/")
     output_dir: str | None = option(None, "where the tables and pictures go; none: experiments/results/")
@@ -72,6 +73,7 @@ class Method(NamedTuple):
     options: dict  # of train.py, on top of PROTOCOL
     baseline: str  # the method that its speed-up is measured against
     unpruned: str | None = None  # the method that differs from it in the pruning alone, for Amdahl's law
+    passes: int = 1  # over the questions of the table
 
 
 class Table(NamedTuple):
@@ -88,7 +90,7 @@ def grpo(**options):
 
 
 def cppo(kind, rate, *, baseline="GRPO", **options):
-    return Method(kind, {"algorithm": "cppo", "pruning_rate": rate, **options}, baseline)
+    return Method(kind, {"algorithm": "cppo", "pruning_rate": rate} | options, baseline)
 
 
 def pruning_rates():
@@ -153,6 +155,23 @@ def length():
             "gfpo_adaptive": own("gfpo_adaptive", **room)}
 
 
+def controls():
+    """CPPO, and what else could explain its result. G = 2 passes eight times over the questions: as many completions."""
+    larger = {"questions_per_step": 8}
+    return {
+        "GRPO": grpo(),
+        "CPPO, P=0.875": cppo("both", 0.875),
+        "GRPO, 8 questions": grpo(**larger)._replace(kind="larger batches alone"),
+        "random, P=0.875": cppo("random", 0.875, keep="random"),
+        "one of each kind, P=0.875": cppo("distinct", 0.875, keep="experiments/rules.py:distinct"),
+        "GRPO, G=2, 8 questions": grpo(group_size=2, **larger)._replace(passes=8),
+        "GRPO, lr × 2": grpo(lr=2 * PROTOCOL["lr"]),
+        "CPPO, P=0.875, no allocation": cppo("pruning alone", 0.875, allocation=False),
+        "Dr. GRPO": grpo()._replace(options={"algorithm": "drgrpo"}),
+        "Dr. GRPO, P=0.875": cppo("both", 0.875, algorithm="drgrpo", keep="largest_abs"),
+    }
+
+
 TABLES = {
     "1": Table("Table 1: pruning rates", 2048, pruning_rates, plot.pruning_rates),
     "speed": Table("Where the speed comes from", 512, speed, plot.speed),
@@ -160,6 +179,7 @@ TABLES = {
     "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
     "family": Table("The family", 1024, family, plot.family, ("kl", "memory")),
     "ppo": Table("With a critic, and without", 1024, with_a_critic, plot.ppo, ("kl", "memory")),
+    "controls": Table("Controls", 1024, controls, plot.time_to_accuracy),
     "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy_model.base, "wordy")),
 }
 
@@ -186,6 +206,7 @@ def one_run(folder, options):
     summary, config = json.loads((folder / "summary.json").read_text()), json.loads(config_file.read_text())
     metrics = logs.read(folder / "metrics.jsonl")
     points = curve(metrics)
+    reached = next((point for point in points if point[2] >= 0.85), (math.inf, math.inf))
     phases = summary["phases"]
     phases["other"] = phases["total"] - sum(phases[name] for name in ("generate", "score", "logprobs", "update"))
     return {
@@ -194,7 +215,7 @@ def one_run(folder, options):
         "greedy": summary["after"]["greedy"]["accuracy"], "sampled": summary["after"]["sampled"]["accuracy"],
         "length": summary["after"]["sampled"]["length"], "seconds": summary["seconds"], "steps": summary["step"],
         "no_signal": statistics.fmean(row["no_signal"] for row in metrics), "no_update": summary["no_signal_steps"] / summary["step"],
-        "to_85": next((seconds for seconds, _, accuracy in points if accuracy >= 0.85), math.inf),
+        "seconds_to_85": reached[0], "completions_to_85": reached[1],
         "fall": max(max(a for *_, a in points[: i + 1]) - points[i][2] for i in range(len(points))),
         **{name: summary[name] for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")},
         "phases": phases, "curve": points,
@@ -263,8 +284,9 @@ def summarize(methods, runs):
         ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
         row["speedup"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
         row["phases"] = {phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]}
-        to_85 = statistics.median(r["to_85"] for r in own)
-        row["seconds_to_85"] = to_85 if to_85 < math.inf else None
+        for key in ("seconds_to_85", "completions_to_85"):
+            median = statistics.median(r[key] for r in own)
+            row[key] = median if median < math.inf else None
         ratios = [b["seconds"] / b["tokens_generated"] / (r["seconds"] / r["tokens_generated"]) for b, r in zip(base, own)]
         row["speedup_per_token"] = statistics.median(ratios)
         row["bound"] = None
@@ -309,12 +331,13 @@ def markdown(about, rows):
     if "memory" in rows[0]:
         held = [f"MB at the peak of a step ({plot.millions(rows)} million parameters)", "parameters", "AdamW's moments"]
     work = [["", "completions", "tokens generated", "tokens trained", "seconds: generate", "score", "logprobs", "update", "other",
-             "groups without signal", "steps without update", "seconds to accuracy 0.85", *held]]
+             "groups without signal", "steps without update", "seconds to accuracy 0.85", "completions to 0.85", *held]]
     for row in rows:
         seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
         work.append([row["name"], row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
                      f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
                      f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached",
+                     f"{row['completions_to_85']:.0f}" if row["completions_to_85"] else "not reached",
                      *(f"{row['memory'][part] / 1e6:.0f}" for part in ("peak", "parameters", "optimizer") if "memory" in row)])
 
     def table(lines):
@@ -339,8 +362,10 @@ def reproduce(table, config):
     folder = Path("runs") / ("reproduce-quick" if config.quick else "reproduce") / table
     jobs = [(seed, name) for seed in range(1, config.seeds + 1) for name in methods]
     for seed, name in tqdm(jobs, desc=title):
-        options = PROTOCOL | methods[name].options | {
-            "seed": seed, "epochs": questions / toy.TRAIN_QUESTIONS, "eval_questions": eval_questions, "save_every": 500}
+        method = methods[name]
+        options = PROTOCOL | method.options | {
+            "seed": seed, "epochs": method.passes * questions / toy.TRAIN_QUESTIONS, "eval_questions": eval_questions,
+            "save_every": 500}
         run_folder = folder / f"{name}, seed {seed}".replace(", ", "-").replace(" ", "-")
         runs.setdefault(name, []).append(one_run(run_folder, options | ({"model": base} if base else {})))
         if "kl" in measures:

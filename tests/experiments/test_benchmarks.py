@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments import gpu
+from experiments import gpu, gradients, real, rules
+from grpo import group_advantages
 
 pytestmark = pytest.mark.slow
 
@@ -57,14 +58,14 @@ def test_prompts(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = {(row["case"], row["k"]): row for row in json.loads((tmp_path / "prompts.json").read_text())["rows"]}
     assert all(row[way]["seconds"] > 0 for row in rows.values() for way in ("once", "rows"))
-    grpo, one = rows["arithmetic", 16], rows["arithmetic", 1]
+    grpo, one = rows["short answers", 16], rows["short answers", 1]
     # a prompt of 150 tokens, and of 16 completions all tokens but the last ones; the longest completion has 4 to 6
     assert grpo["once"]["tokens"] in [150 + 16 * n for n in (3, 4, 5)]
     assert grpo["once"]["bytes"] < grpo["rows"]["bytes"] / 3
     # 16 questions have one completion each: there is nothing to share
     for name in ("tokens", "bytes"):
         assert one["once"][name] == one["rows"][name]
-    assert "| arithmetic | GRPO (16) | 1 |" in (tmp_path / "prompts.md").read_text()
+    assert "| short answers | GRPO (16) | 1 |" in (tmp_path / "prompts.md").read_text()
 
 
 def test_precision(small, tmp_path):
@@ -144,3 +145,51 @@ def test_without_trl_one_sentence_says_what_to_install(tmp_path):
     assert done.returncode == 2
     assert done.stderr.strip().splitlines() == ["error: this benchmark needs TRL, which is not installed: `pip install trl`."]
     assert not list(tmp_path.iterdir())
+
+
+def test_gradients(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(gradients.toy_model, "base", lambda: small)
+    gradients.main(["--questions", "16", "--steps", "20", "--output", str(tmp_path)])
+    kinds = json.loads((tmp_path / "gradients.json").read_text())["rows"]
+    for rows in kinds.values():
+        assert {row["name"]: row["trained"] for row in rows} == {name: n * k for name, (n, k, _) in gradients.METHODS.items()}
+        assert rows[0]["length"] == 1 and all(-1 <= row["cosine"] <= 1 and row["noise"] > 0 for row in rows)
+    assert "| GRPO, 1 question | 16 | 16 |" in (tmp_path / "gradients.md").read_text()
+
+
+def test_importance_is_unbiased_and_the_mean_score_is_taken_out():
+    generator = torch.Generator().manual_seed(0)
+    scores, advantages = torch.randn(16, 5, generator=generator), group_advantages(torch.rand(1, 16, generator=generator))
+    chance = advantages[0].abs() / advantages.abs().sum()
+    index, weight = gradients.importance(advantages.expand(20_000, 16), 2, generator)
+    drawn = torch.bincount(index.flatten(), minlength=16) / 40_000
+    assert ((drawn - chance).abs() < 5 * (chance / 40_000).sqrt()).all()
+    torch.testing.assert_close(weight * chance[index], advantages[0, index] / 16)  # Σ q_i w_i s_i = 1/G Σ A_i s_i
+
+    index, weight = gradients.without_the_mean_score(advantages, 2, None)
+    kept = advantages[0].abs().argsort(descending=True)[:2]
+    written = (advantages[0, kept, None] * scores[kept]).mean(0) - advantages[0, kept].mean() * scores.mean(0)
+    torch.testing.assert_close(torch.einsum("qk,qkp->p", weight, scores[index]) / 2, written)
+
+
+def test_one_of_each_kind():
+    A = torch.tensor([[0.5, -1.5, 0.5, 0.5], [0.0, 0.0, 0.0, 0.0], [-0.2, 0.1, 0.4, -0.3]])
+    assert rules.distinct(None, A, 2).tolist() == [0, 1, 4, 10, 11]
+    assert rules.distinct(None, A, 3).tolist() == [0, 1, 4, 8, 10, 11]
+
+
+def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(real, "AT", (0.5, 1.0))
+    monkeypatch.setattr(real, "EVAL_QUESTIONS", 3)
+    words = ["--model", small, "--seeds", "1", "--folder", str(tmp_path), "--methods", "GRPO", "CPPO, P=0.875"]
+    real.main(words)
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == ["CPPO-P=0.875-seed-1.json", "GRPO-seed-1.json"]
+    for path in files:
+        done = json.loads(path.read_text())
+        assert [e["at"] for e in done["evaluations"]] == [0.5, 1.0]
+        seconds = [step["seconds"] for step in done["steps"]]
+        assert seconds == sorted(seconds) and seconds[-1] > 1.0 >= ([0] + seconds)[-2]  # the step that goes beyond ends it
+    before = [path.stat().st_mtime_ns for path in files]
+    real.main(words)  # finished runs are kept
+    assert [path.stat().st_mtime_ns for path in files] == before

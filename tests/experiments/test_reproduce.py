@@ -43,7 +43,8 @@ def test_the_curve_is_the_mean_over_the_last_64_questions_or_more():
 def fake_run(seconds, k=16, **more):
     return {"group_size": 16, "pruning_rate": 1 - k / 16, "k": k, "questions_per_step": 16 // k, "steps": 4, "questions": 4,
             "completions": 64, "base": 0.4, "greedy": 0.9, "sampled": 0.8, "length": 30.0, "seconds": seconds,
-            "no_signal": 0.0, "no_update": 0.0, "fall": 0.0, "to_85": 1.0, "tokens_generated": 100, "tokens_trained": 100 * k // 16,
+            "no_signal": 0.0, "no_update": 0.0, "fall": 0.0, "seconds_to_85": 1.0, "completions_to_85": 64,
+            "tokens_generated": 100, "tokens_trained": 100 * k // 16,
             "phases": PHASES, "curve": [(1.0, 64, 0.5)], **more}
 
 
