@@ -57,7 +57,7 @@ METHODS = {  # options of train.py, on top of SETTING
     "CPPO, P=0.875, no allocation": cppo(0.875, allocation=False),
     "GRPO, 32 questions": {"algorithm": "grpo", "questions_per_step": 32},
     "GRPO, G=2, 32 questions": {"algorithm": "grpo", "group_size": 2, "questions_per_step": 32},
-    "one of each kind, P=0.875": cppo(0.875, keep=f"{Path(__file__).parent / 'rules.py'}:distinct"),
+    "one of each kind, P=0.875": cppo(0.875, keep="experiments/rules.py:distinct"),
     "GRPO, longer steps": {"algorithm": "grpo", "lr": LONGER * LR},
     "CPPO, P=0.75": cppo(0.75),
     "CPPO, P=0.5": cppo(0.5),
@@ -73,15 +73,15 @@ PLAN = f"""
 **Setting.** SmolLM2-135M-Instruct, all weights, `--dataset arithmetic`: word problems of one step (four of five) and two. G = 16, T = 1,
 μ = 1, no reference (β = 0), at most 16 tokens, the reward is 1 if the answer is right. GRPO takes 4 questions a step, so it trains on 64
 completions; every method with allocation trains on about as many. Each run gets {AT[-1]} CPU seconds of one thread in float32. Evaluation
-does not count. The learning rate warms up over the first tenth of the seconds and then falls along a cosine, so every method has a whole
-schedule, however many steps it makes. Two runs are made at the same time, on two cores.
+does not count. The learning rate warms up over the first tenth of the seconds and then falls along a cosine; an update takes the value
+of its moment. So every method has a whole schedule, however many steps it makes. Two runs are made at the same time, on two cores.
 
-**Learning rate.** {LR:g} for all, chosen with GRPO alone, on seed 0, which is not used below: with 1e-5 the accuracy on training questions
-was 0.19 after 140 s (the run was stopped there), with 3e-5 0.50 after 130 s and 0.67 on held-out questions after 500 s, with 1e-4 it fell
-to 0.00. "Longer steps" have {LONGER} times this learning rate. (Before training, on the same 8 questions, GRPO's gradient has length 1.5,
-CPPO's with P = 0.875 6.3, and that of random pruning 3.5, because the mean of fewer completions is noisier. Four times the learning rate
-is more than GRPO bears, so it is {LONGER} times. AdamW divides a gradient by the size of earlier ones: a longer gradient is not by itself
-a longer step.)
+**Learning rate.** {LR:g} for all, at the top of the schedule, chosen with GRPO alone, on seed 0, which is not used below: with 1e-5 the
+accuracy on training questions was 0.19 after 140 s (the run was stopped there), with 3e-5 0.50 after 130 s and 0.67 on held-out questions
+after 500 s, with 1e-4 it fell to 0.00. "Longer steps" have {LONGER} times this learning rate. (Before training, on the same 8 questions,
+GRPO's gradient has length 1.5, CPPO's with P = 0.875 6.3, and that of random pruning 3.5, because the mean of fewer completions is
+noisier. Four times the learning rate is more than GRPO bears, so it is {LONGER} times. AdamW divides a gradient by the size of earlier
+ones: a longer gradient is not by itself a longer step.)
 
 **Evaluation.** After {AT[0]} and {AT[1]} s, {EVAL_QUESTIONS} held-out questions, greedy and sampled once at T = 1, by the newest weights of
 that moment: a step that is not over yet does not count. And the seconds until the accuracy on training questions, all of them new, is
@@ -134,13 +134,16 @@ def one_run(model, method, seed, lr, label):
         kept = ("accuracy", "length", "truncated")
         return {"at": seconds, **{how: {key: scores[how][key] for key in kept} for how in ("greedy", "sampled")}}
 
-    steps, evaluations, seconds, last, position = [], [], 0.0, 0.0, 0
+    def schedule(optimizer, *_):  # the learning rate at the moment of the update
+        now = min(1.0, (seconds + time.process_time() - begin) / AT[-1])
+        optimizer.param_groups[0]["lr"] = learning_rate(now, config.lr, warmup=0.1)
+
+    networks.optimizer.register_step_pre_hook(schedule)
+    steps, evaluations, seconds, position = [], [], 0.0, 0
     bar = tqdm(total=AT[-1], desc=label, unit="s")
     while len(evaluations) < len(AT):
         before = {name: p.detach().clone() for name, p in networks.model.named_parameters()}
         begin = time.process_time()
-        now = min(1.0, (seconds + last / 2) / AT[-1])  # the middle of the step, if it takes as long as the one before
-        networks.optimizer.param_groups[0]["lr"] = learning_rate(now, config.lr, warmup=0.1)
         asked = take(questions, position, algorithm.questions_per_step, seed)
         rng = random.Random(f"{seed} {len(steps) + 1}")
         metrics, sample = train_step(networks, algorithm, rewards, sampling, Limits(), lambda _: asked, rng)  # noqa: B023
@@ -152,8 +155,8 @@ def one_run(model, method, seed, lr, label):
             put(after, networks.model)
         seconds, position = seconds + last, position + len(asked)
         keys = ("questions", "completions", "kept", "accuracy", "length", "no_signal", "entropy", "grad_norm", "loss")
-        row = {key: metrics[key] for key in keys} | {"seconds/total": last, "seconds/generate": metrics["seconds/generate"]}
-        steps.append(row | {"seconds": seconds, "text": sample["completions"][0]["completion"]})
+        row = {key: metrics[key] for key in keys} | {"sampling": metrics["seconds/generate"] / metrics["seconds/total"]}
+        steps.append(row | {"seconds/total": last, "seconds": seconds, "text": sample["completions"][0]["completion"]})
         bar.update(min(seconds, AT[-1]) - bar.n)
         bar.set_postfix_str(f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}")
     bar.close()
@@ -180,7 +183,7 @@ def summary(runs):
             row[f"{how} {at}"] = {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
     row["length"] = statistics.fmean(run["evaluations"][-1]["sampled"]["length"] for run in runs)
     row["questions"] = statistics.fmean(sum(step["questions"] for step in run["steps"][:-1]) for run in runs)
-    row["sampling"] = statistics.fmean(sum(s["seconds/generate"] for s in run["steps"]) / run["steps"][-1]["seconds"] for run in runs)
+    row["sampling"] = statistics.fmean(step["sampling"] for run in runs for step in run["steps"])
     row["curves"] = [curve(run["steps"]) for run in runs]
     reached = [next((seconds for seconds, _, accuracy in points if accuracy >= REACHED), math.inf) for points in row["curves"]]
     return row | {"seconds": [x if x < math.inf else None for x in reached]}
