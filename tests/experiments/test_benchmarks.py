@@ -181,9 +181,10 @@ def test_one_of_each_kind():
 def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(small, tmp_path, monkeypatch):
     monkeypatch.setattr(real, "AT", (0.5, 1.0))
     monkeypatch.setattr(real, "EVAL_QUESTIONS", 3)
-    words = ["--model", small, "--seeds", "1", "--folder", str(tmp_path), "--methods", "GRPO", "CPPO, P=0.875"]
+    words = ["--model", small, "--seeds", "1", "--methods", "GRPO", "CPPO, P=0.875"]
+    words += ["--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "page")]
     real.main(words)
-    files = sorted(tmp_path.iterdir())
+    files = sorted((tmp_path / "runs").iterdir())
     assert [path.name for path in files] == ["CPPO-P=0.875-seed-1.json", "GRPO-seed-1.json"]
     for path in files:
         done = json.loads(path.read_text())
@@ -193,3 +194,5 @@ def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(small, t
     before = [path.stat().st_mtime_ns for path in files]
     real.main(words)  # finished runs are kept
     assert [path.stat().st_mtime_ns for path in files] == before
+    page = (tmp_path / "page/real.md").read_text()
+    assert "Plan, written before the runs" in page and "| CPPO, P=0.875 | 1 |" in page and (tmp_path / "page/real.png").exists()
