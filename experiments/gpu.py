@@ -93,7 +93,7 @@ class Subject:
         self.model = make_qwen(*shape, device, vocabulary).eval()
         self.model.compute_dtype = choose_dtype("auto", device, self.model.num_parameters())
         self.reference, self.copy = (frozen_copy(self.model, self.model.compute_dtype) for _ in range(2))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
         self.rolled = {}
 
     def prompts(self, count):

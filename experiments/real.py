@@ -33,7 +33,7 @@ from engine.run.state import learning_rate
 from engine.scoring.score import choose
 from engine.tasks.questions import load_questions, take
 from eval import examine
-from experiments.reproduce import curve, pm
+from experiments.reproduce import RULES, curve, pm
 from experiments.setting import heading, setting, write
 from train import train_step
 from update import Limits
@@ -57,7 +57,7 @@ METHODS = {  # options of train.py, on top of SETTING
     "CPPO, P=0.875, no allocation": cppo(0.875, allocation=False),
     "GRPO, 32 questions": {"algorithm": "grpo", "questions_per_step": 32},
     "GRPO, G=2, 32 questions": {"algorithm": "grpo", "group_size": 2, "questions_per_step": 32},
-    "one of each kind, P=0.875": cppo(0.875, keep="experiments/rules.py:distinct"),
+    "one of each kind, P=0.875": cppo(0.875, keep=f"{RULES}:distinct"),
     "GRPO, longer steps": {"algorithm": "grpo", "lr": LONGER * LR},
     "CPPO, P=0.75": cppo(0.75),
     "CPPO, P=0.5": cppo(0.5),
@@ -241,7 +241,7 @@ def main(argv):
     if not runs:
         raise UserError(f"{folder} holds no finished run: leave out --page.")
     rows = {name: summary(own) for name in METHODS if (own := [run for run in runs if run["method"] == name])}
-    about = setting(["torch", "transformers"]) | {"setting": SETTING, "lr": LR, "methods": METHODS}
+    about = setting(["torch", "transformers"]) | {"setting": SETTING, "lr": LR}
     write(options.output, "real", about | {"rows": rows}, page(about, rows))
     picture(rows, Path(options.output) / "real.png")
 

@@ -55,6 +55,7 @@ from grpo import kl_k1
 from records import Batch
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
+RULES = Path(__file__).parent / "rules.py"
 PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "beta": 0.04, "temperature": 1.0, "lr": 1e-4}
 PAPER = {0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159, 3.27), 0.875: (80.41, 4781, 4.89),
          0.9375: (78.20, 2813, 8.32)}  # GSM8K accuracy, seconds, speed-up: Qwen2.5-1.5B-Instruct on two GPUs
@@ -163,7 +164,7 @@ def controls():
         "CPPO, P=0.875": cppo("both", 0.875),
         "GRPO, 8 questions": grpo(**larger)._replace(kind="larger batches alone"),
         "random, P=0.875": cppo("random", 0.875, keep="random"),
-        "one of each kind, P=0.875": cppo("distinct", 0.875, keep="experiments/rules.py:distinct"),
+        "one of each kind, P=0.875": cppo("distinct", 0.875, keep=f"{RULES}:distinct"),
         "GRPO, G=2, 8 questions": grpo(group_size=2, **larger)._replace(passes=8),
         "GRPO, lr × 2": grpo(lr=2 * PROTOCOL["lr"]),
         "CPPO, P=0.875, no allocation": cppo("pruning alone", 0.875, allocation=False),
@@ -179,8 +180,8 @@ TABLES = {
     "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
     "family": Table("The family", 1024, family, plot.family, ("kl", "memory")),
     "ppo": Table("With a critic, and without", 1024, with_a_critic, plot.ppo, ("kl", "memory")),
-    "controls": Table("Controls", 1024, controls, plot.time_to_accuracy),
     "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy_model.base, "wordy")),
+    "controls": Table("Controls", 1024, controls, plot.time_to_accuracy),
 }
 
 

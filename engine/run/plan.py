@@ -4,14 +4,13 @@ Only the model's config.json is read. The parameters are counted on PyTorch's `m
 but no memory. Bytes per parameter on a GPU, which computes in bfloat16 (with --dtype float32: 4 for each 2; no copies):
 
     weights          4    float32 masters. LoRA: 2 for a frozen parameter, 4 for a parameter of the adapters
-    gradients        4    for trained parameters only, as the next two lines; freed after the update
-    optimizer        8    AdamW's two moments
-    AdamW's step     4    the square roots of the second moments, during the optimizer step
+    gradients        4    for trained parameters only, as the next line; freed after the update
+    optimizer        8    AdamW's two moments; its step is fused, and needs no more
     reference        2    if β > 0. LoRA: 0, because the reference is the policy without its adapters
     compute copy     2    the casts that autocast keeps from a forward pass to its backward pass. LoRA: only adapters
     rollout copy     2    a copy for sampling. LoRA: 0. vLLM has a fixed share of the device instead, cache included
 
-`--shard full` divides the first five by the number of devices. Each pass then gathers the layers one after the other
+`--shard full` divides the first four by the number of devices. Each pass then gathers the layers one after the other
 in the compute dtype. The rollout copy is not divided. PPO's critic is a second backbone that is trained. A reward
 model takes 4 bytes per parameter.
 
@@ -113,12 +112,11 @@ def of_parameters(config, model, critic, devices, on_gpu):
         copy, new_gradient = compute * (total - layer * max(0, len(layers) - 2)) * 2, 0
     else:  # the casts; and a tensor's new gradient, twice at most, before it is added to that of earlier micro-batches
         copy, new_gradient = (2 * sum(sizes) if compute == 2 else 0), 8 * largest
-    step = gradients if on_gpu else 8 * largest // sharing  # all parameters at once, or one after the other
     whole_tensor = 4 * largest if shard else 0  # each device takes its share of it
     return total, trained, {
         "weights": (weights,) * 5,
         "gradients": (0, 0, gradients + new_gradient, gradients, 0),
-        "optimizer": (0, moments, moments, moments + step, moments),
+        "optimizer": (0, moments, moments, moments, moments),
         "reference": (reference,) * 5,
         "compute copy": (whole_tensor, 0, copy, 0, 0),
         "rollout copy": (rollout,) * 5,

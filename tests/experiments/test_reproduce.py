@@ -100,7 +100,7 @@ def test_a_finished_run_is_kept_and_an_interrupted_one_goes_on(small, tmp_path, 
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
-    (["--table", "2"], "unknown table '2': there are 1, speed, keep, group, family, ppo, length, or all"),
+    (["--table", "2"], "unknown table '2': there are 1, speed, keep, group, family, ppo, length, controls, or all"),
     (["--table", "1", "--seeds", "2"], "--seeds must be at least 3, not 2"),
     (["--tabel", "1"], "unknown option --tabel: did you mean --table?"),
 ])
