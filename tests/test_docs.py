@@ -205,7 +205,7 @@ def test_options_of_the_examples_in_the_text_are_taken(monkeypatch):
     monkeypatch.chdir(ROOT)
     lines = [line for page in PAGES for line in inline(page) if re.match(r"--(keep|rewards) .*\.py:\w", line)]
     lines = [line for line in lines if "FILE.py" not in line]
-    assert len(lines) == 2
+    assert len(lines) == 3
     for line in lines:
         takes(shlex.split(line))
 
