@@ -33,7 +33,7 @@ from engine.model.sampling import Sampler, Sampling
 from engine.run.options import option, parse, run_program
 from engine.tasks import toy, toy_model
 from engine.tasks.questions import load_questions
-from experiments.setting import heading, setting, write
+from experiments.setting import heading, markdown_table, setting, write
 from grpo import group_advantages
 from records import Batch
 from rewards import toy_accuracy
@@ -60,14 +60,14 @@ def sampled(model, tokenizer, count, seed):
     return Batch(prompts, drawn.tokens, drawn.lengths, advantages.flatten()), advantages
 
 
-def scores(model, batch, dtype=torch.float32):
+def scores(model, batch):
     """∇ 1/|o_i| Σ_t log π(o_it) of each completion: (N, parameters)."""
     rows = []
     for i in tqdm(range(len(batch.prompts)), desc="gradients"):
         one = batch.rows([i])
         logp = one.logprobs(model, 1.0).sum() / int(one.lengths)
         gradient = torch.autograd.grad(logp, list(model.parameters()))
-        rows.append(torch.cat([g.flatten() for g in gradient]).to(dtype))
+        rows.append(torch.cat([g.flatten() for g in gradient]))
     return torch.stack(rows)
 
 
@@ -164,10 +164,9 @@ def page(about, kinds):
             "Cosine: mean over the steps ± standard error. Length: of the mean step, GRPO's = 1. Noise: the root mean square of what a "
             "step adds to the mean step, in lengths of the mean step.\n")
     for kind, rows in kinds.items():
-        lines = [head, ["---"] * len(head)]
-        lines += [[r["name"].replace("|", "\\|"), r["sampled"], r["trained"], f"{r['cosine']:.3f} ± {r['standard_error']:.3f}",
-                   f"{r['cosine_of_mean']:.3f}", f"{r['length']:.2f}", f"{r['noise']:.1f}"] for r in rows]
-        text += f"\n{kind.capitalize()}:\n\n" + "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
+        lines = [[r["name"].replace("|", "\\|"), r["sampled"], r["trained"], f"{r['cosine']:.3f} ± {r['standard_error']:.3f}",
+                  f"{r['cosine_of_mean']:.3f}", f"{r['length']:.2f}", f"{r['noise']:.1f}"] for r in rows]
+        text += f"\n{kind.capitalize()}:\n\n{markdown_table([head, *lines])}\n"
     return text
 
 

@@ -145,17 +145,21 @@ def ppo(rows, output):
     save(figure, output)
 
 
+def band(axis, curves, column, i, label):
+    """The mean accuracy over the seeds as a line, their range as a band. curves: of each seed, rows as of reproduce.curve."""
+    grid = np.linspace(max(curve[0][column] for curve in curves), min(curve[-1][column] for curve in curves), 60)
+    seeds = np.array([np.interp(grid, *np.array(curve)[:, [column, 2]].T) for curve in curves])
+    axis.fill_between(grid, seeds.min(0), seeds.max(0), color=f"C{i}", alpha=0.2)
+    marks = {"marker": MARKERS[i % 5], "markevery": (5 + 2 * i, 14)}
+    axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=f"C{i}", label=label, **marks)
+
+
 def time_to_accuracy(rows, output):
     """Accuracy on training questions, which are new to the policy, against time and against completions."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, constrained_layout=True)
     for column, axis, title in [(0, axes[0], "seconds of training"), (1, axes[1], "completions generated")]:
         for i, row in enumerate(rows):
-            end = min(curve[-1][column] for curve in row["curves"])
-            grid = np.linspace(max(curve[0][column] for curve in row["curves"]), end, 60)
-            seeds = np.array([np.interp(grid, *np.array(curve)[:, [column, 2]].T) for curve in row["curves"]])
-            axis.fill_between(grid, seeds.min(0), seeds.max(0), color=f"C{i}", alpha=0.2)
-            marks = {"marker": MARKERS[i % 5], "markevery": (5 + 2 * i, 14)}
-            axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=f"C{i}", label=row["name"], **marks)
+            band(axis, row["curves"], column, i, row["name"])
         axis.set_xlabel(title)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("accuracy, sampled (moving mean)")

@@ -11,13 +11,14 @@ is one file in runs/real/. To continue after an interruption, run the same comma
 import json
 import math
 import random
+import re
 import statistics
 import sys
 import time
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -27,14 +28,15 @@ from engine.model.networks import build
 from engine.model.sampling import Sampling
 from engine.run import logs
 from engine.run.config import Config, check
-from engine.run.curves import STYLES, above, plt, save
+from engine.run.curves import above, plt, save
 from engine.run.options import UserError, option, parse, run_program
 from engine.run.state import learning_rate
 from engine.scoring.score import choose
 from engine.tasks.questions import load_questions, take
 from eval import examine
-from experiments.reproduce import RULES, curve, pm
-from experiments.setting import heading, setting, write
+from experiments.plot import band
+from experiments.reproduce import RULES, curve, name_of, pm, spread
+from experiments.setting import heading, markdown_table, setting, write
 from train import train_step
 from update import Limits
 
@@ -78,14 +80,15 @@ of its moment. So every method has a whole schedule, however many steps it makes
 
 **Learning rate.** {LR:g} for all, at the top of the schedule, chosen with GRPO alone, on seed 0, which is not used below: with 1e-5 the
 accuracy on training questions was 0.19 after 140 s (the run was stopped there), with 3e-5 0.50 after 130 s and 0.67 on held-out questions
-after 500 s, with 1e-4 it fell to 0.00. "Longer steps" have {LONGER} times this learning rate. (Before training, on the same 8 questions,
-GRPO's gradient has length 1.5, CPPO's with P = 0.875 6.3, and that of random pruning 3.5, because the mean of fewer completions is
-noisier. Four times the learning rate is more than GRPO bears, so it is {LONGER} times. AdamW divides a gradient by the size of earlier
-ones: a longer gradient is not by itself a longer step.)
+after 500 s, with 1e-4 it fell to 0.00. (A first version of this program measured this; it set the rate at the start of a step.)
+
+"Longer steps" have {LONGER} times this learning rate. Before training, on the same 8 questions, GRPO's gradient has length 1.5, CPPO's with
+P = 0.875 6.3, and that of random pruning 3.5, because the mean of fewer completions is noisier. Four times the learning rate is more than
+GRPO bears, so it is {LONGER} times. AdamW divides a gradient by the size of earlier ones: a longer gradient is not by itself a longer step.
 
 **Evaluation.** After {AT[0]} and {AT[1]} s, {EVAL_QUESTIONS} held-out questions, greedy and sampled once at T = 1, by the newest weights of
 that moment: a step that is not over yet does not count. And the seconds until the accuracy on training questions, all of them new, is
-{REACHED} over the last 64 questions (GRPO: 40, if its run has few).
+{REACHED} over the last 64 questions, or over as many as a quarter of the run's, if these are fewer.
 
 **What counts as a difference.** Three seeds each. One method is better than another if each of its seeds is above each seed of the other.
 By chance this happens in 1 of 20 comparisons in a given direction. Everything else is called no difference.
@@ -142,17 +145,17 @@ def one_run(model, method, seed, lr, label):
     steps, evaluations, seconds, position = [], [], 0.0, 0
     bar = tqdm(total=AT[-1], desc=label, unit="s")
     while len(evaluations) < len(AT):
-        before = {name: p.detach().clone() for name, p in networks.model.named_parameters()}
+        before = deepcopy(networks.model.state_dict())
         begin = time.process_time()
         asked = take(questions, position, algorithm.questions_per_step, seed)
         rng = random.Random(f"{seed} {len(steps) + 1}")
         metrics, sample = train_step(networks, algorithm, rewards, sampling, Limits(), lambda _: asked, rng)  # noqa: B023
         last = time.process_time() - begin
         while len(evaluations) < len(AT) and seconds + last > AT[len(evaluations)]:
-            after = {name: p.detach().clone() for name, p in networks.model.named_parameters()}
-            put(before, networks.model)
+            after = deepcopy(networks.model.state_dict())
+            networks.model.load_state_dict(before)
             evaluations.append(evaluate(AT[len(evaluations)]))
-            put(after, networks.model)
+            networks.model.load_state_dict(after)
         seconds, position = seconds + last, position + len(asked)
         keys = ("questions", "completions", "kept", "accuracy", "length", "no_signal", "entropy", "grad_norm", "loss")
         row = {key: metrics[key] for key in keys} | {"sampling": metrics["seconds/generate"] / metrics["seconds/total"]}
@@ -164,12 +167,6 @@ def one_run(model, method, seed, lr, label):
     return made_with | {"steps": steps, "evaluations": evaluations}
 
 
-def put(weights, model):
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(weights[name])
-
-
 # --- the page ---
 
 
@@ -178,9 +175,7 @@ def summary(runs):
     row = {"seeds": [run["seed"] for run in runs], "steps": statistics.fmean(len(run["steps"]) - 1 for run in runs)}
     for n, at in enumerate(AT):
         for how in ("greedy", "sampled"):
-            values = [run["evaluations"][n][how]["accuracy"] for run in runs]
-            std = statistics.stdev(values) if len(values) > 1 else 0.0
-            row[f"{how} {at}"] = {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
+            row[f"{how} {at}"] = spread([run["evaluations"][n][how]["accuracy"] for run in runs])
     row["length"] = statistics.fmean(run["evaluations"][-1]["sampled"]["length"] for run in runs)
     row["questions"] = statistics.fmean(sum(step["questions"] for step in run["steps"][:-1]) for run in runs)
     row["sampling"] = statistics.fmean(step["sampling"] for run in runs for step in run["steps"])
@@ -190,26 +185,22 @@ def summary(runs):
 
 
 def page(about, rows):
-    head = ["", "seeds", "steps", "questions", f"greedy, {AT[0]} s", "sampled", f"greedy, {AT[1]} s", "sampled", "tokens long",
-            f"seconds to {REACHED}, each seed", "share of sampling"]
-    lines = [head, ["---"] * len(head)]
+    columns = ["", "seeds", "steps", "questions", f"greedy, {AT[0]} s", "sampled", f"greedy, {AT[1]} s", "sampled", "tokens long",
+               f"seconds to {REACHED}, each seed", "share of sampling"]
+    lines = [columns]
     for name, row in rows.items():
         lines.append([name, len(row["seeds"]), f"{row['steps']:.0f}", f"{row['questions']:.0f}",
                       *(pm(row[f"{how} {at}"]) for at in AT for how in ("greedy", "sampled")), f"{row['length']:.1f}",
                       ", ".join(f"{x:.0f}" if x else "–" for x in row["seconds"]), f"{row['sampling']:.0%}"])
-    return f"{heading('GRPO, CPPO and their controls on a real model', about)}{PLAN}\n## Results\n\n" + "\n".join(
-        "| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n\n![Accuracy against seconds](real.png)\n"
+    head = heading("GRPO, CPPO and their controls on a real model", about)
+    return f"{head}{PLAN}\n## Results\n\n{markdown_table(lines)}\n\n![Accuracy against seconds](real.png)\n"
 
 
 def picture(rows, output):
     figure, axes = plt.subplots(1, 3, figsize=(15, 5), constrained_layout=True)
     for axis, names in [(axes[0], CLAIM), (axes[1], ["GRPO", *(name for name in METHODS if name not in CLAIM)])]:
         for i, name in enumerate(name for name in names if name in rows):
-            curves = rows[name]["curves"]
-            grid = np.linspace(max(points[0][0] for points in curves), min(points[-1][0] for points in curves), 60)
-            seeds = np.array([np.interp(grid, *np.array(points)[:, [0, 2]].T) for points in curves])
-            axis.fill_between(grid, seeds.min(0), seeds.max(0), color=f"C{i}", alpha=0.15)
-            axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=f"C{i}", label=name)
+            band(axis, rows[name]["curves"], 0, i, name)
         axis.set(xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)", ylim=(0, 1), xlim=(0, AT[-1]))
         axis.grid(alpha=0.3)
         above(axis, columns=2)
@@ -229,11 +220,14 @@ def main(argv):
     if unknown:
         raise UserError(f"unknown method '{unknown.pop()}': there are {'; '.join(METHODS)}.")
     jobs = [(seed, method) for seed in options.seeds or (1, 2, 3) for method in options.methods or METHODS]
-    first, step = map(int, options.share.split("/"))
+    share = re.fullmatch(r"(\d+)/(\d+)", options.share)
+    if not share or not 1 <= int(share[1]) <= int(share[2]):
+        raise UserError(f"--share must be I/N with I from 1 to N, as 1/2, not {options.share}.")
+    first, step = int(share[1]), int(share[2])
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
     for seed, method in [] if options.page else jobs[first - 1 :: step]:
-        path = folder / f"{method}, seed {seed}.json".replace(", ", "-").replace(" ", "-")
+        path = folder / f"{name_of(method, seed)}.json"
         if not path.exists():
             run = one_run(options.model, method, seed, options.lr, f"{method}, seed {seed}")
             logs.write(path, json.dumps(run) + "\n")

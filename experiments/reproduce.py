@@ -49,7 +49,7 @@ from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import questions as questions_module
 from engine.tasks import toy, toy_model
 from experiments import plot
-from experiments.setting import heading, setting
+from experiments.setting import heading, markdown_table, setting
 from experiments.step_memory import memory
 from grpo import kl_k1
 from records import Batch
@@ -240,6 +240,11 @@ def kl_to_base(folder, base):
     return kl_k1(logp, ref_logp).sum(1).mean().item()
 
 
+def name_of(method, seed):
+    """The file or folder of a run."""
+    return f"{method}, seed {seed}".replace(", ", "-").replace(" ", "-")
+
+
 def curve(metrics):
     """Accuracy during training: rows of (seconds, completions, accuracy), at most 200 of them.
 
@@ -278,9 +283,7 @@ def summarize(methods, runs):
         row |= {key: own[0][key] for key in ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions", "completions")}
         for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "fall", "kl_to_base"):
             if key in own[0]:  # the last one is not in every table
-                values = [r[key] for r in own]
-                std = statistics.stdev(values) if len(values) > 1 else 0.0
-                row[key] = {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
+                row[key] = spread([r[key] for r in own])
         row |= {key: statistics.fmean(r[key] for r in own) for key in ("tokens_generated", "tokens_trained")}
         ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
         row["speedup"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
@@ -300,6 +303,12 @@ def summarize(methods, runs):
         row["curves"] = [r["curve"] for r in own]
         rows.append(row)
     return rows
+
+
+def spread(values):
+    """Of one figure over the seeds."""
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
 
 
 def pm(value, digits=3):
@@ -341,16 +350,12 @@ def markdown(about, rows):
                      f"{row['completions_to_85']:.0f}" if row["completions_to_85"] else "not reached",
                      *(f"{row['memory'][part] / 1e6:.0f}" for part in ("peak", "parameters", "optimizer") if "memory" in row)])
 
-    def table(lines):
-        lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-        return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
     return (
         f"{heading(about['title'], about)}\n"
         f"One thread, {about['seeds']} seeds, mean ± standard deviation; one pass over {about['questions']} questions; "
         f"accuracy on {about['eval_questions']} held-out questions, base model {rows[0]['base']['mean']:.3f} sampled; "
         "speed-up over GRPO: median over the seeds.\n\n"
-        f"{table(lines)}\n\nWhere the work went:\n\n{table(work)}\n"
+        f"{markdown_table(lines)}\n\nWhere the work went:\n\n{markdown_table(work)}\n"
     )
 
 
@@ -367,7 +372,7 @@ def reproduce(table, config):
         options = PROTOCOL | method.options | {
             "seed": seed, "epochs": method.passes * questions / toy.TRAIN_QUESTIONS, "eval_questions": eval_questions,
             "save_every": 500}
-        run_folder = folder / f"{name}, seed {seed}".replace(", ", "-").replace(" ", "-")
+        run_folder = folder / name_of(name, seed)
         runs.setdefault(name, []).append(one_run(run_folder, options | ({"model": base} if base else {})))
         if "kl" in measures:
             runs[name][-1]["kl_to_base"] = kl_to_base(run_folder, base or toy_model.base())

@@ -36,6 +36,12 @@ def heading(title, where):
     return f"# {title}\n\n`{where['command']}`\n\n{where['date']}, {where['processor']}, {versions}.\n"
 
 
+def markdown_table(lines):
+    """Lines of cells as a Markdown table; the first line is its head."""
+    lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
 def write(folder, name, result, page):
     """`result` as NAME.json and `page`, Markdown, as NAME.md in a folder, which is made if it is not there."""
     folder = Path(folder)

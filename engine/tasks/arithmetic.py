@@ -4,7 +4,7 @@
 
 The questions are short and their numbers are small, so that a model of 135 million parameters gets some of them right,
 and a training step is cheap on a CPU. A worked example stands before each question: without it such a model seldom
-calculates. (With one example SmolLM2-135M-Instruct is right as often as with two, 0.14, and the prompts are shorter.)
+calculates. A second example makes the prompts longer, and SmolLM2-135M-Instruct hardly better.
 
 A template is a chain of operations and a text. The chain "+ -" means (a + b) − c.
 """

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from engine.run.options import UserError
 from experiments import gpu, gradients, real, rules
 from grpo import group_advantages
 
@@ -196,3 +198,12 @@ def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(small, t
     assert [path.stat().st_mtime_ns for path in files] == before
     page = (tmp_path / "page/real.md").read_text()
     assert "Plan, written before the runs" in page and "| CPPO, P=0.875 | 1 |" in page and (tmp_path / "page/real.png").exists()
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["--share", "x"], "--share must be I/N"), (["--share", "3/2"], "--share must be I/N"),
+    (["--methods", "GPRO"], "unknown method 'GPRO'"), (["--page"], "holds no finished run"),
+])  # fmt: skip
+def test_a_mistake_with_the_real_model_is_one_sentence(words, sentence, tmp_path):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        real.main([*words, "--folder", str(tmp_path)])
