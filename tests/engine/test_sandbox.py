@@ -1,6 +1,7 @@
 """engine/scoring/sandbox.py: what a program can do, and all that it cannot: attacks, and after each of them the caller is as it was."""
 
 import ctypes
+import gc
 import importlib.util
 import json
 import os
@@ -68,6 +69,7 @@ def temp(tmp_path, monkeypatch):
     folder = tmp_path / "temp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    gc.collect()  # what earlier tests left open is closed here, not in the middle of this one
     before = caller_state()
     yield folder
     assert caller_state() == before
