@@ -8,37 +8,19 @@ Writes real.json, real.md and real.png in experiments/results; PLAN below is the
 is one file in runs/real/. To continue after an interruption, run the same command again: an interrupted run begins anew.
 """
 
-import json
-import math
-import random
-import re
-import statistics
 import sys
-import time
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from tqdm import tqdm
-
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.model.networks import build
-from engine.model.sampling import Sampling
-from engine.run import logs
-from engine.run.config import Config, check
+from engine.run.config import Config
 from engine.run.curves import above, plt, save
-from engine.run.options import UserError, option, parse, run_program
-from engine.run.state import learning_rate
-from engine.scoring.score import choose
-from engine.tasks.questions import load_questions, take
-from eval import examine
+from engine.run.options import option, parse, run_program
+from experiments import same_seconds
 from experiments.plot import band
-from experiments.reproduce import RULES, curve, name_of, pm, spread
-from experiments.setting import heading, markdown_table, setting, write
-from train import train_step
-from update import Limits
+from experiments.reproduce import RULES
+from experiments.setting import heading, setting, write
 
 SETTING = {"dataset": "arithmetic", "questions_per_step": 4, "group_size": 16, "mu": 1, "beta": 0.0, "dtype": "float32"}
 LR = 3e-5
@@ -121,79 +103,18 @@ class Options:
     output: str = option("experiments/results", "folder of the page and the picture")
 
 
-def one_run(model, method, seed, lr, label):
-    """Train for the seconds of AT. Returns what is known of the run: its steps, and the evaluations."""
-    config = Config(model=model, seed=seed, **{"lr": lr, **SETTING, **METHODS[method]})
-    algorithm, device = check(config), torch.device("cpu")
-    networks = build(model, config, device)
-    torch.set_num_threads(1)
-    prompts = {"tokenizer": networks.tokenizer, "system_prompt": config.system_prompt}
-    questions, _ = load_questions(config.dataset, **prompts)
-    test, _ = load_questions(config.dataset, split="test", limit=EVAL_QUESTIONS, **prompts)
-    sampling, rewards = Sampling(config.max_new_tokens), choose(config.rewards)
-
-    def evaluate(seconds):
-        scores = examine(networks.sampler, networks.tokenizer, test, rewards[0].function, sampling, seed=0, batch_size=128)
-        kept = ("accuracy", "length", "truncated")
-        return {"at": seconds, **{how: {key: scores[how][key] for key in kept} for how in ("greedy", "sampled")}}
-
-    def schedule(optimizer, *_):  # the learning rate at the moment of the update
-        now = min(1.0, (seconds + time.process_time() - begin) / AT[-1])
-        optimizer.param_groups[0]["lr"] = learning_rate(now, config.lr, warmup=0.1)
-
-    networks.optimizer.register_step_pre_hook(schedule)
-    steps, evaluations, seconds, position = [], [], 0.0, 0
-    bar = tqdm(total=AT[-1], desc=label, unit="s")
-    while len(evaluations) < len(AT):
-        before = deepcopy(networks.model.state_dict())
-        begin = time.process_time()
-        asked = take(questions, position, algorithm.questions_per_step, seed)
-        rng = random.Random(f"{seed} {len(steps) + 1}")
-        metrics, sample = train_step(networks, algorithm, rewards, sampling, Limits(), lambda _: asked, rng)  # noqa: B023
-        last = time.process_time() - begin
-        while len(evaluations) < len(AT) and seconds + last > AT[len(evaluations)]:
-            after = deepcopy(networks.model.state_dict())
-            networks.model.load_state_dict(before)
-            evaluations.append(evaluate(AT[len(evaluations)]))
-            networks.model.load_state_dict(after)
-        seconds, position = seconds + last, position + len(asked)
-        keys = ("questions", "completions", "kept", "accuracy", "length", "no_signal", "entropy", "grad_norm", "loss")
-        row = {key: metrics[key] for key in keys} | {"sampling": metrics["seconds/generate"] / metrics["seconds/total"]}
-        steps.append(row | {"seconds/total": last, "seconds": seconds, "text": sample["completions"][0]["completion"]})
-        bar.update(min(seconds, AT[-1]) - bar.n)
-        bar.set_postfix_str(f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}")
-    bar.close()
-    made_with = {"method": method, "seed": seed, "lr": config.lr, "options": SETTING | METHODS[method]}
-    return made_with | {"steps": steps, "evaluations": evaluations}
+def one_run(method, seed, label, options):
+    config = Config(model=options.model, seed=seed, **{"lr": options.lr, **SETTING, **METHODS[method]})
+    made_with = {"lr": config.lr, "options": SETTING | METHODS[method]}
+    return made_with | same_seconds.train_for(config, AT, EVAL_QUESTIONS, label)
 
 
 # --- the page ---
 
 
-def summary(runs):
-    """The figures of one method, over its seeds."""
-    row = {"seeds": [run["seed"] for run in runs], "steps": statistics.fmean(len(run["steps"]) - 1 for run in runs)}
-    for n, at in enumerate(AT):
-        for how in ("greedy", "sampled"):
-            row[f"{how} {at}"] = spread([run["evaluations"][n][how]["accuracy"] for run in runs])
-    row["length"] = statistics.fmean(run["evaluations"][-1]["sampled"]["length"] for run in runs)
-    row["questions"] = statistics.fmean(sum(step["questions"] for step in run["steps"][:-1]) for run in runs)
-    row["sampling"] = statistics.fmean(step["sampling"] for run in runs for step in run["steps"])
-    row["curves"] = [curve(run["steps"]) for run in runs]
-    reached = [next((seconds for seconds, _, accuracy in points if accuracy >= REACHED), math.inf) for points in row["curves"]]
-    return row | {"seconds": [x if x < math.inf else None for x in reached]}
-
-
 def page(about, rows):
-    columns = ["", "seeds", "steps", "questions", f"greedy, {AT[0]} s", "sampled", f"greedy, {AT[1]} s", "sampled", "tokens long",
-               f"seconds to {REACHED}, each seed", "share of sampling"]
-    lines = [columns]
-    for name, row in rows.items():
-        lines.append([name, len(row["seeds"]), f"{row['steps']:.0f}", f"{row['questions']:.0f}",
-                      *(pm(row[f"{how} {at}"]) for at in AT for how in ("greedy", "sampled")), f"{row['length']:.1f}",
-                      ", ".join(f"{x:.0f}" if x else "–" for x in row["seconds"]), f"{row['sampling']:.0%}"])
-    head = heading("GRPO, CPPO and their controls on a real model", about)
-    return f"{head}{PLAN}\n## Results\n\n{markdown_table(lines)}\n\n![Accuracy against seconds](real.png)\n"
+    head, table = heading("GRPO, CPPO and their controls on a real model", about), same_seconds.table(rows, AT, REACHED)
+    return f"{head}{PLAN}\n## Results\n\n{table}\n\n![Accuracy against seconds](real.png)\n"
 
 
 def picture(rows, output):
@@ -216,25 +137,7 @@ def picture(rows, output):
 
 def main(argv):
     options = parse(Options, argv)
-    unknown = set(options.methods or ()) - set(METHODS)
-    if unknown:
-        raise UserError(f"unknown method '{unknown.pop()}': there are {'; '.join(METHODS)}.")
-    jobs = [(seed, method) for seed in options.seeds or (1, 2, 3) for method in options.methods or METHODS]
-    share = re.fullmatch(r"(\d+)/(\d+)", options.share)
-    if not share or not 1 <= int(share[1]) <= int(share[2]):
-        raise UserError(f"--share must be I/N with I from 1 to N, as 1/2, not {options.share}.")
-    first, step = int(share[1]), int(share[2])
-    folder = Path(options.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed, method in [] if options.page else jobs[first - 1 :: step]:
-        path = folder / f"{name_of(method, seed)}.json"
-        if not path.exists():
-            run = one_run(options.model, method, seed, options.lr, f"{method}, seed {seed}")
-            logs.write(path, json.dumps(run) + "\n")
-    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    if not runs:
-        raise UserError(f"{folder} holds no finished run: leave out --page.")
-    rows = {name: summary(own) for name in METHODS if (own := [run for run in runs if run["method"] == name])}
+    rows = same_seconds.rows(options, METHODS, one_run, AT, REACHED)
     about = setting(["torch", "transformers"]) | {"setting": SETTING, "lr": LR}
     write(options.output, "real", about | {"rows": rows}, page(about, rows))
     picture(rows, Path(options.output) / "real.png")
