@@ -1,6 +1,7 @@
-"""Sampling fewer completions, which is what is left to save after pruning: two ideas, measured on the toy.
+"""Sampling fewer completions, which is what is left to save after pruning: two ideas, measured.
 
-    python experiments/fewer.py                                writes fewer.json, fewer.md and fewer.png in experiments/results
+    python experiments/fewer.py                                the toy; writes fewer.json and fewer.md in experiments/results
+    python experiments/fewer.py --model DIR                    a chat model, set up as in real.py; writes fewer_real.*
     python experiments/fewer.py --share 1/2                    every second run: start 2/2 on another core
 
 - Until a signal: a question is answered in rounds of 4 completions, until there is a right and a wrong one or there are
@@ -10,7 +11,7 @@
   questions were met than wanted, or else it rises (GRESO, 2506.02177). This takes more than one pass over the
   questions.
 
-Every run has the same CPU seconds. Finished runs are kept in runs/fewer/.
+Every run of a task has the same CPU seconds. Finished runs are kept in runs/fewer/ and runs/fewer_real/.
 """
 
 import math
@@ -18,6 +19,7 @@ import random
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -27,15 +29,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 import rollout as rollout_module
 from engine.run.config import Config
 from engine.run.options import option, parse, run_program
-from experiments import same_seconds
+from experiments import real, same_seconds
 from experiments.reproduce import PROTOCOL, RULES
+from experiments.same_seconds import in_order
 from experiments.setting import heading, markdown_table, setting, write
 from family.dapo import has_signal
 from grpo import group_advantages
 from train import train_step
 
 ROUND = 4  # completions that a question gets at a time
-FEW = 256  # questions to pass over several times
 
 
 # --- until a signal ---
@@ -104,10 +106,10 @@ def step_until_a_signal(networks, algorithm, *rest):
 
 
 def skipping(questions, seed, seen):
-    """GRESO on the first FEW questions: in order, without those that have probably no signal."""
+    """GRESO: in order, without the questions that have probably no signal."""
     rng, last, done = random.Random(f"skip {seed}"), {}, 0
     p, wanted = {0.0: 0.5, 1.0: 0.5}, {0.0: 1 / 6, 1.0: 1 / 12}  # mean reward 0: too hard; 1: too easy
-    for question in same_seconds.in_order(questions[:FEW], seed, seen):
+    for question in in_order(questions, seed, seen):
         new, done = seen[done:], len(seen)  # what the last step has asked
         for asked, mean in new:
             _, z = last.get(asked["question"], (mean, 0))
@@ -120,8 +122,9 @@ def skipping(questions, seed, seen):
             yield question
 
 
-def few(questions, seed, seen):
-    return same_seconds.in_order(questions[:FEW], seed, seen)
+def first(count, order):
+    """The same order, of the first questions only, so that a run passes over them several times."""
+    return lambda questions, seed, seen: order(questions[:count], seed, seen)
 
 
 # --- what stopping changes: the weight of a question ---
@@ -161,53 +164,78 @@ def groups(p, G, n):
 
 # --- the table ---
 
-TOY = PROTOCOL | {"dtype": "float32"}
+
+class Task(NamedTuple):
+    name: str
+    title: str
+    setting: dict  # options of train.py
+    at: tuple[int, int]  # seconds
+    eval_questions: int
+    reached: float  # the accuracy to which the seconds are counted
+    methods: dict  # name: (options of train.py on top of the setting, options of train_for)
+
+
 PRUNED = {"algorithm": "cppo", "pruning_rate": 0.875}
 KINDS = PRUNED | {"keep": f"{RULES}:distinct"}
-METHODS = {  # options of train.py on top of the setting, step, order
+STOPPED = {"step": step_until_a_signal}
+
+
+def passes(few):
+    """Several passes over a few questions, with and without skipping."""
+    return {
+        f"CPPO, P=0.875, {few} questions": (PRUNED, {"order": first(few, in_order)}),
+        f"CPPO, P=0.875, {few} questions, skipping": (PRUNED, {"order": first(few, skipping)}),
+    }
+
+
+TOY = Task("fewer", "Sampling fewer completions: the toy", PROTOCOL | {"dtype": "float32"}, (15, 30), 512, 0.85, {
     "GRPO": ({"algorithm": "grpo"}, {}),
     "CPPO, P=0.875": (PRUNED, {}),
     "one of each kind, P=0.875": (KINDS, {}),
-    "until a signal, all": ({"algorithm": "grpo", "questions_per_step": 8}, {"step": step_until_a_signal}),
-    "until a signal, P=0.875": (PRUNED, {"step": step_until_a_signal}),
-    "until a signal, one of each kind": (KINDS, {"step": step_until_a_signal}),
-    f"CPPO, P=0.875, {FEW} questions": (PRUNED, {"order": few}),
-    f"CPPO, P=0.875, {FEW} questions, skipping": (PRUNED, {"order": skipping}),
-}
-AT, EVAL_QUESTIONS, REACHED = (15, 30), 512, 0.85
+    "until a signal, all": ({"algorithm": "grpo", "questions_per_step": 8}, STOPPED),
+    "until a signal, P=0.875": (PRUNED, STOPPED),
+    "until a signal, one of each kind": (KINDS, STOPPED),
+} | passes(256))  # fmt: skip
+REAL = Task(
+    "fewer_real", "Sampling fewer completions: a real model", real.SETTING | {"lr": real.LR}, real.AT, real.EVAL_QUESTIONS,
+    real.REACHED, {"until a signal, P=0.875": (PRUNED, STOPPED)} | passes(64))
 RIGHT = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 0.88, 0.94, 0.97)
 
 
 @dataclass
 class Options:
+    model: str = option("toy", "hub name or folder of a chat model; toy: the toy's base model")
     methods: list[str] | None = option(None, "which methods, by their names; none: all")
     seeds: list[int] | None = option(None, "none: 1 2 3")
     share: str = option("1/1", "I/N: only every N-th run, from the I-th on")
-    folder: str = option("runs/fewer", "folder of the finished runs")
+    folder: str | None = option(None, "folder of the finished runs; none: runs/fewer or runs/fewer_real")
     page: bool = option(False, "train nothing; write the page of the runs that are there")
-    output: str = option("experiments/results", "folder of the page and the picture")
+    output: str = option("experiments/results", "folder of the page")
 
 
-def one_run(method, seed, label, options):
-    own, how = METHODS[method]
-    config = Config(seed=seed, **{**TOY, **own})
-    return same_seconds.train_for(config, AT, EVAL_QUESTIONS, label, **how)
-
-
-def page(about, rows):
-    head, table = heading("Sampling fewer completions", about), same_seconds.table(rows, AT, REACHED)
+def page(task, about, rows):
     lines = [["probability of a right completion", "completions drawn", "weight in GRPO", "weight until a signal", "ratio"]]
     for p in RIGHT:
         (all_, _), (stopped, drawn) = weight(p, 16, n=16), weight(p, 16)
         lines.append([p, f"{drawn:.1f}", f"{all_:.3f}", f"{stopped:.3f}", f"{stopped / all_:.2f}"])
-    return f"{head}\n{table}\n\nWhat stopping changes, for G = 16 and rounds of {ROUND}:\n\n{markdown_table(lines)}\n"
+    table = same_seconds.table(rows, task.at, task.reached)
+    stopping = f"What stopping changes, for G = 16 and rounds of {ROUND}:\n\n{markdown_table(lines)}"
+    return f"{heading(task.title, about)}\n{table}\n\n{stopping}\n"
 
 
 def main(argv):
     options = parse(Options, argv)
-    rows = same_seconds.rows(options, METHODS, one_run, AT, REACHED)
-    about = setting(["torch", "transformers"]) | {"setting": TOY}
-    write(options.output, "fewer", about | {"rows": rows}, page(about, rows))
+    task = TOY if options.model == "toy" else REAL
+    options.folder = options.folder or f"runs/{task.name}"
+
+    def one_run(method, seed, label, options):
+        own, how = task.methods[method]
+        config = Config(model=options.model, seed=seed, **{**task.setting, **own})
+        return same_seconds.train_for(config, task.at, task.eval_questions, label, **how)
+
+    rows = same_seconds.rows(options, task.methods, one_run, task.at, task.reached)
+    about = setting(["torch", "transformers"]) | {"setting": task.setting}
+    write(options.output, task.name, about | {"rows": rows}, page(task, about, rows))
 
 
 if __name__ == "__main__":

@@ -74,9 +74,8 @@ def test_a_question_is_drawn_until_it_has_a_signal():
 
 
 @pytest.mark.parametrize("kind", [0.0, 1.0])
-def test_questions_without_a_signal_are_skipped_with_their_probability(kind, monkeypatch):
+def test_questions_without_a_signal_are_skipped_with_their_probability(kind):
     """Of 3,000 questions 1,000 never have a signal. Each pass is one step, so p falls to 0.49, then to 0.48."""
-    monkeypatch.setattr(fewer, "FEW", 3000)
     questions, seen = [{"question": i} for i in range(3000)], []
     order, silent, counts = fewer.skipping(questions, 1, seen), set(range(0, 3000, 3)), []
     for _ in range(3):
@@ -102,16 +101,18 @@ def test_a_question_that_has_a_signal_again_is_not_skipped():
     assert set(turns.values()) <= {9, 10, 11}
 
 
-def test_the_table_is_made(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(fewer, "AT", (0.3, 0.6))
-    monkeypatch.setattr(fewer, "EVAL_QUESTIONS", 3)
-    monkeypatch.setattr(fewer, "TOY", fewer.TOY | {"model": small})
-    words = ["--seeds", "1", "--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "page")]
+@pytest.mark.parametrize("name", ["TOY", "REAL"])
+def test_the_table_is_made(name, small, tmp_path, monkeypatch):
+    task = getattr(fewer, name)._replace(at=(0.3, 0.6), eval_questions=3)
+    task = task._replace(setting=task.setting | {"questions_per_step": 1})
+    monkeypatch.setattr(fewer, "TOY", task)
+    monkeypatch.setattr(fewer, "REAL", task)
+    words = ["--model", small, "--seeds", "1", "--folder", str(tmp_path / "runs"), "--output", str(tmp_path)]
     fewer.main(words)
-    rows = json.loads((tmp_path / "page/fewer.json").read_text())["rows"]
-    assert list(rows) == list(fewer.METHODS)
-    for name, row in rows.items():
+    rows = json.loads((tmp_path / f"{task.name}.json").read_text())["rows"]
+    assert list(rows) == list(task.methods)
+    for method, row in rows.items():
         drawn = row["completions"] / row["questions"]
-        assert drawn == 16 if "until" not in name else 4 <= drawn < 16, name
-    page = (tmp_path / "page/fewer.md").read_text()
-    assert "| until a signal, P=0.875 | 1 |" in page and "0.03" in page
+        assert drawn == 16 if "until" not in method else 4 <= drawn < 16, method
+    page = (tmp_path / f"{task.name}.md").read_text()
+    assert "| until a signal, P=0.875 | 1 |" in page and "| 0.03 | 13.5 |" in page
