@@ -195,6 +195,8 @@ TOY = Task("fewer", "Sampling fewer completions: the toy", PROTOCOL | {"dtype": 
     "until a signal, all": ({"algorithm": "grpo", "questions_per_step": 8}, STOPPED),
     "until a signal, P=0.875": (PRUNED, STOPPED),
     "until a signal, one of each kind": (KINDS, STOPPED),
+    "CPPO, P=0.875, 32 questions a step": (PRUNED | {"questions_per_step": 4}, {}),
+    "until a signal, P=0.875, 32 questions a step": (PRUNED | {"questions_per_step": 4}, STOPPED),
 } | passes(256))  # fmt: skip
 REAL = Task(
     "fewer_real", "Sampling fewer completions: a real model", real.SETTING | {"lr": real.LR}, real.AT, real.EVAL_QUESTIONS,

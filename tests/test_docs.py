@@ -7,14 +7,13 @@ import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import eval as evaluation
 from engine.run.config import Config, fill_in
-from engine.run.options import own_function, parse
+from engine.run.options import parse
 from engine.scoring.score import choose
 from train import main
 
@@ -210,20 +209,7 @@ def test_options_of_the_examples_in_the_text_are_taken(monkeypatch):
         takes(shlex.split(line))
 
 
-# --- the examples, and the metrics of a run ---
-
-
-def test_a_rule_of_ones_own_keeps_by_advantage_per_token():
-    per_token = own_function(f"{ROOT}/examples/keep_by_length.py:per_token", "--keep")
-    advantages, lengths = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.3, -0.4]]), torch.tensor([[2, 8, 2], [1, 3, 2]])
-    # |A| / length: 0.5, 0.25, 0.25; 0, 0.1, 0.2
-    assert per_token(SimpleNamespace(lengths=lengths), advantages, 1).tolist() == [0, 5]
-    assert per_token(SimpleNamespace(lengths=lengths), advantages, 2).tolist() == [0, 1, 4, 5]
-
-
-def test_a_reward_of_ones_own_pays_for_brevity():
-    brevity = own_function(f"{ROOT}/examples/reward_brevity.py:brevity", "--rewards")
-    assert brevity(["", "x" * 20, "x" * 200], answer=["", "", ""]) == [1.0, 0.8, 0.0]
+# --- the metrics of a run ---
 
 
 def one_step(model, folder, *words):
@@ -231,13 +217,6 @@ def one_step(model, folder, *words):
     assert main(["--model", model, "--output_dir", str(folder), *small, *words]) == 0
     [metrics] = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return metrics
-
-
-def test_a_run_takes_a_rule_and_a_reward_of_ones_own(small, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    mine = ["--keep", "examples/keep_by_length.py:per_token", "--rewards", "toy_accuracy", "examples/reward_brevity.py:brevity:0.1"]
-    metrics = one_step(small, tmp_path, *mine)
-    assert metrics["kept"] == metrics["completions"] // 4 and 0 < metrics["reward/brevity"] < 1
 
 
 def test_every_metric_is_documented_and_every_documented_metric_is_written(small, tmp_path):

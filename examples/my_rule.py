@@ -1,6 +1,6 @@
 """A pruning rule of your own: keep the completions with the most |A| per token.
 
-    torchrun train.py --keep examples/keep_by_length.py:per_token
+    torchrun train.py --keep examples/my_rule.py:per_token
 """
 
 from cppo import batch_rows, prune

@@ -1,6 +1,6 @@
 """A reward of your own: a short completion earns more than a long one.
 
-    torchrun train.py --rewards toy_accuracy examples/reward_brevity.py:brevity:0.1
+    torchrun train.py --rewards toy_accuracy examples/my_reward.py:brevity:0.1
 """
 
 
