@@ -1,6 +1,12 @@
-"""What several tests share: one small model that has seen a little of the toy, in a folder, made once per session."""
+"""What several tests share: one small model that has seen a little of the toy, in a folder, made once per session.
 
+And the option --solutions, which tests a student's files (exercises/make.py).
+"""
+
+import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -8,6 +14,7 @@ import torch
 
 from engine.model.loading import load_model
 from engine.tasks.toy_model import make_model, make_tokenizer, warm_start
+from exercises.make import FILES, TESTS
 
 torch.set_num_threads(1)
 os.environ["HF_HUB_OFFLINE"], huggingface_hub.constants.HF_HUB_OFFLINE = "1", True  # no test asks the hub
@@ -35,6 +42,48 @@ def loaded(small):
 LONGEST = ("test_main_job", "test_notebooks", "test_ranks", "test_train", "test_checkpoint")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items, config):
     """The files that take longest come first (pytest-xdist keeps this order), so that both processes end together."""
+    if config.getoption("solutions"):
+        items[:] = [item for item in items if item.getparent(TestsOfAnExercise)]
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+# --- the student's files ---
+
+
+def pytest_addoption(parser):
+    parser.addoption("--solutions", metavar="FOLDER", help="test the exercises of this folder, and nothing else")
+
+
+def pytest_configure(config):
+    folder = config.getoption("solutions")
+    if folder and not any((Path(folder) / file).is_file() for file in FILES):
+        raise pytest.UsageError(f"--solutions {folder}: there is no exercise in this folder; `python exercises/make.py` makes them")
+
+
+def exercise(path, config):
+    """The file of the exercise that a test file tests, relative to the folder of --solutions; None without one."""
+    folder = config.getoption("solutions")
+    if folder and path.parent == TESTS:  # test_grpo_advantages.py tests grpo.py
+        found = [file for file in FILES if file.stem == path.stem.split("_")[1] and (Path(folder) / file).is_file()]
+        return found[0] if found else None
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    if exercise(module_path, parent.config):
+        return TestsOfAnExercise.from_parent(parent, path=module_path)
+
+
+class TestsOfAnExercise(pytest.Module):
+    """A test file that is imported while the student's file stands in for the one it tests, and for no other."""
+
+    def collect(self):
+        file = exercise(self.path, self.config)
+        name = ".".join(file.with_suffix("").parts)  # family.gspo
+        spec = importlib.util.spec_from_file_location(name, Path(self.config.getoption("solutions")) / file)
+        module = importlib.util.module_from_spec(spec)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, name, module)
+            spec.loader.exec_module(module)
+            return super().collect()
