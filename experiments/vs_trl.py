@@ -1,18 +1,19 @@
-"""Seconds per step and per question: this project's GRPO and CPPO beside TRL's GRPOTrainer.
+"""Seconds per step and per question: this project's GRPO and CPPO beside TRL's GRPOTrainer, and beside CPPO in TRL.
 
     pip install trl
     python experiments/vs_trl.py                               writes vs_trl.json and vs_trl.md in experiments/results
     python experiments/vs_trl.py --mu 2                        CPPO's published μ: two updates per batch; vs_trl_mu2.*
     python experiments/vs_trl.py --prompt 150                  long prompts, as word problems have; vs_trl_prompt150.*
 
-All three train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on the same prompts
+All four train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on the same prompts
 and with the same reward: G = 16 completions per question, 8 questions per step of GRPO, β = 0.04, ε = 0.2, one update
 per batch of completions. CPPO (P = 0.875, with allocation) takes 64 questions per step, so it is compared per question.
+CPPO in TRL is examples/cppo_in_trl.py, which samples 64 questions too and trains on as many completions as GRPO.
 All completions have the same length: the tokenizer's EOS is a token that the model does not have, so no completion ends
 early.
 
-One round is one step of TRL, one of our GRPO and one of our CPPO. Our steps run in a callback of TRL's trainer, so if
-the machine is slow for a while, it is slow for all three. Speed-ups are ratios within a round.
+One round is one step of each. TRL's trainers run in threads of their own and wait for their turns, so if the machine is
+slow for a while, it is slow for all four. Speed-ups are ratios within a round.
 
 TRL is set up to be fast at this size: without gradient checkpointing, logging or saving, and with a batch of 32
 completions, four batches per step. This was the fastest batch among 16, 32, 64 and 128. Ours is `train.train_step` with
@@ -24,6 +25,7 @@ At the end both losses and their gradients are computed on TRL's last completion
 import random
 import sys
 import tempfile
+import threading
 import time
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -51,12 +53,15 @@ from train import train_step
 from update import Limits
 
 QUESTIONS, LEARNING_RATE = 8, 1e-4
-NAMES = {"trl": "TRL, GRPO", "grpo": "ours, GRPO", "cppo": "ours, CPPO, P = 0.875"}
+RATE = 0.875
+NAMES = {
+    "trl": "TRL, GRPO", "trl_cppo": f"TRL, CPPO, P = {RATE}", "grpo": "ours, GRPO", "cppo": f"ours, CPPO, P = {RATE}",
+}  # fmt: skip
 
 
 @dataclass
 class Options:
-    rounds: int = option(20, "rounds measured: a step of each of the three")
+    rounds: int = option(20, "rounds measured: a step of each of the four")
     warmup: int = option(3, "rounds before them that are not measured")
     tokens: int = option(32, "length of every completion")
     prompt: int = option(0, "tokens of every prompt: digits stand before the question; 0: the toy's own prompts, about 10 tokens")
@@ -97,7 +102,7 @@ class Ours:
     def __init__(self, algorithm, model, tokenizer, questions, options):
         self.config = Config(
             algorithm=algorithm, mu=options.mu, questions_per_step=QUESTIONS, max_new_tokens=options.tokens, lr=LEARNING_RATE,
-            pruning_rate=0.875 if algorithm == "cppo" else None,
+            pruning_rate=RATE if algorithm == "cppo" else None,
         )
         self.algorithm = check(self.config)
         self.per_step = self.algorithm.questions_per_step
@@ -118,45 +123,76 @@ class Ours:
         self.seconds.append({"generate": metrics["seconds/generate"], "rest": total - metrics["seconds/generate"], "total": total})
 
 
-class Rounds(TrainerCallback):
-    """Measures the time of TRL's steps, and runs our steps between them."""
+class Theirs(TrainerCallback):
+    """A trainer of TRL in a thread of its own. `step()` lets it make a step, and adds its time to `seconds`."""
 
-    def __init__(self, ours, model, options):
-        self.ours, self.mu, self.seconds, self.generate = ours, options.mu, [], 0.0
-        self.bar = tqdm(total=options.warmup + options.rounds, desc="rounds")
-        original = model.generate
+    def __init__(self, trainer, per_step, mu):
+        self.trainer, self.per_step, self.mu = trainer, per_step, mu
+        self.seconds, self.generate, self.last, self.error = [], 0.0, {}, None
+        self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        generate, compute_loss = trainer.model.generate, trainer.compute_loss
 
-        def generate(*args, **kwargs):
+        def timed(*args, **kwargs):
             begin = time.perf_counter()
-            output = original(*args, **kwargs)
+            output = generate(*args, **kwargs)
             self.generate += time.perf_counter() - begin
             return output
 
-        model.generate = generate
+        def remembered(model, inputs, *args, **kwargs):
+            self.last.update(inputs)
+            return compute_loss(model, inputs, *args, **kwargs)
+
+        trainer.model.generate, trainer.compute_loss = timed, remembered
+        trainer.add_callback(self)
+        self.thread = threading.Thread(target=self.train, daemon=True)
+        self.thread.start()
+        self.wait_for_it()
+
+    def train(self):
+        torch.set_num_threads(1)  # is a setting of the thread
+        try:
+            self.trainer.train()
+        except Exception as error:
+            self.error = error
+        self.done.release()
+
+    def wait(self):
+        self.go.acquire()
+        self.generate, self.begin = 0.0, time.perf_counter()
 
     def on_train_begin(self, *args, **kwargs):
-        self.begin = time.perf_counter()
+        self.done.release()
+        self.wait()
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step % self.mu:  # TRL counts each of the μ updates as a step
             return
         total = time.perf_counter() - self.begin
         self.seconds.append({"generate": self.generate, "rest": total - self.generate, "total": total})
-        for ours in self.ours:
-            ours.step()
-        self.bar.update()
-        self.generate, self.begin = 0.0, time.perf_counter()
+        self.done.release()
+        self.wait()
+
+    def wait_for_it(self):
+        self.done.acquire()
+        if self.error:
+            raise self.error
+
+    def step(self):
+        self.go.release()
+        self.wait_for_it()
 
 
-def make_trainer(model, tokenizer, questions, options, folder):
+def make_trainer(kind, model, tokenizer, questions, options, folder, per_step, **more):
+    """A trainer of TRL that takes `per_step` questions a step, in four batches or more."""
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig
 
     model.save_pretrained(folder)  # TRL reads policy and reference from there
+    parts = QUESTIONS * 16 // options.trl_batch
     config = GRPOConfig(
         output_dir=folder, model_init_kwargs={"dtype": "float32"}, use_cpu=True, bf16=False, fp16=False,
         gradient_checkpointing=False, disable_dropout=True, dataloader_pin_memory=False,
-        per_device_train_batch_size=options.trl_batch, gradient_accumulation_steps=QUESTIONS * 16 // options.trl_batch,
+        per_device_train_batch_size=per_step * 16 // parts, gradient_accumulation_steps=parts,
         num_generations=16, max_completion_length=options.tokens, num_iterations=options.mu,
         max_steps=options.mu * (options.warmup + options.rounds),
         loss_type="grpo", scale_rewards="group", beta=0.04, epsilon=0.2, temperature=1.0,
@@ -165,7 +201,7 @@ def make_trainer(model, tokenizer, questions, options, folder):
         report_to="none", logging_strategy="no", save_strategy="no", eval_strategy="no", disable_tqdm=True,
     )
     rows = Dataset.from_list([{"prompt": q["question"]} for q in questions])
-    trainer = GRPOTrainer(folder, reward_funcs=digit_share, args=config, train_dataset=rows, processing_class=tokenizer)
+    trainer = kind(folder, reward_funcs=digit_share, args=config, train_dataset=rows, processing_class=tokenizer, **more)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -207,6 +243,10 @@ def spread(values):
 
 def measure(options):
     """Run the rounds. Returns the contents of the results page."""
+    from trl import GRPOTrainer
+
+    from examples.cppo_in_trl import CPPOTrainer
+
     torch.set_num_threads(1)
     model, tokenizer = make_model()
     questions, _ = questions_module.load_questions("toy", tokenizer, limit=512)
@@ -214,16 +254,21 @@ def measure(options):
         questions = [lengthened(question, tokenizer, options.prompt) for question in questions]
     ours = [Ours(name, model, tokenizer, questions, options) for name in ("grpo", "cppo")]
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(model, tokenizer, questions, options, folder)
-        rounds, last, compute_loss = Rounds(ours, trainer.model, options), {}, trainer.compute_loss
-        trainer.add_callback(rounds)
-        trainer.compute_loss = lambda model, inputs, *args, **kwargs: (last.update(inputs), compute_loss(model, inputs, *args, **kwargs))[1]
-        trainer.train()
-        rounds.bar.close()
-        check_loss = agreement(trainer, last, model)
+        theirs = []
+        for kind, more in ((GRPOTrainer, {}), (CPPOTrainer, {"pruning_rate": RATE})):
+            per_step = ours[len(theirs)].per_step
+            trainer = make_trainer(kind, model, tokenizer, questions, options, folder, per_step, **more)
+            theirs.append(Theirs(trainer, per_step, options.mu))
+        everyone = dict(zip(NAMES, theirs + ours))
+        for _ in tqdm(range(options.warmup + options.rounds), desc="rounds"):
+            for one in everyone.values():
+                one.step()
+        for one in theirs:  # to the end of their training
+            one.step()
+        check_loss = agreement(theirs[0].trainer, theirs[0].last, model)
 
-    seconds = {name: rows[options.warmup :] for name, rows in zip(NAMES, [rounds.seconds] + [o.seconds for o in ours])}
-    per_step = {"trl": QUESTIONS} | {o.config.algorithm: o.per_step for o in ours}
+    seconds = {name: one.seconds[options.warmup :] for name, one in everyone.items()}
+    per_step = {name: one.per_step for name, one in everyone.items()}
     each = {name: [row["total"] / per_step[name] for row in rows] for name, rows in seconds.items()}
     return {
         **setting(["torch", "transformers", "trl"]), "options": asdict(options), "parameters": model.num_parameters(),

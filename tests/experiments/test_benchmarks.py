@@ -137,7 +137,7 @@ def test_beside_trl(tmp_path):
     assert same["loss"]["ours"] == pytest.approx(same["loss"]["trl"], rel=1e-4, abs=1e-6)
     assert same["gradient_distance"] < 1e-4
     assert same["clip_fraction"] > 0 and same["kl"] > 1e-3  # the loss compared is not a trivial one
-    assert result["questions_per_step"] == {"trl": 8, "grpo": 8, "cppo": 64}
+    assert result["questions_per_step"] == {"trl": 8, "trl_cppo": 64, "grpo": 8, "cppo": 64}
     assert "| ours, CPPO, P = 0.875 | 64 |" in (tmp_path / "vs_trl.md").read_text()
 
 
