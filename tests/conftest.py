@@ -44,7 +44,7 @@ LONGEST = ("test_main_job", "test_notebooks", "test_ranks", "test_train", "test_
 
 def pytest_collection_modifyitems(items, config):
     """The files that take longest come first (pytest-xdist keeps this order), so that both processes end together."""
-    if config.getoption("solutions"):
+    if config.getoption("solutions"):  # no other test says anything about a student's files
         items[:] = [item for item in items if item.getparent(TestsOfAnExercise)]
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
@@ -59,7 +59,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     folder = config.getoption("solutions")
     if folder and not any((Path(folder) / file).is_file() for file in FILES):
-        raise pytest.UsageError(f"--solutions {folder}: there is no exercise in this folder; `python exercises/make.py` makes them")
+        missing = "there is no exercise in this folder; `python exercises/make.py` makes them"
+        raise pytest.UsageError(f"--solutions {folder}: {missing}")
 
 
 def exercise(path, config):
