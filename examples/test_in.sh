@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Tests examples/cppo_in_trl.py with TRL, in an environment of its own. Takes about three minutes.
+# Tests CPPO in another trainer, in an environment of its own, in a few minutes:
+#     bash examples/test_in.sh trl
+#     bash examples/test_in.sh verl
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -7,5 +9,15 @@ trap 'rm -rf "$work"' EXIT
 
 python3 -m venv "$work/venv"
 . "$work/venv/bin/activate"
-pip install --quiet --disable-pip-version-check -r requirements.txt "trl==1.16.0"
-pytest -q -n 0 -m "" tests/test_cppo_in_trl.py tests/experiments/test_benchmarks.py -k "trl"
+case "${1:-}" in
+    trl)
+        pip install --quiet --disable-pip-version-check -r requirements.txt "trl==1.16.0"
+        pytest -q -n 0 -m "" tests/test_cppo_in_trl.py tests/experiments/test_benchmarks.py -k trl ;;
+    verl) # needs an older transformers than this project; the packages after TransferQueue are those that verl forgets to name
+        pip install --quiet --disable-pip-version-check "torch==2.13.0" "verl==0.9.1" "TransferQueue==0.1.11" cachetools uvicorn fastapi aiohttp \
+            math-verify matplotlib pytest pytest-xdist
+        pytest -q -n 0 tests/test_cppo_in_verl.py ;;
+    *)
+        echo "which trainer? bash examples/test_in.sh trl, or verl" >&2
+        exit 2 ;;
+esac

@@ -1,4 +1,4 @@
-"""examples/cppo_in_trl.py in TRL itself. Needs TRL: `bash examples/test_in_trl.sh` makes an environment with it."""
+"""examples/cppo_in_trl.py in TRL itself. Needs TRL: `bash examples/test_in.sh trl` makes an environment with it."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from cppo import prune
 from engine.tasks.toy_model import make_model, make_tokenizer
 from grpo import grpo_loss, token_logprobs
 
-trl = pytest.importorskip("trl", reason="TRL is not installed: bash examples/test_in_trl.sh")
+trl = pytest.importorskip("trl", reason="TRL is not installed: bash examples/test_in.sh trl")
 from examples import cppo_in_trl  # noqa: E402
 from examples.cppo_in_trl import CPPOTrainer  # noqa: E402
 
