@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from engine.run.options import own_function
@@ -55,6 +56,7 @@ def test_a_run_takes_a_rule_and_a_reward_of_ones_own(small, tmp_path, monkeypatc
     assert metrics["kept"] == metrics["completions"] // 4 and 0 < metrics["reward/brevity"] < 1
 
 
+@pytest.mark.slow
 def test_a_run_takes_an_algorithm_of_ones_own(small, tmp_path):
     metrics = one_step(small, tmp_path, "--algorithm", "mine", "--eval_questions", "1", program="examples/my_algorithm.py")
     assert metrics["kept"] == 16 and json.loads((tmp_path / "config.json").read_text())["algorithm"] == "mine"
