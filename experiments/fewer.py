@@ -237,7 +237,8 @@ def main(argv):
 
     rows = same_seconds.rows(options, task.methods, one_run, task.at, task.reached)
     about = setting(["torch", "transformers"]) | {"setting": task.setting}
-    write(options.output, task.name, about | {"rows": rows}, page(task, about, rows))
+    figures = {name: {key: value for key, value in row.items() if key != "curves"} for name, row in rows.items()}
+    write(options.output, task.name, about | {"rows": figures}, page(task, about, rows))
 
 
 if __name__ == "__main__":
