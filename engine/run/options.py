@@ -167,6 +167,8 @@ def tell(sentence):
         except FileExistsError:
             return 0
         report = {"message": sentence, "extraInfo": {"py_callstack": sentence, "timestamp": str(int(time.time()))}}
-        Path(file).write_text(json.dumps({"message": report}))
+        # as a whole: torchrun may end this process at any moment, and fails on a part of a report
+        Path(f"{file}.new").write_text(json.dumps({"message": report}))
+        Path(f"{file}.new").replace(file)
     print(sentence, file=sys.stderr)
     return 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from engine.run.options import UserError, as_words, option, parse, run_program
+from engine.run.options import UserError, as_words, option, parse, run_program, tell
 
 ROOT = Path(__file__).parents[2]
 
@@ -178,6 +178,22 @@ def test_a_users_mistake_ends_the_program_with_one_line_and_code_2():
            "def main(argv):\n    raise UserError('no model: name one.')\nrun_program(main)"  # fmt: skip
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", "error: no model: name one.\n")
+
+
+def test_a_process_that_is_ended_while_it_tells_leaves_no_part_of_a_report(tmp_path, monkeypatch):
+    """torchrun ends the other processes of a job when one has failed. A report without text would end torchrun, too."""
+    file = tmp_path / "attempt_0" / "0" / "error.json"
+    file.parent.mkdir(parents=True)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+
+    def ended(path, text):
+        path.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", ended)
+    with pytest.raises(KeyboardInterrupt):
+        tell("error: …")
+    assert not file.exists()
 
 
 def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_torchrun(tmp_path, monkeypatch, capsys):
