@@ -158,3 +158,15 @@ def test_adapters_without_a_reference_are_refused(tmp_path):
     adapter = LoraConfig(r=2, target_modules=["q_proj"])
     with pytest.raises(ValueError, match="set beta=0"):
         trained(CPPOTrainer, tmp_path, peft_config=adapter)
+
+
+def test_a_model_of_images_is_refused(tmp_path, monkeypatch):
+    made = trl.GRPOTrainer.__init__
+
+    def init(self, *args, **kwargs):
+        made(self, *args, **kwargs)
+        self._is_vlm = True  # as TRL says of a model with a processor for images
+
+    monkeypatch.setattr(trl.GRPOTrainer, "__init__", init)
+    with pytest.raises(ValueError, match="CPPOTrainer prunes text only"):
+        trained(CPPOTrainer, tmp_path)
