@@ -3,8 +3,8 @@
     from examples.cppo_in_trl import CPPOTrainer
     trainer = CPPOTrainer(model, reward_funcs, GRPOConfig(loss_type="grpo", …), train_dataset, pruning_rate=0.75)
 
-Allocation: give each device G/k times the questions. A device with per_device_train_batch_size=16, G = 16 and P = 0.75
-then has 64, samples 64 completions of 4 questions, and trains on 16 of them.
+Allocation: make per_device_train_batch_size G/k times as large. For example, with G = 16 and P = 0.75, put 64 in place
+of 16. Then a device samples 64 completions of 4 questions and trains on 16 of them.
 """
 
 import torch
