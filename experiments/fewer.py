@@ -86,19 +86,20 @@ def advantages_of_the_drawn(rollout):
 
 
 def step_until_a_signal(networks, algorithm, *rest):
-    """`train_step`, drawn in rounds. The accuracy is that of the first rounds, for later ones are only of failures."""
-    kept = {}
+    """`train_step`, drawn in rounds. The accuracy is that of the first rounds: later ones leave out what has a signal."""
+    rollouts = []
 
-    def drawn(questions, **options):
-        kept["rollout"] = until_a_signal(questions, **options)
-        return kept["rollout"]
+    def in_rounds(questions, **options):
+        rollouts.append(until_a_signal(questions, **options))
+        return rollouts[-1]
 
-    with mock.patch.object(rollout_module, "roll_out", drawn):
+    with mock.patch.object(rollout_module, "roll_out", in_rounds):
         metrics, sample = train_step(networks, replace(algorithm, advantages=advantages_of_the_drawn), *rest)
-    drawn = kept["rollout"]
+    [drawn] = rollouts
     completions = int(drawn.trainable.sum())
-    first = (drawn.rewards[0, :, :ROUND] > 0).float()
-    right = {"completions": completions, "accuracy": first.mean().item(), "length": drawn.lengths.sum().item() / completions}
+    accuracy = (drawn.rewards[0, :, :ROUND] > 0).float().mean().item()
+    # train_step counts the free places, too
+    right = {"completions": completions, "accuracy": accuracy, "length": drawn.lengths.sum().item() / completions}
     return metrics | right, sample
 
 
@@ -205,14 +206,16 @@ RIGHT = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 0.88, 0.94, 0.97)
 
 
 @dataclass
-class Options:
+class Model:
+    _argument_group_name = "the model"
+
     model: str = option("toy", "hub name or folder of a chat model; toy: the toy's base model")
-    methods: list[str] | None = option(None, "which methods, by their names; none: all")
-    seeds: list[int] | None = option(None, "none: 1 2 3")
-    share: str = option("1/1", "I/N: only every N-th run, from the I-th on")
     folder: str | None = option(None, "folder of the finished runs; none: runs/fewer or runs/fewer_real")
-    page: bool = option(False, "train nothing; write the page of the runs that are there")
-    output: str = option("experiments/results", "folder of the page")
+
+
+@dataclass
+class Options(same_seconds.Runs, Model):
+    pass
 
 
 def page(task, about, rows):

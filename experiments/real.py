@@ -92,15 +92,17 @@ By chance this happens in 1 of 20 comparisons in a given direction. Everything e
 
 
 @dataclass
-class Options:
+class Model:
+    _argument_group_name = "the model"
+
     model: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of the model")
-    methods: list[str] | None = option(None, "which methods, by their names; none: all")
-    seeds: list[int] | None = option(None, "none: 1 2 3")
-    share: str = option("1/1", "I/N: only every N-th run, from the I-th on")
     lr: float = option(LR, "learning rate of every method that has none of its own")
     folder: str = option("runs/real", "folder of the finished runs")
-    page: bool = option(False, "train nothing; write the page of the runs that are there")
-    output: str = option("experiments/results", "folder of the page and the picture")
+
+
+@dataclass
+class Options(same_seconds.Runs, Model):
+    pass
 
 
 def one_run(method, seed, label, options):

@@ -11,6 +11,7 @@ import re
 import statistics
 import time
 from copy import deepcopy
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from engine.model.networks import build
 from engine.model.sampling import Sampling
 from engine.run import logs
 from engine.run.config import check
-from engine.run.options import UserError
+from engine.run.options import UserError, option
 from engine.run.state import learning_rate
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, load_questions, take
@@ -32,6 +33,17 @@ from train import train_step
 from update import Limits
 
 LOGGED = ("questions", "completions", "kept", "accuracy", "length", "no_signal", "entropy", "grad_norm", "loss")
+
+
+@dataclass
+class Runs:
+    _argument_group_name = "which runs, and where the page goes"
+
+    methods: list[str] | None = option(None, "which methods, by their names; none: all")
+    seeds: list[int] | None = option(None, "none: 1 2 3")
+    share: str = option("1/1", "I/N: only every N-th run, from the I-th on")
+    page: bool = option(False, "train nothing; write the page of the runs that are there")
+    output: str = option("experiments/results", "folder of the page and of the picture, if there is one")
 
 
 def in_order(questions, seed, seen):
@@ -84,18 +96,23 @@ def train_for(config, at, eval_questions, label, step=train_step, order=in_order
             networks.model.load_state_dict(after)
         seconds += last
         seen += zip(asked, metrics["mean_rewards"])
-        row = {key: metrics[key] for key in LOGGED} | {"sampling": metrics["seconds/generate"] / metrics["seconds/total"]}
-        steps.append(row | {"seconds/total": last, "seconds": seconds, "text": sample["completions"][0]["completion"]})
+        steps.append(logged(metrics, sample) | {"seconds/total": last, "seconds": seconds})
         bar.update(min(seconds, at[-1]) - bar.n)
         bar.set_postfix_str(f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}")
     bar.close()
     return {"steps": steps, "evaluations": evaluations}
 
 
+def logged(metrics, sample):
+    """What a finished run keeps of a step."""
+    row = {key: metrics[key] for key in LOGGED} | {"sampling": metrics["seconds/generate"] / metrics["seconds/total"]}
+    return row | {"text": sample["completions"][0]["completion"]}
+
+
 def rows(options, methods, one_run, at, reached):
     """Make the runs that are not there yet. Returns {method: its figures} of all runs that are there.
 
-    one_run(method, seed, label, options) → dict, one file in options.folder.
+    options: Runs, and the folder of the finished runs. one_run(method, seed, label, options) → dict, one file in it.
     """
     unknown = set(options.methods or ()) - set(methods)
     if unknown:

@@ -1,8 +1,7 @@
-"""README and docs/ tell the truth: commands, options, links, names, line counts, metrics; and the examples run."""
+"""README and docs/ tell the truth: commands, options, links, names, line counts, metrics."""
 
 import ast
 import importlib
-import json
 import re
 import shlex
 from dataclasses import fields
@@ -15,7 +14,7 @@ import eval as evaluation
 from engine.run.config import Config, fill_in
 from engine.run.options import parse
 from engine.scoring.score import choose
-from train import main
+from tests.training import one_step
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -212,15 +211,8 @@ def test_options_of_the_examples_in_the_text_are_taken(monkeypatch):
 # --- the metrics of a run ---
 
 
-def one_step(model, folder, *words):
-    small = ["--steps", "1", "--questions_per_step", "1", "--group_size", "8", "--eval_questions", "1"]
-    assert main(["--model", model, "--output_dir", str(folder), *small, *words]) == 0
-    [metrics] = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return metrics
-
-
 def test_every_metric_is_documented_and_every_documented_metric_is_written(small, tmp_path):
-    metrics = one_step(small, tmp_path, "--algorithm", "ppo")
+    metrics = one_step(small, tmp_path, "--algorithm", "ppo", "--group_size", "8", "--eval_questions", "1")
     rows = [line.split("|")[1] for line in (ROOT / "docs/metrics.md").read_text().splitlines() if line.startswith("| `")]
     documented = [name.replace("NAME", "toy_accuracy") for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert len(documented) == len(set(documented)) and set(documented) == set(metrics)

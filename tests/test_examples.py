@@ -1,8 +1,6 @@
 """examples/: a reward, a rule, an algorithm and a data set of one's own, each run as its first lines say."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +11,7 @@ from engine.run.options import own_function
 from engine.tasks.questions import load_questions
 from examples.my_algorithm import leave_one_out
 from rewards import number_accuracy
-from train import main
+from tests.training import one_step
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,17 +34,6 @@ def test_an_advantage_of_ones_own_compares_with_the_others():
     A = leave_one_out(SimpleNamespace(total=rewards))
     others = [[torch.cat([row[:i], row[i + 1 :]]).mean() for i in range(4)] for row in rewards]
     torch.testing.assert_close(A, rewards - torch.tensor(others))
-
-
-def one_step(model, folder, *words, program=None):
-    """The metrics of one step. program: instead of train.py."""
-    words = ["--model", model, "--output_dir", str(folder), "--steps", "1", "--questions_per_step", "1", *words]
-    if program:
-        subprocess.run([sys.executable, program, *words], cwd=ROOT, check=True, capture_output=True, timeout=100)
-    else:
-        assert main(words) == 0
-    [metrics] = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return metrics
 
 
 def test_a_run_takes_a_rule_and_a_reward_of_ones_own(small, tmp_path, monkeypatch):

@@ -1,6 +1,10 @@
 """What the tests of training share: six fixed completions and an update of them; and one step on questions of the toy."""
 
+import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 
@@ -57,3 +61,15 @@ def stepper(
             next_questions, random.Random(f"42 {number} 0"), history)
 
     return step
+
+
+def one_step(model, folder, *words, program=None):
+    """The metrics of a run of one step with these options. program: a file to call in place of train.py."""
+    words = ["--model", model, "--output_dir", str(folder), "--steps", "1", "--questions_per_step", "1", *words]
+    if program:
+        root = Path(__file__).parents[1]
+        subprocess.run([sys.executable, program, *words], cwd=root, check=True, capture_output=True, timeout=100)
+    else:
+        assert train.main(words) == 0
+    [metrics] = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return metrics

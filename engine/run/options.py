@@ -12,7 +12,7 @@ import time
 from dataclasses import field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import get_args
+from typing import get_args, get_origin
 
 import yaml
 
@@ -62,9 +62,12 @@ def read_recipe(path, config_class):
 
 
 def add_option(group, f):
-    """Add the field `f` of a dataclass to the command line. Its type is X, X | None, or list[str] | None."""
+    """Add the field `f` of a dataclass to the command line. Its type is X or list[X], each also with | None."""
     kind = get_args(f.type)[0] if isinstance(f.type, UnionType) else f.type
-    how = {list[str]: {"nargs": "+"}, bool: {"type": truth, "nargs": "?", "const": True}}.get(kind, {"type": kind})
+    if get_origin(kind) is list:
+        how = {"nargs": "+", "type": get_args(kind)[0]}
+    else:
+        how = {"type": truth, "nargs": "?", "const": True} if kind is bool else {"type": kind}
     names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # with hyphens, too
     group.add_argument(*names, default=f.default, **how, **f.metadata)
 
@@ -167,8 +170,9 @@ def tell(sentence):
         except FileExistsError:
             return 0
         report = {"message": sentence, "extraInfo": {"py_callstack": sentence, "timestamp": str(int(time.time()))}}
+        from engine.run import logs  # imports this file
+
         # as a whole: torchrun may end this process at any moment, and fails on a part of a report
-        Path(f"{file}.new").write_text(json.dumps({"message": report}))
-        Path(f"{file}.new").replace(file)
+        logs.write(file, json.dumps({"message": report}))
     print(sentence, file=sys.stderr)
     return 2

@@ -43,6 +43,18 @@ def test_the_command_line_sets_options_of_every_type(words):
     assert parse(Config, words) == Config(steps=3, lr=1e-6, name="a b")
 
 
+def test_a_list_takes_several_words_of_its_type():
+    @dataclass
+    class Lists:
+        seeds: list[int] | None = option(None, "numbers")
+        rewards: list[str] | None = option(None, "names")
+
+    assert parse(Lists, []) == Lists()
+    assert parse(Lists, ["--seeds", "12", "3", "--rewards", "a:1", "b"]) == Lists([12, 3], ["a:1", "b"])
+    with pytest.raises(UserError, match="--seeds"):
+        parse(Lists, ["--seeds", "one"])
+
+
 def test_a_recipe_sets_options_of_every_type(recipe):
     words = recipe("steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\nallocation: false\n")
     assert parse(Config, words) == Config(3, 0.5, "a b", 7, True, False, words[1])
@@ -186,7 +198,7 @@ def test_a_process_that_is_ended_while_it_tells_leaves_no_part_of_a_report(tmp_p
     file.parent.mkdir(parents=True)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
 
-    def ended(path, text):
+    def ended(path, *text, **options):
         path.touch()
         raise KeyboardInterrupt
 
