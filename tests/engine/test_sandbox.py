@@ -1,7 +1,6 @@
 """engine/scoring/sandbox.py: what a program can do, and all that it cannot: attacks, and after each of them the caller is as it was."""
 
 import ctypes
-import gc
 import importlib.util
 import json
 import os
@@ -28,7 +27,7 @@ LINUX = sys.platform == "linux"
 
 
 def caller_state():
-    """What a call must leave as it was."""
+    """What a call must leave as it was. What is open and what runs stands in `open_and_running`."""
     umask = os.umask(0)
     os.umask(umask)
     return {
@@ -38,10 +37,13 @@ def caller_state():
         "handlers": {s: signal.getsignal(s) for s in signal.valid_signals()},
         "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, []),
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
-        "descriptors": sorted(os.listdir("/dev/fd")),
-        "threads": threading.active_count(),
         "group": (os.getpgrp(), os.getsid(0)),
     }
+
+
+def open_and_running():
+    """The open descriptors and the threads. A call must add none; those that earlier tests left may end at any time."""
+    return set(os.listdir("/dev/fd")) | set(threading.enumerate())
 
 
 def processes_of(folder):
@@ -69,10 +71,13 @@ def temp(tmp_path, monkeypatch):
     folder = tmp_path / "temp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    gc.collect()  # what earlier tests left open is closed here, not in the middle of this one
-    before = caller_state()
-    yield folder
+    before, had = caller_state(), open_and_running()
+    with open(tmp_path / "of the caller", "w") as file:
+        mine = os.fstat(file.fileno())
+        yield folder
+        assert os.fstat(file.fileno()) == mine  # the caller's files stay open
     assert caller_state() == before
+    assert open_and_running() <= had
     assert processes_of(folder) == []
     assert list(folder.iterdir()) == []
 
