@@ -20,7 +20,7 @@ from engine.run.options import option, parse, run_program
 from experiments import same_seconds
 from experiments.plot import band
 from experiments.reproduce import RULES
-from experiments.setting import heading, setting, write
+from experiments.setting import heading, markdown_table, setting, write
 
 SETTING = {"dataset": "arithmetic", "questions_per_step": 4, "group_size": 16, "mu": 1, "beta": 0.0, "dtype": "float32"}
 LR = 3e-5
@@ -114,9 +114,26 @@ def one_run(method, seed, label, options):
 # --- the page ---
 
 
+def differences(rows):
+    """Whether each seed of a method is above (or below) each seed of another: a Markdown table, sampled accuracy."""
+    others = [name for name in ("GRPO", "CPPO, P=0.875") if name in rows]
+    lines = [["", *(f"{when} s, {what}" for when in AT for what in ("lowest and highest", *(f"beside {name}" for name in others)))]]
+    for name, row in rows.items():
+        lines.append([name])
+        for when in AT:
+            own = row[f"sampled {when}"]
+            lines[-1] += [f"{own['min']:.3f}, {own['max']:.3f}", *(beside(own, rows[other][f"sampled {when}"]) for other in others)]
+    return markdown_table(lines)
+
+
+def beside(own, other):
+    return "above" if own["min"] > other["max"] else "below" if own["max"] < other["min"] else "–"
+
+
 def page(about, rows):
     head, table = heading("GRPO, CPPO and their controls on a real model", about), same_seconds.table(rows, AT, REACHED)
-    return f"{head}{PLAN}\n## Results\n\n{table}\n\n![Accuracy against seconds](real.png)\n"
+    results = f"## Results\n\n{table}\n\nWhat counts as a difference, sampled accuracy:\n\n{differences(rows)}"
+    return f"{head}{PLAN}\n{results}\n\n![Accuracy against seconds](real.png)\n"
 
 
 def picture(rows, output):

@@ -148,7 +148,7 @@ def summary(runs, at, reached):
         row[name] = statistics.fmean(step[name] for run in runs for step in run["steps"])
     row["curves"] = [curve(run["steps"]) for run in runs]
     seconds = [next((seconds for seconds, _, accuracy in points if accuracy >= reached), math.inf) for points in row["curves"]]
-    return row | {"seconds": [x if x < math.inf else None for x in seconds]}
+    return row | {"seconds": [x if x <= at[-1] else None for x in seconds]}
 
 
 def table(rows, at, reached):
