@@ -19,6 +19,7 @@ from math import comb
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
@@ -317,7 +318,7 @@ def score_file(config, folder, device):
 def one_benchmark(benchmark, config, source, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores."""
     longest = config.max_new_tokens or task_of(benchmark).max_new_tokens
-    prompt = config.system_prompt or task_of(benchmark).system_prompt
+    prompt = task_of(benchmark).system_prompt if config.system_prompt is None else config.system_prompt
     judge, room = judge_of(config, benchmark), prompt_room(model, longest, config.max_prompt_tokens)
     questions, notes = load_questions(
         benchmark, tokenizer, split="test", system_prompt=prompt, max_prompt_tokens=room,
@@ -363,9 +364,12 @@ def main(argv):
     if config.from_file:
         return score_file(config, folder, device)
     source = resolve_model(base_model(config.model, config.benchmark[0]))
-    model, tokenizer = load_model(source, device)
-    for benchmark in config.benchmark:
-        one_benchmark(benchmark, config, source, model, tokenizer, folder)
+    model, tokenizer = load_model(source, device, frozen=True)
+    try:
+        for benchmark in config.benchmark:
+            one_benchmark(benchmark, config, source, model, tokenizer, folder)
+    except torch.OutOfMemoryError:
+        raise UserError(f"out of memory: lower --batch_size {config.batch_size}.") from None
     ranks.stop()
 
 

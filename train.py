@@ -28,6 +28,7 @@ import torch
 from algorithms import over_the_kept, table
 from engine.model import shards
 from engine.model.critic import estimate
+from engine.model.folders import resolve_model
 from engine.model.networks import build
 from engine.model.sampling import Sampling
 from engine.run import checkpoint, logs, plan, plan_command, progress, ranks
@@ -92,7 +93,7 @@ def train(config, algorithm, device):
     folder, saved, notes = None, None, []
     if config.resume:
         folder, saved, notes = checkpoint.resume(config.output_dir)
-    source = base_model(config.model, config.dataset)
+    source = resolve_model(base_model(config.model, config.dataset))
     networks = build(source, config, device, critic=algorithm.critic, folder=folder)
     questions, test, more_notes = questions_of_run(config, networks.tokenizer, networks.model)
     run = Run(config, algorithm, networks, questions, source, saved)
@@ -138,7 +139,7 @@ def main(argv):
     except KeyboardInterrupt:
         progress.note(f"stopped at once. {checkpoint.how_to_resume(config.output_dir)}")
         code = 130
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise in_one_sentence(error, config.output_dir) from None
     ranks.stop()
     return code

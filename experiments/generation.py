@@ -133,9 +133,9 @@ def imposed(lengths, end):
     """
     draw, keep, left, step = sampling.sample_token, kv_cache.keep_rows, lengths, 0
 
-    def keep_and_follow(cache, rows):  # completions that have ended are gone: on a CPU at once, on a GPU after some tokens
+    def keep_and_follow(cache, rows, device):  # completions that have ended are gone: on a CPU at once, on a GPU after some tokens
         nonlocal left
-        order = keep(cache, rows)
+        order = keep(cache, rows, device)
         left = left[order.cpu()]
         return order
 

@@ -199,7 +199,7 @@ def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
 
 def test_advantages_over_the_kept_see_the_lengths_of_the_kept():
     """For an idea such as a reward per token: rewards 1 and 6 with lengths 2 and 3, of which nothing is known but these two."""
-    algorithm = replace(resolve("gfpo"), advantages=lambda rollout: rollout.total / rollout.lengths)
+    algorithm = replace(resolve("gfpo"), k=2, advantages=lambda rollout: rollout.total / rollout.lengths)
     rollout = a_rollout([[9.0, 1.0, 6.0]], [[9, 2, 3]])
     assert over_the_kept(algorithm, rollout, torch.tensor([1, 2])).tolist() == [[0.0, 0.5, 2.0]]
 
@@ -212,12 +212,16 @@ def test_adaptive_k_takes_its_numbers_from_the_row_and_its_quartiles_from_the_hi
     assert resolve("cppo").how_many(rollout) == 4
 
 
-@pytest.mark.parametrize("name", ["gfpo", "gfpo_adaptive", "pods"])
-def test_a_device_without_a_question_keeps_nothing(name):
-    algorithm, none = resolve(name), torch.zeros(0, 16)
+@pytest.mark.parametrize("name, keep", [("gfpo", None), ("gfpo_adaptive", None), ("pods", None), ("gdpo", "shortest")])
+def test_a_device_without_a_question_keeps_nothing_and_takes_part(name, keep):
+    """GDPO compares over all devices: a device that did not take part would let the others wait for ever."""
+    algorithm, none, calls = resolve(name, keep=keep), torch.zeros(0, 16), []
+    own = algorithm.advantages
+    algorithm = replace(algorithm, advantages=lambda rollout: calls.append(1) or own(rollout))
     rollout = Rollout([], none[:, :1].long(), none[:, :1], [], none.long(), none.bool(), none[None], ["reward"], [1.0])
     rows = algorithm.keep(rollout, algorithm.advantages(rollout), algorithm.how_many(rollout))
     assert rows.tolist() == [] and over_the_kept(algorithm, rollout, rows).shape == (0, 16)
+    assert len(calls) == (1 if algorithm.ks else 2)
 
 
 # --- a rule of one's own ---
@@ -235,12 +239,18 @@ def test_a_rule_of_ones_own_needs_no_row_of_the_table():
 
 
 @pytest.mark.parametrize("rows", [
-    None, "all", 3.0, [], [0.0, 1.0], [[0, 1], [4, 5]], [0, 8], [-1, 2], [2, 2], torch.tensor([[True] * 4] * 2), torch.ones(8).bool(),
+    None, "all", 3.0, [0.0, 1.0], [[0, 1], [4, 5]], [0, 8], [-1, 2], [2, 2], torch.tensor([[True] * 4] * 2), torch.ones(8).bool(),
 ], ids=str)  # fmt: skip
 def test_a_rule_that_returns_no_rows_is_named_in_one_sentence(rows):
     rule = own_rule(lambda rollout, advantages, k: rows, "mine.py:rule")
     with pytest.raises(UserError, match="^--keep mine.py:rule must return rows of the batch, whole numbers from 0 to 7 and each once"):
         rule(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4), 2)
+
+
+@pytest.mark.parametrize("rows", [[], torch.tensor([])])
+def test_a_rule_may_keep_nothing_for_example_on_a_device_without_a_question(rows):
+    kept = own_rule(lambda rollout, advantages, k: rows, "mine.py:rule")(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4), 2)
+    assert kept.tolist() == [] and kept.dtype == torch.int64
 
 
 def test_the_rows_of_a_rule_come_in_order():

@@ -130,6 +130,15 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path, capsys)
         go(small, tmp_path / "a", "--temperature", "0.5")
 
 
+def test_without_memory_the_option_that_needs_less_is_named(small, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(evaluation, "examine", full)
+    with pytest.raises(UserError, match="^out of memory: lower --batch_size 6.$"):
+        go(small, tmp_path / "a")
+
+
 @pytest.mark.slow
 def test_the_number_of_ranks_changes_nothing(small, tmp_path):
     alone = go(small, tmp_path / "a")
@@ -150,6 +159,9 @@ def test_several_benchmarks_each_with_its_setting(small, tmp_path, monkeypatch, 
     setting, *answers = [json.loads(line) for line in (tmp_path / "out/eval-mine.jsonl").read_text().splitlines()]
     assert setting["setting"]["system_prompt"] == SYSTEM_PROMPT
     assert [row["question"] for row in answers] == ["1+1=?", "2+2=?"] and {"completion", "correct", "score"} <= set(answers[0])
+    evaluation.main(["--model", small, "--benchmark", "mine.jsonl", "--questions", "1", "--samples", "0", "--max_new_tokens", "9",
+                     "--system_prompt", "", "--output_dir", "none"])
+    assert json.loads((tmp_path / "none/eval-mine.json").read_text())["system_prompt"] == ""
     assert json.loads((tmp_path / "out/eval-toy.json").read_text())["judge"] == "toy_accuracy"
     assert "greedy" in capsys.readouterr().out
 

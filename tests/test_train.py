@@ -463,6 +463,11 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
         assert scores[part]["accuracy"] == sum(verdicts) / len(verdicts)
     assert [row["index"] for row in answers if row["part"] == "sampled"] == [i for i in range(8) for _ in range(2)]
 
+    # a run that starts from a run starts from its newest checkpoint of this moment, and keeps to it
+    go("run", "next", steps=1)
+    state = json.loads((tmp_path / "next/checkpoint-000001/state.json").read_text())
+    assert state["source"] == "run/checkpoint-000003"
+
     with pytest.raises(UserError, match="already holds a run: add --resume"):
         go(small, "run")
     with pytest.raises(UserError, match="has finished its 3 steps"):

@@ -51,25 +51,26 @@ class RoomyLayer(DynamicLayer):
         self.show(rows, length)
 
 
-def give_room(cache, repeats, longest):
-    """Repeat each row of a cache, and give its layers room. Returns whether all layers have it.
+def give_room(cache, rows, repeats, longest):
+    """Repeat each of the rows of a cache, and give its layers room. Returns whether all layers have it.
 
-    Layers of another kind, for example of a sliding window, stay as transformers made them.
+    Layers of another kind, for example of a sliding window or with a state in place of keys, stay as transformers made
+    them.
     """
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
             cache.layers[i] = RoomyLayer(layer, repeats, longest)
         else:
-            layer.batch_repeat_interleave(repeats)
+            layer.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
     return all(type(layer) is RoomyLayer for layer in cache.layers)
 
 
-def keep_rows(cache, rows):
+def keep_rows(cache, rows, device):
     """Keep only these rows of a cache, (n,) ascending, on the CPU. Returns them in the order in which they now stand.
 
     The last ones move into the places of those that leave.
     """
-    device, n = cache.layers[0].keys.device, len(rows)
+    n = len(rows)
     source, order, free = rows[rows >= n], torch.arange(n), torch.ones(n, dtype=torch.bool)
     free[rows[rows < n]] = False
     target = free.nonzero().squeeze(1)
@@ -79,5 +80,5 @@ def keep_rows(cache, rows):
         if type(layer) is RoomyLayer:
             layer.move(n, source, target)
         else:
-            layer.batch_select_indices(order)
+            layer.reorder_cache(order)
     return order

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from engine.model.folders import resolve_model
 from engine.model.precision import TINY, choose_dtype
 from engine.model.prompts import check_once
+from engine.model.sampling import Sampling, sample
 from engine.run.options import UserError
 
 
@@ -33,7 +34,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
             raise UserError(f"the model {name} is an encoder-decoder: only causal language models can be trained here.")
         tokenizer = AutoTokenizer.from_pretrained(name)
         model, loading = AutoModelForCausalLM.from_pretrained(name, dtype=weights, output_loading_info=True)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the model {name} cannot be loaded: {reason}") from None
     if loading["missing_keys"]:  # transformers has filled them with random numbers
@@ -62,7 +63,7 @@ def check_head(model, name):
     """Refuse a model that cannot be scored or sampled from here.
 
     `completion_logprobs` applies the output head by itself, so the logits must be what the head returns, unchanged.
-    `sample` needs a cache of keys and values.
+    `sample` needs a cache of keys and values in which it can repeat the prompts.
     """
     ids = torch.arange(4, device=model.device).unsqueeze(0)
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
@@ -70,7 +71,12 @@ def check_head(model, name):
     out = model(input_ids=ids, use_cache=True)
     if getattr(out, "past_key_values", None) is None:
         raise UserError(f"the model {name} keeps no keys and values, which sampling needs: use another model.")
-    if not torch.allclose(from_head, out.logits, rtol=tolerance, atol=tolerance):
+    try:
+        sample(model, [[0, 1, 2], [1]], 2, Sampling(2), stop_ids=[-1], pad_id=0, generator=torch.Generator())
+    except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
+        raise UserError(f"the model {name} has a cache of a kind that sampling cannot use: use another model.") from None
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # small logits hardly change
+    if capped or not torch.allclose(from_head, out.logits, rtol=tolerance, atol=tolerance):
         raise UserError(
             f"the model {name} rescales its logits after the output head, which is not supported: use another model."
         )

@@ -19,12 +19,17 @@ def choose_dtype(choice, device, parameters):
     """
     if choice != "auto":
         return getattr(torch, choice)
-    fast = device.type == "cuda" or (multiplies_bfloat16() and parameters >= TINY)
+    fast = multiplies_bfloat16(device) and (device.type == "cuda" or parameters >= TINY)
     return torch.bfloat16 if fast else torch.float32
 
 
-def multiplies_bfloat16():
-    """Whether this CPU has a unit for products of bf16 matrices (Intel's AMX). With AVX-512 alone bf16 is slower."""
+def multiplies_bfloat16(device):
+    """Whether a device has units for products of bf16 matrices: a GPU from Ampere on, a CPU with Intel's AMX.
+
+    Without them bf16 is slower than float32.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu.get_capabilities().get("amx_bf16", False)
 
 

@@ -169,7 +169,7 @@ def _read_prompts(model, ids, mask, group_size, new_tokens):
     mask, positions = (mask, (mask.cumsum(1) - 1).clamp(min=0)) if padded else (None, None)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
     logits, cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
-    roomy = give_room(cache, group_size, ids.shape[1] + new_tokens)
+    roomy = give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens)
     if padded:
         positions = positions[:, -1:].repeat_interleave(group_size, 0)
         mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)
@@ -206,7 +206,7 @@ def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
             if len(going_on) == 0:
                 break
             if len(going_on) < len(rows):
-                order = keep_rows(cache, going_on)
+                order = keep_rows(cache, going_on, device)
                 rows, token = rows[order], token[order]
                 mask, positions = (None, None) if mask is None else (mask[order], positions[order])
         if mask is not None:

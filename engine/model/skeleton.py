@@ -5,10 +5,12 @@ import the code of a model, so the skeletons of the usual decoders are made here
 all other models.
 """
 
+import operator
+
 import torch
 from torch.nn import Linear, ModuleList, Parameter, RMSNorm, Sequential
 
-from engine.model.folders import checkpoints
+from engine.model.folders import checkpoints, find
 from engine.model.shapes import published
 from engine.run.options import UserError
 from engine.tasks.table import task_of
@@ -43,6 +45,8 @@ def shape_of(name):
     from transformers import AutoConfig
 
     known = published(name)
+    if known is None:
+        find(name)  # one question to the hub, in place of half a minute of them
     try:  # a model whose shape is known is not looked for in the network
         return AutoConfig.from_pretrained([name, *checkpoints(name)][-1], local_files_only=known is not None)
     except OSError:
@@ -52,10 +56,15 @@ def shape_of(name):
 
 
 def widths(shape):
-    """(hidden, heads, key-value heads, head, MLP) of a model's config."""
-    hidden, heads = shape.hidden_size, shape.num_attention_heads
-    optional = [getattr(shape, name, None) for name in ("num_key_value_heads", "head_dim", "intermediate_size")]
-    return hidden, heads, *(given or usual for given, usual in zip(optional, (heads, hidden // heads, 4 * hidden)))
+    """(hidden, heads, key-value heads, head, MLP) of a model's config. Raises UserError if they differ by layer."""
+    try:
+        hidden, heads = shape.hidden_size, shape.num_attention_heads
+        optional = [getattr(shape, name, None) for name in ("num_key_value_heads", "head_dim", "intermediate_size")]
+        found = hidden, heads, *(given or usual for given, usual in zip(optional, (heads, hidden // heads, 4 * hidden)))
+        return tuple(map(operator.index, found))
+    except (AttributeError, TypeError):
+        raise UserError(f"the memory of a model of type {shape.model_type} cannot be planned, because its layers differ: train without "
+                        "--plan, and lower --micro_batch_tokens if memory runs out.") from None
 
 
 class Decoder(torch.nn.Module):

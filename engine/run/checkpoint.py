@@ -133,8 +133,11 @@ def restore(folder, networks, others):
 def checksums(folder):
     """{file: SHA-256} of all files under `folder` except checksums.json."""
     def digest(path):
+        sha = hashlib.sha256()
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            while part := file.read(1 << 20):
+                sha.update(part)
+        return sha.hexdigest()
 
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.name != "checksums.json")
     with ThreadPoolExecutor() as pool:  # threads help: hashing does not hold Python's lock

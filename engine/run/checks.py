@@ -2,6 +2,7 @@
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
 from algorithms import KEPT_FIRST
 from engine.model.folders import refuse_missing, resolve_model
@@ -63,7 +64,16 @@ def check_given(config, algorithms):
     score.choose(config.rewards or [])
     tracker(config.log)
     if config.model != "toy":
-        (refuse_missing if config.plan else resolve_model)(config.model)  # --plan reads only config.json
+        of_a_model(config)
+
+
+def of_a_model(config):
+    """Refuse a model that is not there, or that cannot be trained. --plan needs no more than its config.json."""
+    if config.plan:
+        refuse_missing(config.model)
+    elif Path(resolve_model(config.model), "adapter_config.json").exists():
+        raise UserError(f"{config.model} holds adapters, not a whole model: train from the merged model instead, which "
+                        "a run with --merge_lora writes into its folder merged.")
 
 
 def fitting(config, table):

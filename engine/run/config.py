@@ -155,8 +155,10 @@ def own_rule(function, name):
 
     def keep(rollout, advantages, k):
         rows, n = function(rollout, advantages, k), advantages.numel()
-        rows = torch.as_tensor(rows if isinstance(rows, torch.Tensor | list) else [], device="cpu")
-        once = rows.dim() == 1 and rows.dtype == torch.int64 and len(rows.unique()) == len(rows)
+        known = isinstance(rows, torch.Tensor | list)
+        rows = torch.as_tensor(rows if known else [], device="cpu")
+        rows = rows if rows.numel() else rows.long()  # nothing is kept: for torch an empty list holds float32
+        once = known and rows.dim() == 1 and rows.dtype == torch.int64 and len(rows.unique()) == len(rows)
         if not once or not ((0 <= rows) & (rows < n)).all():
             raise UserError(f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and each "
                             "once, as cppo.batch_rows makes them.")

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.run import checkpoint, progress, ranks
+from engine.run.options import UserError
 
 
 def new_folder(stem):
@@ -25,7 +26,10 @@ def new_folder(stem):
 def run_folder(config):
     """The folder of the run: --output_dir, or a new one. The folder is made if it does not exist."""
     folder = config.output_dir or new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the folder {folder} of the run cannot be made ({error.strerror}): name another --output_dir.") from None
     return folder
 
 

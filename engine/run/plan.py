@@ -26,6 +26,7 @@ import torch
 from allocate import cheaper, two_passes
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
+from engine.model.precision import multiplies_bfloat16
 from engine.model.skeleton import skeleton, widths
 from engine.model.vllm import GPU_SHARE
 from engine.run import ranks
@@ -89,8 +90,15 @@ def saved_by_layer(shape, compute, stream, lora):
 
 
 def compute_bytes(config, on_gpu):
-    """Bytes per number in the dtype that the run computes in. A CPU is planned in float32."""
-    return 2 if on_gpu and config.dtype != "float32" else 4
+    """Bytes per number in the dtype that the run computes in. A CPU is planned in float32.
+
+    --dtype auto follows the GPU of this machine, unless --device_gb names another one, which is taken to have bfloat16.
+    """
+    if not on_gpu:
+        return 4
+    here = config.device_gb is None and torch.cuda.is_available()
+    old = here and not multiplies_bfloat16(torch.device("cuda"))
+    return 4 if config.dtype == "float32" or (config.dtype == "auto" and old) else 2
 
 
 def of_parameters(config, model, critic, devices, on_gpu):
@@ -99,8 +107,9 @@ def of_parameters(config, model, critic, devices, on_gpu):
     sizes = [p.numel() for p in model.parameters()]
     total = sum(sizes)
     if lora:  # the adapter of an (out, in) matrix: (rank, in) and (out, rank)
-        sizes = [lora * n for m in model.base_model.modules() if isinstance(m, torch.nn.Linear) for n in m.weight.shape]
-    largest, trained = max(sizes), sum(sizes) + (sum(p.numel() for p in model.base_model.parameters()) if critic else 0)
+        linear = (m for m in model.base_model.modules() if type(m).__name__ in ("Linear", "Conv1D"))  # Conv1D: GPT-2's
+        sizes = [lora * n for m in linear for n in m.weight.shape]
+    largest, trained = max(sizes, default=0), sum(sizes) + (sum(p.numel() for p in model.base_model.parameters()) if critic else 0)
     sharing = devices if shard else 1  # devices that share one copy
     weights = (4 * trained + (compute * total if lora else 0)) // sharing
     gradients, moments = 4 * trained // sharing, 8 * trained // sharing

@@ -13,7 +13,7 @@ from engine.model.skeleton import skeleton
 from engine.run import ranks
 from engine.run.config import algorithm_of, check, notes_of
 from engine.run.options import UserError
-from engine.run.plan import GB, PHASES, USABLE, Plan, memory_of_device, plan
+from engine.run.plan import EVALUATED, GB, PHASES, USABLE, Plan, memory_of_device, plan
 from engine.tasks.questions import read_jsonl
 from engine.tasks.table import TASKS, task_of
 
@@ -153,10 +153,14 @@ def does_not_fit(config, p, found):
 def fit(config):
     """(completions that an evaluation samples at a time, notes) of a run on a GPU.
 
-    The plan's worst case may never come, so a run that does not fit gets a note and is not refused.
+    The plan's worst case may never come, so a run that does not fit gets a note and is not refused. So does a run whose
+    model cannot be planned.
     """
-    model = skeleton(config)
-    p = plan(config, model=model)
+    try:
+        model = skeleton(config)
+        p = plan(config, model=model)
+    except UserError as error:
+        return EVALUATED, [f"--plan: {error}"]
     config = replace(config, plan=True, devices=p.devices)
     return p.evaluated, [] if fits(p, config) else [f"--plan: {does_not_fit(config, p, cure_on_any(config, model))}"]
 

@@ -1,5 +1,6 @@
 """The state of a run: how far it is, what it saves, and why it ends."""
 
+import errno
 import math
 import random
 from dataclasses import asdict
@@ -218,9 +219,11 @@ class Run:
 
 
 def in_one_sentence(error, run_dir):
-    """A UserError, if a RuntimeError means that memory has run out or that another rank has ended; else the error."""
+    """A UserError, if an error means that memory or the disk is full, or that another rank has ended; else the error."""
     if isinstance(error, torch.OutOfMemoryError):
         reason = f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason = "the disk is full, and the run cannot write what it measures: make room."
     elif ranks.is_alone(error):
         reason = "another process of this job has ended; torchrun names it and its reason."
     else:

@@ -12,7 +12,7 @@ from records import weighted_sum
 
 def preview(config, device, n_questions=8):
     """Sample a group for each of a few questions. Print each reward's mean, its best and its worst completion."""
-    model, tokenizer = load_model(base_model(config.model, config.dataset), device, config.dtype)
+    model, tokenizer = load_model(base_model(config.model, config.dataset), device, config.dtype, frozen=True)
     room = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
     questions, _ = load_questions(
         config.dataset, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room, limit=n_questions)

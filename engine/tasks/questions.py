@@ -102,9 +102,11 @@ def questions_of_run(config, tokenizer, model):
 
 def check_dataset(name, model=None):
     """Refuse, before any work, an unknown data set, a wrong line in a file, and word problems for the toy."""
-    if name not in TASKS:
-        read_jsonl(name)
-    elif model == "toy" and not TASKS[name].base:
+    if name in TASKS:
+        words = not TASKS[name].base
+    else:
+        words = any(c.isalpha() for row in read_jsonl(name) for c in row["question"])
+    if model == "toy" and words:
         raise UserError(f"{name} is written in words, and the toy's model knows no letters: name a chat model, "
                         "for example --model HuggingFaceTB/SmolLM2-135M-Instruct.")
 

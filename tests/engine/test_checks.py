@@ -1,10 +1,15 @@
 """engine/run/checks.py and config.py: what is refused before any work, and in which words."""
 
+import errno
+import re
+
 import pytest
+import torch
 
 import train
 from engine.run.config import Config, check, notes_of
 from engine.run.options import UserError, parse
+from engine.run.state import in_one_sentence
 
 BAD = [
     # which completions are kept
@@ -90,6 +95,29 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, message, tm
         train.main(words.split())
     assert message in str(error.value) and "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_adapters_are_no_model_to_train_from(tmp_path):
+    """transformers would load them frozen, and the first update would find nothing to learn."""
+    for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match="holds adapters, not a whole model: train from the merged model instead"):
+        train.main(["--model", str(tmp_path)])
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="^the folder .*file/run of the run cannot be made .*: name another --output_dir.$"):
+        train.main(["--output_dir", str(tmp_path / "file/run")])
+
+
+@pytest.mark.parametrize("error, words", [
+    (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "), (OSError(errno.ENOSPC, "x"), "^the disk is full, "),
+    (OSError(errno.EIO, "x"), None), (RuntimeError("x"), None),
+])  # fmt: skip
+def test_full_memory_and_a_full_disk_end_a_run_in_one_sentence(error, words, tmp_path):
+    found = in_one_sentence(error, tmp_path)
+    assert isinstance(found, UserError) and re.search(words, str(found)) if words else found is error
 
 
 def test_a_rule_that_its_file_does_not_have_is_refused(tmp_path):

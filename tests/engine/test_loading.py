@@ -1,12 +1,13 @@
 """Loading a model: in which precision, what is refused, and how long its prompts may be."""
 
+import json
 import os
 
 import huggingface_hub as hub
 import pytest
 import torch
 from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
-from transformers import GraniteConfig, GraniteForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM, MiniMaxConfig, MiniMaxForCausalLM
 
 from engine.model.folders import ask_hub, prompt_room, resolve_model
 from engine.model.loading import load_model
@@ -48,6 +49,36 @@ def test_a_model_that_rescales_its_logits_is_refused(tmp_path, small):
     GraniteForCausalLM(GraniteConfig(**SIZES, num_key_value_heads=4, logits_scaling=8.0)).save_pretrained(tmp_path)
     load_model(small, CPU)[1].save_pretrained(tmp_path)
     with pytest.raises(UserError, match="rescales its logits"):
+        load_model(str(tmp_path), CPU)
+
+
+def test_a_model_with_soft_capped_logits_is_refused_in_bfloat16_too(tmp_path, small):
+    """Gemma 2: tanh hardly changes the small logits of a probe."""
+    config = Gemma2Config(**SIZES, num_key_value_heads=4, head_dim=8, final_logit_softcapping=30.0)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    load_model(small, CPU)[1].save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="rescales its logits"):
+        load_model(str(tmp_path), CPU, "bfloat16", frozen=True)
+
+
+def test_a_model_whose_cache_sampling_cannot_use_is_refused(tmp_path, small):
+    config = MiniMaxConfig(**SIZES, num_key_value_heads=4, num_local_experts=2, block_size=8)
+    MiniMaxForCausalLM(config).save_pretrained(tmp_path)
+    load_model(small, CPU)[1].save_pretrained(tmp_path)
+    before = torch.get_rng_state()
+    with pytest.raises(UserError, match="has a cache of a kind that sampling cannot use: use another model"):
+        load_model(str(tmp_path), CPU)
+    load_model(small, CPU)
+    assert torch.equal(torch.get_rng_state(), before)  # of a run that is resumed, for example
+
+
+def test_quantized_weights_whose_package_is_missing_are_one_sentence(tmp_path, small):
+    model, tokenizer = load_model(small, CPU)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}}))
+    with pytest.raises(UserError, match="^the model .* cannot be loaded: "):
         load_model(str(tmp_path), CPU)
 
 

@@ -3,15 +3,18 @@
 import multiprocessing
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import GPT2Config, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from engine.model.networks import add_adapter, whole_networks
+from engine.model.skeleton import widths
 from engine.run.config import Config, algorithm_of, check
 from engine.run.options import UserError
-from engine.run.plan import GB, PHASES, plan, saved_by_layer
+from engine.run.plan import EVALUATED, GB, PHASES, compute_bytes, plan, saved_by_layer
+from engine.run.plan_command import fit
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from experiments.plan import DEEP, longest_steps
@@ -145,6 +148,31 @@ def test_adapters(qwen):
     assert p.items["activations"][2] == 8192 * (24 * (8 * 896 + 10 * 896 + 4 * 896 + 4 * 128 + 8 * 4864 + 4 * 14) + 10 * 896)
 
 
+def test_adapters_of_a_model_whose_matrices_are_conv1d(tmp_path):
+    GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100, n_positions=2048).save_pretrained(tmp_path)
+    # in 2 layers: q, k, v from one matrix, the output, and the two of the MLP
+    assert planned(model=str(tmp_path), lora=4).trained == 2 * 4 * ((64 + 192) + (64 + 64) + 2 * (64 + 256))
+
+
+@pytest.mark.parametrize("shape", [{"intermediate_size": [8, 16]}, {"head_dim": [4, 8]}, {"hidden_size": None}], ids=str)
+def test_a_model_whose_layers_differ_cannot_be_planned_and_a_run_goes_on_with_a_note(shape, qwen, monkeypatch):
+    layers = SimpleNamespace(**{"model_type": "odd", "hidden_size": 64, "num_attention_heads": 4} | shape)
+    with pytest.raises(UserError, match="^the memory of a model of type odd cannot be planned, because its layers differ: train "):
+        widths(layers)
+    c = config(model=qwen["0.5B"])
+    monkeypatch.setattr("engine.run.plan.widths", lambda _: widths(layers))
+    evaluated, [note] = fit(c)
+    assert evaluated == EVALUATED and note.startswith("--plan: the memory of a model of type odd cannot be planned")
+
+
+@pytest.mark.parametrize("in_hardware", [True, False])
+def test_a_gpu_without_bfloat16_is_planned_in_float32(in_hardware, qwen, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: in_hardware)
+    for options, size in [({}, 2 if in_hardware else 4), ({"device_gb": 80.0}, 2), ({"dtype": "bfloat16"}, 2), ({"dtype": "float32"}, 4)]:
+        assert compute_bytes(config(model=qwen["0.5B"], **options), on_gpu=True) == size
+
+
 def test_a_critic_is_trained_too(qwen):
     p, W, backbone = planned(model=qwen["7B"], algorithm="ppo", pruning_rate=None), QWEN["7B"][-1], QWEN["7B"][-1] - 152_064 * 3584
     assert p.trained == W + backbone and p.items["weights"] == (4 * p.trained,) * 5 and p.items["reference"] == (2 * W,) * 5
@@ -255,9 +283,10 @@ def test_the_model_of_a_run_is_its_newest_checkpoint(qwen, tmp_path):
 
 def test_a_model_whose_config_cannot_be_read_is_one_sentence(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    for name in (tmp_path, "me/none"):
-        with pytest.raises(UserError, match=r"^the config.json of .* cannot be read \(.*\): name a folder that holds it, or go online.$"):
-            planned(model=str(name))
+    with pytest.raises(UserError, match=r"^the config.json of .* cannot be read \(.*\): name a folder that holds it, or go online.$"):
+        planned(model=str(tmp_path))
+    with pytest.raises(UserError, match="^the model me/none is no folder here, and the hub cannot be reached"):  # asked once
+        planned(model="me/none")
 
 
 def test_a_reward_model_takes_its_place_too(qwen, tmp_path):

@@ -28,18 +28,20 @@ def number_of_digits(completions, **columns):
 @pytest.fixture
 def amx(monkeypatch):
     """As on a CPU with AMX, and as if the toy's model were large."""
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda device: True)
     monkeypatch.setattr(precision, "TINY", 1000)
     monkeypatch.setattr(loading, "TINY", 1000)
 
 
-@pytest.mark.parametrize("choice, device, has_amx, parameters, chosen", [
-    ("auto", "cuda", False, 1e3, BF16), ("float32", "cuda", False, 1e9, F32), ("bfloat16", "cuda", False, 1e9, BF16),
+@pytest.mark.parametrize("choice, device, in_hardware, parameters, chosen", [
+    ("auto", "cuda", True, 1e3, BF16), ("auto", "cuda", False, 1e9, F32),
+    ("float32", "cuda", True, 1e9, F32), ("bfloat16", "cuda", False, 1e9, BF16),
     ("auto", "cpu", True, 1e9, BF16), ("auto", "cpu", True, 1e7, BF16), ("auto", "cpu", True, 1e7 - 1, F32),
     ("auto", "cpu", False, 1e9, F32), ("bfloat16", "cpu", False, 1e3, BF16), ("float32", "cpu", True, 1e9, F32),
 ])  # fmt: skip
-def test_the_choice_of_arithmetic(monkeypatch, choice, device, has_amx, parameters, chosen):
-    capabilities = {"amx_bf16": True} if has_amx else {"avx512_bf16": True}  # without AMX, bfloat16 is slower than float32
+def test_the_choice_of_arithmetic(monkeypatch, choice, device, in_hardware, parameters, chosen):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: in_hardware or including_emulation)
+    capabilities = {"amx_bf16": True} if in_hardware else {"avx512_bf16": True}  # without AMX, bfloat16 is slower than float32
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert choose_dtype(choice, torch.device(device), parameters) == chosen
 
@@ -57,7 +59,7 @@ def test_a_model_is_loaded_with_the_weights_and_the_note_of_its_arithmetic(small
 
 
 def test_a_frozen_tiny_model_is_not_rounded(small, monkeypatch):
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda device: True)
     exact, frozen = load_model(small, CPU)[0], load_model(small, CPU, frozen=True)[0]
     assert frozen.compute_dtype == F32 and torch.equal(weights_of(frozen), weights_of(exact))
 

@@ -79,6 +79,15 @@ def test_a_file_has_the_settings_of_gsm8k():
     assert task_of("mine.jsonl") == Task() == replace(TASKS["gsm8k"], source=None, train_questions=None)
 
 
+def test_the_toy_is_not_asked_in_words_of_a_file(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "1+1=?", "answer": 2}\n')
+    open_run(["--dataset", str(path)])
+    path.write_text('{"question": "1+1=?", "answer": 2}\n{"question": "What is 2+2?", "answer": 4}\n')
+    with pytest.raises(UserError, match="mine.jsonl is written in words, .*: name a chat model"):
+        open_run(["--dataset", str(path)])
+
+
 @pytest.mark.parametrize("name", IN_WORDS)
 def test_the_toy_is_not_asked_in_words(name):
     """Its model knows no letters; `--model` is `toy` unless another is named."""
