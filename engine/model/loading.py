@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from engine.model.folders import resolve_model
 from engine.model.precision import TINY, choose_dtype
@@ -44,18 +45,32 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
         raise UserError(
             f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: set its eos_token."
         )
+    if adapter:
+        read_adapter(model, name)
     compute = choose_dtype(dtype, device, model.num_parameters())
     if frozen and compute != weights:  # a tiny model: its weights would be rounded for nothing
         return load_model(name, device, "float32", frozen=True)
-    model.compute_dtype = model.base_model.compute_dtype = compute  # PPO's critic starts from the base model
     model.to(place or device).eval()
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_head(model, name)
     check_once(model.base_model)
+    # from here on a pass casts the weights. PPO's critic starts from the base model
+    model.compute_dtype = model.base_model.compute_dtype = compute
     if device.type == "cpu" and model.num_parameters() < TINY:
         torch.set_num_threads(1)  # a tiny model is several times slower with several threads
     return model, tokenizer
+
+
+def read_adapter(model, folder):
+    """Write the adapters of a checkpoint into a model that has such adapters. They are float32: bf16 would round them."""
+    from peft import set_peft_model_state_dict
+
+    for name, p in model.named_parameters():
+        if "lora_" in name:
+            p.data = p.data.float()
+    saved = load_file(Path(folder, "adapter_model.safetensors"), device=str(model.device))
+    set_peft_model_state_dict(model, {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()})
 
 
 @torch.no_grad()

@@ -4,15 +4,13 @@ import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file
 
 from engine.model import shards
 from engine.model.critic import Critic
-from engine.model.loading import load_model
+from engine.model.loading import load_model, read_adapter
 from engine.model.logprobs import completion_logprobs
 from engine.model.precision import compute_dtype, frozen_copy, with_parameters
 from engine.model.prompts import prompts_once
@@ -164,7 +162,7 @@ def add_adapter(model, rank, seed, folder=None):
     `seed`, so that all devices start with the same adapters. folder: a checkpoint; its adapters are loaded in place of
     new ones.
     """
-    from peft import LoraConfig, set_peft_model_state_dict  # takes a second to import, and few runs need it
+    from peft import LoraConfig  # takes a second to import, and few runs need it
 
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -172,10 +170,8 @@ def add_adapter(model, rank, seed, folder=None):
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.float()
-    if folder:  # loaded after the cast to float32: a bf16 adapter would round what is loaded
-        saved = load_file(Path(folder, "adapter_model.safetensors"), device=str(model.device))
-        saved = {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()}
-        set_peft_model_state_dict(model, saved)
+    if folder:
+        read_adapter(model, folder)
     model.eval()
 
 

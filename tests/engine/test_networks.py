@@ -88,16 +88,20 @@ def test_an_adapter_starts_from_the_seed_and_leaves_the_global_random_numbers_al
 
 
 def test_an_adapter_on_a_bfloat16_model_comes_back_as_it_was_saved(small, tmp_path):
-    model, _ = loading.load_model(small, CPU, "bfloat16", frozen=True)
+    model, tokenizer = loading.load_model(small, CPU, "bfloat16", frozen=True)
     add_adapter(model, 4, seed=1)
     for p in model.parameters():
         if p.requires_grad:
             p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))  # no longer numbers of bfloat16
-    model.save_pretrained(tmp_path)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
     again, _ = loading.load_model(small, CPU, "bfloat16", frozen=True)
     add_adapter(again, 4, seed=2, folder=tmp_path)
-    assert all(p.dtype == torch.float32 for p in adapter_of(again).values())
-    torch.testing.assert_close(adapter_of(again), adapter_of(model), rtol=0, atol=0)
+    evaluated, _ = loading.load_model(str(tmp_path), CPU, "bfloat16", frozen=True)
+    for found in (again, evaluated):
+        adapter = {name: p for name, p in found.named_parameters() if "lora_" in name}
+        assert all(p.dtype == torch.float32 for p in adapter.values()) and found.base_model.dtype == torch.bfloat16
+        torch.testing.assert_close(adapter, {n: p for n, p in model.named_parameters() if "lora_" in n}, rtol=0, atol=0)
 
 
 def test_a_bfloat16_copy_keeps_the_rotary_frequencies_of_a_long_context(tmp_path):
