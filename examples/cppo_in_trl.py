@@ -25,12 +25,12 @@ class CPPOTrainer(GRPOTrainer):
         if self._is_vlm:
             raise ValueError("CPPOTrainer prunes text only: take GRPOTrainer for a model of images.")
         if self.beta and self.ref_model is None:
-            raise ValueError("with adapters the policy is its own reference, which CPPOTrainer cannot prune: set beta=0.")
+            raise ValueError("with adapters the policy is its own reference: CPPOTrainer needs beta=0.")
         if own % G:
             raise ValueError(f"{own} completions on a device split a group of {G}: make them a multiple of {G}.")
         if own // G * self.k % parts:
-            raise ValueError(f"{own // G * self.k} kept completions do not fill {parts} equal batches, and TRL would drop the rest: "
-                             "change per_device_train_batch_size or steps_per_generation.")
+            raise ValueError(f"{own // G * self.k} kept completions do not fill {parts} equal batches, and TRL would "
+                             "drop the rest: change per_device_train_batch_size or steps_per_generation.")
 
     def _get_per_token_logps_and_entropies(self, model, tokens, seen, logits_to_keep, *args, **kwargs):
         # before pruning there is no forward pass: these zeros are replaced below

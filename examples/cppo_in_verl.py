@@ -5,10 +5,10 @@
         algorithm.adv_estimator=grpo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \\
         actor_rollout_ref.rollout.n=16 data.train_batch_size=256 actor_rollout_ref.actor.ppo_mini_batch_size=64 …
 
-Allocation: train_batch_size is G/k times as large as GRPO's, ppo_mini_batch_size stays. Here both would be 64 for GRPO.
-Each of verl's mini-batches has ppo_mini_batch_size · n completions: 64 · 16 = 256 · 4.
+Allocation: GRPO would have 64 for both batch sizes. CPPO keeps k = 4 completions of each of 256 questions: 1,024.
+That is one of verl's mini-batches: ppo_mini_batch_size · n = 64 · 16.
 
-What has run: these methods with verl's own classes and store, on a CPU. A whole training needs GPUs and has not run.
+Run on a CPU: these methods, with verl's classes and store. Only read: the order of verl's calls. Not run: a training.
 """
 
 import torch
@@ -34,7 +34,8 @@ class CPPOTrainer(PPOTrainerSync):
         k = keep_count(G, self.config.trainer.v1.cppo.pruning_rate)
         keys = sorted(batch.keys)  # UID_SESSION_INDEX: the completions of a question follow each other
         questions = len(keys) // G
-        if len(keys) % G or any(len({key.rsplit("_", 2)[0] for key in keys[q * G : (q + 1) * G]}) > 1 for q in range(questions)):
+        asked = [key.rsplit("_", 2)[0] for key in keys]
+        if len(keys) % G or any(len({*asked[q * G : (q + 1) * G]}) > 1 for q in range(questions)):
             raise ValueError(f"CPPO needs {G} completions of each question: a session failed, or has several outputs.")
         if questions * k % (actor.ppo_mini_batch_size * G):
             raise ValueError(f"{questions * k} kept completions do not fill mini-batches of ppo_mini_batch_size × n = "
@@ -54,6 +55,6 @@ class CPPOTrainer(PPOTrainerSync):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
         mask = data["response_mask"]
         A = torch.stack([self.advantages.get(key, torch.zeros(())) for key in batch.keys])  # 0: verl's padding
-        whole = A[:, None] * data.to_padded_tensor()["response_mask"]
-        fields = {name: response_to_nested(whole, mask) for name in ("advantages", "returns")}
-        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch)))
+        A = response_to_nested(A[:, None] * data.to_padded_tensor()["response_mask"], mask)
+        fields = TensorDict({"advantages": A, "returns": A}, batch_size=len(batch))
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)

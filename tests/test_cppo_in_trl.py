@@ -156,7 +156,7 @@ def test_adapters_without_a_reference_are_refused(tmp_path):
     from peft import LoraConfig
 
     adapter = LoraConfig(r=2, target_modules=["q_proj"])
-    with pytest.raises(ValueError, match="set beta=0"):
+    with pytest.raises(ValueError, match="needs beta=0"):
         trained(CPPOTrainer, tmp_path, peft_config=adapter)
 
 

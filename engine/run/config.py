@@ -219,9 +219,9 @@ def usual(config):
 def notes_of(config, algorithm):
     """Sentences about options that have no effect, and about LoRA's learning rate."""
     notes = checks.idle(config, usual(config), algorithm, checks.NOTED)
-    if config.lora:
-        notes.append(f"--lora: the learning rate is {config.lr:g}. It is not raised for you, and adapters usually need "
-                     "about ten times the --lr of all weights.")
+    if config.lora and config.lr == (usual_lr := usual(config).lr):
+        notes.append(f"--lora: the learning rate is {usual_lr:g}, that of all weights. Adapters usually need about ten times "
+                     f"as much: --lr {10 * usual_lr:g}.")
     return notes
 
 

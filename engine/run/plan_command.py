@@ -6,6 +6,7 @@ the last rungs change the training. Then `cure` takes back as much as it can, fr
 
 import math
 import shlex
+import textwrap
 from dataclasses import dataclass, replace
 
 from engine.model.folders import prompt_room
@@ -213,7 +214,7 @@ def print_cure(config, model, argv, found):
     for words, change in found.changes:
         print(f"{as_options(change):40}{words}")
     if "lora" in merged(change for _, change in found.changes):
-        print(why_not_full(config, model))
+        print(textwrap.fill(why_not_full(config, model), 120, break_on_hyphens=False))
 
 
 def print_table(config, model, p):

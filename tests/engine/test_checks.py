@@ -135,7 +135,7 @@ def test_a_rule_that_its_file_does_not_have_is_refused(tmp_path):
     ("--algorithm grpo --allocation false", "--allocation has no effect: no completion is pruned"),
     ("--steps 5 --refresh_reference 5", "--refresh_reference comes after the last step."),
     ("--system_prompt think", "--system_prompt has no effect: the toy's model reads only the question."),
-    ("--lora 4", "--lora: the learning rate is 0.0003. It is not raised for you, and adapters usually need about ten times the --lr"),
+    ("--lora 4", "--lora: the learning rate is 0.0003, that of all weights. Adapters usually need about ten times as much: --lr 0.003."),
 ])  # fmt: skip
 def test_an_option_without_an_effect_is_noted(words, note):
     config = parse(Config, words.split())
