@@ -63,8 +63,8 @@ def widths(shape):
         found = hidden, heads, *(given or usual for given, usual in zip(optional, (heads, hidden // heads, 4 * hidden)))
         return tuple(map(operator.index, found))
     except (AttributeError, TypeError):
-        raise UserError(f"the memory of a model of type {shape.model_type} cannot be planned, because its layers differ: train without "
-                        "--plan, and lower --micro_batch_tokens if memory runs out.") from None
+        raise UserError(f"the memory of a model of type {shape.model_type} cannot be planned, because its layers differ: "
+                        "train without --plan, and lower --micro_batch_tokens if memory runs out.") from None
 
 
 class Decoder(torch.nn.Module):

@@ -29,7 +29,8 @@ def run_folder(config):
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"the folder {folder} of the run cannot be made ({error.strerror}): name another --output_dir.") from None
+        raise UserError(f"the folder {folder} of the run cannot be made ({error.strerror}): "
+                        "name another --output_dir.") from None
     return folder
 
 
