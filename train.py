@@ -141,6 +141,8 @@ def main(argv):
         code = 130
     except (RuntimeError, OSError) as error:
         raise in_one_sentence(error, config.output_dir) from None
+    finally:
+        logs.drop_if_empty(config.output_dir)
     ranks.stop()
     return code
 

@@ -11,7 +11,8 @@
   questions were met than wanted, or else it rises (GRESO, 2506.02177). This takes more than one pass over the
   questions.
 
-Every run of a task has the same CPU seconds. Finished runs are kept in runs/fewer/ and runs/fewer_real/.
+Every run of a task has the same CPU seconds. Finished runs are kept in runs/fewer/ and runs/fewer_real/. CPPO's runs on
+the real model are those of real.py: to save an hour, copy them from runs/real/.
 """
 
 import math
@@ -201,7 +202,7 @@ TOY = Task("fewer", "Sampling fewer completions: the toy", PROTOCOL | {"dtype": 
 } | passes(256))  # fmt: skip
 REAL = Task(
     "fewer_real", "Sampling fewer completions: a real model", real.SETTING | {"lr": real.LR}, real.AT, real.EVAL_QUESTIONS,
-    real.REACHED, {"until a signal, P=0.875": (PRUNED, STOPPED)} | passes(64))
+    real.REACHED, {"CPPO, P=0.875": (PRUNED, {}), "until a signal, P=0.875": (PRUNED, STOPPED)} | passes(64))
 RIGHT = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 0.88, 0.94, 0.97)
 
 

@@ -1,5 +1,6 @@
 """What a run writes and prints: its folder, its logs, the seconds of each phase, the table at its end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -32,6 +33,12 @@ def run_folder(config):
         raise UserError(f"the folder {folder} of the run cannot be made ({error.strerror}): "
                         "name another --output_dir.") from None
     return folder
+
+
+def drop_if_empty(folder):
+    """Remove the folder of a run that was refused before it wrote anything."""
+    with contextlib.suppress(OSError):  # it is not empty, or another rank was faster
+        os.rmdir(folder)
 
 
 def start_logs(run_dir, config, step):

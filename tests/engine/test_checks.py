@@ -111,6 +111,13 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         train.main(["--output_dir", str(tmp_path / "file/run")])
 
 
+def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="leaves no room for a prompt"):
+        train.main(["--model", small, "--max_new_tokens", "100000"])
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 @pytest.mark.parametrize("error, words", [
     (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "), (OSError(errno.ENOSPC, "x"), "^the disk is full, "),
     (OSError(errno.EIO, "x"), None), (RuntimeError("x"), None),
