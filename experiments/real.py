@@ -114,15 +114,15 @@ def one_run(method, seed, label, options):
 # --- the page ---
 
 
-def differences(rows):
-    """Whether each seed of a method is above (or below) each seed of another: a Markdown table, sampled accuracy."""
+def differences(rows, how):
+    """Whether each seed of a method is above (or below) each seed of another, as a Markdown table. how: greedy, sampled."""
     others = [name for name in ("GRPO", "CPPO, P=0.875") if name in rows]
     lines = [["", *(f"{when} s, {what}" for when in AT for what in ("lowest and highest", *(f"beside {name}" for name in others)))]]
     for name, row in rows.items():
         lines.append([name])
         for when in AT:
-            own = row[f"sampled {when}"]
-            lines[-1] += [f"{own['min']:.3f}, {own['max']:.3f}", *(beside(own, rows[other][f"sampled {when}"]) for other in others)]
+            own = row[f"{how} {when}"]
+            lines[-1] += [f"{own['min']:.3f}, {own['max']:.3f}", *(beside(own, rows[other][f"{how} {when}"]) for other in others)]
     return markdown_table(lines)
 
 
@@ -132,8 +132,8 @@ def beside(own, other):
 
 def page(about, rows):
     head, table = heading("GRPO, CPPO and their controls on a real model", about), same_seconds.table(rows, AT, REACHED)
-    results = f"## Results\n\n{table}\n\nWhat counts as a difference, sampled accuracy:\n\n{differences(rows)}"
-    return f"{head}{PLAN}\n{results}\n\n![Accuracy against seconds](real.png)\n"
+    found = [f"What counts as a difference, {how} accuracy:\n\n{differences(rows, how)}\n" for how in ("sampled", "greedy")]
+    return "\n".join([f"{head}{PLAN}\n## Results\n\n{table}\n", *found, "![Accuracy against seconds](real.png)\n"])
 
 
 def picture(rows, output):

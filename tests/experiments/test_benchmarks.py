@@ -202,8 +202,8 @@ def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(small, t
 
 def test_a_difference_is_each_seed_above_each_seed():
     seeds = {"GRPO": (0.4, 0.6), "CPPO, P=0.875": (0.6, 0.7), "random, P=0.875": (0.61, 0.9), "CPPO, P=0.5": (0.1, 0.39)}
-    rows = {name: {f"sampled {when}": {"min": low, "max": high} for when in real.AT} for name, (low, high) in seeds.items()}
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in real.differences(rows).splitlines()[2:]]
+    rows = {name: {f"greedy {when}": {"min": low, "max": high} for when in real.AT} for name, (low, high) in seeds.items()}
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in real.differences(rows, "greedy").splitlines()[2:]]
     beside = [["–", "–"], ["–", "–"], ["above", "–"], ["below", "below"]]  # GRPO, CPPO
     assert [line[2:4] for line in table] == [line[5:7] for line in table] == beside
 
