@@ -150,7 +150,8 @@ def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
         model.save_pretrained(tmp_path / name)
         toy_model.make_tokenizer().save_pretrained(tmp_path / name)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(8, rel=0.05)
+        # each copy on the way would be 2 more; a few passes of the checks take 0.4 for themselves
+        assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(8, abs=0.8)
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(loaded):
