@@ -58,6 +58,23 @@ def test_a_model_is_loaded_with_the_weights_and_the_note_of_its_arithmetic(small
         assert (frozen.dtype, frozen.compute_dtype) == (computed, computed)
 
 
+@pytest.mark.parametrize("program, words", [
+    ("eval", ["--questions", "1"]), ("engine.scoring.preview", ["--check_rewards"]),
+])  # fmt: skip
+def test_what_only_samples_holds_no_float32_weights(program, words, small, amx, tmp_path, monkeypatch):
+    """With trainable weights, autocast would keep a bfloat16 cast of each beside them: three times the memory."""
+    class Seen(Exception):
+        pass
+
+    def seen(model, *_, **__):
+        raise Seen(model.dtype)
+
+    monkeypatch.setattr(f"{program}.Sampler", seen)
+    main, folder = (evaluation.main, ["--output_dir", str(tmp_path)]) if program == "eval" else (train.main, [])
+    with pytest.raises(Seen, match="bfloat16"):
+        main(["--model", small, *words, *folder])
+
+
 def test_a_frozen_tiny_model_is_not_rounded(small, monkeypatch):
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda device: True)
     exact, frozen = load_model(small, CPU)[0], load_model(small, CPU, frozen=True)[0]
