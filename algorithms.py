@@ -107,9 +107,10 @@ KEPT_FIRST = ("shortest", "efficiency", "max_variance")
 def over_the_kept(algorithm, rollout, rows):
     """Advantages (Q, G) over the kept completions of each question only, and 0 for the others."""
     Q, G = rollout.lengths.shape
-    # (q, k) rows: all questions at once if each keeps k, else one by one
-    one_by_one = rows.split(torch.bincount(rows // G, minlength=Q).tolist())
-    groups = [r[None] for r in one_by_one] if algorithm.ks else [rows.view(Q, algorithm.k)]
+    if algorithm.ks:  # each question keeps its own number: (1, k) rows for each
+        groups = [r[None] for r in rows.split(torch.bincount(rows // G, minlength=Q).tolist())]
+    else:  # all questions at once, also if there are none: GDPO compares over all devices
+        groups = [rows.view(Q, algorithm.k)]
     advantages = torch.zeros(Q * G)
     for group in groups:
         rewards, lengths = rollout.rewards.flatten(1)[:, group], rollout.lengths.flatten()[group]

@@ -317,8 +317,9 @@ def score_file(config, folder, device):
 
 def one_benchmark(benchmark, config, source, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores."""
-    longest = config.max_new_tokens or task_of(benchmark).max_new_tokens
-    prompt = task_of(benchmark).system_prompt if config.system_prompt is None else config.system_prompt
+    task, prompt = task_of(benchmark), config.system_prompt
+    longest = config.max_new_tokens or task.max_new_tokens
+    prompt = task.system_prompt if prompt is None else prompt
     judge, room = judge_of(config, benchmark), prompt_room(model, longest, config.max_prompt_tokens)
     questions, notes = load_questions(
         benchmark, tokenizer, split="test", system_prompt=prompt, max_prompt_tokens=room,

@@ -8,7 +8,7 @@
 Allocation: GRPO would have 64 for both batch sizes. CPPO keeps k = 4 completions of each of 256 questions: 1,024.
 That is one of verl's mini-batches: ppo_mini_batch_size · n = 64 · 16.
 
-Run on a CPU: these methods, with verl's classes and store. Only read: the order of verl's calls. Not run: a training.
+These methods have run on a CPU with verl's classes. We only read in what order verl calls them. No training has run.
 """
 
 import torch

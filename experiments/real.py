@@ -117,16 +117,20 @@ def one_run(method, seed, label, options):
 def differences(rows, how):
     """Whether each seed of a method is above (or below) each seed of another, as a Markdown table. how: greedy, sampled."""
     others = [name for name in ("GRPO", "CPPO, P=0.875") if name in rows]
-    lines = [["", *(f"{when} s, {what}" for when in AT for what in ("lowest and highest", *(f"beside {name}" for name in others)))]]
+    head = [""]
+    for when in AT:
+        head += [f"{when} s, lowest and highest", *(f"{when} s, beside {other}" for other in others)]
+    lines = [head]
     for name, row in rows.items():
         lines.append([name])
         for when in AT:
-            own = row[f"{how} {when}"]
-            lines[-1] += [f"{own['min']:.3f}, {own['max']:.3f}", *(beside(own, rows[other][f"{how} {when}"]) for other in others)]
+            key = f"{how} {when}"
+            lines[-1] += ["{min:.3f}, {max:.3f}".format_map(row[key]), *(beside(row[key], rows[other][key]) for other in others)]
     return markdown_table(lines)
 
 
 def beside(own, other):
+    """Of two spreads over the seeds."""
     return "above" if own["min"] > other["max"] else "below" if own["max"] < other["min"] else "–"
 
 

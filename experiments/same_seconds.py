@@ -5,7 +5,6 @@ whole schedule. Evaluation does not count.
 """
 
 import json
-import math
 import random
 import re
 import statistics
@@ -147,8 +146,8 @@ def summary(runs, at, reached):
     for name in ("sampling", "no_signal"):
         row[name] = statistics.fmean(step[name] for run in runs for step in run["steps"])
     row["curves"] = [curve(run["steps"]) for run in runs]
-    seconds = [next((seconds for seconds, _, accuracy in points if accuracy >= reached), math.inf) for points in row["curves"]]
-    return row | {"seconds": [x if x <= at[-1] else None for x in seconds]}
+    within = ([seconds for seconds, _, accuracy in points if accuracy >= reached and seconds <= at[-1]] for points in row["curves"])
+    return row | {"seconds": [min(seconds, default=None) for seconds in within]}
 
 
 def table(rows, at, reached):

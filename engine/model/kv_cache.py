@@ -51,24 +51,25 @@ class RoomyLayer(DynamicLayer):
         self.show(rows, length)
 
 
-def give_room(cache, rows, repeats, longest):
-    """Repeat each of the rows of a cache, and give its layers room. Returns whether all layers have it.
+def give_room(cache, rows, repeats, longest, device):
+    """Repeat each of the rows of a cache on a device, and give its layers room. Returns whether all layers have it.
 
     Layers of another kind, for example of a sliding window or with a state in place of keys, stay as transformers made
     them.
     """
+    repeated = torch.arange(rows, device=device).repeat_interleave(repeats)
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
             cache.layers[i] = RoomyLayer(layer, repeats, longest)
         else:
-            layer.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
+            layer.reorder_cache(repeated)
     return all(type(layer) is RoomyLayer for layer in cache.layers)
 
 
 def keep_rows(cache, rows, device):
-    """Keep only these rows of a cache, (n,) ascending, on the CPU. Returns them in the order in which they now stand.
+    """Keep only these rows of a cache on a device. Returns them, on the device, in the order in which they now stand.
 
-    The last ones move into the places of those that leave.
+    rows: (n,), ascending, on the CPU. The last ones move into the places of those that leave.
     """
     n = len(rows)
     source, order, free = rows[rows >= n], torch.arange(n), torch.ones(n, dtype=torch.bool)

@@ -45,11 +45,11 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
         raise UserError(
             f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: set its eos_token."
         )
-    if adapter:
-        read_adapter(model, name)
     compute = choose_dtype(dtype, device, model.num_parameters())
     if frozen and compute != weights:  # a tiny model: its weights would be rounded for nothing
         return load_model(name, device, "float32", frozen=True)
+    if adapter and weights != torch.float32:
+        adapters_in_float32(model, name)
     model.to(place or device).eval()
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -62,15 +62,17 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     return model, tokenizer
 
 
-def read_adapter(model, folder):
-    """Write the adapters of a checkpoint into a model that has such adapters. They are float32: bf16 would round them."""
-    from peft import set_peft_model_state_dict
-
+def adapters_in_float32(model, folder=None):
+    """Make the adapters of a model float32, then read those of a checkpoint into them: bf16 would round them."""
     for name, p in model.named_parameters():
         if "lora_" in name:
             p.data = p.data.float()
-    saved = load_file(Path(folder, "adapter_model.safetensors"), device=str(model.device))
-    set_peft_model_state_dict(model, {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()})
+    if folder:
+        from peft import set_peft_model_state_dict  # takes a second to import, and few runs need it
+
+        saved = load_file(Path(folder, "adapter_model.safetensors"), device=str(model.device))
+        saved = {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()}
+        set_peft_model_state_dict(model, saved)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 
 from engine.model import shards
 from engine.model.critic import Critic
-from engine.model.loading import load_model, read_adapter
+from engine.model.loading import adapters_in_float32, load_model
 from engine.model.logprobs import completion_logprobs
 from engine.model.precision import compute_dtype, frozen_copy, with_parameters
 from engine.model.prompts import prompts_once
@@ -167,11 +167,7 @@ def add_adapter(model, rank, seed, folder=None):
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear"))
-    for p in model.parameters():
-        if p.requires_grad:
-            p.data = p.data.float()
-    if folder:
-        read_adapter(model, folder)
+    adapters_in_float32(model, folder)
     model.eval()
 
 

@@ -169,7 +169,7 @@ def _read_prompts(model, ids, mask, group_size, new_tokens):
     mask, positions = (mask, (mask.cumsum(1) - 1).clamp(min=0)) if padded else (None, None)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
     logits, cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
-    roomy = give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens)
+    roomy = give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens, model.device)
     if padded:
         positions = positions[:, -1:].repeat_interleave(group_size, 0)
         mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)

@@ -218,10 +218,11 @@ def usual(config):
 
 def notes_of(config, algorithm):
     """Sentences about options that have no effect, and about LoRA's learning rate."""
-    notes = checks.idle(config, usual(config), algorithm, checks.NOTED)
-    if config.lora and config.lr == (usual_lr := usual(config).lr):
-        notes.append(f"--lora: the learning rate is {usual_lr:g}, that of all weights. Adapters usually need about ten times "
-                     f"as much: --lr {10 * usual_lr:g}.")
+    without = usual(config)
+    notes = checks.idle(config, without, algorithm, checks.NOTED)
+    if config.lora and config.lr == without.lr:
+        notes.append(f"--lora: the learning rate is {config.lr:g}, that of all weights. Adapters usually need about ten "
+                     f"times as much: --lr {10 * config.lr:g}.")
     return notes
 
 

@@ -26,7 +26,7 @@ import torch
 from allocate import cheaper, two_passes
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
-from engine.model.precision import multiplies_bfloat16
+from engine.model.precision import TINY, choose_dtype
 from engine.model.skeleton import skeleton, widths
 from engine.model.vllm import GPU_SHARE
 from engine.run import ranks
@@ -97,8 +97,8 @@ def compute_bytes(config, on_gpu):
     if not on_gpu:
         return 4
     here = config.device_gb is None and torch.cuda.is_available()
-    old = here and not multiplies_bfloat16(torch.device("cuda"))
-    return 4 if config.dtype == "float32" or (config.dtype == "auto" and old) else 2
+    choice = config.dtype if here or config.dtype != "auto" else "bfloat16"
+    return choose_dtype(choice, torch.device("cuda"), TINY).itemsize  # a GPU's choice does not depend on the parameters
 
 
 def of_parameters(config, model, critic, devices, on_gpu):
