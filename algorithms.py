@@ -3,13 +3,17 @@
     python train.py --list                  prints the table
 
 A row says how rewards become advantages, which completions are kept, what the ratio is (the loss)
-and how much each token counts. β and the clip range are the defaults of the loss function, if the
-row does not name others. So each number stands in one place.
+and how much each token counts. `resolve` makes a run's Algorithm of a row: if neither the run nor
+the row names β or the clip range, they are the defaults of the loss function. So each number stands
+in one place, and a row with another loss has that loss's numbers.
 
 To try an idea of your own, write one function and change one row:
 
     advantages(rollout) → (Q, G)            records.py says what a rollout holds
     keep(rollout, advantages, k) → rows     or name your function: --keep FILE.py:FUNCTION
+
+A rule may also return (rows, advantages of these rows), if the kept completions shall count more or
+less than before, for example the inverse of the probability with which they were drawn.
 """
 
 import inspect
@@ -51,6 +55,7 @@ def scores(rollout):
 
 
 # --- step 4: keep(rollout, advantages, k) → rows of the batch, (n,) int64, ascending ---
+# Completions that may not be trained on (`rollout.trainable`) come last in every rule.
 
 
 def every(rollout, advantages, k):
@@ -60,17 +65,19 @@ def every(rollout, advantages, k):
 def by_advantage(rollout, advantages, k, *, rule):
     """CPPO (largest_abs), and the rules of its ablation."""
     generator = torch.Generator().manual_seed(rollout.seed)
-    return batch_rows(prune(advantages, k, rule=rule, generator=generator), advantages.shape[1])
+    options = {"rule": rule, "generator": generator, "allowed": rollout.trainable}
+    return batch_rows(prune(advantages, k, **options), advantages.shape[1])
 
 
 def pooled(rollout, advantages, k):
     """CPPO's published code: the largest |A| of all questions of the device together."""
-    return prune_pooled(advantages, len(advantages) * k)
+    return prune_pooled(advantages, len(advantages) * k, allowed=rollout.trainable)
 
 
-def smallest(metric, k):
+def smallest(metric, rollout, k):
     """The k completions of each question with the smallest metric. k: one number, or (Q,)."""
     ks = torch.as_tensor(k).expand(len(metric)).tolist()
+    metric = metric.float().masked_fill(~rollout.trainable, torch.inf)
     G, kept = metric.shape[1], [torch.empty(0, dtype=torch.int64)]
     kept += [q * G + retain(metric[q : q + 1], k)[0] for q, k in enumerate(ks)]
     return torch.cat(kept)
@@ -78,17 +85,23 @@ def smallest(metric, k):
 
 def shortest(rollout, advantages, k):
     """GFPO: the shortest completions."""
-    return smallest(rollout.lengths, k)
+    return smallest(rollout.lengths, rollout, k)
 
 
 def efficiency(rollout, advantages, k):
     """GFPO: the most reward per token."""
-    return smallest(-token_efficiency(rollout.total, rollout.lengths), k)
+    return smallest(-token_efficiency(rollout.total, rollout.lengths), rollout, k)
 
 
 def max_variance(rollout, advantages, k):
     """PODS: the rewards that vary the most."""
-    return batch_rows(max_variance_subset(rollout.total, k), advantages.shape[1])
+    G, kept = advantages.shape[1], [torch.empty(0, dtype=torch.int64)]
+    for q, (rewards, trainable) in enumerate(zip(rollout.total, rollout.trainable)):
+        first, last = trainable.nonzero()[:, 0], (~trainable).nonzero()[:, 0]
+        if len(first) > k:
+            first, last = first[max_variance_subset(rewards[None, first], k)[0]], last[:0]
+        kept.append(q * G + torch.cat([first, last[: k - len(first)]]).sort().values)
+    return torch.cat(kept)
 
 
 KEEP = {
@@ -137,10 +150,19 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 # --- the table ---
 
 
+NUMBERS = ("beta", "clip_low", "clip_high")  # that a loss has defaults for
+
+
 def default(function, name):
     """The default of an argument. A loss hands on what it does not name to `grpo_loss`."""
     own = inspect.signature(function).parameters
     return (own if name in own else inspect.signature(grpo_loss).parameters)[name].default
+
+
+def defaults(loss):
+    """β and the clip range of a loss."""
+    numbers = {name: default(loss, name) for name in NUMBERS}
+    return numbers | {"clip_high": numbers["clip_high"] or numbers["clip_low"]}
 
 
 @dataclass(frozen=True)
@@ -154,8 +176,8 @@ class Algorithm:
     pruning_rate: float = 0.0  # P: k = ⌊G(1−P)⌋ are kept of each question
     ks: tuple[int, ...] = ()  # or: how many of an easy, medium, hard, very hard question
     allocation: bool = True  # use the freed places for more questions
-    beta: float | None = None  # weight of the KL term; None: the default of the loss
-    clip_low: float | None = None  # of the ratio; None: as for beta
+    beta: float | None = None  # weight of the KL term; this and the clip: None: as in the loss
+    clip_low: float | None = None
     clip_high: float | None = None
     mu: int = 2  # how often a batch is trained on
     minibatches: int = 1  # updates that a batch is cut into, each time
@@ -175,20 +197,18 @@ class Algorithm:
     overlong_cache: int = 0
     mask_truncated: bool = False
 
-    def __post_init__(self):
-        low, high = default(self.loss, "clip_low"), default(self.loss, "clip_high")
-        papers = {"clip_low": low, "clip_high": low if high is None else high}
-        if not self.critic:  # PPO's β is in its rewards, not in its loss
-            papers["beta"] = default(self.loss, "beta")
-        for name, value in papers.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-
-    def how_many(self, rollout):
-        """k: one number; GFPO's adaptive k: one of each question, (Q,)."""
-        if not self.ks:
-            return self.k
-        return adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
+    def choose(self, rollout, advantages):
+        """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
+        k = self.k
+        if self.ks:  # GFPO's adaptive k, one of each question
+            k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
+        rows, own = self.keep(rollout, advantages, k), None
+        if isinstance(rows, tuple):  # a rule that says how much each kept completion counts
+            rows, own = rows
+            advantages = advantages.flatten().index_copy(0, rows, own).view_as(advantages)
+        elif self.kept_first:  # GFPO and PODS
+            advantages = over_the_kept(self, rollout, rows)
+        return rows[rollout.trainable.flatten()[rows]], advantages
 
     @property
     def loss_options(self):
@@ -205,6 +225,8 @@ gfpo = Algorithm(
 ALGORITHMS = {
     "grpo": grpo,
     "cppo": replace(grpo, keep="largest_abs", pruning_rate=0.75),
+    # the code that made the tables of CPPO's paper
+    "cppo_published": Algorithm(grpo_loss, token_mean, keep="pooled", pruning_rate=0.75),
     "drgrpo": Algorithm(drgrpo_loss, constant, partial(of_the_sum, divide_by_std=False)),
     "dapo": Algorithm(dapo_loss, token_mean, max_rollouts=4, takes=(*grpo.takes, "max_rollouts")),
     "gspo": gspo,
@@ -231,7 +253,8 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
     rule = keep or row.keep
     if row.keep == "all" and rule != "all":  # CPPO's pruning on top of GSPO, DAPO, …
         given = {"pruning_rate": ALGORITHMS["cppo"].pruning_rate} | given
-    row = replace(row, name=name, **given)
+    own = {name: getattr(row, name) for name in NUMBERS if getattr(row, name) is not None}
+    row = replace(row, name=name, **(defaults(row.loss) | own | given))
     k, B = max(row.ks, default=0), questions_per_step
     k = k or keep_count(row.group_size, row.pruning_rate)
     if row.allocation:
@@ -244,8 +267,9 @@ def table():
     """The table as text."""
     names = ("keep", "pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
     lines = [("algorithm", "loss", "token_weights", *names)]
-    for name, row in ALGORITHMS.items():
+    for name in ALGORITHMS:
+        row, rule = resolve(name), ALGORITHMS[name].keep
         functions = getattr(row.loss, "func", row.loss).__name__, row.token_weights.__name__
-        lines.append((name, *functions, *(str(getattr(row, column)) for column in names)))
+        lines.append((name, *functions, rule, *(str(getattr(row, column)) for column in names[1:])))
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

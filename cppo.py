@@ -46,12 +46,13 @@ def keep_count(group_size, pruning_rate):
     return k
 
 
-def prune(advantages, k, *, rule="largest_abs", generator=None):
+def prune(advantages, k, *, rule="largest_abs", generator=None, allowed=None):
     """Indices of the k completions kept of each question. (2503.22342, section 3.3)
 
     advantages: (Q, G), over all G completions. Returns (Q, k) int64, ascending in each row.
     rule: `largest_abs` is the paper's; `smallest_abs`, `largest` (signed) and `random` are its
-    ablation. generator: for the rule `random`.
+    ablation. generator: for the rule `random`. allowed: (Q, G) bool, which completions may be kept
+    (None: all); the others are kept only if a question has fewer than k allowed ones.
     Of equal scores the lower index is kept. (Rewards such as 0.1 and 0.3 are rounded, so equal
     |A| may differ in the last digit.)
     Raises ValueError for another rule, or for a k outside 1 … G.
@@ -71,6 +72,8 @@ def prune(advantages, k, *, rule="largest_abs", generator=None):
     else:
         raise ValueError(
             f"rule must be largest_abs, smallest_abs, largest or random, not {rule!r}")
+    if allowed is not None:
+        score = score.masked_fill(~allowed, -torch.inf)
     # I = top-k of the score in each row; a stable sort leaves equal scores in order
     order = score.argsort(dim=1, descending=True, stable=True)
     return order[:, :k].sort(dim=1).values
@@ -94,11 +97,12 @@ def prune_below(advantages, threshold):
     return advantages.abs() >= threshold
 
 
-def prune_pooled(advantages, n_keep):
+def prune_pooled(advantages, n_keep, *, allowed=None):
     """What the published code keeps: the n_keep largest |A| of all questions together.
 
-    advantages: (Q, G). Returns (n_keep,) rows of the batch, q·G + i, ascending. Of equal |A| the
+    advantages: (Q, G). allowed: as for `prune`. Returns (n_keep,) rows of the batch, q·G + i, ascending. Of equal |A| the
     lower row is kept. It is here so that its difference from `prune` can be shown.
     """
-    order = advantages.flatten().abs().argsort(descending=True, stable=True)
+    score = advantages.abs() if allowed is None else advantages.abs().masked_fill(~allowed, -1.0)
+    order = score.flatten().argsort(descending=True, stable=True)
     return order[:n_keep].sort().values

@@ -1,6 +1,8 @@
-"""The two records of a step: a Rollout, what was sampled, and a Batch, what is trained on.
+"""The records of a step: a Rollout, what was sampled, and a Batch, what is trained on.
 
-Each is made once. The functions of an algorithm take the rollout: `advantages(rollout)` and
+A MiniBatch is the part of a batch that one optimizer step trains on. Each is made once.
+
+The functions of an algorithm take the rollout: `advantages(rollout)` and
 `keep(rollout, advantages, k)`. So a rule may look at lengths, at log-probabilities or at several
 rewards.
 """
@@ -37,6 +39,7 @@ class Rollout:
     reward_names: list[str]  # R
     reward_weights: list[float]  # R
     trainable: torch.Tensor | None = None  # (Q, G) bool, what may be trained on; None: all
+    places: torch.Tensor | None = None  # (Q,) int64, the order of the questions of all devices
     history: list[float] = ()  # the mean reward of each earlier question of the run
     seed: int = 0  # for a rule that draws
     failures: int = 0  # calls of a reward function that failed
@@ -45,6 +48,8 @@ class Rollout:
     def __post_init__(self):
         if self.trainable is None:
             self.trainable = torch.ones_like(self.truncated)
+        if self.places is None:
+            self.places = torch.arange(len(self.questions))
 
     @property
     def total(self):
@@ -73,7 +78,7 @@ def join(rollouts):
         questions=[q for r in rollouts for q in r.questions],
         texts=[text for r in rollouts for text in r.texts],
         tokens=padded("tokens"), logp=padded("logp"), rewards=together("rewards", dim=1),
-        **{name: together(name) for name in ("lengths", "truncated", "trainable")},
+        **{name: together(name) for name in ("lengths", "truncated", "trainable", "places")},
     )
 
 
@@ -133,17 +138,6 @@ class Batch:
             batches = micro_batches(whole, max_tokens)
         return [self.rows(indices) for indices in batches]
 
-    def minibatches(self, count, max_tokens, model):
-        """`count` mini-batches, each of them a list of micro-batches."""
-        rows = torch.arange(len(self.prompts)).tensor_split(count)
-        once = prompts_once(model.base_model)
-        minibatches = [self.rows(own).micro_batches(max_tokens, once) for own in rows]
-        if shards.is_sharded(model):
-            # devices gather weights together, so each needs as many micro-batches as the others
-            empty, device = partial(without_tokens, model.device), model.device
-            minibatches = [ranks.even_out(own, empty, device) for own in minibatches]
-        return minibatches
-
     def logprobs(self, model, temperature, **options):
         """`completion_logprobs` of these completions under `model`: (N, T).
 
@@ -159,3 +153,55 @@ def without_tokens(device):
     """A batch of one completion without a token. It adds nothing to any sum."""
     zero = torch.zeros((1, 0), device=device)
     return Batch([[0]], zero.long(), torch.zeros(1, dtype=torch.long), zero.sum(1), zero)
+
+
+@dataclass
+class MiniBatch:
+    """What one optimizer step trains on: this device's share, and the counts of all devices."""
+
+    micro_batches: list[Batch]
+    completions: int  # N
+    tokens: int  # Σ|o_i|
+    max_tokens: int  # that a micro-batch was cut to
+
+
+def minibatches(rollout, advantages, rows, count, max_tokens, networks):
+    """The kept completions of all devices, cut into at most `count` mini-batches.
+
+    They are cut in the order of the step's questions. So a mini-batch does not depend on how the
+    questions were shared out.
+    """
+    batch, G = Batch.of(rollout, advantages, rows), advantages.shape[1]
+    places = rollout.places[rows // G] * G + rows % G
+    everyone = torch.tensor(sorted(ranks.gather(places.tolist())), dtype=torch.long)
+    own = [torch.isin(places, part).nonzero()[:, 0] for part in everyone.tensor_split(count)]
+    return of_shares([batch.rows(rows) for rows in own], max_tokens, networks)
+
+
+def of_shares(shares, max_tokens, networks):
+    """A list of MiniBatch. shares: this device's Batch of each mini-batch.
+
+    A mini-batch from which no device has anything to learn is left out. Its gradient is 0, but
+    AdamW would still move the weights, because it remembers earlier gradients. If every advantage
+    is 0, only a critic has something to learn.
+    """
+    model, device, counts = networks.model, networks.model.device, {}
+    for m, batch in enumerate(shares):
+        counts[f"completions {m}"] = len(batch.prompts)
+        counts[f"tokens {m}"] = batch.lengths.sum().item()
+        counts[f"signals {m}"] = int((batch.advantages != 0).sum())
+    counts, once, cut = ranks.all_sum(counts, device), prompts_once(model.base_model), []
+    for m, batch in enumerate(shares):
+        n, tokens, signals = (int(counts[f"{x} {m}"]) for x in ("completions", "tokens", "signals"))
+        if signals or (networks.critic and n):
+            empty = partial(without_tokens, device)
+            micro_batches = batch.micro_batches(max_tokens, once) or [empty()]
+            if shards.is_sharded(model):
+                # devices gather weights together, so each needs as many micro-batches as the others
+                micro_batches = ranks.even_out(micro_batches, empty, device)
+            cut.append(MiniBatch(micro_batches, n, tokens, max_tokens))
+    return cut
+
+
+def micro_batches_of(minibatches):
+    return [micro_batch for minibatch in minibatches for micro_batch in minibatch.micro_batches]

@@ -45,6 +45,7 @@ def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, hist
         sampled.lengths.cpu().view(shape), sampled.truncated.cpu().view(shape),
         rewards=torch.stack(list(values.values())).view(len(values), *shape),
         reward_names=list(values), reward_weights=[reward.weight for reward in rewards],
+        places=torch.arange(len(questions)) * ranks.world_size() + ranks.rank(),
         history=history, seed=rng.getrandbits(62), failures=failures,
     )
 

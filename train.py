@@ -25,7 +25,7 @@ the questions were shared out.
 
 import torch
 
-from algorithms import over_the_kept, table
+from algorithms import table
 from engine.model import shards
 from engine.model.critic import estimate
 from engine.model.folders import resolve_model
@@ -40,7 +40,8 @@ from engine.scoring.preview import preview
 from engine.scoring.score import choose, judge
 from engine.tasks.questions import base_model, questions_of_run
 from eval import examine
-from records import Batch
+from records import micro_batches_of
+from records import minibatches as cut
 from rollout import sample_and_score
 from update import NO_UPDATE, Limits, update
 
@@ -60,27 +61,22 @@ def train_step(
     # 3 advantages A over all G completions of a question
     advantages = algorithm.advantages(rollout)
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO)
-    rows = algorithm.keep(rollout, advantages, algorithm.how_many(rollout))
-    if algorithm.kept_first:  # GFPO and PODS
-        advantages = over_the_kept(algorithm, rollout, rows)
-    rows = rows[rollout.trainable.flatten()[rows]]  # DAPO leaves some groups out
+    rows, advantages = algorithm.choose(rollout, advantages)
     metrics = summarize(rollout, advantages, rows) | NO_UPDATE
+    minibatches = cut(
+        rollout, advantages, rows, algorithm.minibatches, limits.micro_batch_tokens, networks)
 
-    # if every advantage is 0, only PPO's critic has something to learn
-    if metrics["nonzero"] or (networks.critic and metrics["kept"]):
-        batch = Batch.of(rollout, advantages, rows)
-        minibatches = batch.minibatches(algorithm.minibatches, limits.micro_batch_tokens, model)
-        micro_batches = sum(minibatches, [])
+    if minibatches:  # else nobody has anything to learn
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
-            for part in micro_batches if algorithm.beta else ():
+            for part in micro_batches_of(minibatches) if algorithm.beta else ():
                 part.ref_logp = part.logprobs(networks.reference, sampling.temperature)
-            # those of π_old come for free with the first update, if π_θ is then still π_old
-            for part in micro_batches if algorithm.minibatches > 1 or networks.critic else ():
+            # those of π_old come for free with the first update: π_θ is then still π_old
+            for part in micro_batches_of(minibatches[0 if networks.critic else 1 :]):
                 part.old_logp = part.logprobs(model, sampling.temperature)
             if networks.critic:  # PPO: the scores become advantages
                 options = {"beta": algorithm.beta, "lam": algorithm.lam}
-                estimate(networks.critic, micro_batches, model.device, **options)
+                estimate(networks.critic, micro_batches_of(minibatches), model.device, **options)
         with clock.phase("update"):
             # 6 μ updates on the kept completions
             metrics |= update(networks, minibatches, algorithm, sampling, limits)

@@ -46,7 +46,7 @@ from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import toy_model
 from experiments.generation import QWEN, G, imposed, make_qwen, ragged
 from experiments.setting import heading, setting, write
-from records import Batch
+from records import Batch, of_shares
 from update import Limits, update
 
 PRUNING = [0.5, 0.75, 0.875, 0.9375]
@@ -134,9 +134,9 @@ class Subject:
         row, sampling = resolve(algorithm, mu=mu), Sampling(self.work.longest)
         logprobs, updates = [], []
         for _ in range(repeats):
-            micro_batches = batch.micro_batches(micro_batch_tokens)
-            logprobs.append(self.measured(partial(self.score, micro_batches))[:2])
-            learn = partial(update, networks, [micro_batches], row, sampling, Limits(micro_batch_tokens))
+            [minibatch] = of_shares([batch], micro_batch_tokens, networks)
+            logprobs.append(self.measured(partial(self.score, minibatch.micro_batches))[:2])
+            learn = partial(update, networks, [minibatch], row, sampling, Limits(micro_batch_tokens))
             updates.append(self.measured(learn)[:2])
         self.optimizer.zero_grad()
         return {"logprobs": min(s for s, _ in logprobs), "logprobs_peak": logprobs[0][1],

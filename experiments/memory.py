@@ -41,7 +41,7 @@ from engine.model.sampling import Sampling
 from engine.run.options import option, parse, run_program
 from experiments.setting import heading, setting, write
 from grpo import grpo_loss
-from records import Batch
+from records import Batch, of_shares
 from update import Limits, update
 
 HIDDEN, LAYERS, PROMPT = 64, 12, 16
@@ -97,12 +97,11 @@ def completions(k, length, vocabulary, device):
 
 
 def ours(model, batch, micro_batch_tokens):
-    micro_batches = batch.micro_batches(micro_batch_tokens)
-    for micro_batch in micro_batches:
-        micro_batch.ref_logp = torch.full(micro_batch.tokens.shape, -math.log(model.config.vocab_size), device=model.device)
+    batch.ref_logp = torch.full(batch.tokens.shape, -math.log(model.config.vocab_size), device=model.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # AdamW would add its two moments, the same for every k
     networks = Networks(model, tokenizer=None, optimizer=optimizer)
-    update(networks, [micro_batches], resolve("cppo", mu=1), Sampling(batch.tokens.shape[1]), Limits(micro_batch_tokens))
+    minibatches = of_shares([batch], micro_batch_tokens, networks)
+    update(networks, minibatches, resolve("cppo", mu=1), Sampling(batch.tokens.shape[1]), Limits(micro_batch_tokens))
 
 
 def naive(model, batch):

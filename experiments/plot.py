@@ -82,6 +82,40 @@ def keep_rules(rows, output):
     save(figure, output)
 
 
+def dots(axis, names, values, colors):
+    """A dot for each seed, a stroke at their mean. values: of each name, one for each seed."""
+    for y, (own, color) in enumerate(zip(values, colors)):
+        axis.plot(own, [y] * len(own), "o", color=color, alpha=0.6)
+        axis.plot(np.mean(own), y, "|", color="black", markersize=14)
+    axis.set_yticks(range(len(names)), names)
+    axis.grid(alpha=0.3, axis="x")
+
+
+def factorial(rows, output):
+    """A panel for each loss, a line for each choice."""
+    losses = list(dict.fromkeys(row["method"] for row in rows))
+    figure, axes = plt.subplots(1, len(losses), figsize=(13, 3), sharex=True, sharey=True, constrained_layout=True)
+    for axis, loss in zip(axes, losses):
+        own = [row for row in rows if row["method"] == loss]
+        names = [row["name"].removeprefix(f"{loss}, ") for row in own]
+        dots(axis, names, [row["sampled"]["values"] for row in own], [f"C{i}" for i in range(len(own))])
+        axis.set(title=loss, xlabel="accuracy, sampled; a dot is a seed")
+    axes[0].invert_yaxis()
+    save(figure, output)
+
+
+def controls(rows, output):
+    """A line for each method: accuracy at the end, and seconds of training."""
+    figure, axes = plt.subplots(1, 2, figsize=(12, 5), sharey=True, constrained_layout=True)
+    names, colors = [row["name"] for row in rows], [f"C{i % 10}" for i in range(len(rows))]
+    for axis, key, label in [(axes[0], "sampled", "accuracy, sampled; a dot is a seed"), (axes[1], "seconds", "seconds of training")]:
+        dots(axis, names, [row[key]["values"] for row in rows], colors)
+        axis.set_xlabel(label)
+    axes[0].invert_yaxis()
+    axes[1].set_xlim(left=0)
+    save(figure, output)
+
+
 def group_sizes(rows, output):
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
     sizes = sorted({row["group_size"] for row in rows})

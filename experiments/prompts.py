@@ -33,7 +33,7 @@ from engine.model.sampling import Sampling
 from engine.run.options import option, parse, run_program
 from engine.tasks import toy_model
 from experiments.setting import heading, setting, write
-from records import Batch
+from records import Batch, of_shares
 from update import Limits, update
 
 CASES = {  # tokens of the prompts, tokens of the completions on average
@@ -76,8 +76,9 @@ def seconds(model, batch, once):
     """CPU seconds of an update."""
     networks = Networks(model, tokenizer=None, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
     begin = time.process_time()
-    micro_batches = prepared(model, batch, once)
-    update(networks, [micro_batches], resolve("grpo", mu=1, beta=0.0), Sampling(batch.tokens.shape[1]), Limits())
+    model.base_model.prompts_once = once
+    minibatches = of_shares([batch], Limits().micro_batch_tokens, networks)
+    update(networks, minibatches, resolve("grpo", mu=1, beta=0.0), Sampling(batch.tokens.shape[1]), Limits())
     return time.process_time() - begin
 
 

@@ -8,6 +8,8 @@
     python experiments/reproduce.py --table ppo                what a critic costs, and what it gives
     python experiments/reproduce.py --table length             GFPO on a base model whose thoughts are too long
     python experiments/reproduce.py --table controls           what a sceptic asks: is it the pruning, or something else?
+    python experiments/reproduce.py --table together           sampling more questions together than are trained on together
+    python experiments/reproduce.py --table factorial          four losses × five rules: which of the two matters?
     python experiments/reproduce.py --table all                one after the other
     python experiments/reproduce.py --quick                    all of them, small, in about 5 minutes: not a result
 
@@ -28,7 +30,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +41,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import train
-from algorithms import ALGORITHMS
+from algorithms import ALGORITHMS, constant, resolve, token_mean
 from engine.model import loading
 from engine.model.sampling import Sampler, Sampling
 from engine.run import checkpoint, logs
@@ -63,7 +65,7 @@ PAPER = {0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159
 
 @dataclass
 class Config:
-    table: str = option("all", "1, speed, keep, group, family, ppo, length, controls, or all")
+    table: str = option("all", "1, speed, keep, group, family, ppo, length, controls, together, factorial, or all")
     seeds: int = option(3, "how many runs of every method; a spread over fewer than 3 says little")
     quick: bool = option(False, "one seed and 16 questions, into runs/reproduce-quick/")
     output_dir: str | None = option(None, "where the tables and pictures go; none: experiments/results/")
@@ -84,6 +86,8 @@ class Table(NamedTuple):
     picture: Callable  # (rows, path)
     measures: tuple[str, ...] = ()  # what is measured besides: kl (to the base), memory (of a step of a larger model)
     base: Callable | None = None  # () → folder of the base model; None: the toy's
+    plan: str = ""  # what the page says first
+    seeds: int = 3  # at least
 
 
 def grpo(**options):
@@ -95,7 +99,15 @@ def cppo(kind, rate, *, baseline="GRPO", **options):
 
 
 def pruning_rates():
-    return {"GRPO": grpo()} | {f"P={p}": cppo("both", p) for p in RATES}
+    """Each method as published, and with four times the questions in four mini-batches."""
+    methods = {"GRPO": grpo()} | {f"P={p}": cppo("both", p) for p in RATES}
+    return methods | {f"{name}, 4 mini-batches": in_minibatches(method, 4) for name, method in methods.items()}
+
+
+def in_minibatches(method, n):
+    """n times the questions of a step, sampled together, and trained on in n mini-batches: as many updates as before."""
+    questions = n * method.options.get("questions_per_step", 1)
+    return method._replace(options=method.options | {"questions_per_step": questions, "minibatches": n})
 
 
 def speed():
@@ -132,7 +144,7 @@ def group_sizes():
 
 def own(name, **more):
     """An algorithm with its own β and μ. It takes four questions per step, before allocation."""
-    row = ALGORITHMS[name]
+    row = resolve(name)
     return Method(name, {"algorithm": name, "beta": row.beta, "mu": row.mu, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo")
 
 
@@ -162,6 +174,9 @@ def controls():
     return {
         "GRPO": grpo(),
         "CPPO, P=0.875": cppo("both", 0.875),
+        "GRPO, 4 mini-batches": in_minibatches(grpo(), 4),
+        "CPPO, P=0.875, 4 mini-batches": in_minibatches(cppo("both", 0.875), 4),
+        "as published, P=0.875": cppo("published", 0.875, algorithm="cppo_published"),
         "GRPO, 8 questions": grpo(**larger)._replace(kind="larger batches alone"),
         "random, P=0.875": cppo("random", 0.875, keep="random"),
         "one of each kind, P=0.875": cppo("distinct", 0.875, keep=f"{RULES}:distinct"),
@@ -173,6 +188,52 @@ def controls():
     }
 
 
+def together():
+    """How many mini-batches are best?"""
+    methods = {}
+    for name, method in {"GRPO": grpo(), "CPPO, P=0.875": cppo("both", 0.875)}.items():
+        methods[name] = method
+        for n in (2, 4, 8, 16):
+            methods[f"{name}, {n} mini-batches"] = in_minibatches(method, n)
+    return methods
+
+
+GROUP_LENGTH = "mean |o| of the group"  # in place of |o_i|
+LOSSES = ("1/|o|", "token mean", "constant", GROUP_LENGTH)
+CHOICES = {
+    "largest |A|": "largest_abs", "pooled": "pooled", "random": "random",
+    "half of each sign": f"{RULES}:half_of_each_sign", "importance": f"{RULES}:importance",
+}
+FACTORIAL = """
+## Plan, written on 2026-11-23, before the runs
+
+**Question.** CPPO is a choice (which completions are kept) with a loss (what divides a completion's sum over its tokens). The published code
+has another loss and another choice than the paper. Which of the two matters, and by how much?
+
+**Runs.** The toy, P = 0.875, 8 questions a step, one pass over 1,024 questions, learning rate 1e-4, the protocol of Table 1. Four losses:
+1/|o| (the paper's), the token mean (the published code's), a constant (1/48 for each completion), and the mean length of the group's 16
+completions in place of |o|. Five choices: the largest |A| of each question (the paper's), of the whole step (pooled, the published code's),
+random, half of each sign, and importance. The last two draw completions with unequal chances and count each with the inverse of its chance
+(experiments/rules.py). 20 cells, seeds 1 to 5 each.
+
+**What counts.** The sampled accuracy on 512 held-out questions. The effect of a loss is the mean over the five choices, and the other way
+round. A difference of two means counts if it is larger than twice its standard error over the 5 seeds (paired by seed).
+"""
+
+
+def factorial():
+    for name, weights in {"token mean": token_mean, "constant": constant}.items():
+        ALGORITHMS[f"cppo, {name}"] = replace(ALGORITHMS["cppo"], token_weights=weights)
+    methods = {}
+    for loss in LOSSES:
+        for choice, keep in CHOICES.items():
+            if loss == GROUP_LENGTH:
+                keep = f"{RULES}:{keep.split(':')[-1]}_by_group"
+            row = f"cppo, {loss}" if f"cppo, {loss}" in ALGORITHMS else "cppo"
+            methods[f"{loss}, {choice}"] = cppo(loss, 0.875, algorithm=row, keep=keep, baseline=f"{LOSSES[0]}, largest |A|")
+    return methods
+
+
 TABLES = {
     "1": Table("Table 1: pruning rates", 2048, pruning_rates, plot.pruning_rates),
     "speed": Table("Where the speed comes from", 512, speed, plot.speed),
@@ -181,7 +242,9 @@ TABLES = {
     "family": Table("The family", 1024, family, plot.family, ("kl", "memory")),
     "ppo": Table("With a critic, and without", 1024, with_a_critic, plot.ppo, ("kl", "memory")),
     "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy_model.base, "wordy")),
-    "controls": Table("Controls", 1024, controls, plot.time_to_accuracy),
+    "controls": Table("Controls", 1024, controls, plot.controls),
+    "together": Table("Sampling together is not training together", 1024, together, plot.time_to_accuracy),
+    "factorial": Table("Which of loss and choice matters", 1024, factorial, plot.factorial, plan=FACTORIAL, seeds=5),
 }
 
 
@@ -242,7 +305,7 @@ def kl_to_base(folder, base):
 
 def name_of(method, seed):
     """The file or folder of a run."""
-    return f"{method}, seed {seed}".replace(", ", "-").replace(" ", "-")
+    return f"{method}, seed {seed}".replace(", ", "-").replace(" ", "-").replace("/", "over")
 
 
 def curve(metrics):
@@ -308,17 +371,36 @@ def summarize(methods, runs):
 def spread(values):
     """Of one figure over the seeds."""
     std = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
+    return {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values), "values": values}
 
 
 def pm(value, digits=3):
     return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"
 
 
-def markdown(about, rows):
+def effects(rows):
+    """Sampled accuracy: losses × choices, and the means over each, with their standard errors over the seeds."""
+    cells = {row["name"]: row["sampled"]["values"] for row in rows}
+    seeds = range(len(rows[0]["sampled"]["values"]))
+
+    def mean(names):
+        """Of some cells: their mean, and its standard error over the seeds."""
+        values = [statistics.fmean(cells[name][s] for name in names) for s in seeds]
+        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        return f"{statistics.fmean(values):.3f} ± {error:.3f}"
+
+    lines = [["sampled accuracy ± standard error", *LOSSES, "all losses"]]
+    for choice in CHOICES:
+        names = [f"{loss}, {choice}" for loss in LOSSES]
+        lines.append([choice, *(mean([name]) for name in names), mean(names)])
+    lines.append(["all choices", *(mean([f"{loss}, {choice}" for choice in CHOICES]) for loss in LOSSES), mean(cells)])
+    return "\n## Loss and choice\n\n" + markdown_table([[cell.replace("|", "\\|") for cell in line] for line in lines]) + "\n"
+
+
+def markdown(about, rows, plan=""):
     """The table as Markdown, with all that is needed to make it again."""
     columns = [  # (title, what stands in a row)
-        ("", lambda r: r["name"]), ("k", lambda r: r["k"]), ("questions per step", lambda r: r["questions_per_step"]),
+        ("", lambda r: r["name"].replace("|", "\\|")), ("k", lambda r: r["k"]), ("questions per step", lambda r: r["questions_per_step"]),
         ("greedy", lambda r: pm(r["greedy"])), ("sampled", lambda r: pm(r["sampled"])), ("tokens long", lambda r: pm(r["length"], 1)),
         ("seconds", lambda r: pm(r["seconds"], 1)),
         ("speed-up (min to max)", lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"])),
@@ -344,14 +426,14 @@ def markdown(about, rows):
              "groups without signal", "steps without update", "seconds to accuracy 0.85", "completions to 0.85", *held]]
     for row in rows:
         seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
-        work.append([row["name"], row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
+        work.append([row["name"].replace("|", "\\|"), row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
                      f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
                      f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached",
                      f"{row['completions_to_85']:.0f}" if row["completions_to_85"] else "not reached",
                      *(f"{row['memory'][part] / 1e6:.0f}" for part in ("peak", "parameters", "optimizer") if "memory" in row)])
 
     return (
-        f"{heading(about['title'], about)}\n"
+        f"{heading(about['title'], about)}{plan}\n"
         f"One thread, {about['seeds']} seeds, mean ± standard deviation; one pass over {about['questions']} questions; "
         f"accuracy on {about['eval_questions']} held-out questions, base model {rows[0]['base']['mean']:.3f} sampled; "
         "speed-up over GRPO: median over the seeds.\n\n"
@@ -361,7 +443,7 @@ def markdown(about, rows):
 
 def reproduce(table, config):
     """Run all methods of one table; write its JSON, its Markdown and its picture."""
-    title, questions, make_methods, picture, measures, base = TABLES[table]
+    title, questions, make_methods, picture, measures, base, plan, _ = TABLES[table]
     questions, eval_questions = (16, 32) if config.quick else (questions, 512)
     methods, runs = make_methods(), {}
     base = base and base()
@@ -387,7 +469,9 @@ def reproduce(table, config):
     output = Path(config.output_dir or ("runs/reproduce-quick" if config.quick else "experiments/results"))
     output.mkdir(parents=True, exist_ok=True)
     stem = output / ("table1" if table == "1" else table)
-    text = markdown(about, rows)
+    text = markdown(about, rows, plan)
+    if table == "factorial":
+        text += effects(rows)
     logs.write(stem.with_suffix(".json"), json.dumps(about | {"rows": rows}) + "\n")
     logs.write(stem.with_suffix(".md"), text)
     picture(rows, stem.with_suffix(".png"))
@@ -406,7 +490,8 @@ def main(argv):
     elif config.seeds < 3:
         raise UserError(f"--seeds must be at least 3, not {config.seeds}: a spread over fewer says little. For a look: --quick.")
     for table in TABLES if config.table == "all" else [config.table]:
-        reproduce(table, config)
+        seeds = config.seeds if config.quick else max(config.seeds, TABLES[table].seeds)
+        reproduce(table, replace(config, seeds=seeds))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run import ranks
 from engine.run.config import Config
-from records import Batch, without_tokens
+from records import Batch, MiniBatch, without_tokens
 from tests.training import CPU, LONGEST, completions, updated, weights_of, with_reference
 from update import NO_UPDATE, OF_UPDATES, Limits, accumulate
 
@@ -162,7 +162,7 @@ def test_no_micro_batch_reads_anything_off_the_device(small, name, monkeypatch):
         monkeypatch.setattr(ranks, "all_sum", lambda sums, device: dict.fromkeys(sums, 1.0))
         estimate(critic, micro_batches, model.device, beta=algorithm.beta, lam=algorithm.lam)
     networks = Networks(model, tokenizer, critic=critic)
-    sums, maxima = accumulate(networks, micro_batches, 6, 30, algorithm, Sampling(LONGEST))
+    sums, maxima = accumulate(networks, MiniBatch(micro_batches, 6, 30, 30), algorithm, Sampling(LONGEST))
     assert all(x.is_meta for x in [*sums.values(), *maxima.values()])
     assert all(p.grad is not None for p in model.parameters())
 

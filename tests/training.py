@@ -13,7 +13,7 @@ from algorithms import resolve
 from engine.model.networks import Networks, whole_networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config
-from records import Batch
+from records import Batch, MiniBatch
 from tests.examples import named
 from update import Limits, update
 
@@ -40,10 +40,16 @@ def weights_of(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def counted(micro_batches):
+    """A mini-batch of one device."""
+    n, tokens = sum(len(batch.prompts) for batch in micro_batches), sum(batch.lengths.sum().item() for batch in micro_batches)
+    return MiniBatch(micro_batches, n, tokens, Limits().micro_batch_tokens)
+
+
 def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=None):
-    """`update` of these networks. Returns its metrics."""
+    """`update` of these networks on lists of micro-batches. Returns its metrics."""
     networks = Networks(model, tokenizer=None, optimizer=optimizer, critic=critic)
-    return update(networks, minibatches, algorithm, Sampling(LONGEST), limits or Limits())
+    return update(networks, list(map(counted, minibatches)), algorithm, Sampling(LONGEST), limits or Limits())
 
 
 def stepper(

@@ -37,8 +37,7 @@ class Clock:
 def summarize(rollout, advantages, rows):
     """The metrics of steps 1 to 4, over all devices.
 
-    advantages: (Q, G). rows: the kept completions. The metric `nonzero` counts the kept completions whose advantage
-    is not 0, and `mean_rewards` lists the mean reward of each question of this device.
+    advantages: (Q, G). rows: the kept completions. `mean_rewards` lists the mean reward of each question of this device.
     """
     advantages, lengths = advantages.cpu(), rollout.lengths
     sums = {
@@ -46,14 +45,13 @@ def summarize(rollout, advantages, rows):
         "tokens_generated": lengths.sum().item(), "tokens_trained": lengths.flatten()[rows].sum().item(),
         # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the scores)
         "no_signal": (~has_signal(advantages)).sum().item(),
-        "nonzero": (advantages.flatten()[rows] != 0).sum().item(),
         "entropy": -rollout.logp.sum().item(),
         "accuracy": (rollout.rewards[0] > 0).sum().item(), "reward": rollout.total.sum().item(),
         "reward_failures": rollout.failures, "truncated": rollout.truncated.sum().item(),
         **{f"reward/{name}": values.sum().item() for name, values in zip(rollout.reward_names, rollout.rewards)},
     }
     sums = ranks.all_sum(sums, rollout.tokens.device)
-    metrics = {name: int(sums.pop(name)) for name in (*COUNTS, "nonzero")} | {"rollouts": rollout.rollouts}
+    metrics = {name: int(sums.pop(name)) for name in COUNTS} | {"rollouts": rollout.rollouts}
     metrics["no_signal"] = sums.pop("no_signal") / metrics["questions"]
     metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
     metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]

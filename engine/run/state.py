@@ -146,7 +146,6 @@ class Run:
         """Log a step, update the state, save a checkpoint if one is due, and find out whether the run ends."""
         state, step = self.state, self.state["step"] + 1
         mean_rewards, were_skipped = metrics.pop("mean_rewards"), metrics.pop("skipped")
-        metrics.pop("nonzero")
         if self.algorithm.ks:
             state["history"] += ranks.gather(mean_rewards)
         for skipped in were_skipped:

@@ -61,21 +61,22 @@ def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
     """The weights after the updates on this rank's rows of the six completions, and the update's metrics."""
     from engine.model import shards
     from engine.model.critic import estimate
+    from records import of_shares
 
     model, critic = networks.model, networks.critic
     everything = six_completions(model.device, scale)
-    minibatches = everything.rows(share).minibatches(1, 40, model)
+    minibatches = of_shares([everything.rows(share)], 40, networks)
     with torch.no_grad():
-        for batch in minibatches[0]:
+        for batch in minibatches[0].micro_batches:
             batch.ref_logp = batch.logprobs(networks.reference, 1.0) - 0.05
         if shards.is_sharded(model):  # no backward pass follows, and still its embedding and head are given up again
             assert all(isinstance(p, DTensor) for p in networks.reference.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.copy_(0.1 * torch.ones_like(p))
-            for batch in minibatches[0]:
+            for batch in minibatches[0].micro_batches:
                 batch.old_logp = batch.logprobs(model, 1.0).detach()
-            estimate(critic, minibatches[0], model.device, beta=algorithm.beta, lam=algorithm.lam)
+            estimate(critic, minibatches[0].micro_batches, model.device, beta=algorithm.beta, lam=algorithm.lam)
     return updated(networks, minibatches, algorithm, optimizer)
 
 
@@ -104,10 +105,12 @@ WITH_SIGNAL_IN_ONE = {1: [[[0, 1, 2]]], 2: [[[0, 1], [3], []], [[2], [4, 5], []]
 
 def update_with_signal_in_one(folder, shares, shard="none"):
     """Two times through the mini-batches of this rank, with an optimizer that remembers."""
+    from records import of_shares
+
     networks, algorithm = fixed(folder, "drgrpo", shard)
     everything = six_completions(networks.model.device)
     everything.advantages[[0, 1, 3, 4, 5]] = 0
-    minibatches = [everything.rows(share).minibatches(1, 40, networks.model)[0] for share in shares]
+    minibatches = of_shares([everything.rows(share) for share in shares], 40, networks)
     optimizer = torch.optim.SGD(networks.model.parameters(), lr=0.1, momentum=0.9)
     return updated(networks, minibatches, replace(algorithm, beta=0.0, mu=2), optimizer)
 
