@@ -1,18 +1,22 @@
 """algorithms.py: the table and its settings, what each rule keeps, and the advantages of several rewards."""
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from algorithms import ALGORITHMS, KEEP, over_the_kept, resolve, table
 from cppo import batch_rows, prune
+from engine.run import ranks
 from engine.run.config import Config, check, own_rule
 from engine.run.options import UserError
+from experiments.rules import half_of_each_sign, importance, largest_abs_by_group
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from grpo import group_advantages
-from records import Batch, Rollout, join
+from records import Batch, Rollout, join, minibatches
 
 
 def a_rollout(rewards, lengths=None, reward_weights=None, **more):
@@ -45,6 +49,7 @@ def chosen(k, rewards, lengths=None, name="cppo", **options):
 SETTINGS = {  # k of 16, questions that fill 16 places, β, clip, μ, mini-batches, rollouts
     "grpo": (16, 1, 0.04, 0.2, 0.2, 2, 1, 1),
     "cppo": (4, 4, 0.04, 0.2, 0.2, 2, 1, 1),
+    "cppo_published": (4, 4, 0.04, 0.2, 0.2, 2, 1, 1),
     "drgrpo": (16, 1, 0.0, 0.2, 0.2, 2, 1, 1),
     "dapo": (16, 1, 0.0, 0.2, 0.28, 2, 1, 4),
     "gspo": (16, 1, 0.0, 3e-4, 4e-4, 2, 4, 1),
@@ -301,18 +306,91 @@ def test_a_batch_holds_the_kept_rows_with_all_that_belongs_to_them():
     assert batch.old_logp is None and batch.ref_logp is None
 
 
-def a_model():
-    model = torch.nn.Module()
-    model.base_model = torch.nn.Module()
-    return model
+def minibatches_of(rows, count, max_tokens=100, places=None):
+    """The mini-batches of a device that keeps these rows of two questions with two completions of 3, 1, 2 and 1 tokens."""
+    model = SimpleNamespace(device=torch.device("cpu"), base_model=SimpleNamespace(), modules=list)
+    rollout = a_rollout(torch.zeros(2, 2), [[3, 1], [2, 1]], tokens=torch.arange(12).view(4, 3), logp=torch.zeros(4, 3),
+                        questions=[{"prompt": [7]}, {"prompt": [8, 8]}], places=places)
+    advantages = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    return minibatches(rollout, advantages, torch.tensor(rows), count, max_tokens, SimpleNamespace(model=model, critic=None))
 
 
-def test_mini_batches_of_a_batch_with_fewer_completions_are_empty():
-    assert [len(minibatch) for minibatch in batch_of(1, 2).minibatches(4, 100, a_model())] == [1, 1, 0, 0]
-    assert batch_of().tokens.shape == (0, 0)
+def test_a_batch_of_fewer_completions_than_mini_batches_makes_fewer():
+    assert [m.completions for m in minibatches_of([1, 2], 4)] == [1, 1] and batch_of().tokens.shape == (0, 0)
 
 
 @pytest.mark.parametrize("max_tokens, cut", [(100, [1, 1]), (1, [2, 2])])
 def test_each_mini_batch_is_cut_into_micro_batches(max_tokens, cut):
-    minibatches = batch_of(0, 1, 2, 3).minibatches(2, max_tokens, a_model())
-    assert [len(minibatch) for minibatch in minibatches] == cut
+    assert [len(m.micro_batches) for m in minibatches_of([0, 1, 2, 3], 2, max_tokens)] == cut
+
+
+def test_a_mini_batch_is_cut_in_the_order_of_the_questions_of_all_devices(monkeypatch):
+    """Here another device has the first and the third question, and this device the second and the fourth."""
+    monkeypatch.setattr(ranks, "gather", lambda places: [*places, 0, 1, 4, 5])
+    monkeypatch.setattr(ranks, "all_sum", lambda counts, device: {name: n + 2 for name, n in counts.items()})
+    first, second = minibatches_of([0, 1, 2, 3], 2, places=torch.tensor([1, 3]))
+    assert [b.prompts for b in first.micro_batches] == [[[7], [7]]] and [b.prompts for b in second.micro_batches] == [[[8, 8], [8, 8]]]
+    (alone, empty) = minibatches_of([0, 1], 2, places=torch.tensor([1, 3]))  # the second one is only the other device's
+    assert alone.micro_batches[0].lengths.tolist() == [3, 1] and empty.micro_batches[0].lengths.tolist() == [0]
+
+
+# --- completions that may not be trained on ---
+
+
+@pytest.mark.parametrize("rule", [rule for rule in KEEP if rule != "all"])
+def test_completions_that_may_not_be_trained_on_take_no_place_of_another(rule):
+    """The wrong ones are cut off. Without this, the largest |A| would keep them alone, and nothing would be trained on."""
+    rewards, truncated = torch.tensor([[1.0, 1, 1, 1, 1, 1, 0, 0]] * 2), torch.tensor([[False] * 6 + [True] * 2] * 2)
+    rollout = a_rollout(rewards, torch.tensor([[9, 8, 7, 6, 5, 4, 3, 2]] * 2), truncated=truncated, trainable=~truncated)
+    algorithm = resolve("grpo", keep=rule, pruning_rate=0.75, group_size=8)
+    rows, _ = algorithm.choose(rollout, algorithm.advantages(rollout))
+    assert len(rows) == 4 and not truncated.flatten()[rows].any()
+    few = replace(rollout, trainable=torch.tensor([[False] * 7 + [True]] * 2))  # fewer than k: those that there are
+    assert algorithm.choose(few, algorithm.advantages(few))[0].tolist() == [7, 15]
+
+
+# --- rules that say how much each kept completion counts ---
+
+
+def test_a_rule_may_return_the_advantages_of_its_rows():
+    A = torch.tensor([[1.0, -1.0, 0.5, 0.0], [0.0, 2.0, -2.0, 0.5]])
+    rule = own_rule(lambda rollout, advantages, k: ([6, 0], [7.0, 9.0]), "mine.py:rule")
+    rows, advantages = resolve("cppo", keep=rule, group_size=4).choose(a_rollout(torch.zeros(2, 4)), A)
+    assert rows.tolist() == [0, 6] and advantages.tolist() == [[9.0, -1.0, 0.5, 0.0], [0.0, 2.0, 7.0, 0.5]]
+    assert A[0, 0] == 1.0  # what the rule was given stays as it is
+
+
+@pytest.mark.parametrize("own", [[1.0], [1.0, math.nan], "ab", [[1.0], [2.0]]], ids=str)
+def test_advantages_that_do_not_fit_the_rows_are_named_in_one_sentence(own):
+    rule = own_rule(lambda rollout, advantages, k: ([0, 1], own), "mine.py:rule")
+    with pytest.raises(UserError, match="^--keep mine.py:rule must return one finite advantage for each of its 2 rows"):
+        rule(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4), 2)
+
+
+@pytest.mark.parametrize("rule", [importance, half_of_each_sign])
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+def test_what_is_drawn_with_chances_is_right_on_average(rule, k):
+    """Σ over the kept of A' f / k is on average Σ over all of A f / G, whatever f a completion has (its score / |o|)."""
+    rewards = (torch.arange(16) < torch.tensor([[1], [5], [8], [15], [16]])).float()
+    A, f = group_advantages(rewards), torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    found = []
+    for seed in range(3000):
+        rows, own = rule(SimpleNamespace(seed=seed), A, k)
+        assert len(rows) == 5 * k
+        found.append(torch.zeros(80).index_copy(0, rows, own).view(5, 16).mul(f).sum(1) / k)
+    found = torch.stack(found)
+    error = found.std(0) / len(found) ** 0.5
+    assert ((found.mean(0) - (A * f).mean(1)).abs() <= 4 * error + 1e-6).all()
+
+
+def test_half_of_each_sign_keeps_as_many_right_as_wrong_ones_if_there_are_so_many():
+    A = group_advantages((torch.arange(16) < torch.tensor([[1], [5], [8]])).float())
+    for seed in range(20):
+        rows, _ = half_of_each_sign(SimpleNamespace(seed=seed), A, 4)
+        assert [(A.flatten()[rows[rows // 16 == q]] > 0).sum().item() for q in range(3)] == [1, 2, 2]
+
+
+def test_the_mean_length_of_the_group_takes_the_place_of_the_completions_own():
+    A, lengths = torch.tensor([[1.0, -1.0, 0.0, 0.0]]), torch.tensor([[2, 6, 4, 4]])
+    rows, own = largest_abs_by_group(a_rollout(torch.zeros(1, 4), lengths), A, 2)
+    assert rows.tolist() == [0, 1] and own.tolist() == [0.5, -1.5]  # A |o| / 4: divided by |o| they are A / 4

@@ -24,6 +24,12 @@ def test_a_rule_of_ones_own_keeps_by_advantage_per_token():
     assert per_token(SimpleNamespace(lengths=lengths), advantages, 2).tolist() == [0, 1, 4, 5]
 
 
+def test_a_rule_of_ones_own_divides_by_the_mean_length_of_the_group():
+    group_length = own_function(f"{ROOT}/examples/my_rule.py:group_length", "--keep")
+    rows, own = group_length(SimpleNamespace(lengths=torch.tensor([[2, 8, 2]])), torch.tensor([[1.0, -2.0, 0.5]]), 2)
+    assert rows.tolist() == [0, 1] and own.tolist() == [0.5, -4.0]  # A |o| / 4
+
+
 def test_a_reward_of_ones_own_pays_for_brevity():
     brevity = own_function(f"{ROOT}/examples/my_reward.py:brevity", "--rewards")
     assert brevity(["", "x" * 20, "x" * 200], answer=["", "", ""]) == [1.0, 0.8, 0.0]

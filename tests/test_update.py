@@ -2,21 +2,23 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import masking_utils
 
+import algorithms
 import allocate
-from algorithms import resolve
+from algorithms import ALGORITHMS, resolve
 from engine.model import loading
 from engine.model.critic import Critic, estimate
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run import ranks
 from engine.run.config import Config
-from records import Batch, MiniBatch, without_tokens
-from tests.training import CPU, LONGEST, completions, updated, weights_of, with_reference
+from records import Batch, MiniBatch, micro_batches_of, of_shares, without_tokens
+from tests.training import CPU, LONGEST, completions, counted, updated, weights_of, with_reference
 from update import NO_UPDATE, OF_UPDATES, Limits, accumulate
 
 PLAIN = {  # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β, one ratio per sequence
@@ -192,10 +194,21 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
     results = []
     for fill in ([], [without_tokens(CPU)]):
         model, tokenizer = loading.load_model(small, CPU)
-        micro_batches = completions(tokenizer).micro_batches(10**6) + fill
-        stats = updated(model, sgd(model, 1.0), [micro_batches], resolve("grpo", mu=1, beta=0.0))
+        minibatch = counted(completions(tokenizer).micro_batches(10**6))
+        minibatch.micro_batches += fill
+        stats = updated(model, sgd(model, 1.0), [minibatch], resolve("grpo", mu=1, beta=0.0))
         results.append((weights_of(model), stats))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 10**6])
+def test_an_empty_completion_counts_in_n_however_the_batch_is_cut(small, max_tokens):
+    """Alone in a micro-batch it looks like what fills up a device, and it is none: vLLM may return it."""
+    model, tokenizer = loading.load_model(small, CPU)
+    batch = completions(tokenizer)
+    batch.lengths[2] = 0
+    (minibatch,) = of_shares([batch], max_tokens, Networks(model, tokenizer))
+    assert minibatch.completions == 6 and minibatch.tokens == batch.lengths.sum()
 
 
 @pytest.mark.parametrize("name", ["grpo", "drgrpo", "dapo"])
@@ -283,13 +296,13 @@ def test_a_gradient_that_is_not_finite_is_enough_to_skip_an_update(small):
 
 
 def two_more_updates(small, name, cut):
-    """μ = 2 times through the mini-batches `cut` (lists of rows), of which rows 2 and 3 have no advantage: (weights, steps, stats)."""
+    """μ = 2 times through the mini-batches `cut` (lists of rows), where rows 2 and 3 have no advantage: (weights, steps, stats)."""
     algorithm = resolve(name, mu=2, clip_low=0.9, clip_high=9.0)  # the clip takes no gradient
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
     batch.advantages[2:4] = 0
-    minibatches = [with_reference(batch.rows(rows).micro_batches(40), model) if rows else [] for rows in cut]
-    for micro_batch in [micro_batch for minibatch in minibatches for micro_batch in minibatch]:
+    minibatches = of_shares([batch.rows(rows) for rows in cut], 40, Networks(model, tokenizer))
+    for micro_batch in with_reference(micro_batches_of(minibatches), model):
         micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach()
     optimizer = adamw(model, 1e-5)
     stats = updated(model, optimizer, minibatches, algorithm)
@@ -297,26 +310,23 @@ def two_more_updates(small, name, cut):
     return weights_of(model), steps, stats
 
 
-@pytest.mark.parametrize("name", ["gspo", "drgrpo"])
+@pytest.mark.parametrize("name", ["gspo", "drgrpo", "grpo"])
 def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(small, name):
-    """AdamW would still move the weights, by what it remembers of earlier gradients."""
+    """AdamW would still move the weights, by what it remembers of earlier gradients. A KL term alone is no reason for an update."""
     weights, steps, stats = two_more_updates(small, name, [[0, 1], [2, 3], [4, 5], []])
     expected, _, expected_stats = two_more_updates(small, name, [[0, 1], [4, 5]])
     assert steps == 4 and torch.equal(weights, expected)
     assert stats == expected_stats and stats["skipped"] == [False] * 4  # nor does it count in the means
 
 
-def test_without_any_signal_there_is_no_update_to_speak_of(small):
-    before = weights_of(loading.load_model(small, CPU)[0])
-    weights, steps, stats = two_more_updates(small, "gspo", [[2, 3], []])
-    assert steps == 0 and torch.equal(weights, before)
-    assert stats == NO_UPDATE == {**dict.fromkeys(OF_UPDATES), "skipped_updates": 0, "skipped": []}
-
-
-def test_with_a_kl_term_completions_without_an_advantage_are_something_to_learn_from(small):
-    weights, steps, stats = two_more_updates(small, "grpo", [[0, 1], [2, 3], []])
-    assert steps == 4 and not torch.equal(weights, two_more_updates(small, "grpo", [[0, 1]])[0])
-    assert stats == two_more_updates(small, "grpo", [[0, 1], [2, 3]])[2]  # the mini-batch without a completion counts nowhere
+def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_learns(small):
+    model, tokenizer = loading.load_model(small, CPU)
+    batch = completions(tokenizer)
+    batch.advantages[2:4] = 0
+    shares, critic = [batch.rows([2, 3]), batch.rows([])], Critic(copy.deepcopy(model.base_model))
+    assert of_shares(shares, 40, Networks(model, tokenizer)) == []
+    assert len(of_shares(shares, 40, Networks(model, tokenizer, critic=critic))) == 1
+    assert NO_UPDATE == {**dict.fromkeys(OF_UPDATES), "skipped_updates": 0, "skipped": []}
 
 
 def test_a_critic_learns_from_completions_without_an_advantage(small):
@@ -331,6 +341,25 @@ def test_a_critic_learns_from_completions_without_an_advantage(small):
     optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()], lr=0.1)
     updated(model, optimizer, [[batch]], resolve("ppo", mu=1, beta=0.0), critic=critic)
     assert torch.equal(weights_of(model), before) and not torch.equal(critic.head.bias, heads)
+
+
+def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_policy_alone(small):
+    """One optimizer holds both. It would move the policy by what it remembers of the first update."""
+    def weights(*gaps):
+        model, tokenizer = loading.load_model(small, CPU)
+        critic, minibatches = Critic(copy.deepcopy(model.base_model)), []
+        for gap in gaps:
+            (batch,) = completions(tokenizer).micro_batches(10**6)
+            batch.old_logp = batch.logprobs(model, 1.0).detach() - gap * batch.mask  # s = e^gap, and A > 0
+            batch.old_values, batch.returns = torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape)
+            batch.advantages = torch.ones(batch.tokens.shape)
+            minibatches.append([batch])
+        optimizer = torch.optim.AdamW([*model.parameters(), *critic.parameters()], lr=1e-3, weight_decay=0.0)
+        updated(model, optimizer, minibatches, resolve("ppo", mu=1), critic=critic)
+        return weights_of(model), critic.head.bias.item()
+
+    (policy, bias), (expected, before) = weights(0.0, 1.0), weights(0.0)
+    assert torch.equal(policy, expected) and bias > before
 
 
 def test_an_update_whose_whole_gradient_the_clip_has_taken_leaves_the_weights_alone(small):
@@ -348,3 +377,31 @@ def test_an_update_whose_whole_gradient_the_clip_has_taken_leaves_the_weights_al
     assert torch.equal(weights, expected)
     assert stats["clip_fraction"] == pytest.approx(0.5) and other["clip_fraction"] == 0  # it still counts in the means
     assert stats["skipped"] == [False, False]
+
+
+# --- a loss of one's own ---
+
+
+def reinforce(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.5, clip_high=None, weights=None):
+    """−Σ w A log π, with a statistic of its own."""
+    loss = -(weights * advantages.unsqueeze(1) * logp).sum()
+    return loss, {"likelihood": (weights * logp.detach()).sum() / weights.sum()}
+
+
+def test_a_row_with_another_loss_has_the_numbers_of_that_loss(monkeypatch):
+    rows = {name: replace(ALGORITHMS[name], loss=reinforce) for name in ("grpo", "gspo", "dapo")}
+    monkeypatch.setattr(algorithms, "ALGORITHMS", ALGORITHMS | rows)
+    for name in rows:
+        algorithm = resolve(name)
+        assert (algorithm.beta, algorithm.clip_low, algorithm.clip_high) == (0.0, 0.5, 0.5)
+    assert resolve("gspo", clip_high=0.7).clip_high == 0.7
+
+
+def test_what_a_loss_of_ones_own_tells_reaches_the_logs(small, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["grpo"], loss=reinforce))
+    model, tokenizer = loading.load_model(small, CPU)
+    batch = completions(tokenizer)
+    likelihood = sum(batch.logprobs(model, 1.0)[i, :n].mean().item() for i, n in enumerate(batch.lengths.tolist())) / 6
+    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("mine", mu=1))
+    assert stats["likelihood"] == pytest.approx(likelihood, rel=1e-5) and stats["grad_norm"] > 0.01
+    assert stats["clip_fraction"] == 0 == stats["ratio_max"]  # it tells nothing of these

@@ -47,9 +47,10 @@ def counted(micro_batches):
 
 
 def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=None):
-    """`update` of these networks on lists of micro-batches. Returns its metrics."""
+    """`update` of these networks. minibatches: of each, a MiniBatch or its list of micro-batches. Returns the metrics."""
     networks = Networks(model, tokenizer=None, optimizer=optimizer, critic=critic)
-    return update(networks, list(map(counted, minibatches)), algorithm, Sampling(LONGEST), limits or Limits())
+    minibatches = [counted(own) if isinstance(own, list) else own for own in minibatches]
+    return update(networks, minibatches, algorithm, Sampling(LONGEST), limits or Limits())
 
 
 def stepper(

@@ -148,23 +148,36 @@ class Config(LookOptions, RunOptions, DeviceOptions, UpdateOptions, SamplingOpti
 
 
 def own_rule(function, name):
-    """A keep rule of the user's own. The rows that it returns are checked: wrong rows would go unnoticed.
+    """A keep rule of the user's own. What it returns is checked: wrong rows would go unnoticed.
 
     name: of the rule, for the message.
     """
 
     def keep(rollout, advantages, k):
-        rows, n = function(rollout, advantages, k), advantages.numel()
-        known = isinstance(rows, torch.Tensor | list)
+        returned = function(rollout, advantages.clone(), k)
+        rows, *own = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
+        known, n = isinstance(rows, torch.Tensor | list), advantages.numel()
         rows = torch.as_tensor(rows if known else [], device="cpu")
         rows = rows if rows.numel() else rows.long()  # nothing is kept: for torch an empty list holds float32
         once = known and rows.dim() == 1 and rows.dtype == torch.int64 and len(rows.unique()) == len(rows)
         if not once or not ((0 <= rows) & (rows < n)).all():
             raise UserError(f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and each "
                             "once, as cppo.batch_rows makes them.")
-        return rows.sort().values
+        rows, order = rows.sort()
+        return (rows, own_advantages(*own, len(rows), name)[order]) if own else rows
 
     return keep
+
+
+def own_advantages(values, count, name):
+    """What a rule returns beside its rows: (count,) float32."""
+    try:
+        values = torch.as_tensor(values, dtype=torch.float32, device="cpu")
+    except (TypeError, ValueError):
+        values = torch.empty(0)
+    if values.shape != (count,) or not values.isfinite().all():
+        raise UserError(f"--keep {name} must return one finite advantage for each of its {count} rows.")
+    return values
 
 
 # the options that `resolve` takes, besides the algorithm's name and `keep`

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from algorithms import resolve
 from engine.model import loading
 from engine.model.logprobs import completion_logprobs
-from engine.model.networks import add_adapter, build, whole_networks
+from engine.model.networks import Networks, add_adapter, build, whole_networks
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler, Sampling
 from engine.run import logs
@@ -18,7 +18,7 @@ from engine.run.config import Config
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
-from records import Batch
+from records import Batch, of_shares
 from tests.training import CPU, completions, updated, weights_of
 from train import main
 from update import Limits
@@ -178,6 +178,7 @@ def test_the_copy_samples_what_the_policy_has_become_only_after_a_refresh(loaded
 
 
 def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkeypatch):
+    monkeypatch.setattr("update.LEAST_TOKENS", 16)
     real, weights, rows = Batch.logprobs, [], []
     for limit in (6, 4):
         def logprobs(self, *args, limit=limit, **options):
@@ -192,10 +193,32 @@ def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkey
         updated(model, optimizer, [completions(tokenizer).micro_batches(96)], resolve("grpo", beta=0.0), limits=limits)
         weights.append(weights_of(model))
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
-    assert max(rows) == 6 and limits.micro_batch_tokens == 48
-    with pytest.raises(torch.OutOfMemoryError):  # once
+    assert max(rows) == 6 and limits.micro_batch_tokens < 96
+    with pytest.raises(torch.OutOfMemoryError):  # a device that cannot hold the least
         monkeypatch.setattr(Batch, "logprobs", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
         updated(model, optimizer, [completions(tokenizer).micro_batches(96)], resolve("grpo", beta=0.0), limits=limits)
+
+
+@pytest.mark.parametrize("fits, limit", [(300, 250), (60, 62)])
+def test_the_limit_is_halved_for_the_device_and_not_once_for_each_mini_batch(small, monkeypatch, fits, limit):
+    """Four mini-batches, cut to 500 tokens: the first one finds what fits, the others are cut like that at once."""
+    monkeypatch.setattr("update.LEAST_TOKENS", 16)
+    real, failures = Batch.logprobs, []
+
+    def logprobs(self, *args, **options):
+        if len(self.prompts) * 50 > fits:
+            failures.append(1)
+            raise torch.OutOfMemoryError("out of memory")
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Batch, "logprobs", logprobs)
+    monkeypatch.setattr(Batch, "micro_batches", lambda self, tokens, once: [
+        self.rows(range(i, min(i + max(1, tokens // 50), len(self.prompts)))) for i in range(0, len(self.prompts), max(1, tokens // 50))])
+    model, tokenizer = loading.load_model(small, CPU)
+    limits, networks = Limits(micro_batch_tokens=500), Networks(model, tokenizer)
+    minibatches = of_shares([completions(tokenizer, n=12, seed=s) for s in range(4)], 500, networks)
+    updated(model, torch.optim.SGD(model.parameters(), lr=0.0), minibatches, resolve("grpo", mu=1, beta=0.0), limits=limits)
+    assert limits.micro_batch_tokens == limit
 
 
 @pytest.mark.parametrize("options", [["--algorithm", "cppo"], ["--algorithm", "ppo"], ["--lora", "4", "--gradient_checkpointing"]])
