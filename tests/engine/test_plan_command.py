@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 import train
+from algorithms import KEEP, token_mean
 from engine.model.skeleton import skeleton
 from engine.run import options, ranks
 from engine.run.config import Config, check, open_run
 from engine.run.plan import GB, USABLE, plan
 from engine.run.plan_command import Cure, climb, command, cure, cure_on_any, fit, head_room, ladder
+from grpo import grpo_loss
 
 pytestmark = pytest.mark.slow
 
@@ -56,10 +58,11 @@ def test_a_plan_that_fits(capsys):
     assert code == 0 and err == "" and out.endswith("It fits.\nRoom is left for --questions_per_step 8.\n")
     assert "\nprompts of 512 tokens, completions of 1,024, micro-batches of 8,192\n" in out
     lines = {line[:18].strip(): line[18:].split() for line in out.splitlines()}
-    assert lines["completions"] == ["128", "256"] and lines["kept"] == ["16", "32"]
-    assert lines["steps per epoch"] == ["468", "(7,473", "questions)"]  # 467.06 times 16
+    # as published: one training device, 8 questions a step, 934 steps; ours makes one more, of the one question left
+    assert lines["questions"] == ["8", "8"] and lines["completions"] == ["128", "128"] and lines["kept"] == ["16", "16"]
+    assert lines["steps per epoch"] == ["935", "(7,473", "questions)"]  # 934 · 8 + 1
     assert lines["weights"] == ["6.17"] * 5 and lines["KV cache"] == ["-", "5.74", "-", "-", "11.48"]
-    assert lines["evaluated at once"] == ["256", "512"]
+    assert lines["evaluated at once"] == ["256", "256"]
     assert [float(peak) for peak in lines["peak"]] == pytest.approx([12.35, 30.71, 63.54, 30.87, 37.11])
 
 
@@ -147,12 +150,24 @@ def test_a_plan_that_nothing_helps(capsys):
     assert err.endswith("no change of the options was found that helps: use a smaller model.\n")
 
 
-def test_the_math_recipe_fits_four_devices_of_80_gb_and_not_two(capsys):
+def test_the_math_recipe_fits_three_devices_of_80_gb_and_not_two(capsys):
     words = ["--recipe", RECIPES / "math_7b_cppo.yaml", "--device_gb", 80]
     out, _, code = told(words, capsys)
-    assert code == 0 and "\nsteps per epoch   235 (7,500 questions)\n" in out  # of MATH, 32 a step
+    lines = {line[:18].strip(): line[18:].split() for line in out.splitlines()}
+    assert code == 0 and lines["questions"] == ["8", "24"] and lines["kept"] == ["16", "48"]  # three training devices
+    assert "\nsteps per epoch   313 (7,500 questions)\n" in out  # of MATH
     out, _, code = told([*words, "--devices", 2], capsys)
     assert code == 2 and "4 devices of 80 GB can, as it is.\n" in out
+
+
+@pytest.mark.parametrize("recipe", ["gsm8k_1.5b_cppo", "math_7b_cppo"])
+def test_the_recipes_of_the_paper_are_its_first_code(recipe):
+    """Token mean, the largest |A| of a device's whole batch, μ = 2, β = 0.04; its GRPO is the same row with P = 0."""
+    words = ["--plan", "--recipe", str(RECIPES / f"{recipe}.yaml")]
+    row, grpo = (check(options.parse(Config, [*words, *more])) for more in ([], ["--pruning_rate", "0"]))
+    assert row.loss is grpo_loss and row.token_weights is token_mean and row.keep is KEEP["pooled"]
+    assert (row.group_size, row.k, row.questions_per_step, row.mu, row.beta) == (16, 2, 8, 2, 0.04)
+    assert (grpo.token_weights, grpo.k, grpo.questions_per_step) == (token_mean, 16, 1)
 
 
 def test_questions_of_a_file_are_counted(tmp_path, capsys):
