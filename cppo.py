@@ -21,9 +21,9 @@ CPPO has no loss of its own. Its loss is `grpo.grpo_loss` of the kept rows: the 
 
 where `logp` and `old_logp` were computed for `rows` only.
 
-Where we depart from the published code: it keeps the largest |A| of the whole device batch
-(`prune_pooled`), so it may keep 15 completions of one question and 1 of another. The paper's
-formula, and `prune`, keep k completions of every question.
+Where we depart from the published code: it takes the mean over all tokens, and it keeps the
+largest |A| of the whole device batch (`prune_pooled`), perhaps 15 completions of one question and
+1 of another. The paper's formula, and `prune`, keep k completions of every question.
 """
 
 import math

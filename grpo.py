@@ -12,7 +12,7 @@ It is maximised, so the loss is −J. With one weight per token, it is the loss 
     loss = −Σ_it weights_it · (surrogate_it − β KL_it)            here: weights_it = 1 / (N |o_i|)
 
 The paper leaves two things open. Here the std is the unbiased one (divisor G−1) plus 1e-4, as in
-the published code; both are arguments. The KL estimator is k3, the paper's eq. 4.
+TRL and in CPPO's published code; both are arguments. The KL estimator is k3, the paper's eq. 4.
 
 Shapes: Q questions, G completions per question, N completions in a batch, T completion tokens,
 V vocabulary.
