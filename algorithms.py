@@ -197,12 +197,15 @@ class Algorithm:
     overlong_cache: int = 0
     mask_truncated: bool = False
 
+    def how_many(self, rollout):
+        """k: one number; GFPO's adaptive k: one of each question, (Q,)."""
+        if not self.ks:
+            return self.k
+        return adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
+
     def choose(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
-        k = self.k
-        if self.ks:  # GFPO's adaptive k, one of each question
-            k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
-        rows, own = self.keep(rollout, advantages, k), None
+        rows = self.keep(rollout, advantages, self.how_many(rollout))
         if isinstance(rows, tuple):  # a rule that says how much each kept completion counts
             rows, own = rows
             advantages = advantages.flatten().index_copy(0, rows, own).view_as(advantages)

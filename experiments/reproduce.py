@@ -207,8 +207,8 @@ CHOICES = {
 FACTORIAL = """
 ## Plan, written on 2026-11-23, before the runs
 
-**Question.** CPPO is a choice (which completions are kept) with a loss (what divides a completion's sum over its tokens). The published code
-has another loss and another choice than the paper. Which of the two matters, and by how much?
+**Question.** CPPO is a choice (which completions are kept) with a loss (what divides a completion's sum over its tokens). The published
+code has another loss and another choice than the paper. Which of the two matters, and by how much?
 
 **Runs.** The toy, P = 0.875, 8 questions a step, one pass over 1,024 questions, learning rate 1e-4, the protocol of Table 1. Four losses:
 1/|o| (the paper's), the token mean (the published code's), a constant (1/48 for each completion), and the mean length of the group's 16
@@ -426,7 +426,8 @@ def markdown(about, rows, plan=""):
              "groups without signal", "steps without update", "seconds to accuracy 0.85", "completions to 0.85", *held]]
     for row in rows:
         seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
-        work.append([row["name"].replace("|", "\\|"), row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
+        name = row["name"].replace("|", "\\|")
+        work.append([name, row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
                      f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
                      f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached",
                      f"{row['completions_to_85']:.0f}" if row["completions_to_85"] else "not reached",

@@ -90,7 +90,7 @@ def test_an_option_that_is_given_wins_over_the_row_and_a_row_over_the_function()
     assert resolve("dapo").clip_high == 0.28 and resolve("gfpo").beta == 0.001
     given = resolve("gspo", beta=0.1, clip_low=0.3, mu=5, minibatches=None)
     assert (given.beta, given.clip_low, given.clip_high, given.mu, given.minibatches) == (0.1, 0.3, 4e-4, 5, 4)
-    assert ALGORITHMS["gspo"].beta == 0.0  # the table stays as it is
+    assert resolve("gspo").beta == 0.0  # the table stays as it is
 
 
 def test_k_and_the_questions_of_a_step_follow_from_the_pruning_rate():
@@ -330,8 +330,8 @@ def test_a_mini_batch_is_cut_in_the_order_of_the_questions_of_all_devices(monkey
     monkeypatch.setattr(ranks, "all_sum", lambda counts, device: {name: n + 2 for name, n in counts.items()})
     first, second = minibatches_of([0, 1, 2, 3], 2, places=torch.tensor([1, 3]))
     assert [b.prompts for b in first.micro_batches] == [[[7], [7]]] and [b.prompts for b in second.micro_batches] == [[[8, 8], [8, 8]]]
-    (alone, empty) = minibatches_of([0, 1], 2, places=torch.tensor([1, 3]))  # the second one is only the other device's
-    assert alone.micro_batches[0].lengths.tolist() == [3, 1] and empty.micro_batches[0].lengths.tolist() == [0]
+    first, second = minibatches_of([2, 3], 2, places=torch.tensor([1, 3]))  # the first one is only the other device's
+    assert first.micro_batches[0].lengths.tolist() == [0] and second.micro_batches[0].lengths.tolist() == [2, 1]
 
 
 # --- completions that may not be trained on ---
