@@ -263,10 +263,10 @@ def one_run(folder, options):
     if not (folder / "summary.json").exists():
         with contextlib.redirect_stdout(io.StringIO()) as said:
             code = train.main(words)
-        if code:
+        if code or not (folder / "summary.json").exists():  # Ctrl-C, or SIGTERM
             print(said.getvalue().strip().splitlines()[-1])
             print("Finished runs are kept: the same command of reproduce.py goes on from here.")
-            sys.exit(code)
+            sys.exit(code or 130)
     summary, config = json.loads((folder / "summary.json").read_text()), json.loads(config_file.read_text())
     metrics = logs.read(folder / "metrics.jsonl")
     points = curve(metrics)
