@@ -4,6 +4,7 @@ Every question has the columns `question` and `answer`, and two columns that rew
 after the chat template) and `begun` (the thought that the template has opened for the model: "<think>", or "").
 """
 
+import functools
 import hashlib
 import json
 import random
@@ -172,16 +173,18 @@ def reward_columns(questions, group_size=1):
     return {name: [question[name] for question in questions for _ in range(group_size)] for name in names}
 
 
+@functools.lru_cache(maxsize=1)  # a run goes through its epochs one after the other
+def epoch_order(count, seed, epoch):
+    """The order of `count` questions in an epoch: a permutation of 0 … count − 1."""
+    order = list(range(count))
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    return order
+
+
 def take(questions, position, count, seed):
     """`count` questions from `position` on. Each epoch has its own random order, which follows from the seed alone."""
-    taken = []
-    for i in range(position, position + count):
-        epoch, offset = divmod(i, len(questions))
-        if not taken or offset == 0:
-            order = list(range(len(questions)))
-            random.Random(f"{seed} {epoch}").shuffle(order)
-        taken.append(questions[order[offset]])
-    return taken
+    places = (divmod(i, len(questions)) for i in range(position, position + count))
+    return [questions[epoch_order(len(questions), seed, epoch)[offset]] for epoch, offset in places]
 
 
 def fingerprint(questions):

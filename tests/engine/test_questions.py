@@ -249,6 +249,22 @@ def test_taking_leaves_the_questions_in_their_order():
     assert SEVEN == list("abcdefg")
 
 
+def test_an_epoch_is_shuffled_once(monkeypatch):
+    """And not again at every step, which takes seconds for a million questions."""
+    shuffled, shuffle = [], random.Random.shuffle
+    monkeypatch.setattr(random.Random, "shuffle", lambda self, x: shuffled.append(len(x)) or shuffle(self, x))
+    thousand = list(range(1000))
+    for position in range(0, 2000, 10):
+        take(thousand, position, 10, seed="of this test")
+    assert shuffled == [1000, 1000]
+
+
+def test_the_order_is_that_of_pythons_shuffle():
+    order = list(range(7))
+    random.Random("1 2").shuffle(order)
+    assert take(SEVEN, 14, 7, seed=1) == [SEVEN[i] for i in order]
+
+
 # --- fingerprint ---
 
 TWO = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
