@@ -84,9 +84,24 @@ def ask_hub(name, kind="model"):
         ) from None
 
 
+def context_of(config):
+    """The longest prompt + completion that a model's config allows, in tokens; None: it names no limit.
+
+    LongRoPE (Phi-3.5, Phi-4-mini) turns all rows of a batch by other angles if one row is longer than the original
+    length. Then log-probabilities would depend on the other rows, so the original length is the limit. Dynamic NTK
+    does so beyond max_position_embeddings, which is the limit anyway.
+    """
+    shape = config.get_text_config()
+    rope = getattr(shape, "rope_parameters", None) or {}
+    of_layers = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    originals = [r["original_max_position_embeddings"] for r in of_layers if r.get("rope_type") == "longrope"]
+    context = getattr(shape, "max_position_embeddings", None)
+    return min([*filter(None, [context]), *originals], default=None)
+
+
 def prompt_room(model, max_new_tokens, max_prompt_tokens):
-    """The longest prompt, in tokens: max_prompt_tokens, or less, so that prompt and completion fit in the context."""
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    """The longest prompt, in tokens: max_prompt_tokens, or less, so that prompt and completion fit in `context_of`."""
+    context = context_of(model.config)
     if context is None:
         return max_prompt_tokens
     if context <= max_new_tokens:

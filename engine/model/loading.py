@@ -38,6 +38,9 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the model {name} cannot be loaded: {reason}") from None
+    for config in (model.config, model.config.get_text_config()):
+        if getattr(config, "output_router_logits", False):  # experts: nothing here uses a router's logits
+            config.output_router_logits = False
     if loading["missing_keys"]:  # transformers has filled them with random numbers
         lacking = min(loading["missing_keys"])
         raise UserError(f"the weights of {name} lack {lacking}: name a complete causal language model.")

@@ -12,7 +12,7 @@ import random
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.model.folders import resolve_model
+from engine.model.folders import context_of, resolve_model
 from engine.model.sampling import Completions, Sampling
 from engine.run import ranks
 from engine.run.options import UserError
@@ -43,7 +43,7 @@ class VLLM:
         from vllm import LLM  # takes seconds, and reads the environment
 
         name, gpu = resolve_model(name), torch.cuda.is_available()
-        context = getattr(AutoConfig.from_pretrained(name).get_text_config(), "max_position_embeddings", None)
+        context = context_of(AutoConfig.from_pretrained(name))
         self.pad_id, self.stop_ids = tokenizer.pad_token_id, list(stop_ids)
         self.dtype = dtype  # of the weights that `refresh` is given, too
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")

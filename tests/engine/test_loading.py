@@ -7,9 +7,21 @@ import huggingface_hub as hub
 import pytest
 import torch
 from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
-from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM, MiniMaxConfig, MiniMaxForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
-from engine.model.folders import ask_hub, prompt_room, resolve_model
+from engine.model.folders import ask_hub, context_of, prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.run.options import UserError
@@ -161,3 +173,37 @@ def test_prompts_leave_room_for_the_completion_in_the_context():
     assert prompt_room(model, 20, 512) == 44 and prompt_room(model, 20, 10) == 10
     with pytest.raises(UserError, match="context of 64 tokens leaves no room"):
         prompt_room(model, 64, 10)
+
+
+def test_longrope_models_take_no_more_tokens_than_the_original_length():
+    """One longer row would change the log-probabilities of the rows beside it."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "rope_theta": 100.0}
+    config = Phi3Config(**SIZES, num_key_value_heads=4, max_position_embeddings=64, original_max_position_embeddings=16,
+                        pad_token_id=0, bos_token_id=None, eos_token_id=1, initializer_range=0.5, rope_parameters=rope)
+    model = Phi3ForCausalLM(config).eval()
+
+    def beside(tokens):  # log-probabilities of a short completion, if so many tokens stand in the row beside it
+        prompts, ids = [[3, 4, 5], [6] * (tokens - 2)], torch.tensor([[7, 8], [9, 10]])
+        return completion_logprobs(model, prompts, ids, torch.tensor([2, 2]))[0].detach()
+
+    assert (beside(17) - beside(16)).abs().max() > 0.01
+    torch.testing.assert_close(beside(16), beside(4), rtol=1e-4, atol=1e-5)
+    assert context_of(config) == 16 and prompt_room(model, 10, 512) == 6
+    with pytest.raises(UserError, match="context of 16 tokens leaves no room"):
+        prompt_room(model, 16, 10)
+
+
+def test_dynamic_ntk_models_take_what_their_context_holds():
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+    assert context_of(LlamaConfig(**SIZES, max_position_embeddings=64, rope_parameters=rope)) == 64
+
+
+def test_routers_of_experts_hand_out_no_logits(tmp_path, small):
+    """With them transformers computes a loss of the routers in each pass, and fails at the masks of sampling."""
+    config = MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4, output_router_logits=True,
+                           pad_token_id=0, bos_token_id=None, eos_token_id=1)
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    load_model(small, CPU)[1].save_pretrained(tmp_path)
+    model, _ = load_model(str(tmp_path), CPU)
+    assert not model.config.output_router_logits and model(torch.tensor([[1, 2]])).router_logits is None
