@@ -34,9 +34,15 @@ def sample_and_score(
 def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, history):
     """Sample G completions of each question, and score them."""
     G, shape = algorithm.group_size, (len(questions), algorithm.group_size)
+    # What is keyed by what: all ranks draw the same two numbers here, each time that they sample.
+    # What a completion draws follows from the first and its question's place among those of all
+    # ranks, so any number of ranks samples the same. What a rule draws (--keep random) follows from
+    # the second and the rank, so with another number of ranks it may keep others.
+    for_completions, for_rules = rng.getrandbits(62), rng.getrandbits(62)
+    places = ranks.places(questions)
     with clock.phase("generate"):  # 1 sample
         prompts = [question["prompt"] for question in questions]
-        sampled = networks.sampler.sample(prompts, G, sampling, rng.getrandbits(62))
+        sampled = networks.sampler.sample(prompts, G, sampling, for_completions, places)
     with clock.phase("score"):  # 2 score
         texts = sampled.texts(networks.tokenizer, questions)
         values, failures = score(rewards, texts, reward_columns(questions, G))
@@ -45,8 +51,8 @@ def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, hist
         sampled.lengths.cpu().view(shape), sampled.truncated.cpu().view(shape),
         rewards=torch.stack(list(values.values())).view(len(values), *shape),
         reward_names=list(values), reward_weights=[reward.weight for reward in rewards],
-        places=torch.arange(len(questions)) * ranks.world_size() + ranks.rank(),
-        history=history, seed=rng.getrandbits(62), failures=failures,
+        places=torch.tensor(places, dtype=torch.long),
+        history=history, seed=for_rules + ranks.rank(), failures=failures,
     )
 
 
@@ -62,7 +68,9 @@ def dynamic_sampling(one_time, next_questions, max_rollouts):
     while missing != 0 and (questions := next_questions(missing)) is not None:
         rollout = one_time(questions)
         signal = has_signal(rollout.total)
-        rollouts.append(replace(rollout, trainable=rollout.trainable & signal.unsqueeze(1)))
+        rollouts.append(replace(
+            rollout, trainable=rollout.trainable & signal.unsqueeze(1),
+            places=rollout.places + 2**32 * len(rollouts)))  # behind those of the earlier rollouts
         counts = {"without": (~signal).sum().item()}
         without = int(ranks.all_sum(counts, rollout.tokens.device)["without"])
         missing = without if len(rollouts) < max_rollouts else 0

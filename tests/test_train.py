@@ -221,7 +221,7 @@ def test_the_random_choice_draws_other_numbers_than_the_sampler(step_inputs, mon
     seeds, sample = {}, sampling.Sampler.sample
 
     def noted(self, *rest):
-        seeds["sampled"] = rest[-1]
+        seeds["sampled"] = rest[3]
         return sample(self, *rest)
 
     def keep(rollout, advantages, k):

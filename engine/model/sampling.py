@@ -109,23 +109,24 @@ class Sampler:
         for name, tensor in weights if self.copy else ():
             parameters[name].copy_(tensor)
 
-    def sample(self, prompts, group_size, sampling, seed):
+    def sample(self, prompts, group_size, sampling, seed, places=None):
         """`sample` with random numbers of this seed."""
         return sample(
             self.model, prompts, group_size, sampling, stop_ids=self.stop_ids, pad_id=self.pad_id,
-            batch_size=self.batch_size, generator=torch.Generator().manual_seed(seed),
+            batch_size=self.batch_size, generator=torch.Generator().manual_seed(seed), places=places,
         )
 
 
 @torch.no_grad()
-def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size=None, generator=None):
+def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size=None, generator=None, places=None):
     """Sample `group_size` completions of each prompt.
 
-    prompts: token lists. batch_size: as for `Sampler`. generator: a CPU's. Returns Completions with
-    N = len(prompts) · group_size rows, a question's rows side by side.
+    prompts: token lists. batch_size: as for `Sampler`. generator: a CPU's. places: of each prompt among those of all
+    ranks; None: 0, 1, 2 … Returns Completions with N = len(prompts) · group_size rows, a question's rows side by side.
 
-    The random number of a completion's token depends only on the generator, the completion's row and the token's place.
-    So the same seed gives the same completions for every batch_size, and, up to rounding, on every device.
+    The random number of a token depends only on the generator, the prompt's place, the completion's place in its group
+    and the token's place. So the same seed gives the same completions for every batch_size and every number of ranks,
+    and, up to rounding, on every device.
     """
     device, n = model.device, len(prompts) * group_size
     if not prompts:  # in a run's last step a rank may have no question
@@ -137,8 +138,10 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size
             f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: "
             "use the model's own tokenizer, or resize the embeddings if tokens were added."
         )
-    u = torch.rand(n, sampling.max_new_tokens, dtype=torch.float64, generator=generator)
-    u = u.to(device, non_blocking=True)
+    places = list(places or range(len(prompts)))
+    # those of the other ranks are drawn, too: a generator gives its numbers one after the other
+    u = torch.rand(max(places) + 1, group_size, sampling.max_new_tokens, dtype=torch.float64, generator=generator)
+    u = u[places].flatten(0, 1).to(device, non_blocking=True)
     tokens = torch.full((n, sampling.max_new_tokens), pad_id, device=device)
     logps = torch.zeros((n, sampling.max_new_tokens), device=device)
     stop_ids = torch.tensor(stop_ids).to(device, non_blocking=True)

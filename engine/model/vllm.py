@@ -79,26 +79,28 @@ class VLLM:
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache.")
 
-    def sample(self, prompts, group_size, sampling, seed):
+    def sample(self, prompts, group_size, sampling, seed, places=None):
         """Sample `group_size` completions of each prompt, as `engine.model.sampling.sample` does.
 
-        prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its own random seed,
-        made from `seed`. `logp` is vLLM's: at the temperature (at 1 if the temperature is 0), before top_p and top_k.
+        prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its own random seed. It
+        follows from `seed`, the prompt's place among those of all ranks, and the completion's place in its group.
+        `logp` is vLLM's: at the temperature (at 1 if the temperature is 0), before top_p and top_k.
         """
         from vllm import SamplingParams
 
         if not prompts:  # in a run's last step a rank may have no question
             empty = torch.zeros((0, 1), device=self.device)
             return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
-        rng = random.Random(seed)
+        places, rng = list(places or range(len(prompts))), random.Random(seed)
+        seeds = [[rng.getrandbits(62) for _ in range(group_size)] for _ in range(max(places) + 1)]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group_size)]
         options = [
             SamplingParams(
                 temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
-                max_tokens=sampling.max_new_tokens, seed=rng.getrandbits(62),
+                max_tokens=sampling.max_new_tokens, seed=own_seed,
                 stop_token_ids=self.stop_ids, ignore_eos=True, logprobs=0, detokenize=False,
             )
-            for _ in requests
+            for place in places for own_seed in seeds[place]
         ]
         outputs = [request.outputs[0] for request in self.engine.generate(requests, options, use_tqdm=False)]
         tokens = [torch.tensor(o.token_ids) for o in outputs]

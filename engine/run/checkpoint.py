@@ -6,8 +6,8 @@
                           state.json        step, questions seen, and the like
                           checksums.json    SHA-256 of every other file
 
-No random state is saved: step s of rank r draws from a generator seeded by (seed, s, r), and the order of the questions
-follows from the seed, so the number of the step is enough. No scheduler is saved either: the learning rate follows from
+No random state is saved: step s draws from a generator seeded by (seed, s), and the order of the questions follows from
+the seed, so the number of the step is enough. No scheduler is saved either: the learning rate follows from
 the steps made and the questions taken. If a run uses several machines, all ranks must see the same run folder.
 """
 

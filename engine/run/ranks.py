@@ -108,6 +108,16 @@ def over_all_groups(advantages, rewards):
     return advantages(torch.stack([group for _, group in groups], dim=1))[of_this_rank]
 
 
+def share(things):
+    """This rank's share of a list: things r, r + world size …"""
+    return things[rank() :: world_size()]
+
+
+def places(share):
+    """The places in the whole list of the things in this rank's `share` of it."""
+    return [rank() + i * world_size() for i in range(len(share))]
+
+
 def from_first(value):
     """Rank 0's value, on every rank."""
     box = [value]

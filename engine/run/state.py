@@ -124,13 +124,14 @@ class Run:
     def begin_step(self):
         """Set the learning rates. Returns the step's generator of random numbers.
 
-        The generator follows from the seed, the step and the rank, so a resumed run draws the same numbers.
+        The generator follows from the seed and the step, so a resumed run draws the same numbers. It is the same on every
+        rank: rollout.py says what is drawn for a question, and what for a rank.
         """
         config, state = self.config, self.state
         progress = run_progress(state["step"], self.steps, state["position"], self.total, self.per_step)
         for group, peak in zip(self.networks.optimizer.param_groups, (config.lr, config.critic_lr)):
             group["lr"] = learning_rate(progress, peak, config.warmup)
-        return random.Random(f"{config.seed} {state['step'] + 1} {ranks.rank()}")
+        return random.Random(f"{config.seed} {state['step'] + 1} 0")
 
     def next_questions(self, count=None):
         """This device's share of the next `count` questions, or None if none are left.
@@ -139,8 +140,7 @@ class Run:
         """
         position, count = self.state["position"], min(count or self.per_step, self.total - self.state["position"])
         self.state["position"] += count
-        return (take(self.questions, position, count, self.config.seed)[ranks.rank() :: ranks.world_size()]
-                if count else None)
+        return ranks.share(take(self.questions, position, count, self.config.seed)) if count else None
 
     def record(self, metrics, sample):
         """Log a step, update the state, save a checkpoint if one is due, and find out whether the run ends."""

@@ -21,14 +21,14 @@ def every(request, monkeypatch):
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]  # of different lengths
 
 
-def run(loaded, prompts=PROMPTS, group=4, seed=0, batch_size=None, **options):
+def run(loaded, prompts=PROMPTS, group=4, seed=0, batch_size=None, places=None, **options):
     model, tokenizer = loaded
     sampling = Sampling(**{"max_new_tokens": 20, **options})
     ids = [tokenizer.encode(p) for p in prompts]
     generator = torch.Generator().manual_seed(seed)
     return ids, sample(
         model, ids, group, sampling, stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id,
-        batch_size=batch_size, generator=generator,
+        batch_size=batch_size, generator=generator, places=places,
     )
 
 
@@ -127,6 +127,16 @@ def test_lengths_count_eos_even_where_pad_is_eos(loaded):
 def test_the_seed_decides(loaded):
     first, again, other = (run(loaded, group=16, seed=seed)[1].tokens.tolist() for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_any_number_of_ranks_draws_the_same_completions(loaded):
+    """Each rank knows the places of its questions among those of all."""
+    _, whole = run(loaded)
+    for places in ([0, 2], [1], [2, 0]):
+        _, share = run(loaded, [PROMPTS[place] for place in places], places=places)
+        rows = torch.tensor([place * 4 + i for place in places for i in range(4)])
+        longest = share.tokens.shape[1]
+        assert torch.equal(share.tokens, whole.tokens[rows, :longest]) and torch.equal(share.lengths, whole.lengths[rows])
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 8, 100])
