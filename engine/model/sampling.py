@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 
 from engine.model.logprobs import completion_mask
 from engine.model.precision import autocast, compute_dtype
@@ -110,11 +111,23 @@ class Sampler:
             parameters[name].copy_(tensor)
 
     def sample(self, prompts, group_size, sampling, seed, places=None):
-        """`sample` with random numbers of this seed."""
-        return sample(
-            self.model, prompts, group_size, sampling, stop_ids=self.stop_ids, pad_id=self.pad_id,
-            batch_size=self.batch_size, generator=torch.Generator().manual_seed(seed), places=places,
-        )
+        """`sample` with random numbers of this seed. If memory runs out, it begins again with half as many at a time.
+
+        The completions stay the same, because a random number belongs to its completion.
+        """
+        while True:
+            try:
+                return sample(
+                    self.model, prompts, group_size, sampling, stop_ids=self.stop_ids, pad_id=self.pad_id,
+                    batch_size=self.batch_size, generator=torch.Generator().manual_seed(seed), places=places,
+                )
+            except torch.OutOfMemoryError:
+                questions = min(len(prompts), math.ceil((self.batch_size or len(prompts) * group_size) / group_size))
+                if questions == 1:
+                    raise
+            # here the error is gone, and with it the tensors of the pass that failed
+            self.batch_size = questions // 2 * group_size
+            tqdm.write(f"out of memory in sampling: it goes on with {self.batch_size} completions at a time.")
 
 
 @torch.no_grad()

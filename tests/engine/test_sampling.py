@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.logprobs import completion_logprobs
 from engine.model.prompts import left_pad
-from engine.model.sampling import ASK_EVERY, Sampling, sample, sample_token, stop_tokens
+from engine.model.sampling import ASK_EVERY, Sampler, Sampling, sample, sample_token, stop_tokens
 
 
 # how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing below depends on it
@@ -103,6 +103,40 @@ def test_the_host_waits_for_less_than_one_answer_a_token(loaded, prompts, option
         _, drawn = run(loaded, prompts, max_new_tokens=24, **options)
     assert drawn.truncated.all() and drawn.tokens.shape[1] == 24
     assert asked.count <= 24 / 8 + 4
+
+
+def forgetful(loaded, monkeypatch, room):
+    """A Sampler on a device that has memory for `room` completions of this model, and runs out of it after some tokens."""
+    sampler, tokens = Sampler(*loaded), []
+
+    def choose(logits, *rest):
+        tokens.append(len(logits))
+        if len(tokens) % 5 == 0 and len(logits) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return sample_token(logits, *rest)
+
+    monkeypatch.setattr("engine.model.sampling.sample_token", choose)
+    return sampler
+
+
+def test_out_of_memory_halves_what_is_sampled_at_a_time_and_changes_no_completion(loaded, monkeypatch, capsys):
+    prompts, how = [loaded[1].encode(p) for p in PROMPTS * 3], Sampling(20)
+    expected = Sampler(*loaded).sample(prompts, 4, how, 7)
+    sampler = forgetful(loaded, monkeypatch, room=12)
+    for _ in range(2):  # the second time it knows
+        drawn = sampler.sample(prompts, 4, how, 7)
+        for name in ("tokens", "lengths", "truncated"):
+            assert torch.equal(getattr(drawn, name), getattr(expected, name))
+        torch.testing.assert_close(drawn.logp, expected.logp, rtol=1e-4, atol=1e-5)
+    line = "out of memory in sampling: it goes on with {} completions at a time.\n"
+    assert sampler.batch_size == 8 and capsys.readouterr().out == line.format(16) + line.format(8)
+
+
+def test_one_question_that_does_not_fit_ends_the_run(loaded, monkeypatch):
+    sampler = forgetful(loaded, monkeypatch, room=3)
+    with pytest.raises(torch.OutOfMemoryError):
+        sampler.sample([loaded[1].encode(p) for p in PROMPTS], 4, Sampling(20), 7)
+    assert sampler.batch_size == 4
 
 
 def test_completions_end_with_eos_or_are_marked_truncated(loaded):
