@@ -18,7 +18,7 @@ from engine.run import checkpoint, logs
 from engine.run.options import UserError
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
-from records import Batch
+from records import Batch, micro_batches_of
 from tests.engine.test_ranks import ROOT, torchrun
 from tests.examples import named
 from tests.training import CPU, stepper, weights_of
@@ -80,7 +80,7 @@ def test_the_policy_that_is_scored_is_the_one_that_was_sampled(step_inputs, monk
 def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(step_inputs, monkeypatch, capsys):
     questions = step_inputs[2]
     asked, trained = [], []
-    monkeypatch.setattr(train, "update", lambda networks, minibatches, *_: trained.extend(minibatches) or {})
+    monkeypatch.setattr(train, "update", lambda networks, minibatches, *_: trained.extend(micro_batches_of(minibatches)) or {})
 
     def next_questions(missing):  # 4 questions in all at first, then as many as are missing; the supply ends after 9
         asked.append(missing)
@@ -97,8 +97,8 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     metrics = step(5)
     assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5  # 4 gave 2, then 2 gave 1, then one question at a time gave none
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
-    assert metrics["no_signal"] == pytest.approx(6 / 9) and sum(len(batch.prompts) for batch in trained[0]) == 12
-    assert all(len(set(batch.advantages.tolist())) > 1 for batch in trained[0])
+    assert metrics["no_signal"] == pytest.approx(6 / 9) and sum(len(batch.prompts) for batch in trained) == 12
+    assert all(len(set(batch.advantages.tolist())) > 1 for batch in trained)
     asked.clear()
     assert "1 groups are still without signal after sampling 5 times: the step trains on the others." in capsys.readouterr().out
     assert step(2)["rollouts"] == 2
@@ -161,12 +161,12 @@ def test_dynamic_sampling_goes_by_the_rewards_before_the_overlong_penalty(step_i
 
 def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs, monkeypatch):
     trained = []
-    monkeypatch.setattr(train, "update", lambda networks, minibatches, *_: trained.extend(minibatches) or {})
+    monkeypatch.setattr(train, "update", lambda networks, minibatches, *_: trained.extend(micro_batches_of(minibatches)) or {})
     options = {"group_size": 8, "max_new_tokens": 8, "mask_truncated": True, "overlong_cache": 4}
     metrics, sample = run_step(step_inputs, [number_of_digits], "grpo", **options)
     assert 0 < metrics["truncated"] < 1 and metrics["kept"] == round(32 * (1 - metrics["truncated"]))
-    assert sum(len(batch.prompts) for batch in trained[0]) == metrics["kept"]
-    assert all(n < 8 or batch.tokens[i, 7] == 1 for batch in trained[0] for i, n in enumerate(batch.lengths.tolist()))  # 1 is EOS
+    assert sum(len(batch.prompts) for batch in trained) == metrics["kept"]
+    assert all(n < 8 or batch.tokens[i, 7] == 1 for batch in trained for i, n in enumerate(batch.lengths.tolist()))  # 1 is EOS
     assert metrics["reward/overlong"] < 0 and metrics["reward"] == pytest.approx(
         metrics["reward/number_of_digits"] + metrics["reward/overlong"])
     torch.testing.assert_close(sum(row["advantage"] for row in sample["completions"]), 0.0, atol=1e-4, rtol=0)
@@ -177,12 +177,14 @@ def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, m
 
     def update(networks, minibatches, *rest):
         seen.extend(minibatches)
+        # the first one gets π_old from its first update, for nothing
+        assert [m.micro_batches[0].old_logp is None for m in minibatches] == [True, False, False, False]
         return real(networks, minibatches, *rest)
 
     monkeypatch.setattr(train, "update", update)
     model = copy.deepcopy(step_inputs[0])  # π_old
     metrics, _ = run_step(step_inputs, [number_of_digits], "gspo", group_size=8, mu=1, lr=1e-2)
-    batches = [batch for minibatch in seen for batch in minibatch]
+    batches = micro_batches_of(seen)
     assert len(seen) == 4 and sum(len(batch.prompts) for batch in batches) == 32
     for batch in batches:
         with torch.no_grad():
@@ -499,7 +501,7 @@ def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, 
     real = train.update
 
     def poisoned(networks, minibatches, *rest):
-        for batch in minibatches[0]:
+        for batch in micro_batches_of(minibatches):
             batch.advantages *= math.nan
         return real(networks, minibatches, *rest)
 

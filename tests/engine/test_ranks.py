@@ -233,21 +233,23 @@ def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_any_number_of_ranks_samples_the_same_completions(small, tmp_path):
-    """With dynamic sampling, too, which samples further questions within a step."""
+def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini_batches(small, tmp_path):
+    """With dynamic sampling, too, which samples further questions within a step, and trains on some of them."""
     from engine.run import logs
 
-    sampled = []
+    sampled, updates = [], []
     for ranks in (1, 3):
-        done = torchrun(ROOT / "train.py", "--model", small, "--output_dir", ranks, "--algorithm", "dapo", "--lr", "1e-3",
+        done = torchrun(ROOT / "train.py", "--model", small, "--output_dir", ranks, "--algorithm", "dapo", "--lr", "1e-3", "--minibatches", "4",
                         "--questions_per_step", 6 // ranks, "--group_size", "4", "--max_new_tokens", "24", "--steps", "2",
                         "--eval_questions", "1", ranks=ranks, cwd=tmp_path)  # fmt: skip
         assert done.returncode == 0, done.stderr[-6000:]
         rows = logs.read(tmp_path / str(ranks) / "metrics.jsonl")
         sampled.append([[row[name] for name in ("questions", "rollouts", "accuracy", "length", "truncated")] for row in rows])
+        updates += [[row[name] for name in ("loss", "grad_norm", "kl_old", "ratio_max")] for row in rows[:1]]
     assert sampled[0][0][1] > 1
     for row, expected in zip(*sampled, strict=True):
         assert row == pytest.approx(expected, rel=1e-9)
+    assert updates[0] == pytest.approx(updates[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", ["dapo", "gfpo_adaptive", "ppo"])
