@@ -165,7 +165,7 @@ class MiniBatch:
     max_tokens: int  # that a micro-batch was cut to
 
 
-def minibatches(rollout, advantages, rows, count, max_tokens, networks):
+def into_minibatches(rollout, advantages, rows, count, max_tokens, networks):
     """The kept completions of all devices, cut into at most `count` mini-batches.
 
     They are cut in the order of the step's questions. So a mini-batch does not depend on how the
@@ -186,10 +186,11 @@ def of_shares(shares, max_tokens, networks):
     is 0, only a critic has something to learn.
     """
     model, device, counts = networks.model, networks.model.device, {}
+    signals = torch.stack([(batch.advantages != 0).sum() for batch in shares]).tolist()
     for m, batch in enumerate(shares):
         counts[f"completions {m}"] = len(batch.prompts)
         counts[f"tokens {m}"] = batch.lengths.sum().item()
-        counts[f"signals {m}"] = int((batch.advantages != 0).sum())
+        counts[f"signals {m}"] = signals[m]
     counts, once, cut = ranks.all_sum(counts, device), prompts_once(model.base_model), []
     for m, batch in enumerate(shares):
         n, tokens, signals = (int(counts[f"{x} {m}"]) for x in ("completions", "tokens", "signals"))

@@ -40,8 +40,7 @@ from engine.scoring.preview import preview
 from engine.scoring.score import choose, judge
 from engine.tasks.questions import base_model, questions_of_run
 from eval import examine
-from records import micro_batches_of
-from records import minibatches as cut
+from records import into_minibatches, micro_batches_of
 from rollout import sample_and_score
 from update import NO_UPDATE, Limits, update
 
@@ -63,7 +62,7 @@ def train_step(
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO)
     rows, advantages = algorithm.choose(rollout, advantages)
     metrics = summarize(rollout, advantages, rows) | NO_UPDATE
-    minibatches = cut(
+    minibatches = into_minibatches(
         rollout, advantages, rows, algorithm.minibatches, limits.micro_batch_tokens, networks)
 
     if minibatches:  # else nobody has anything to learn

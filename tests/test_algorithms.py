@@ -16,7 +16,7 @@ from experiments.rules import half_of_each_sign, importance, largest_abs_by_grou
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from grpo import group_advantages
-from records import Batch, Rollout, join, minibatches
+from records import Batch, Rollout, into_minibatches, join
 
 
 def a_rollout(rewards, lengths=None, reward_weights=None, **more):
@@ -312,7 +312,7 @@ def minibatches_of(rows, count, max_tokens=100, places=None):
     rollout = a_rollout(torch.zeros(2, 2), [[3, 1], [2, 1]], tokens=torch.arange(12).view(4, 3), logp=torch.zeros(4, 3),
                         questions=[{"prompt": [7]}, {"prompt": [8, 8]}], places=places)
     advantages = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
-    return minibatches(rollout, advantages, torch.tensor(rows), count, max_tokens, SimpleNamespace(model=model, critic=None))
+    return into_minibatches(rollout, advantages, torch.tensor(rows), count, max_tokens, SimpleNamespace(model=model, critic=None))
 
 
 def test_a_batch_of_fewer_completions_than_mini_batches_makes_fewer():
