@@ -101,7 +101,8 @@ def prune_pooled(advantages, n_keep, *, allowed=None):
     """What the published code keeps: the n_keep largest |A| of all questions together.
 
     advantages: (Q, G). allowed: as for `prune`. Returns (n_keep,) rows of the batch, q·G + i,
-    ascending. Of equal |A| the lower row is kept. It is here so that its difference from `prune` can be shown.
+    ascending. Of equal |A| the lower row is kept. It is here so that its difference from `prune`
+    can be shown.
     """
     score = advantages.abs() if allowed is None else advantages.abs().masked_fill(~allowed, -1.0)
     order = score.flatten().argsort(descending=True, stable=True)

@@ -34,14 +34,12 @@ def sample_and_score(
 def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, history):
     """Sample G completions of each question, and score them."""
     G, shape = algorithm.group_size, (len(questions), algorithm.group_size)
-    # What is keyed by what: all ranks draw the same two numbers here, each time that they sample.
-    # What a completion draws follows from the first and its question's place among those of all
-    # ranks, so any number of ranks samples the same. What a rule draws (--keep random) follows from
-    # the second and the rank, so with another number of ranks it may keep others.
+    # All ranks draw the same two numbers. What a completion draws is keyed by the first and by its
+    # question's place among those of all ranks, so any number of ranks samples the same. What a
+    # rule draws (--keep random) is keyed by the second and by the rank.
     for_completions, for_rules = rng.getrandbits(62), rng.getrandbits(62)
-    places = ranks.places(questions)
     with clock.phase("generate"):  # 1 sample
-        prompts = [question["prompt"] for question in questions]
+        prompts, places = [q["prompt"] for q in questions], ranks.places(questions)
         sampled = networks.sampler.sample(prompts, G, sampling, for_completions, places)
     with clock.phase("score"):  # 2 score
         texts = sampled.texts(networks.tokenizer, questions)

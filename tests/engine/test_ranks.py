@@ -239,8 +239,8 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
 
     sampled, updates = [], []
     for ranks in (1, 3):
-        done = torchrun(ROOT / "train.py", "--model", small, "--output_dir", ranks, "--algorithm", "dapo", "--lr", "1e-3", "--minibatches", "4",
-                        "--questions_per_step", 6 // ranks, "--group_size", "4", "--max_new_tokens", "24", "--steps", "2",
+        done = torchrun(ROOT / "train.py", "--model", small, "--output_dir", ranks, "--algorithm", "dapo", "--minibatches", "4",
+                        "--lr", "1e-3", "--questions_per_step", 6 // ranks, "--group_size", "4", "--max_new_tokens", "24", "--steps", "2",
                         "--eval_questions", "1", ranks=ranks, cwd=tmp_path)  # fmt: skip
         assert done.returncode == 0, done.stderr[-6000:]
         rows = logs.read(tmp_path / str(ranks) / "metrics.jsonl")
