@@ -66,6 +66,7 @@ def train_step(
         rollout, advantages, rows, algorithm.minibatches, limits.micro_batch_tokens, networks)
 
     if minibatches:  # else nobody has anything to learn
+        networks.sampler.rest()  # frees memory until `refresh`
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
             for part in micro_batches_of(minibatches) if algorithm.beta else ():

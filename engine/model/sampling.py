@@ -108,7 +108,14 @@ class Sampler:
         """Write the policy's weights, (name, whole tensor) in `dtype`, into the sampler's copy, if it has one."""
         parameters = dict(self.model.named_parameters())
         for name, tensor in weights if self.copy else ():
-            parameters[name].copy_(tensor)
+            p = parameters[name]
+            p.untyped_storage().resize_(p.nbytes)  # after `rest` it has none
+            p.copy_(tensor)
+
+    def rest(self):
+        """Free the memory of the sampler's copy, if it has one, until the next `refresh`."""
+        for p in self.model.parameters() if self.copy else ():
+            p.untyped_storage().resize_(0)
 
     def sample(self, prompts, group_size, sampling, seed, places=None):
         """`sample` with random numbers of this seed. If memory runs out, it begins again with half as many at a time.

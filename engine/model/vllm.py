@@ -79,6 +79,9 @@ class VLLM:
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache.")
 
+    def rest(self):
+        """vLLM keeps its share of the memory."""
+
     def sample(self, prompts, group_size, sampling, seed, places=None):
         """Sample `group_size` completions of each prompt, as `engine.model.sampling.sample` does.
 

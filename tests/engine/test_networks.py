@@ -1,12 +1,14 @@
 """The networks of a run: adapters, gradient checkpointing, the sampler's copy, and memory that runs out."""
 
 import multiprocessing
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+import train
 from algorithms import resolve
 from engine.model import loading
 from engine.model.logprobs import completion_logprobs
@@ -19,6 +21,7 @@ from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from records import Batch, of_shares
+from tests.examples import named
 from tests.training import CPU, completions, updated, weights_of
 from train import main
 from update import Limits
@@ -175,6 +178,29 @@ def test_the_copy_samples_what_the_policy_has_become_only_after_a_refresh(loaded
     assert drawn[0].shape != drawn[1].shape or not torch.allclose(*drawn)
     copy.refresh(model.named_parameters())
     assert torch.equal(copy.sample(prompts, 4, Sampling(12), 1).tokens, own.sample(prompts, 4, Sampling(12), 1).tokens)
+
+
+def test_the_copy_rests_during_the_update(loaded, monkeypatch):
+    """From the end of scoring to the refresh it holds no byte; then it samples from the new weights. A policy never rests."""
+    model, tokenizer = loaded
+    [question] = questions_module.load_questions("toy", tokenizer, limit=1)[0]
+    copy, held = Sampler(frozen_copy(model, torch.bfloat16), tokenizer, copy=True), []
+    before = sum(p.nbytes for p in copy.model.parameters())
+    networks = whole_networks(model, tokenizer, Config(lr=1e-3, beta=0.0))
+    networks.sampler, real = copy, train.update
+
+    def watched(*words):
+        held.append(sum(p.untyped_storage().nbytes() for p in copy.model.parameters()))
+        return real(*words)
+
+    monkeypatch.setattr(train, "update", watched)
+    rewards = named(lambda completions, **_: [float(len(c)) for c in completions])
+    train.train_step(networks, resolve("cppo", beta=0.0), rewards, Sampling(12), Limits(), lambda count: [question], random.Random(0))
+    assert held == [0] and sum(p.untyped_storage().nbytes() for p in copy.model.parameters()) == before
+    assert all(torch.equal(p, q.bfloat16()) for p, q in zip(copy.model.parameters(), model.parameters()))
+    own = Sampler(model, tokenizer)
+    own.rest()
+    assert all(p.untyped_storage().nbytes() for p in model.parameters())
 
 
 def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkeypatch):
