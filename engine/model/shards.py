@@ -1,5 +1,7 @@
 """Splitting weights over the devices (`--shard full`, FSDP2), and adding up gradients over the devices."""
 
+import functools
+import os
 import warnings
 
 import torch
@@ -31,12 +33,29 @@ def shard(module, *methods, exact=(), **options):
         *((module.get_submodule(name), MixedPrecisionPolicy(), {}) for name in exact),
     ]
     for part, policy, given in [*parts, (module, computed, options)]:
-        fully_shard(part, mp_policy=policy, **given)
+        fully_shard(part, mesh=nodes_and_devices(), mp_policy=policy, **given)
         # a sum over the ranks, not a mean: the loss weights are already those of the whole batch
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     for name in methods:
         register_fsdp_forward_method(module, name)
+
+
+@functools.cache
+def nodes_and_devices():
+    """The mesh (nodes, devices of a node), if several nodes have several devices each; else None: all devices in a row.
+
+    With the mesh, each node holds all weights, split over its devices. So a layer is gathered inside a node, by fast
+    links. Between the nodes only gradients travel.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    world = ranks.world_size()
+    [local, *others] = set(ranks.gather([int(os.environ.get("LOCAL_WORLD_SIZE", world))]))
+    if others or not 1 < local < world:
+        return None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return init_device_mesh(device, (world // local, local), mesh_dim_names=("node", "device"))
 
 
 def hand_out(network, empty, device, *methods, **options):

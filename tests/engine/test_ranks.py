@@ -158,6 +158,28 @@ def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
 
 
 @pytest.mark.slow
+def test_two_nodes_of_two_devices_gather_layers_inside_a_node_and_make_the_same_update(small, tmp_path):
+    done = torchrun(__file__, "nodes", small, tmp_path, ranks=4)
+    assert done.returncode == 0, done.stderr[-6000:]
+    one, networks = sgd_update(small, SHARES["one"][0], "ppo"), fixed(small, "cppo", "none")
+    for rank in range(4):
+        found = torch.load(tmp_path / f"ppo-{rank}.pt")
+        assert found["gathered_from"] == [rank // 2 * 2, rank // 2 * 2 + 1]
+        torch.testing.assert_close(found["weights"], one["weights"], rtol=1e-5, atol=1e-7)
+        for key, value in one["stats"].items():
+            assert found["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+    # the second update is that of one process, which reads the checkpoint of the nodes
+    saved_update(*networks, SHARES["one"][0], tmp_path / "alone", step=1)
+    saved_update(*networks, SHARES["one"][0], tmp_path / "alone", step=2)
+    saved_update(*fixed(small, "cppo", "none", tmp_path / "run"), SHARES["one"][0], tmp_path / "run", step=2)
+    for step in (1, 2):
+        alone, together = (load_file(tmp_path / f"{run}/checkpoint-{step:06d}/model.safetensors") for run in ("alone", "run"))
+        for name in alone:
+            difference = (together[name] - alone[name]).abs()
+            assert (difference > 1e-4).sum() <= 1 and difference.mean() < 1e-6
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", UPDATED)
 def test_four_ranks_make_the_same_update(small, by_four_ranks, algorithm):
     assert_same_update(small, by_four_ranks, algorithm, ["four"])
@@ -310,6 +332,18 @@ if __name__ == "__main__":
         share = rewards.split([4, 1, 0], dim=1)[ranks.rank()]
         torch.save(ranks.over_all_groups(decoupled_advantages, share), Path(out) / f"gdpo-{ranks.rank()}.pt")
         ranks.barrier()  # a rank that leaves early would end the talk of the others
+        ranks.stop()
+        sys.exit()
+    if job == "nodes":
+        os.environ["LOCAL_WORLD_SIZE"] = "2"  # as if torchrun had started two nodes
+        share = SHARES["four"][ranks.rank()]
+        networks, algorithm = fixed(folder, "ppo", "full")
+        [mesh] = {p.device_mesh for p in networks.model.parameters()}
+        gathered_from = torch.distributed.get_process_group_ranks(mesh.get_group(1))
+        parameters = [p for network in networks.learners for p in network.parameters()]
+        result = fixed_update(networks, algorithm, share, torch.optim.SGD(parameters, lr=0.1))
+        torch.save(result | {"gathered_from": gathered_from}, Path(out) / f"ppo-{ranks.rank()}.pt")
+        saved_update(*fixed(folder, "cppo", "full"), share, Path(out) / "run", step=1)
         ranks.stop()
         sys.exit()
     for algorithm, name, shard in product(UPDATED, SHARES, BOTH):
