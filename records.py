@@ -144,7 +144,8 @@ class Batch:
         A model that has a method of that name computes them by itself.
         """
         compute = getattr(model, "completion_logprobs", partial(completion_logprobs, model))
-        completions = self.prompts, self.tokens, self.lengths
+        # as a list: FSDP would move a tensor to the device, and reading it there waits
+        completions = self.prompts, self.tokens, self.lengths.tolist()
         with autocast(model, self.tokens.device):
             return compute(*completions, temperature=temperature, **options)
 

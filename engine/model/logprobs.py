@@ -46,11 +46,12 @@ def layers_recomputed(model):
 def completion_states(backbone, prompts, tokens, lengths):
     """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M completion tokens, row by row.
 
-    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,); if it is on the CPU, nothing here
-    waits for a GPU. targets: the tokens. places: their positions in tokens.flatten(). Prompts that several rows share
-    are computed once, if that pays (`allocate.forward_cost`) and the model can (`prompts_once`).
+    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,), a list or a tensor; to read a tensor
+    on a GPU, the host waits. transformers makes it wait at most once (engine/model/prompts.py). targets: the tokens.
+    places: their positions in tokens.flatten(). Prompts that several rows share are computed once, if that pays
+    (`allocate.forward_cost`) and the model can (`prompts_once`).
     """
-    lengths = lengths.cpu()
+    lengths = torch.as_tensor(lengths).cpu()
     row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
     ids = tokens.masked_fill(~completion_mask(tokens, lengths), 0)
     # devices with shards gather weights together, so each makes as many passes as the others

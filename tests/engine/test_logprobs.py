@@ -1,6 +1,7 @@
 """Log-probabilities of completions under a real model, against one plain forward pass per sequence."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -410,6 +411,15 @@ def test_micro_batches_for_a_model_that_reads_plain_rows_are_cut_by_whole_rows()
     whole = Batch(*rows, torch.zeros(8))
     assert [len(part.prompts) for part in whole.micro_batches(400)] == [8]
     assert [len(part.prompts) for part in whole.micro_batches(400, once=False)] == [3, 3, 2]
+
+
+def test_a_network_gets_the_lengths_as_a_list():
+    """FSDP moves every tensor of a call to the device, and the lengths would be read back at each micro-batch."""
+    rows = [[1] * 3] * 2, torch.zeros((2, 5), dtype=torch.long), torch.tensor([5, 2])
+    got = []
+    network = SimpleNamespace(completion_logprobs=lambda *words, **_: got.extend(words))
+    Batch(*rows, torch.zeros(2)).logprobs(network, 1.0)
+    assert got[2] == [5, 2] and isinstance(got[2], list)
 
 
 HOLD_DROPOUT_THEMSELVES = {
