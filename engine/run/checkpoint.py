@@ -42,7 +42,7 @@ def save(run_dir, networks, state, others):
     """
     import torch.distributed.checkpoint as dcp  # imports in functions here are slow ones
 
-    run_dir = Path(run_dir)
+    run_dir, own = Path(run_dir), {}  # own: the checksums of the files that this rank has written
     final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
     # save_pretrained finds whole weights by itself
     weights = gathered(networks.model) if shards.is_sharded(networks.model) else None
@@ -53,18 +53,23 @@ def save(run_dir, networks, state, others):
         networks.tokenizer.save_pretrained(unfinished)
         (unfinished / "state.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
 
-    def finish():
-        (unfinished / "checksums.json").write_text(json.dumps(checksums(unfinished), indent=2), encoding="utf-8")
-        shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
-        unfinished.rename(final)
-        for path in checkpoints(run_dir)[:-2]:
-            shutil.rmtree(path)
-
     def share():
         dcp.save(sharded_state(networks, others), checkpoint_id=unfinished / "networks")
 
-    for work, participants in [(export, 1), (share, ranks.world_size()), (finish, 1)]:
-        problem = attempt(work, run_dir) if ranks.rank() < participants else None
+    def add_up():
+        own.update(checksums(unfinished, lambda path: writer(path) == ranks.rank()))
+
+    def finish():
+        sums = dict(sorted(ranks.gather(list(own.items()))))
+        if ranks.rank() == 0:
+            (unfinished / "checksums.json").write_text(json.dumps(sums, indent=2), encoding="utf-8")
+            shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
+            unfinished.rename(final)
+            for path in checkpoints(run_dir)[:-2]:
+                shutil.rmtree(path)
+
+    for work in (export, share, add_up, finish):
+        problem = attempt(work, run_dir) if ranks.rank() == 0 or work is not export else None
         problem = next(filter(None, ranks.gather([problem])), None)
         if problem:
             if ranks.rank() == 0:
@@ -130,8 +135,13 @@ def restore(folder, networks, others):
             state_dict.set_model_state_dict(others[name], loaded)
 
 
-def checksums(folder):
-    """{file: SHA-256} of all files under `folder` except checksums.json."""
+def writer(path):
+    """The rank that has written a file of a checkpoint: networks/__3_0.distcp is rank 3's; all others are the first's."""
+    return int(path.name.split("_")[2]) if path.suffix == ".distcp" else 0
+
+
+def checksums(folder, which=lambda path: path.name != "checksums.json"):
+    """{file: SHA-256} of the files under `folder`; which(path) says of which."""
     def digest(path):
         sha = hashlib.sha256()
         with open(path, "rb") as file:
@@ -139,7 +149,7 @@ def checksums(folder):
                 sha.update(part)
         return sha.hexdigest()
 
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.name != "checksums.json")
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and which(path))
     with ThreadPoolExecutor() as pool:  # threads help: hashing does not hold Python's lock
         return {str(path.relative_to(folder)): sha for path, sha in zip(files, pool.map(digest, files))}
 

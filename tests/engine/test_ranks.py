@@ -159,6 +159,8 @@ def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
 
 @pytest.mark.slow
 def test_two_nodes_of_two_devices_gather_layers_inside_a_node_and_make_the_same_update(small, tmp_path):
+    from engine.run import checkpoint
+
     done = torchrun(__file__, "nodes", small, tmp_path, ranks=4)
     assert done.returncode == 0, done.stderr[-6000:]
     one, networks = sgd_update(small, SHARES["one"][0], "ppo"), fixed(small, "cppo", "none")
@@ -168,6 +170,12 @@ def test_two_nodes_of_two_devices_gather_layers_inside_a_node_and_make_the_same_
         torch.testing.assert_close(found["weights"], one["weights"], rtol=1e-5, atol=1e-7)
         for key, value in one["stats"].items():
             assert found["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+    # each rank has hashed its own part of the optimizer, and the first one all else
+    hashed = [json.loads((tmp_path / f"hashed-{rank}.json").read_text()) for rank in range(4)]
+    assert hashed[1:] == [[f"__{rank}_0.distcp"] for rank in (1, 2, 3)] and "model.safetensors" in hashed[0]
+    assert checkpoint.damaged(tmp_path / "run/checkpoint-000001") == []
+    written = json.loads((tmp_path / "run/checkpoint-000001/checksums.json").read_text())
+    assert sorted(Path(name).name for name in written) == sorted(sum(hashed, []))
     # the second update is that of one process, which reads the checkpoint of the nodes
     saved_update(*networks, SHARES["one"][0], tmp_path / "alone", step=1)
     saved_update(*networks, SHARES["one"][0], tmp_path / "alone", step=2)
@@ -335,6 +343,8 @@ if __name__ == "__main__":
         ranks.stop()
         sys.exit()
     if job == "nodes":
+        from engine.run import checkpoint
+
         os.environ["LOCAL_WORLD_SIZE"] = "2"  # as if torchrun had started two nodes
         share = SHARES["four"][ranks.rank()]
         networks, algorithm = fixed(folder, "ppo", "full")
@@ -343,7 +353,10 @@ if __name__ == "__main__":
         parameters = [p for network in networks.learners for p in network.parameters()]
         result = fixed_update(networks, algorithm, share, torch.optim.SGD(parameters, lr=0.1))
         torch.save(result | {"gathered_from": gathered_from}, Path(out) / f"ppo-{ranks.rank()}.pt")
+        hashed = []
+        checkpoint.open = lambda path, mode: hashed.append(Path(path).name) or open(path, mode)
         saved_update(*fixed(folder, "cppo", "full"), share, Path(out) / "run", step=1)
+        Path(out, f"hashed-{ranks.rank()}.json").write_text(json.dumps(hashed))
         ranks.stop()
         sys.exit()
     for algorithm, name, shard in product(UPDATED, SHARES, BOTH):
