@@ -1,7 +1,8 @@
 """What CPPO promises: of every question, it trains on the k completions with the largest |A|.
 
 The order: how many are kept, which are kept, which rows of the batch these are, the loss against
-the paper's formula as a loop, known mistakes, the other forms of pruning, and bad input.
+the paper's formula as a loop, known mistakes, the length under 1/|o|, the other forms of pruning,
+and bad input.
 """
 
 import math
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from cppo import batch_rows, keep_count, prune, prune_below, prune_pooled
+from family.dapo import token_mean_weights
 from grpo import cppo_loss, group_advantages, grpo_loss, sequence_mean_weights
-from tests.examples import F64, mask_of, seeded
+from tests.examples import F64, TinyPolicy, mask_of, seeded
 
 # --- how many are kept: k = ⌊G (1 − P)⌋ -----------------------------------------------------------
 
@@ -295,6 +297,76 @@ def test_the_mean_and_the_std_are_taken_before_pruning():
     group_1 = [-2.25 / math.sqrt(2.75), 1.75 / math.sqrt(2.75)]
     expected = torch.tensor([group_0, group_1], dtype=F64)
     torch.testing.assert_close(advantages.gather(1, kept), expected, rtol=1e-3, atol=0)
+
+
+# --- the length gets in: E[∇ log π(o) / |o|] = ∇ E[1/|o|] ------------------------------------------
+
+
+THETA, RIGHT = TinyPolicy.table(14), (TinyPolicy.REWARDS > 0).double()
+EACH = torch.ones(15, dtype=F64)
+LENGTH = torch.tensor(TinyPolicy.LENGTHS, dtype=F64)
+
+
+def mean_step(advantages, token_weights):
+    """E_π[−∇ loss] of one completion. advantages, token_weights: (15,), one for each completion."""
+    theta, weights = THETA.clone().requires_grad_(), token_weights[:, None] * TinyPolicy.MASK
+    return -TinyPolicy.expected_gradient(cppo_loss, theta, advantages, weights, beta=0.0)
+
+
+def slope(values):
+    """∇ E_π[f(o)]. values: (15,), f of each completion."""
+    theta = THETA.clone().requires_grad_()
+    return torch.autograd.grad(TinyPolicy.probabilities(theta) @ values, theta)[0]
+
+
+def test_equal_advantages_push_the_length_under_1_over_length_and_nothing_under_a_constant():
+    """Σ_o π ∇log π / |o| = Σ_o ∇π / |o| = ∇ Σ_o π / |o|. With 1 for 1/|o| this is ∇1 = 0."""
+    shorter = mean_step(EACH, 1 / LENGTH)
+    torch.testing.assert_close(shorter, slope(1 / LENGTH), rtol=0, atol=1e-7)
+    assert shorter.norm() > 0.05 and (shorter * slope(LENGTH)).sum() < -0.02  # shorter
+    torch.testing.assert_close(mean_step(EACH, EACH), 0 * THETA, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("m, k, b", [(1, 1, 0), (2, 1, 1), (1, 3, "p"), (2, 3, "p")])
+def test_beside_grpo_the_right_ones_alone_push_shorter_and_the_wrong_ones_alone_longer(m, k, b):
+    """G = 3, m right, k kept. The mean step is along ∇E[r/|o|] − b ∇E[1/|o|]: b is 0 if only right
+    ones are kept, 1 if only wrong ones are, and the pass rate p if all are kept (GRPO).
+
+    With a constant for 1/|o|, all are along ∇E[r].
+    """
+    pi = TinyPolicy.probabilities(THETA)
+    p = pi @ RIGHT
+    A = group_advantages(torch.tensor([[1.0] * m + [0.0] * (3 - m)], dtype=F64))
+    kept = A[0, prune(A, k)[0]]
+    # right ones are draws from π(o) r(o) / p, wrong ones from π(o) (1 − r(o)) / (1 − p)
+    advantages = kept[kept > 0].sum() * RIGHT / p + kept[kept < 0].sum() * (1 - RIGHT) / (1 - p)
+    for token_weights in (1 / LENGTH, EACH):
+        step = mean_step(advantages, token_weights)
+        along = slope(RIGHT * token_weights) - (p if b == "p" else b) * slope(token_weights)
+        cosine = torch.cosine_similarity(step.flatten(), along.flatten(), dim=0)
+        assert cosine.item() == pytest.approx(1, abs=1e-6)
+
+
+def test_a_token_mean_over_n_completions_pushes_the_length_about_n_times_less():
+    """E[Σ_i ∇log π(o_i) / Σ_j |o_j|] = ∇E[1 / Σ_j |o_j|]: the same proof, for o_1 … o_n."""
+    theta = THETA.clone().requires_grad_()
+    logp, pi = TinyPolicy.logp(theta), TinyPolicy.probabilities(theta)
+    step = 0
+    for i, j in product(range(15), repeat=2):
+        mask = TinyPolicy.MASK[[i, j]]
+        both, weights = logp[[i, j]], token_mean_weights(mask)
+        loss, _ = cppo_loss(both, both.detach(), EACH[:2], mask, beta=0.0, weights=weights)
+        step = step - (pi[i] * pi[j]).detach() * loss
+    (step,) = torch.autograd.grad(step, theta, retain_graph=True)
+
+    def push(n):  # ∇ Σ_{o_1 … o_n} π(o_1) … π(o_n) / (|o_1| + … + |o_n|)
+        chance = [pi[LENGTH == length].sum() for length in (1, 2, 3)]
+        of = [math.prod(chance[x - 1] for x in xs) / sum(xs) for xs in product((1, 2, 3), repeat=n)]
+        return torch.autograd.grad(sum(of), theta, retain_graph=True)[0]
+
+    torch.testing.assert_close(step, push(2), rtol=0, atol=1e-6)  # the weights are float32
+    for n in (2, 3, 4):
+        assert 0.6 < n * (push(n).norm() / push(1).norm()).item() < 0.9
 
 
 # --- the other forms of pruning -------------------------------------------------------------------
