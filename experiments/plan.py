@@ -56,6 +56,8 @@ CASES = {  # name: (shape, options)
     "GSPO": (DEEP, STEP | {"algorithm": "gspo", "pruning_rate": None, "group_size": 16}),
     "PPO": (WIDE, STEP | PPO),
     "LoRA": (WIDE, STEP | {"lora": 8}),
+    "LoRA, long prompts": (WIDE, STEP | {"lora": 8, "max_prompt_tokens": 400, "group_size": 4}),
+    "float32, long prompts": (WIDE, STEP | {"max_prompt_tokens": 400, "dtype": "float32"}),
     "Qwen2.5-0.5B": (QWEN, STEP),
     "Qwen2.5-0.5B, checkpointed": (QWEN, STEP | {"gradient_checkpointing": True}),
     "Qwen2.5-0.5B, LoRA": (QWEN, STEP | {"lora": 16}),
@@ -71,8 +73,9 @@ class Options:
     output: str = option("experiments/results", "folder of plan.json and plan.md")
 
 
-def longest_question(config):
-    return {"question": "?", "answer": "1", "prompt": [5] * config.max_prompt_tokens}
+def longest_questions(config, n):
+    """n questions whose prompts differ: an equal prompt is computed once."""
+    return [{"question": "?", "answer": "1", "prompt": [5 + i] * config.max_prompt_tokens} for i in range(n)]
 
 
 def every_second(completions, **columns):
@@ -86,7 +89,7 @@ def longest_steps(networks, config, algorithm):
     In the second step the optimizer already has its moments while completions are sampled.
     """
     networks.sampler.stop_ids = [-1]  # no token ends a completion
-    questions = [longest_question(config)] * algorithm.questions_per_step
+    questions = longest_questions(config, algorithm.questions_per_step)
     rewards, sampling = [Reward("every second", every_second)], Sampling(config.max_new_tokens)
     for number in (1, 2):
         limits, rng = Limits(config.micro_batch_tokens, config.max_grad_norm), random.Random(number)
@@ -136,7 +139,7 @@ def tracked(folder, config, algorithm, device):
     with patch.object(Clock, "phase", lambda clock, name: tracker.phase(name)):
         for _ in longest_steps(networks, config, algorithm):
             tracker.close("update")
-    questions, sampling = [longest_question(config)] * expected.evaluated * ranks.world_size(), Sampling(config.max_new_tokens)
+    questions, sampling = longest_questions(config, expected.evaluated * ranks.world_size()), Sampling(config.max_new_tokens)
     evaluate(networks.sampler, networks.tokenizer, questions, every_second, sampling, batch_size=expected.evaluated)
     tracker.close("evaluation")
 

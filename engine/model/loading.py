@@ -1,5 +1,6 @@
 """Loading a causal language model of transformers, with the checks that training needs."""
 
+import functools
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
+    repeat_keys_in_float32()
 
     name = resolve_model(name)
     weights = choose_dtype(dtype, device, TINY) if frozen else torch.float32
@@ -63,6 +65,20 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     if device.type == "cpu" and model.num_parameters() < TINY:
         torch.set_num_threads(1)  # a tiny model is several times slower with several threads
     return model, tokenizer
+
+
+@functools.cache  # once in a process
+def repeat_keys_in_float32():
+    """Keep attention in float32 on a GPU from writing all scores, T × T for each head.
+
+    If queries share keys and there is no mask, transformers leaves it to PyTorch to repeat the keys (enable_gqa). In
+    float32 PyTorch has no fused kernel on a GPU that can do this. So here transformers repeats the keys.
+    """
+    from transformers.integrations import sdpa_attention
+
+    usual = sdpa_attention.use_gqa_in_sdpa
+    sdpa_attention.use_gqa_in_sdpa = lambda mask, key, value: (
+        not (key.is_cuda and key.dtype == torch.float32) and usual(mask, key, value))
 
 
 def adapters_in_float32(model, folder=None):

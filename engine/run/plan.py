@@ -72,17 +72,20 @@ def judges(config):
     return total
 
 
-def saved_by_layer(shape, compute, stream, lora):
+def saved_by_layer(shape, compute, stream, lora, on_gpu=True):
     """Bytes per token that a decoder layer keeps for its backward pass.
 
     compute: bytes per number in the layer's matrix products. stream: bytes per number in the residual stream.
     """
     hidden, heads, kv_heads, head, inner = widths(shape)
+    if on_gpu and compute == 4:  # loading.repeat_keys_in_float32
+        kv_heads = heads
     # two norms: each keeps its input in float32 and, if its weight is trained, what that weight multiplies
     norms = 2 * hidden * (4 + (0 if lora else stream))
-    # the inputs of q, k, v, gate and up: a cast for each; without casts q, k, v share one tensor, gate and up another
+    # the inputs of q, k, v, gate and up: a cast for each; without casts q, k, v share one tensor, gate and up another.
+    # An adapter casts the attention's output, too
     casts = compute < (4 if lora else stream)
-    inputs = compute * hidden * (5 if casts else 2)
+    inputs = compute * (hidden * (5 if casts else 2) + (heads * head if casts and lora else 0))
     # q, k, v, the output; and one float32 per head, from which the backward pass computes the scores again
     attention = compute * (2 * heads + 2 * kv_heads) * head + 4 * heads
     # the MLP: gate, silu(gate), up, and silu(gate) · up
@@ -157,12 +160,13 @@ def of_tokens(config, model, questions, k, on_gpu):
     hidden, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     prompt, completion = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens), config.max_new_tokens
     rows, length = questions * config.group_size, prompt + completion
-    cache, logits, _ = of_a_row(config, model, on_gpu)
+    cache, logits, reading = of_a_row(config, model, on_gpu)
     group, at_a_time = config.group_size, config.sample_batch_size or rows  # whole questions are sampled together
     sampled = min(rows, math.ceil(at_a_time / group) * group)
+    reading = max(0, sampled // group * reading - sampled * (cache + logits))  # a prompt once for its group
 
     stream = 2 if compute == 2 and (config.shard == "full" or config.lora) else 4
-    layer = saved_by_layer(shape, compute, stream, config.lora)
+    layer = saved_by_layer(shape, compute, stream, config.lora, on_gpu)
     per_token = layers * stream * hidden + layer if config.gradient_checkpointing else layers * layer
     # a completion that is longer than a micro-batch gets a micro-batch of its own
     kept = math.ceil(questions * k / config.minibatches)
@@ -175,7 +179,7 @@ def of_tokens(config, model, questions, k, on_gpu):
     chunk = min(max(1, CHUNK_ELEMENTS // vocabulary), min(tokens - prompt, kept * completion)) * vocabulary * 12
     items = {
         "KV cache": (0, sampled * cache, 0, 0, 0),
-        "activations": (0, 0, activations, 0, 0),
+        "activations": (0, reading, activations, 0, 0),
         "logits": (0, sampled * logits, chunk, 0, 0),
     }
     if config.rollout == "vllm":  # vLLM always holds its share, which has room for its weights too

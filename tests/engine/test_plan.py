@@ -144,8 +144,8 @@ def test_adapters(qwen):
     assert p.items["gradients"] == (0, 0, 4 * adapters + 8 * 16 * 4864, 4 * adapters, 0) and p.items["optimizer"][1] == 8 * adapters
     assert p.items["compute copy"] == (0, 0, 2 * adapters, 0, 0)
     assert p.items["reference"] == p.items["rollout copy"] == (0,) * 5
-    # 24 layers: norms 2·4·896, five casts 2·896, q and output 2·896, k and v 2·128, MLP 4·2·4864, 14 heads; and the ends 5·2·896
-    assert p.items["activations"][2] == 8192 * (24 * (8 * 896 + 10 * 896 + 4 * 896 + 4 * 128 + 8 * 4864 + 4 * 14) + 10 * 896)
+    # 24 layers: norms 2·4·896, six casts 2·896, q and output 2·896, k and v 2·128, MLP 4·2·4864, 14 heads; and the ends 5·2·896
+    assert p.items["activations"][2] == 8192 * (24 * (8 * 896 + 12 * 896 + 4 * 896 + 4 * 128 + 8 * 4864 + 4 * 14) + 10 * 896)
 
 
 def test_adapters_of_a_model_whose_matrices_are_conv1d(tmp_path):
@@ -193,13 +193,18 @@ def test_what_the_tokens_need_ends_at_the_completions_there_are(qwen):
     assert few.items["logits"][2] == 10 * 151_936 * 12  # fewer tokens than fill a chunk
 
 
-@pytest.mark.parametrize("dtype, stream, cast", [(torch.float32, 4, False), (torch.float32, 4, True), (torch.bfloat16, 2, False)])
-def test_a_layer_saves_what_pytorch_is_seen_to_save(dtype, stream, cast):
-    """Two layers against one, with 8 rows of 96 tokens, in every way to compute: float32, autocast, all in bfloat16."""
+@pytest.mark.parametrize("dtype, stream, cast, lora", [
+    (torch.float32, 4, False, None), (torch.float32, 4, True, None), (torch.bfloat16, 2, False, None),
+    (torch.float32, 4, False, 4), (torch.bfloat16, 2, True, 4)])
+def test_a_layer_saves_what_pytorch_is_seen_to_save(dtype, stream, cast, lora):
+    """Two layers against one, with 8 rows of 96 tokens, in every way to compute: float32, autocast, all in bfloat16, adapters."""
     def saved(layers):
         shape = Qwen2Config(vocab_size=32, hidden_size=128, intermediate_size=352, num_hidden_layers=layers, num_attention_heads=8,
                             num_key_value_heads=2)
         model, held = Qwen2ForCausalLM(shape).to(dtype).eval(), {}
+        if lora:
+            pytest.importorskip("peft")
+            add_adapter(model, lora, seed=0)
         own = {p.untyped_storage()._cdata for p in model.parameters()}
 
         def pack(tensor):
@@ -210,13 +215,18 @@ def test_a_layer_saves_what_pytorch_is_seen_to_save(dtype, stream, cast):
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", enabled=cast):
             model.base_model(input_ids=torch.zeros((8, 96), dtype=torch.long), use_cache=False)
-        casts = 2 * sum(p.numel() for p in model.base_model.layers[0].parameters() if p.dim() == 2) if cast else 0  # of the weights
+        layer = model.base_model.layers[0].parameters()
+        casts = 2 * sum(p.numel() for p in layer if p.dim() == 2 and p.requires_grad) if cast else 0  # of the weights
         return sum(size for size, _ in held.values()) - casts * layers, shape
 
     (one, shape), (two, _) = saved(1), saved(2)
     compute = 2 if cast or dtype == torch.bfloat16 else 4
-    # beside them two float32 per token, of the norms, which the plan leaves out
-    assert (two - one) / 768 == saved_by_layer(shape, compute, stream, None) + 8
+    # the plan leaves out two float32 per token, of the norms, and what is between the two matrices of each adapter
+    seen = (two - one) / 768 - 8 - (7 * lora * compute if lora else 0)
+    assert seen == saved_by_layer(shape, compute, stream, lora, on_gpu=False)
+    # on a GPU 2 heads of keys and values, of 16 numbers each, become 8 in float32
+    more = 4 * 2 * (8 - 2) * 16 if compute == 4 else 0
+    assert seen + more == saved_by_layer(shape, compute, stream, lora)
 
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
