@@ -2,7 +2,7 @@
 
 vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own copy of the
 weights, which `refresh` overwrites. It computes with other kernels than the trainer, so its log-probabilities differ a
-little from the trainer's: `family.tis.truncated_importance_weights` corrects for that. Written for vLLM 0.32.
+little from the trainer's: `family.tis.truncated_importance_weights` corrects for that.
 """
 
 import gc
@@ -18,7 +18,7 @@ from engine.run import ranks
 from engine.run.options import UserError
 
 CPU_CACHE = 2**30  # bytes for keys and values on a CPU; if they are too few, some completions wait for others to end
-GPU_SHARE = 0.3  # share of a GPU's memory for vLLM's weights, activations and cache; the trainer has the rest
+TESTED = "0.32"  # the version that this file was written for
 
 
 def filtered(sampling):
@@ -29,8 +29,8 @@ def filtered(sampling):
 class VLLM:
     """A vLLM engine in this process. It samples from the weights of the last `refresh`, at first from those of `name`.
 
-    name: hub name or folder of a model. config: the run's; max_prompt_tokens, max_new_tokens, top_p, top_k and seed are
-    read. tokenizer: for the padding. stop_ids: only these ids end a completion. dtype: what it computes in.
+    name: hub name or folder of a model. config: the run's; max_prompt_tokens, max_new_tokens, top_p, top_k, seed and
+    vllm_share are read. tokenizer: for the padding. stop_ids: only these ids end a completion. dtype: what it computes in.
 
     Creating an engine seeds the global random numbers with the run's seed. On a CPU torch.set_num_threads has no effect
     afterwards. Raises UserError if vLLM cannot run the model.
@@ -54,7 +54,7 @@ class VLLM:
                 skip_tokenizer_init=True, generation_config="vllm",
                 dtype=self.dtype,
                 max_model_len=min(filter(None, (config.max_prompt_tokens + config.max_new_tokens, context))),
-                gpu_memory_utilization=GPU_SHARE, kv_cache_memory_bytes=None if gpu else CPU_CACHE,
+                gpu_memory_utilization=config.vllm_share, kv_cache_memory_bytes=None if gpu else CPU_CACHE,
                 enable_prefix_caching=True,  # the G completions of a question share its prompt
                 # log π at the temperature, before top_p and top_k. raw: at temperature 1, the only one that
                 # engine/run/checks.py allows with top_p or top_k. processed: at the temperature, after top_p and top_k

@@ -4,9 +4,11 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
+
 from algorithms import KEPT_FIRST
 from engine.model.folders import refuse_missing, resolve_model
-from engine.model.vllm import filtered
+from engine.model.vllm import TESTED, filtered
 from engine.run.options import UserError, at_least, own_function
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
@@ -18,7 +20,7 @@ LEAST = {  # the smallest value of an option
     "devices": 1, "reward_timeout": 0, "sample_batch_size": 1,
 }
 ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap",
-           "device_gb")
+           "device_gb", "vllm_share")
 CHOICES = {"shard": ("none", "full"), "rollout": ("own", "vllm"), "dtype": ("auto", "float32", "bfloat16")}
 SAME_AS_NONE = {"pruning_rate": 0.0, "allocation": False}  # values that mean the same as None: the option was not given
 # Options that have no effect in some runs: (options, whether they have one in the run of a config and its algorithm,
@@ -37,8 +39,10 @@ NOTED = [
      "has no effect: in the only update of a step every ratio is 1; set --mu or --minibatches above 1"),
     ({"keep", "allocation"}, lambda c, a: a.k < c.group_size, "has no effect: no completion is pruned; see --pruning_rate"),
     ({"refresh_reference"}, lambda c, a: not c.steps or c.refresh_reference < c.steps, "comes after the last step"),
+    ({"vllm_share"}, lambda c, a: c.rollout == "vllm", "has no effect: vLLM does not sample; see --rollout"),
     ({"system_prompt"}, lambda c, a: c.model != "toy", "has no effect: the toy's model reads only the question"),
 ]
+INSTALL = f"pip install vllm (tested: version {TESTED})"
 TRACKERS = ("tensorboard", "wandb")  # values of --log, and names of the packages that they need
 
 
@@ -132,13 +136,22 @@ def vllm(config):
     if config.lora:
         raise UserError("--rollout vllm does not take adapters: leave out --lora, or use --rollout own.")
     if find_spec("vllm") is None and not config.plan:
-        raise UserError("--rollout vllm needs vLLM: pip install vllm.")
+        raise UserError(f"--rollout vllm needs vLLM: {INSTALL}.")
+    if config.vllm_share >= 1:
+        raise UserError(f"--vllm_share must be below 1, not {config.vllm_share}: the trainer needs memory, too.")
     if not 0.01 <= config.temperature <= 2:
         raise UserError(f"--rollout vllm takes a --temperature in [0.01, 2], not {config.temperature}: "
                         "change it, or use --rollout own.")
     if config.temperature != 1 and filtered(config):
         raise UserError("vLLM gives log-probabilities before temperature, top_p and top_k, or after all three: "
                         "with --top_p or --top_k set --temperature 1, or use --rollout own.")
+
+
+def slow_sampler(config):
+    """A list with a note, if there is a GPU, and vLLM could sample on it but is not installed."""
+    if not torch.cuda.is_available() or config.rollout == "vllm" or config.lora or config.model == "toy" or find_spec("vllm"):
+        return []
+    return [f"vLLM is not installed. On a GPU it samples several times as fast: {INSTALL}, then add --rollout vllm."]
 
 
 def tracker(name):

@@ -79,6 +79,7 @@ class SamplingOptions:
         None, "completions that a device samples at a time, rounded up to whole questions; None: all of a step")
     rollout: str = option(
         "own", "the sampler: own (engine/model/sampling.py), or vllm (in this process; needs the package)")
+    vllm_share: float = option(0.3, "share of a GPU's memory for vLLM's weights, activations and cache")
 
 
 @dataclass
@@ -232,7 +233,7 @@ def usual(config):
 def notes_of(config, algorithm):
     """Sentences about options that have no effect, and about LoRA's learning rate."""
     without = usual(config)
-    notes = checks.idle(config, without, algorithm, checks.NOTED)
+    notes = checks.idle(config, without, algorithm, checks.NOTED) + checks.slow_sampler(config)
     if config.lora and config.lr == without.lr:
         notes.append(f"--lora: the learning rate is {config.lr:g}, that of all weights. Adapters usually need about ten "
                      f"times as much: --lr {10 * config.lr:g}.")

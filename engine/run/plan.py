@@ -8,7 +8,7 @@ but no memory. Bytes per parameter on a GPU, which computes in bfloat16 (with --
     optimizer        8    AdamW's two moments; its step is fused, and needs no more
     reference        2    if β > 0. LoRA: 0, because the reference is the policy without its adapters
     compute copy     2    the casts that autocast keeps from a forward pass to its backward pass. LoRA: only adapters
-    rollout copy     2    a copy for sampling. LoRA: 0. vLLM has a fixed share of the device instead, cache included
+    rollout copy     2    a copy for sampling. LoRA: 0. vLLM has --vllm_share of the device instead, cache included
 
 `--shard full` divides the first four by the number of devices. Each pass then gathers the layers one after the other
 in the compute dtype. The rollout copy is not divided. PPO's critic is a second backbone that is trained. A reward
@@ -28,7 +28,6 @@ from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
 from engine.model.skeleton import skeleton, widths
-from engine.model.vllm import GPU_SHARE
 from engine.run import ranks
 from engine.run.config import algorithm_of
 from engine.run.options import UserError
@@ -49,6 +48,12 @@ class Plan:
     kept: int
     evaluated: int  # completions that an evaluation samples at a time; 0: no evaluation
     items: dict  # {name: bytes on a device in each of the PHASES}
+    vllm: int  # bytes without which vLLM cannot start: its weights, and keys and values of one completion
+    checkpoint: int  # bytes on the disk
+
+    @property
+    def vllm_starts(self):
+        return "vLLM" not in self.items or self.vllm <= self.items["vLLM"][0]
 
     @property
     def peaks(self):
@@ -183,7 +188,7 @@ def of_tokens(config, model, questions, k, on_gpu):
         "logits": (0, sampled * logits, chunk, 0, 0),
     }
     if config.rollout == "vllm":  # vLLM always holds its share, which has room for its weights too
-        share = GPU_SHARE * memory_of_device(config)
+        share = config.vllm_share * memory_of_device(config)
         items = {"vLLM": (share,) * 5, "activations": (0, 0, activations, 0, 0), "logits": (0, 0, chunk, 0, 0)}
     return items, tokens == minibatch
 
@@ -217,7 +222,9 @@ def plan(config, *, model=None, on_gpu=True):
     if of_judges := judges(config):
         items["reward models"] = (0, *(of_judges,) * 4)
     at_a_time, items = evaluated(config, model, items | token_items, on_gpu)
-    return Plan(total, trained, devices, questions, rows, kept, at_a_time, items)
+    vllm = compute_bytes(config, on_gpu) * total + of_a_row(config, model, on_gpu)[0]
+    checkpoint = 12 * trained + (compute_bytes(config, on_gpu) * total if config.refresh_reference else 0)
+    return Plan(total, trained, devices, questions, rows, kept, at_a_time, items, vllm, checkpoint)
 
 
 def memory_of_device(config):

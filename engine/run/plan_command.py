@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from engine.model.folders import prompt_room
 from engine.model.skeleton import skeleton
-from engine.run import ranks
+from engine.run import ranks, speed
 from engine.run.config import algorithm_of, check, notes_of
 from engine.run.options import UserError
 from engine.run.plan import EVALUATED, GB, PHASES, USABLE, Plan, memory_of_device, plan
@@ -29,7 +29,9 @@ def halves(value, least=1):
 
 def ladder(config, p):
     """Rungs: (what it means, [changes, the mildest first]). A change is {option: value}. p: the run's Plan."""
+    share = math.ceil(100 * p.vllm / memory_of_device(config)) / 100
     rungs = [
+        ("a larger share of the device for vLLM", [] if p.vllm_starts else [{"vllm_share": share}]),
         ("the same update in more passes",
          [{"micro_batch_tokens": n} for n in halves(config.micro_batch_tokens, 256)]),
         ("the same completions, sampled in parts",
@@ -64,7 +66,7 @@ def changed(config, model, changes):
 
 
 def fits(p, config):
-    return p is not None and max(p.peaks) <= USABLE * memory_of_device(config)
+    return p is not None and p.vllm_starts and max(p.peaks) <= USABLE * memory_of_device(config)
 
 
 def climb(config, model, full):
@@ -147,6 +149,10 @@ def does_not_fit(config, p, found):
         where = "it fits" if found.devices == p.devices else f"it fits {found.devices} devices"
         advice = f"{where} {with_options(found)}, which needs {max(found.plan.peaks) / GB:.1f} GB"
     room = USABLE * memory_of_device(config) / GB
+    if not p.vllm_starts:
+        share = p.items["vLLM"][0]
+        return (f"the run does not fit: vLLM cannot start, because its weights and the keys and values of one completion need "
+                f"{p.vllm / GB:.1f} GB, and --vllm_share {config.vllm_share:g} of a device is {share / GB:.1f} GB; {advice}.")
     return (f"the run does not fit: it needs {gigabytes(p)}, and a device of {memory_of_device(config) / GB:.3g} GB "
             f"has {room:.1f} GB for it; {advice}.")
 
@@ -239,4 +245,20 @@ def print_table(config, model, p):
         print(f"{name:18}" + "".join(f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in row))
     print(f"\nThe peak, in the {PHASES[p.peaks.index(max(p.peaks))]}, is {max(p.peaks) / GB:.1f} GB; a device has "
           f"{USABLE * device / GB:.1f} GB for it.", flush=True)
+    print(f"A checkpoint takes {p.checkpoint / GB:.1f} GB of the disk. Two are kept, and a third one while it is written: "
+          f"{3 * p.checkpoint / GB:.1f} GB.")
+    if questions:
+        print_speed(config, model, p, questions)
     print(*(f"note: {note}\n" for note in notes_of(config, algorithm_of(config))), sep="", end="", flush=True)
+
+
+def print_speed(config, model, p, of_data):
+    """Seconds of a step and hours of the run on the GPUs of `speed`, for this run and for one that keeps all completions."""
+    ways = [(config.algorithm, p.questions, p.kept // p.questions), ("all kept", config.questions_per_step, config.group_size)]
+    print(f"\nSeconds of a step and hours of the run: calculated, not yet measured.\n{'':28}"
+          + "".join(f"{title:>11}" for title in ("sampling", "with vLLM", "scoring", "update", "hours", "with vLLM")))
+    for gpu in speed.GPUS:
+        for name, questions, k in ways[: 1 if ways[0][2] == config.group_size else 2]:
+            own, vllm = (speed.seconds(config, model, p.parameters, questions, k, gpu, rollout) for rollout in ("own", "vllm"))
+            total = [speed.hours(config, a_step, questions, p.devices, of_data) for a_step in (own, vllm)]
+            print(f"{gpu.name:16}{name:12}" + "".join(f"{x:11.1f}" for x in (own[0], vllm[0], *own[1:], *total)))

@@ -309,5 +309,23 @@ def test_a_reward_model_takes_its_place_too(qwen, tmp_path):
 
 
 def test_vllm_has_its_share_of_the_device(qwen):
+    assert planned(model=qwen["0.5B"], rollout="vllm", device_gb=50, vllm_share=0.2).items["vLLM"] == (10 * GB,) * 5
     p = planned(model=qwen["0.5B"], rollout="vllm", device_gb=50)
     assert p.items["vLLM"] == (15 * GB,) * 5 and p.items["rollout copy"] == (0,) * 5 and "KV cache" not in p.items
+
+
+def test_vllm_starts_if_its_share_holds_its_weights_and_one_completion(qwen):
+    # 1,536 tokens; 28 layers of keys and values, and half a layer; 2 heads of 128 in two bytes
+    least = 2 * QWEN["1.5B"][-1] + 1536 * 57 * 2 * 128 * 2
+    for more in (-1, 1):
+        p = planned(model=qwen["1.5B"], rollout="vllm", device_gb=(least + more * 10**6) / GB / 0.3)
+        assert p.vllm == least and p.vllm_starts == (more > 0)
+    assert planned(model=qwen["1.5B"], device_gb=1).vllm_starts  # our own sampler
+
+
+def test_a_checkpoint_holds_float32_weights_and_two_moments(qwen):
+    W = QWEN["7B"][-1]
+    assert planned(model=qwen["7B"]).checkpoint == 12 * W
+    assert planned(model=qwen["7B"], refresh_reference=100).checkpoint == 14 * W  # and the reference, in bfloat16
+    adapters = planned(model=qwen["7B"], lora=16)
+    assert adapters.checkpoint == 12 * adapters.trained

@@ -1,16 +1,18 @@
 """engine/run/plan_command.py: what `--plan` prints, and the command that it finds when a run does not fit."""
 
+import re
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import Qwen2Config
 
 import train
 from algorithms import KEEP, token_mean
 from engine.model.skeleton import skeleton
-from engine.run import options, ranks
+from engine.run import options, ranks, speed
 from engine.run.config import Config, check, open_run
 from engine.run.plan import GB, USABLE, plan
 from engine.run.plan_command import Cure, climb, command, cure, cure_on_any, fit, head_room, ladder
@@ -63,13 +65,16 @@ def test_a_plan_that_fits(capsys):
     assert lines["steps per epoch"] == ["935", "(7,473", "questions)"]  # 934 · 8 + 1
     assert lines["weights"] == ["6.17"] * 5 and lines["KV cache"] == ["-", "5.74", "-", "-", "11.48"]
     assert lines["evaluated at once"] == ["256", "256"]
+    assert "\nA checkpoint takes 18.5 GB of the disk. Two are kept, and a third one while it is written: 55.6 GB.\n" in out
+    # seconds of sampling, the same with vLLM, scoring, updating; hours with each sampler
+    assert re.search(r"\nA100 80 GB +cppo +18.1 +3.9 +0.2 +0.9 +2.5 +0.7\nA100 80 GB +all kept +18.1 +3.9 +0.1 +0.8 +19.7 +5.0\n", out)
     assert [float(peak) for peak in lines["peak"]] == pytest.approx([12.35, 30.71, 63.54, 30.87, 37.11])
 
 
 def test_the_command_for_a_device_of_24_gb(capsys, monkeypatch):
     out, err, code = told(["--model", MIDDLE, "--dataset", "gsm8k", "--device_gb", 24], capsys)
     assert code == 2 and "It fits." not in out
-    line = next(line.strip() for line in out.splitlines() if line.startswith("    "))
+    line = next(line.strip() for line in out.splitlines() if line.startswith("    python"))
     assert line == f"python train.py --model {MIDDLE} --dataset gsm8k --lora 16 --lr 1e-05"
     assert err.startswith("error: the run does not fit: it needs ") and err.count("\n") == 1
     assert "it fits with --lora 16 --lr 1e-05, which needs " in err
@@ -108,6 +113,33 @@ def test_a_cure_changes_the_least(given, share, changes):
 
 def test_vllm_takes_no_adapters_and_samples_in_no_parts():
     assert cured(config(MIDDLE, rollout="vllm", device_gb=40)) == {"devices": 2, **SHARDS}
+
+
+def test_vllm_that_cannot_start_is_refused_or_gets_a_larger_share(tmp_path, capsys):
+    assert cured(config(LARGE, rollout="vllm", vllm_share=0.1, shard="full", devices=4, gradient_checkpointing=True)) == {"vllm_share": 0.2}
+    Qwen2Config(hidden_size=5120, num_hidden_layers=64, intermediate_size=27_648, num_attention_heads=40, num_key_value_heads=8,
+                vocab_size=152_064, tie_word_embeddings=False).save_pretrained(tmp_path)  # 32B
+    words = ["--model", tmp_path, "--dataset", "gsm8k", "--rollout", "vllm", "--shard", "full", "--gradient_checkpointing", "--devices", 16]
+    out, err, code = told([*words, "--device_gb", 80], capsys)
+    assert code == 2 and "It fits." not in out
+    assert "error: the run does not fit: vLLM cannot start, because its weights and the keys and values of one completion need 65.9 GB, " \
+           "and --vllm_share 0.3 of a device is 24.0 GB; " in err
+
+
+def test_a_decoding_step_takes_as_long_for_16_rows_as_for_128():
+    c = config(MIDDLE, micro_batch_tokens=8192)
+    model, a100, t4 = skeleton(c), speed.GPUS[0], speed.GPUS[-1]
+    own, vllm = ([speed.seconds(c, model, 1.54e9, n, 2, a100, rollout) for n in (1, 8)] for rollout in ("own", "vllm"))
+    for one, eight in (own, vllm):
+        assert one[0] <= eight[0] < 1.05 * one[0]  # the prompts of 8 questions are read, too
+    # kernels that start: 717 tokens of 25.2 ms and of 5.5 ms; 28 layers
+    assert own[0][0] == pytest.approx(0.7 * 1024 / 39.68, rel=0.01) and vllm[0][0] == pytest.approx(0.7 * 1024 / 183.33, rel=0.01)
+    # 8 prompts of 154 tokens and 16 completions of 307; forward once for the reference, twice forward and backward
+    forward = 2 * 1.54e9 * (8 * 153.6 + 16 * 307.2) / (0.4 * 312e12)
+    assert vllm[1][1:] == pytest.approx((forward, c.mu * 3 * forward))
+    # a T4 waits for its memory: 4 bytes of each parameter for each token
+    assert speed.seconds(c, model, 1.54e9, 1, 2, t4, "vllm")[0] > 0.7 * 1024 * 4 * 1.54e9 / (0.6 * 0.32e12)
+    assert speed.hours(c, (10.0, 1.0, 1.0), 8, 2, 7473) == pytest.approx(12 * 468 / 3600)
 
 
 def test_one_device_has_nothing_to_shard():

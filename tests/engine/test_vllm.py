@@ -21,7 +21,7 @@ from engine.tasks.toy_model import make_tokenizer
 pytestmark = pytest.mark.slow
 
 OPTIONS = {"plan": False, "max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0,
-           "lora": None}
+           "lora": None, "vllm_share": 0.3}
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4  # two sums in float32, in different orders
@@ -37,7 +37,7 @@ def config(**options):
 
 def test_without_the_package_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="--rollout vllm needs vLLM: pip install vllm"):
+    with pytest.raises(UserError, match=r"--rollout vllm needs vLLM: pip install vllm \(tested: version 0\.32\)\.$"):
         checks.vllm(config())
 
 
@@ -47,9 +47,37 @@ def test_what_vllm_cannot_sample_is_refused(monkeypatch):
         checks.vllm(config(**fine))
     for options, word in [({"temperature": 2.5}, "--temperature"), ({"temperature": 0.001}, "--temperature"),
                           ({"temperature": 0.7, "top_p": 0.9}, "--top_p"), ({"temperature": 0.7, "top_k": 5}, "--top_k"),
-                          ({"lora": 4}, "--lora")]:
+                          ({"lora": 4}, "--lora"), ({"vllm_share": 1.0}, "--vllm_share must be below 1")]:
         with pytest.raises(UserError, match=word):
             checks.vllm(config(**options))
+
+
+@pytest.mark.parametrize("options, noted", [({}, True), ({"rollout": "vllm"}, False), ({"lora": 4}, False), ({"model": "toy"}, False)])
+def test_on_a_gpu_a_run_says_that_vllm_is_missing(options, noted, monkeypatch):
+    c = SimpleNamespace(**{"rollout": "own", "lora": None, "model": "some"} | options)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    notes = checks.slow_sampler(c)
+    assert len(notes) == noted and all("add --rollout vllm." in note for note in notes)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert checks.slow_sampler(c) == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(checks, "find_spec", lambda name: name)
+    assert checks.slow_sampler(c) == []
+
+
+def test_the_engine_gets_its_share_of_the_gpu(small, monkeypatch):
+    asked = {}
+
+    def engine(name, **options):
+        asked.update(options)
+        raise ValueError("enough seen")
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=engine))
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with pytest.raises(UserError, match="enough seen"):
+        VLLM(small, config(vllm_share=0.15), make_tokenizer(), [1], torch.float32)
+    assert asked["gpu_memory_utilization"] == 0.15
 
 
 # the engine
