@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text()
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TORCHRUN = {"--nproc-per-node", "--max-restarts", "--rdzv-backend"}  # each with one value
+TORCHRUN = {"--nnodes", "--nproc-per-node", "--max-restarts", *(f"--rdzv-{name}" for name in ("backend", "endpoint", "id", "conf"))}
 FOREIGN = TORCHRUN | {"--logdir", "--local-dir"}  # tensorboard's, hf's
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -153,7 +153,7 @@ def options_of(program):
 def command(line):
     """(program, its words) of a line that begins with python or torchrun."""
     words = shlex.split(line, comments=True)[1:]
-    while words[0] in TORCHRUN:
+    while words[0] in TORCHRUN:  # each has one value
         words = words[2:]
     return words[0], words[1:]
 
