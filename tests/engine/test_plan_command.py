@@ -67,7 +67,8 @@ def test_a_plan_that_fits(capsys):
     assert lines["evaluated at once"] == ["256", "256"]
     assert "\nA checkpoint takes 18.5 GB of the disk. Two are kept, and a third one while it is written: 55.6 GB.\n" in out
     # seconds of sampling, the same with vLLM, scoring, updating; hours with each sampler
-    assert re.search(r"\nA100 80 GB +cppo +18.1 +3.9 +0.2 +0.9 +2.5 +0.7\nA100 80 GB +all kept +18.1 +3.9 +0.1 +0.8 +19.7 +5.0\n", out)
+    assert re.search(r"\nA100 80 GB +cppo_published +18.1 +3.9 +0.2 +0.9 +5.0 +1.3\n", out)
+    assert re.search(r"\nA100 80 GB +all kept +18.1 +3.9 +0.1 +0.8 +39.3 +9.9\n", out)
     assert [float(peak) for peak in lines["peak"]] == pytest.approx([12.35, 30.71, 63.54, 30.87, 37.11])
 
 
