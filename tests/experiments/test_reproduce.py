@@ -74,7 +74,7 @@ def test_every_method_is_a_valid_run_and_trains_on_as_many_completions_as_its_ro
             if table.measures:  # four questions a step for each
                 continue
             other = method.kind in ("pruning alone", "larger batches alone") or config.group_size == 32
-            assert (algorithm.questions_per_step * algorithm.k == 16) == (not other)
+            assert (algorithm.questions_per_step * algorithm.k == 16 * algorithm.minibatches) == (not other)
 
 
 def tiny(model):
@@ -100,7 +100,7 @@ def test_a_finished_run_is_kept_and_an_interrupted_one_goes_on(small, tmp_path, 
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
-    (["--table", "2"], "unknown table '2': there are 1, speed, keep, group, family, ppo, length, controls, or all"),
+    (["--table", "2"], "unknown table '2': there are 1, speed, keep, group, family, ppo, length, controls, together, factorial, or all"),
     (["--table", "1", "--seeds", "2"], "--seeds must be at least 3, not 2"),
     (["--tabel", "1"], "unknown option --tabel: did you mean --table?"),
 ])
