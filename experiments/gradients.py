@@ -1,23 +1,22 @@
-"""The gradient of the kept completions beside that of all: its direction, its length and its noise.
+"""The gradient of the kept completions beside GRPO's: which rule, with which divisor of the loss, points the right way?
 
     python experiments/gradients.py                            writes gradients.json and gradients.md in experiments/results
 
-The policy is the toy's base model. It answers 192 questions with 16 completions each. The target is GRPO's gradient of
-one half of the questions, all completions. A step of a method takes random questions of the other half and trains on 16
-completions, as in Table 1: GRPO on one question, CPPO with P = 0.875 on two completions of each of eight. Over many
-steps, the page shows
+The policy is the toy's base model. It answers several sets of 192 questions with 16 completions each. A step takes random
+questions of one half of a set and trains on 16 completions: GRPO on all of 1 question, the rules on k of each of 16/k. A
+loss gives each token of a completion the weight A_i / divisor:
 
-- the cosine with the target: 1 would be a step without noise and without bias;
-- the cosine of the mean of all steps with the target: the noise is gone from one side, so what is missing is the target's
-  own noise (the same for all methods) and the bias;
-- the length of the mean step, GRPO's = 1, and the noise: the length of what a step adds to its mean, in units of it.
+- 1/|o|: the completion's own length (GRPO, and the paper's CPPO);
+- token mean: the tokens of all kept completions of the step (CPPO's published code);
+- constant: one number for all (Dr. GRPO);
+- group's mean: the mean length of all G completions of the question, kept or not.
 
-All of it twice: with GRPO's mean over the tokens of a completion, 1/|o_i|, and with the sum over its tokens, as in
-Dr. GRPO. The sum is the gradient of log π(o_i), whose mean over all completions of a question is 0. With 1/|o_i| it is
-not 0, so a rule that keeps completions of one sign turns the gradient.
+The target of a column is GRPO's mean step with the column's divisor, over all questions of the other half, one question a
+step. (So token mean and group's mean have the same target.) 1/|o| lets the length in, because E[∇ log π(o) / |o|] =
+∇ E[1/|o|]: notebook 2, section 11. A step is a sum of the gradients of completions, so its cosine needs only their inner
+products, which are computed once for each set.
 """
 
-import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,144 +38,131 @@ from records import Batch
 from rewards import toy_accuracy
 
 G = 16
+KEPT = (2, 4)  # k: P = 0.875 and 0.75
 
 
 @dataclass
 class Options:
-    questions: int = option(192, "questions; half of them make the target")
+    sets: int = option(5, "sets of questions, each with a seed of its own")
+    questions: int = option(192, "questions of a set; half of them make the target")
     steps: int = option(1000, "steps of each method")
-    seed: int = option(0, "seed of the completions and of the steps")
     output: str = option("experiments/results", "folder of gradients.json and gradients.md")
 
 
-def sampled(model, tokenizer, count, seed):
-    """The toy's questions, answered: (Batch of count·G completions, advantages (count, G))."""
-    questions, _ = load_questions("toy", tokenizer, limit=count)
-    drawn = Sampler(model, tokenizer).sample([q["prompt"] for q in questions], G, Sampling(toy.MAX_NEW_TOKENS), seed)
-    texts = drawn.texts(tokenizer, questions)
-    rewards = toy_accuracy(texts, answer=[q["answer"] for q in questions for _ in range(G)])
-    advantages = group_advantages(torch.tensor(rewards).view(count, G))
-    prompts = [q["prompt"] for q in questions for _ in range(G)]
-    return Batch(prompts, drawn.tokens, drawn.lengths, advantages.flatten()), advantages
-
-
-def scores(model, batch):
-    """∇ 1/|o_i| Σ_t log π(o_it) of each completion: (N, parameters)."""
-    rows = []
-    for i in tqdm(range(len(batch.prompts)), desc="gradients"):
-        one = batch.rows([i])
-        logp = one.logprobs(model, 1.0).sum() / int(one.lengths)
-        gradient = torch.autograd.grad(logp, list(model.parameters()))
-        rows.append(torch.cat([g.flatten() for g in gradient]))
-    return torch.stack(rows)
-
-
-def importance(advantages, k, rng):
-    """k draws with replacement, with probability |A| / Σ|A|: (indices, weights), unbiased (notebook 2, section 11)."""
-    size = advantages.abs().sum(1, keepdim=True)
-    chance = torch.where(size > 0, advantages.abs(), torch.ones_like(advantages))
-    index = torch.multinomial(chance, k, replacement=True, generator=rng)
-    return index, advantages.gather(1, index).sign() * size / G
-
-
-def one_of_each_kind(advantages, k, rng):
-    """With rewards 0 and 1: a right and a wrong completion."""
-    index = torch.stack([advantages.argmax(1), advantages.argmin(1)], dim=1)
-    return index, advantages.gather(1, index)
+# --- the rules: advantages A (steps, Q, G) → how often each completion is kept, and the advantage it then has, times that ---
 
 
 def kept(rule):
-    def choose(advantages, k, rng):
-        index = prune(advantages, k, rule=rule, generator=rng)
-        return index, advantages.gather(1, index)
+    def choose(A, k, rng):
+        index = prune(A.flatten(0, 1), k, rule=rule, generator=rng).view(*A.shape[:2], k)
+        times = torch.zeros_like(A).scatter(2, index, 1)
+        return times, times * A
     return choose
 
 
-def without_the_mean_score(advantages, k, rng):
-    """The largest |A|, minus the mean score of the group as often as the kept advantages ask for it.
+def pooled(A, k, rng):
+    """The largest |A| of all questions of the step."""
+    times, advantages = kept("largest_abs")(A.flatten(1)[:, None], A.shape[1] * k, rng)
+    return times.view(A.shape), advantages.view(A.shape)
 
-    1/k Σ_{i ∈ I} A_i s_i − Ā_I · 1/G Σ_i s_i. It needs all G completions, so it saves nothing: it shows the bias.
+
+def minus_their_mean(A, k, rng):
+    """The largest |A|, and from each advantage the mean of the kept ones is taken."""
+    times, advantages = kept("largest_abs")(A, k, rng)
+    return times, advantages - times * advantages.sum(2, keepdim=True) / k
+
+
+def importance(A, k, rng):
+    """k draws with replacement, with probability |A| / Σ|A|, weighed by its inverse (notebook 2, section 11)."""
+    size = A.abs().sum(2, keepdim=True)
+    chance = torch.where(size > 0, A.abs(), torch.ones_like(A))
+    index = torch.multinomial(chance.flatten(0, 1), k, replacement=True, generator=rng).view(*A.shape[:2], k)
+    times = torch.zeros_like(A).scatter_add(2, index, torch.ones(index.shape))
+    return times, times * A.sign() * size / G
+
+
+def half_of_each_sign(A, k, rng, weighted=False):
+    """k/2 with A > 0 and k/2 of the others, at random. If a kind has fewer, the other kind has more.
+
+    weighted: by G/k times the chance to be kept, inverted (Horvitz and Thompson): then the mean step is that of all.
     """
-    index, weight = kept("largest_abs")(advantages, k, rng)
-    weights = torch.zeros_like(advantages).scatter(1, index, weight * G / k) - weight.mean(1, keepdim=True)
-    return torch.arange(G).expand_as(advantages), weights * k / G
+    up = A > 0
+    m = up.sum(2, keepdim=True)
+    n = m.clamp(max=k // 2).maximum(k - (G - m))  # kept ones with A > 0
+    place = (torch.rand(A.shape, generator=rng) + up).argsort(dim=2, descending=True).argsort(dim=2)  # A > 0 first
+    times = torch.where(up, place < n, place - m < k - n).float()
+    inverse = torch.where(up, m / n, (G - m) / (k - n)) * k / G
+    return times, times * A * (inverse if weighted else 1)
 
 
-METHODS = {  # name: (questions of a step, k, how they are chosen)
-    "GRPO, 1 question": (1, 16, kept("largest_abs")),
-    "GRPO, 8 questions": (8, 16, kept("largest_abs")),
-    "largest |A|, P=0.875": (8, 2, kept("largest_abs")),
-    "random, P=0.875": (8, 2, kept("random")),
-    "smallest |A|, P=0.875": (8, 2, kept("smallest_abs")),
-    "one of each kind, P=0.875": (8, 2, one_of_each_kind),
-    "importance, P=0.875": (8, 2, importance),
-    "largest |A|, without the mean score": (8, 2, without_the_mean_score),
+GRPO, ALL = "all of 1 question (GRPO)", "all of the same questions"
+METHODS = {
+    GRPO: kept("largest_abs"), ALL: kept("largest_abs"),
+    "largest |A| (CPPO)": kept("largest_abs"), "largest |A|, pooled": pooled, "half of each sign": half_of_each_sign,
+    "half of each sign, weighted": lambda *given: half_of_each_sign(*given, weighted=True),
+    "importance, weighted": importance, "random": kept("random"), "smallest |A|": kept("smallest_abs"),
+    "largest |A|, minus their mean": minus_their_mean,
+}
+DIVISORS = {  # (times, lengths), both (steps, Q, G) → what divides a token of each completion
+    "1/|o|": lambda times, lengths: lengths * times.sum((1, 2), keepdim=True),
+    "token mean": lambda times, lengths: (times * lengths).sum((1, 2), keepdim=True),
+    "constant": lambda times, lengths: toy.MAX_NEW_TOKENS * times.sum((1, 2), keepdim=True),
+    "group's mean": lambda times, lengths: lengths.mean(2, keepdim=True) * times.sum((1, 2), keepdim=True),
 }
 
 
-def cosine(a, b):
-    return torch.nn.functional.cosine_similarity(a, b, dim=-1)
+# --- one set of questions ---
 
 
-def measure(options):
-    """({kind: one row of figures for each method}, facts of the completions)."""
-    model, tokenizer = load_model(toy_model.base(), torch.device("cpu"))
-    torch.set_num_threads(1)
-    batch, advantages = sampled(model, tokenizer, options.questions, options.seed)
-    of_each = scores(model, batch).view(options.questions, G, -1)
-    lengths = batch.lengths.view(options.questions, G).float()
-    rows = {"mean over tokens": compared(of_each, advantages, torch.ones_like(lengths), options),
-            "sum over tokens": compared(of_each, advantages, lengths, options)}
-    facts = {"accuracy": (advantages > 0).float().mean().item(), "no_signal": (advantages == 0).all(1).float().mean().item()}
-    return rows, facts
+def sampled(model, tokenizer, number, count):
+    """Set `number` of the toy's questions, answered: (Batch of count·G completions, advantages, lengths (count, G))."""
+    questions = load_questions("toy", tokenizer, limit=(number + 1) * count)[0][-count:]
+    drawn = Sampler(model, tokenizer).sample([q["prompt"] for q in questions], G, Sampling(toy.MAX_NEW_TOKENS), number)
+    rewards = toy_accuracy(drawn.texts(tokenizer, questions), answer=[q["answer"] for q in questions for _ in range(G)])
+    advantages = group_advantages(torch.tensor(rewards).view(count, G))
+    prompts = [q["prompt"] for q in questions for _ in range(G)]
+    batch = Batch(prompts, drawn.tokens, drawn.lengths, advantages.flatten())
+    return batch, advantages, batch.lengths.view(count, G).float()
 
 
-def compared(of_each, advantages, counts, options):
-    """A row of figures for each method. counts: (Q, G), how often each score counts."""
-    half, rows = len(of_each) // 2, []
-    target = torch.einsum("qg,qgp->p", (counts * advantages)[half:], of_each[half:])
-    for name, (count, k, choose) in METHODS.items():
-        rng, picks = torch.Generator().manual_seed(options.seed), random.Random(options.seed)
-        cosines, total, square = [], 0, 0.0
-        for _ in tqdm(range(options.steps), desc=name):
-            chosen = torch.tensor(picks.sample(range(half), count))
-            index, weight = choose(advantages[chosen], k, rng)
-            weight = weight * counts[chosen].gather(1, index) / (count * k)
-            step = torch.einsum("qk,qkp->p", weight, of_each[chosen[:, None], index])
-            cosines.append(cosine(step, target).item())
-            total, square = total + step, square + step.square().sum().item()
-        mean, cosines = total / options.steps, torch.tensor(cosines)
-        length = mean.norm().item()
-        rows.append({
-            "name": name, "sampled": count * G, "trained": count * k, "cosine": cosines.mean().item(),
-            "standard_error": (cosines.std() / options.steps**0.5).item(), "cosine_of_mean": cosine(mean, target).item(),
-            "length": length / (rows[0]["norm"] if rows else length), "norm": length,
-            "noise": max(square / options.steps - length**2, 0) ** 0.5 / length,
-        })
-    return rows
+def scores(model, batch):
+    """∇ Σ_t log π(o_it) of each completion: (N, parameters)."""
+    rows = []
+    for i in tqdm(range(len(batch.prompts)), desc="gradients"):
+        logp = batch.rows([i]).logprobs(model, 1.0).sum()
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(logp, list(model.parameters()))]))
+    return torch.stack(rows)
 
 
-def page(about, kinds):
-    head = ["", "sampled", "trained on", "cosine with the target", "cosine of the mean step", "length", "noise"]
-    text = (f"{heading('The gradient of the kept completions', about)}\n"
-            f"The toy's base model, {about['questions']} questions × {G} completions, {about['steps']} steps of each method. "
-            f"{about['accuracy']:.0%} of the completions are right, {about['no_signal']:.0%} of the groups have no signal. "
-            "Cosine: mean over the steps ± standard error. Length: of the mean step, GRPO's = 1. Noise: the root mean square of what a "
-            "step adds to the mean step, in lengths of the mean step.\n")
-    for kind, rows in kinds.items():
-        lines = [[r["name"].replace("|", "\\|"), r["sampled"], r["trained"], f"{r['cosine']:.3f} ± {r['standard_error']:.3f}",
-                  f"{r['cosine_of_mean']:.3f}", f"{r['length']:.2f}", f"{r['noise']:.1f}"] for r in rows]
-        text += f"\n{kind.capitalize()}:\n\n{markdown_table([head, *lines])}\n"
-    return text
+def steps_of(name, k, A, lengths, divisor, steps, rng):
+    """How much each completion counts in random steps of a method: (steps, Q·G), mostly 0."""
+    questions, k = {GRPO: (1, G), ALL: (G // k, G)}.get(name, (G // k, k))
+    picks = torch.rand(steps, len(A), generator=rng).argsort(dim=1)[:, :questions]
+    times, advantages = METHODS[name](A[picks], k, rng)
+    weights = advantages / DIVISORS[divisor](times, lengths[picks])
+    rows = picks[:, :, None] * G + torch.arange(G)
+    return torch.zeros(steps, A.numel()).scatter(1, rows.flatten(1), weights.flatten(1))
 
 
-def main(argv):
-    options = parse(Options, argv)
-    rows, facts = measure(options)
-    about = setting(["torch", "transformers"]) | {"questions": options.questions, "steps": options.steps} | facts
-    write(options.output, "gradients", about | {"rows": rows}, page(about, rows))
-    print(page(about, rows))
-
-
-if __name__ == "__main__":
-    run_program(main)
+def measure(of_each, A, lengths, steps, seed):
+    """{k: {divisor: {method: figures}}} of one set. of_each: (Q·G, parameters)."""
+    half, figures = len(A) // 2, {}
+    own, other = of_each[: half * G], of_each[half * G :]
+    products = own @ own.T
+    for divisor, of in DIVISORS.items():
+        target = (A[half:, None] / of(torch.ones(half, 1, G), lengths[half:, None])).flatten() @ other
+        along = own @ target / target.norm()
+        for k in KEPT:
+            rows = figures.setdefault(k, {})[divisor] = {}
+            for name in METHODS:
+                rng = torch.Generator().manual_seed(seed)  # the same questions and draws for all divisors
+                W = steps_of(name, k, A[:half], lengths[:half], divisor, steps, rng)
+                square, mean = (W.to_sparse() @ products * W).sum(1), W.mean(0)
+                length = (mean @ products @ mean).sqrt().item()
+                rows[name] = {
+                    "cosine": (W @ along / square.sqrt().clamp(min=1e-12)).mean().item(),
+                    "cosine_of_mean": (mean @ along).item() / length, "norm": length,
+                    "length": length / rows[GRPO]["norm"] if name != GRPO else 1.0,
+                    "noise": max(square.mean().item() - length**2, 0) ** 0.5 / length,
+                }
+    return figures
