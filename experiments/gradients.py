@@ -1,25 +1,30 @@
-"""The gradient of the kept completions beside GRPO's: which rule, with which divisor of the loss, points the right way?
+"""The gradient of the kept completions beside GRPO's: which rule, and which divisor in the loss, points the right way?
 
     python experiments/gradients.py                            writes gradients.json and gradients.md in experiments/results
 
-The policy is the toy's base model. It answers several sets of 192 questions with 16 completions each. A step takes random
-questions of one half of a set and trains on 16 completions: GRPO on all of 1 question, the rules on k of each of 16/k. A
-loss gives each token of a completion the weight A_i / divisor:
+The toy's base model answers several sets of questions with 16 completions each. A step takes random questions of one half
+of a set and trains on 16 completions: GRPO on all of 1 question, a rule on k of each of 16/k questions. The loss gives
+each token the weight A_i / divisor:
 
-- 1/|o|: the completion's own length (GRPO, and the paper's CPPO);
-- token mean: the tokens of all kept completions of the step (CPPO's published code);
-- constant: one number for all (Dr. GRPO);
-- group's mean: the mean length of all G completions of the question, kept or not.
+- 1/|o|: the length of the completion (GRPO, and the formula of CPPO's paper);
+- token mean: the mean length of the completions that the step keeps (CPPO's published code);
+- constant: the same number for all (Dr. GRPO);
+- group's mean: the mean length of all 16 completions of the question, kept or not.
 
-The target of a column is GRPO's mean step with the column's divisor, over all questions of the other half, one question a
-step. (So token mean and group's mean have the same target.) 1/|o| lets the length in, because E[∇ log π(o) / |o|] =
-∇ E[1/|o|]: notebook 2, section 11. A step is a sum of the gradients of completions, so its cosine needs only their inner
-products, which are computed once for each set.
+The target of a divisor is the mean of GRPO's steps of one question over the other half, with this divisor. ("token mean"
+and "group's mean" have the same target: a step of one whole question is the same for both.)
+
+Under 1/|o| the length gets in: E[∇ log π(o) / |o|] = ∇ E[1/|o|] (notebook 2, section 11). So the page also compares the
+mean step with ∇ E[1/|o|], the direction of shorter completions, for hard questions (fewer than 8 right) and easy ones.
+A step is a weighted sum of gradients of completions: its length and its cosines need only their inner products.
 """
 
 import sys
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
 from tqdm import tqdm
@@ -49,27 +54,26 @@ class Options:
     output: str = option("experiments/results", "folder of gradients.json and gradients.md")
 
 
-# --- the rules: advantages A (steps, Q, G) → how often each completion is kept, and the advantage it then has, times that ---
+# --- the rules: advantages A (steps, Q, G) → how often each completion is kept, and the advantage that it then has ---
 
 
 def kept(rule):
     def choose(A, k, rng):
         index = prune(A.flatten(0, 1), k, rule=rule, generator=rng).view(*A.shape[:2], k)
-        times = torch.zeros_like(A).scatter(2, index, 1)
-        return times, times * A
+        return torch.zeros_like(A).scatter(2, index, 1), A
     return choose
 
 
 def pooled(A, k, rng):
     """The largest |A| of all questions of the step."""
-    times, advantages = kept("largest_abs")(A.flatten(1)[:, None], A.shape[1] * k, rng)
-    return times.view(A.shape), advantages.view(A.shape)
+    times, _ = kept("largest_abs")(A.flatten(1)[:, None], A.shape[1] * k, rng)
+    return times.view(A.shape), A
 
 
 def minus_their_mean(A, k, rng):
     """The largest |A|, and from each advantage the mean of the kept ones is taken."""
-    times, advantages = kept("largest_abs")(A, k, rng)
-    return times, advantages - times * advantages.sum(2, keepdim=True) / k
+    times, _ = kept("largest_abs")(A, k, rng)
+    return times, A - (times * A).sum(2, keepdim=True) / k
 
 
 def importance(A, k, rng):
@@ -77,37 +81,34 @@ def importance(A, k, rng):
     size = A.abs().sum(2, keepdim=True)
     chance = torch.where(size > 0, A.abs(), torch.ones_like(A))
     index = torch.multinomial(chance.flatten(0, 1), k, replacement=True, generator=rng).view(*A.shape[:2], k)
-    times = torch.zeros_like(A).scatter_add(2, index, torch.ones(index.shape))
-    return times, times * A.sign() * size / G
+    return torch.zeros_like(A).scatter_add(2, index, torch.ones(index.shape)), A.sign() * size / G
 
 
 def half_of_each_sign(A, k, rng, weighted=False):
     """k/2 with A > 0 and k/2 of the others, at random. If a kind has fewer, the other kind has more.
 
-    weighted: by G/k times the chance to be kept, inverted (Horvitz and Thompson): then the mean step is that of all.
+    weighted: by (k/G) / (chance to be kept), after Horvitz and Thompson. Then the mean step is that of all completions.
     """
     up = A > 0
     m = up.sum(2, keepdim=True)
     n = m.clamp(max=k // 2).maximum(k - (G - m))  # kept ones with A > 0
-    place = (torch.rand(A.shape, generator=rng) + up).argsort(dim=2, descending=True).argsort(dim=2)  # A > 0 first
+    place = (torch.rand(A.shape, generator=rng) + up).argsort(dim=2, descending=True).argsort(dim=2)  # A > 0 come first
     times = torch.where(up, place < n, place - m < k - n).float()
-    inverse = torch.where(up, m / n, (G - m) / (k - n)) * k / G
-    return times, times * A * (inverse if weighted else 1)
+    return times, A * torch.where(up, m / n, (G - m) / (k - n)) * k / G if weighted else A
 
 
-GRPO, ALL = "all of 1 question (GRPO)", "all of the same questions"
+GRPO, ALL, CPPO = "all of 1 question (GRPO)", "all of the same questions", "largest |A| (CPPO)"
 METHODS = {
-    GRPO: kept("largest_abs"), ALL: kept("largest_abs"),
-    "largest |A| (CPPO)": kept("largest_abs"), "largest |A|, pooled": pooled, "half of each sign": half_of_each_sign,
-    "half of each sign, weighted": lambda *given: half_of_each_sign(*given, weighted=True),
+    GRPO: kept("largest_abs"), ALL: kept("largest_abs"), CPPO: kept("largest_abs"), "largest |A|, pooled": pooled,
+    "half of each sign": half_of_each_sign, "half of each sign, weighted": partial(half_of_each_sign, weighted=True),
     "importance, weighted": importance, "random": kept("random"), "smallest |A|": kept("smallest_abs"),
     "largest |A|, minus their mean": minus_their_mean,
 }
-DIVISORS = {  # (times, lengths), both (steps, Q, G) → what divides a token of each completion
-    "1/|o|": lambda times, lengths: lengths * times.sum((1, 2), keepdim=True),
-    "token mean": lambda times, lengths: (times * lengths).sum((1, 2), keepdim=True),
-    "constant": lambda times, lengths: toy.MAX_NEW_TOKENS * times.sum((1, 2), keepdim=True),
-    "group's mean": lambda times, lengths: lengths.mean(2, keepdim=True) * times.sum((1, 2), keepdim=True),
+DIVISORS = {  # of the tokens of each completion. times, lengths: (steps, Q, G)
+    "1/|o|": lambda times, lengths: lengths,
+    "token mean": lambda times, lengths: (times * lengths).sum((1, 2), keepdim=True) / times.sum((1, 2), keepdim=True),
+    "constant": lambda times, lengths: toy.MAX_NEW_TOKENS,
+    "group's mean": lambda times, lengths: lengths.mean(2, keepdim=True),
 }
 
 
@@ -120,8 +121,7 @@ def sampled(model, tokenizer, number, count):
     drawn = Sampler(model, tokenizer).sample([q["prompt"] for q in questions], G, Sampling(toy.MAX_NEW_TOKENS), number)
     rewards = toy_accuracy(drawn.texts(tokenizer, questions), answer=[q["answer"] for q in questions for _ in range(G)])
     advantages = group_advantages(torch.tensor(rewards).view(count, G))
-    prompts = [q["prompt"] for q in questions for _ in range(G)]
-    batch = Batch(prompts, drawn.tokens, drawn.lengths, advantages.flatten())
+    batch = Batch([q["prompt"] for q in questions for _ in range(G)], drawn.tokens, drawn.lengths, advantages.flatten())
     return batch, advantages, batch.lengths.view(count, G).float()
 
 
@@ -134,35 +134,84 @@ def scores(model, batch):
     return torch.stack(rows)
 
 
-def steps_of(name, k, A, lengths, divisor, steps, rng):
-    """How much each completion counts in random steps of a method: (steps, Q·G), mostly 0."""
-    questions, k = {GRPO: (1, G), ALL: (G // k, G)}.get(name, (G // k, k))
-    picks = torch.rand(steps, len(A), generator=rng).argsort(dim=1)[:, :questions]
-    times, advantages = METHODS[name](A[picks], k, rng)
-    weights = advantages / DIVISORS[divisor](times, lengths[picks])
-    rows = picks[:, :, None] * G + torch.arange(G)
-    return torch.zeros(steps, A.numel()).scatter(1, rows.flatten(1), weights.flatten(1))
+def step_weights(name, k, divisor, A, lengths, rng):
+    """How much each completion counts in steps of a method. A, lengths and the result: (steps, Q, G)."""
+    times, advantages = METHODS[name](A, k, rng)
+    return times * advantages / DIVISORS[divisor](times, lengths) / times.sum((1, 2), keepdim=True)
+
+
+def cosine_and_length(W, products, along):
+    """Of steps: with the direction whose inner products with all completions are `along`. W: (steps, Q·G)."""
+    length = (W.to_sparse() @ products * W).sum(1).clamp(min=1e-24).sqrt()
+    return W @ along / length, length
 
 
 def measure(of_each, A, lengths, steps, seed):
-    """{k: {divisor: {method: figures}}} of one set. of_each: (Q·G, parameters)."""
-    half, figures = len(A) // 2, {}
-    own, other = of_each[: half * G], of_each[half * G :]
-    products = own @ own.T
-    for divisor, of in DIVISORS.items():
-        target = (A[half:, None] / of(torch.ones(half, 1, G), lengths[half:, None])).flatten() @ other
-        along = own @ target / target.norm()
-        for k in KEPT:
-            rows = figures.setdefault(k, {})[divisor] = {}
-            for name in METHODS:
-                rng = torch.Generator().manual_seed(seed)  # the same questions and draws for all divisors
-                W = steps_of(name, k, A[:half], lengths[:half], divisor, steps, rng)
-                square, mean = (W.to_sparse() @ products * W).sum(1), W.mean(0)
-                length = (mean @ products @ mean).sqrt().item()
-                rows[name] = {
-                    "cosine": (W @ along / square.sqrt().clamp(min=1e-12)).mean().item(),
-                    "cosine_of_mean": (mean @ along).item() / length, "norm": length,
-                    "length": length / rows[GRPO]["norm"] if name != GRPO else 1.0,
-                    "noise": max(square.mean().item() - length**2, 0) ** 0.5 / length,
-                }
-    return figures
+    """{(table, row, column): figure} of one set. of_each: (Q·G, parameters). A, lengths: (Q, G)."""
+    half, figures, grpo = len(A) // 2, {}, None
+    own, other = of_each.split(half * G)
+    products, along = own @ own.T, lambda direction: own @ direction / direction.norm()
+    (A, A_other), (lengths, lengths_other) = A.split(half), lengths.split(half)
+    A_other, lengths_other = A_other[:, None], lengths_other[:, None]  # steps of one question
+    targets = {d: step_weights(GRPO, G, d, A_other, lengths_other, None).flatten() @ other for d in DIVISORS}
+    for d, k, name in product(DIVISORS, KEPT, METHODS):
+        rng = torch.Generator().manual_seed(seed)  # the same questions and draws for all divisors
+        count, k_of_each = {GRPO: (1, G), ALL: (G // k, G)}.get(name, (G // k, k))
+        picks = torch.rand(steps, half, generator=rng).argsort(dim=1)[:, :count]
+        rows = (picks[:, :, None] * G + torch.arange(G)).flatten(1)
+        W = step_weights(name, k_of_each, d, A[picks], lengths[picks], rng).flatten(1)
+        W = torch.zeros(steps, half * G).scatter(1, rows, W)
+        of_mean, norm = cosine_and_length(W.mean(0, keepdim=True), products, along(targets[d]))
+        grpo = norm if name == GRPO else grpo  # GRPO comes first
+        figures[f"P = {1 - k / G}: cosine of a step", name, d] = cosine_and_length(W, products, along(targets[d]))[0].mean()
+        figures[f"P = {1 - k / G}: cosine of the mean step", name, d] = of_mean
+        figures[f"P = {1 - k / G}: length of the mean step, GRPO's = 1", name, d] = norm / grpo
+    shorter = (1 / lengths_other - (1 / lengths_other).mean()).flatten() @ other  # ∇ E[1/|o|]; the mean adds E[∇ log π] = 0
+    right = (A > 0).sum(1)
+    kinds = {"hard": (right > 0) & (right < G / 2), "easy": (right > G / 2) & (right < G)}
+    for d, (kind, those), (name, k) in product(DIVISORS, kinds.items(), ((ALL, G), (CPPO, KEPT[0]))):
+        W = torch.zeros(half, G)
+        W[those] = step_weights(name, k, d, A[None, those], lengths[None, those], None)[0]
+        push = cosine_and_length(W.view(1, -1), products, along(shorter))[0]
+        figures["Cosine of the mean step with ∇ E[1/|o|], shorter completions", f"{kind} questions, {name}", d] = push
+    for d, target in targets.items():
+        figures["Cosine of the target with that of 1/|o|", "", d] = torch.cosine_similarity(target, targets["1/|o|"], dim=0)
+    return {key: round(figure.item(), 4) for key, figure in figures.items()}
+
+
+# --- the page ---
+
+
+def page(about, tables):
+    text = (f"{heading('The gradient of the kept completions', about)}\n"
+            f"{about['sets']} sets of {about['questions']} questions × {G} completions, {about['steps']} steps of each method; mean ± "
+            f"standard deviation over the sets. {about['accuracy']:.0%} of the completions are right; right ones have "
+            f"{about['right']:.1f} tokens, wrong ones {about['wrong']:.1f}. [What rows and columns are](../gradients.py).\n\n"
+            "Under 1/|o| the length gets in: Σ_o π ∇ log π / |o| = Σ_o ∇π / |o| = ∇ E[1/|o|]. With a constant this is ∇ 1 = 0. So kept "
+            "advantages that are mostly positive (hard questions) push towards shorter completions, and mostly negative ones (easy "
+            "questions) towards longer ones. How far a step turns depends on the lengths: the order under 1/|o| is that of this toy.\n")
+    for title, rows in tables.items():
+        lines = [["", *DIVISORS]] + [[row, *(f"{mean(v):.3f} ± {stdev(v):.3f}" for v in own.values())] for row, own in rows.items()]
+        text += f"\n{title}:\n\n" + markdown_table([[cell.replace("|", "\\|") for cell in line] for line in lines]) + "\n"
+    return text
+
+
+def main(argv):
+    options = parse(Options, argv)
+    model, tokenizer = load_model(toy_model.base(), torch.device("cpu"))
+    torch.set_num_threads(1)
+    sets, facts, tables = [], [], {}
+    for number in range(options.sets):
+        batch, A, lengths = sampled(model, tokenizer, number, options.questions)
+        sets.append(measure(scores(model, batch), A, lengths, options.steps, number))
+        facts.append([(A > 0).float().mean(), lengths[A > 0].mean(), lengths[A < 0].mean()])
+    for table, row, column in sets[0]:
+        tables.setdefault(table, {}).setdefault(row, {})[column] = [figures[table, row, column] for figures in sets]
+    about = setting(["torch", "transformers"]) | {name: getattr(options, name) for name in ("sets", "questions", "steps")}
+    about |= dict(zip(("accuracy", "right", "wrong"), torch.tensor(facts).mean(0).tolist()))
+    write(options.output, "gradients", about | {"tables": tables}, page(about, tables))
+    print(page(about, tables))
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,9 +14,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from cppo import prune_pooled
 from engine.run.options import UserError
 from experiments import gpu, gradients, real, rules
-from grpo import group_advantages
+from family.dapo import token_mean_weights
+from family.drgrpo import constant_weights
+from grpo import group_advantages, sequence_mean_weights
 
 pytestmark = pytest.mark.slow
 
@@ -151,27 +155,55 @@ def test_without_trl_one_sentence_says_what_to_install(tmp_path):
 
 def test_gradients(small, tmp_path, monkeypatch):
     monkeypatch.setattr(gradients.toy_model, "base", lambda: small)
-    gradients.main(["--questions", "16", "--steps", "20", "--output", str(tmp_path)])
-    kinds = json.loads((tmp_path / "gradients.json").read_text())["rows"]
-    for rows in kinds.values():
-        assert {row["name"]: row["trained"] for row in rows} == {name: n * k for name, (n, k, _) in gradients.METHODS.items()}
-        assert rows[0]["length"] == 1 and all(-1 <= row["cosine"] <= 1 and row["noise"] > 0 for row in rows)
-    assert "| GRPO, 1 question | 16 | 16 |" in (tmp_path / "gradients.md").read_text()
+    gradients.main(["--sets", "2", "--questions", "16", "--steps", "20", "--output", str(tmp_path)])
+    tables = json.loads((tmp_path / "gradients.json").read_text())["tables"]
+    assert len(tables) == 8
+    for k in ("0.875", "0.75"):
+        rows = tables[f"P = {k}: cosine of a step"]
+        assert list(rows) == list(gradients.METHODS) and all(list(row) == list(gradients.DIVISORS) for row in rows.values())
+        assert all(len(sets) == 2 and max(map(abs, sets)) <= 1 for row in rows.values() for sets in row.values())
+    assert "| largest \\|A\\| (CPPO) |" in (tmp_path / "gradients.md").read_text()
 
 
-def test_importance_is_unbiased_and_the_mean_score_is_taken_out():
+def test_the_divisors_are_those_of_the_losses_and_the_inner_products_give_the_cosine():
     generator = torch.Generator().manual_seed(0)
-    scores, advantages = torch.randn(16, 5, generator=generator), group_advantages(torch.rand(1, 16, generator=generator))
-    chance = advantages[0].abs() / advantages.abs().sum()
-    index, weight = gradients.importance(advantages.expand(20_000, 16), 2, generator)
-    drawn = torch.bincount(index.flatten(), minlength=16) / 40_000
-    assert ((drawn - chance).abs() < 5 * (chance / 40_000).sqrt()).all()
-    torch.testing.assert_close(weight * chance[index], advantages[0, index] / 16)  # Σ q_i w_i s_i = 1/G Σ A_i s_i
+    A = group_advantages(torch.rand(4, 16, generator=generator))
+    lengths, of_each = torch.randint(1, 9, (4, 16), generator=generator), torch.randn(64, 50, generator=generator)
+    mask = torch.arange(48) < lengths.flatten()[:, None]
+    written = {"1/|o|": sequence_mean_weights, "token mean": token_mean_weights, "constant": partial(constant_weights, max_tokens=48)}
+    figures = gradients.measure(of_each, A, lengths.float(), 1, 0)
+    for divisor, token_weights in written.items():
+        halves = [A[half].flatten() * token_weights(mask.view(4, 16, 48)[half].flatten(0, 1))[:, 0] for half in (slice(2), slice(2, 4))]
+        own, other = halves[0] @ of_each[:32], halves[1] @ of_each[32:]
+        if divisor == "token mean":  # of GRPO's steps, one question each
+            other = sum(A[q] / lengths[q].sum() @ of_each[16 * q : 16 * q + 16] for q in (2, 3))
+        cosine = figures["P = 0.875: cosine of a step", gradients.ALL, divisor]  # the step has both questions of its half
+        assert cosine == pytest.approx(torch.cosine_similarity(own, other, dim=0).item(), abs=1e-4)
+    group = gradients.step_weights("random", 16, "group's mean", A[None], lengths[None].float(), generator)
+    assert group[0, 0, 3] == pytest.approx(A[0, 3] / lengths[0].float().mean() / 64)
 
-    index, weight = gradients.without_the_mean_score(advantages, 2, None)
-    kept = advantages[0].abs().argsort(descending=True)[:2]
-    written = (advantages[0, kept, None] * scores[kept]).mean(0) - advantages[0, kept].mean() * scores.mean(0)
-    torch.testing.assert_close(torch.einsum("qk,qkp->p", weight, scores[index]) / 2, written)
+
+@pytest.mark.parametrize("name", ["importance, weighted", "half of each sign, weighted", "random"])
+def test_the_mean_of_many_draws_is_the_gradient_of_all(name):
+    right = torch.arange(16) < torch.tensor([1, 5, 8, 15])[:, None]
+    A = group_advantages(right.float())
+    for k in gradients.KEPT:
+        times, advantages = gradients.METHODS[name](A.expand(20_000, 4, 16), k, torch.Generator().manual_seed(0))
+        drawn = times * advantages
+        assert (times.sum(2) == k).all()
+        assert ((drawn.mean(0) - A * k / 16).abs() <= 5 * drawn.std(0) / 20_000**0.5 + 1e-6).all()
+
+
+def test_what_the_other_rules_keep():
+    A = group_advantages((torch.arange(16) < torch.tensor([1, 5, 15, 0])[:, None]).float())[None]
+    times, kept = gradients.half_of_each_sign(A, 4, torch.Generator().manual_seed(0))
+    assert times[A > 0].sum() == 1 + 2 + 3 and (times.sum(2) == 4).all() and torch.equal(kept, A)
+    times, _ = gradients.pooled(A, 2, None)
+    assert times.flatten().nonzero().flatten().tolist() == prune_pooled(A[0], 8).tolist()
+    times, advantages = gradients.minus_their_mean(A, 2, None)
+    kept = times * advantages
+    torch.testing.assert_close(kept.sum(2), torch.zeros(1, 4))
+    assert (kept[0, 0] != 0).sum() == 2 and (kept[0, 1].abs() < 1e-6).all()  # two right ones: nothing is left
 
 
 def test_one_of_each_kind():
