@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cppo import prune_pooled
+from cppo import batch_rows, prune, prune_pooled
 from engine.run.options import UserError
 from experiments import gpu, gradients, real, rules
 from family.dapo import token_mean_weights
@@ -179,6 +179,10 @@ def test_the_divisors_are_those_of_the_losses_and_the_inner_products_give_the_co
             other = sum(A[q] / lengths[q].sum() @ of_each[16 * q : 16 * q + 16] for q in (2, 3))
         cosine = figures["P = 0.875: cosine of a step", gradients.ALL, divisor]  # the step has both questions of its half
         assert cosine == pytest.approx(torch.cosine_similarity(own, other, dim=0).item(), abs=1e-4)
+    rows = batch_rows(prune(A, 2), 16)  # only the kept ones count
+    kept = gradients.step_weights(gradients.CPPO, 2, "token mean", A[None], lengths[None].float(), None).flatten()
+    torch.testing.assert_close(kept[rows], A.flatten()[rows] * token_mean_weights(mask[rows])[:, 0])
+    assert kept.count_nonzero() == 8
     group = gradients.step_weights("random", 16, "group's mean", A[None], lengths[None].float(), generator)
     assert group[0, 0, 3] == pytest.approx(A[0, 3] / lengths[0].float().mean() / 64)
 
