@@ -8,7 +8,7 @@ but no memory. Bytes per parameter on a GPU, which computes in bfloat16 (with --
     optimizer        8    AdamW's two moments; its step is fused, and needs no more
     reference        2    if β > 0. LoRA: 0, because the reference is the policy without its adapters
     compute copy     2    the casts that autocast keeps from a forward pass to its backward pass. LoRA: only adapters
-    rollout copy     2    a copy for sampling. LoRA: 0. vLLM has --vllm_share of the device instead, cache included
+    rollout copy     2    a copy for sampling, which rests in the update. LoRA: 0. vLLM has its --vllm_share instead, cache included
 
 `--shard full` divides the first four by the number of devices. Each pass then gathers the layers one after the other
 in the compute dtype. The rollout copy is not divided. PPO's critic is a second backbone that is trained. A reward
@@ -136,7 +136,7 @@ def of_parameters(config, model, critic, devices, on_gpu):
         "optimizer": (0, moments, moments, moments, moments),
         "reference": (reference,) * 5,
         "compute copy": (whole_tensor, 0, copy, 0, 0),
-        "rollout copy": (rollout,) * 5,
+        "rollout copy": (rollout, rollout, 0, 0, rollout),  # it rests during the update
     }
 
 

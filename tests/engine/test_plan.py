@@ -67,7 +67,7 @@ def test_every_item_of_the_published_setting(qwen):
         "optimizer": (0, 8 * W, 8 * W, 8 * W, 8 * W),
         "reference": (2 * W,) * 5,
         "compute copy": (0, 0, 2 * W, 0, 0),
-        "rollout copy": (2 * W,) * 5,
+        "rollout copy": (2 * W, 2 * W, 0, 0, 2 * W),  # it rests during the update
         # 128 rows of 512 + 1024 tokens; 28 layers of keys and values, 2 heads of 128 in two bytes; and half a layer
         "KV cache": (0, 128 * 1536 * 57 * 2 * 128 * 2, 0, 0, 0),
         # 8,192 tokens; norms 2·(4 + 4)·1536, five casts 2·1536, q and output 2·1536, k and v 2·256, MLP 4·2·8960, 12 heads
@@ -127,7 +127,7 @@ def test_shared_out(qwen):
     p, W, head = planned(model=qwen["7B"], devices=4, shard="full", gradient_checkpointing=True), QWEN["7B"][-1], 152_064 * 3584
     layer = (W - 2 * head - 3584) // 28
     assert p.items["weights"] == (W,) * 5 and p.items["gradients"] == (0, 0, W, W, 0) and p.items["optimizer"][1:4] == (2 * W, 2 * W, 2 * W)
-    assert p.items["reference"] == (W // 2,) * 5 and p.items["rollout copy"] == (2 * W,) * 5
+    assert p.items["reference"] == (W // 2,) * 5 and p.items["rollout copy"] == (2 * W, 2 * W, 0, 0, 2 * W)
     # embedding, head, two layers and the last norm, in bfloat16, with gradients
     assert p.items["compute copy"] == (4 * head, 0, 4 * (2 * head + 2 * layer + 3584), 0, 0)
     # every layer's input; one layer: norms 2·(4 + 2)·H, inputs 4·H, q and output 4·H, k and v 4·512, MLP 8·I, 28 heads; the ends 10·H

@@ -69,7 +69,7 @@ def test_a_plan_that_fits(capsys):
     # seconds of sampling, the same with vLLM, scoring, updating; hours with each sampler
     assert re.search(r"\nA100 80 GB +cppo_published +18.1 +3.9 +0.2 +0.9 +5.0 +1.3\n", out)
     assert re.search(r"\nA100 80 GB +all kept +18.1 +3.9 +0.1 +0.8 +39.3 +9.9\n", out)
-    assert [float(peak) for peak in lines["peak"]] == pytest.approx([12.35, 30.71, 63.54, 30.87, 37.11])
+    assert [float(peak) for peak in lines["peak"]] == pytest.approx([12.35, 30.71, 60.45, 27.79, 37.11])
 
 
 def test_the_command_for_a_device_of_24_gb(capsys, monkeypatch):
@@ -83,8 +83,8 @@ def test_the_command_for_a_device_of_24_gb(capsys, monkeypatch):
     assert max(map(len, out[out.index("All weights") :].splitlines())) <= 120
     out = " ".join(out.split())
     assert "All weights cannot be trained on 1 device of 24 GB: even with --micro_batch_tokens 256 --sample_batch_size 16 " in out
-    assert "(weights 6.2, gradients 8.0, AdamW 12.3, compute copy 3.1, rollout copy 3.1, activations 0.5, logits 0.2)" in out
-    assert "2 devices of 24 GB can, with --gradient_checkpointing --shard full." in out
+    assert "(weights 6.2, gradients 8.0, AdamW 12.3, compute copy 3.1, activations 0.5, logits 0.2)" in out
+    assert "2 devices of 24 GB can, with --shard full." in out
     # the command is a command line that fits
     again, _, code = told([*shlex.split(line)[2:], "--device_gb", "24"], capsys)
     assert code == 0 and "It fits.\nRoom is left for --micro_batch_tokens " in again
@@ -99,9 +99,9 @@ CURES = [  # options, share of the peak that there is room for, what is changed
     ({"stop_kl": 1.0}, 0.76, LORA),  # --beta 0 is refused with --stop_kl
     ({"algorithm": "ppo"}, 0.76, {"devices": 2, **SHARDS}),  # which takes no adapters
     ({"devices": 2}, 0.76, SHARDS),  # the devices that there are
-    ({"devices": 2}, 0.38, LORA),
-    ({"devices": 4, **SHARDS}, 0.57, {"micro_batch_tokens": 1024, **LORA, "shard": "none"}),  # LoRA has replicas only
-    ({}, 0.095, {"micro_batch_tokens": 1024, "sample_batch_size": 16, **CHECKPOINTING, **LORA, "max_new_tokens": 512}),
+    ({"devices": 2}, 0.34, LORA),
+    ({"devices": 4, **SHARDS}, 0.5, {**CHECKPOINTING, **LORA, "shard": "none"}),  # LoRA has replicas only
+    ({}, 0.105, {"micro_batch_tokens": 1024, "sample_batch_size": 16, **CHECKPOINTING, **LORA, "max_new_tokens": 512}),
     ({}, 0.01, None),
 ]
 
@@ -189,8 +189,8 @@ def test_the_math_recipe_fits_three_devices_of_80_gb_and_not_two(capsys):
     lines = {line[:18].strip(): line[18:].split() for line in out.splitlines()}
     assert code == 0 and lines["questions"] == ["8", "24"] and lines["kept"] == ["16", "48"]  # three training devices
     assert "\nsteps per epoch   313 (7,500 questions)\n" in out  # of MATH
-    out, _, code = told([*words, "--devices", 2], capsys)
-    assert code == 2 and "4 devices of 80 GB can, as it is.\n" in out
+    _, err, code = told([*words, "--devices", 2], capsys)
+    assert code == 2 and "; it fits with --micro_batch_tokens 2048 --sample_batch_size 64, which needs " in err
 
 
 @pytest.mark.parametrize("recipe", ["gsm8k_1.5b_cppo", "math_7b_cppo"])
@@ -220,7 +220,7 @@ def test_a_real_run_is_planned_on_as_many_devices_as_there_are(monkeypatch):
     assert c.plan is False and c.devices == 100
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     assert fit(c)[1][0].startswith("--plan: the run does not fit: it needs ")
-    assert "; it fits with --lora 16 --lr 1e-05 --shard none, which needs " in fit(c)[1][0]
+    assert "; it fits with --micro_batch_tokens 2048 --sample_batch_size 64, which needs " in fit(c)[1][0]
 
 
 @pytest.mark.parametrize("share, notes", [(1.001, 0), (0.999, 1)])

@@ -92,7 +92,7 @@ def thinker(small, tmp_path, monkeypatch):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     answers = lambda prompts, k: completions_of(tokenizer, [(RIGHT, CUT_OFF)[i % 2] for _ in prompts for i in range(k)])
-    monkeypatch.setattr(Sampler, "sample", lambda self, prompts, k, sampling, seed: answers(prompts, k))
+    monkeypatch.setattr(Sampler, "sample", lambda self, prompts, k, sampling, seed, places=None: answers(prompts, k))
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"question": "9-8=?", "answer": "1"}\n' * 8)
     (tmp_path / "own.py").write_text("def begins(completions, **columns):\n    return [float('begun' in columns) for _ in completions]\n")
