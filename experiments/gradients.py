@@ -192,7 +192,7 @@ def page(about, tables):
             "questions) towards longer ones. How far a step turns depends on the lengths: the order under 1/|o| is that of this toy.\n")
     for title, rows in tables.items():
         lines = [["", *DIVISORS]] + [[row, *(f"{mean(v):.3f} ± {stdev(v):.3f}" for v in own.values())] for row, own in rows.items()]
-        text += f"\n{title}:\n\n" + markdown_table([[cell.replace("|", "\\|") for cell in line] for line in lines]) + "\n"
+        text += f"\n{title}:\n\n" + markdown_table(lines) + "\n"
     return text
 
 

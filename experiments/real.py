@@ -1,11 +1,13 @@
 """GRPO, CPPO and their controls on a real chat model: the same seconds for each of them.
 
     python experiments/real.py --model DIR                     all methods and seeds, and the page
+    python experiments/real.py --model DIR --second            the second plan: the published code, and sampling together
     python experiments/real.py --model DIR --share 1/2         every second run: start 2/2 on another core
     python experiments/real.py --page                          only the page and the picture, of the runs that are there
 
-Writes real.json, real.md and real.png in experiments/results; PLAN below is the first part of the page. A finished run
-is one file in runs/real/. To continue after an interruption, run the same command again: an interrupted run begins anew.
+Writes real.json, real.md and real.png (real_second.*) in experiments/results; PLAN (SECOND_PLAN) below is the first part
+of the page. A finished run is one file in runs/real/ (runs/real_second/). To continue after an interruption, run the same
+command again: an interrupted run begins anew.
 """
 
 import sys
@@ -48,6 +50,14 @@ METHODS = {  # options of train.py, on top of SETTING
     "CPPO, P=0.875, longer steps": cppo(0.875, lr=LONGER * LR),
     "Dr. GRPO, P=0.875": cppo(0.875, algorithm="drgrpo", keep="largest_abs"),
 }
+SECOND = {
+    "GRPO": METHODS["GRPO"],
+    "CPPO, P=0.75": cppo(0.75),
+    "published, P=0.75": cppo(0.75, algorithm="cppo_published"),
+    "GRPO, 16 questions, 4 mini-batches": METHODS["GRPO"] | {"questions_per_step": 16, "minibatches": 4},
+    "published, P=0.875": cppo(0.875, algorithm="cppo_published"),
+    "published, P=0.5": cppo(0.5, algorithm="cppo_published"),
+}
 CLAIM = [name for name in METHODS if name == "GRPO" or name.startswith("CPPO") and "steps" not in name]
 PLAN = f"""
 ## Plan, written before the runs
@@ -89,6 +99,18 @@ By chance this happens in 1 of 20 comparisons in a given direction. Everything e
 | GRPO and CPPO, longer steps | is it the length of the step? |
 | Dr. GRPO, P = 0.875 | is it the bias of 1/\\|o\\| (gradients.md)? the sum over tokens, no division by the std |
 """
+SECOND_PLAN = f"""
+## Second plan, written on 2026-11-23, before its runs
+
+**Questions.** The first plan has the loss and the choice of the paper's formula. The published code has a token mean and keeps the largest
+\\|A\\| of the whole step (`cppo_published`): is it another method on a real model? And how much of CPPO's gain is sampling together? GRPO
+can have this, too: it samples as many questions together as CPPO with P = 0.75, 16, and trains on them in 4 mini-batches of its 4.
+
+**Setting.** That of the first plan (real.md): SmolLM2-135M-Instruct, `--dataset arithmetic`, G = 16, μ = 1, β = 0, {AT[-1]} CPU
+seconds of one thread, learning rate {LR:g}, evaluation after {AT[0]} and {AT[-1]} s, seeds 1, 2 and 3, and the same rule for what counts
+as a difference. The processor is another one, so GRPO and CPPO with P = 0.75, the best method of the first plan, run again beside the new
+methods. Only figures of one page may be compared.
+"""
 
 
 @dataclass
@@ -97,17 +119,18 @@ class Model:
 
     model: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of the model")
     lr: float = option(LR, "learning rate of every method that has none of its own")
-    folder: str = option("runs/real", "folder of the finished runs")
+    folder: str = option("runs/real", "folder of the finished runs; the second plan's get _second at the end")
 
 
 @dataclass
 class Options(same_seconds.Runs, Model):
-    pass
+    second: bool = option(False, "the second plan")
 
 
 def one_run(method, seed, label, options):
-    config = Config(model=options.model, seed=seed, **{"lr": options.lr, **SETTING, **METHODS[method]})
-    made_with = {"lr": config.lr, "options": SETTING | METHODS[method]}
+    own = (METHODS | SECOND)[method]
+    config = Config(model=options.model, seed=seed, **{"lr": options.lr, **SETTING, **own})
+    made_with = {"lr": config.lr, "options": SETTING | own}
     return made_with | same_seconds.train_for(config, AT, EVAL_QUESTIONS, label)
 
 
@@ -116,7 +139,7 @@ def one_run(method, seed, label, options):
 
 def differences(rows, how):
     """Whether each seed of a method is above (or below) each seed of another, as a Markdown table. how: greedy, sampled."""
-    others = [name for name in ("GRPO", "CPPO, P=0.875") if name in rows]
+    others = [name for name in ("GRPO", "CPPO, P=0.875", "CPPO, P=0.75") if name in rows][:2]
     head = [""]
     for when in AT:
         head += [f"{when} s, lowest and highest", *(f"{when} s, beside {other}" for other in others)]
@@ -134,15 +157,15 @@ def beside(own, other):
     return "above" if own["min"] > other["max"] else "below" if own["max"] < other["min"] else "–"
 
 
-def page(about, rows):
+def page(about, rows, plan, picture):
     head, table = heading("GRPO, CPPO and their controls on a real model", about), same_seconds.table(rows, AT, REACHED)
     found = [f"What counts as a difference, {how} accuracy:\n\n{differences(rows, how)}\n" for how in ("sampled", "greedy")]
-    return "\n".join([f"{head}{PLAN}\n## Results\n\n{table}\n", *found, "![Accuracy against seconds](real.png)\n"])
+    return "\n".join([f"{head}{plan}\n## Results\n\n{table}\n", *found, f"![Accuracy against seconds]({picture})\n"])
 
 
 def picture(rows, output):
     figure, axes = plt.subplots(1, 3, figsize=(15, 5), constrained_layout=True)
-    for axis, names in [(axes[0], CLAIM), (axes[1], ["GRPO", *(name for name in METHODS if name not in CLAIM)])]:
+    for axis, names in [(axes[0], CLAIM), (axes[1], ["GRPO", *(name for name in rows if name not in CLAIM)])]:
         for i, name in enumerate(name for name in names if name in rows):
             band(axis, rows[name]["curves"], 0, i, name)
         axis.set(xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)", ylim=(0, 1), xlim=(0, AT[-1]))
@@ -160,10 +183,13 @@ def picture(rows, output):
 
 def main(argv):
     options = parse(Options, argv)
-    rows = same_seconds.rows(options, METHODS, one_run, AT, REACHED)
+    name, plan, methods = ("real_second", SECOND_PLAN, SECOND) if options.second else ("real", PLAN, METHODS)
+    if options.second:
+        options.folder += "_second"
+    rows = same_seconds.rows(options, methods, one_run, AT, REACHED)
     about = setting(["torch", "transformers"]) | {"setting": SETTING, "lr": LR}
-    write(options.output, "real", about | {"rows": rows}, page(about, rows))
-    picture(rows, Path(options.output) / "real.png")
+    write(options.output, name, about | {"rows": rows}, page(about, rows, plan, f"{name}.png"))
+    picture(rows, Path(options.output) / f"{name}.png")
 
 
 if __name__ == "__main__":

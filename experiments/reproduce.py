@@ -400,13 +400,13 @@ def effects(rows):
         names = [f"{loss}, {choice}" for loss in LOSSES]
         lines.append([choice, *(mean([name]) for name in names), mean(names)])
     lines.append(["all choices", *(mean([f"{loss}, {choice}" for choice in CHOICES]) for loss in LOSSES), mean(cells)])
-    return "\n## Loss and choice\n\n" + markdown_table([[cell.replace("|", "\\|") for cell in line] for line in lines]) + "\n"
+    return "\n## Loss and choice\n\n" + markdown_table(lines) + "\n"
 
 
 def markdown(about, rows, plan=""):
     """The table as Markdown, with all that is needed to make it again."""
     columns = [  # (title, what stands in a row)
-        ("", lambda r: r["name"].replace("|", "\\|")), ("k", lambda r: r["k"]), ("questions per step", lambda r: r["questions_per_step"]),
+        ("", lambda r: r["name"]), ("k", lambda r: r["k"]), ("questions per step", lambda r: r["questions_per_step"]),
         ("greedy", lambda r: pm(r["greedy"])), ("sampled", lambda r: pm(r["sampled"])), ("tokens long", lambda r: pm(r["length"], 1)),
         ("seconds", lambda r: pm(r["seconds"], 1)),
         ("speed-up (min to max)", lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"])),
@@ -432,8 +432,7 @@ def markdown(about, rows, plan=""):
              "groups without signal", "steps without update", "seconds to accuracy 0.85", "completions to 0.85", *held]]
     for row in rows:
         seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
-        name = row["name"].replace("|", "\\|")
-        work.append([name, row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
+        work.append([row["name"], row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
                      f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
                      f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached",
                      f"{row['completions_to_85']:.0f}" if row["completions_to_85"] else "not reached",

@@ -37,9 +37,9 @@ def heading(title, where):
 
 
 def markdown_table(lines):
-    """Lines of cells as a Markdown table; the first line is its head."""
+    """Lines of cells as a Markdown table; the first line is its head. A | within a cell, as in |A|, is escaped."""
     lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def write(folder, name, result, page):

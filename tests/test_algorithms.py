@@ -319,6 +319,10 @@ def test_a_batch_of_fewer_completions_than_mini_batches_makes_fewer():
     assert [m.completions for m in minibatches_of([1, 2], 4)] == [1, 1] and batch_of().tokens.shape == (0, 0)
 
 
+def test_the_completions_of_one_question_may_be_in_several_mini_batches():
+    assert [m.micro_batches[0].lengths.tolist() for m in minibatches_of([0, 1], 2)] == [[3], [1]]
+
+
 @pytest.mark.parametrize("max_tokens, cut", [(100, [1, 1]), (1, [2, 2])])
 def test_each_mini_batch_is_cut_into_micro_batches(max_tokens, cut):
     assert [len(m.micro_batches) for m in minibatches_of([0, 1, 2, 3], 2, max_tokens)] == cut

@@ -24,6 +24,7 @@ from update import NO_UPDATE, OF_UPDATES, Limits, accumulate
 PLAIN = {  # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β, one ratio per sequence
     "grpo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
     "cppo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
+    "cppo_published": (lambda n, N, M, L: 1 / M, 0.8, 1.2, 0.04, False),
     "drgrpo": (lambda n, N, M, L: 1 / (N * L), 0.8, 1.2, 0.0, False),
     "dapo": (lambda n, N, M, L: 1 / M, 0.8, 1.28, 0.0, False),
     "gspo": (lambda n, N, M, L: 1 / (N * n), 1 - 3e-4, 1 + 4e-4, 0.0, True),

@@ -156,7 +156,7 @@ def own_rule(function, name):
 
     def keep(rollout, advantages, k):
         returned = function(rollout, advantages.clone(), k)
-        rows, *own = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
+        rows, own = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
         known, n = isinstance(rows, torch.Tensor | list), advantages.numel()
         rows = torch.as_tensor(rows if known else [], device="cpu")
         rows = rows if rows.numel() else rows.long()  # nothing is kept: for torch an empty list holds float32
@@ -165,7 +165,7 @@ def own_rule(function, name):
             raise UserError(f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and each "
                             "once, as cppo.batch_rows makes them.")
         rows, order = rows.sort()
-        return (rows, own_advantages(*own, len(rows), name)[order]) if own else rows
+        return rows if own is None else (rows, own_advantages(own, len(rows), name)[order])
 
     return keep
 

@@ -15,15 +15,14 @@ from engine.model.skeleton import widths
 @dataclass(frozen=True)
 class GPU:
     name: str
-    gb: int
     bandwidth: float  # bytes a second
     operations: float  # of dense matrix products, a second: in bfloat16, or in float32 if `number` is 4
     number: int = 2  # bytes per number
 
 
 GPUS = [  # NVIDIA's data sheets
-    GPU("A100 80 GB", 80, 2.039e12, 312e12), GPU("H100 80 GB", 80, 3.35e12, 989e12),
-    GPU("RTX 4090 24 GB", 24, 1.008e12, 165e12), GPU("T4 16 GB", 16, 0.32e12, 8.1e12, 4),
+    GPU("A100 80 GB", 2.039e12, 312e12), GPU("H100 80 GB", 3.35e12, 989e12),
+    GPU("RTX 4090 24 GB", 1.008e12, 165e12), GPU("T4 16 GB", 0.32e12, 8.1e12, 4),
 ]
 OF_BANDWIDTH, OF_OPERATIONS = 0.6, 0.4  # the shares that a program reaches
 # seconds to start a layer's kernels, from Qwen's speed table (A100, one row, 1.5B, 28 layers): transformers 39.68 tokens
@@ -46,7 +45,7 @@ def seconds(config, model, parameters, questions, k, gpu, rollout):
 
     forward = 2 * parameters * (questions * prompt + kept * completion) / compute * (2 if config.algorithm == "ppo" else 1)
     backward = (1 if config.lora else 2) + config.gradient_checkpointing  # in forward passes
-    scoring = forward * ((config.beta > 0) + (config.minibatches > 1))
+    scoring = forward * ((config.beta > 0) + 1 - 1 / config.minibatches)  # π_ref; π_old for the mini-batches after the first
     return sampling, scoring, config.mu * forward * (1 + backward)
 
 

@@ -216,14 +216,16 @@ def test_one_of_each_kind():
     assert rules.distinct(None, A, 3).tolist() == [0, 1, 4, 8, 10, 11]
 
 
-def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(small, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("plan", "other"), [([], "CPPO, P=0.875"), (["--second"], "published, P=0.5")])
+def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(plan, other, small, tmp_path, monkeypatch):
     monkeypatch.setattr(real, "AT", (0.5, 1.0))
     monkeypatch.setattr(real, "EVAL_QUESTIONS", 3)
-    words = ["--model", small, "--seeds", "1", "--methods", "GRPO", "CPPO, P=0.875"]
+    words = ["--model", small, "--seeds", "1", "--methods", "GRPO", other, *plan]
     words += ["--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "page")]
+    second = "_second" if plan else ""
     real.main(words)
-    files = sorted((tmp_path / "runs").iterdir())
-    assert [path.name for path in files] == ["CPPO-P=0.875-seed-1.json", "GRPO-seed-1.json"]
+    files = sorted((tmp_path / f"runs{second}").iterdir())
+    assert {path.name for path in files} == {other.replace(", ", "-") + "-seed-1.json", "GRPO-seed-1.json"}
     for path in files:
         done = json.loads(path.read_text())
         assert [e["at"] for e in done["evaluations"]] == [0.5, 1.0]
@@ -232,8 +234,8 @@ def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(small, t
     before = [path.stat().st_mtime_ns for path in files]
     real.main(words)  # finished runs are kept
     assert [path.stat().st_mtime_ns for path in files] == before
-    page = (tmp_path / "page/real.md").read_text()
-    assert "Plan, written before the runs" in page and "| CPPO, P=0.875 | 1 |" in page and (tmp_path / "page/real.png").exists()
+    page = (tmp_path / f"page/real{second}.md").read_text()
+    assert "lan, written " in page and f"| {other} | 1 |" in page and (tmp_path / f"page/real{second}.png").exists()
 
 
 def test_a_difference_is_each_seed_above_each_seed():
