@@ -120,11 +120,12 @@ class Model:
     model: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of the model")
     lr: float = option(LR, "learning rate of every method that has none of its own")
     folder: str = option("runs/real", "folder of the finished runs; the second plan's get _second at the end")
+    second: bool = option(False, "the second plan")
 
 
 @dataclass
 class Options(same_seconds.Runs, Model):
-    second: bool = option(False, "the second plan")
+    pass
 
 
 def one_run(method, seed, label, options):
