@@ -10,7 +10,7 @@ but no memory. Bytes per parameter on a GPU, which computes in bfloat16 (with --
     compute copy     2    the casts that autocast keeps from a forward pass to its backward pass. LoRA: only adapters
     rollout copy     2    a copy for sampling, which rests in the update. LoRA: 0. vLLM has its --vllm_share instead, cache included
 
-`--shard full` divides the first four by the number of devices. Each pass then gathers the layers one after the other
+`--shard full` divides the first four by the number of devices of a node. Each pass then gathers the layers one after the other
 in the compute dtype. The rollout copy is not divided. PPO's critic is a second backbone that is trained. A reward
 model takes 4 bytes per parameter.
 
@@ -19,6 +19,7 @@ Activations are those of a dense decoder with RMSNorm, a gated MLP and fused att
 """
 
 import math
+import os
 from dataclasses import dataclass
 
 import torch
@@ -118,7 +119,8 @@ def of_parameters(config, model, critic, devices, on_gpu):
         linear = (m for m in model.base_model.modules() if type(m).__name__ in ("Linear", "Conv1D"))  # Conv1D: GPT-2's
         sizes = [lora * n for m in linear for n in m.weight.shape]
     largest, trained = max(sizes, default=0), sum(sizes) + (sum(p.numel() for p in model.base_model.parameters()) if critic else 0)
-    sharing = devices if shard else 1  # devices that share one copy
+    node = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
+    sharing = (node if 1 < node < devices else devices) if shard else 1  # devices that share one copy: those of a node
     weights = (4 * trained + (compute * total if lora else 0)) // sharing
     gradients, moments = 4 * trained // sharing, 8 * trained // sharing
     reference = compute * total // sharing if config.beta and not lora else 0
@@ -129,7 +131,8 @@ def of_parameters(config, model, critic, devices, on_gpu):
         copy, new_gradient = compute * (total - layer * max(0, len(layers) - 2)) * 2, 0
     else:  # the casts; and a tensor's new gradient, twice at most, before it is added to that of earlier micro-batches
         copy, new_gradient = (2 * sum(sizes) if compute == 2 else 0), 8 * largest
-    whole_tensor = 4 * largest if shard else 0  # each device takes its share of it
+    # a whole tensor for the copy: this device's share in the compute dtype, all shares, and these as one tensor
+    whole_tensor = compute * largest * (2 * devices + 1) // devices if shard else 0
     return total, trained, {
         "weights": (weights,) * 5,
         "gradients": (0, 0, gradients + new_gradient, gradients, 0),
@@ -156,7 +159,7 @@ def of_a_row(config, model, on_gpu):
     return cache, logits, reading
 
 
-def of_tokens(config, model, questions, k, on_gpu):
+def of_tokens(config, model, questions, k, devices, on_gpu):
     """({item: bytes in each of the PHASES} that the tokens need, whether a mini-batch is one micro-batch).
 
     questions: per device and step. k: completions kept of each.
@@ -173,9 +176,11 @@ def of_tokens(config, model, questions, k, on_gpu):
     stream = 2 if compute == 2 and (config.shard == "full" or config.lora) else 4
     layer = saved_by_layer(shape, compute, stream, config.lora, on_gpu)
     per_token = layers * stream * hidden + layer if config.gradient_checkpointing else layers * layer
+    # a mini-batch, which may begin and end within a question, and a device's share of it: whole questions, at the worst
+    kept = math.ceil(devices * questions * k / config.minibatches)
+    asked = min(questions, math.ceil((math.ceil(kept / k) + (kept % k > 0)) / devices))
+    kept = min(kept, asked * k)
     # a completion that is longer than a micro-batch gets a micro-batch of its own
-    kept = math.ceil(questions * k / config.minibatches)
-    asked = min(questions, math.ceil(kept / k) + (kept % k > 0))  # a mini-batch may begin and end within a question
     minibatch, _ = cheaper(two_passes(asked, prompt, kept, completion), kept * length)
     tokens = min(max(config.micro_batch_tokens, length), minibatch)
     # per token also the inputs of the final norm and of the head, and their gradients
@@ -215,7 +220,7 @@ def plan(config, *, model=None, on_gpu=True):
     questions = algorithm.questions_per_step
     rows, kept = questions * config.group_size, questions * algorithm.k
     total, trained, items = of_parameters(config, model, algorithm.critic, devices, on_gpu)
-    token_items, one_micro_batch = of_tokens(config, model, questions, algorithm.k, on_gpu)
+    token_items, one_micro_batch = of_tokens(config, model, questions, algorithm.k, devices, on_gpu)
     if one_micro_batch and not algorithm.critic:  # gradients grow while activations are freed: the peaks do not add up
         *before, update, step, after = items["gradients"]
         items["gradients"] = (*before, max(update - step, update - token_items["activations"][2]), step, after)

@@ -108,7 +108,7 @@ def test_an_evaluation_takes_no_more_than_training(qwen):
 def test_building_holds_what_stays_and_of_shards_one_whole_tensor(qwen):
     W, head = QWEN["7B"][-1], 152_064 * 3584
     assert planned(model=qwen["7B"]).peaks[0] == 8 * W
-    assert planned(model=qwen["7B"], devices=4, shard="full").peaks[0] == W + W // 2 + 2 * W + 4 * head
+    assert planned(model=qwen["7B"], devices=4, shard="full").peaks[0] == W + W // 2 + 2 * W + 2 * head * 9 // 4
     assert planned(model=qwen["7B"], lora=16).peaks[0] == planned(model=qwen["7B"], lora=16).items["weights"][0]
 
 
@@ -129,10 +129,27 @@ def test_shared_out(qwen):
     assert p.items["weights"] == (W,) * 5 and p.items["gradients"] == (0, 0, W, W, 0) and p.items["optimizer"][1:4] == (2 * W, 2 * W, 2 * W)
     assert p.items["reference"] == (W // 2,) * 5 and p.items["rollout copy"] == (2 * W, 2 * W, 0, 0, 2 * W)
     # embedding, head, two layers and the last norm, in bfloat16, with gradients
-    assert p.items["compute copy"] == (4 * head, 0, 4 * (2 * head + 2 * layer + 3584), 0, 0)
+    assert p.items["compute copy"] == (2 * head * 9 // 4, 0, 4 * (2 * head + 2 * layer + 3584), 0, 0)
     # every layer's input; one layer: norms 2·(4 + 2)·H, inputs 4·H, q and output 4·H, k and v 4·512, MLP 8·I, 28 heads; the ends 10·H
     per_token = 28 * 2 * 3584 + 20 * 3584 + 4 * 512 + 8 * 18_944 + 4 * 28 + 10 * 3584
     assert p.items["activations"] == (0, 0, 8192 * per_token, 0, 0)
+
+
+def test_with_several_nodes_the_devices_of_each_node_share_all_weights(qwen, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # as torchrun sets it
+    weights = [planned(model=qwen["7B"], devices=n, shard="full").items["weights"][0] for n in (2, 4, 8, 16)]
+    assert weights == [4 * QWEN["7B"][-1] // n for n in (2, 4, 4, 4)]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # one device in each node: all in a row
+    assert planned(model=qwen["7B"], devices=8, shard="full").items["weights"][0] == QWEN["7B"][-1] // 2
+
+
+def test_a_mini_batch_may_lie_on_one_device(qwen):
+    """They are cut in the order of the questions. Four of two questions: each holds half of one question."""
+    options = {"model": qwen["0.5B"], "algorithm": "gspo", "pruning_rate": None, "questions_per_step": 1, "micro_batch_tokens": 10**9}
+    one, two = (planned(devices=n, **options).items["activations"][2] for n in (1, 2))
+    assert two == pytest.approx(one * (512 + 8 * 1024 + 8 * 192) / (512 + 4 * 1024 + 4 * 192))
+    many = [planned(devices=n, **options | {"questions_per_step": 8}).items["activations"][2] for n in (1, 2)]
+    assert many[0] == many[1]  # two questions of 16 on one device; one of two devices' four on each
 
 
 def test_adapters(qwen):
