@@ -59,7 +59,8 @@ from records import Batch
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
 RULES = Path(__file__).parent / "rules.py"
-PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "beta": 0.04, "temperature": 1.0, "lr": 1e-4}
+PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "minibatches": 1, "beta": 0.04,
+            "temperature": 1.0, "lr": 1e-4}
 PAPER = {0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159, 3.27), 0.875: (80.41, 4781, 4.89),
          0.9375: (78.20, 2813, 8.32)}  # GSM8K accuracy, seconds, speed-up: Qwen2.5-1.5B-Instruct on two GPUs
 
@@ -144,9 +145,10 @@ def group_sizes():
 
 
 def own(name, **more):
-    """An algorithm with its own β and μ. It takes four questions per step, before allocation."""
+    """An algorithm with its own β, μ and mini-batches. It takes four questions per step, before allocation."""
     row = resolve(name)
-    return Method(name, {"algorithm": name, "beta": row.beta, "mu": row.mu, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo")
+    numbers = {key: getattr(row, key) for key in ("beta", "mu", "minibatches")}
+    return Method(name, {"algorithm": name, **numbers, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo")
 
 
 def family():

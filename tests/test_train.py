@@ -349,14 +349,14 @@ def test_stop_kl_ends_the_run_with_a_checkpoint_and_a_sentence(small, tmp_path, 
 
 def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
-    kls = {}
+    kls, once = {}, ["--mu", "1", "--minibatches", "1"]
     for name, options in [("kept", []), ("refreshed", ["--refresh_reference", "2"])]:
-        go(small, tmp_path / name, "--mu", "1", *options, steps=5)
+        go(small, tmp_path / name, *once, *options, steps=5)
         kls[name] = [row["kl"] for row in logs.read(tmp_path / name / "metrics.jsonl")]
     rounding = 1e-3 if torch.cuda.is_available() else 0  # there the reference is computed in bfloat16
     assert max(kls["refreshed"][0::2]) <= rounding  # in steps 1, 3 and 5 the reference is the policy again
     assert kls["kept"][2] > 0 and kls["refreshed"][3] > 0
-    go_in_two(small, tmp_path / "resumed", monkeypatch, "--mu", "1", "--refresh_reference", "2", killed_in=4, save_every=3, steps=5)
+    go_in_two(small, tmp_path / "resumed", monkeypatch, *once, "--refresh_reference", "2", killed_in=4, save_every=3, steps=5)
     # step 4 is measured against the reference of step 2
     assert [row["kl"] for row in logs.read(tmp_path / "resumed/metrics.jsonl")] == pytest.approx(kls["refreshed"], abs=rounding, rel=0)
 

@@ -52,7 +52,8 @@ class AlgorithmOptions:
     clip_high: float | None = option(None, "ε_high: the ratio is clipped above 1 + ε_high")
     mu: int | None = option(None, "μ, passes over each batch of completions")
     minibatches: int | None = option(
-        None, "mini-batches that a batch is cut into; each pass makes one update per mini-batch")
+        None, "mini-batches that a batch is cut into; each pass makes one update per mini-batch; "
+              "None: the row's or the data set's, whichever is more")
     target_kl: float | None = option(None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this; None: never")
     importance_cap: float | None = option(
         None, "a token counts min(π_old / π_sampler, this), to correct for a different sampler; None: no correction")
@@ -122,7 +123,7 @@ class RunOptions:
     output_dir: str | None = option(None, "folder of the run; None: a new folder under runs/")
     resume: bool = option(False, "continue the run in --output_dir, from its newest checkpoint and with its options")
     seed: int = option(42, "seed of the sampling and of the order of the questions")
-    epochs: float = option(1.0, "passes over the questions")
+    epochs: float | None = option(None, "passes over the questions; None: the data set's (1 for most)")
     steps: int | None = option(None, "stop after this many steps; None: stop after the epochs")
     stop_kl: float | None = option(None, "end the run when the KL to the reference exceeds this; None: never")
     save_every: int = option(50, "steps between checkpoints")
@@ -200,16 +201,17 @@ def algorithm_of(config):
 def fill_in(config):
     """Give each option that was not given a value, from the data set or the algorithm. Returns the Algorithm."""
     task = task_of(config.dataset)
-    for name in ("system_prompt", "max_new_tokens", "questions_per_step", "lr"):
+    for name in ("system_prompt", "max_new_tokens", "questions_per_step", "lr", "epochs"):
         if getattr(config, name) is None:
             setattr(config, name, getattr(task, name))
     config.rewards = config.rewards or list(task.rewards)
     if config.eval_dataset is None and task.evaluated:
         config.eval_dataset = config.dataset
-    algorithm = algorithm_of(config)
     row = algorithms.ALGORITHMS[config.algorithm]
+    config.minibatches = config.minibatches or max(row.minibatches, task.minibatches)
+    algorithm = algorithm_of(config)
     values = vars(algorithm) | {"keep": row.keep, "critic_lr": task.critic_lr}
-    for name in ("beta", "clip_low", "clip_high", "mu", "minibatches", *row.takes):
+    for name in ("beta", "clip_low", "clip_high", "mu", *row.takes):
         if getattr(config, name) is None:
             setattr(config, name, values[name])
     return algorithm

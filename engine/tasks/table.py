@@ -39,6 +39,8 @@ class Task:
     lr: float = 1e-6  # this and questions_per_step: CPPO's published setting
     critic_lr: float = 1e-5  # usually ten times the policy's
     questions_per_step: int = 1
+    minibatches: int = 1  # at least; an algorithm may have more
+    epochs: float = 1.0
     train_questions: int | None = None  # how many there are, if that is known without a download
     test_questions: int | None = None
     base: str | None = None  # the toy base model that `--model toy` means; None: the toy cannot be used
@@ -47,7 +49,7 @@ class Task:
 
 TOY = Task(
     toy.questions, rewards=("toy_accuracy",), max_new_tokens=toy.MAX_NEW_TOKENS, lr=3e-4, critic_lr=1e-3,
-    questions_per_step=8, train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS,
+    questions_per_step=8, minibatches=2, epochs=0.5, train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS,
     base="base", evaluated=True,
 )
 ARITHMETIC = Task(

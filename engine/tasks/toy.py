@@ -20,7 +20,7 @@ THINKING_SHARE = 0.3  # share of the demonstrations that think
 WRONG_SHARE = 0.5  # share of the guesses that are wrong
 MAX_NEW_TOKENS = 48  # the longest thoughts need 39
 WORDY = 8  # a wordy demonstration repeats its result up to so many times
-TRAIN_QUESTIONS = 2048  # one epoch of the training script
+TRAIN_QUESTIONS = 2048  # one epoch
 TEST_QUESTIONS = 512
 
 

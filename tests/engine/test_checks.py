@@ -136,8 +136,8 @@ def test_a_rule_that_its_file_does_not_have_is_refused(tmp_path):
 @pytest.mark.parametrize("words, note", [
     ("--devices 2", "--devices is for --plan: torchrun says how many devices train."),
     ("--reward_timeout 5", "--reward_timeout limits only a reward of your own, FILE.py:FUNCTION."),
-    ("--mu 1 --clip_high 0.28", "--clip_high has no effect: in the only update of a step every ratio is 1; set --mu or "),
-    ("--mu 1 --target_kl 0.1", "--target_kl has no effect: in the only update"),
+    ("--mu 1 --minibatches 1 --clip_high 0.28", "--clip_high has no effect: in the only update of a step every ratio is 1; set --mu or "),
+    ("--mu 1 --minibatches 1 --target_kl 0.1", "--target_kl has no effect: in the only update"),
     ("--pruning_rate 0 --keep random", "--keep has no effect: no completion is pruned; see --pruning_rate."),
     ("--algorithm grpo --allocation false", "--allocation has no effect: no completion is pruned"),
     ("--steps 5 --refresh_reference 5", "--refresh_reference comes after the last step."),
