@@ -51,7 +51,8 @@ def pruning_rates(rows, output):
         right.annotate(f"{row['speedup']['median']:.2f}×", (i, row["seconds"]["mean"]), ha="center", va="bottom")
     above(right, "seconds of training, by phase; speed-up over GRPO")
     right.margins(y=0.08)
-    ticks(left, names)
+    for axis in (left, right):
+        ticks(axis, names, rotation=35, ha="right", rotation_mode="anchor")
     save(figure, output)
 
 

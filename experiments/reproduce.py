@@ -485,7 +485,7 @@ def reproduce(table, config):
     logs.write(stem.with_suffix(".md"), text)
     picture(rows, stem.with_suffix(".png"))
     if table == "1":
-        plot.time_to_accuracy(rows, output / "time_to_accuracy.png")
+        plot.time_to_accuracy([row for row in rows if "mini-batches" not in row["name"]], output / "time_to_accuracy.png")
     print(f"\n{text}\nwritten: {stem}.json, .md and .png")
 
 

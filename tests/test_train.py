@@ -312,6 +312,9 @@ def test_learning_rate_rises_over_the_warm_up_and_falls_to_0():
     assert learning_rate(0.05, 2.0, 0.1) == pytest.approx(1.0) and learning_rate(0.1, 2.0, 0.1) == pytest.approx(2.0)
     assert learning_rate(0.55, 2.0, 0.1) == pytest.approx(1.0) and learning_rate(1.0, 2.0, 0.1) == pytest.approx(0.0)
     assert learning_rate(0.001, 2.0, 0.1) > 0 and learning_rate(0.5, 1.0, 0.0) == pytest.approx(0.5)
+    for schedule, after in {"cosine": (0.853553, 0.146447), "linear": (0.75, 0.25), "constant": (1, 1)}.items():
+        rates = [learning_rate(x, 2.0, 0.2, schedule) for x in (0.1, 0.2, 0.4, 0.8)]
+        assert rates == pytest.approx([1, 2, 2 * after[0], 2 * after[1]], abs=1e-5)
 
 
 # ---- a run ----------------------------------------------------------------------------------------------------------

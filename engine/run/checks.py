@@ -10,6 +10,7 @@ from algorithms import KEPT_FIRST
 from engine.model.folders import refuse_missing, resolve_model
 from engine.model.vllm import TESTED, filtered
 from engine.run.options import UserError, at_least, own_function
+from engine.run.state import SCHEDULES
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
 
@@ -21,7 +22,7 @@ LEAST = {  # the smallest value of an option
 }
 ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap",
            "device_gb", "vllm_share")
-CHOICES = {"shard": ("none", "full"), "rollout": ("own", "vllm"), "dtype": ("auto", "float32", "bfloat16")}
+CHOICES = {"lr_schedule": tuple(SCHEDULES), "shard": ("none", "full"), "rollout": ("own", "vllm"), "dtype": ("auto", "float32", "bfloat16")}
 SAME_AS_NONE = {"pruning_rate": 0.0, "allocation": False}  # values that mean the same as None: the option was not given
 # Options that have no effect in some runs: (options, whether they have one in the run of a config and its algorithm,
 # what is the matter). The first list is refused, because the run would not do what it was asked for.

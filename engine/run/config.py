@@ -91,7 +91,9 @@ class UpdateOptions:
     critic_lr: float | None = option(
         None, "PPO: peak learning rate of the critic; None: the data set's (1e-5 for most)")
     warmup: float = option(
-        0.1, "share of the run in which the learning rate rises; after that, the rate falls along a cosine")
+        0.1, "share of the run in which the learning rate rises")
+    lr_schedule: str = option(
+        "cosine", "how the learning rate falls after that: cosine or linear, down to 0; constant: it does not")
     max_grad_norm: float = option(1.0, "a gradient with a larger norm is scaled down to this norm")
     refresh_reference: int | None = option(
         None, "steps between refreshes: the policy becomes the new reference, as in DeepSeek-R1; None: never")

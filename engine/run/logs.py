@@ -141,8 +141,10 @@ def a_step(config, algorithm, questions, evaluated):
         kept = f"{rule} of each {G}"
     if algorithm.questions_per_step > config.questions_per_step:
         kept += f" (allocation: {algorithm.questions_per_step} questions per device in place of {config.questions_per_step})"
+    fall = "" if config.lr_schedule == "constant" else f", {config.lr_schedule} to 0"
     return (f"each step{f' on {devices} devices' * (devices > 1)}: {questions} questions × {G} completions = "
             f"{questions * G} sampled{times}, at most {config.max_new_tokens} tokens each; trained on: {kept}. "
+            f"Learning rate: {config.lr:g} at its peak{fall}. "
             f"Evaluated: {f'{evaluated} questions, before and after training' if evaluated else 'nothing'}.")
 
 

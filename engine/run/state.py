@@ -18,11 +18,19 @@ from engine.tasks.questions import fingerprint, take
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
 
 
-def learning_rate(progress, peak, warmup):
-    """Linear warm-up, then a cosine down to 0. progress: in [0, 1]. warmup: the share of the run that warms up."""
+SCHEDULES = {  # after the warm-up: the share of the peak, x from 0 to 1. A schedule of your own is a line here
+    "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
+    "linear": lambda x: 1 - x,
+    "constant": lambda x: 1.0,
+}
+LEAST_MOVE = 1e-4  # AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to 1e-3
+
+
+def learning_rate(progress, peak, warmup, schedule="cosine"):
+    """Linear warm-up, then the schedule. progress: in [0, 1]. warmup: the share of the run that warms up."""
     if progress <= warmup:
         return peak * progress / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+    return peak * SCHEDULES[schedule]((progress - warmup) / (1 - warmup))
 
 
 def run_progress(steps_done, steps, questions_done, questions, per_step):
@@ -93,7 +101,7 @@ class Run:
 
         evaluated: how many questions `examine` asks.
         """
-        for note in dict.fromkeys(notes):
+        for note in dict.fromkeys(notes + self.too_little()):
             progress.note(f"note: {note}")
         progress.note(logs.a_step(self.config, self.algorithm, min(self.per_step, self.total), evaluated))
         if not self.resumed:
@@ -106,6 +114,14 @@ class Run:
         self.tracker = Tracker(
             self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"], asdict(self.config))
         ranks.barrier()
+
+    def too_little(self):
+        """A note if the whole run can hardly change the model. A run with --steps is a trial: it gets none."""
+        updates = self.steps * self.algorithm.mu * self.algorithm.minibatches
+        if self.config.steps or updates * self.config.lr > LEAST_MOVE:
+            return []
+        return [f"{updates} updates at a learning rate of at most {self.config.lr:g} will hardly change the model: raise "
+                "--epochs or --lr. SmolLM2-135M learns arithmetic with --lr 3e-5."]
 
     def __enter__(self):
         self.interrupt = logs.Interrupt().__enter__()
@@ -130,7 +146,7 @@ class Run:
         config, state = self.config, self.state
         progress = run_progress(state["step"], self.steps, state["position"], self.total, self.per_step)
         for group, peak in zip(self.networks.optimizer.param_groups, (config.lr, config.critic_lr)):
-            group["lr"] = learning_rate(progress, peak, config.warmup)
+            group["lr"] = learning_rate(progress, peak, config.warmup, config.lr_schedule)
         return random.Random(f"{config.seed} {state['step'] + 1} 0")
 
     def next_questions(self, count=None):

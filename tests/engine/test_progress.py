@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 import train
 from algorithms import resolve
 from engine.run import logs, progress
+from engine.run.config import Config
+from engine.run.state import Run
 
 
 class Screen(io.StringIO):
@@ -45,11 +48,11 @@ def test_a_file_gets_a_line_a_minute_and_no_bar(monkeypatch, capsys):
     assert capsys.readouterr() == ("cppo: 2 of 24 steps, accuracy 0.42\n", "")
 
 
-CONFIG = SimpleNamespace(questions_per_step=2, max_new_tokens=96)
+CONFIG = Config(questions_per_step=2, max_new_tokens=96, lr=1e-6)
 
 
 @pytest.mark.parametrize("name, options, words", [
-    ("grpo", {}, "2 questions × 16 completions = 32 sampled, at most 96 tokens each; trained on: all of them. Evaluated: nothing."),
+    ("grpo", {}, "2 questions × 16 completions = 32 sampled, at most 96 tokens each; trained on: all of them. "),
     ("cppo", {}, "8 questions × 16 completions = 128 sampled, at most 96 tokens each; trained on: 32, k = 4 of each 16 "
                  "(allocation: 8 questions per device in place of 2)."),
     ("cppo", {"allocation": False}, "2 questions × 16 completions = 32 sampled, at most 96 tokens each; trained on: 8, k = 4 of each 16. "),
@@ -61,6 +64,14 @@ def test_one_line_says_what_a_step_is(name, options, words):
     line = logs.a_step(CONFIG, algorithm, algorithm.questions_per_step, 0)
     assert line.startswith("each step: ") and words in line and "\n" not in line
     assert "Evaluated: 512 questions, before and after training." in logs.a_step(CONFIG, algorithm, 2, 512)
+    assert "Learning rate: 1e-06 at its peak, cosine to 0." in line
+    assert "0.001 at its peak." in logs.a_step(replace(CONFIG, lr=1e-3, lr_schedule="constant"), algorithm, 2, 0)
+
+
+@pytest.mark.parametrize("steps, asked, lr, notes", [(4, None, 1e-6, 1), (4, 4, 1e-6, 0), (934, None, 1e-6, 0), (4, None, 3e-5, 0)])
+def test_a_run_that_can_hardly_change_the_model_says_so(steps, asked, lr, notes):
+    run = SimpleNamespace(steps=steps, algorithm=resolve("cppo"), config=Config(steps=asked, lr=lr))
+    assert len(Run.too_little(run)) == notes  # 8 updates of 1e-6
 
 
 @pytest.mark.parametrize("seconds, words", [(3.2, "3 s"), (99, "99 s"), (900, "15 min"), (9000, "2 h 30 min")])
