@@ -3,9 +3,12 @@
     python experiments/plot.py runs/toy-cppo-1                            writes curves.png into the run
     python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
     python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --x seconds --output runs/compared.png
+
+Runs that differ only in their seed are one line, their mean, with a band from the lowest to the highest.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -207,6 +210,16 @@ def time_to_accuracy(rows, output):
     save(figure, output)
 
 
+def by_seed(folders):
+    """Lists of folders: the runs of each list differ only in the seed."""
+    groups = {}
+    for folder in map(Path, folders):
+        options = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {"run": str(folder)}
+        same = {name: value for name, value in options.items() if name not in ("seed", "output_dir", "resume")}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(folder)
+    return list(groups.values())
+
+
 def main(argv):
     parser = argparse.ArgumentParser(description="Curves of one run, or of several on one picture.")
     parser.add_argument("runs", nargs="+", help="folders of runs")
@@ -217,7 +230,7 @@ def main(argv):
         if not (Path(folder) / "metrics.jsonl").exists() or not logs.read(Path(folder) / "metrics.jsonl"):
             raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
     output = args.output or Path(args.runs[0]) / "curves.png"
-    curves(args.runs, output, args.x)
+    curves(by_seed(args.runs), output, args.x)
     print(f"written: {output}")
 
 

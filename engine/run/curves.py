@@ -3,6 +3,7 @@
 import itertools
 import math
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib
 
@@ -39,27 +40,28 @@ def smooth(values, window):
     ]
 
 
-def panels(runs):
+def panels(rows):
     """The PANELS that say something: the reward is left out if it is the accuracy, a metric if it is 0 throughout."""
-    rows = [row for run in runs for row in run]
     metrics = {metric for metric, _ in PANELS if any(row.get(metric) for row in rows)}
     if all(row["reward"] == row["accuracy"] for row in rows):
         metrics -= {"reward"}
     return [(metric, title) for metric, title in PANELS if metric in metrics]
 
 
-def curves(run_dirs, output, x="questions"):
+def curves(groups, output, x="questions"):
     """Draw the runs' metrics against questions trained on, completions generated or seconds of training: `x`.
 
-    A thin line shows single steps, a thick line the mean over a twentieth of the run.
+    groups: lists of folders; the runs of a list differ only in the seed. A thick line shows the mean over a twentieth
+    of the run, and over the seeds. A thin line shows single steps of a single run; a band shows the seeds' range.
     """
-    names = [Path(d).name for d in run_dirs]
-    runs = {
-        name if names.count(name) == 1 else str(d): logs.read(Path(d) / "metrics.jsonl")
-        for name, d in zip(names, run_dirs)
+    names = [Path(folders[0]).name for folders in groups]
+    runs = {  # the steps: a tuple with a row of each seed
+        (name if names.count(name) == 1 else str(folders[0])) + f" and {len(folders) - 1} more" * (len(folders) > 1):
+            list(zip(*(logs.read(Path(folder) / "metrics.jsonl") for folder in folders)))
+        for name, folders in zip(names, groups)
     }
     column, label = AXES[x]
-    shown = panels(runs.values())
+    shown = panels([row for steps in runs.values() for step in steps for row in step])
     height = math.ceil((len(shown) + 1) / 3)
     figure, axes = plt.subplots(height, 3, figsize=(14, 3.4 * height + 0.4), squeeze=False)
     # fixed margins are faster than a computed layout
@@ -68,18 +70,22 @@ def curves(run_dirs, output, x="questions"):
         left=0.05, right=0.99, top=1 - 0.8 * inch, bottom=0.5 * inch, wspace=0.15, hspace=0.4)
     for axis, (metric, title) in zip(axes.flat, shown):
         single = metric == "reward" and len(runs) == 1  # a single run: each of its rewards, too
-        for i, (name, rows) in enumerate(runs.items()):
-            ends = list(itertools.accumulate(row[column] for row in rows))
-            rewards = [key for key in rows[0] if key.startswith("reward/")] if single else []
+        for i, (name, steps) in enumerate(runs.items()):
+            ends = list(itertools.accumulate(fmean(row[column] for row in step) for step in steps))
+            rewards = [key for key in steps[0][0] if key.startswith("reward/")] if single else []
             for j, key in enumerate([metric, *(rewards if len(rewards) > 1 else [])]):
-                points = [(end, row[key]) for end, row in zip(ends, rows) if row.get(key) is not None]
-                if not points:
+                points = [(end, *(row.get(key) for row in step)) for end, step in zip(ends, steps)]
+                at, *seeds = zip(*(point for point in points if None not in point)) or [()]
+                if not at:
                     continue
-                at, y = zip(*points)
                 style, color = STYLES[(i + j) % len(STYLES)], f"C{i + j}"
-                axis.plot(at, y, color=color, alpha=0.2, linewidth=0.8)
+                lines = list(zip(*(smooth(y, max(1, len(y) // 20)) for y in seeds)))
+                if len(seeds) == 1:
+                    axis.plot(at, seeds[0], color=color, alpha=0.2, linewidth=0.8)
+                else:
+                    axis.fill_between(at, [min(y) for y in lines], [max(y) for y in lines], color=color, alpha=0.2)
                 line = name if key == metric and not single else key.removeprefix("reward/")
-                axis.plot(at, smooth(y, max(1, len(y) // 20)), style, color=color, label=line)
+                axis.plot(at, [fmean(y) for y in lines], style, color=color, label=line)
         above(axis, title, legend=single and len(axis.lines) > 2)
         axis.set_xlabel(label, fontsize=9)
         axis.grid(alpha=0.3)
@@ -87,7 +93,9 @@ def curves(run_dirs, output, x="questions"):
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="upper center", ncols=6, fontsize=9, handlelength=3, frameon=False)
 
-    totals = [logs.phase_totals(rows) for rows in runs.values()]
+    totals = [
+        {phase: s / len(steps[0]) for phase, s in logs.phase_totals([row for step in steps for row in step]).items()}
+        for steps in runs.values()]
     phases, *free = axes.flat[len(shown):]
     stacked(phases, list(runs), totals, PHASES[:-1])
     above(phases, "seconds by phase")

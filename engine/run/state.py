@@ -226,7 +226,7 @@ class Run:
             summary = {
                 "algorithm": self.algorithm.name, "k": self.algorithm.k, **self.state, "notes": notes, "after": after}
             logs.write_summary(self.folder, summary, COUNTS)
-            curves([self.folder], self.folder / "curves.png")
+            curves([[self.folder]], self.folder / "curves.png")
             if self.config.merge_lora:
                 save_merged(str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged")
                 progress.note(f"the merged model: {self.folder / 'merged'}")

@@ -49,6 +49,21 @@ def test_several_runs_on_one_picture(tmp_path, figures):
         plot.main([str(tmp_path)])
 
 
+def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, figures):
+    for seed, accuracy in [(1, 0.2), (2, 0.3), (3, 0.7)]:
+        fake_run(tmp_path / f"run-{seed}", 30, accuracy=accuracy)
+        (tmp_path / f"run-{seed}/config.json").write_text(json.dumps({"lr": 1e-6, "seed": seed, "output_dir": f"run-{seed}"}))
+    fake_run(tmp_path / "other", 30, accuracy=0.9)
+    (tmp_path / "other/config.json").write_text(json.dumps({"lr": 1e-5, "seed": 1, "output_dir": "other"}))
+    plot.main([*(str(tmp_path / name) for name in ("run-1", "run-2", "other", "run-3")), "--output", str(tmp_path / "all.png")])
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["run-1 and 2 more", "other"]
+    panels = titles(figures[0])
+    accuracy = panels["accuracy (sampled, training questions)"]
+    assert accuracy.lines[0].get_ydata() == pytest.approx([0.4] * 30)
+    assert {round(y, 6) for _, y in accuracy.collections[0].get_paths()[0].vertices} == {0.2, 0.7}
+    assert {bar.get_height() for bar in panels["seconds by phase"].patches} == {30.0, 60.0, 0.0}
+
+
 @pytest.mark.parametrize("x, end, label", [("seconds", 105.0, "seconds of training"), ("completions", 1920, "completions generated")])
 def test_what_stands_on_the_x_axis(x, end, label, tmp_path, figures):
     fake_run(tmp_path / "one", 30)
