@@ -213,10 +213,12 @@ class Algorithm:
             advantages = over_the_kept(self, rollout, rows)
         return rows[rollout.trainable.flatten()[rows]], advantages
 
-    @property
-    def loss_options(self):
-        clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        return clip if self.critic else clip | {"beta": self.beta}
+    def loss_options(self, entropy):
+        """What the loss takes by name, besides ref_logp and weights. entropy: only if it names it."""
+        options = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        options |= {} if self.critic else {"beta": self.beta}
+        names = inspect.signature(self.loss).parameters
+        return options | ({"entropy": entropy} if "entropy" in names else {})
 
 
 grpo = Algorithm(grpo_loss, sequence_mean)

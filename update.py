@@ -109,8 +109,9 @@ def accumulate(networks, minibatch, algorithm, sampling):
                 part.old_logp, sampled_logp, part.mask, cap=algorithm.importance_cap)
         loss, stats = algorithm.loss(
             logp, part.old_logp, part.advantages, part.mask,
-            ref_logp=part.ref_logp, weights=weights, **algorithm.loss_options)
+            ref_logp=part.ref_logp, weights=weights, **algorithm.loss_options(entropy))
         loss.backward()
+        entropy = entropy.detach()
 
         gap = (part.old_logp - sampled_logp).abs()
         largest = {"sampler_gap_max": gap.max() if gap.numel() else zero}

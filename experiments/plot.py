@@ -205,8 +205,9 @@ def time_to_accuracy(rows, output):
     axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[0].xaxis.set_major_formatter("{x:g}")
     axes[0].xaxis.set_minor_formatter("")
-    lines = axes[0].get_legend_handles_labels()
-    figure.legend(*lines, loc="outside upper center", ncols=min(5, len(rows)), fontsize=9, handlelength=4, frameon=False)
+    handles, names = axes[0].get_legend_handles_labels()
+    columns = min(len(rows), 130 // (10 + max(map(len, names))))  # as many as the figure is wide
+    figure.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9, handlelength=4, frameon=False)
     save(figure, output)
 
 

@@ -10,6 +10,8 @@ import torch
 from engine.run.options import own_function
 from engine.tasks.questions import load_questions
 from examples.my_algorithm import leave_one_out
+from examples.my_loss import cispo_loss
+from grpo import grpo_loss
 from rewards import number_accuracy
 from tests.training import one_step
 
@@ -40,6 +42,33 @@ def test_an_advantage_of_ones_own_compares_with_the_others():
     A = leave_one_out(SimpleNamespace(total=rewards))
     others = [[torch.cat([row[:i], row[i + 1 :]]).mean() for i in range(4)] for row in rewards]
     torch.testing.assert_close(A, rewards - torch.tensor(others))
+
+
+def test_a_loss_of_ones_own_bounds_the_ratio_and_keeps_every_gradient():
+    torch.manual_seed(0)
+    logp, old_logp = torch.randn(3, 4, dtype=torch.float64).requires_grad_(), torch.randn(3, 4, dtype=torch.float64)
+    A, mask, weights = torch.tensor([1.0, -2.0, 0.5]), torch.ones(3, 4).bool(), torch.rand(3, 4)
+    loss, stats = cispo_loss(logp, old_logp, A, mask, weights=weights, clip_high=0.5)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    ratio = (logp.detach() - old_logp).exp()
+    # ∂ loss / ∂ log π = −w min(ρ, 1.5) A
+    torch.testing.assert_close(gradient, -weights.double() * ratio.clamp(max=1.5) * A[:, None])
+    assert stats["clip_fraction"].item() == pytest.approx((weights * (ratio > 1.5)).sum().item() / weights.sum().item())
+    logp = old_logp.clone().requires_grad_()  # at the first update it is GRPO's gradient
+    of_grpo, _ = grpo_loss(logp, old_logp, A, mask, weights=weights, beta=0.0)
+    ours, _ = cispo_loss(logp, old_logp, A, mask, weights=weights)
+    for one, other in zip(torch.autograd.grad(ours, logp), torch.autograd.grad(of_grpo, logp)):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.slow
+def test_a_run_takes_a_loss_of_ones_own_which_may_ask_for_the_entropy(small, tmp_path):
+    options = ["--eval_questions", "1", "--dtype", "float32", "--mu", "1", "--minibatches", "1"]
+    rows = {name: one_step(small, tmp_path / name, "--algorithm", name, *options, program="examples/my_loss.py")
+            for name in ("cispo", "cispo_entropy")}
+    one, other = rows.values()
+    assert one["clip_fraction"] == other["clip_fraction"] == 0 and one["grad_norm"] != other["grad_norm"]
+    assert other["loss"] == pytest.approx(one["loss"] - 0.001 * one["entropy_trained"], abs=1e-7)
 
 
 def test_a_run_takes_a_rule_and_a_reward_of_ones_own(small, tmp_path, monkeypatch):

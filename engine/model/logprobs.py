@@ -85,23 +85,28 @@ class ThroughHead(torch.autograd.Function):
         ctx.size, ctx.temperature = size, temperature
         chunks = zip(states.split(size), targets.split(size))
         logp, *entropy = cat(score(linear(s.to(dtype), weight, bias), t, temperature, with_entropy) for s, t in chunks)
-        ctx.mark_non_differentiable(*entropy)
+        ctx.set_materialize_grads(False)  # of the entropy, if a loss does not use it
         return logp, *entropy
 
     @staticmethod
-    def backward(ctx, upstream, *_):
+    def backward(ctx, upstream, *of_entropy):
         states, targets, weight, bias = ctx.saved_tensors
+        upstream = torch.zeros_like(states[:, 0], dtype=torch.float32) if upstream is None else upstream
+        of_entropy = [g / ctx.temperature for g in of_entropy if g is not None]
         grad_states = torch.empty_like(states)
         grad_weight, grad_bias = (
             torch.zeros_like(x, dtype=torch.float32) if needed else None
             for x, needed in zip((weight, bias), ctx.needs_input_grad[2:4])
         )
         columns = states, grad_states, targets.unsqueeze(1), upstream.unsqueeze(1) / ctx.temperature
-        for s, grad_s, target, g in zip(*(x.split(ctx.size) for x in columns)):
+        for s, grad_s, target, g, *h in zip(*(x.split(ctx.size) for x in (*columns, *of_entropy))):
             s = s.to(weight.dtype)
             logp = torch.log_softmax(linear(s, weight, bias).float() / ctx.temperature, -1)
+            # ∂ H / ∂ logits_v = −π(v) (log π(v) + H) / temperature
+            more = [-x[:, None] * logp.exp() * (logp - (logp.exp() * logp).sum(1, keepdim=True)) for x in h]
             # ∂ log π(o) / ∂ logits_v = (1[v = o] − π(v)) / temperature
-            grad_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g).to(weight.dtype)
+            grad_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g)
+            grad_logits = sum(more, grad_logits).to(weight.dtype)
             grad_s.copy_(grad_logits @ weight)
             if grad_weight is not None:
                 grad_weight += grad_logits.T @ s
@@ -113,13 +118,13 @@ class ThroughHead(torch.autograd.Function):
 def score(logits, targets, temperature, with_entropy):
     """(log-probabilities of the targets (M,),) given their logits (M, V).
 
-    with_entropy: (log-probabilities, entropies), both (M,); the entropies have no gradient.
+    with_entropy: (log-probabilities, entropies), both (M,).
     """
     logp = token_logprobs(logits.unsqueeze(0), targets.unsqueeze(0), temperature=temperature).squeeze(0)
     if not with_entropy:
         return (logp,)
     # in two halves, because token_entropies makes three tensors as large as its input
-    halves = logits.detach().unsqueeze(0).chunk(2, dim=1)
+    halves = logits.unsqueeze(0).chunk(2, dim=1)
     return logp, torch.cat([token_entropies(half, temperature=temperature) for half in halves], dim=1).squeeze(0)
 
 
@@ -132,7 +137,7 @@ def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0, wit
     """log π(o_t | q, o_<t) of completions under `model`: (N, T) float32, 0 on padding.
 
     prompts, tokens, lengths: as for `completion_states`. temperature: the sampler's. with_entropy: returns a pair; its
-    second entry is the entropies of π(· | q, o_<t), (N, T) float32 in nats, without a gradient.
+    second entry is the entropies of π(· | q, o_<t), (N, T) float32 in nats.
 
     Only hidden states that predict a completion token go through the output head, one chunk at a time. The backward
     pass computes each chunk again. So the logits of all tokens never exist together.

@@ -231,23 +231,31 @@ def test_a_head_with_an_adapter_is_scored_with_it(wide, monkeypatch):
     torch.testing.assert_close(logp.double(), expected, rtol=1e-4, atol=1e-4)
     logp.sum().backward()
     assert all((p.grad is not None) == ("lora_" in name) for name, p in model.named_parameters())
-    assert entropies.shape == logp.shape and not entropies.requires_grad
+    assert entropies.shape == logp.shape
 
 
 @pytest.mark.parametrize("change", [lambda model: None, with_adapter], ids=["plain head", "adapter"])
 def test_logprobs_and_entropies_are_those_of_the_samplers_temperature(wide, change, monkeypatch):
-    """An entropy is a number for the logs: it has no gradient, with either head."""
+    """And so are their gradients, alone and together."""
     model, (prompts, tokens, lengths) = wide
     change(model)
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * 7)
     logp, entropies = completion_logprobs(model, prompts, tokens, lengths, temperature=0.6, with_entropy=True)
-    assert logp.requires_grad and not entropies.requires_grad
+    sums = [torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
     for i, n in enumerate(lengths.tolist()):
         logits = model(torch.tensor([prompts[i] + tokens[i, :n].tolist()])).logits[0, len(prompts[i]) - 1 : -1]
         expected = torch.distributions.Categorical(logits=logits.double() / 0.6)
         torch.testing.assert_close(logp[i, :n].double(), expected.log_prob(tokens[i, :n]), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(entropies[i, :n].double(), expected.entropy(), rtol=1e-4, atol=1e-4)
         assert (entropies[i, n:] == 0).all()
+        sums = [sums[0] + (i + 1) * expected.log_prob(tokens[i, :n]).sum(), sums[1] + (i - 1) * expected.entropy().sum()]
+    row, trained = torch.arange(len(prompts))[:, None], [p for p in model.parameters() if p.requires_grad]
+    ours = ((row + 1) * logp).sum(), ((row - 1) * entropies).sum()
+    for a, b in [(1, 0), (0, 1), (2, -3)]:
+        got = torch.autograd.grad(a * ours[0] + b * ours[1], trained, retain_graph=True) if b and a else torch.autograd.grad(
+            ours[0] if a else ours[1], trained, retain_graph=True)
+        for one, other in zip(got, torch.autograd.grad(a * sums[0] + b * sums[1], trained, retain_graph=True)):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-4)
 
 
 def test_a_head_with_an_adapter_holds_no_logits_for_the_backward_pass(wide, monkeypatch):
