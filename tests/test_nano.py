@@ -1,0 +1,84 @@
+"""nano.py, all of CPPO on one page: its step is the step of train.py."""
+
+import random
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+import nano
+import rewards
+from algorithms import resolve
+from engine.model.loading import load_model
+from engine.model.networks import whole_networks
+from engine.model.sampling import Completions, Sampling
+from engine.run.config import Config
+from engine.tasks import toy
+from engine.tasks.questions import load_questions
+from engine.tasks.table import TASKS
+from tests.examples import named
+from tests.training import weights_of
+from train import train_step
+from update import Limits
+
+CPU = torch.device("cpu")
+
+
+def test_nano_is_one_page():
+    text = (Path(__file__).parents[1] / "nano.py").read_text()
+    assert len(text.splitlines()) <= 120 and max(map(len, text.splitlines())) <= 100
+    assert "engine.model" not in text and "engine.run" not in text
+
+
+@pytest.mark.parametrize("pruning_rate", [0.875, 0.0], ids=["CPPO", "GRPO"])
+def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, monkeypatch):
+    """The same completions, the same rows: the same μ = 2 updates."""
+    monkeypatch.setattr(nano, "P", pruning_rate)
+    model, tokenizer = load_model(small, CPU)
+    before, drawn = weights_of(model), []
+    sample = nano.sample
+    monkeypatch.setattr(nano, "sample", lambda *arguments: drawn.append(sample(*arguments)) or drawn[-1])
+    questions, _ = load_questions("toy", tokenizer, limit=nano.Q - 1)
+    questions.append({"question": "1+2=?", "answer": "3", "thoughts": "", "begun": "",
+                      "prompt": tokenizer("1+2=?").input_ids})  # a shorter one
+    torch.manual_seed(0)
+
+    one = deepcopy(model)
+    sgd = torch.optim.SGD(one.parameters(), lr=0.1)  # AdamW would make a whole step of a rounding error
+    accuracy, length = nano.step(one, deepcopy(model), sgd, tokenizer, TASKS["toy"], rewards.toy_accuracy, questions)
+
+    [(tokens, _)] = drawn
+    ends = [(row == tokenizer.eos_token_id).nonzero() for row in tokens]  # EOS counts
+    lengths = torch.tensor([int(end[0]) + 1 if len(end) else tokens.shape[1] for end in ends])
+    networks = whole_networks(model, tokenizer, Config(lr=0.1, beta=nano.BETA))
+    networks.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    truncated = ~(tokens == tokenizer.eos_token_id).any(1)
+    given = Completions(tokens, lengths, truncated, torch.zeros(tokens.shape))
+    networks.sampler.sample = lambda *_: given
+    algorithm = resolve("cppo", pruning_rate=pruning_rate, mu=nano.MU, beta=nano.BETA)
+    metrics, _ = train_step(
+        networks, algorithm, named(rewards.toy_accuracy), Sampling(toy.MAX_NEW_TOKENS), Limits(), lambda _: questions,
+        random.Random(0))
+    assert accuracy == pytest.approx(metrics["accuracy"]) and 0 < accuracy < 1
+    assert length == pytest.approx(metrics["length"]) and lengths.min() < lengths.max()
+    moved, difference = weights_of(one) - before, weights_of(one) - weights_of(model)
+    assert moved.norm() > 0.01 and difference.norm() < 1e-4 * moved.norm()
+
+
+def test_a_step_without_a_signal_leaves_the_weights(loaded):
+    model, tokenizer = loaded
+    before, optimizer = weights_of(model), torch.optim.AdamW(model.parameters(), lr=1.0)
+    questions, _ = load_questions("toy", tokenizer, limit=2)
+    nano.step(model, model, optimizer, tokenizer, TASKS["toy"], lambda texts, answer: [1.0] * len(texts), questions)
+    assert torch.equal(weights_of(model), before)
+
+
+def test_it_runs_as_its_first_lines_say(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(nano, "STEPS", 2)
+    monkeypatch.setattr(nano.toy_model, "base", lambda: small)
+    for words in ([], [small]):
+        monkeypatch.setitem(TASKS, "arithmetic", TASKS["toy"])  # this model reads no words
+        nano.main(words)
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 2 and lines[1].startswith("step   2   accuracy ")
