@@ -28,8 +28,11 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
         rows = read_hub(name, task.source, split)
     else:
         rows = task.source(split) if task.source else read_jsonl(name)
-    rows = list(islice(rows, count))
+    found = list(islice(rows, count))
+    rows = [row for row in found if row["question"].strip() and row["answer"].strip()]
     texts, notes = prompt_texts(tokenizer, rows, system_prompt, task.examples)
+    if len(rows) < len(found):
+        notes.append(f"skipped {len(found) - len(rows)} of {len(found)} questions of {name}: the question or the answer is empty.")
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
     questions = [{**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
@@ -82,7 +85,7 @@ def read_hub(name, hub, split):
 
     try:
         rows = datasets.load_dataset(hub.path, hub.configuration, split=hub.train if split == "train" else hub.test)
-        return [{**row, "question": row[hub.question], "answer": plain(row[hub.answer])} for row in rows]
+        return [{**row, "question": plain(row[hub.question]), "answer": plain(row[hub.answer])} for row in rows]
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -112,18 +115,23 @@ def check_dataset(name, model=None):
                         "for example --model HuggingFaceTB/SmolLM2-135M-Instruct.")
 
 
-def base_model(model, dataset):
-    """The folder or hub name of the model that `--model` names. `toy` means the toy's base model, made on first use."""
+def base_model(model, dataset, earlier=None):
+    """The folder or hub name of the model that `--model` names. `toy` means the toy's base model, made on first use.
+
+    earlier: the model that a resumed run started from. It stays the toy's base even if the project now makes another one.
+    """
     if model != "toy":
         return model
+    if earlier and Path(earlier).is_dir():
+        return earlier
     from engine.tasks import toy_model
 
     return toy_model.base(task_of(dataset).base or "base")
 
 
 def plain(value):
-    """An answer as text; 27.0 becomes "27"."""
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    """A question or an answer as text; 27.0 becomes "27", and None becomes ""."""
+    return "" if value is None else str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def read_jsonl(path, reserved=("prompt", "completions")):
@@ -156,9 +164,9 @@ def read_jsonl(path, reserved=("prompt", "completions")):
         for column in ("question", "answer"):
             if column not in row:
                 raise UserError(f"{path}, line {number}: no column '{column}'. The columns there are {', '.join(row)}.")
-            if row[column] in (None, ""):
-                raise UserError(f"{path}, line {number}: the column '{column}' is empty.")
             row[column] = plain(row[column])
+            if not row[column].strip():
+                raise UserError(f"{path}, line {number}: the column '{column}' is empty.")
         rows.append(row)
     if not rows:
         raise UserError(f"{path} is empty: it must hold one JSON object per line, with a question and an answer.")

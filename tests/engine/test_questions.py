@@ -74,6 +74,9 @@ def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer
         ("17", "line 1: not a JSON object"),
         ('{"question": "a", "solution": "1"}', "line 1: no column 'answer'. The columns there are question, solution."),
         ('{"question": "a", "answer": "1"}\n{"text": "a", "answer": "1"}', "line 2: no column 'question'. The columns there are text,"),
+        ('{"question": "a", "answer": "1"}\n{"question": "a", "answer": " \\n"}', "line 2: the column 'answer' is empty"),
+        ('{"question": "\\t", "answer": "1"}', "line 1: the column 'question' is empty"),
+        ('{"question": null, "answer": "1"}', "line 1: the column 'question' is empty"),
         (b'{"question": "caf\xe9", "answer": "1"}', "not a text file in UTF-8"),
     ],
 )
@@ -203,6 +206,14 @@ def test_the_columns_of_every_hub_data_set_become_question_and_answer(tokenizer,
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
     questions, _ = load_questions(name, tokenizer, split="test")
     assert [(q["question"], q["answer"]) for q in questions] == [("1+1", "2"), ("3+4", "7")]
+
+
+def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer, monkeypatch):
+    rows = [{"question": question, "answer": answer} for question, answer in [("1+1", "2"), ("1+2", " \n"), ("1+3", None), (" ", "4")]]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
+    questions, notes = load_questions("gsm8k", tokenizer, split="test")
+    assert [q["question"] for q in questions] == ["1+1"]
+    assert notes == ["skipped 3 of 4 questions of gsm8k: the question or the answer is empty."]
 
 
 # --- take ---

@@ -1,5 +1,6 @@
 """engine/tasks/toy.py: the questions are right and held apart, the tokenizer loses nothing, the model starts to learn."""
 
+import contextlib
 import random
 import re
 
@@ -163,10 +164,29 @@ def test_a_few_steps_of_the_warm_start_lower_the_loss_and_teach_eos(tokenizer):
     assert all(p.grad is None for p in model.parameters())  # none is left to whoever trains it next
 
 
+def test_an_interrupted_warm_start_goes_on_to_the_same_weights(tokenizer, tmp_path, monkeypatch):
+    weights, steps = [], []
+
+    def counted(*rest, real=torch.nn.utils.clip_grad_norm_):
+        steps.append(1)
+        if len(steps) == 100 + 60:
+            raise KeyboardInterrupt
+        return real(*rest)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", counted)
+    for name, interrupted in ("straight", False), ("halved", True), ("halved", False):
+        torch.manual_seed(len(weights) == 2)  # the weights of the last part come from the file
+        model = toy_model.make_model(tokenizer)
+        with pytest.raises(KeyboardInterrupt) if interrupted else contextlib.nullcontext():
+            toy_model.warm_start(model, tokenizer, steps=100, batch_size=4, state=tmp_path / name)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(weights[0], weights[2]) and len(steps) == 100 + 60 + 50
+
+
 def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained = []
-    monkeypatch.setattr(toy_model, "warm_start", lambda model, tokenizer, kind: trained.append(model))
+    monkeypatch.setattr(toy_model, "warm_start", lambda model, tokenizer, **_: trained.append(model))
     folder = toy_model.base()
     assert toy_model.base() == folder and len(trained) == 1
     assert [f"runs/{path.name}" for path in (tmp_path / "runs").iterdir()] == [folder]  # nothing unfinished stays
@@ -178,10 +198,13 @@ def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monk
 
 def test_each_kind_of_toy_has_its_own_base(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(toy_model, "warm_start", lambda model, tokenizer, kind: None)
+    monkeypatch.setattr(toy_model, "warm_start", lambda model, tokenizer, **_: None)
     assert len({toy_model.base(), toy_model.base("code"), toy_model.base("wordy")}) == 3
     assert base_model("toy", "toy") == toy_model.base() and base_model("toy", "toy_code") == toy_model.base("code")
     assert base_model("x", "toy") == "x"
+    (tmp_path / "runs/toy-base-of-before").mkdir()
+    assert base_model("toy", "toy", earlier="runs/toy-base-of-before") == "runs/toy-base-of-before"  # of a run that is resumed
+    assert base_model("toy", "toy", earlier="runs/toy-base-none") == toy_model.base()
 
 
 def test_programs_of_the_code_toy_print_what_they_should_or_a_guess():
