@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import pickle
 import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -117,17 +118,32 @@ def sharded_state(networks, others):
 
 
 def restore(folder, networks, others):
-    """Load the files of `save` into `others` and the optimizer of `networks`. The number of ranks may have changed."""
+    """Load the files of `save` into `others` and the optimizer of `networks`. The number of ranks may have changed.
+
+    The files may be a stranger's: no code that they name is run (reader.py).
+    """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import state_dict
+    from torch.distributed.checkpoint.api import CheckpointException
 
-    reader = dcp.FileSystemReader(Path(folder) / "networks")
-    names = {name.split(".")[0] for name in reader.read_metadata().state_dict_metadata}
+    from engine.run.reader import Planner, Reader
+
+    reader = Reader(Path(folder) / "networks")
+    refused = UserError(f"{folder}/networks holds code, as no checkpoint of this project does: do not use this run.")
+    try:
+        names = {name.split(".")[0] for name in reader.read_metadata().state_dict_metadata}
+    except pickle.UnpicklingError:
+        raise refused from None
     learners = torch.nn.ModuleList(networks.learners)
     state = {name: state_dict.get_model_state_dict(network) for name, network in others.items() if name in names}
     if "optimizer" in names:
         state["optimizer"] = state_dict.get_optimizer_state_dict(learners, networks.optimizer)
-    dcp.load(state, storage_reader=reader)
+    try:
+        dcp.load(state, storage_reader=reader, planner=Planner())
+    except CheckpointException as error:
+        if any(isinstance(reason, pickle.UnpicklingError) for reason, _ in error.failures.values()):
+            raise refused from None
+        raise
     for name, loaded in state.items():
         if name == "optimizer":
             state_dict.set_optimizer_state_dict(learners, networks.optimizer, loaded)
