@@ -10,7 +10,6 @@ and eval-NAME.json holds the scores with the setting in which they were measured
 was interrupted, the same command goes on with it. The number of processes changes only the time.
 """
 
-import json
 import time
 from collections import Counter
 from dataclasses import dataclass, fields, replace
@@ -309,7 +308,7 @@ def score_file(config, folder, device):
     summary = summarize(scored_file(config.from_file, choose([judge], device)[0].function))
     path = folder / f"scored-{Path(config.from_file).stem}.json"
     about = {"from_file": config.from_file, "judge": judge, "sampled": summary}
-    logs.write(path, json.dumps(about, indent=2) + "\n")
+    logs.write(path, logs.as_json(about, indent=2))
     report({"sampled": summary})
     if ranks.rank() == 0:
         print(f"judged by {judge}; written: {path}")
@@ -342,8 +341,8 @@ def one_benchmark(benchmark, config, source, model, tokenizer, folder):
         batch_size=config.batch_size, seed=config.seed, label=benchmark, path=path, earlier=earlier,
     )
     if first:
-        about = json.dumps(setting | {"notes": notes} | summary, indent=2, ensure_ascii=False)
-        logs.write(path.with_suffix(".json"), about + "\n")
+        about = logs.as_json(setting | {"notes": notes} | summary, indent=2)
+        logs.write(path.with_suffix(".json"), about)
         print(f"\n{benchmark}: {len(questions)} questions, judged by {judge}, at most {longest} "
               f"tokens, temperature {config.temperature:g}; 95% intervals in brackets")
         for note in notes:

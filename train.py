@@ -31,8 +31,9 @@ from engine.model.critic import estimate
 from engine.model.folders import resolve_model
 from engine.model.networks import build
 from engine.model.sampling import Sampling
-from engine.run import checkpoint, logs, plan, plan_command, progress, ranks
+from engine.run import checkpoint, plan, plan_command, progress, ranks
 from engine.run.config import notes_of, open_run
+from engine.run.folder import alone, run_folder
 from engine.run.metrics import Clock, first_group, summarize
 from engine.run.options import run_program
 from engine.run.state import Run, in_one_sentence
@@ -89,7 +90,8 @@ def train(config, algorithm, device):
     folder, saved, notes = None, None, []
     if config.resume:
         folder, saved, notes = checkpoint.resume(config.output_dir)
-    source = resolve_model(base_model(config.model, config.dataset))
+    earlier = saved["source"] if saved else None
+    source = resolve_model(base_model(config.model, config.dataset, earlier))
     networks = build(source, config, device, critic=algorithm.critic, folder=folder)
     questions, test, more_notes = questions_of_run(config, networks.tokenizer, networks.model)
     run = Run(config, algorithm, networks, questions, source, saved)
@@ -129,16 +131,15 @@ def main(argv):
         return plan_command.print_plan(config, argv)
     if config.check_rewards:
         return preview(config, device)
-    config.output_dir = ranks.from_first(logs.run_folder(config) if ranks.rank() == 0 else None)
-    try:
-        code = train(config, algorithm, device)
-    except KeyboardInterrupt:
-        progress.note(f"stopped at once. {checkpoint.how_to_resume(config.output_dir)}")
-        code = 130
-    except (RuntimeError, OSError) as error:
-        raise in_one_sentence(error, config.output_dir) from None
-    finally:
-        logs.drop_if_empty(config.output_dir)
+    config.output_dir = ranks.from_first(run_folder(config) if ranks.rank() == 0 else None)
+    with alone(config.output_dir):
+        try:
+            code = train(config, algorithm, device)
+        except KeyboardInterrupt:
+            progress.note(f"stopped at once. {checkpoint.how_to_resume(config.output_dir)}")
+            code = 130
+        except (RuntimeError, OSError) as error:
+            raise in_one_sentence(error, config.output_dir) from None
     ranks.stop()
     return code
 

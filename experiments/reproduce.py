@@ -15,7 +15,7 @@
 
 The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in each step, so GRPO
 takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the same questions, with the same learning
-rate, μ = 2, β = 0.04 and T = 1. Every run is `train.py` with the options in its config.json, on one thread.
+rate, μ = 2, β = 0.04 and T = 1. Every run is `train.py` with the options in its run.json, on one thread.
 
 All methods run with one seed, then all with the next. So if the machine is slow for a while, it is slow for all
 methods. A speed-up is a ratio within one seed. Finished runs are kept under runs/reproduce/. To continue after an
@@ -26,7 +26,6 @@ import contextlib
 import io
 import json
 import math
-import shutil
 import statistics
 import sys
 from collections.abc import Callable
@@ -48,6 +47,7 @@ from engine.model.sampling import Sampler, Sampling
 from engine.run import checkpoint, logs
 from engine.run.config import Config as Options
 from engine.run.config import check
+from engine.run.folder import options_file, options_of
 from engine.run.options import UserError, option, parse, run_program
 from engine.tasks import questions as questions_module
 from engine.tasks import toy, toy_model
@@ -259,15 +259,13 @@ TABLES = {
 def one_run(folder, options):
     """The figures of one run. A finished run is read, an interrupted run is resumed, a missing run is trained."""
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
-    config_file = folder / "config.json"
-    if config_file.exists() and not checkpoint.checkpoints(folder):
-        shutil.rmtree(folder)  # it was killed before its first step
-    if config_file.exists():
+    if options_file(folder):
         wanted = parse(Options, words)
         check(wanted)
-        if json.loads(config_file.read_text()) != asdict(wanted):
+        if options_of(folder)[1] != asdict(wanted):
             raise UserError(f"{folder} holds a run with other options: remove it, and it is made anew.")
-        words.append("--resume")
+        if checkpoint.checkpoints(folder):  # else it was killed before its first step
+            words.append("--resume")
     if not (folder / "summary.json").exists():
         with contextlib.redirect_stdout(io.StringIO()) as said:
             code = train.main(words)
@@ -275,7 +273,7 @@ def one_run(folder, options):
             print(said.getvalue().strip().splitlines()[-1])
             print("Finished runs are kept: the same command of reproduce.py goes on from here.")
             sys.exit(code or 130)
-    summary, config = json.loads((folder / "summary.json").read_text()), json.loads(config_file.read_text())
+    summary, config = json.loads((folder / "summary.json").read_text()), options_of(folder)[1]
     metrics = logs.read(folder / "metrics.jsonl")
     points = curve(metrics)
     reached = next((point for point in points if point[2] >= 0.85), (math.inf, math.inf))
@@ -303,7 +301,7 @@ def kl_to_base(folder, base):
     model, tokenizer = loading.load_model(folder, device)
     questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=256)
     prompts = [question["prompt"] for question in questions]
-    longest = json.loads((folder / "config.json").read_text())["max_new_tokens"]
+    longest = options_of(folder)[1]["max_new_tokens"]
     drawn = Sampler(model, tokenizer).sample(prompts, 1, Sampling(longest), seed=0)
     batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
     with torch.no_grad():

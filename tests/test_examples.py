@@ -81,7 +81,7 @@ def test_a_run_takes_a_rule_and_a_reward_of_ones_own(small, tmp_path, monkeypatc
 @pytest.mark.slow
 def test_a_run_takes_an_algorithm_of_ones_own(small, tmp_path):
     metrics = one_step(small, tmp_path, "--algorithm", "mine", "--eval_questions", "1", program="examples/my_algorithm.py")
-    assert metrics["kept"] == 16 and json.loads((tmp_path / "config.json").read_text())["algorithm"] == "mine"
+    assert metrics["kept"] == 16 and json.loads((tmp_path / "run.json").read_text())["algorithm"] == "mine"
 
 
 def test_a_run_takes_a_data_set_of_ones_own(small, tmp_path, monkeypatch):

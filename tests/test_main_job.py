@@ -19,7 +19,7 @@ def test_torchrun_train_py_teaches_the_toy_to_think(tmp_path):
     assert before["sampled"]["accuracy"] <= 0.50
     assert after["sampled"]["accuracy"] >= 0.85 and after["greedy"]["accuracy"] >= 0.93
     assert after["sampled"]["length"] >= 2 * before["sampled"]["length"]
-    for name in ("metrics.jsonl", "samples.jsonl", "curves.png", "config.json"):
+    for name in ("metrics.jsonl", "samples.jsonl", "curves.png", "run.json"):
         assert (run / name).stat().st_size > 0
     assert (Path(tmp_path / summary["checkpoint"]) / "model.safetensors").exists()
     assert "<think>" in done.stdout and "accuracy, sampled" in done.stdout

@@ -14,7 +14,8 @@ from algorithms import ALGORITHMS, KEEP
 from cppo import prune
 from engine.model import loading, sampling
 from engine.model import networks as networks_module
-from engine.run import checkpoint, logs
+from engine.run import checkpoint, folder, logs
+from engine.run import curves as curves_module
 from engine.run.options import UserError
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
@@ -454,7 +455,7 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
     assert summary["questions"] == 24 and {"before", "after"} <= set(summary)
     assert (tmp_path / "run/curves.png").stat().st_size > 10_000
     assert len(logs.read("run/samples.jsonl")) == 3
-    saved = json.loads((tmp_path / "run/config.json").read_text())
+    saved = json.loads((tmp_path / "run/run.json").read_text())
     assert saved["pruning_rate"] == 0.75 and saved["beta"] == 0.04 and saved["lr"] == 1e-3
     out = capsys.readouterr().out
     assert "accuracy, sampled" in out and "before" in out
@@ -497,7 +498,7 @@ def test_without_allocation_and_with_grpo_a_step_takes_b_questions(small, tmp_pa
 
 def test_runs_without_a_name_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [logs.new_folder("toy-cppo") for _ in range(2)] == ["runs/toy-cppo-1", "runs/toy-cppo-2"]
+    assert [folder.new_folder("toy-cppo") for _ in range(2)] == ["runs/toy-cppo-1", "runs/toy-cppo-2"]
 
 
 def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, monkeypatch):
@@ -537,7 +538,7 @@ def forgets(rollout, advantages, k):
         assert [(row["questions"], row["completions"], row["kept"]) for row in rows] == [(8, 64, 16)] * 2
         kept.append([[row["kept"] for row in sample["completions"]] for sample in logs.read(f"{name}/samples.jsonl")])
     assert kept[0] != kept[1] and all(sum(flags) == 2 for flags in kept[0])
-    assert json.loads((tmp_path / "length/config.json").read_text())["keep"] == "mine.py:by_length"
+    assert json.loads((tmp_path / "length/run.json").read_text())["keep"] == "mine.py:by_length"
     go(small, "length", "--resume", steps=3)
     assert len(logs.read("length/metrics.jsonl")) == 3
     with pytest.raises(UserError, match="^--keep mine.py:forgets must return rows of the batch, whole numbers from 0 to 63 and each once"):
@@ -583,5 +584,18 @@ def test_a_run_ends_with_where_its_model_is_and_no_warning_of_a_library(words, s
     done = torchrun(ROOT / "train.py", "--model", small, "--steps", "1", "--group_size", "4", "--questions_per_step", "1", *words,
                     "--eval_questions", "2", "--output_dir", "run", cwd=tmp_path, ranks=2 if "--shard" in words else 1)  # fmt: skip
     assert done.returncode == 0 and "arning" not in done.stderr, done.stderr[-2000:]
-    where = {"the model: run/checkpoint-000001", "the merged model: run/merged"}
-    assert set(done.stdout.splitlines()[-2:]) & where == (where if "--merge_lora" in words else {"the model: run/checkpoint-000001"})
+    where = ["the merged model: run/merged"] * ("--merge_lora" in words) + ["the model: run/checkpoint-000001"]
+    assert [line for line in done.stdout.splitlines() if "model: " in line] == where
+    assert done.stdout.endswith('tokenizer = AutoTokenizer.from_pretrained("run/checkpoint-000001")\n')
+
+
+def test_the_merged_model_and_the_summary_are_made_even_if_the_curves_fail(small, tmp_path, monkeypatch, capsys):
+    def fails(*_):
+        raise ValueError("no font")
+
+    monkeypatch.setattr(curves_module, "curves", fails)
+    with pytest.raises(ValueError, match="no font"):
+        go(small, tmp_path / "run", "--lora", "4", "--merge_lora", steps=1)
+    assert loading.load_model(str(tmp_path / "run/merged"), CPU)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["step"] == 1
+    assert "the model: " in capsys.readouterr().out

@@ -1,14 +1,12 @@
 """The options of a training run, in groups, and how a command line becomes a Config and an Algorithm."""
 
-import json
 import os
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import torch
 
 import algorithms
-from engine.run import checkpoint, checks
+from engine.run import checkpoint, checks, folder, ranks
 from engine.run.options import UserError, as_words, option, own_function, parse
 from engine.tasks.table import task_of
 
@@ -238,10 +236,21 @@ def notes_of(config, algorithm):
     """Sentences about options that have no effect, and about LoRA's learning rate."""
     without = usual(config)
     notes = checks.idle(config, without, algorithm, checks.NOTED) + checks.slow_sampler(config)
+    if config.resume and ranks.rank() == 0:  # who alone prints them, and then writes the run's folder
+        notes += changed(config)
     if config.lora and config.lr == without.lr:
         notes.append(f"--lora: the learning rate is {config.lr:g}, that of all weights. Adapters usually need about ten "
                      f"times as much: --lr {10 * config.lr:g}.")
     return notes
+
+
+def changed(config):
+    """A sentence about each option by which a resumed run trains otherwise than it was started."""
+    started, _ = folder.options_of(config.output_dir)
+    groups = (DataOptions, AlgorithmOptions, SamplingOptions, UpdateOptions)
+    options = {f.name: getattr(config, f.name) for group in groups for f in fields(group)}
+    return [f"the run goes on {folder.as_started(name, options[name])}; it was started "
+            f"{folder.as_started(name, started[name])}." for name in folder.different(options, started)]
 
 
 def open_run(argv):
@@ -251,21 +260,14 @@ def open_run(argv):
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     if restarts and not config.output_dir:
         raise UserError("--max-restarts needs --output_dir, by which a restarted job finds its run again.")
-    if restarts and checkpoint.checkpoints(config.output_dir):
-        argv, config.resume, config.recipe = [*argv, "--resume", "true"], True, None
     if config.resume:
         config = resumed(config, argv)
     algorithm = check(config)
     if config.shard == "full" and not config.plan and "WORLD_SIZE" not in os.environ:
         raise UserError(
             "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of your GPUs.")
-    if config.output_dir and Path(config.output_dir).is_file():
-        raise UserError(f"--output_dir {config.output_dir} is a file: name a folder.")
-    taken = config.output_dir and any(
-        (Path(config.output_dir) / name).exists() for name in ("config.json", "metrics.jsonl"))
-    if taken and not (config.resume or config.check_rewards or config.plan or restarts):
-        raise UserError(f"{config.output_dir} already holds a run: "
-                        "add --resume to go on with it, or name another --output_dir.")
+    if config.output_dir and not (config.resume or config.check_rewards or config.plan):
+        config.resume = folder.holds_run(config, restarts)
     return config, algorithm
 
 
@@ -275,14 +277,14 @@ def resumed(config, argv):
         raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
     if config.recipe:
         raise UserError("--resume goes on with the run's own options: leave out --recipe.")
-    saved_file = Path(config.output_dir) / "config.json"
-    if not saved_file.exists():
+    saved_file = folder.options_file(config.output_dir)
+    if not saved_file:
         raise UserError(f"nothing to resume: {config.output_dir} holds no run. Start it without --resume.")
     checkpoint.newest(config.output_dir)
-    saved = json.loads(saved_file.read_text())
+    _, saved = folder.options_of(config.output_dir)
     config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
     for name in ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora"):
         if getattr(config, name) != saved[name]:
-            start = f"without --{name}" if saved[name] is None else f"with --{name} {saved[name]}"
-            raise UserError(f"{config.output_dir} was started {start}: resume it like that, or start a new run.")
+            raise UserError(f"{config.output_dir} was started {folder.as_started(name, saved[name])}: "
+                            "resume it like that, or start a new run.")
     return config

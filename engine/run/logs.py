@@ -1,66 +1,39 @@
-"""What a run writes and prints: its folder, its logs, the seconds of each phase, the table at its end."""
+"""What a run writes and prints: its logs, the seconds of each phase, the table at its end."""
 
 import contextlib
 import json
 import os
 import signal
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from engine.run import checkpoint, progress, ranks
-from engine.run.options import UserError
 
 
-def new_folder(stem):
-    """Make the folder runs/STEM-N, with the first free N: every run gets a folder of its own."""
-    n = 1
-    while True:
-        folder = Path("runs") / f"{stem}-{n}"
-        try:
-            folder.mkdir(parents=True)
-            return str(folder)
-        except FileExistsError:
-            n += 1
-
-
-def run_folder(config):
-    """The folder of the run: --output_dir, or a new one. The folder is made if it does not exist."""
-    folder = config.output_dir or new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"the folder {folder} of the run cannot be made ({error.strerror}): "
-                        "name another --output_dir.") from None
-    return folder
-
-
-def drop_if_empty(folder):
-    """Remove the folder of a run that was refused before it wrote anything."""
-    with contextlib.suppress(OSError):  # it is not empty, or another rank was faster
-        os.rmdir(folder)
-
-
-def start_logs(run_dir, config, step):
-    """Prepare the files of a run that starts, or continues, after `step`."""
+def start_logs(run_dir, step):
+    """Prepare the logs of a run that starts, or continues, after `step`."""
     for log in ("metrics.jsonl", "samples.jsonl"):
         cut(run_dir / log, step)
     (run_dir / "summary.json").unlink(missing_ok=True)  # this file marks a finished run
-    write(run_dir / "config.json", json.dumps(asdict(config) | {"resume": False}, indent=2) + "\n")
 
 
-def write_summary(run_dir, summary, counts):
-    """Write and print the summary of a finished run. counts: the metrics that are added up over the steps."""
+def summed_up(run_dir, summary, counts):
+    """The summary of a finished run. counts: the metrics that are added up over the steps."""
     rows = read(run_dir / "metrics.jsonl")
     summary |= {name: sum(row[name] for row in rows) for name in counts}
     summary |= {"phases": phase_totals(rows), "checkpoint": str(checkpoint.newest(run_dir))}
     del summary["history"]
-    write(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-    report(summary)
+    return summary
+
+
+def as_json(value, **options):
+    """A value as JSON, which has no NaN and no infinity: they become null."""
+    value = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    return json.dumps(value, ensure_ascii=False, **options) + "\n"
 
 
 def as_lines(rows):
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return "".join(map(as_json, rows))
 
 
 def append(path, *rows):
@@ -75,19 +48,21 @@ def read(path):
 
 
 def read_whole(path):
-    """The rows of a log, up to a line that was cut off because the program was killed. Without a file: []."""
+    """The rows of a log, without lines that cannot be read: a program that is killed leaves such a line. No file: []."""
     rows = []
-    for line in Path(path).read_text(encoding="utf-8").split("\n") if Path(path).is_file() else []:
-        try:
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").split("\n") if Path(path).is_file() else []:
+        with contextlib.suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def cut(path, last_step):
     """Remove the lines of the steps after `last_step`: the resumed run writes them again."""
-    write(path, as_lines(row for row in read_whole(path) if row["step"] <= last_step))
+    rows = [row for row in read_whole(path) if row["step"] <= last_step]
+    write(path, as_lines(rows))
+    if len(rows) < last_step:
+        progress.note(f"note: {path} lacks {last_step - len(rows)} of the {last_step} steps so far: "
+                      "their lines cannot be read.")
 
 
 def write(path, text):
@@ -98,14 +73,17 @@ def write(path, text):
 
 
 class Interrupt:
-    """After Ctrl-C, or a scheduler's SIGTERM, the run finishes its step and ends. A second one ends it at once.
+    """After Ctrl-C, a scheduler's SIGTERM, or SIGHUP, the run finishes its step and ends. A second one ends it at once.
 
-    A scheduler and torchrun may both pass on one signal, so a signal within a second of the first does not count.
+    SIGHUP says that the terminal is gone, for example with its ssh connection; `nohup` lets a run ignore it. A scheduler
+    and torchrun may both pass on one signal, so a signal within a second of the first does not count.
     """
 
     def __enter__(self):
         self.asked = self.noted = 0
-        self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
+        self.before = {number: signal.signal(number, self.note) for number in numbers}
         return self
 
     def __exit__(self, *_):
@@ -127,8 +105,8 @@ class Interrupt:
 
     @property
     def exit_code(self):
-        """130 after Ctrl-C. 0 after SIGTERM, because a run that its scheduler ends has not failed."""
-        return 0 if self.asked == signal.SIGTERM else 130
+        """130 after Ctrl-C. 0 after SIGTERM or SIGHUP, because a run that is ended from outside has not failed."""
+        return 130 if self.asked == signal.SIGINT else 0
 
 
 def a_step(config, algorithm, questions, evaluated):
@@ -178,4 +156,6 @@ def report(summary):
     print(f"\ntrained on {summary['questions']} questions in {summary['step']} steps and {summary['seconds']:.0f} s: ",
           end="")
     print(", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["phases"].items()))
-    print(f"the model: {summary['checkpoint']}")
+    print(f"the model: {summary['checkpoint']}\n\nfrom transformers import AutoModelForCausalLM, AutoTokenizer")
+    for name, kind in [("model", "AutoModelForCausalLM"), ("tokenizer", "AutoTokenizer")]:
+        print(f'{name} = {kind}.from_pretrained("{summary["checkpoint"]}")')

@@ -155,6 +155,13 @@ def run_program(main):
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # python eval.py … | head -1
+        sys.exit(tell("error: stopped, because the program that read the output has ended."))
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # Python, too, writes what is left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def tell(sentence):

@@ -4,6 +4,8 @@ A thread draws the bar twice a second. So the bar moves while a step takes minut
 assignment. Only the first rank draws. If stderr is a file, a line is printed instead, at most one a minute.
 """
 
+import errno
+import os
 import sys
 import threading
 import time
@@ -23,9 +25,16 @@ def say(what, done=None, total=None, unit=""):
 
 def note(text):
     """Print a line above the bar, on the first rank."""
-    if ranks.rank() == 0:
+    if ranks.rank() != 0:
+        return
+    try:
         tqdm.write(text)
         sys.stdout.flush()  # a file gets the line now, and not with the next 8 KB
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        for stream in (1, 2):  # the terminal is gone (SIGHUP): the run finishes its step and nobody listens
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 class Bar:

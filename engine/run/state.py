@@ -1,5 +1,6 @@
 """The state of a run: how far it is, what it saves, and why it ends."""
 
+import contextlib
 import errno
 import math
 import random
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.model.networks import save_merged
-from engine.run import checkpoint, logs, progress, ranks
+from engine.run import checkpoint, folder, logs, progress, ranks
 from engine.run.metrics import COUNTS
 from engine.run.options import UserError
 from engine.run.trackers import Tracker
@@ -104,13 +105,15 @@ class Run:
         for note in dict.fromkeys(notes + self.too_little()):
             progress.note(f"note: {note}")
         progress.note(logs.a_step(self.config, self.algorithm, min(self.per_step, self.total), evaluated))
+        if ranks.rank() == 0:
+            folder.keep_options(self.folder, self.config, self.state["step"])
         if not self.resumed:
             self.state["before"] = examine(label="evaluation before")
             if not self.save():
                 raise UserError("stopped, because a run that cannot be saved would be lost: "
                                 "free the disk, or name another --output_dir.")
         if ranks.rank() == 0:
-            logs.start_logs(self.folder, self.config, self.state["step"])
+            logs.start_logs(self.folder, self.state["step"])
         self.tracker = Tracker(
             self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"], asdict(self.config))
         ranks.barrier()
@@ -221,24 +224,36 @@ class Run:
             return self.interrupt.exit_code
         after = examine(label="evaluation after")
         if ranks.rank() == 0:
-            from engine.run.curves import curves  # matplotlib takes half a second to import
-
             summary = {
                 "algorithm": self.algorithm.name, "k": self.algorithm.k, **self.state, "notes": notes, "after": after}
-            logs.write_summary(self.folder, summary, COUNTS)
-            curves([[self.folder]], self.folder / "curves.png")
-            if self.config.merge_lora:
-                save_merged(str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged")
-                progress.note(f"the merged model: {self.folder / 'merged'}")
+            summary = logs.summed_up(self.folder, summary, COUNTS)
+            # the last part is made first, and each one even if another one fails
+            with contextlib.ExitStack() as parts:
+                parts.callback(logs.report, summary)
+                parts.callback(self.merge)
+                parts.callback(self.draw)
+                parts.callback(logs.write, self.folder / "summary.json", logs.as_json(summary, indent=2))
         return 0
+
+    def draw(self):
+        from engine.run.curves import curves  # matplotlib takes half a second to import
+
+        curves([[self.folder]], self.folder / "curves.png")
+
+    def merge(self):
+        if self.config.merge_lora:
+            save_merged(str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged")
+            progress.note(f"the merged model: {self.folder / 'merged'}")
 
 
 def in_one_sentence(error, run_dir):
-    """A UserError, if an error means that memory or the disk is full, or that another rank has ended; else the error."""
+    """A UserError, if an error means that memory or the disk is full, or that who listens has ended; else the error."""
     if isinstance(error, torch.OutOfMemoryError):
         reason = f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason = "the disk is full, and the run cannot write what it measures: make room."
+    elif isinstance(error, BrokenPipeError):
+        reason = "stopped, because the program that read the output has ended."
     elif ranks.is_alone(error):
         reason = "another process of this job has ended; torchrun names it and its reason."
     else:

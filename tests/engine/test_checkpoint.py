@@ -2,6 +2,9 @@
 
 import json
 import os
+import pickle
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -22,12 +25,14 @@ ROOT = Path(__file__).parents[2]
 SAME = {"source": "m", "data": "d"}
 
 
+def start_words(small, folder):
+    return ["--model", small, "--output_dir", folder, "--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "48",
+            "--lr", "1e-3", "--eval_questions", "8", "--steps", "12"]
+
+
 def start(small, folder, *more, cwd):
-    argv = ["--model", small, "--output_dir", folder, "--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "48",
-            "--lr", "1e-3", "--eval_questions", "8", "--steps", "12", *more]
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *argv], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    words = [sys.executable, str(ROOT / "train.py"), *start_words(small, folder), *more]
+    return subprocess.Popen(words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process):
@@ -257,3 +262,84 @@ def test_logs_are_cut_to_the_checkpoint_and_lose_a_half_written_line(tmp_path):
     assert logs.read(path) == [{"step": 1}, {"step": 2}]
     logs.cut(tmp_path / "none.jsonl", 5)
     assert logs.read(tmp_path / "none.jsonl") == []
+
+
+def test_only_a_name_with_a_number_is_a_checkpoint_and_they_are_sorted_by_it(loaded, tmp_path):
+    """checkpoint-backup was resumed from, and a newer checkpoint was deleted in its place."""
+    networks = networks_of(loaded)
+    for name in ("checkpoint-backup", "checkpoint-000001x", "checkpoint-500"):  # the last one is of transformers' Trainer
+        (tmp_path / name).mkdir()
+    for step in (999_998, 999_999, 1_000_000):
+        checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {})
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-999999", "checkpoint-1000000"]
+    assert checkpoint.resume(tmp_path)[1]["step"] == 1_000_000
+
+
+def test_a_line_that_cannot_be_read_takes_no_other_with_it(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "loss\x00\xff\n{"step": 3}\n{"step": 4}\n{"ste')
+    logs.cut(path, 3)
+    assert logs.read(path) == [{"step": 1}, {"step": 3}]
+    assert capsys.readouterr().out == f"note: {path} lacks 1 of the 3 steps so far: their lines cannot be read.\n"
+
+
+def test_what_is_no_number_is_null_in_a_log(tmp_path):
+    logs.append(tmp_path / "x.jsonl", {"loss": float("nan"), "ratios": [float("inf"), -float("inf"), 0.1], "text": "NaN é"})
+    assert (tmp_path / "x.jsonl").read_text() == '{"loss": null, "ratios": [null, null, 0.1], "text": "NaN é"}\n'
+
+
+class Touch:
+    """A pickle of it makes a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("place", ["metadata", "value"])
+def test_a_checkpoint_of_a_stranger_runs_no_code(loaded, tmp_path, place):
+    """torch.distributed.checkpoint reads by pickle what stands in .metadata, and what is no tensor."""
+    networks, made = networks_of(loaded), tmp_path / "made"
+    if place == "value":
+        networks.optimizer.param_groups[0]["eps"] = Touch(made)
+    checkpoint.save(tmp_path, networks, {"step": 1, **SAME}, {})
+    folder = tmp_path / "checkpoint-000001"
+    if place == "metadata":
+        (folder / "networks/.metadata").write_bytes(pickle.dumps(Touch(made)))
+    networks.optimizer.param_groups[0]["eps"] = 1e-8
+    with pytest.raises(UserError, match="checkpoint-000001/networks holds code, as no checkpoint of this project does"):
+        checkpoint.restore(folder, networks, {})
+    assert not made.exists()
+
+
+@pytest.mark.slow
+def test_a_lost_connection_ends_a_run_after_its_step(small, straight, tmp_path):
+    """The run's terminal is closed, as by a lost ssh connection: SIGHUP, and nothing can be printed any more."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        words = [*start_words(small, "run"), "--save_every", "50"]
+        os.execv(sys.executable, [sys.executable, str(ROOT / "train.py"), *words])
+    path = tmp_path / "run/metrics.jsonl"
+    while not path.exists() or len(path.read_text().splitlines()) < 3:
+        if select.select([terminal], [], [], 0.02)[0]:  # somebody must read
+            os.read(terminal, 10_000)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    done = len(logs.read(path))
+    assert 3 <= done < 12 and checkpoint.newest(tmp_path / "run").name == f"checkpoint-{done:06d}"
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_ends_a_run_with_a_sentence(small, tmp_path):
+    process = subprocess.Popen([sys.executable, str(ROOT / "train.py"), *start_words(small, "run")], cwd=tmp_path,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    process.stdout.readline()
+    process.stdout.close()  # as head -1 does
+    said = process.stderr.read()
+    assert process.wait(timeout=120) == 2
+    assert said == ("error: stopped, because the program that read the output has ended. "
+                    "To go on from checkpoint-000000: --output_dir run --resume\n")

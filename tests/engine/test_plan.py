@@ -304,7 +304,7 @@ def test_the_peak_is_that_of_real_steps(name):
 def test_the_model_of_a_run_is_its_newest_checkpoint(qwen, tmp_path):
     for step, size in (("000050", "0.5B"), ("000100", "1.5B")):
         (tmp_path / f"checkpoint-{step}").symlink_to(qwen[size])
-    (tmp_path / "config.json").write_text('{"algorithm": "cppo"}')  # the run's own options
+    (tmp_path / "config.json").write_text('{"algorithm": "cppo"}')  # the own options of an older run
     assert planned(model=str(tmp_path)).parameters == QWEN["1.5B"][-1]
 
 

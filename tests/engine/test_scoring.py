@@ -329,7 +329,7 @@ def go(small, folder, *words):
 
 def test_a_run_logs_each_reward_by_itself_and_their_weighted_sum_and_resumes_with_them(small, tmp_path, mine):
     go(small, tmp_path / "run", "--rewards", "toy_accuracy:2", "format_reward:0.5", f"{mine}:short:0.01", "--algorithm", "gdpo")
-    assert json.loads((tmp_path / "run/config.json").read_text())["rewards"][1] == "format_reward:0.5"
+    assert json.loads((tmp_path / "run/run.json").read_text())["rewards"][1] == "format_reward:0.5"
     go(small, tmp_path / "run", "--resume", "--steps", "3")
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 3
