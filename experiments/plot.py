@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.run import logs
 from engine.run.curves import AXES, PHASES, STYLES, above, curves, plt, save, stacked
+from engine.run.folder import NOT_COMPARED, options_file, options_of
 from engine.run.options import UserError, run_program
 
 MARKERS = ["o", "s", "^", "D", "v"]
@@ -215,8 +216,8 @@ def by_seed(folders):
     """Lists of folders: the runs of each list differ only in the seed."""
     groups = {}
     for folder in map(Path, folders):
-        options = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {"run": str(folder)}
-        same = {name: value for name, value in options.items() if name not in ("seed", "output_dir", "resume")}
+        options = options_of(folder)[1] if options_file(folder) else {"run": str(folder)}
+        same = {name: value for name, value in options.items() if name not in ("seed", *NOT_COMPARED)}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(folder)
     return list(groups.values())
 

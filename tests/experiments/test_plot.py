@@ -52,9 +52,9 @@ def test_several_runs_on_one_picture(tmp_path, figures):
 def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, figures):
     for seed, accuracy in [(1, 0.2), (2, 0.3), (3, 0.7)]:
         fake_run(tmp_path / f"run-{seed}", 30, accuracy=accuracy)
-        (tmp_path / f"run-{seed}/config.json").write_text(json.dumps({"lr": 1e-6, "seed": seed, "output_dir": f"run-{seed}"}))
+        (tmp_path / f"run-{seed}/run.json").write_text(json.dumps({"lr": 1e-6, "seed": seed, "output_dir": f"run-{seed}"}))
     fake_run(tmp_path / "other", 30, accuracy=0.9)
-    (tmp_path / "other/config.json").write_text(json.dumps({"lr": 1e-5, "seed": 1, "output_dir": "other"}))
+    (tmp_path / "other/run.json").write_text(json.dumps({"lr": 1e-5, "seed": 1, "output_dir": "other"}))
     plot.main([*(str(tmp_path / name) for name in ("run-1", "run-2", "other", "run-3")), "--output", str(tmp_path / "all.png")])
     assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["run-1 and 2 more", "other"]
     panels = titles(figures[0])
