@@ -282,7 +282,7 @@ def check(config):
         raise UserError("toy_code has a base model of its own: "
                         "evaluate it alone, or name a --model.")
     if config.judge:
-        choose([config.judge])
+        choose([config.judge], option="--judge")
     if config.model != "toy":
         resolve_model(config.model)
 

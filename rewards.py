@@ -40,7 +40,7 @@ def _gsm8k_score(given, gold):
 def toy_accuracy(completions, answer, **columns):
     """1.0 for exactly the gold answer, else 0.0: the only reward of the toy."""
     pairs = zip(completions, answer, strict=True)
-    return [1.0 if extract_answer(text) == gold else 0.0 for text, gold in pairs]
+    return [1.0 if extract_answer(text) == str(gold) else 0.0 for text, gold in pairs]
 
 
 def number_accuracy(completions, answer, **columns):
@@ -110,8 +110,8 @@ def extract_answer(text):
 
 
 def gold_answer(text):
-    """The answer of a data set: of a solution what it ends with, else the text itself."""
-    return extract_answer(text) or text.strip()
+    """The answer of a data set, a text or a number: of a solution what it ends with, else itself."""
+    return extract_answer(str(text)) or str(text).strip()
 
 
 def extract_code(text):

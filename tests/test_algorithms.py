@@ -1,6 +1,8 @@
 """algorithms.py: the table and its settings, what each rule keeps, and the advantages of several rewards."""
 
+import copy
 import math
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -244,12 +246,33 @@ def test_a_rule_of_ones_own_needs_no_row_of_the_table():
 
 
 @pytest.mark.parametrize("rows", [
-    None, "all", 3.0, [0.0, 1.0], [[0, 1], [4, 5]], [0, 8], [-1, 2], [2, 2], torch.tensor([[True] * 4] * 2), torch.ones(8).bool(),
+    None, "all", 3.0, [0.0, 1.0], [[0, 1], [4, 5]], [[0], [4, 5]], [None], [0, 8], [-1, 2], [2, 2],
+    torch.tensor([[True] * 4] * 2), torch.ones(8).bool(),
 ], ids=str)  # fmt: skip
 def test_a_rule_that_returns_no_rows_is_named_in_one_sentence(rows):
     rule = own_rule(lambda rollout, advantages, k: rows, "mine.py:rule")
     with pytest.raises(UserError, match="^--keep mine.py:rule must return rows of the batch, whole numbers from 0 to 7 and each once"):
         rule(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4), 2)
+
+
+@pytest.mark.parametrize("fail, error", [(lambda: sys.exit(0), "SystemExit: 0"), (lambda: {}["k"], "KeyError: 'k'")])
+def test_a_rule_that_fails_is_one_sentence_and_so_is_sys_exit(fail, error):
+    with pytest.raises(UserError, match=f"^--keep mine.py:rule failed: {error}\\.$"):
+        own_rule(lambda *_: fail(), "mine.py:rule")(a_rollout(torch.zeros(2, 4)), torch.zeros(2, 4), 2)
+
+
+def test_a_rule_cannot_change_the_rollout():
+    def changes(rollout, advantages, k):
+        rollout.rewards.zero_(), rollout.lengths.zero_(), rollout.questions[0].clear()
+        rollout.texts, rollout.trainable[:] = [], False
+        return [0]
+
+    rollout = a_rollout(torch.ones(2, 4))
+    rollout.questions = [{"answer": "1"}, {"answer": "2"}]
+    before = copy.deepcopy(rollout)
+    own_rule(changes, "mine.py:rule")(rollout, torch.zeros(2, 4), 2)
+    assert all(torch.equal(getattr(rollout, name), getattr(before, name)) for name in ("rewards", "lengths", "trainable"))
+    assert rollout.questions == before.questions and rollout.texts == before.texts
 
 
 @pytest.mark.parametrize("rows", [[], torch.tensor([])])

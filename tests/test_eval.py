@@ -22,6 +22,7 @@ from tests.engine.test_ranks import torchrun
 from tests.engine.test_reward_model import make
 
 ROOT = Path(__file__).parent.parent
+OWN = ROOT / "examples/my_reward.py"
 
 
 def always(answer):
@@ -298,6 +299,7 @@ def test_no_completion_waits_for_the_device_by_itself(loaded):
         (["--model", "./nowhere"], "does not exist"),
         (["--dataset", "toy"], "unknown option --dataset"),
         (["--judge", "nobody"], "unknown reward 'nobody'"),
+        (["--judge", str(OWN)], f"^--judge: name a function of the file, as {OWN}:FUNCTION. It has brevity\\.$"),
         (["--compare", "a.jsonl"], "--compare takes two files"),
         (["--compare", "a.jsonl", "b.jsonl", "--samples", "2"], "--samples has no effect with --compare."),
         (["--from_file", "a.jsonl", "--model", "toy2"], "--model has no effect with --from_file."),

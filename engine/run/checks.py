@@ -96,7 +96,7 @@ def keeping(config, row, rules):
     """Check the options that say which completions are kept."""
     name, keep, kept_first = config.algorithm, config.keep, row.keep in KEPT_FIRST
     if keep and keep not in rules:
-        if ".py:" not in keep:
+        if not keep.partition(":")[0].endswith(".py"):
             raise UserError(f"unknown rule --keep {keep}: there are {', '.join(rules)}, and FILE.py:FUNCTION.")
         own_function(keep, "--keep")
     if keep == "all" and row.keep != "all":

@@ -1,5 +1,6 @@
 """The options of a training run, in groups, and how a command line becomes a Config and an Algorithm."""
 
+import copy
 import os
 from dataclasses import dataclass, fields
 
@@ -7,7 +8,7 @@ import torch
 
 import algorithms
 from engine.run import checkpoint, checks, folder, ranks
-from engine.run.options import UserError, as_words, option, own_function, parse
+from engine.run.options import UserError, as_words, one_line, option, own_function, parse
 from engine.tasks.table import task_of
 
 
@@ -152,14 +153,20 @@ class Config(LookOptions, RunOptions, DeviceOptions, UpdateOptions, SamplingOpti
 def own_rule(function, name):
     """A keep rule of the user's own. What it returns is checked: wrong rows would go unnoticed.
 
-    name: of the rule, for the message.
+    It gets copies: what it changes in them changes nothing in the step. name: of the rule, for the messages.
     """
 
     def keep(rollout, advantages, k):
-        returned = function(rollout, advantages.clone(), k)
+        try:
+            returned = function(copy.deepcopy(rollout), advantages.clone(), k)
+        except (Exception, SystemExit) as error:
+            raise UserError(f"--keep {name} failed: {one_line(error)}.") from error
         rows, own = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
         known, n = isinstance(rows, torch.Tensor | list), advantages.numel()
-        rows = torch.as_tensor(rows if known else [], device="cpu")
+        try:
+            rows = torch.as_tensor(rows if known else [], device="cpu")
+        except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
+            known, rows = False, torch.empty(0)
         rows = rows if rows.numel() else rows.long()  # nothing is kept: for torch an empty list holds float32
         once = known and rows.dim() == 1 and rows.dtype == torch.int64 and len(rows.unique()) == len(rows)
         if not once or not ((0 <= rows) & (rows < n)).all():

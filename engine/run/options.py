@@ -117,7 +117,7 @@ def own_function(word, option):
 
     option: the option that has this value, for error messages. Raises UserError if there is no such function.
     """
-    path, name = word.rsplit(":", 1)
+    path, _, name = word.partition(":")
     if not Path(path).is_file():
         raise UserError(f"{option}: the file {path} does not exist.")
     spec = importlib.util.spec_from_file_location(f"own_{Path(path).stem}", path)
@@ -129,8 +129,10 @@ def own_function(word, option):
         raise UserError(f"{option}: {path} cannot be imported: {one_line(error)}.") from None
     function = getattr(module, name, None)
     if not callable(function):
-        found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"{option}: {path} has no function '{name}'. It has {', '.join(found) or 'none'}.")
+        own = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == spec.name]
+        has = f"It has {', '.join(own) or 'none'}."
+        raise UserError(f"{option}: {path} has no function '{name}'. {has}" if name else
+                        f"{option}: name a function of the file, as {path}:FUNCTION. {has}")
     return function
 
 

@@ -1,5 +1,6 @@
 """The rewards of a run: their functions, their weights, and the values that they give to completions."""
 
+import copy
 import functools
 import math
 import numbers
@@ -28,6 +29,10 @@ REWARDS = {
     )
 }
 PATIENCE = 300  # seconds that one batch may lose because a reward hangs on some completions
+CURES = {  # by the type of what a reward returned
+    "NoneType": ", and it has no `return`", "coroutine": ", so write `def` in place of `async def`",
+    "generator": ", so write `return` in place of `yield`",
+}
 
 
 @dataclass
@@ -37,12 +42,12 @@ class Reward:
     weight: float = 1.0
 
 
-def choose(words, device=None, timeout=60.0):
+def choose(words, device=None, timeout=60.0, option="--rewards"):
     """The rewards that `--rewards` names, each as NAME or NAME:WEIGHT.
 
     NAME is one of REWARDS, FILE.py:FUNCTION, or RewardModel:MODEL. device None: a reward model is not loaded.
     timeout: seconds that a call of a FILE.py:FUNCTION may take; the other rewards have limits of their own.
-    Raises UserError if there is no such reward.
+    option: the option that has these words, for error messages. Raises UserError if there is no such reward.
     """
     chosen = []
     for word in words:
@@ -52,10 +57,10 @@ def choose(words, device=None, timeout=60.0):
         except ValueError:
             name, weight = word, 1.0
         if not name or not math.isfinite(weight):
-            raise UserError(f"--rewards {word}: the form is NAME or NAME:WEIGHT, as format_reward:0.5.")
+            raise UserError(f"{option} {word}: the form is NAME or NAME:WEIGHT, as format_reward:0.5.")
         kind, _, rest = name.partition(":")
-        if kind.endswith(".py"):
-            chosen.append(Reward(rest, limited(own_function(name, "--rewards"), timeout), weight))
+        if kind.endswith(".py"):  # without a function, too: own_function says what is missing
+            chosen.append(Reward(rest, limited(own_function(name, option), timeout), weight))
         elif kind == "RewardModel" and rest:
             find(rest)  # a missing folder is told before any work
             chosen.append(Reward(Path(rest).name, load_judge(rest, device) if device else None, weight))
@@ -140,18 +145,41 @@ def limited(function, seconds):
     return call
 
 
+def call(reward, texts, columns):
+    """The values of a reward: a float for each text. It gets copies: what it changes in them, no other reward sees.
+
+    numpy and torch may hold the values, too. Raises UserError if they are not one finite number for each text.
+    """
+    values = reward.function(list(texts), **copy.deepcopy(columns))
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, (list, tuple)):
+        kind = type(values).__name__
+        raise UserError(f"the reward {reward.name} returned {kind}: it must return a list of numbers{CURES.get(kind, '')}.")
+    if len(values) != len(texts):
+        raise UserError(f"the reward {reward.name} returned {len(values)} values for {len(texts)} completions: "
+                        "it must return one for each.")
+    values = [value.item() if getattr(value, "shape", None) == () else value for value in values]
+    for value, text in zip(values, texts):
+        if not isinstance(value, numbers.Real) or not abs(value) < 1e30:  # NaN and infinity are refused here, too
+            raise UserError(f"the reward {reward.name} returned {value!r:.60} ({type(value).__name__}) for the completion "
+                            f"{text!r:.200}: it must be a finite number.")
+    return [float(value) for value in values]
+
+
 def one_by_one(reward, texts, columns):
     """Call a reward once more, for each completion by itself: it has failed on all at once. Returns (values, errors).
 
-    If the reward fails on a completion, the completion scores 0. Raises UserError if the reward fails on all of several
+    If the reward fails on a completion, its value is None. Raises UserError if the reward fails on all of several
     completions, or hangs so often that the run would stand still.
     """
     values, errors, hung = [], [], 0
     for i, text in enumerate(texts):
         try:
-            values += reward.function([text], **{column: [entries[i]] for column, entries in columns.items()})
-        except Exception as error:
-            values.append(0.0)
+            values += call(reward, [text], {column: [entries[i]] for column, entries in columns.items()})
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            values.append(None)
             errors.append(one_line(error))
             if isinstance(error, Hung):
                 hung += 1
@@ -170,32 +198,28 @@ def one_by_one(reward, texts, columns):
 def score(chosen, texts, columns):
     """Every reward of every completion. Returns ({name: (N,) float32}, how often a reward failed on a completion).
 
-    columns: {name: N values}. A reward that raises or hangs is called again, for each completion by itself. If it fails
-    again, that completion scores 0 and the error is shown. Raises UserError if a reward fails on all of several
-    completions, hangs on many, or does not return numbers.
+    columns: {name: N values}. A reward that raises, hangs or calls sys.exit is called again, for each completion by
+    itself. If it fails again, that completion gets the lowest value that the reward gives to any of these texts, and at
+    most 0. So a policy that learns how to make a reward fail gains nothing. If the completion were left out of its
+    group, the failure would cost nothing either, and the policy would not learn to avoid it.
+    Raises UserError if a reward fails on all of several completions, hangs on many, or does not return numbers.
     """
     scores, failures = {}, 0
     for reward in chosen:
         name, errors = reward.name, []
         try:
-            values = reward.function(texts, **columns) if texts else []
-        except Exception as error:
+            values = call(reward, texts, columns) if texts else []
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
             if isinstance(error, Hung):
                 tqdm.write(f"the reward {name} took longer than {error.seconds:g} s for {len(texts)} completions and "
                            "is called for each by itself: if it is slow and does not hang, raise --reward_timeout.")
             values, errors = one_by_one(reward, texts, columns)
+        lowest = min([0.0, *(value for value in values if value is not None)])
         if errors:
-            tqdm.write(
-                f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which score 0: {errors[0]}")
+            tqdm.write(f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which get the lowest "
+                       f"value, {lowest:g}: {errors[0]}")
         failures += len(errors)
-        if not isinstance(values, (list, tuple)):
-            raise UserError(f"the reward {name} returned {type(values).__name__}: it must return a list of numbers.")
-        if len(values) != len(texts):
-            raise UserError(f"the reward {name} returned {len(values)} values for {len(texts)} completions: "
-                            "it must return one for each.")
-        for value, text in zip(values, texts):
-            if not isinstance(value, numbers.Real) or not abs(value) < 1e30:  # NaN and infinity are refused here, too
-                raise UserError(f"the reward {name} returned {value} for the completion {text!r:.200}: "
-                                "it must be a finite number.")
-        scores[name] = torch.tensor(values, dtype=torch.float32)
+        scores[name] = torch.tensor([lowest if value is None else value for value in values], dtype=torch.float32)
     return scores, failures

@@ -2,6 +2,7 @@
 
 import errno
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from engine.run.config import Config, check, notes_of
 from engine.run.options import UserError, parse
 from engine.run.state import in_one_sentence
 
+RULES = Path(__file__).parents[2] / "examples/my_rule.py"
 BAD = [
     # which completions are kept
     ("--pruning_rate 1", "the pruning rate must lie in [0, 1), not 1.0"),
@@ -29,6 +31,7 @@ BAD = [
     ("--keep best", "unknown rule --keep best: there are all, largest_abs, largest, smallest_abs, random, pooled, shortest, "),
     ("--keep mine:rule", "unknown rule --keep mine:rule: there are all, largest_abs, "),
     ("--keep mine.py:rule", "--keep: the file mine.py does not exist."),
+    (f"--keep {RULES}", f"--keep: name a function of the file, as {RULES}:FUNCTION. It has per_token, group_length."),
     # options that not every algorithm takes
     ("--algorithm gppo", "unknown algorithm 'gppo': there are grpo, cppo"),
     ("--algorithm grpo --max_rollouts 8", "--max_rollouts does not fit grpo: leave it out"),

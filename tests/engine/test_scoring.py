@@ -3,11 +3,13 @@
 import json
 import re
 import signal
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +28,8 @@ from train import main
 
 ROOT = Path(__file__).parents[2]
 MINE = """
+from math import prod
+
 def short(completions, **columns):
     return [-float(len(text)) for text in completions]
 
@@ -52,11 +56,13 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
     ("format_reward:nan", "the form is NAME or NAME:WEIGHT"),
     (":2", "the form is NAME or NAME:WEIGHT"),
     ("none.py:f", "the file none.py does not exist"),
-    ("MINE:long", r"has no function 'long'. It has short, picky"),
+    ("MINE:long", r"has no function 'long'. It has short, picky\.$"),
+    ("MINE", r"^--rewards: name a function of the file, as MINE:FUNCTION. It has short, picky\.$"),
+    ("MINE:0.5", r"^--rewards: name a function of the file, as MINE:FUNCTION. It has short, picky\.$"),
     ("RewardModel:", "unknown reward 'RewardModel:'"),
 ])
 def test_a_reward_that_there_is_not_is_one_sentence(mine, word, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message.replace("MINE", mine)):
         choose([word.replace("MINE", mine)])
 
 
@@ -64,6 +70,7 @@ def test_a_reward_that_there_is_not_is_one_sentence(mine, word, message):
     ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
     ("def f(:", "SyntaxError"),
     ("raise SystemExit(3)", "SystemExit: 3"),
+    ("import sys\nsys.exit(0)", "SystemExit: 0"),
 ])
 def test_a_users_file_that_cannot_be_imported_shows_its_own_mistake_in_one_line(tmp_path, code, message):
     (tmp_path / "own.py").write_text(code)
@@ -151,23 +158,84 @@ def test_a_reward_that_returns_another_number_of_values_is_named(level):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_reward_that_is_not_finite_is_named_with_its_completion(value):
-    with pytest.raises(UserError, match=f"bonus returned {value} for the completion 'bcd'"):
+    with pytest.raises(UserError, match=rf"bonus returned {value} \(float\) for the completion 'bcd'"):
         score(named(length, bonus), ["a", "bcd"], {"level": [1, value]})
 
 
-@pytest.mark.parametrize("values", [None, [1.0, None], [1.0, "2"]])
-def test_a_reward_that_returns_something_else_is_named(values):
+async def asks(completions, **columns):
+    return [1.0, 2.0]
+
+
+@pytest.mark.parametrize("returned, message", [
+    (None, "odd returned NoneType: it must return a list of numbers, and it has no `return`."),
+    (asks([]), "odd returned coroutine: it must return a list of numbers, so write `def` in place of `async def`."),
+    ((x for x in [1.0, 2.0]), "odd returned generator: it must return a list of numbers, so write `return` in place of `yield`."),
+    ({"a": 1.0}, "odd returned dict: it must return a list of numbers."),
+    (1.0, "odd returned float: it must return a list of numbers."),
+    ([1.0, None], "odd returned None (NoneType) for the completion 'bcd': it must be a finite number."),
+    ([1.0, "1.0"], "odd returned '1.0' (str) for the completion 'bcd': it must be a finite number."),
+    (torch.ones(2, 1), "odd returned [1.0] (list) for the completion 'a': it must be a finite number."),
+], ids=lambda x: type(x).__name__)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_reward_that_returns_something_else_is_named_with_the_type_and_the_cure(returned, message):
+    with pytest.raises(UserError) as error:
+        score(named(odd(returned)), ["a", "bcd"], {})
+    assert str(error.value) == f"the reward {message}"
+
+
+def odd(returned):
     def odd(completions, **columns):
-        return values
+        return returned
 
-    with pytest.raises(UserError, match="odd"):
-        score(named(odd), ["a", "bcd"], {})
+    return odd
 
 
-def test_a_reward_that_raises_on_some_completions_scores_these_0_and_says_so(mine, capsys):
+@pytest.mark.parametrize("returned", [
+    [np.float32(1), np.int64(2)], [np.bool_(True), torch.tensor(2)], [torch.tensor(1.0), 2], np.array([1, 2]), torch.tensor([1.0, 2.0]),
+], ids=str)  # fmt: skip
+def test_the_values_may_be_numpys_or_torchs(returned):
+    assert score(named(odd(returned)), ["a", "bcd"], {})[0]["odd"].tolist() == [1.0, 2.0]
+
+
+def test_a_completion_on_which_a_reward_fails_gets_its_lowest_value_and_it_says_so(mine, capsys):
     parts, failures = score(choose([f"{mine}:picky"]), ["1", "x", "22", "y"], {"answer": list("abcd")})
     assert parts["picky"].tolist() == [1.0, 0.0, 1.0, 0.0] and failures == 2
-    assert "picky failed on 2 of 4 completions, which score 0: ZeroDivisionError: division by zero" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "picky failed on 2 of 4 completions, which get the lowest value, 0: ZeroDivisionError: division by zero" in said
+
+
+@pytest.mark.parametrize("values, lowest", [([1.0, -0.5, -2.0], -2.0), ([1.0, 0.5, 2.0], 0.0), ([-1.0, -3.0, -2.0], -3.0)])
+def test_to_crash_the_judge_pays_no_more_than_a_wrong_answer(values, lowest):
+    """And it is never a right one: that is a value above 0."""
+    def judge(completions, **columns):
+        return [values[int(text)] for text in completions]
+
+    assert score(named(judge), ["0", "crash", "1", "2"], {})[0]["judge"].tolist() == [values[0], lowest, *values[1:]]
+
+
+def test_sys_exit_in_a_reward_is_an_error_of_the_reward(capsys):
+    def leaves(completions, **columns):
+        return [len(text) if text != "x" else sys.exit(0) for text in completions]
+
+    parts, failures = score(named(leaves), ["x", "ab"], {})
+    assert parts["leaves"].tolist() == [0.0, 2.0] and failures == 1
+    assert "leaves failed on 1 of 2 completions, which get the lowest value, 0: SystemExit: 0" in capsys.readouterr().out
+    with pytest.raises(UserError, match="the reward leaves failed on all 2 completions: SystemExit: 0"):
+        score(named(leaves), ["x", "x"], {})
+
+
+def test_a_reward_cannot_change_what_another_one_sees():
+    def blanks(completions, level, cases, **columns):
+        completions[:], level[:] = [""] * len(completions), [0] * len(level)
+        cases[0]["in"] = cases[1]["in"] = None
+        return [0.0] * len(level)
+
+    def full(completions, level, cases, **columns):
+        return [len(text) + n + case["in"] for text, n, case in zip(completions, level, cases)]
+
+    texts, columns = ["a", "bcd"], {"level": [10, 20], "cases": [{"in": 100}, {"in": 200}]}
+    assert score(named(blanks, full), texts, columns)[0]["full"].tolist() == [111.0, 223.0]
+    assert texts == ["a", "bcd"] and columns == {"level": [10, 20], "cases": [{"in": 100}, {"in": 200}]}  # those of the data set
 
 
 def test_a_reward_that_raises_on_all_of_them_ends_the_run(mine):
@@ -221,13 +289,13 @@ def stuck(hang, on="x"):
 
 
 @pytest.mark.parametrize("hang", [loops, tries, backtracks, lambda text: time.sleep(30)])
-def test_completions_on_which_a_reward_hangs_score_0_and_it_says_so(hang, capsys):
+def test_completions_on_which_a_reward_hangs_get_the_lowest_value_and_it_says_so(hang, capsys):
     start = time.monotonic()
     parts, failures = score(named(stuck(hang)), ["a", "xx", "abc", "x"], {})
     assert parts["slow"].tolist() == [1.0, 0.0, 3.0, 0.0] and failures == 2 and time.monotonic() - start < 3
     said = capsys.readouterr().out
     assert "slow took longer than 0.2 s for 4 completions and is called for each by itself" in said
-    assert "slow failed on 2 of 4 completions, which score 0: Hung: it took longer than 0.2 s" in said
+    assert "slow failed on 2 of 4 completions, which get the lowest value, 0: Hung: it took longer than 0.2 s" in said
 
 
 def test_what_swallows_the_alarm_is_interrupted_again():
