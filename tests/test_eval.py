@@ -316,9 +316,9 @@ def test_bad_input_of_eval(argv, message, tmp_path, monkeypatch):
 
 
 def test_the_verdicts_are_those_of_a_person_who_reads_the_completions():
-    """Sixty completions, judged by hand. Two readings are more lenient than the reward, which takes no sentence for a number."""
+    """Completions, judged by hand. Two readings are more lenient than the reward, which takes no sentence for a number."""
     rows = [json.loads(line) for line in (ROOT / "tests/concepts/verdicts.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(rows) == 60 and 20 < sum(row["right"] for row in rows) < 40
+    assert len(rows) == 74 and 25 < sum(row["right"] for row in rows) < 50
     judged = [REWARDS[row["reward"]]([row["completion"]], answer=[row["answer"]])[0] > 0 for row in rows]
     differ = [row["completion"] for row, right in zip(rows, judged) if right != row["right"]]
     assert differ == ["<answer>The profit is $125.</answer>", "<answer>about 125</answer>"]

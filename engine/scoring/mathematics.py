@@ -10,10 +10,21 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from rewards import MULTIPLE, extract_answer, gold_answer
+from rewards import DRESS, MULTIPLE, extract_answer, gold_answer, same_number
 
 JUDGE = Path(__file__).with_name("math_judge.py")
 MATH_MARKS = re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])")  # $…$, \(…\), \[…\], and percent, which is a unit
+SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
+    (MATH_MARKS, " "), (re.compile(r"\\varnothing\b"), r"\\emptyset"), (re.compile(r"\\mathrm(\{[ei]\})"), r"\1"),
+    (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
+]
+BOX = r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"
+SPACE = r"[\s$]|\\[()\[\],;:! ]|\\q?quad"
+AND = r"[,;]|and|or|\\text *\{[\s,]*(?:and|or)\s*\}"
+BOXES = re.compile(rf"{BOX}(?:(?:{SPACE})*(?:{AND})(?:{SPACE}|{AND})*{BOX})+")
+# letters beside a number that may be factors, and no unit: 18 xy, 18 pi, 18π, 18 theta
+FACTOR = re.compile(
+    r"(?!(?:per|pct)$)[a-z]{1,3}|alpha|beta|gamma|delta|epsilon|zeta|theta|kappa|lambda|sigma|omega|.*[^a-z].*", re.IGNORECASE)
 MATH_LENGTH = 1000  # characters; the longest gold answer of MATH-500 has 53
 MATH_SECONDS = 5.0  # of CPU time for one answer; most take a millisecond, few a tenth of a second
 MATH_MEMORY = 4 << 30  # bytes
@@ -24,14 +35,15 @@ def math_accuracy(completions, answer, **columns):
     """1.0 if the answer has the same text as the gold answer, or equals it by the library math-verify; else 0.0.
 
     answer: LaTeX as in MATH, AMC and AIME ("\\frac{1}{2}", "(3,4]", "27"), or a solution that holds it in `\\boxed{}`.
-    If the gold answer is a number, the completion must give a number too, not an expression ("3*4"). Otherwise, any
-    equal expression counts. An answer is wrong if it cannot be parsed, or not judged within MATH_SECONDS and
-    MATH_MEMORY. `math_accuracy.verdicts` counts the completions: right, wrong, none (no answer), unparsed, stopped,
-    no gold. "no gold" means that the gold answer cannot be parsed; one warning names that answer.
+    If the gold answer is a number, the completion must give a number too, not an expression ("3*4"); a unit may follow
+    ("18 dollars"). Otherwise, any equal expression counts. Boxes joined by commas, "and" or "or" are one answer. An
+    answer is wrong if it cannot be parsed, or not judged within MATH_SECONDS and MATH_MEMORY.
+    `math_accuracy.verdicts` counts the completions: right, wrong, none (no answer), unparsed, stopped, no gold. "no
+    gold" means that the gold answer cannot be parsed; one warning names that answer.
     Raises ImportError if math-verify is not installed. POSIX only.
     """
     verdicts = [
-        _math_verdict(extract_answer(text), gold_answer(gold))
+        _math_verdict(extract_answer(_one_box(text)), gold_answer(_one_box(gold)))
         for text, gold in zip(completions, map(str, answer), strict=True)
     ]
     math_accuracy.verdicts.update(verdicts)
@@ -41,11 +53,32 @@ def math_accuracy(completions, answer, **columns):
 math_accuracy.verdicts = Counter()
 
 
+def _one_box(text):
+    """`\\boxed{2} and \\boxed{3}` as `\\boxed{2, 3}`."""
+    return BOXES.sub(lambda boxes: "\\boxed{" + ", ".join(re.findall(BOX, boxes[0])) + "}", text)
+
+
+def _plain(latex):
+    for pattern, same in SPELLINGS:
+        latex = pattern.sub(same, latex)
+    return latex.rstrip(" .").lstrip()
+
+
+def _same_quantity(given, gold):
+    """Do both state the same number, as gsm8k_accuracy reads it, and no other unit than the gold answer's, if it has one?
+
+    "18 dollars" is 18, and 18 xy is not.
+    """
+    words, of_gold = (re.findall(r"[^\W\d_]+", DRESS.sub(" ", latex)) for latex in (given, gold))
+    whole = given.count("{") == given.count("}")
+    return whole and of_gold in ([], words) and not any(map(FACTOR.fullmatch, words)) and same_number(given, gold)
+
+
 def _math_verdict(given, gold):
     if given is None:
         return "none"
-    given, gold = (MATH_MARKS.sub(" ", latex).rstrip(" .").lstrip() for latex in (given, gold))
-    if given == gold:
+    given, gold = _plain(given), _plain(gold)
+    if given == gold or _same_quantity(given, gold):
         return "right"
     if len(given) > MATH_LENGTH:
         return "unparsed"

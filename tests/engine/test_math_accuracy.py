@@ -59,6 +59,11 @@ def test_every_gold_answer_is_right_against_itself(name, count):
      ("\\begin{bmatrix}1\\\\2\\end{bmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}"), ("18\\%", "18"), ("18", "18\\%"),
      ("6\\text{ cm}", "6"), ("864", "864 \\mbox{ inches}^2"), ("\\$32,348", "\\$32,\\!348"), ("90", "90^\\circ"), ("C", "\\text{(C)}"),
      ("\\text{evelyn}", "\\text{Evelyn}"), ("2 \\text{ or } 3", "2,3"), ("x=2, x=3", "2,3"), ("3", "so it is $\\boxed{3}$."),
+     ("18 dollars", "18"), ("28 percent", "28\\%"), ("28 pct", "28\\%"), ("28 percentage", "28\\%"), ("18 miles per hour", "18"),
+     ("\\text{18 dollars}", "18"), ("\\textbf{18}", "18"), ("**18**", "18"), ("€1,800", "1800"), ("18 (eighteen)", "18"), ("18°", "18"),
+     ("18 dollars", "18\\text{ dollars}"), ("\\varnothing", "\\emptyset"), ("\\emptyset", "\\varnothing"),
+     ("1\\,000", "1000"), ("1\\;000~000", "1{,}000{,}000"), ("3000", "3\\,000"), ("1 - 1/e", "1 - \\frac{1}{\\mathrm{e}}"),
+     ("3+4\\mathrm{i}", "3+4i"), ("\\pi\\mathrm{i}", "i\\pi"),
      ("1.5", "3/2"), ("x+1.", "1+x"), (" .5 ", "1/2"), ("\\frac12", "$\\frac{1}{2}$."), ("\\$5", "5"), ("50%", "50")],
 )  # fmt: skip
 def test_what_is_equal_is_right(given, gold):
@@ -69,7 +74,10 @@ def test_what_is_equal_is_right(given, gold):
     "given, gold",
     [("7", "6"), ("-6", "6"), ("\\pm 6", "6"), ("0.33", "\\frac{1}{3}"), ("(3,4)", "(3,4]"), ("3,5", "3,5,7"), ("3,5,7,9", "3,5,7"),
      ("\\text{Navin}", "\\text{Evelyn}"), ("\\text{(A)}", "\\text{(C)}"), ("A, B, C", "\\text{(C)}"), ("2x", "2y"), ("\\infty", "6"),
-     ("1/0", "6")],
+     ("1/0", "6"), ("18 xy", "18"), ("18 pi", "18"), ("18π", "18"), ("18 theta", "18"), ("18 eggs", "18\\text{ dollars}"),
+     ("18 plus seven", "18"), ("18 thousand", "18"), ("28 percent", "0.28"), ("17 dollars", "18"), ("-18 dollars", "18"),
+     ("1\\,00", "100"), ("10\\,20", "1020"), ("1\\,000", "1"), ("1 + \\frac{1}{\\mathrm{e}}", "1 - \\frac{1}{\\mathrm{e}}"),
+     ("\\{0\\}", "\\varnothing")],
 )  # fmt: skip
 def test_what_differs_is_wrong(given, gold):
     assert verdict(r1(given), gold) == "wrong"
@@ -86,6 +94,19 @@ def test_what_differs_is_wrong(given, gold):
 @pytest.mark.parametrize("gold", ["6", "5"])
 def test_several_answers_and_questions_given_back_are_no_answer(given, gold):
     assert math_accuracy([r1(given), f"\\boxed{{{given}}}"], [gold] * 2) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("completion, gold, value", [
+    ("\\boxed{(98, 2)} \\quad \\text{and} \\quad \\boxed{(99, 503)}", "(98, 2), (99, 503)", 1.0),
+    ("so $\\boxed{2}$, $\\boxed{3}$ and \\(\\boxed{5}\\)", "\\{2, 3, 5\\}", 1.0),
+    ("\\boxed{-2,1}", "\\(\\boxed{1}\\) and \\(\\boxed{-2}\\).", 1.0),
+    ("\\boxed{\\frac{1}{\\sqrt{2}}} or \\boxed{1}", "1, \\frac{\\sqrt2}{2}", 1.0),
+    ("\\boxed{17} or \\boxed{18}", "18", 0.0), ("\\boxed{17}, \\boxed{18}", "18", 0.0),  # a hedge
+    ("\\boxed{17}. No: \\boxed{18}", "18", 1.0), ("\\boxed{18}\n\\boxed{18}", "18", 1.0),
+    ("\\frac{1}{2} and \\boxed{18}", "18", 1.0), ("\\boxed{18" * 5000 + ", \\boxed{18}", "18", 1.0),
+])  # fmt: skip
+def test_boxes_that_are_joined_are_one_answer(completion, gold, value):
+    assert math_accuracy([completion], [gold]) == [value]
 
 
 def test_the_sign_before_the_box_counts():
