@@ -32,10 +32,10 @@ from engine.model.folders import resolve_model
 from engine.model.networks import build
 from engine.model.sampling import Sampling
 from engine.run import checkpoint, plan, plan_command, progress, ranks
-from engine.run.config import notes_of, open_run
+from engine.run.config import Config, notes_of, open_run
 from engine.run.folder import alone, run_folder
 from engine.run.metrics import Clock, first_group, summarize
-from engine.run.options import run_program
+from engine.run.options import parse, run_program
 from engine.run.state import Run, in_one_sentence
 from engine.scoring.preview import preview
 from engine.scoring.score import choose, judge
@@ -130,7 +130,7 @@ def main(argv):
     if config.plan:
         return plan_command.print_plan(config, argv)
     if config.check_rewards:
-        return preview(config, device)
+        return preview(config, device, given=parse(Config, [*argv, "--recipe="]))
     config.output_dir = ranks.from_first(run_folder(config) if ranks.rank() == 0 else None)
     with alone(config.output_dir):
         try:

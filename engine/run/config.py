@@ -137,7 +137,8 @@ class LookOptions:
     _argument_group_name = "instead of training"
 
     list: bool = option(False, "print the table of algorithms")
-    check_rewards: bool = option(False, "sample a few completions and print the values of each reward")
+    check_rewards: bool = option(
+        False, "print a prompt, and the values of each reward for some questions: --questions_per_step, or 8 (on a CPU 4)")
     plan: bool = option(False, "print the memory that the run needs per device, and whether it fits")
     devices: int | None = option(
         None, "for --plan: number of devices; None: the number of torchrun's processes, or 1 without torchrun")

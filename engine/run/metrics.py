@@ -43,16 +43,18 @@ def summarize(rollout, advantages, rows):
     sums = {
         "questions": len(rollout.questions), "completions": len(rollout.texts), "kept": len(rows),
         "tokens_generated": lengths.sum().item(), "tokens_trained": lengths.flatten()[rows].sum().item(),
-        # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the scores)
-        "no_signal": (~has_signal(advantages)).sum().item(),
         "entropy": -rollout.logp.sum().item(),
         "accuracy": (rollout.rewards[0] > 0).sum().item(), "reward": rollout.total.sum().item(),
         "reward_failures": rollout.failures, "truncated": rollout.truncated.sum().item(),
         **{f"reward/{name}": values.sum().item() for name, values in zip(rollout.reward_names, rollout.rewards)},
     }
+    groups = {"no_signal": advantages} | {
+        f"no_signal/{name}": values for name, values in zip(rollout.reward_names, rollout.rewards)}
+    # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the scores)
+    sums |= {name: (~has_signal(values)).sum().item() for name, values in groups.items()}
     sums = ranks.all_sum(sums, rollout.tokens.device)
     metrics = {name: int(sums.pop(name)) for name in COUNTS} | {"rollouts": rollout.rollouts}
-    metrics["no_signal"] = sums.pop("no_signal") / metrics["questions"]
+    metrics |= {name: sums.pop(name) / metrics["questions"] for name in groups}
     metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
     metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
     metrics |= {name: value / metrics["completions"] for name, value in sums.items()}

@@ -9,12 +9,14 @@ import os
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
 from engine.run import ranks
 
 LAYOUT = "{desc} {n_fmt}/{total_fmt} {unit} |{bar}| {elapsed}<{remaining}{postfix}"
+EVERY = 20  # seconds between the lines of `spoken`
 now = {"words": ""}  # what the program is doing
 
 
@@ -35,6 +37,23 @@ def note(text):
             raise
         for stream in (1, 2):  # the terminal is gone (SIGHUP): the run finishes its step and nobody listens
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+
+@contextmanager
+def spoken():
+    """While a program without a bar works, print now and then what it is doing."""
+    ended = threading.Event()
+
+    def speak():
+        while not ended.wait(EVERY):
+            note(f"{now['words']} …")
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        say("")
 
 
 class Bar:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import math
 import random
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from engine.run import checkpoint, folder, logs, progress, ranks
 from engine.run.metrics import COUNTS
 from engine.run.options import UserError
 from engine.run.trackers import Tracker
+from engine.scoring.score import overshadowing
 from engine.tasks.questions import fingerprint, take
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
+SIGNAL_STEPS = 10  # over so many steps the run looks whether its first reward teaches anything
 
 
 SCHEDULES = {  # after the warm-up: the share of the peak, x from 0 to 1. A schedule of your own is a line here
@@ -76,6 +79,8 @@ class Run:
         if saved:
             checkpoint.check_unfinished(self.folder, self.state, self.steps)
         self.resumed, self.stopped = bool(saved), False
+        self.differ = deque(maxlen=SIGNAL_STEPS)  # of each step, {reward: share of the groups in which it differs}
+        self.warned = False
 
     @property
     def saved_networks(self):
@@ -184,6 +189,7 @@ class Run:
             progress.note(f"step {step} took {logs.duration(metrics['seconds/total'])}: the others take about "
                           f"{logs.duration(left)}.")
         self.check(metrics)
+        self.watch(metrics)
         refresh = self.config.refresh_reference
         if refresh and step % refresh == 0:
             self.networks.reference.load_state_dict(self.networks.model.state_dict())
@@ -205,6 +211,18 @@ class Run:
             self.stopped = True
             progress.note(f"stopped at step {state['step']}: the KL to the reference is {metrics['kl']:.3g}, "
                           f"above --stop_kl {limit}.")
+
+    def watch(self, metrics):
+        """Say once if the first reward has had hardly a signal for some steps, and another one has."""
+        start = "no_signal/"
+        self.differ.append({name.removeprefix(start): 1 - x for name, x in metrics.items() if name.startswith(start)})
+        share = {name: sum(step[name] for step in self.differ) / SIGNAL_STEPS for name in self.differ[0]}
+        other = overshadowing(share)
+        if other and len(self.differ) == SIGNAL_STEPS and not self.warned:
+            self.warned, first = True, next(iter(share))
+            progress.note(f"warning: in the last {SIGNAL_STEPS} steps {first} differed in {share[first]:.0%} of the groups, and "
+                          f"{other} in {share[other]:.0%}: the run learns {other}, even if its weight is small. See "
+                          "--check_rewards.")
 
     def save(self):
         """Write a checkpoint. Returns whether that worked; if not, the run goes on."""

@@ -28,6 +28,7 @@ REWARDS = {
         rewards.soft_format_reward, code_accuracy, rewards.code_format, code_runs,
     )
 }
+WANT_NUMBERS = (rewards.gsm8k_accuracy, rewards.number_accuracy)  # a gold answer that is no number is a mistake, mostly
 PATIENCE = 300  # seconds that one batch may lose because a reward hangs on some completions
 CURES = {  # by the type of what a reward returned
     "NoneType": ", and it has no `return`", "coroutine": ", so write `def` in place of `async def`",
@@ -84,6 +85,18 @@ def judge(chosen, dataset, eval_dataset):
     eval_rewards = task_of(eval_dataset).rewards
     return (chosen[0].function if eval_rewards == task_of(dataset).rewards or Path(eval_dataset).is_file()
             else REWARDS[eval_rewards[0]])
+
+
+def overshadowing(differ):
+    """The reward that a run would learn in place of its first one; None if there is none.
+
+    differ: {name: in how many groups the values of this reward differ}. Where the first reward is equal for all
+    completions, the std of the group divides away the weight of another one, which then trains at full strength. So
+    another reward is in the way if it differs in more than four times as many groups.
+    """
+    first, *others = differ
+    most = max(others, key=differ.get, default=first)
+    return most if differ[most] > 4 * differ[first] else None
 
 
 def load_judge(name, device):

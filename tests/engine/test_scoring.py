@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 import torch
 
+from engine.model.loading import load_model
+from engine.model.sampling import Sampler
+from engine.run import progress, state
 from engine.run.config import Config, check
 from engine.run.options import UserError, parse
 from engine.scoring import preview
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
-from engine.scoring.score import REWARDS, Hung, choose, judge, limited, score
+from engine.scoring.score import REWARDS, Hung, choose, judge, limited, overshadowing, score
+from engine.tasks.questions import load_questions
 from engine.tasks.table import task_of
 from records import weighted_sum
 from rewards import gsm8k_accuracy
@@ -412,14 +416,58 @@ def test_a_recipe_may_name_several_rewards(tmp_path):
     assert parse(Config, ["--recipe", str(tmp_path / "recipe.yaml")]).rewards == ["toy_accuracy", "format_reward:0.5"]
 
 
-def test_check_rewards_shows_each_reward_and_trains_nothing(small, tmp_path, mine, capsys, monkeypatch):
+def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(small, tmp_path, mine, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["--model", small, "--group_size", "4", "--check_rewards", "--rewards", "toy_accuracy:2", f"{mine}:short"]) is None
+    words = ["--model", small, "--group_size", "4", "--check_rewards", "--rewards", "toy_accuracy:2", f"{mine}:short"]
+    assert main(words) is None
     said = capsys.readouterr().out
-    assert "32 completions of 8 questions" in said and "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
+    assert "4 questions × 4 completions, at most 48 tokens each:\n16 completions of 4 questions" in said
+    assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
     assert said.count("  best, ") == said.count("  worst, ") >= 1 and said.count("  all, ") <= 1 and "gold answer" in said
-    assert re.search(r"\n\nConclusion: \d of 8 questions have rewards that differ, which training needs\.", said)
+    conclusion = r"\n\nConclusion: the completions of a question differ by toy_accuracy in \d of 4, short in \d of 4 questions\. "
+    assert re.search(conclusion, said)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
+    main([*words, "--questions_per_step", "2", "--max_new_tokens", "5"])
+    assert "2 questions × 4 completions, at most 5 tokens each:\n8 completions of 2 questions" in capsys.readouterr().out
+
+
+def test_check_rewards_shows_one_whole_prompt_as_the_model_sees_it(small, capsys):
+    main(["--model", small, "--group_size", "4", "--check_rewards", "--questions_per_step", "1", "--max_new_tokens", "2"])
+    tokenizer = load_model(small, torch.device("cpu"))[1]
+    (question, *_), _ = load_questions("toy", tokenizer, limit=1)
+    whole = tokenizer.decode(question["prompt"])
+    assert question["question"] in whole
+    assert f"The first prompt, as the model sees it:\n{whole}\n(here the model goes on)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rewards, golds, warned", [
+    (["number_accuracy"], ["12", "twelve", "#### 7", "x > 3"], "2 of 4 gold answers are no numbers, for example 'twelve', and number_"),
+    (["format_reward", "gsm8k_accuracy"], ["18", "$1,800", "a"], "1 of 3 gold answers are no numbers, for example 'a', and gsm8k_"),
+    (["number_accuracy"], ["12", "1/2", "so 3\n#### -3"], None), (["toy_accuracy"], ["twelve"], None),
+])  # fmt: skip
+def test_check_rewards_warns_of_gold_answers_that_are_no_numbers(rewards, golds, warned, capsys):
+    preview.warn_of_gold(choose(rewards), [{"answer": gold} for gold in golds])
+    said = capsys.readouterr().out
+    assert f"warning: {warned}accuracy wants numbers: " in said if warned else said == ""
+
+
+def test_check_rewards_says_what_it_does_while_nothing_else_is_printed(small, capsys, monkeypatch):
+    """At least every half minute: here, every twentieth of a second."""
+    assert progress.EVERY <= 30
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    sample = Sampler.sample
+
+    def slow(*arguments):
+        progress.say("sampling", 3, 9, "tokens")
+        time.sleep(0.3)
+        return sample(*arguments)
+
+    monkeypatch.setattr(Sampler, "sample", slow)
+    main(["--model", small, "--group_size", "4", "--check_rewards", "--questions_per_step", "1", "--max_new_tokens", "2"])
+    assert capsys.readouterr().out.count("sampling 3 of 9 tokens …\n") >= 3
+    threads = threading.active_count()
+    time.sleep(0.2)
+    assert "…" not in capsys.readouterr().out and threading.active_count() <= threads  # it has ended
 
 
 def test_check_rewards_shows_no_example_twice(small, capsys, monkeypatch):
@@ -444,13 +492,52 @@ def renamed(name, value):
     return reward
 
 
-@pytest.mark.parametrize("groups, cut, words", [
-    ([[0, 1], [1, 1]], [0, 0, 0, 0], "1 of 2 questions have rewards that differ, which training needs."),
-    ([[0, 1], [1, 1]], [1, 0, 0, 0], "training needs. 25% of the completions were cut off: raise --max_new_tokens (now 48)."),
-    ([[0, 0], [0, 0]], [0, 0, 0, 0], "training would make no update (only PPO would). No completion is right: read the examples"),
-    ([[0, 0], [0, 0]], [1, 1, 1, 0], "make no update (only PPO would). 75% of the completions were cut off: raise --max_new_tokens"),
-    ([[1, 1], [1, 1]], [0, 0, 0, 0], "make no update (only PPO would). Every completion is right: take harder questions."),
+CUT_HERE = "of the completions were cut off at 48 tokens, the limit of this look on a CPU: add --max_new_tokens 1024 to see"
+
+
+@pytest.mark.parametrize("groups, cut, longest, words", [
+    ([[0, 1], [1, 1]], [0, 0, 0, 0], 1024, "differ by right in 1 of 2 questions. Training learns from such differences."),
+    ([[0, 1], [1, 1]], [1, 0, 0, 0], 1024, "such differences. 25% of the completions were cut off: raise --max_new_tokens (now 1024)."),
+    ([[0, 1], [1, 1]], [1, 0, 0, 0], 48, f"such differences. 25% {CUT_HERE}"),
+    ([[0, 0], [0, 0]], [0, 0, 0, 0], 1024, "would make no update (only PPO would). No completion is right: read the examples"),
+    ([[0, 0], [0, 0]], [1, 1, 1, 0], 1024, "make no update (only PPO would). 75% of the completions were cut off: raise --max_new_tokens"),
+    ([[0, 0], [0, 0]], [1, 1, 1, 0], 48, f"make no update (only PPO would). 75% {CUT_HERE}"),
+    ([[1, 1], [1, 1]], [0, 0, 0, 0], 1024, "make no update (only PPO would). Every completion is right: take harder questions."),
 ])  # fmt: skip
-def test_check_rewards_draws_the_conclusion(groups, cut, words):
+def test_check_rewards_draws_the_conclusion(groups, cut, longest, words):
     groups = torch.tensor(groups).float()
-    assert words in preview.conclusion(groups, groups.flatten(), torch.tensor(cut).bool(), 48)
+    assert words in preview.conclusion({"right": groups}, groups, torch.tensor(cut).bool(), longest, 1024)
+
+
+def test_check_rewards_speaks_for_each_reward():
+    """1 of 128 answers is right, and their lengths differ: every sum differs, and yet training would learn brevity."""
+    right, brevity = torch.zeros(8, 16), torch.rand(8, 16)
+    right[3, 5] = 1.0
+
+    def said(right):
+        return preview.conclusion({"right": right, "brevity": brevity}, right + 0.1 * brevity, torch.zeros(128), 9, 9)
+
+    assert "differ by right in 1 of 8, brevity in 8 of 8 questions. Training would learn brevity and hardly right: " in said(right)
+    right[:2, 0] = 1.0
+    assert said(right).endswith("differ by right in 3 of 8, brevity in 8 of 8 questions. Training learns from such differences.")
+
+
+@pytest.mark.parametrize("differ, other", [
+    ({"right": 0, "form": 1, "brevity": 3}, "brevity"), ({"right": 1, "brevity": 4}, None), ({"right": 1, "brevity": 5}, "brevity"),
+    ({"right": 0}, None), ({"right": 0, "brevity": 0}, None), ({"right": 0.1, "brevity": 1.0}, "brevity"),
+])  # fmt: skip
+def test_another_reward_overshadows_the_first_if_it_differs_in_over_four_times_as_many_groups(differ, other):
+    assert overshadowing(differ) == other
+
+
+def test_a_run_that_learns_another_reward_than_its_first_says_so_once(small, tmp_path, mine, monkeypatch, capsys):
+    monkeypatch.setattr(state, "SIGNAL_STEPS", 2)
+    Path(mine).write_text("def never(completions, **columns):\n    return [0.0] * len(completions)\n" + MINE)
+    warning = r"warning: in the last 2 steps never differed in 0% of the groups, and short in \d+%: the run learns short, even"
+    go(small, tmp_path / "a", "--rewards", f"{mine}:never", f"{mine}:short:0.1", "--steps", "4")
+    assert len(re.findall(warning, capsys.readouterr().out)) == 1
+    rows = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert [row["no_signal/never"] for row in rows] == [1.0] * 4 and all(row["no_signal/short"] < 0.5 for row in rows)
+    for name, rewards in [("b", [f"{mine}:short", f"{mine}:never"]), ("c", [f"{mine}:never"])]:
+        go(small, tmp_path / name, "--rewards", *rewards, "--steps", "2")
+        assert "warning" not in capsys.readouterr().out
