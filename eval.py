@@ -35,7 +35,7 @@ from engine.run.answers import (
     stamp_of,
 )
 from engine.run.checks import idle
-from engine.run.options import UserError, at_least, option, parse, run_program
+from engine.run.options import LARGEST, UserError, at_least, inside, option, parse, run_program
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
 from engine.tasks.table import task_of
@@ -265,9 +265,10 @@ def check(config):
     ]):
         raise UserError(sentence)
     at_least(config, {"questions": 0, "samples": 0, "top_k": 0, "batch_size": 1})
-    at_least(config, {"max_prompt_tokens": 1, "max_new_tokens": 1})
-    if config.temperature <= 0 or not 0 < config.top_p <= 1:
-        raise UserError("--temperature must be above 0 and --top_p in (0, 1]; "
+    at_least(config, {"max_prompt_tokens": 1, "max_new_tokens": 1, "seed": -LARGEST})
+    inside(config, {"top_p": "(0, 1]"})
+    if not config.temperature > 0:
+        raise UserError(f"--temperature must be above 0, not {config.temperature}: "
                         "the greedy completion is always scored.")
     if config.compare and len(config.compare) != 2:
         raise UserError("--compare takes two files of answers.")

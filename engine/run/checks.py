@@ -9,7 +9,7 @@ import torch
 from algorithms import KEPT_FIRST
 from engine.model.folders import refuse_missing, resolve_model
 from engine.model.vllm import TESTED, filtered
-from engine.run.options import UserError, at_least, own_function
+from engine.run.options import LARGEST, UserError, at_least, inside, own_function
 from engine.run.state import SCHEDULES
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
@@ -17,9 +17,10 @@ from engine.tasks.questions import check_dataset
 LEAST = {  # the smallest value of an option
     "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1,
     "micro_batch_tokens": 1, "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0,
-    "warmup": 0, "max_rollouts": 1, "minibatches": 1, "refresh_reference": 1, "lam": 0, "critic_lr": 0, "lora": 1,
-    "devices": 1, "reward_timeout": 0, "sample_batch_size": 1,
+    "max_rollouts": 1, "minibatches": 1, "refresh_reference": 1, "critic_lr": 0, "lora": 1, "devices": 1,
+    "reward_timeout": 0, "sample_batch_size": 1, "seed": -LARGEST,
 }
+SHARES = {"pruning_rate": "[0, 1)", "top_p": "(0, 1]", "warmup": "[0, 1)", "lam": "[0, 1]"}
 ABOVE_0 = ("temperature", "epochs", "max_grad_norm", "clip_low", "clip_high", "target_kl", "stop_kl", "importance_cap",
            "device_gb", "vllm_share")
 CHOICES = {"lr_schedule": tuple(SCHEDULES), "shard": ("none", "full"), "rollout": ("own", "vllm"), "dtype": ("auto", "float32", "bfloat16")}
@@ -59,11 +60,7 @@ def check_given(config, algorithms):
     for name in ABOVE_0:
         if getattr(config, name) is not None and not getattr(config, name) > 0:
             raise UserError(f"--{name} must be above 0, not {getattr(config, name)}.")
-    if config.lam is not None and config.lam > 1:
-        raise UserError(f"--lam must lie in [0, 1], not {config.lam}.")
-    if not 0 < config.top_p <= 1 or not config.warmup < 1:
-        raise UserError(
-            f"--top_p must lie in (0, 1] and --warmup in [0, 1), not {config.top_p} and {config.warmup}.")
+    inside(config, SHARES)
     for name in filter(None, [config.dataset, config.eval_dataset]):
         check_dataset(name, config.model)
     score.choose(config.rewards or [])

@@ -1,11 +1,9 @@
 """Options: a dataclass becomes a command line and a YAML recipe; a user's mistake becomes one sentence."""
 
 import argparse
-import difflib
 import functools
 import importlib.util
 import json
-import math
 import os
 import sys
 import time
@@ -15,6 +13,10 @@ from types import UnionType
 from typing import get_args, get_origin
 
 import yaml
+
+from engine.run.names import meant
+
+LARGEST = 10**12  # no option needs more, and a seed times a million still fits 64 bits
 
 
 class UserError(Exception):
@@ -36,8 +38,7 @@ def as_words(values, config_class, source):
     words = []
     for key, value in values.items():
         if key not in names:
-            similar = difflib.get_close_matches(str(key), names, n=1)
-            hint = f"did you mean '{similar[0]}'?" if similar else f"the keys are {', '.join(names)}."
+            hint = meant(str(key), names).replace("--", "") or f"the keys are {', '.join(names)}."
             raise UserError(f"{source} has an unknown key '{key}': {hint}")
         takes_list = "list" in str(next(f.type for f in fields(config_class) if f.name == key))
         if isinstance(value, dict) or (isinstance(value, list) and not takes_list):
@@ -100,9 +101,8 @@ def parse(config_class, argv, earlier=()):
     config, unknown = read(argv)
     if unknown:
         name = unknown[0].split("=")[0]
-        similar = difflib.get_close_matches(name, [f"--{f.name}" for f in fields(config_class)], n=1)
-        raise UserError(f"unknown option {name}" + (
-            f": did you mean {similar[0]}?" if similar else ". `--help` lists all options."))
+        hint = meant(name.lstrip("-"), [f.name for f in fields(config_class)])
+        raise UserError(f"unknown option {name}" + (f": {hint}" if hint else ". `--help` lists all options."))
     recipe = read_recipe(config.recipe, config_class) if getattr(config, "recipe", None) else []
     try:
         parser.parse_args(recipe)
@@ -141,11 +141,20 @@ def one_line(error):
 
 
 def at_least(config, limits):
-    """Refuse a value that is too small, or infinite. limits: {option: smallest value}. None means "not given"."""
+    """Refuse a value that is too small, or larger than LARGEST. limits: {option: smallest value}. None means "not given"."""
     for name, least in limits.items():
         value = getattr(config, name)
-        if value is not None and not least <= value < math.inf:
-            raise UserError(f"--{name} must be at least {least}, not {value}.")
+        if value is not None and not least <= value <= LARGEST:
+            limit = f"at most {LARGEST:,}" if value > LARGEST else f"at least {least:,}"
+            raise UserError(f"--{name} must be {limit}, not {value}.")
+
+
+def inside(config, intervals):
+    """Refuse a share outside its interval. intervals: {option: "[0, 1)"}; "[" and "]" let the end in, "(" and ")" do not."""
+    for name, interval in intervals.items():
+        value, ends = getattr(config, name), [end for end, bracket in ((0, "["), (1, "]")) if bracket in interval]
+        if value is not None and not 0 < value < 1 and value not in ends:
+            raise UserError(f"--{name} must lie in {interval}, not {value}.")
 
 
 def run_program(main):

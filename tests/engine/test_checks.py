@@ -15,10 +15,10 @@ from engine.run.state import in_one_sentence
 RULES = Path(__file__).parents[2] / "examples/my_rule.py"
 BAD = [
     # which completions are kept
-    ("--pruning_rate 1", "the pruning rate must lie in [0, 1), not 1.0"),
-    ("--pruning_rate -0.1", "must lie in [0, 1)"),
+    ("--pruning_rate 1", "--pruning_rate must lie in [0, 1), not 1.0."),
+    ("--pruning_rate -0.1", "--pruning_rate must lie in [0, 1), not -0.1."),
     ("--pruning_rate nan", "must lie in [0, 1)"),
-    ("--pruning_rate 0.95", "keeps none of 16 completions"),
+    ("--pruning_rate 0.95", "the pruning rate 0.95 keeps none of 16 completions: lower --pruning_rate."),
     ("--algorithm grpo --pruning_rate 0.5", "grpo keeps every completion"),
     ("--algorithm gfpo --keep largest_abs", "gfpo keeps completions by shortest: it cannot be combined with pruning by |A|"),
     ("--algorithm cppo --keep shortest", "cppo prunes by |A|"),
@@ -49,18 +49,24 @@ BAD = [
     # numbers
     ("--sample_batch_size 0", "--sample_batch_size must be at least 1, not 0"),
     ("--algorithm ppo --lam 1.5", "--lam must lie in [0, 1], not 1.5"),
-    ("--algorithm ppo --lam -0.5", "--lam must be at least 0, not -0.5"),
+    ("--algorithm ppo --lam -0.5", "--lam must lie in [0, 1], not -0.5"),
     ("--algorithm ppo --critic_lr -1", "--critic_lr must be at least 0, not -1"),
     ("--algorithm ppo --group_size 0", "--group_size must be at least 1, not 0"),
     ("--group_size 1", "--group_size must be at least 2"),
     ("--overlong_cache 49", "--overlong_cache must lie in 1 … --max_new_tokens (48), not 49"),
     ("--minibatches 0", "--minibatches must be at least 1"),
     ("--target_kl 0", "--target_kl must be above 0"),
-    ("--epochs inf", "--epochs must be at least 0"),
+    ("--epochs -1", "--epochs must be at least 0, not -1"),
+    ("--epochs inf", "--epochs must be at most 1,000,000,000,000, not inf."),
+    ("--epochs 1e308", "--epochs must be at most 1,000,000,000,000, not 1e+308."),
+    ("--seed 9223372036854775807", "--seed must be at most 1,000,000,000,000, not 9223372036854775807."),
+    ("--seed -9223372036854775808", "--seed must be at least -1,000,000,000,000, not -9223372036854775808."),
     ("--steps 0", "--steps must be at least 1"),
     ("--steps many", "invalid int value: 'many'"),
     ("--lr nan", "--lr must be at least 0"),
-    ("--top_p 0", "--top_p must lie in (0, 1]"),
+    ("--top_p 0", "--top_p must lie in (0, 1], not 0.0."),
+    ("--top_p nan", "--top_p must lie in (0, 1], not nan."),
+    ("--warmup 1", "--warmup must lie in [0, 1), not 1.0."),
     ("--temperature 0", "--temperature must be above 0"),
     ("--plan --devices 0", "--devices must be at least 1, not 0."),
     ("--plan --device_gb 0", "--device_gb must be above 0, not 0.0."),
@@ -97,6 +103,8 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, message, tm
     with pytest.raises(UserError) as error:
         train.main(words.split())
     assert message in str(error.value) and "\n" not in str(error.value)
+    if "must " in message and message.endswith("."):  # that is all: no other option is named
+        assert str(error.value) == message
     assert list(tmp_path.iterdir()) == []  # nothing was begun
 
 

@@ -1,5 +1,6 @@
 """engine/run/options.py: command line, recipe, and a user's mistakes as one sentence each."""
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, fields
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from engine.run import config as run
+from engine.run.names import THEIRS
 from engine.run.options import UserError, as_words, option, parse, run_program, tell
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +120,7 @@ def test_options_survive_the_way_through_words():
         (["--step", "3"], "unknown option --step: did you mean --steps?"),  # and no abbreviation
         (["--lrr=3"], "unknown option --lrr: did you mean --lr?"),
         (["--zzzzzz", "3"], "unknown option --zzzzzz. `--help`"),
+        (["--number", "3"], "unknown option --number. `--help`"),  # `--name` is not near enough
         (["steps"], "unknown option steps"),
         (["--steps", "many"], "--steps: invalid int value: 'many'"),
         (["--steps", "1.5"], "--steps: invalid int value: '1.5'"),
@@ -134,8 +138,9 @@ def test_a_mistake_on_the_command_line_is_a_sentence(words, message):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("step: 3", "unknown key 'step': did you mean 'steps'?"),
-        ("no_allocation: true", "unknown key 'no_allocation': did you mean 'allocation'?"),
+        ("step: 3", "unknown key 'step': did you mean steps?"),
+        ("no_allocation: true", "unknown key 'no_allocation': did you mean allocation?"),
+        ("learning_rate: 1e-6", "unknown key 'learning_rate': in this project it is lr (docs/names.md)."),
         ("zzzzzz: 3", "unknown key 'zzzzzz': the keys are steps, lr, name, limit, resume, allocation, recipe."),
         ("7: 3", "unknown key '7'"),
         ("steps: [3", "cannot be read as YAML"),
@@ -172,6 +177,36 @@ def test_a_recipe_that_does_not_exist_or_is_no_text_is_a_sentence(tmp_path):
     for name in (tmp_path, tmp_path / "binary.yaml"):
         with pytest.raises(UserError, match="cannot be read"):
             parse(Config, ["--recipe", str(name)])
+
+
+@pytest.mark.parametrize("word, ours", [
+    ("--learning_rate", "--lr"), ("--learning-rate=1e-6", "--lr"), ("--num_generations", "--group_size"), ("--epsilon_high", "--clip_high"),
+    ("actor_rollout_ref.actor.optim.lr=1e-6", "--lr"), ("actor_rollout_ref.rollout.n=5", "--group_size"),
+    ("--per_device_train_batch_size", "--questions_per_step or --micro_batch_tokens"),
+])  # fmt: skip
+def test_a_name_of_trl_or_verl_is_answered_with_ours(word, ours):
+    with pytest.raises(UserError) as error:
+        parse(run.Config, [word, "1"])
+    assert str(error.value) == f"unknown option {word.split('=')[0]}: in this project it is {ours} (docs/names.md)."
+
+
+def test_the_page_of_names_agrees_with_the_names_that_are_answered():
+    """Of each row of docs/names.md whose first cell holds options: each name of TRL and of verl, without folder and value."""
+    options, page = {f.name for f in fields(run.Config)}, (ROOT / "docs/names.md").read_text(encoding="utf-8")
+    found = {}
+    for row in page.split("\n## ")[0].splitlines():
+        _, here, _, *theirs = row.replace("\\|", "").split("|") if "`--" in row else [""] * 3
+        ours = set(re.findall(r"--(\w+)", here))
+        assert ours <= options
+        for name in re.findall(r"`([\w.]+)", " ".join(theirs)):
+            found.setdefault(name.rpartition(".")[2], set()).update(ours)
+    known = {}
+    for ours, theirs in THEIRS.items():
+        for name in theirs.split():
+            known.setdefault(name, set()).add(ours)
+    assert all(known[name] <= found[name] for name in known)
+    values = {"grpo", "dapo", "dr_grpo", "group", "none", "seq", "token"}  # of options
+    assert set(found) - set(known) - options == values
 
 
 def test_help_lists_every_option_with_its_line(capsys):
