@@ -67,10 +67,24 @@ def majority_is_right(records):
     return bool(counted) and records[votes.index(counted.most_common(1)[0][0])]["correct"]
 
 
-def interval(values, draws=2000):
-    """95% confidence interval of the mean over questions, by percentile bootstrap: (low, high)."""
+def interval(values, least=0.0, draws=2000):
+    """95% confidence interval of the mean over questions: (low, high). The values lie in [least, 1].
+
+    By percentile bootstrap. It fails if all values v are equal: it would say that the mean is v for
+    certain. Of n questions, z² / (n + z²) of all may still be unlike them (Wilson, 0 of n), and these
+    may be anything from `least` to 1. A share, of values 0 and 1, gets Wilson's interval.
+    """
     values = np.asarray(values, dtype=float)
-    chosen = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
+    n, mean, z = len(values), values.mean().item(), 1.96
+    unlike = z**2 / (n + z**2)
+    if values.min() == values.max():
+        return mean - unlike * (mean - least), mean + unlike * (1 - mean)
+    if least == 0 and np.isin(values, (0, 1)).all():
+        # all p with |p − mean| ≤ z √(p (1 − p) / n)
+        center = mean + unlike * (0.5 - mean)
+        half = z * (mean * (1 - mean) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)
+        return center - half, center + half
+    chosen = np.random.default_rng(0).integers(n, size=(draws, n))
     return tuple(np.quantile(values[chosen].mean(1), [0.025, 0.975]).tolist())
 
 
@@ -84,7 +98,7 @@ def paired(first, second, draws=10_000):
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(draws, len(differences)))
     as_far = np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9
     p = (1 + as_far.sum().item()) / (1 + draws)
-    return differences.mean().item(), interval(differences), p
+    return differences.mean().item(), interval(differences, least=-1.0), p
 
 
 def summarize(records):

@@ -89,13 +89,33 @@ def test_a_summary_of_known_verdicts():
     assert 0 <= low < 7 / 16 < high <= 1
 
 
-def test_the_interval_is_that_of_the_normal_distribution_where_there_are_many_questions():
-    values = [float(random.Random(i).random() < 0.3) for i in range(2000)]
-    mean = sum(values) / 2000
+@pytest.mark.parametrize("scale", [1.0, 0.5])  # a share; an average over samples
+def test_the_interval_is_that_of_the_normal_distribution_where_there_are_many_questions(scale):
+    values = [scale * (random.Random(i).random() < 0.3) for i in range(2000)]
+    mean = sum(values) / 2000 / scale
     low, high = interval(values)
     half = 1.96 * math.sqrt(mean * (1 - mean) / 2000)
-    assert low == pytest.approx(mean - half, abs=2e-3) and high == pytest.approx(mean + half, abs=2e-3)
-    assert interval([1.0] * 9) == (1.0, 1.0)
+    assert low == pytest.approx(scale * (mean - half), abs=2e-3) and high == pytest.approx(scale * (mean + half), abs=2e-3)
+
+
+@pytest.mark.parametrize("right, n, low, high", [  # method 3 in Newcombe, Statistics in Medicine 17 (1998), table I
+    (81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718),
+    (20, 20, 1 - 0.1611, 1.0),
+])  # fmt: skip
+def test_the_interval_of_a_share_is_wilsons(right, n, low, high):
+    assert interval([i < right for i in range(n)]) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_no_interval_says_that_a_mean_is_known_for_certain():
+    """Of 30 questions with the same score, a few in a hundred of all questions may still have another one."""
+    few = 1.96**2 / (30 + 1.96**2)
+    assert interval([0.5] * 30) == pytest.approx((0.5 - few / 2, 0.5 + few / 2))
+    summary = summarize(records_of([[0, 0]] * 30))
+    assert summary["accuracy"] == 0 and summary["intervals"]["accuracy"] == summary["intervals"]["pass@2"] == pytest.approx((0, few))
+    for first, second, bounds in [(0, 0, (-few, few)), (1, 1, (-few, few)), (0, 1, (1 - 2 * few, 1)), (1, 0, (-1, -1 + 2 * few))]:
+        assert paired([first] * 30, [second] * 30)[1] == pytest.approx(bounds)
+    low, high = paired([0] * 30, [1] * 10 + [0] * 20)[1]  # no share of questions: a difference may be -1, too
+    assert 0 < low < 1 / 3 < high < 0.6 and (low, high) != pytest.approx(interval([1] * 10 + [0] * 20))
 
 
 def test_the_paired_test_is_the_exact_one():
@@ -242,7 +262,7 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
     capsys.readouterr()
     evaluation.main(["--compare", str(tmp_path / "a/eval-toy.jsonl"), str(tmp_path / "b/eval-toy.jsonl")])
     said = capsys.readouterr().out
-    assert "greedy" in said and "+0.0000 [+0.0000, +0.0000], p = 1.0000, 10 questions" in said and "sampled" in said
+    assert "greedy" in said and "+0.0000 [-0.2775, +0.2775], p = 1.0000, 10 questions" in said and "sampled" in said
     go(small, tmp_path / "d", "--samples", "0")
     evaluation.main(["--compare", str(tmp_path / "a/eval-toy.jsonl"), str(tmp_path / "d/eval-toy.jsonl")])
     said = capsys.readouterr().out
