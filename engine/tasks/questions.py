@@ -4,16 +4,20 @@ Every question has the columns `question` and `answer`, and two columns that rew
 after the chat template) and `begun` (the thought that the template has opened for the model: "<think>", or "").
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import random
+import signal
 from itertools import islice
 from pathlib import Path
 
 from engine.model.folders import ask_hub, prompt_room
-from engine.run.options import UserError
+from engine.run.options import UserError, one_line
 from engine.tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
+
+TEMPLATE_SECONDS = 10  # that a chat template may take for a prompt; others take a millisecond
 
 
 def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None):
@@ -35,6 +39,8 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
         notes.append(f"skipped {len(found) - len(rows)} of {len(found)} questions of {name}: the question or the answer is empty.")
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
+    if not all(prompts):
+        raise UserError(f"the prompt of a question of {name} is empty: correct the model's chat template or its tokenizer.")
     questions = [{**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
                  for row, text, prompt in zip(rows, texts, prompts) if len(prompt) <= max_prompt_tokens]
     skipped = len(rows) - len(questions)
@@ -61,12 +67,31 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
 
     def chat(*turns):
         messages = [{"role": role, "content": content} for role, content in turns]
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        with at_most(TEMPLATE_SECONDS):
+            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
     try:
-        return [chat(("system", system_prompt), *examples, ("user", row["question"])) for row in rows], []
-    except jinja2.TemplateError:  # some templates do not allow a system turn
-        return [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows], []
+        try:
+            return [chat(("system", system_prompt), *examples, ("user", row["question"])) for row in rows], []
+        except jinja2.TemplateError:  # some templates do not allow a system turn
+            return [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows], []
+    except Exception as error:  # a template is a program: it may fail like any other
+        raise UserError(f"the model's chat template fails ({one_line(error)}): correct its chat_template.jinja.") from None
+
+
+@contextlib.contextmanager
+def at_most(seconds):
+    """Raise TimeoutError if the block takes longer. Only a process's first thread may wait for such a signal."""
+    def late(*_):
+        raise TimeoutError(f"it takes more than {seconds} seconds for a prompt")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def opened_thought(text, question):
@@ -139,6 +164,8 @@ def read_jsonl(path, reserved=("prompt", "completions")):
 
     `question` (or `problem`) and `answer` must be among them.
     """
+    if Path(path).is_dir():
+        raise UserError(f"the data set {path} is a folder: name a .jsonl file.")
     if not Path(path).is_file():
         if str(path).endswith((".jsonl", ".json")) or "/" in str(path):
             raise UserError(f"the data file {path} does not exist.")
@@ -148,16 +175,19 @@ def read_jsonl(path, reserved=("prompt", "completions")):
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file in UTF-8.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            row = None
+            row, reason = json.loads(line), ""
+            json.dumps(row, ensure_ascii=False).encode()  # finds a half of a surrogate pair, which is no text
+        except (ValueError, RecursionError) as error:
+            row, reason = None, f" ({error})"
         if not isinstance(row, dict):
             raise UserError(
-                f"{path}, line {number}: not a JSON object. Each line must be one, with a question and an answer."
+                f"{path}, line {number}: not a JSON object{reason}. Each line must be one, with a question and an answer."
             )
         if "question" not in row and "problem" in row:
             row["question"] = row["problem"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from engine.run.options import UserError
-from engine.tasks import toy, toy_model
+from engine.tasks import questions, toy, toy_model
 from engine.tasks.questions import check_dataset, fingerprint, load_questions, read_jsonl, take
 from engine.tasks.table import SYSTEM_PROMPT
 from rewards import format_reward
@@ -78,6 +79,10 @@ def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer
         ('{"question": "\\t", "answer": "1"}', "line 1: the column 'question' is empty"),
         ('{"question": null, "answer": "1"}', "line 1: the column 'question' is empty"),
         (b'{"question": "caf\xe9", "answer": "1"}', "not a text file in UTF-8"),
+        ('{"question": "a", "answer": ' + "1" * 5000 + "}", "line 1: not a JSON object (Exceeds the limit"),
+        ('{"question": "a", "answer": "1", "more": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 1: not a JSON object (maximum recursion"),
+        ('{"question": "a \\ud800", "answer": "1"}', "surrogates not allowed). Each line must be one"),
+        ('{"question": "a", "answer": "1", "\\udc00": "b"}', "surrogates not allowed). Each line must be one"),
     ],
 )
 def test_a_broken_file_is_named_with_the_line_and_the_reason(file, content, message):
@@ -94,7 +99,8 @@ def test_a_byte_order_mark_is_no_mistake(file):
 
 @pytest.mark.parametrize(
     "name, message",
-    [("missing.jsonl", "does not exist"), ("a/missing", "does not exist"), (".", "unknown data set"), ("gsm9k", "there are toy, ")],
+    [("missing.jsonl", "does not exist"), ("a/missing", "does not exist"), (".", "is a folder: name a .jsonl file"),
+     ("gsm9k", "there are toy, ")],
 )
 def test_a_name_that_is_no_data_set_is_refused(name, message):
     for look in (check_dataset, read_jsonl):
@@ -154,6 +160,28 @@ def test_a_chat_template_gets_the_system_message_and_the_question_and_opens_the_
     )
     questions, notes = load_questions(file([{"question": "1+1=?", "answer": "2"}]), tokenizer, system_prompt="77")
     assert tokenizer.decode(questions[0]["prompt"]) == "<think>77\n<answer>1+1=?\n=" and notes == []
+
+
+@pytest.mark.parametrize("template, reason", [
+    ("{{ raise_exception('never') }}", "TemplateError: never"), ("{% for x in %}", "TemplateSyntaxError: Expected an expression"),
+    ("{{ messages[7].content }}", "UndefinedError: list object has no element 7"), ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+    ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ 1 + 'a' }}", "TypeError: unsupported operand"),
+    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+     "TimeoutError: it takes more than 0.2 seconds for a prompt"),
+])  # fmt: skip
+def test_a_chat_template_that_fails_or_never_ends_is_one_sentence(tokenizer, file, template, reason, monkeypatch):
+    monkeypatch.setattr(questions, "TEMPLATE_SECONDS", 0.2)
+    tokenizer.chat_template, handler = template, signal.getsignal(signal.SIGALRM)
+    with pytest.raises(UserError) as error:
+        load_questions(file([{"question": "1+1=?", "answer": "2"}]), tokenizer)
+    assert str(error.value).startswith(f"the model's chat template fails ({reason}") and "\n" not in str(error.value)
+    assert signal.getsignal(signal.SIGALRM) == handler and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_an_empty_prompt_is_refused(tokenizer, file):
+    tokenizer.chat_template = "{% if false %}{{ messages }}{% endif %}"
+    with pytest.raises(UserError, match="^the prompt of a question of .*jsonl is empty: correct the model's chat template"):
+        load_questions(file([{"question": "1+1=?", "answer": "2"}]), tokenizer)
 
 
 def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(file):
