@@ -4,14 +4,13 @@ import functools
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from engine.model.folders import resolve_model
 from engine.model.precision import TINY, choose_dtype
 from engine.model.prompts import check_once
 from engine.model.sampling import Sampling, sample
-from engine.run.options import UserError
+from engine.run.options import UserError, one_line
 
 
 def load_model(name, device, dtype="auto", *, frozen=False, place=None):
@@ -30,22 +29,27 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
 
     name = resolve_model(name)
     weights = choose_dtype(dtype, device, TINY) if frozen else torch.float32
+    adapter = Path(name, "adapter_config.json").exists()
     try:
-        adapter = Path(name, "adapter_config.json").exists()
         # AutoModelForCausalLM would load the decoder alone
-        if not adapter and AutoConfig.from_pretrained(name).is_encoder_decoder:
+        if not adapter and AutoConfig.from_pretrained(name, trust_remote_code=False).is_encoder_decoder:
             raise UserError(f"the model {name} is an encoder-decoder: only causal language models can be trained here.")
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model, loading = AutoModelForCausalLM.from_pretrained(name, dtype=weights, output_loading_info=True)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"the model {name} cannot be loaded: {reason}") from None
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            name, dtype=weights, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True)
+    except UserError:
+        raise
+    except Exception as error:  # what a damaged or a hostile folder raises is up to transformers and torch
+        raise UserError(f"the model {name} cannot be loaded: {why(error, name)}") from None
     for config in (model.config, model.config.get_text_config()):
         if getattr(config, "output_router_logits", False):  # experts: nothing here uses a router's logits
             config.output_router_logits = False
     if loading["missing_keys"]:  # transformers has filled them with random numbers
         lacking = min(loading["missing_keys"])
         raise UserError(f"the weights of {name} lack {lacking}: name a complete causal language model.")
+    for tensor, saved, expected in sorted(loading["mismatched_keys"]):  # filled with random numbers, too
+        raise UserError(f"{tensor} of {name} has the shape {[*saved]}, and its config.json says {[*expected]}: "
+                        "they belong to different models.")
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: set its eos_token."
@@ -58,6 +62,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     model.to(place or device).eval()
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    check_finite(model, name)
     check_head(model, name)
     check_once(model.base_model)
     # from here on a pass casts the weights. PPO's critic starts from the base model
@@ -92,6 +97,25 @@ def adapters_in_float32(model, folder=None):
         saved = load_file(Path(folder, "adapter_model.safetensors"), device=str(model.device))
         saved = {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()}
         set_peft_model_state_dict(model, saved)
+
+
+def why(error, name):
+    """The reason why transformers cannot load a model, without its advice to run code that came with the model."""
+    if "trust_remote_code" in str(error):
+        return "it brings code of its own (auto_map), which is never run here: use a model that transformers knows."
+    if list(Path(name).glob("pytorch_model*.bin")) and not list(Path(name).glob("*.safetensors")):
+        return ("its pytorch_model.bin is damaged, or holds more than tensors, which could run code: "
+                f"get the weights as *.safetensors ({type(error).__name__}).")
+    return one_line(error)
+
+
+def check_finite(model, name):
+    """Refuse weights that are NaN or infinite. Everything computed with them would be NaN, too."""
+    weights = [(weight, p) for weight, p in model.named_parameters() if p.dtype.itemsize > 1]  # PyTorch cannot ask float8
+    broken = [weight for weight, p in weights if not p.isfinite().all()]
+    if broken:
+        raise UserError(f"the weights of {name} are not finite ({broken[0]}): the file is damaged, or a training run failed. "
+                        "Use an earlier checkpoint, or get the model again.")
 
 
 @torch.no_grad()

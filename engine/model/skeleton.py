@@ -32,11 +32,12 @@ def skeleton(config):
                 return Decoder(shape)
             from transformers import AutoModelForCausalLM
 
-            return AutoModelForCausalLM.from_config(shape)
+            return AutoModelForCausalLM.from_config(shape, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        reason = str(error).split("\n")[0][:200].rstrip(".")
+        from engine.model.loading import why
+
         raise UserError(
-            f"the config.json of {name} cannot be read ({reason}): name a folder that holds it, or go online."
+            f"the config.json of {name} cannot be read ({why(error, name).rstrip('.')}): name a folder that holds it, or go online."
         ) from None
 
 
@@ -48,7 +49,8 @@ def shape_of(name):
     if known is None:
         find(name)  # one question to the hub, in place of half a minute of them
     try:  # a model whose shape is known is not looked for in the network
-        return AutoConfig.from_pretrained([name, *checkpoints(name)][-1], local_files_only=known is not None)
+        return AutoConfig.from_pretrained(
+            [name, *checkpoints(name)][-1], local_files_only=known is not None, trust_remote_code=False)
     except OSError:
         if known is None:
             raise

@@ -70,7 +70,8 @@ def judges(config):
 
         try:
             with torch.device("meta"):
-                model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(name))
+                model = AutoModelForSequenceClassification.from_config(
+                    AutoConfig.from_pretrained(name, trust_remote_code=False), trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UserError(f"the config.json of the reward model {name} cannot be read "
                             f"({str(error).split(chr(10))[0][:200]}).") from None

@@ -14,8 +14,9 @@ class RewardModel:
 
     def __init__(self, name, *, device=None, batch_size=16):
         self.__name__, self.batch_size = "reward_model", batch_size
-        self.tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right", truncation_side="left")
-        options = {"dtype": torch.float32, "output_loading_info": True}
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            name, padding_side="right", truncation_side="left", trust_remote_code=False)
+        options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
         self.model, loading = AutoModelForSequenceClassification.from_pretrained(name, **options)
         self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
         if self.model.config.num_labels != 1:

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
+from types import SimpleNamespace
 
 import huggingface_hub as hub
 import pytest
 import torch
 from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
+from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -24,7 +27,9 @@ from transformers import (
 from engine.model.folders import ask_hub, context_of, prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
+from engine.model.skeleton import skeleton
 from engine.run.options import UserError
+from engine.scoring.score import choose
 from engine.tasks import questions
 from tests.engine.test_logprobs import SIZES, batch, make
 
@@ -92,6 +97,72 @@ def test_quantized_weights_whose_package_is_missing_are_one_sentence(tmp_path, s
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}}))
     with pytest.raises(UserError, match="^the model .* cannot be loaded: "):
         load_model(str(tmp_path), CPU)
+
+
+@pytest.fixture
+def folder(small, tmp_path):
+    """(a folder with a model, its tensors), to be damaged."""
+    shutil.copytree(small, tmp_path / "model")
+    return tmp_path / "model", load_file(tmp_path / "model/model.safetensors")
+
+
+def refused(folder, *, load=lambda name: load_model(name, CPU)):
+    with pytest.raises(UserError) as error:
+        load(str(folder))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_refused_for_what_they_are(folder, value):
+    folder, tensors = folder
+    tensors["model.norm.weight"][3] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert "are not finite (model.norm.weight): the file is damaged, or a training run failed." in refused(folder)
+
+
+def test_a_tensor_of_another_shape_is_refused(folder):
+    folder, tensors = folder
+    save_file(tensors | {"model.norm.weight": torch.ones(60)}, folder / "model.safetensors", {"format": "pt"})
+    assert refused(folder) == (
+        f"model.norm.weight of {folder} has the shape [60], and its config.json says [64]: they belong to different models.")
+
+
+class Program:
+    def __reduce__(self):
+        return open, (Program.trace, "w")  # what unpickling would do
+
+
+def test_pickled_weights_are_loaded_if_they_are_tensors_and_never_run(folder, tmp_path):
+    folder, tensors = folder
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    load_model(str(folder), CPU)
+    Program.trace = str(tmp_path / "it ran")
+    torch.save({**tensors, "lm_head.weight": Program()}, folder / "pytorch_model.bin")
+    for content in (None, b"hello"):
+        if content:
+            (folder / "pytorch_model.bin").write_bytes(content)
+        assert "its pytorch_model.bin is damaged, or holds more than tensors, which could run code: get the" in refused(folder)
+    assert not (tmp_path / "it ran").exists()
+
+
+def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question on the terminal"))
+    folder, _ = folder
+    code = f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass C: pass\n"
+    (folder / "mine.py").write_text(code)
+    config = json.loads((folder / "config.json").read_text())
+    brought = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.C", "AutoModelForSequenceClassification": "mine.C"}
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": brought, "model_type": "mine"}))
+    reason = "it brings code of its own (auto_map), which is never run here: use a model that transformers knows"
+    plan = lambda name: skeleton(SimpleNamespace(model=name, dataset="gsm8k"))
+    assert reason in refused(folder) and reason in refused(folder, load=plan)
+    with pytest.raises(UserError, match="the reward model .* cannot be loaded: ValueError: "):
+        choose([f"RewardModel:{folder}"], CPU)
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": brought}))  # transformers knows qwen2
+    load_model(str(folder), CPU)
+    assert not (tmp_path / "it ran").exists()
 
 
 def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):

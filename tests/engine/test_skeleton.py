@@ -81,7 +81,7 @@ def test_a_published_shape_has_as_many_parameters_as_published(name):
 
 def test_a_config_in_the_cache_of_the_hub_wins_over_a_published_shape(tmp_path, monkeypatch):
     """And nothing is looked for in the network. For another model the hub is asked once first, so it fails fast."""
-    def from_pretrained(name, local_files_only):
+    def from_pretrained(name, local_files_only, trust_remote_code):
         asked.append(local_files_only)
         return CONFIGS["qwen2, tied"]
 
