@@ -10,6 +10,7 @@ and eval-NAME.json holds the scores with the setting in which they were measured
 was interrupted, the same command goes on with it. The number of processes changes only the time.
 """
 
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass, fields, replace
@@ -34,8 +35,17 @@ from engine.run.answers import (
     scored_file,
     stamp_of,
 )
-from engine.run.checks import idle
-from engine.run.options import LARGEST, UserError, at_least, inside, option, parse, run_program
+from engine.run.checks import idle, unchanged
+from engine.run.options import (
+    CANNOT_WRITE,
+    LARGEST,
+    UserError,
+    at_least,
+    inside,
+    option,
+    parse,
+    run_program,
+)
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
 from engine.tasks.table import task_of
@@ -258,8 +268,8 @@ class Config:
         "none: the benchmark's")
     seed: int = option(42, "of the sampling")
     output_dir: str | None = option(
-        None, "where the results go; none: the model's folder, runs/eval-NAME for a model of the "
-        "hub, or the folder of --from_file")
+        None, "where the results go; none: the folder of the model or of --from_file; "
+        "runs/eval-NAME for a model of the hub, or if that folder is read-only")
     from_file: str | None = option(
         None, "only score a .jsonl file of question, answer, completion or completions; "
         "judge: gsm8k_accuracy")
@@ -299,7 +309,7 @@ def check(config):
     if config.judge:
         choose([config.judge], option="--judge")
     if config.model != "toy":
-        resolve_model(config.model)
+        unchanged(resolve_model(config.model))
 
 
 def report(summary):
@@ -366,25 +376,40 @@ def one_benchmark(benchmark, config, source, model, tokenizer, folder):
         print(f"  written: {path.with_suffix('.json')} and {path.name}")
 
 
+def results_folder(config):
+    """The folder of the results. It is made if it does not exist."""
+    beside = Path(config.from_file).parent if config.from_file else Path(config.model)
+    evaluated = Path(config.from_file or config.model).resolve().name.removesuffix(".jsonl")
+    may_write = beside.is_dir() and os.access(beside, os.W_OK)
+    folder = Path(config.output_dir or (beside if may_write else f"runs/eval-{evaluated}"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the folder {folder} of the results cannot be made ({error.strerror}): "
+                        "name another --output_dir.") from None
+    return folder
+
+
 def main(argv):
     config = parse(Config, argv)
     check(config)
     if config.compare:
         return compare(config.compare)
     device = ranks.start()
-    beside = Path(config.from_file).parent if config.from_file else Path(config.model)
-    named = Path("runs", f"eval-{Path(config.model).name}")
-    folder = Path(config.output_dir or (beside if beside.is_dir() else named))
-    folder.mkdir(parents=True, exist_ok=True)
-    if config.from_file:
-        return score_file(config, folder, device)
-    source = resolve_model(base_model(config.model, config.benchmark[0]))
-    model, tokenizer = load_model(source, device, frozen=True)
+    folder = results_folder(config)
     try:
+        if config.from_file:
+            return score_file(config, folder, device)
+        source = resolve_model(base_model(config.model, config.benchmark[0]))
+        model, tokenizer = load_model(source, device, frozen=True)
         for benchmark in config.benchmark:
             one_benchmark(benchmark, config, source, model, tokenizer, folder)
     except torch.OutOfMemoryError:
         raise UserError(f"out of memory: lower --batch_size {config.batch_size}.") from None
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        raise UserError(f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than {folder}.") from None
     ranks.stop()
 
 

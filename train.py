@@ -138,7 +138,7 @@ def main(argv):
         except KeyboardInterrupt:
             progress.note(f"stopped at once. {checkpoint.how_to_resume(config.output_dir)}")
             code = 130
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, FloatingPointError) as error:
             raise in_one_sentence(error, config.output_dir) from None
     ranks.stop()
     return code

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -215,6 +216,39 @@ def test_results_go_beside_what_is_evaluated_or_under_runs(small, tmp_path, monk
     evaluation.main(["--model", "Me/Model-1B", "--questions", "2", "--samples", "0", "--max_new_tokens", "9"])
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json*")}
     assert written == {"mine/some.jsonl", "mine/scored-some.json", "runs/eval-Model-1B/eval-toy.json", "runs/eval-Model-1B/eval-toy.jsonl"}
+
+
+def test_a_model_in_a_read_only_folder_has_its_results_under_runs(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != small and may(path, mode))  # root may write everywhere
+    before = sorted(os.listdir(small))
+    evaluation.main(["--model", small, "--questions", "1", "--samples", "0", "--max_new_tokens", "3"])
+    assert sorted(os.listdir(small)) == before
+    assert (tmp_path / f"runs/eval-{Path(small).name}/eval-toy.json").exists()
+
+
+def test_a_folder_of_results_that_cannot_be_written_is_one_sentence(small, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^the folder .*file of the results cannot be made \(File exists\): name another --output_dir.$"):
+        go(small, tmp_path / "file")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/eval-toy.jsonl.new").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="^the disk is full, and nothing can be written: make room, or name another --output_dir than "):
+        go(small, tmp_path / "a")
+
+
+@pytest.mark.parametrize("words, message", [
+    ("--seed 9223372036854775807", "--seed must be at most 1,000,000,000,000, not 9223372036854775807."),
+    ("--top_p 0", "--top_p must lie in (0, 1], not 0.0."),
+    ("--temperature 0", "--temperature must be above 0, not 0.0: the greedy completion is always scored."),
+    ("--temperature nan", "--temperature must be above 0, not nan: the greedy completion is always scored."),
+    ("--num_generations 3", "unknown option --num_generations. `--help` lists all options."),
+])  # fmt: skip
+def test_a_value_that_cannot_be_is_one_sentence_about_this_option(words, message):
+    with pytest.raises(UserError) as error:
+        evaluation.main(words.split())
+    assert str(error.value) == message
 
 
 def test_questions_with_different_numbers_of_completions():

@@ -133,6 +133,9 @@ def check_head(model, name):
         raise UserError(f"the model {name} keeps no keys and values, which sampling needs: use another model.")
     try:
         sample(model, [[0, 1, 2], [1]], 2, Sampling(2), stop_ids=[-1], pad_id=0, generator=torch.Generator())
+    except FloatingPointError:
+        raise UserError(f"the weights of {name} are so large that its logits are not finite: the file is damaged, or a training "
+                        "run failed. Use an earlier checkpoint, or get the model again.") from None
     except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
         raise UserError(f"the model {name} has a cache of a kind that sampling cannot use: use another model.") from None
     capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # small logits hardly change

@@ -89,6 +89,7 @@ def sample_token(logits, sampling, u=None):
     # the sums are the same in whatever order a device adds, and u · total is below the total even after rounding
     sums = kept.double().exp_().cumsum_(-1)
     token = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True).squeeze(-1)
+    token.clamp_(max=logits.shape[-1] - 1)  # NaN is nowhere in order; `sample` refuses it at its end
     return token, logp.gather(-1, token[:, None]).squeeze(-1)
 
 
@@ -144,6 +145,8 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size
     prompts: token lists. batch_size: as for `Sampler`. generator: a CPU's. places: of each prompt among those of all
     ranks; None: 0, 1, 2 … Returns Completions with N = len(prompts) · group_size rows, a question's rows side by side.
 
+    Raises FloatingPointError if the logits are NaN.
+
     The random number of a token depends only on the generator, the prompt's place, the completion's place in its group
     and the token's place. So the same seed gives the same completions for every batch_size and every number of ranks,
     and, up to rounding, on every device.
@@ -178,6 +181,8 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size
     longest = int(lengths.max())
     padding = ~completion_mask(tokens[:, :longest], lengths)
     tokens, logps = tokens[:, :longest].masked_fill(padding, pad_id), logps[:, :longest].masked_fill(padding, 0.0)
+    if logps.isnan().any():
+        raise FloatingPointError("the model's logits are not finite")
     return Completions(tokens, lengths, truncated, logps)
 
 

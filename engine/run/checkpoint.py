@@ -170,8 +170,8 @@ def checksums(folder, which=lambda path: path.name != "checksums.json"):
         return {str(path.relative_to(folder)): sha for path, sha in zip(files, pool.map(digest, files))}
 
 
-def damaged(folder):
-    """The files of a checkpoint that have changed since they were written.
+def damaged(folder, which=lambda path: path.name != "checksums.json"):
+    """The files of a checkpoint that have changed since they were written. which: as for `checksums`.
 
     If checksums.json is missing or cut off, it is the only file of the list.
     """
@@ -179,8 +179,8 @@ def damaged(folder):
         written = json.loads((folder / "checksums.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ["checksums.json"]
-    found = checksums(folder)
-    return [name for name in written if found.get(name) != written[name]]
+    found = checksums(folder, which)
+    return [name for name in written if which(folder / name) and found.get(name) != written[name]]
 
 
 def newest(run_dir):

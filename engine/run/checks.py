@@ -9,6 +9,7 @@ import torch
 from algorithms import KEPT_FIRST
 from engine.model.folders import refuse_missing, resolve_model
 from engine.model.vllm import TESTED, filtered
+from engine.run.checkpoint import damaged
 from engine.run.options import LARGEST, UserError, at_least, inside, own_function
 from engine.run.state import SCHEDULES
 from engine.scoring import score
@@ -73,9 +74,22 @@ def of_a_model(config):
     """Refuse a model that is not there, or that cannot be trained. --plan needs no more than its config.json."""
     if config.plan:
         refuse_missing(config.model)
-    elif Path(resolve_model(config.model), "adapter_config.json").exists():
+    elif Path(unchanged(resolve_model(config.model)), "adapter_config.json").exists():
         raise UserError(f"{config.model} holds adapters, not a whole model: train from the merged model instead, which "
                         "a run with --merge_lora writes into its folder merged.")
+
+
+def unchanged(model):
+    """The folder or name of a model. Refuses a checkpoint of a run if a file that is loaded is not as the run wrote it.
+
+    Under torchrun the first process of a machine looks; the others would find the same.
+    """
+    folder, first = Path(model), os.environ.get("LOCAL_RANK", "0") == "0"
+    if first and (folder / "checksums.json").exists():
+        if files := damaged(folder, lambda path: path.parent == folder and path.name != "checksums.json"):
+            raise UserError(f"{model} is damaged: {', '.join(files)} is not as the run wrote it. Name an earlier checkpoint; "
+                            "if you changed it yourself, remove checksums.json there.")
+    return model
 
 
 def fitting(config, table):

@@ -1,6 +1,7 @@
 """Options: a dataclass becomes a command line and a YAML recipe; a user's mistake becomes one sentence."""
 
 import argparse
+import errno
 import functools
 import importlib.util
 import json
@@ -17,6 +18,10 @@ import yaml
 from engine.run.names import meant
 
 LARGEST = 10**12  # no option needs more, and a seed times a million still fits 64 bits
+CANNOT_WRITE = {  # the number of an OSError: what it means to the user
+    **dict.fromkeys([errno.ENOSPC, errno.EDQUOT], "the disk is full, and nothing can be written: make room"),
+    **dict.fromkeys([errno.EACCES, errno.EPERM, errno.EROFS], "the folder is read-only: make it writable"),
+}
 
 
 class UserError(Exception):

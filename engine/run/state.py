@@ -1,7 +1,6 @@
 """The state of a run: how far it is, what it saves, and why it ends."""
 
 import contextlib
-import errno
 import math
 import random
 from collections import deque
@@ -13,7 +12,7 @@ import torch
 from engine.model.networks import save_merged
 from engine.run import checkpoint, folder, logs, progress, ranks
 from engine.run.metrics import COUNTS
-from engine.run.options import UserError
+from engine.run.options import CANNOT_WRITE, UserError
 from engine.run.trackers import Tracker
 from engine.scoring.score import overshadowing
 from engine.tasks.questions import fingerprint, take
@@ -265,11 +264,13 @@ class Run:
 
 
 def in_one_sentence(error, run_dir):
-    """A UserError, if an error means that memory or the disk is full, or that who listens has ended; else the error."""
+    """A UserError, if the user can change what the error means, or if another rank has ended; else the error."""
     if isinstance(error, torch.OutOfMemoryError):
         reason = f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        reason = "the disk is full, and the run cannot write what it measures: make room."
+    elif isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+        reason = f"{CANNOT_WRITE[error.errno]}."
+    elif isinstance(error, FloatingPointError):
+        reason = "the model's logits are no longer finite, because its updates were too large: lower --lr."
     elif isinstance(error, BrokenPipeError):
         reason = "stopped, because the program that read the output has ended."
     elif ranks.is_alone(error):

@@ -1,13 +1,17 @@
 """engine/run/checks.py and config.py: what is refused before any work, and in which words."""
 
 import errno
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+import eval as evaluation
 import train
+from engine.run import checkpoint, checks
 from engine.run.config import Config, check, notes_of
 from engine.run.options import UserError, parse
 from engine.run.state import in_one_sentence
@@ -116,6 +120,34 @@ def test_adapters_are_no_model_to_train_from(tmp_path):
         train.main(["--model", str(tmp_path)])
 
 
+@pytest.mark.parametrize("program", [train.main, evaluation.main])
+@pytest.mark.parametrize("damage", ["model.safetensors", "checksums.json"])
+def test_a_damaged_checkpoint_is_no_model_whoever_loads_it(small, tmp_path, program, damage):
+    older, newest = (tmp_path / f"run/checkpoint-{step:06d}" for step in (1, 2))
+    for folder in (older, newest):
+        shutil.copytree(small, folder)
+        (folder / "networks").mkdir()
+        (folder / "networks/optimizer").write_text("not loaded")
+        (folder / "checksums.json").write_text(json.dumps(checkpoint.checksums(folder)))
+        (folder / "networks/optimizer").unlink()
+    file = newest / damage
+    file.write_bytes(file.read_bytes()[:-9] + b"something")
+    for name in (newest, tmp_path / "run"):
+        with pytest.raises(UserError, match=f"^{newest} is damaged: {damage} is not as the run wrote it. Name an earlier checkpoint"):
+            program(["--model", str(name), "--output_dir", str(tmp_path / "out")])
+    assert checks.unchanged(str(older)) == str(older)
+    if damage == "model.safetensors":
+        (newest / "checksums.json").unlink()  # as the sentence says
+        assert checks.unchanged(str(newest)) == str(newest)
+
+
+def test_logits_that_are_not_finite_end_a_run_in_a_sentence_about_the_learning_rate(small, tmp_path):
+    words = ["--model", small, "--lr", "1e12", "--warmup", "0", "--steps", "3", "--eval_questions", "1", "--questions_per_step", "1",
+             "--output_dir", str(tmp_path / "run")]  # fmt: skip
+    with pytest.raises(UserError, match="^the model's logits are no longer finite, .* lower --lr. To go on from checkpoint-000000: "):
+        train.main(words)
+
+
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="^the folder .*file/run of the run cannot be made .*: name another --output_dir.$"):
@@ -131,9 +163,12 @@ def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(
 
 @pytest.mark.parametrize("error, words", [
     (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "), (OSError(errno.ENOSPC, "x"), "^the disk is full, "),
+    (OSError(errno.EROFS, "x"), "^the folder is read-only: make it writable. "),
+    (PermissionError(errno.EACCES, "x"), "^the folder is read-only"),
+    (FloatingPointError("x"), "^the model's logits .*lower --lr. "),
     (OSError(errno.EIO, "x"), None), (RuntimeError("x"), None),
 ])  # fmt: skip
-def test_full_memory_and_a_full_disk_end_a_run_in_one_sentence(error, words, tmp_path):
+def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_path):
     found = in_one_sentence(error, tmp_path)
     assert isinstance(found, UserError) and re.search(words, str(found)) if words else found is error
 

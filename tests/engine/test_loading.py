@@ -121,6 +121,12 @@ def test_weights_that_are_not_finite_are_refused_for_what_they_are(folder, value
     assert "are not finite (model.norm.weight): the file is damaged, or a training run failed." in refused(folder)
 
 
+def test_weights_whose_logits_are_not_finite_are_refused_for_what_they_are(folder):
+    folder, tensors = folder
+    save_file({name: 1e30 * tensor for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    assert "are so large that its logits are not finite: the file is damaged, or a training run failed." in refused(folder)
+
+
 def test_a_tensor_of_another_shape_is_refused(folder):
     folder, tensors = folder
     save_file(tensors | {"model.norm.weight": torch.ones(60)}, folder / "model.safetensors", {"format": "pt"})
