@@ -142,19 +142,23 @@ def on_devices(devices, config):
     return f"{devices} device{'s' * (devices > 1)} of {memory_of_device(config) / GB:.3g} GB"
 
 
+def shortage(config, p):
+    """Why a run does not fit."""
+    if not p.vllm_starts:
+        share = p.items["vLLM"][0]
+        return (f"vLLM cannot start, because its weights and the keys and values of one completion need {p.vllm / GB:.1f} GB, "
+                f"and --vllm_share {config.vllm_share:g} of a device is {share / GB:.1f} GB")
+    device = memory_of_device(config) / GB
+    return f"it needs {gigabytes(p)}, and a device of {device:.3g} GB has {USABLE * device:.1f} GB for it"
+
+
 def does_not_fit(config, p, found):
     """One sentence. found: a Cure, or None."""
     advice = "no change of the options was found that helps: use a smaller model"
     if found:
         where = "it fits" if found.devices == p.devices else f"it fits {found.devices} devices"
         advice = f"{where} {with_options(found)}, which needs {max(found.plan.peaks) / GB:.1f} GB"
-    room = USABLE * memory_of_device(config) / GB
-    if not p.vllm_starts:
-        share = p.items["vLLM"][0]
-        return (f"the run does not fit: vLLM cannot start, because its weights and the keys and values of one completion need "
-                f"{p.vllm / GB:.1f} GB, and --vllm_share {config.vllm_share:g} of a device is {share / GB:.1f} GB; {advice}.")
-    return (f"the run does not fit: it needs {gigabytes(p)}, and a device of {memory_of_device(config) / GB:.3g} GB "
-            f"has {room:.1f} GB for it; {advice}.")
+    return f"the run does not fit: {shortage(config, p)}; {advice}."
 
 
 def fit(config):
@@ -197,7 +201,10 @@ def head_room(config, model, found):
 
 
 def print_plan(config, argv):
-    """Print the plan of a run on GPUs. argv: its command line. Returns 0; raises UserError if the run does not fit."""
+    """Print the plan of a run on GPUs. argv: its command line. Returns the exit code: 0: it fits; 3: another command fits.
+
+    Raises UserError if no command was found that fits.
+    """
     model = skeleton(config)
     p = plan(config, model=model)
     config = replace(config, plan=True, devices=p.devices)
@@ -207,12 +214,13 @@ def print_plan(config, argv):
         if fits(p, config):
             print("It fits.")
         elif found:
+            print(f"It does not fit: {shortage(config, p)}.")
             print_cure(config, model, argv, found)
         if larger := found and head_room(config, model, found):
             print(f"Room is left for {' or for '.join(as_options({k: v}) for k, v in larger.items())}.", flush=True)
-    if not fits(p, config):
-        raise UserError(does_not_fit(config, p, found))
-    return 0
+    if not found:
+        raise UserError(does_not_fit(config, p, None))
+    return 0 if fits(p, config) else 3
 
 
 def print_cure(config, model, argv, found):
