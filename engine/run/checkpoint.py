@@ -32,11 +32,11 @@ from engine.run.options import UserError
 warnings.filterwarnings("ignore", ".*torch.distributed is disabled")  # a single process saves alone: nothing is wrong
 
 
-def save(run_dir, networks, state, others):
+def save(run_dir, networks, state, others, limit=2):
     """Write `run_dir/checkpoint-STEP`. Every rank calls this.
 
-    The folder gets this name only at the end, so that a folder named checkpoint-STEP is always complete. The previous
-    checkpoint is kept, because the new one may be damaged later. Older checkpoints are removed last.
+    The folder gets this name only at the end, so that a folder named checkpoint-STEP is always complete. `limit` checkpoints
+    are kept: the previous one, because the new one may be damaged later. Older checkpoints are removed last.
 
     others: {name: network}, saved besides the policy. Returns None, or the reason if saving failed on any rank, for
     example because the disk is full. If saving failed, all earlier checkpoints are still there.
@@ -66,7 +66,7 @@ def save(run_dir, networks, state, others):
             (unfinished / "checksums.json").write_text(json.dumps(sums, indent=2), encoding="utf-8")
             shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
             unfinished.rename(final)
-            for path in checkpoints(run_dir)[:-2]:
+            for path in checkpoints(run_dir)[:-limit]:
                 shutil.rmtree(path)
 
     for work in (export, share, add_up, finish):

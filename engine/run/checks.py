@@ -17,7 +17,7 @@ from engine.tasks.questions import check_dataset
 
 LEAST = {  # the smallest value of an option
     "steps": 1, "group_size": 1, "questions_per_step": 1, "max_new_tokens": 1, "max_prompt_tokens": 1, "mu": 1,
-    "micro_batch_tokens": 1, "eval_questions": 1, "save_every": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0,
+    "micro_batch_tokens": 1, "eval_questions": 1, "save_every": 1, "save_total_limit": 1, "epochs": 0, "top_k": 0, "beta": 0, "lr": 0,
     "max_rollouts": 1, "minibatches": 1, "refresh_reference": 1, "critic_lr": 0, "lora": 1, "devices": 1,
     "reward_timeout": 0, "sample_batch_size": 1, "seed": -LARGEST,
 }

@@ -128,6 +128,8 @@ class RunOptions:
     steps: int | None = option(None, "stop after this many steps; None: stop after the epochs")
     stop_kl: float | None = option(None, "end the run when the KL to the reference exceeds this; None: never")
     save_every: int = option(50, "steps between checkpoints")
+    save_total_limit: int = option(
+        2, "checkpoints that are kept; with 1 there is none to fall back on if the newest is damaged")
     log: str | None = option(
         None, "also log to tensorboard or wandb, which must be installed; JSON lines are always written")
 

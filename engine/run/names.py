@@ -24,10 +24,12 @@ THEIRS = {
     "importance_cap": "vllm_importance_sampling_mode rollout_is",
     "lr": "learning_rate",
     "warmup": "warmup_steps lr_warmup_steps_ratio",
+    "lr_schedule": "lr_scheduler_type",
     "max_grad_norm": "clip_grad",
     "epochs": "num_train_epochs total_epochs",
     "steps": "max_steps total_training_steps",
     "save_every": "save_steps save_freq",
+    "save_total_limit": "max_actor_ckpt_to_keep",
     "log": "report_to logger",
 }
 

@@ -253,8 +253,9 @@ def print_table(config, model, p):
         print(f"{name:18}" + "".join(f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in row))
     print(f"\nThe peak, in the {PHASES[p.peaks.index(max(p.peaks))]}, is {max(p.peaks) / GB:.1f} GB; a device has "
           f"{USABLE * device / GB:.1f} GB for it.", flush=True)
-    print(f"A checkpoint takes {p.checkpoint / GB:.1f} GB of the disk. Two are kept, and a third one while it is written: "
-          f"{3 * p.checkpoint / GB:.1f} GB.")
+    kept = config.save_total_limit
+    print(f"A checkpoint takes {p.checkpoint / GB:.1f} GB of the disk. With --save_total_limit {kept}, and one more while it is "
+          f"written: {(kept + 1) * p.checkpoint / GB:.1f} GB.")
     if questions:
         print_speed(config, model, p, questions)
     print(*(f"note: {note}\n" for note in notes_of(config, algorithm_of(config))), sep="", end="", flush=True)

@@ -226,7 +226,8 @@ class Run:
     def save(self):
         """Write a checkpoint. Returns whether that worked; if not, the run goes on."""
         progress.say("saving")
-        problem = checkpoint.save(self.folder, self.networks, self.state, self.saved_networks)
+        problem = checkpoint.save(
+            self.folder, self.networks, self.state, self.saved_networks, self.config.save_total_limit)
         if problem:
             progress.note(f"step {self.state['step']}: the checkpoint could not be written ({problem}). "
                           f"{checkpoint.how_to_resume(self.folder)}")

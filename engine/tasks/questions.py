@@ -108,14 +108,18 @@ def read_hub(name, hub, split):
     ask_hub(hub.path, "dataset")
     import datasets  # takes a second to import, and many runs need it not
 
+    part = hub.train if split == "train" else hub.test
     try:
-        rows = datasets.load_dataset(hub.path, hub.configuration, split=hub.train if split == "train" else hub.test)
+        rows = datasets.load_dataset(hub.path, hub.configuration, split=part)
         return [{**row, "question": plain(row[hub.question]), "answer": plain(row[hub.answer])} for row in rows]
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
+        columns = {hub.question: "question", hub.answer: "answer"}
+        code = (f"import datasets; datasets.load_dataset('{hub.path}', {hub.configuration!r}, split='{part}')"
+                f".select_columns({list(columns)}).rename_columns({columns}).to_json('{name}.jsonl')")
         raise UserError(
-            f"{name} cannot be loaded from the hub ({reason}): go online, or name a local .jsonl file."
-        ) from None
+            f"{name} cannot be loaded from the hub ({reason}): go online, or make a file of it where you are online, "
+            f'with python -c "{code}", and name {name}.jsonl in place of {name}.') from None
 
 
 def questions_of_run(config, tokenizer, model):

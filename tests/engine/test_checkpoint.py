@@ -184,6 +184,13 @@ def flip(path):
     path.write_bytes(content)
 
 
+@pytest.mark.parametrize("limit, kept", [(1, [9]), (2, [6, 9]), (3, [3, 6, 9])])
+def test_as_many_checkpoints_are_kept_as_wanted(loaded, tmp_path, limit, kept):
+    for step in (3, 6, 9):
+        checkpoint.save(tmp_path, networks_of(loaded), {"step": step, **SAME}, {}, limit)
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [f"checkpoint-{step:06d}" for step in kept]
+
+
 @pytest.mark.parametrize("harm", [
     lambda folder: flip(folder / "model.safetensors"),
     lambda folder: flip(next((folder / "networks").glob("*.distcp"))),

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 from types import SimpleNamespace
 
+import datasets
 import huggingface_hub as hub
 import pytest
 import torch
@@ -243,6 +245,18 @@ def test_without_a_hub_what_is_in_its_cache_is_used_and_the_hub_is_not_asked_aga
     with pytest.raises(UserError, match="gsm8k cannot be loaded from the hub .*: go online"):
         questions.read_hub("gsm8k", questions.TASKS["gsm8k"].source, "train")
     assert len(asked) == 1 and asked[0][0].endswith("datasets/openai/gsm8k/resolve/main/README.md") and hub.constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize("name, columns", [("gsm8k", ("question", "answer")), ("gsm8k_zh", ("question_zh-cn", "answer_only"))])
+def test_the_message_without_a_hub_makes_the_file(name, columns, tmp_path, monkeypatch):
+    answering(monkeypatch, tmp_path, ConnectionError)
+    with pytest.raises(UserError) as refused:
+        questions.read_hub(name, questions.TASKS[name].source, "train")
+    rows = datasets.Dataset.from_dict({"question": ["1+2=?"], columns[0]: ["1 + 2 = ?"], columns[1]: ["3"], "more": [0]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, configuration, split: rows)
+    monkeypatch.chdir(tmp_path)
+    exec(re.search('with python -c "(.*)", and name', str(refused.value))[1])
+    assert questions.read_jsonl(f"{name}.jsonl") == [{"question": "1 + 2 = ?", "answer": "3"}]
 
 
 def test_prompts_leave_room_for_the_completion_in_the_context():

@@ -65,7 +65,7 @@ def test_a_plan_that_fits(capsys):
     assert lines["steps per epoch"] == ["935", "(7,473", "questions)"]  # 934 · 8 + 1
     assert lines["weights"] == ["6.17"] * 5 and lines["KV cache"] == ["-", "5.74", "-", "-", "11.48"]
     assert lines["evaluated at once"] == ["256", "256"]
-    assert "\nA checkpoint takes 18.5 GB of the disk. Two are kept, and a third one while it is written: 55.6 GB.\n" in out
+    assert "\nA checkpoint takes 18.5 GB of the disk. With --save_total_limit 2, and one more while it is written: 55.6 GB.\n" in out
     # seconds of sampling, the same with vLLM, scoring, updating; hours with each sampler
     assert re.search(r"\nA100 80 GB +cppo_published +18.1 +3.9 +0.2 +0.9 +5.0 +1.3\n", out)
     assert re.search(r"\nA100 80 GB +all kept +18.1 +3.9 +0.1 +0.8 +39.3 +9.9\n", out)
