@@ -260,9 +260,12 @@ def changed(config):
     """A sentence about each option by which a resumed run trains otherwise than it was started."""
     started, _ = folder.options_of(config.output_dir)
     groups = (DataOptions, AlgorithmOptions, SamplingOptions, UpdateOptions)
-    options = {f.name: getattr(config, f.name) for group in groups for f in fields(group)}
+    names = [f.name for group in groups for f in fields(group)] + ["epochs", "steps"]
+    options = {name: getattr(config, name) for name in names}
+    length = "; the learning rate now follows the new length of the run"
     return [f"the run goes on {folder.as_started(name, options[name])}; it was started "
-            f"{folder.as_started(name, started[name])}." for name in folder.different(options, started)]
+            f"{folder.as_started(name, started[name])}{length if name in ('epochs', 'steps') else ''}."
+            for name in folder.different(options, started)]
 
 
 def open_run(argv):

@@ -140,12 +140,14 @@ def test_run_json_keeps_what_a_run_was_started_with_and_what_a_resume_changes(ru
     for now, before in [("--beta 0.1", "--beta 0.04"), ("--temperature 0.9", "--temperature 1.0"), ("--keep random", "--keep largest_abs"),
                         ("--rewards toy_accuracy format_reward:0.5", "--rewards toy_accuracy")]:
         assert f"note: the run goes on with {now}; it was started with {before}.\n" in said
-    assert said.count("the run goes on") == 4
+    assert said.count("the run goes on") == 5  # and with other --steps
     kept = json.loads((folder / "run.json").read_text())
     changed = {"beta": 0.1, "temperature": 0.9, "keep": "random", "rewards": ["toy_accuracy", "format_reward:0.5"], "steps": 2}
     assert kept == started | {"resumed": [{"step": 1, "options": changed}]}
     train.main([*again, "--steps", "3"])  # goes on with the changed options
-    assert "goes on with --beta 0.1; it was started with --beta 0.04" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "goes on with --beta 0.1; it was started with --beta 0.04" in said
+    assert "with --steps 3; it was started with --steps" in said and "the learning rate now follows the new length" in said
     assert json.loads((folder / "run.json").read_text())["resumed"][1:] == [{"step": 2, "options": {"steps": 3}}]
 
 
