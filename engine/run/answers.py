@@ -36,7 +36,7 @@ def questions_in_a_batch(batch_size, samples):
 
 
 def read_answers(path):
-    """(setting, records) of a file of answers, up to a line that was cut off. Without a file: (None, [])."""
+    """(setting, records) of a file of answers, without lines that cannot be read. Without a file: (None, [])."""
     records = logs.read_whole(path)
     if records and not (isinstance(records[0], dict) and "setting" in records[0]):
         raise UserError(

@@ -1,6 +1,6 @@
 """The folder of a run: whose it is, and that one job alone writes it.
 
-    run.json    the options that the run was started with; under "resumed" those that a resume has changed, and at which step
+    run.json    the options that the run was started with; under "resumed" those that a resume changed, and after which step
     run.lock    is locked while a job writes the folder, and names the first process of the job
 
 A folder holds a run only if it holds run.json. Older runs call that file config.json, as a model does.
@@ -68,7 +68,8 @@ def holds_run(config, restarts):
         raise UserError(f"--output_dir {run_dir} is a file: name a folder.")
     saved, metrics = checkpoints(run_dir), run_dir / "metrics.jsonl"
     if not options_file(run_dir):
-        foreign = [path.name for path in (*saved, metrics, run_dir / "config.json") if path.exists()]
+        of_a_model = run_dir / "config.json", run_dir / "adapter_config.json"
+        foreign = [path.name for path in (*saved, metrics, *of_a_model) if path.exists()]
         if foreign:
             raise UserError(f"{run_dir} holds {foreign[0]}, but not the run.json of a run: name another --output_dir.")
         return False

@@ -53,12 +53,12 @@ def read_whole(path):
     for line in Path(path).read_text(encoding="utf-8", errors="replace").split("\n") if Path(path).is_file() else []:
         with contextlib.suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict)]
+    return rows
 
 
 def cut(path, last_step):
     """Remove the lines of the steps after `last_step`: the resumed run writes them again."""
-    rows = [row for row in read_whole(path) if row["step"] <= last_step]
+    rows = [row for row in read_whole(path) if isinstance(row, dict) and row["step"] <= last_step]
     write(path, as_lines(rows))
     if len(rows) < last_step:
         progress.note(f"note: {path} lacks {last_step - len(rows)} of the {last_step} steps so far: "

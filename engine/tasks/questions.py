@@ -36,7 +36,8 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
     rows = [row for row in found if row["question"].strip() and row["answer"].strip()]
     texts, notes = prompt_texts(tokenizer, rows, system_prompt, task.examples)
     if len(rows) < len(found):
-        notes.append(f"skipped {len(found) - len(rows)} of {len(found)} questions of {name}: the question or the answer is empty.")
+        notes.append(f"skipped {len(found) - len(rows)} of {len(found)} questions of {name}: "
+                     "the question or the answer is empty.")
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
     if not all(prompts):
@@ -147,7 +148,7 @@ def check_dataset(name, model=None):
 def base_model(model, dataset, earlier=None):
     """The folder or hub name of the model that `--model` names. `toy` means the toy's base model, made on first use.
 
-    earlier: the model that a resumed run started from. It stays the toy's base even if the project now makes another one.
+    earlier: the model that a resumed run started from. It stays the run's, even if the project now makes another base.
     """
     if model != "toy":
         return model

@@ -284,7 +284,7 @@ def test_only_a_name_with_a_number_is_a_checkpoint_and_they_are_sorted_by_it(loa
 
 def test_a_line_that_cannot_be_read_takes_no_other_with_it(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\n{"step": 2, "loss\x00\xff\n{"step": 3}\n{"step": 4}\n{"ste')
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "loss\x00\xff\n17\n{"step": 3}\n{"step": 4}\n{"ste')
     logs.cut(path, 3)
     assert logs.read(path) == [{"step": 1}, {"step": 3}]
     assert capsys.readouterr().out == f"note: {path} lacks 1 of the 3 steps so far: their lines cannot be read.\n"

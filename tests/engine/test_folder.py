@@ -92,8 +92,8 @@ def test_the_folder_of_a_model_is_refused_and_nothing_of_it_is_lost(small, tmp_p
     assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
 
 
-@pytest.mark.parametrize("name", ["checkpoint-000003", "metrics.jsonl"])
-def test_a_folder_with_a_checkpoint_or_logs_and_no_run_file_is_refused(tmp_path, restarts, name):
+@pytest.mark.parametrize("name", ["checkpoint-000003", "metrics.jsonl", "adapter_config.json"])
+def test_a_folder_with_something_else_and_no_run_file_is_refused(tmp_path, restarts, name):
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=f"holds {name}, but not the run.json of a run"):
         open_run(["--output_dir", str(tmp_path)])
