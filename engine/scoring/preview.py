@@ -28,11 +28,13 @@ def preview(config, device, given):
     progress.say("loading the model")
     model, tokenizer = load_model(base_model(config.model, config.dataset), device, config.dtype, frozen=True)
     room, chosen = prompt_room(model, longest, config.max_prompt_tokens), choose(config.rewards, device, config.reward_timeout)
+    progress.say("reading the questions")
     questions, _ = load_questions(config.dataset, tokenizer, system_prompt=config.system_prompt, max_prompt_tokens=room)
     warn_of_gold(chosen, questions)
     questions = questions[: given.questions_per_step or (QUESTIONS_ON_CPU if on_cpu else QUESTIONS)]
     progress.note(f"The first prompt, as the model sees it:\n{tokenizer.decode(questions[0]['prompt'])}\n(here the model "
                   f"goes on)\n\n{len(questions)} questions × {config.group_size} completions, at most {longest} tokens each:")
+    progress.say("sampling")
     sampling = Sampling(longest, config.temperature, config.top_p, config.top_k)
     sampled = Sampler(model, tokenizer).sample(
         [question["prompt"] for question in questions], config.group_size, sampling, config.seed)
