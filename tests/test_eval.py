@@ -306,6 +306,13 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
         evaluation.main(["--compare", str(tmp_path / "a/eval-toy.jsonl"), str(tmp_path / "c/eval-toy.jsonl")])
 
 
+@pytest.mark.parametrize("content", [b"\xff\xc0", b"1" * 5000, b"[" * 100_000, b'{"question": "1"}'])
+def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(UserError, match="other is no file of answers that eval.py has written"):
+        evaluation.main(["--compare", str(tmp_path / "other"), str(tmp_path / "other")])
+
+
 def test_a_comparison_notes_what_makes_it_unfair_in_a_fixed_order(tmp_path, capsys):
     keys = ["model", "benchmark", "questions", "data", "judge", "judged_by", "system_prompt", "max_new_tokens", "samples", "temperature",
             "top_p", "top_k", "seed", "batch_size", "weights", "torch", "transformers"]  # fmt: skip

@@ -37,7 +37,10 @@ def questions_in_a_batch(batch_size, samples):
 
 def read_answers(path):
     """(setting, records) of a file of answers, without lines that cannot be read. Without a file: (None, [])."""
-    records = logs.read_whole(path)
+    try:
+        records = logs.read_whole(path)
+    except (ValueError, RecursionError):  # no UTF-8; a number of 5,000 digits; JSON nested too deep
+        records = [None]
     if records and not (isinstance(records[0], dict) and "setting" in records[0]):
         raise UserError(
             f"{path} is no file of answers that eval.py has written: name another --output_dir, or move it.")

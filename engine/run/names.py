@@ -28,6 +28,8 @@ THEIRS = {
     "max_grad_norm": "clip_grad",
     "epochs": "num_train_epochs total_epochs",
     "steps": "max_steps total_training_steps",
+    "rollout": "use_vllm name",
+    "vllm_share": "vllm_gpu_memory_utilization gpu_memory_utilization",
     "save_every": "save_steps save_freq",
     "save_total_limit": "max_actor_ckpt_to_keep",
     "log": "report_to logger",

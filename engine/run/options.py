@@ -60,7 +60,7 @@ def read_recipe(path, config_class):
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"the recipe {path} does not exist.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: no UTF-8; 5,000 digits
         raise UserError(f"the recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"the recipe {path} must hold lines of the form 'option: value'.")

@@ -145,6 +145,8 @@ def test_a_mistake_on_the_command_line_is_a_sentence(words, message):
         ("7: 3", "unknown key '7'"),
         ("steps: [3", "cannot be read as YAML"),
         ("steps: 3: 4", "cannot be read as YAML"),
+        ("steps: " + "1" * 5000, "cannot be read as YAML"),
+        ("steps: " + "[" * 5000, "cannot be read as YAML"),
         ("", "must hold lines of the form 'option: value'"),
         ("# nothing yet", "must hold lines of the form 'option: value'"),
         ("- steps\n- 3", "must hold lines of the form 'option: value'"),
