@@ -78,11 +78,11 @@ def majority_is_right(records):
 
 
 def interval(values, least=0.0, draws=2000):
-    """95% confidence interval of the mean over questions: (low, high). The values lie in [least, 1].
+    """95% confidence interval of the mean over questions: (low, high). Values lie in [least, 1].
 
-    By percentile bootstrap. It fails if all values v are equal: it would say that the mean is v for
-    certain. Of n questions, z² / (n + z²) of all may still be unlike them (Wilson, 0 of n), and these
-    may be anything from `least` to 1. A share, of values 0 and 1, gets Wilson's interval.
+    A share, of values 0 and 1, gets Wilson's interval, an average over samples a bootstrap. If all
+    n values are equal, a bootstrap would call their mean certain. But of all questions a part of
+    z² / (n + z²) may have another value (Wilson, 0 of n), from `least` to 1.
     """
     values = np.asarray(values, dtype=float)
     n, mean, z = len(values), values.mean().item(), 1.96
@@ -409,7 +409,8 @@ def main(argv):
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise
-        raise UserError(f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than {folder}.") from None
+        raise UserError(
+            f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than {folder}.") from None
     ranks.stop()
 
 

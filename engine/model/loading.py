@@ -12,6 +12,8 @@ from engine.model.prompts import check_once
 from engine.model.sampling import Sampling, sample
 from engine.run.options import UserError, one_line
 
+FAILED = "the file is damaged, or a training run failed. Use an earlier checkpoint, or get the model again."
+
 
 def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     """(model, tokenizer) of a hub name or a folder.
@@ -21,7 +23,6 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     float32; those of a frozen model, which are never trained, have the dtype that it computes in. place: None, or the
     device that holds the weights at first.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
@@ -29,35 +30,14 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
 
     name = resolve_model(name)
     weights = choose_dtype(dtype, device, TINY) if frozen else torch.float32
-    adapter = Path(name, "adapter_config.json").exists()
-    try:
-        # AutoModelForCausalLM would load the decoder alone
-        if not adapter and AutoConfig.from_pretrained(name, trust_remote_code=False).is_encoder_decoder:
-            raise UserError(f"the model {name} is an encoder-decoder: only causal language models can be trained here.")
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            name, dtype=weights, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True)
-    except UserError:
-        raise
-    except Exception as error:  # what a damaged or a hostile folder raises is up to transformers and torch
-        raise UserError(f"the model {name} cannot be loaded: {why(error, name)}") from None
+    model, tokenizer = read(name, weights)
     for config in (model.config, model.config.get_text_config()):
         if getattr(config, "output_router_logits", False):  # experts: nothing here uses a router's logits
             config.output_router_logits = False
-    if loading["missing_keys"]:  # transformers has filled them with random numbers
-        lacking = min(loading["missing_keys"])
-        raise UserError(f"the weights of {name} lack {lacking}: name a complete causal language model.")
-    for tensor, saved, expected in sorted(loading["mismatched_keys"]):  # filled with random numbers, too
-        raise UserError(f"{tensor} of {name} has the shape {[*saved]}, and its config.json says {[*expected]}: "
-                        "they belong to different models.")
-    if tokenizer.eos_token_id is None:
-        raise UserError(
-            f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: set its eos_token."
-        )
     compute = choose_dtype(dtype, device, model.num_parameters())
     if frozen and compute != weights:  # a tiny model: its weights would be rounded for nothing
         return load_model(name, device, "float32", frozen=True)
-    if adapter and weights != torch.float32:
+    if is_adapter(name) and weights != torch.float32:
         adapters_in_float32(model, name)
     model.to(place or device).eval()
     if tokenizer.pad_token_id is None:
@@ -69,6 +49,41 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     model.compute_dtype = model.base_model.compute_dtype = compute
     if device.type == "cpu" and model.num_parameters() < TINY:
         torch.set_num_threads(1)  # a tiny model is several times slower with several threads
+    return model, tokenizer
+
+
+def is_adapter(name):
+    return Path(name, "adapter_config.json").exists()
+
+
+def read(name, dtype):
+    """(model, tokenizer) as transformers reads them. Code that a model brings is never run."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    own = {"trust_remote_code": False}  # without it transformers asks on the terminal
+    try:
+        # AutoModelForCausalLM would load the decoder alone
+        if not is_adapter(name) and AutoConfig.from_pretrained(name, **own).is_encoder_decoder:
+            raise UserError(f"the model {name} is an encoder-decoder: only causal language models can be trained here.")
+        tokenizer = AutoTokenizer.from_pretrained(name, **own)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True, **own)
+    except UserError:
+        raise
+    except Exception as error:  # what a damaged or a hostile folder raises is up to transformers and torch
+        raise UserError(f"the model {name} cannot be loaded: {why(error, name)}") from None
+    # transformers has filled these two with random numbers
+    if loading["missing_keys"]:
+        lacking = min(loading["missing_keys"])
+        raise UserError(f"the weights of {name} lack {lacking}: name a complete causal language model.")
+    if loading["mismatched_keys"]:
+        weight, saved, expected = min(loading["mismatched_keys"])
+        raise UserError(f"{weight} of {name} has the shape {[*saved]}, and its config.json says {[*expected]}: "
+                        "they belong to different models.")
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: set its eos_token."
+        )
     return model, tokenizer
 
 
@@ -111,11 +126,9 @@ def why(error, name):
 
 def check_finite(model, name):
     """Refuse weights that are NaN or infinite. Everything computed with them would be NaN, too."""
-    weights = [(weight, p) for weight, p in model.named_parameters() if p.dtype.itemsize > 1]  # PyTorch cannot ask float8
-    broken = [weight for weight, p in weights if not p.isfinite().all()]
-    if broken:
-        raise UserError(f"the weights of {name} are not finite ({broken[0]}): the file is damaged, or a training run failed. "
-                        "Use an earlier checkpoint, or get the model again.")
+    for weight, p in model.named_parameters():
+        if p.dtype.itemsize > 1 and not p.isfinite().all():  # PyTorch cannot ask this of float8
+            raise UserError(f"the weights of {name} are not finite ({weight}): {FAILED}")
 
 
 @torch.no_grad()
@@ -134,8 +147,7 @@ def check_head(model, name):
     try:
         sample(model, [[0, 1, 2], [1]], 2, Sampling(2), stop_ids=[-1], pad_id=0, generator=torch.Generator())
     except FloatingPointError:
-        raise UserError(f"the weights of {name} are so large that its logits are not finite: the file is damaged, or a training "
-                        "run failed. Use an earlier checkpoint, or get the model again.") from None
+        raise UserError(f"the weights of {name} are so large that its logits are not finite: {FAILED}") from None
     except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
         raise UserError(f"the model {name} has a cache of a kind that sampling cannot use: use another model.") from None
     capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # small logits hardly change

@@ -87,8 +87,8 @@ def unchanged(model):
     folder, first = Path(model), os.environ.get("LOCAL_RANK", "0") == "0"
     if first and (folder / "checksums.json").exists():
         if files := damaged(folder, lambda path: path.parent == folder and path.name != "checksums.json"):
-            raise UserError(f"{model} is damaged: {', '.join(files)} is not as the run wrote it. Name an earlier checkpoint; "
-                            "if you changed it yourself, remove checksums.json there.")
+            raise UserError(f"{model} is damaged: {', '.join(files)} is not as the run wrote it. Name an earlier "
+                            "checkpoint; if you changed it yourself, remove checksums.json there.")
     return model
 
 

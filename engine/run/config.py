@@ -142,8 +142,8 @@ class LookOptions:
     check_rewards: bool = option(
         False, "print a prompt, and the values of each reward for some questions: --questions_per_step, or 8 (on a CPU 4)")
     plan: bool = option(
-        False, "print the memory that the run needs per device, and whether it fits; if not, print a command that fits, "
-               "and end with exit code 3")
+        False, "print the memory that the run needs per device, and whether it fits; if not, print a command that "
+               "fits, and end with exit code 3")
     devices: int | None = option(
         None, "for --plan: number of devices; None: the number of torchrun's processes, or 1 without torchrun")
     device_gb: float | None = option(

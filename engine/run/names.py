@@ -37,7 +37,7 @@ THEIRS = {
 
 
 def meant(name, options):
-    """What a user may have meant by an unknown option: the end of a sentence, or "". options: the names that there are."""
+    """What a user may have meant by an unknown option: the end of a sentence, or "". options: the known names."""
     last = name.replace("-", "_").rpartition(".")[2]  # actor_rollout_ref.actor.optim.lr is lr
     ours = [o for o in options if o == last or last in THEIRS.get(o, "").split()]
     if ours:

@@ -146,7 +146,7 @@ def one_line(error):
 
 
 def at_least(config, limits):
-    """Refuse a value that is too small, or larger than LARGEST. limits: {option: smallest value}. None means "not given"."""
+    """Refuse a value that is too small, or above LARGEST. limits: {option: smallest value}. None means "not given"."""
     for name, least in limits.items():
         value = getattr(config, name)
         if value is not None and not least <= value <= LARGEST:
@@ -155,7 +155,7 @@ def at_least(config, limits):
 
 
 def inside(config, intervals):
-    """Refuse a share outside its interval. intervals: {option: "[0, 1)"}; "[" and "]" let the end in, "(" and ")" do not."""
+    """Refuse a share outside its interval. intervals: {option: "[0, 1)"}, in which 0 belongs to it, and 1 does not."""
     for name, interval in intervals.items():
         value, ends = getattr(config, name), [end for end, bracket in ((0, "["), (1, "]")) if bracket in interval]
         if value is not None and not 0 < value < 1 and value not in ends:

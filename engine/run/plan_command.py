@@ -146,8 +146,8 @@ def shortage(config, p):
     """Why a run does not fit."""
     if not p.vllm_starts:
         share = p.items["vLLM"][0]
-        return (f"vLLM cannot start, because its weights and the keys and values of one completion need {p.vllm / GB:.1f} GB, "
-                f"and --vllm_share {config.vllm_share:g} of a device is {share / GB:.1f} GB")
+        return ("vLLM cannot start, because its weights and the keys and values of one completion need "
+                f"{p.vllm / GB:.1f} GB, and --vllm_share {config.vllm_share:g} of a device is {share / GB:.1f} GB")
     device = memory_of_device(config) / GB
     return f"it needs {gigabytes(p)}, and a device of {device:.3g} GB has {USABLE * device:.1f} GB for it"
 
@@ -201,9 +201,9 @@ def head_room(config, model, found):
 
 
 def print_plan(config, argv):
-    """Print the plan of a run on GPUs. argv: its command line. Returns the exit code: 0: it fits; 3: another command fits.
+    """Print the plan of a run on GPUs. argv: its command line.
 
-    Raises UserError if no command was found that fits.
+    Returns the exit code: 0: it fits; 3: another command fits. Raises UserError if no command was found that fits.
     """
     model = skeleton(config)
     p = plan(config, model=model)

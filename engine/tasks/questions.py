@@ -41,7 +41,8 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
     if not all(prompts):
-        raise UserError(f"the prompt of a question of {name} is empty: correct the model's chat template or its tokenizer.")
+        raise UserError(
+            f"the prompt of a question of {name} is empty: correct the model's chat template or its tokenizer.")
     questions = [{**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
                  for row, text, prompt in zip(rows, texts, prompts) if len(prompt) <= max_prompt_tokens]
     skipped = len(rows) - len(questions)
@@ -77,7 +78,8 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
         except jinja2.TemplateError:  # some templates do not allow a system turn
             return [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows], []
     except Exception as error:  # a template is a program: it may fail like any other
-        raise UserError(f"the model's chat template fails ({one_line(error)}): correct its chat_template.jinja.") from None
+        raise UserError(
+            f"the model's chat template fails ({one_line(error)}): correct its chat_template.jinja.") from None
 
 
 @contextlib.contextmanager
@@ -192,7 +194,8 @@ def read_jsonl(path, reserved=("prompt", "completions")):
             row, reason = None, f" ({error})"
         if not isinstance(row, dict):
             raise UserError(
-                f"{path}, line {number}: not a JSON object{reason}. Each line must be one, with a question and an answer."
+                f"{path}, line {number}: not a JSON object{reason}. Each line must be one, with a question and an "
+                "answer."
             )
         if "question" not in row and "problem" in row:
             row["question"] = row["problem"]

@@ -140,7 +140,7 @@ def test_a_second_signal_stops_a_run_at_once(small, tmp_path, number):
 def test_exit_code_2_and_one_sentence_for_a_users_mistake(tmp_path):
     done = subprocess.run([sys.executable, str(ROOT / "train.py"), "--pruning_rate", "1"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "error: the pruning rate must lie in [0, 1), not 1.0: lower --pruning_rate.\n"
+    assert done.stderr == "error: --pruning_rate must lie in [0, 1), not 1.0.\n"
 
 
 def networks_of(loaded):
