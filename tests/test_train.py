@@ -300,7 +300,8 @@ def test_a_step_is_a_function_of_its_number_and_the_seed(step_inputs):
     assert first == again
 
 
-@pytest.mark.parametrize("values, message", [([1.0], "returned 1 values for"), ([math.nan] * 16, "returned nan for the completion")])
+@pytest.mark.parametrize("values, message", [
+    ([1.0], "returned 1 values for"), ([math.nan] * 16, r"returned nan \(float\) for the completion")])
 def test_a_reward_that_misbehaves_is_named(step_inputs, values, message):
     def my_reward(completions, **columns):
         return values
