@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from engine.run import curves as curves_module
 from engine.run.options import UserError
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
+from engine.tasks import toy_model
 from records import Batch, micro_batches_of
 from tests.engine.test_ranks import ROOT, torchrun
 from tests.examples import named
@@ -488,6 +490,16 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
     other = tmp_path / "other"
     with pytest.raises(UserError, match="was started with --model"):
         train.main(["--output_dir", "run", "--resume", "--model", str(other)])
+
+
+def test_a_run_of_the_toy_keeps_the_base_model_that_it_started_from(small, tmp_path, monkeypatch):
+    """The name of the base model holds a fingerprint of the toy's files, which an update of the project may change."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(small, "runs/toy-base-1")
+    monkeypatch.setattr(toy_model, "base", lambda kind: "runs/toy-base-1")
+    go("toy", "run", steps=1)
+    monkeypatch.setattr(toy_model, "base", lambda kind: pytest.fail("another base model is made"))
+    assert go("toy", "run", "--resume", steps=2) == 0
 
 
 def test_without_allocation_and_with_grpo_a_step_takes_b_questions(small, tmp_path):
