@@ -50,7 +50,8 @@ class Subject:
     """A model with all that its training needs."""
 
     def __init__(self, model, dataset, dtype):
-        self.options = {"model": model, "dataset": dataset, "dtype": dtype, "mu": 1, "beta": 0.04, "lr": 1e-6, "questions_per_step": 4}
+        self.options = {"model": model, "dataset": dataset, "dtype": dtype, "questions_per_step": 4, "mu": 1, "minibatches": 1,
+                        "beta": 0.04, "lr": 1e-6}
         self.config = Config(algorithm="grpo", **self.options)
         check(self.config)
         self.networks = build(model, self.config, CPU)

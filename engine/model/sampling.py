@@ -178,10 +178,10 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size
     stops = torch.isin(tokens, stop_ids)
     truncated = ~stops.any(1)
     lengths = torch.where(truncated, sampling.max_new_tokens, stops.int().argmax(1) + 1)
-    longest = int(lengths.max())
+    longest, broken = torch.stack([lengths.max(), logps.isnan().any()]).tolist()  # one wait for both
     padding = ~completion_mask(tokens[:, :longest], lengths)
     tokens, logps = tokens[:, :longest].masked_fill(padding, pad_id), logps[:, :longest].masked_fill(padding, 0.0)
-    if logps.isnan().any():
+    if broken:
         raise FloatingPointError("the model's logits are not finite")
     return Completions(tokens, lengths, truncated, logps)
 

@@ -15,7 +15,8 @@ from rewards import DRESS, MULTIPLE, extract_answer, gold_answer, same_number
 JUDGE = Path(__file__).with_name("math_judge.py")
 MATH_MARKS = re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])")  # $…$, \(…\), \[…\], and percent, which is a unit
 SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
-    (MATH_MARKS, " "), (re.compile(r"\\varnothing\b"), r"\\emptyset"), (re.compile(r"\\mathrm(\{[ei]\})"), r"\1"),
+    (MATH_MARKS, " "), (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (re.compile(r"(?<=[a-z])(?=\\mathrm\{[ei]\})"), " "), (re.compile(r"\\mathrm\{([ei])\}"), r"\1"),
     (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
 ]
 BOX = r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"

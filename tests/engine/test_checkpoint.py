@@ -327,6 +327,7 @@ def test_a_lost_connection_ends_a_run_after_its_step(small, straight, tmp_path):
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` of these tests would be inherited
         words = [*start_words(small, "run"), "--save_every", "50"]
         os.execv(sys.executable, [sys.executable, str(ROOT / "train.py"), *words])
     path = tmp_path / "run/metrics.jsonl"

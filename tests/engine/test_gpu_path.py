@@ -70,6 +70,7 @@ def runs(small, out):
     networks.Sampler = Watched
     for name, more in RUNS.items():
         words = ["--model", small, "--dataset", "toy", "--algorithm", name, "--output_dir", str(out / name), *RUN, *more]
+        words += ["--minibatches", str(ALGORITHMS[name].minibatches)]  # the toy has two
         assert train.main([*words, "--steps", "2"]) == 0
     for name in ("cppo", "pods"):  # resumed: whole weights and adapters
         merge = ["--merge_lora"] if name == "pods" else []
