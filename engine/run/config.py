@@ -92,7 +92,8 @@ class UpdateOptions:
     warmup: float = option(
         0.1, "share of the run in which the learning rate rises")
     lr_schedule: str = option(
-        "cosine", "how the learning rate falls after that: cosine or linear, down to 0; constant: it does not")
+        "cosine", "how the learning rate falls after that: cosine or linear, down to 0; constant: it does not; another one "
+                  "is a line of SCHEDULES in engine/run/state.py")
     max_grad_norm: float = option(1.0, "a gradient with a larger norm is scaled down to this norm")
     refresh_reference: int | None = option(
         None, "steps between refreshes: the policy becomes the new reference, as in DeepSeek-R1; None: never")
