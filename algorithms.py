@@ -214,7 +214,7 @@ class Algorithm:
         return rows[rollout.trainable.flatten()[rows]], advantages
 
     def loss_options(self, entropy):
-        """What the loss takes by name, besides ref_logp and weights. entropy: only if it names it."""
+        """What the loss takes by name, besides ref_logp and weights; the entropy if it names it."""
         options = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         options |= {} if self.critic else {"beta": self.beta}
         names = inspect.signature(self.loss).parameters

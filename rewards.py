@@ -110,7 +110,7 @@ def extract_answer(text):
 
 
 def gold_answer(text):
-    """The answer of a data set, a text or a number: of a solution what it ends with, else itself."""
+    """The answer of a data set, text or number: of a solution what it ends with, else itself."""
     return extract_answer(str(text)) or str(text).strip()
 
 
