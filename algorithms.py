@@ -25,7 +25,7 @@ import torch
 
 import allocate
 from cppo import batch_rows, keep_count, prune, prune_pooled
-from engine.run import ranks
+from engine.base import ranks
 from family.dapo import dapo_loss, token_mean_weights
 from family.drgrpo import constant_weights, drgrpo_loss
 from family.gdpo import decoupled_advantages

@@ -21,11 +21,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.base import files, progress, ranks
+from engine.base.errors import CANNOT_WRITE, UserError
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.precision import compute_dtype
 from engine.model.sampling import Sampler, Sampling
-from engine.run import logs, progress, ranks
 from engine.run.answers import (
     by_question,
     judged,
@@ -36,16 +37,7 @@ from engine.run.answers import (
     stamp_of,
 )
 from engine.run.checks import idle, unchanged
-from engine.run.options import (
-    CANNOT_WRITE,
-    LARGEST,
-    UserError,
-    at_least,
-    inside,
-    option,
-    parse,
-    run_program,
-)
+from engine.run.options import LARGEST, at_least, inside, option, parse, run_program
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
 from engine.tasks.table import task_of
@@ -192,7 +184,7 @@ def examine(
 
         def record(answers, part=part):
             if path and ranks.rank() == 0:
-                logs.append(path, *({"part": part, **answer} for answer in answers))
+                files.append(path, *({"part": part, **answer} for answer in answers))
 
         records = known[part] + evaluate(
             sampler, tokenizer, questions, reward, how, samples=k, batch_size=batch_size,
@@ -333,7 +325,7 @@ def score_file(config, folder, device):
     summary = summarize(scored_file(config.from_file, choose([judge], device)[0].function))
     path = folder / f"scored-{Path(config.from_file).stem}.json"
     about = {"from_file": config.from_file, "judge": judge, "sampled": summary}
-    logs.write(path, logs.as_json(about, indent=2))
+    files.write(path, files.as_json(about, indent=2))
     report({"sampled": summary})
     if ranks.rank() == 0:
         print(f"judged by {judge}; written: {path}")
@@ -366,8 +358,8 @@ def one_benchmark(benchmark, config, source, model, tokenizer, folder):
         batch_size=config.batch_size, seed=config.seed, label=benchmark, path=path, earlier=earlier,
     )
     if first:
-        about = logs.as_json(setting | {"notes": notes} | summary, indent=2)
-        logs.write(path.with_suffix(".json"), about)
+        about = files.as_json(setting | {"notes": notes} | summary, indent=2)
+        files.write(path.with_suffix(".json"), about)
         print(f"\n{benchmark}: {len(questions)} questions, judged by {judge}, at most {longest} "
               f"tokens, temperature {config.temperature:g}; 95% intervals in brackets")
         for note in notes:

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
-from engine.run import ranks
+from engine.base import ranks
 from engine.scoring.score import score
 from engine.tasks.questions import reward_columns
 from family.dapo import has_signal, overlong_penalty

@@ -26,12 +26,13 @@ the questions were shared out.
 import torch
 
 from algorithms import table
+from engine.base import progress, ranks
 from engine.model import shards
 from engine.model.critic import estimate
 from engine.model.folders import resolve_model
 from engine.model.networks import build
 from engine.model.sampling import Sampling
-from engine.run import checkpoint, plan, plan_command, progress, ranks
+from engine.run import checkpoint, plan, plan_command
 from engine.run.config import Config, notes_of, open_run
 from engine.run.folder import alone, run_folder
 from engine.run.metrics import Clock, first_group, summarize

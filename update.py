@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
+from engine.base import progress, ranks
 from engine.model import shards
 from engine.model.prompts import prompts_once
-from engine.run import progress, ranks
 from family.ppo import value_loss
 from family.tis import truncated_importance_weights
 from grpo import kl_k3

@@ -1,4 +1,5 @@
-"""An algorithm of your own: one function and one row of the table. Here it is RLOO's advantage (2402.14740).
+"""An algorithm of your own: one function and one row of the table. Here it is RLOO's advantage
+(2402.14740).
 
     torchrun examples/my_algorithm.py --algorithm mine --steps 20      all options of train.py
 """
@@ -15,7 +16,8 @@ from engine.run.options import run_program
 
 
 def leave_one_out(rollout):
-    """A_i = r_i − mean of the other G − 1 rewards of the question, (Q, G): not divided by the std."""
+    """A_i = r_i − mean of the other G − 1 rewards of the question, (Q, G): not divided by the
+    std."""
     r = rollout.total
     G = r.shape[1]
     # A_i = r_i − (Σ_j r_j − r_i) / (G − 1)

@@ -4,17 +4,19 @@
 
 A loss takes, in the order and with the names below:
 
-    logp, old_logp   (N, T) float32, log π(o_t) under π_θ, with a gradient, and under π_old; 0 on padding
+    logp, old_logp   (N, T) float32, log π(o_t) under π_θ, with a gradient, and under π_old; 0 on
+                     padding
     advantages       (N,)
     mask             (N, T) bool, 1 on completion tokens
     ref_logp         (N, T), or None if β is 0
     weights          (N, T), how much each token counts, from the row's token_weights; 0 on padding
-    beta, clip_low, clip_high      numbers. Their defaults are the row's, --beta and the others change them
-    entropy          (N, T), the entropy of π_θ at each token, with a gradient; only if the loss names it
+    beta, clip_low, clip_high      numbers. Their defaults are the row's, --beta and the others
+                                   change them
+    entropy          (N, T), the entropy of π_θ at each token, with a gradient; only if the loss
+                     names it
 
-It returns (loss, stats): a scalar that is a sum over these completions, because micro-batches and devices add up;
-and a dict of detached means under `weights`, for metrics.jsonl.
-"""
+It returns (loss, stats): a scalar that is a sum over these completions, because micro-batches and
+devices add up; and a dict of detached means under `weights`, for metrics.jsonl. """
 
 import sys
 from dataclasses import replace
@@ -29,9 +31,11 @@ from grpo import kl_k3
 
 
 def cispo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, weights, beta=0.0, clip_low=1.0, clip_high=2.0
+    logp, old_logp, advantages, mask,
+    *, ref_logp=None, weights, beta=0.0, clip_low=1.0, clip_high=2.0,
 ):
-    """−Σ weights · (sg(ρ̂) A log π_θ − β KL). The ratio is a bounded weight, so no token loses its gradient.
+    """−Σ weights · (sg(ρ̂) A log π_θ − β KL). The ratio is a bounded weight, so no token loses its
+    gradient.
 
     The paper has no lower bound (clip_low = 1). It does not give the upper one: 2 is our choice.
     """
@@ -51,6 +55,7 @@ def cispo_and_entropy(logp, *rest, weights, entropy, **options):
 
 
 if __name__ == "__main__":
-    ALGORITHMS["cispo"] = replace(ALGORITHMS["dapo"], loss=cispo_loss)  # a token mean, as in the paper
+    # a token mean, as in the paper
+    ALGORITHMS["cispo"] = replace(ALGORITHMS["dapo"], loss=cispo_loss)
     ALGORITHMS["cispo_entropy"] = replace(ALGORITHMS["dapo"], loss=cispo_and_entropy)
     run_program(train.main)

@@ -1,12 +1,15 @@
-"""Makes the exercises: the files of the paper and of the family, without the bodies of their functions.
+"""Makes the exercises: the files of the paper and of the family, without the bodies of their
+functions.
 
     python exercises/make.py                                          # writes exercises/mine/
-    pytest tests/concepts/test_cppo.py -x --solutions exercises/mine  # tests your cppo.py; -x stops at a failure
+    pytest tests/concepts/test_cppo.py -x --solutions exercises/mine  # tests your cppo.py; -x stops
+    at a failure
     pytest tests/concepts --solutions exercises/mine                  # tests all your files
 
-The signature and the docstring of a function stay. Your code takes the place of `raise NotImplementedError(...)`.
-Your file takes the place of the project's file only in the tests of this file: test_cppo.py imports your cppo.py and
-the project's grpo.py. So a blank or wrong grpo.py fails its own tests, and no others.
+The signature and the docstring of a function stay. Your code takes the place of `raise
+NotImplementedError(...)`. Your file takes the place of the project's file only in the tests of this
+file: test_cppo.py imports your cppo.py and the project's grpo.py. So a blank or wrong grpo.py fails
+its own tests, and no others.
 
 rewards.py is not an exercise: its private functions would give most answers away.
 """
@@ -26,7 +29,8 @@ GIVEN = {"forward_cost", "cheaper", "two_passes", "micro_batches_by_prompt", "be
 
 
 def exercises(source):
-    """The functions of a file that a student writes, as nodes of its syntax tree: the public ones."""
+    """The functions of a file that a student writes, as nodes of its syntax tree: the public
+    ones."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     return [node for node in functions if not node.name.startswith("_") and node.name not in GIVEN]
 
@@ -34,27 +38,33 @@ def exercises(source):
 def blank(source, tests):
     """The source with one line in place of each exercise's body. The docstring stays.
 
-    tests: {name: text} of the test files. The line names the one that mentions the function most often.
-    """
+    tests: {name: text} of the test files. The line names the one that mentions the function most
+    often. """
     lines = source.split("\n")
-    for function in reversed(exercises(source)):  # from the last to the first: line numbers above a cut stay right
+    # from the last to the first: line numbers above a cut stay right
+    for function in reversed(exercises(source)):
         word = re.compile(rf"\b{function.name}\b")
         test = max(tests, key=lambda name: len(word.findall(tests[name])))
         sentence = f"write {function.name}; tests/concepts/{test} tests it"
         docstring = function.body[0]
-        lines[docstring.end_lineno : function.end_lineno] = [f'    raise NotImplementedError("{sentence}")']
+        lines[docstring.end_lineno : function.end_lineno] = [
+            f'    raise NotImplementedError("{sentence}")'
+        ]
     return "\n".join(lines)
 
 
 def make(folder):
-    """Write the files into a folder. A file that exists is kept. Returns (made, kept), two lists of files."""
+    """Write the files into a folder. A file that exists is kept. Returns (made, kept), two lists of
+    files."""
     made, kept = [], []
     for name in FILES:
         path = folder / name
         if path.exists():
             kept.append(path)
             continue
-        tests = {test.name: test.read_text() for test in sorted(TESTS.glob(f"test_{name.stem}*.py"))}
+        tests = {
+            test.name: test.read_text() for test in sorted(TESTS.glob(f"test_{name.stem}*.py"))
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(blank((ROOT / name).read_text(), tests))
         made.append(path)
@@ -63,14 +73,18 @@ def make(folder):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Writes the exercises: functions to fill in.")
-    parser.add_argument("folder", nargs="?", type=Path, default=MINE, help="where to; none: exercises/mine")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=MINE, help="where to; none: exercises/mine"
+    )
     folder = parser.parse_args(argv).folder
     made, kept = make(folder)
     if made:
         print(f"made in {folder}: {', '.join(str(path.relative_to(folder)) for path in made)}")
     if kept:
         names = ", ".join(str(path.relative_to(folder)) for path in kept)
-        print(f"kept, because they may hold your work: {names}. To make one again, delete it first.")
+        print(
+            f"kept, because they may hold your work: {names}. To make one again, delete it first."
+        )
 
 
 if __name__ == "__main__":

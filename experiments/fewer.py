@@ -1,19 +1,25 @@
 """Sampling fewer completions, which is what is left to save after pruning: two ideas, measured.
 
-    python experiments/fewer.py                                the toy; writes fewer.json and fewer.md in experiments/results
-    python experiments/fewer.py --model DIR                    a chat model, set up as in real.py; writes fewer_real.*
-    python experiments/fewer.py --share 1/2                    every second run: start 2/2 on another core
+    python experiments/fewer.py                                the toy; writes fewer.json and
+                                                               fewer.md in experiments/results
+    python experiments/fewer.py --model DIR                    a chat model, set up as in real.py;
+                                                               writes fewer_real.*
+    python experiments/fewer.py --share 1/2                    every second run: start 2/2 on
+                                                               another core
 
-- Until a signal: a question is answered in rounds of 4 completions, until there is a right and a wrong one or there are
-  G (Reinforce-Ada, 2510.04996). The advantages compare the completions that were drawn. Then a step goes on as usual.
-- Skipping: a question that had no signal in its last z turns is skipped with probability 1 − p^z. There is a p for
-  questions that were too easy, and one for those that were too hard. After each step p falls by 0.01 if more such
-  questions were met than wanted, or else it rises (GRESO, 2506.02177). This takes more than one pass over the
-  questions.
+- Until a signal: a question is answered in rounds of 4 completions, until there is a right and a
+wrong one or there are
+  G (Reinforce-Ada, 2510.04996). The advantages compare the completions that were drawn. Then a step
+  goes on as usual.
+- Skipping: a question that had no signal in its last z turns is skipped with probability 1 − p^z.
+There is a p for
+  questions that were too easy, and one for those that were too hard. After each step p falls by
+  0.01 if more such questions were met than wanted, or else it rises (GRESO, 2506.02177). This takes
+  more than one pass over the questions.
 
-Every run of a task has the same CPU seconds. Finished runs are kept in runs/fewer/ and runs/fewer_real/. CPPO's runs on
-the real model are those of real.py: to save an hour, copy them from runs/real/.
-"""
+Every run of a task has the same CPU seconds. Finished runs are kept in runs/fewer/ and
+runs/fewer_real/. CPPO's runs on the real model are those of real.py: to save an hour, copy them
+from runs/real/. """
 
 import math
 import random
@@ -45,7 +51,8 @@ ROUND = 4  # completions that a question gets at a time
 
 
 def until_a_signal(questions, algorithm, roll_out=rollout_module.roll_out, **options):
-    """`roll_out` in rounds. Returns a Rollout of Q·G places; `trainable` says which of them hold a completion."""
+    """`roll_out` in rounds. Returns a Rollout of Q·G places; `trainable` says which of them hold a
+    completion."""
     Q, G, whole = len(questions), algorithm.group_size, None
     open_ = torch.arange(Q)  # the questions without a signal so far
     for drawn in range(0, G, ROUND):
@@ -60,9 +67,13 @@ def until_a_signal(questions, algorithm, roll_out=rollout_module.roll_out, **opt
         for row, text in zip(rows, part.texts):
             whole.texts[row] = text
         at = (open_[:, None], places)
-        whole.lengths[at], whole.truncated[at], whole.trainable[at] = part.lengths, part.truncated, True
+        whole.lengths[at], whole.truncated[at], whole.trainable[at] = (
+            part.lengths, part.truncated, True,
+        )
         whole.rewards[:, *at] = part.rewards
-        open_ = open_[[not has_signal(whole.total[q : q + 1, : drawn + ROUND]).item() for q in open_]]
+        open_ = open_[
+            [not has_signal(whole.total[q : q + 1, : drawn + ROUND]).item() for q in open_]
+        ]
         if not len(open_):
             break
     return whole
@@ -87,7 +98,8 @@ def advantages_of_the_drawn(rollout):
 
 
 def step_until_a_signal(networks, algorithm, *rest):
-    """`train_step`, drawn in rounds. The accuracy is that of the first rounds: later ones leave out what has a signal."""
+    """`train_step`, drawn in rounds. The accuracy is that of the first rounds: later ones leave out
+    what has a signal."""
     rollouts = []
 
     def in_rounds(questions, **options):
@@ -95,12 +107,17 @@ def step_until_a_signal(networks, algorithm, *rest):
         return rollouts[-1]
 
     with mock.patch.object(rollout_module, "roll_out", in_rounds):
-        metrics, sample = train_step(networks, replace(algorithm, advantages=advantages_of_the_drawn), *rest)
+        metrics, sample = train_step(
+            networks, replace(algorithm, advantages=advantages_of_the_drawn), *rest
+        )
     [drawn] = rollouts
     completions = int(drawn.trainable.sum())
     accuracy = (drawn.rewards[0, :, :ROUND] > 0).float().mean().item()
     # train_step counts the free places, too
-    right = {"completions": completions, "accuracy": accuracy, "length": drawn.lengths.sum().item() / completions}
+    right = {
+        "completions": completions, "accuracy": accuracy,
+        "length": drawn.lengths.sum().item() / completions,
+    }
     return metrics | right, sample
 
 
@@ -110,7 +127,8 @@ def step_until_a_signal(networks, algorithm, *rest):
 def skipping(questions, seed, seen):
     """GRESO: in order, without the questions that have probably no signal."""
     rng, last, done = random.Random(f"skip {seed}"), {}, 0
-    p, wanted = {0.0: 0.5, 1.0: 0.5}, {0.0: 1 / 6, 1.0: 1 / 12}  # mean reward 0: too hard; 1: too easy
+    # mean reward 0: too hard; 1: too easy
+    p, wanted = {0.0: 0.5, 1.0: 0.5}, {0.0: 1 / 6, 1.0: 1 / 12}
     for question in in_order(questions, seed, seen):
         new, done = seen[done:], len(seen)  # what the last step has asked
         for asked, mean in new:
@@ -133,10 +151,12 @@ def first(count, order):
 
 
 def weight(p, G, n=ROUND, std_eps=1e-4):
-    """(weight of a question in the step, completions drawn for it), if a completion is right with probability p.
+    """(weight of a question in the step, completions drawn for it), if a completion is right with
+    probability p.
 
-    A step moves along w · (E[∇ log π | right] − E[∇ log π | wrong]) of a question. Stopping does not look at the
-    completions of a kind, so this direction stays. The weight is, for a right and b wrong completions,
+    A step moves along w · (E[∇ log π | right] − E[∇ log π | wrong]) of a question. Stopping does
+    not look at the completions of a kind, so this direction stays. The weight is, for a right and b
+    wrong completions,
 
         w = E[a/(a + b) · A(right)],  with A(right) = b/(a + b) / (std + ε)
     """
@@ -201,8 +221,10 @@ TOY = Task("fewer", "Sampling fewer completions: the toy", PROTOCOL | {"dtype": 
     "until a signal, P=0.875, 32 questions a step": (PRUNED | {"questions_per_step": 4}, STOPPED),
 } | passes(256))  # fmt: skip
 REAL = Task(
-    "fewer_real", "Sampling fewer completions: a real model", real.SETTING | {"lr": real.LR}, real.AT, real.EVAL_QUESTIONS,
-    real.REACHED, {"CPPO, P=0.875": (PRUNED, {}), "until a signal, P=0.875": (PRUNED, STOPPED)} | passes(64))
+    "fewer_real", "Sampling fewer completions: a real model", real.SETTING | {"lr": real.LR},
+    real.AT, real.EVAL_QUESTIONS, real.REACHED,
+    {"CPPO, P=0.875": (PRUNED, {}), "until a signal, P=0.875": (PRUNED, STOPPED)} | passes(64),
+)
 RIGHT = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 0.88, 0.94, 0.97)
 
 
@@ -211,7 +233,9 @@ class Model:
     _argument_group_name = "the model"
 
     model: str = option("toy", "hub name or folder of a chat model; toy: the toy's base model")
-    folder: str | None = option(None, "folder of the finished runs; none: runs/fewer or runs/fewer_real")
+    folder: str | None = option(
+        None, "folder of the finished runs; none: runs/fewer or runs/fewer_real"
+    )
 
 
 @dataclass
@@ -220,12 +244,19 @@ class Options(same_seconds.Runs, Model):
 
 
 def page(task, about, rows):
-    lines = [["probability of a right completion", "completions drawn", "weight in GRPO", "weight until a signal", "ratio"]]
+    lines = [
+        [
+            "probability of a right completion", "completions drawn", "weight in GRPO",
+            "weight until a signal", "ratio",
+        ]
+    ]
     for p in RIGHT:
         (all_, _), (stopped, drawn) = weight(p, 16, n=16), weight(p, 16)
         lines.append([p, f"{drawn:.1f}", f"{all_:.3f}", f"{stopped:.3f}", f"{stopped / all_:.2f}"])
     table = same_seconds.table(rows, task.at, task.reached)
-    stopping = f"What stopping changes, for G = 16 and rounds of {ROUND}:\n\n{markdown_table(lines)}"
+    stopping = (
+        f"What stopping changes, for G = 16 and rounds of {ROUND}:\n\n{markdown_table(lines)}"
+    )
     return f"{heading(task.title, about)}\n{table}\n\n{stopping}\n"
 
 
@@ -241,7 +272,10 @@ def main(argv):
 
     rows = same_seconds.rows(options, task.methods, one_run, task.at, task.reached)
     about = setting(["torch", "transformers"]) | {"setting": task.setting}
-    figures = {name: {key: value for key, value in row.items() if key != "curves"} for name, row in rows.items()}
+    figures = {
+        name: {key: value for key, value in row.items() if key != "curves"}
+        for name, row in rows.items()
+    }
     write(options.output, task.name, about | {"rows": figures}, page(task, about, rows))
 
 

@@ -1,23 +1,26 @@
-"""The gradient of the kept completions beside GRPO's: which rule, and which divisor in the loss, points the right way?
+"""The gradient of the kept completions beside GRPO's: which rule, and which divisor in the loss,
+points the right way?
 
-    python experiments/gradients.py                            writes gradients.json and gradients.md in experiments/results
+    python experiments/gradients.py                            writes gradients.json and
+                                                               gradients.md in experiments/results
 
-The toy's base model answers several sets of questions with 16 completions each. A step takes random questions of one half
-of a set and trains on 16 completions: GRPO on all of 1 question, a rule on k of each of 16/k questions. The loss gives
-each token the weight A_i / divisor:
+The toy's base model answers several sets of questions with 16 completions each. A step takes random
+questions of one half of a set and trains on 16 completions: GRPO on all of 1 question, a rule on k
+of each of 16/k questions. The loss gives each token the weight A_i / divisor:
 
 - 1/|o|: the length of the completion (GRPO, and the formula of CPPO's paper);
 - token mean: the mean length of the completions that the step keeps (CPPO's published code);
 - constant: the same number for all (Dr. GRPO);
 - group's mean: the mean length of all 16 completions of the question, kept or not.
 
-The target of a divisor is the mean of GRPO's steps of one question over the other half, with this divisor. ("token mean"
-and "group's mean" have the same target: a step of one whole question is the same for both.)
+The target of a divisor is the mean of GRPO's steps of one question over the other half, with this
+divisor. ("token mean" and "group's mean" have the same target: a step of one whole question is the
+same for both.)
 
-Under 1/|o| the length gets in: E[∇ log π(o) / |o|] = ∇ E[1/|o|] (notebook 2, section 11). So the page also compares the
-mean step with ∇ E[1/|o|], the direction of shorter completions, for hard questions (fewer than 8 right) and easy ones.
-A step is a weighted sum of gradients of completions: its length and its cosines need only their inner products.
-"""
+Under 1/|o| the length gets in: E[∇ log π(o) / |o|] = ∇ E[1/|o|] (notebook 2, section 11). So the
+page also compares the mean step with ∇ E[1/|o|], the direction of shorter completions, for hard
+questions (fewer than 8 right) and easy ones. A step is a weighted sum of gradients of completions:
+its length and its cosines need only their inner products. """
 
 import sys
 from dataclasses import dataclass
@@ -54,7 +57,8 @@ class Options:
     output: str = option("experiments/results", "folder of gradients.json and gradients.md")
 
 
-# --- the rules: advantages A (steps, Q, G) → how often each completion is kept, and the advantage that it then has ---
+# --- the rules: advantages A (steps, Q, G) → how often each completion is kept, and the advantage
+# that it then has ---
 
 
 def kept(rule):
@@ -77,36 +81,45 @@ def minus_their_mean(A, k, rng):
 
 
 def importance(A, k, rng):
-    """k draws with replacement, with probability |A| / Σ|A|, weighed by its inverse (notebook 2, section 11)."""
+    """k draws with replacement, with probability |A| / Σ|A|, weighed by its inverse (notebook 2,
+    section 11)."""
     size = A.abs().sum(2, keepdim=True)
     chance = torch.where(size > 0, A.abs(), torch.ones_like(A))
-    index = torch.multinomial(chance.flatten(0, 1), k, replacement=True, generator=rng).view(*A.shape[:2], k)
+    index = torch.multinomial(chance.flatten(0, 1), k, replacement=True, generator=rng).view(
+        *A.shape[:2], k
+    )
     return torch.zeros_like(A).scatter_add(2, index, torch.ones(index.shape)), A.sign() * size / G
 
 
 def half_of_each_sign(A, k, rng, weighted=False):
-    """k/2 with A > 0 and k/2 of the others, at random. If a kind has fewer, the other kind has more.
+    """k/2 with A > 0 and k/2 of the others, at random. If a kind has fewer, the other kind has
+    more.
 
-    weighted: by (k/G) / (chance to be kept), after Horvitz and Thompson. Then the mean step is that of all completions.
-    """
+    weighted: by (k/G) / (chance to be kept), after Horvitz and Thompson. Then the mean step is that
+    of all completions. """
     up = A > 0
     m = up.sum(2, keepdim=True)
     n = m.clamp(max=k // 2).maximum(k - (G - m))  # kept ones with A > 0
-    place = (torch.rand(A.shape, generator=rng) + up).argsort(dim=2, descending=True).argsort(dim=2)  # A > 0 come first
+    # A > 0 come first
+    place = (torch.rand(A.shape, generator=rng) + up).argsort(dim=2, descending=True).argsort(dim=2)
     times = torch.where(up, place < n, place - m < k - n).float()
     return times, A * torch.where(up, m / n, (G - m) / (k - n)) * k / G if weighted else A
 
 
 GRPO, ALL, CPPO = "all of 1 question (GRPO)", "all of the same questions", "largest |A| (CPPO)"
 METHODS = {
-    GRPO: kept("largest_abs"), ALL: kept("largest_abs"), CPPO: kept("largest_abs"), "largest |A|, pooled": pooled,
-    "half of each sign": half_of_each_sign, "half of each sign, weighted": partial(half_of_each_sign, weighted=True),
-    "importance, weighted": importance, "random": kept("random"), "smallest |A|": kept("smallest_abs"),
+    GRPO: kept("largest_abs"), ALL: kept("largest_abs"), CPPO: kept("largest_abs"),
+    "largest |A|, pooled": pooled, "half of each sign": half_of_each_sign,
+    "half of each sign, weighted": partial(half_of_each_sign, weighted=True),
+    "importance, weighted": importance, "random": kept("random"),
+    "smallest |A|": kept("smallest_abs"),
     "largest |A|, minus their mean": minus_their_mean,
 }
 DIVISORS = {  # of the tokens of each completion. times, lengths: (steps, Q, G)
     "1/|o|": lambda times, lengths: lengths,
-    "token mean": lambda times, lengths: (times * lengths).sum((1, 2), keepdim=True) / times.sum((1, 2), keepdim=True),
+    "token mean": lambda times, lengths: (
+        (times * lengths).sum((1, 2), keepdim=True) / times.sum((1, 2), keepdim=True)
+    ),
     "constant": lambda times, lengths: toy.MAX_NEW_TOKENS,
     "group's mean": lambda times, lengths: lengths.mean(2, keepdim=True),
 }
@@ -116,12 +129,20 @@ DIVISORS = {  # of the tokens of each completion. times, lengths: (steps, Q, G)
 
 
 def sampled(model, tokenizer, number, count):
-    """Set `number` of the toy's questions, answered: (Batch of count·G completions, advantages, lengths (count, G))."""
+    """Set `number` of the toy's questions, answered: (Batch of count·G completions, advantages,
+    lengths (count, G))."""
     questions = load_questions("toy", tokenizer, limit=(number + 1) * count)[0][-count:]
-    drawn = Sampler(model, tokenizer).sample([q["prompt"] for q in questions], G, Sampling(toy.MAX_NEW_TOKENS), number)
-    rewards = toy_accuracy(drawn.texts(tokenizer, questions), answer=[q["answer"] for q in questions for _ in range(G)])
+    drawn = Sampler(model, tokenizer).sample(
+        [q["prompt"] for q in questions], G, Sampling(toy.MAX_NEW_TOKENS), number
+    )
+    rewards = toy_accuracy(
+        drawn.texts(tokenizer, questions), answer=[q["answer"] for q in questions for _ in range(G)]
+    )
     advantages = group_advantages(torch.tensor(rewards).view(count, G))
-    batch = Batch([q["prompt"] for q in questions for _ in range(G)], drawn.tokens, drawn.lengths, advantages.flatten())
+    batch = Batch(
+        [q["prompt"] for q in questions for _ in range(G)], drawn.tokens, drawn.lengths,
+        advantages.flatten(),
+    )
     return batch, advantages, batch.lengths.view(count, G).float()
 
 
@@ -130,18 +151,22 @@ def scores(model, batch):
     rows = []
     for i in tqdm(range(len(batch.prompts)), desc="gradients"):
         logp = batch.rows([i]).logprobs(model, 1.0).sum()
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(logp, list(model.parameters()))]))
+        rows.append(
+            torch.cat([g.flatten() for g in torch.autograd.grad(logp, list(model.parameters()))])
+        )
     return torch.stack(rows)
 
 
 def step_weights(name, k, divisor, A, lengths, rng):
-    """How much each completion counts in steps of a method. A, lengths and the result: (steps, Q, G)."""
+    """How much each completion counts in steps of a method. A, lengths and the result: (steps, Q,
+    G)."""
     times, advantages = METHODS[name](A, k, rng)
     return times * advantages / DIVISORS[divisor](times, lengths) / times.sum((1, 2), keepdim=True)
 
 
 def cosine_and_length(W, products, along):
-    """Of steps: with the direction whose inner products with all completions are `along`. W: (steps, Q·G)."""
+    """Of steps: with the direction whose inner products with all completions are `along`. W:
+    (steps, Q·G)."""
     length = (W.to_sparse() @ products * W).sum(1).clamp(min=1e-24).sqrt()
     return W @ along / length, length
 
@@ -153,7 +178,10 @@ def measure(of_each, A, lengths, steps, seed):
     products, along = own @ own.T, lambda direction: own @ direction / direction.norm()
     (A, A_other), (lengths, lengths_other) = A.split(half), lengths.split(half)
     A_other, lengths_other = A_other[:, None], lengths_other[:, None]  # steps of one question
-    targets = {d: step_weights(GRPO, G, d, A_other, lengths_other, None).flatten() @ other for d in DIVISORS}
+    targets = {
+        d: step_weights(GRPO, G, d, A_other, lengths_other, None).flatten() @ other
+        for d in DIVISORS
+    }
     for d, k, name in product(DIVISORS, KEPT, METHODS):
         rng = torch.Generator().manual_seed(seed)  # the same questions and draws for all divisors
         count, k_of_each = {GRPO: (1, G), ALL: (G // k, G)}.get(name, (G // k, k))
@@ -163,19 +191,29 @@ def measure(of_each, A, lengths, steps, seed):
         W = torch.zeros(steps, half * G).scatter(1, rows, W)
         of_mean, norm = cosine_and_length(W.mean(0, keepdim=True), products, along(targets[d]))
         grpo = norm if name == GRPO else grpo  # GRPO comes first
-        figures[f"P = {1 - k / G}: cosine of a step", name, d] = cosine_and_length(W, products, along(targets[d]))[0].mean()
+        figures[f"P = {1 - k / G}: cosine of a step", name, d] = cosine_and_length(
+            W, products, along(targets[d])
+        )[0].mean()
         figures[f"P = {1 - k / G}: cosine of the mean step", name, d] = of_mean
         figures[f"P = {1 - k / G}: length of the mean step, GRPO's = 1", name, d] = norm / grpo
-    shorter = (1 / lengths_other - (1 / lengths_other).mean()).flatten() @ other  # ∇ E[1/|o|]; the mean adds E[∇ log π] = 0
+    # ∇ E[1/|o|]; the mean adds E[∇ log π] = 0
+    shorter = (1 / lengths_other - (1 / lengths_other).mean()).flatten() @ other
     right = (A > 0).sum(1)
     kinds = {"hard": (right > 0) & (right < G / 2), "easy": (right > G / 2) & (right < G)}
-    for d, (kind, those), (name, k) in product(DIVISORS, kinds.items(), ((ALL, G), (CPPO, KEPT[0]))):
+    for d, (kind, those), (name, k) in product(
+        DIVISORS, kinds.items(), ((ALL, G), (CPPO, KEPT[0]))
+    ):
         W = torch.zeros(half, G)
         W[those] = step_weights(name, k, d, A[None, those], lengths[None, those], None)[0]
         push = cosine_and_length(W.view(1, -1), products, along(shorter))[0]
-        figures["Cosine of the mean step with ∇ E[1/|o|], shorter completions", f"{kind} questions, {name}", d] = push
+        figures[
+            "Cosine of the mean step with ∇ E[1/|o|], shorter completions",
+            f"{kind} questions, {name}", d,
+        ] = push
     for d, target in targets.items():
-        figures["Cosine of the target with that of 1/|o|", "", d] = torch.cosine_similarity(target, targets["1/|o|"], dim=0)
+        figures["Cosine of the target with that of 1/|o|", "", d] = torch.cosine_similarity(
+            target, targets["1/|o|"], dim=0
+        )
     return {key: round(figure.item(), 4) for key, figure in figures.items()}
 
 
@@ -183,15 +221,23 @@ def measure(of_each, A, lengths, steps, seed):
 
 
 def page(about, tables):
-    text = (f"{heading('The gradient of the kept completions', about)}\n"
-            f"{about['sets']} sets of {about['questions']} questions × {G} completions, {about['steps']} steps of each method; mean ± "
-            f"standard deviation over the sets. {about['accuracy']:.0%} of the completions are right; right ones have "
-            f"{about['right']:.1f} tokens, wrong ones {about['wrong']:.1f}. [What rows and columns are](../gradients.py).\n\n"
-            "Under 1/|o| the length gets in: Σ_o π ∇ log π / |o| = Σ_o ∇π / |o| = ∇ E[1/|o|]. With a constant this is ∇ 1 = 0. So kept "
-            "advantages that are mostly positive (hard questions) push towards shorter completions, and mostly negative ones (easy "
-            "questions) towards longer ones. How far a step turns depends on the lengths: the order under 1/|o| is that of this toy.\n")
+    text = (
+        f"{heading('The gradient of the kept completions', about)}\n"
+        f"{about['sets']} sets of {about['questions']} questions × {G} completions, "
+        f"{about['steps']} steps of each method; mean ± standard deviation over the sets. "
+        f"{about['accuracy']:.0%} of the completions are right; right ones have "
+        f"{about['right']:.1f} tokens, wrong ones {about['wrong']:.1f}. [What rows and columns "
+        "are](../gradients.py).\n\nUnder 1/|o| the length gets in: Σ_o π ∇ log π / |o| = Σ_o ∇π / "
+        "|o| = ∇ E[1/|o|]. With a constant this is ∇ 1 = 0. So kept advantages that are mostly "
+        "positive (hard questions) push towards shorter completions, and mostly negative ones "
+        "(easy questions) towards longer ones. How far a step turns depends on the lengths: the "
+        "order under 1/|o| is that of this toy.\n"
+    )
     for title, rows in tables.items():
-        lines = [["", *DIVISORS]] + [[row, *(f"{mean(v):.3f} ± {stdev(v):.3f}" for v in own.values())] for row, own in rows.items()]
+        lines = [["", *DIVISORS]] + [
+            [row, *(f"{mean(v):.3f} ± {stdev(v):.3f}" for v in own.values())]
+            for row, own in rows.items()
+        ]
         text += f"\n{title}:\n\n" + markdown_table(lines) + "\n"
     return text
 
@@ -206,8 +252,12 @@ def main(argv):
         sets.append(measure(scores(model, batch), A, lengths, options.steps, number))
         facts.append([(A > 0).float().mean(), lengths[A > 0].mean(), lengths[A < 0].mean()])
     for table, row, column in sets[0]:
-        tables.setdefault(table, {}).setdefault(row, {})[column] = [figures[table, row, column] for figures in sets]
-    about = setting(["torch", "transformers"]) | {name: getattr(options, name) for name in ("sets", "questions", "steps")}
+        tables.setdefault(table, {}).setdefault(row, {})[column] = [
+            figures[table, row, column] for figures in sets
+        ]
+    about = setting(["torch", "transformers"]) | {
+        name: getattr(options, name) for name in ("sets", "questions", "steps")
+    }
     about |= dict(zip(("accuracy", "right", "wrong"), torch.tensor(facts).mean(0).tolist()))
     write(options.output, "gradients", about | {"tables": tables}, page(about, tables))
     print(page(about, tables))

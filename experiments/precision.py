@@ -1,11 +1,13 @@
-"""float32 beside bfloat16 (`--dtype`) on the CPU of this machine: speed, memory, and how far apart the numbers are.
+"""float32 beside bfloat16 (`--dtype`) on the CPU of this machine: speed, memory, and how far apart
+the numbers are.
 
-    python experiments/precision.py                            SmolLM2-135M-Instruct; --model names another
+    python experiments/precision.py                            SmolLM2-135M-Instruct; --model names
+                                                               another
 
-Writes precision.json and precision.md in experiments/results. Both dtypes take turns in one process. Seconds are CPU
-seconds of one thread. A step is one of `--dataset arithmetic`: GRPO samples 64 completions, CPPO samples 256, and both
-train on 64. Memory is the peak of a process of its own that makes one step of GRPO.
-"""
+Writes precision.json and precision.md in experiments/results. Both dtypes take turns in one
+process. Seconds are CPU seconds of one thread. A step is one of `--dataset arithmetic`: GRPO
+samples 64 completions, CPPO samples 256, and both train on 64. Memory is the peak of a process of
+its own that makes one step of GRPO. """
 
 import multiprocessing
 import random
@@ -50,13 +52,17 @@ class Subject:
     """A model with all that its training needs."""
 
     def __init__(self, model, dataset, dtype):
-        self.options = {"model": model, "dataset": dataset, "dtype": dtype, "questions_per_step": 4, "mu": 1, "minibatches": 1,
-                        "beta": 0.04, "lr": 1e-6}
+        self.options = {
+            "model": model, "dataset": dataset, "dtype": dtype, "questions_per_step": 4, "mu": 1,
+            "minibatches": 1, "beta": 0.04, "lr": 1e-6,
+        }
         self.config = Config(algorithm="grpo", **self.options)
         check(self.config)
         self.networks = build(model, self.config, CPU)
         torch.set_num_threads(1)
-        self.questions, _ = load_questions(dataset, self.networks.tokenizer, system_prompt=self.config.system_prompt, limit=150)
+        self.questions, _ = load_questions(
+            dataset, self.networks.tokenizer, system_prompt=self.config.system_prompt, limit=150
+        )
 
     def score(self, rows, prompt, length, backward=False):
         """Log-probabilities of `rows` copies of `length` tokens behind `prompt` others."""
@@ -71,14 +77,20 @@ class Subject:
         return logp.detach()
 
     def sample(self):
-        self.networks.sampler.sample([question["prompt"] for question in self.questions[:2]], 16, Sampling(16), seed=0)
+        self.networks.sampler.sample(
+            [question["prompt"] for question in self.questions[:2]], 16, Sampling(16), seed=0
+        )
 
     def step(self, name):
         """The metrics of a training step."""
         algorithm = check(Config(algorithm=name, **self.options))
-        questions, sampling = self.questions[: algorithm.questions_per_step], Sampling(self.config.max_new_tokens)
+        questions, sampling = (
+            self.questions[: algorithm.questions_per_step], Sampling(self.config.max_new_tokens),
+        )
         rewards, rng = [Reward("digits", digits)], random.Random(1)
-        return train_step(self.networks, algorithm, rewards, sampling, Limits(), lambda _: questions, rng)[0]
+        return train_step(
+            self.networks, algorithm, rewards, sampling, Limits(), lambda _: questions, rng
+        )[0]
 
 
 def peak(*subject):
@@ -91,13 +103,20 @@ def measure(options):
     figures = defaultdict(dict)
     for dtype in DTYPES:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            figures["peak memory, MiB"][dtype] = pool.apply(peak, (options.model, options.dataset, dtype))
-    subjects, seconds = {dtype: Subject(options.model, options.dataset, dtype) for dtype in DTYPES}, defaultdict(list)
+            figures["peak memory, MiB"][dtype] = pool.apply(
+                peak, (options.model, options.dataset, dtype)
+            )
+    subjects, seconds = (
+        {dtype: Subject(options.model, options.dataset, dtype) for dtype in DTYPES},
+        defaultdict(list),
+    )
     # before the steps, which train the two models
     logps = {dtype: subject.score(1, 1500, 50) for dtype, subject in subjects.items()}
     for dtype, logp in logps.items():
         gap = (logp - logps["float32"]).abs()
-        figures["log-probabilities after 1,500 tokens, mean difference from float32's"][dtype] = gap.mean().item()
+        figures["log-probabilities after 1,500 tokens, mean difference from float32's"][dtype] = (
+            gap.mean().item()
+        )
         figures["largest difference"][dtype] = gap.max().item()
     kinds = {
         "score 1,024 tokens, s": lambda subject: subject.score(4, 192, 64),
@@ -113,23 +132,36 @@ def measure(options):
                 result = work(subject)
                 seconds[kind, dtype].append(time.process_time() - begin)
                 figures[kind][dtype] = median(seconds[kind, dtype])
-                for name in ("ratio_max", "sampler_gap", "sampler_gap_max") if "GRPO" in kind else ():
+                for name in (
+                    ("ratio_max", "sampler_gap", "sampler_gap_max") if "GRPO" in kind else ()
+                ):
                     figures[f"{name} of this step"][dtype] = result[name]
     parameters = subjects["float32"].networks.model.num_parameters()
-    return {"figures": figures, "parameters": parameters, "auto": str(choose_dtype("auto", CPU, parameters)).removeprefix("torch.")}
+    return {
+        "figures": figures, "parameters": parameters,
+        "auto": str(choose_dtype("auto", CPU, parameters)).removeprefix("torch."),
+    }
 
 
 def page(result):
-    has = [name for name in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if torch.cpu.get_capabilities().get(name)]
+    has = [
+        name
+        for name in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16")
+        if torch.cpu.get_capabilities().get(name)
+    ]
     lines = [
         heading("float32 beside bfloat16 on a CPU", result),
-        f"{result['parameters']:,} parameters, one thread. This processor has {', '.join(has)}: `--dtype auto` is {result['auto']}.\n",
+        f"{result['parameters']:,} parameters, one thread. This processor has {', '.join(has)}: "
+        f"`--dtype auto` is {result['auto']}.\n",
         "| | float32 | bfloat16 | float32 / bfloat16 |\n|---|---|---|---|",
     ]
     for name, of in result["figures"].items():
         exact, rounded = (of[dtype] for dtype in DTYPES)
         ratio = f"{exact / rounded:.2f}" if name.endswith((", s", "MiB")) else ""
-        shown = [f"{x:,.0f}" if x > 100 else f"{x:.2g}" if x < 1 else f"{x:.3g}" for x in (exact, rounded)]
+        shown = [
+            f"{x:,.0f}" if x > 100 else f"{x:.2g}" if x < 1 else f"{x:.3g}"
+            for x in (exact, rounded)
+        ]
         lines.append(f"| {name} | {' | '.join(shown)} | {ratio} |")
     return "\n".join(lines) + "\n"
 

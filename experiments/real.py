@@ -1,14 +1,16 @@
 """GRPO, CPPO and their controls on a real chat model: the same seconds for each of them.
 
     python experiments/real.py --model DIR                     all methods and seeds, and the page
-    python experiments/real.py --model DIR --second            the second plan: the published code, and sampling together
-    python experiments/real.py --model DIR --share 1/2         every second run: start 2/2 on another core
-    python experiments/real.py --page                          only the page and the picture, of the runs that are there
+    python experiments/real.py --model DIR --second            the second plan: the published code,
+                                                               and sampling together
+    python experiments/real.py --model DIR --share 1/2         every second run: start 2/2 on
+                                                               another core
+    python experiments/real.py --page                          only the page and the picture, of the
+                                                               runs that are there
 
-Writes real.json, real.md and real.png (real_second.*) in experiments/results; PLAN (SECOND_PLAN) below is the first part
-of the page. A finished run is one file in runs/real/ (runs/real_second/). To continue after an interruption, run the same
-command again: an interrupted run begins anew.
-"""
+Writes real.json, real.md and real.png (real_second.*) in experiments/results; PLAN (SECOND_PLAN)
+below is the first part of the page. A finished run is one file in runs/real/ (runs/real_second/).
+To continue after an interruption, run the same command again: an interrupted run begins anew. """
 
 import sys
 from dataclasses import dataclass
@@ -24,7 +26,10 @@ from experiments.plot import band
 from experiments.reproduce import RULES
 from experiments.setting import heading, markdown_table, setting, write
 
-SETTING = {"dataset": "arithmetic", "questions_per_step": 4, "group_size": 16, "mu": 1, "beta": 0.0, "dtype": "float32"}
+SETTING = {
+    "dataset": "arithmetic", "questions_per_step": 4, "group_size": 16, "mu": 1, "beta": 0.0,
+    "dtype": "float32",
+}
 LR = 3e-5
 AT = (240, 480)  # seconds
 EVAL_QUESTIONS = 256
@@ -54,11 +59,14 @@ SECOND = {
     "GRPO": METHODS["GRPO"],
     "CPPO, P=0.75": cppo(0.75),
     "published, P=0.75": cppo(0.75, algorithm="cppo_published"),
-    "GRPO, 16 questions, 4 mini-batches": METHODS["GRPO"] | {"questions_per_step": 16, "minibatches": 4},
+    "GRPO, 16 questions, 4 mini-batches": METHODS["GRPO"]
+    | {"questions_per_step": 16, "minibatches": 4},
     "published, P=0.875": cppo(0.875, algorithm="cppo_published"),
     "published, P=0.5": cppo(0.5, algorithm="cppo_published"),
 }
-CLAIM = [name for name in METHODS if name == "GRPO" or name.startswith("CPPO") and "steps" not in name]
+CLAIM = [
+    name for name in METHODS if name == "GRPO" or name.startswith("CPPO") and "steps" not in name
+]
 PLAN = f"""
 ## Plan, written before the runs
 
@@ -119,7 +127,9 @@ class Model:
 
     model: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of the model")
     lr: float = option(LR, "learning rate of every method that has none of its own")
-    folder: str = option("runs/real", "folder of the finished runs; the second plan's get _second at the end")
+    folder: str = option(
+        "runs/real", "folder of the finished runs; the second plan's get _second at the end"
+    )
     second: bool = option(False, "the second plan")
 
 
@@ -139,17 +149,24 @@ def one_run(method, seed, label, options):
 
 
 def differences(rows, how):
-    """Whether each seed of a method is above (or below) each seed of another, as a Markdown table. how: greedy, sampled."""
+    """Whether each seed of a method is above (or below) each seed of another, as a Markdown table.
+    how: greedy, sampled."""
     others = [name for name in ("GRPO", "CPPO, P=0.875", "CPPO, P=0.75") if name in rows][:2]
     head = [""]
     for when in AT:
-        head += [f"{when} s, lowest and highest", *(f"{when} s, beside {other}" for other in others)]
+        head += [
+            f"{when} s, lowest and highest",
+            *(f"{when} s, beside {other}" for other in others),
+        ]
     lines = [head]
     for name, row in rows.items():
         lines.append([name])
         for when in AT:
             key = f"{how} {when}"
-            lines[-1] += ["{min:.3f}, {max:.3f}".format_map(row[key]), *(beside(row[key], rows[other][key]) for other in others)]
+            lines[-1] += [
+                "{min:.3f}, {max:.3f}".format_map(row[key]),
+                *(beside(row[key], rows[other][key]) for other in others),
+            ]
     return markdown_table(lines)
 
 
@@ -159,17 +176,33 @@ def beside(own, other):
 
 
 def page(about, rows, plan, picture):
-    head, table = heading("GRPO, CPPO and their controls on a real model", about), same_seconds.table(rows, AT, REACHED)
-    found = [f"What counts as a difference, {how} accuracy:\n\n{differences(rows, how)}\n" for how in ("sampled", "greedy")]
-    return "\n".join([f"{head}{plan}\n## Results\n\n{table}\n", *found, f"![Accuracy against seconds]({picture})\n"])
+    head, table = (
+        heading("GRPO, CPPO and their controls on a real model", about),
+        same_seconds.table(rows, AT, REACHED),
+    )
+    found = [
+        f"What counts as a difference, {how} accuracy:\n\n{differences(rows, how)}\n"
+        for how in ("sampled", "greedy")
+    ]
+    return "\n".join(
+        [
+            f"{head}{plan}\n## Results\n\n{table}\n",
+            *found, f"![Accuracy against seconds]({picture})\n",
+        ]
+    )
 
 
 def picture(rows, output):
     figure, axes = plt.subplots(1, 3, figsize=(15, 5), constrained_layout=True)
-    for axis, names in [(axes[0], CLAIM), (axes[1], ["GRPO", *(name for name in rows if name not in CLAIM)])]:
+    for axis, names in [
+        (axes[0], CLAIM), (axes[1], ["GRPO", *(name for name in rows if name not in CLAIM)]),
+    ]:
         for i, name in enumerate(name for name in names if name in rows):
             band(axis, rows[name]["curves"], 0, i, name)
-        axis.set(xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)", ylim=(0, 1), xlim=(0, AT[-1]))
+        axis.set(
+            xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)", ylim=(0, 1),
+            xlim=(0, AT[-1]),
+        )
         axis.grid(alpha=0.3)
         above(axis, columns=2)
     for y, row in enumerate(rows.values()):
@@ -177,14 +210,19 @@ def picture(rows, output):
             axes[2].plot(x or AT[-1], y, "ko" if x else "k>", fillstyle="full" if x else "none")
     axes[2].set_yticks(range(len(rows)), list(rows))
     axes[2].invert_yaxis()
-    axes[2].set(xlabel=f"seconds to accuracy {REACHED}, each seed (arrow: not reached)", xlim=(0, AT[-1] * 1.05))
+    axes[2].set(
+        xlabel=f"seconds to accuracy {REACHED}, each seed (arrow: not reached)",
+        xlim=(0, AT[-1] * 1.05),
+    )
     axes[2].grid(alpha=0.3)
     save(figure, output)
 
 
 def main(argv):
     options = parse(Options, argv)
-    name, plan, methods = ("real_second", SECOND_PLAN, SECOND) if options.second else ("real", PLAN, METHODS)
+    name, plan, methods = (
+        ("real_second", SECOND_PLAN, SECOND) if options.second else ("real", PLAN, METHODS)
+    )
     if options.second:
         options.folder += "_second"
     rows = same_seconds.rows(options, methods, one_run, AT, REACHED)

@@ -1,26 +1,35 @@
-"""The tables of the CPPO paper (2503.22342), on the toy: what pruning saves, and where the time goes.
+"""The tables of the CPPO paper (2503.22342), on the toy: what pruning saves, and where the time
+goes.
 
-    python experiments/reproduce.py --table 1 --seeds 3        pruning rates, and accuracy against time
-    python experiments/reproduce.py --table speed              pruning alone, larger batches alone, both; Amdahl's bound
+    python experiments/reproduce.py --table 1 --seeds 3        pruning rates, and accuracy against
+                                                               time
+    python experiments/reproduce.py --table speed              pruning alone, larger batches alone,
+                                                               both; Amdahl's bound
     python experiments/reproduce.py --table keep               which completions to keep
     python experiments/reproduce.py --table group              the group size
     python experiments/reproduce.py --table family             GRPO and its relatives side by side
-    python experiments/reproduce.py --table ppo                what a critic costs, and what it gives
-    python experiments/reproduce.py --table length             GFPO on a base model whose thoughts are too long
-    python experiments/reproduce.py --table controls           what a sceptic asks: is it the pruning, or something else?
-    python experiments/reproduce.py --table together           sampling more questions together than are trained on together
-    python experiments/reproduce.py --table factorial          four losses × five rules: which of the two matters?
+    python experiments/reproduce.py --table ppo                what a critic costs, and what it
+                                                               gives
+    python experiments/reproduce.py --table length             GFPO on a base model whose thoughts
+                                                               are too long
+    python experiments/reproduce.py --table controls           what a sceptic asks: is it the
+                                                               pruning, or something else?
+    python experiments/reproduce.py --table together           sampling more questions together than
+                                                               are trained on together
+    python experiments/reproduce.py --table factorial          four losses × five rules: which of
+                                                               the two matters?
     python experiments/reproduce.py --table all                one after the other
-    python experiments/reproduce.py --quick                    all of them, small, in about 5 minutes: not a result
+    python experiments/reproduce.py --quick                    all of them, small, in about 5
+                                                               minutes: not a result
 
-The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in each step, so GRPO
-takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the same questions, with the same learning
-rate, μ = 2, β = 0.04 and T = 1. Every run is `train.py` with the options in its run.json, on one thread.
+The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in
+each step, so GRPO takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the
+same questions, with the same learning rate, μ = 2, β = 0.04 and T = 1. Every run is `train.py` with
+the options in its run.json, on one thread.
 
-All methods run with one seed, then all with the next. So if the machine is slow for a while, it is slow for all
-methods. A speed-up is a ratio within one seed. Finished runs are kept under runs/reproduce/. To continue after an
-interruption, run the same command again.
-"""
+All methods run with one seed, then all with the next. So if the machine is slow for a while, it is
+slow for all methods. A speed-up is a ratio within one seed. Finished runs are kept under
+runs/reproduce/. To continue after an interruption, run the same command again. """
 
 import contextlib
 import io
@@ -42,13 +51,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import train
 from algorithms import ALGORITHMS, constant, resolve, token_mean
+from engine.base import files
+from engine.base.errors import UserError
 from engine.model import loading
 from engine.model.sampling import Sampler, Sampling
-from engine.run import checkpoint, logs
+from engine.run import checkpoint
 from engine.run.config import Config as Options
 from engine.run.config import check
 from engine.run.folder import options_file, options_of
-from engine.run.options import UserError, option, parse, run_program
+from engine.run.options import option, parse, run_program
 from engine.tasks import questions as questions_module
 from engine.tasks import toy, toy_model
 from experiments import plot
@@ -59,25 +70,36 @@ from records import Batch
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
 RULES = Path(__file__).parent / "rules.py"
-PROTOCOL = {"dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "minibatches": 1, "beta": 0.04,
-            "temperature": 1.0, "lr": 1e-4}
-PAPER = {0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159, 3.27), 0.875: (80.41, 4781, 4.89),
-         0.9375: (78.20, 2813, 8.32)}  # GSM8K accuracy, seconds, speed-up: Qwen2.5-1.5B-Instruct on two GPUs
+PROTOCOL = {
+    "dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "minibatches": 1,
+    "beta": 0.04, "temperature": 1.0, "lr": 1e-4,
+}
+PAPER = {
+    0.0: (77.05, 23393, 1.0), 0.5: (77.67, 12930, 1.81), 0.75: (78.81, 7159, 3.27),
+    0.875: (80.41, 4781, 4.89),
+    # GSM8K accuracy, seconds, speed-up: Qwen2.5-1.5B-Instruct on two GPUs
+    0.9375: (78.20, 2813, 8.32),
+}
 
 
 @dataclass
 class Config:
-    table: str = option("all", "1, speed, keep, group, family, ppo, length, controls, together, factorial, or all")
+    table: str = option(
+        "all", "1, speed, keep, group, family, ppo, length, controls, together, factorial, or all"
+    )
     seeds: int = option(3, "how many runs of every method; a spread over fewer than 3 says little")
     quick: bool = option(False, "one seed and 16 questions, into runs/reproduce-quick/")
-    output_dir: str | None = option(None, "where the tables and pictures go; none: experiments/results/")
+    output_dir: str | None = option(
+        None, "where the tables and pictures go; none: experiments/results/"
+    )
 
 
 class Method(NamedTuple):
     kind: str  # grpo, pruning alone, larger batches alone, both; of the table keep: the rule
     options: dict  # of train.py, on top of PROTOCOL
     baseline: str  # the method that its speed-up is measured against
-    unpruned: str | None = None  # the method that differs from it in the pruning alone, for Amdahl's law
+    # the method that differs from it in the pruning alone, for Amdahl's law
+    unpruned: str | None = None
     passes: int = 1  # over the questions of the table
 
 
@@ -86,7 +108,8 @@ class Table(NamedTuple):
     questions: int  # of one pass
     methods: Callable  # () → {name: Method}
     picture: Callable  # (rows, path)
-    measures: tuple[str, ...] = ()  # what is measured besides: kl (to the base), memory (of a step of a larger model)
+    # what is measured besides: kl (to the base), memory (of a step of a larger model)
+    measures: tuple[str, ...] = ()
     base: Callable | None = None  # () → folder of the base model; None: the toy's
     plan: str = ""  # what the page says first
     seeds: int = 3  # at least
@@ -103,24 +126,36 @@ def cppo(kind, rate, *, baseline="GRPO", **options):
 def pruning_rates():
     """Each method as published, and with four times the questions in four mini-batches."""
     methods = {"GRPO": grpo()} | {f"P={p}": cppo("both", p) for p in RATES}
-    return methods | {f"{name}, 4 mini-batches": in_minibatches(method, 4) for name, method in methods.items()}
+    return methods | {
+        f"{name}, 4 mini-batches": in_minibatches(method, 4) for name, method in methods.items()
+    }
 
 
 def in_minibatches(method, n):
-    """n times the questions of a step, sampled together, and trained on in n mini-batches: as many updates as before."""
+    """n times the questions of a step, sampled together, and trained on in n mini-batches: as many
+    updates as before."""
     questions = n * method.options.get("questions_per_step", 1)
-    return method._replace(options=method.options | {"questions_per_step": questions, "minibatches": n})
+    return method._replace(
+        options=method.options | {"questions_per_step": questions, "minibatches": n}
+    )
 
 
 def speed():
-    """CPPO's two parts alone: pruning without allocation, and GRPO with as many questions per step as CPPO."""
+    """CPPO's two parts alone: pruning without allocation, and GRPO with as many questions per step
+    as CPPO."""
     methods = {"GRPO": grpo()}
     for p in RATES:
         questions = round(1 / (1 - p))
         methods |= {
-            f"pruning alone, P={p}": cppo("pruning alone", p, allocation=False)._replace(unpruned="GRPO"),
-            f"larger batches alone, B={questions}": grpo(questions_per_step=questions)._replace(kind="larger batches alone"),
-            f"both, P={p}": cppo("both", p)._replace(unpruned=f"larger batches alone, B={questions}"),
+            f"pruning alone, P={p}": cppo("pruning alone", p, allocation=False)._replace(
+                unpruned="GRPO"
+            ),
+            f"larger batches alone, B={questions}": grpo(questions_per_step=questions)._replace(
+                kind="larger batches alone"
+            ),
+            f"both, P={p}": cppo("both", p)._replace(
+                unpruned=f"larger batches alone, B={questions}"
+            ),
         }
     return methods
 
@@ -135,44 +170,60 @@ def keep_rules():
 
 
 def group_sizes():
-    """The device trains on 16 completions in each step for every G; if G is larger than 16, on G completions."""
+    """The device trains on 16 completions in each step for every G; if G is larger than 16, on G
+    completions."""
     methods = {}
     for g in (4, 8, 16, 32):
         b = max(1, 16 // g)
-        methods[f"GRPO, G={g}"] = grpo(group_size=g, questions_per_step=b)._replace(baseline=f"GRPO, G={g}")
-        methods[f"P=0.75, G={g}"] = cppo("both", 0.75, group_size=g, questions_per_step=b, baseline=f"GRPO, G={g}")
+        methods[f"GRPO, G={g}"] = grpo(group_size=g, questions_per_step=b)._replace(
+            baseline=f"GRPO, G={g}"
+        )
+        methods[f"P=0.75, G={g}"] = cppo(
+            "both", 0.75, group_size=g, questions_per_step=b, baseline=f"GRPO, G={g}"
+        )
     return methods
 
 
 def own(name, **more):
-    """An algorithm with its own β, μ and mini-batches. It takes four questions per step, before allocation."""
+    """An algorithm with its own β, μ and mini-batches. It takes four questions per step, before
+    allocation."""
     row = resolve(name)
     numbers = {key: getattr(row, key) for key in ("beta", "mu", "minibatches")}
-    return Method(name, {"algorithm": name, **numbers, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo")
+    return Method(
+        name, {"algorithm": name, **numbers, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo"
+    )
 
 
 def family():
     """Every algorithm as in its paper, and GSPO with CPPO's pruning."""
-    return {name: own(name) for name in ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
+    return {name: own(name) for name in ALGORITHMS} | {
+        "gspo + cppo": own("gspo", keep="largest_abs")
+    }
 
 
 def with_a_critic():
     """GRPO, CPPO and PPO, with both numbers of updates.
 
-    PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with PPO's μ, and PPO
-    with GRPO's.
-    """
-    return {"grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo"), "ppo": own("ppo"), "ppo, μ=2": own("ppo", mu=2)}
+    PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with
+    PPO's μ, and PPO with GRPO's. """
+    return {
+        "grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo"), "ppo": own("ppo"),
+        "ppo, μ=2": own("ppo", mu=2),
+    }
 
 
 def length():
     room = {"max_new_tokens": 72}
-    return {"grpo": own("grpo", **room), "gfpo": own("gfpo", **room), "gfpo, efficiency": own("gfpo", keep="efficiency", **room),
-            "gfpo_adaptive": own("gfpo_adaptive", **room)}
+    return {
+        "grpo": own("grpo", **room), "gfpo": own("gfpo", **room),
+        "gfpo, efficiency": own("gfpo", keep="efficiency", **room),
+        "gfpo_adaptive": own("gfpo_adaptive", **room),
+    }
 
 
 def controls():
-    """CPPO, and what else could explain its result. G = 2 passes eight times over the questions: as many completions."""
+    """CPPO, and what else could explain its result. G = 2 passes eight times over the questions: as
+    many completions."""
     larger = {"questions_per_step": 8}
     return {
         "GRPO": grpo(),
@@ -238,7 +289,9 @@ def factorial():
             if loss == GROUP_LENGTH:
                 keep = f"{RULES}:{keep.split(':')[-1]}_by_group"
             row = f"cppo, {loss}" if f"cppo, {loss}" in OTHER_LOSSES else "cppo"
-            methods[f"{loss}, {choice}"] = cppo(loss, 0.875, algorithm=row, keep=keep, baseline=f"{LOSSES[0]}, largest |A|")
+            methods[f"{loss}, {choice}"] = cppo(
+                loss, 0.875, algorithm=row, keep=keep, baseline=f"{LOSSES[0]}, largest |A|"
+            )
     return methods
 
 
@@ -249,21 +302,31 @@ TABLES = {
     "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
     "family": Table("The family", 1024, family, plot.family, ("kl", "memory")),
     "ppo": Table("With a critic, and without", 1024, with_a_critic, plot.ppo, ("kl", "memory")),
-    "length": Table("GFPO and a long-winded base model", 1024, length, plot.family, ("kl",), partial(toy_model.base, "wordy")),
+    "length": Table(
+        "GFPO and a long-winded base model", 1024, length, plot.family, ("kl",),
+        partial(toy_model.base, "wordy"),
+    ),
     "controls": Table("Controls", 1024, controls, plot.controls),
-    "together": Table("Sampling together is not training together", 1024, together, plot.time_to_accuracy),
-    "factorial": Table("Which of loss and choice matters", 1024, factorial, plot.factorial, plan=FACTORIAL, seeds=5),
+    "together": Table(
+        "Sampling together is not training together", 1024, together, plot.time_to_accuracy
+    ),
+    "factorial": Table(
+        "Which of loss and choice matters", 1024, factorial, plot.factorial, plan=FACTORIAL, seeds=5
+    ),
 }
 
 
 def one_run(folder, options):
-    """The figures of one run. A finished run is read, an interrupted run is resumed, a missing run is trained."""
+    """The figures of one run. A finished run is read, an interrupted run is resumed, a missing run
+    is trained."""
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
     if options_file(folder):
         wanted = parse(Options, words)
         check(wanted)
         if options_of(folder)[1] != asdict(wanted):
-            raise UserError(f"{folder} holds a run with other options: remove it, and it is made anew.")
+            raise UserError(
+                f"{folder} holds a run with other options: remove it, and it is made anew."
+            )
         if checkpoint.checkpoints(folder):  # else it was killed before its first step
             words.append("--resume")
     if not (folder / "summary.json").exists():
@@ -274,20 +337,29 @@ def one_run(folder, options):
             print("Finished runs are kept: the same command of reproduce.py goes on from here.")
             sys.exit(code or 130)
     summary, config = json.loads((folder / "summary.json").read_text()), options_of(folder)[1]
-    metrics = logs.read(folder / "metrics.jsonl")
+    metrics = files.read(folder / "metrics.jsonl")
     points = curve(metrics)
     reached = next((point for point in points if point[2] >= 0.85), (math.inf, math.inf))
     phases = summary["phases"]
-    phases["other"] = phases["total"] - sum(phases[name] for name in ("generate", "score", "logprobs", "update"))
+    phases["other"] = phases["total"] - sum(
+        phases[name] for name in ("generate", "score", "logprobs", "update")
+    )
     return {
-        "seed": config["seed"], "group_size": config["group_size"], "pruning_rate": config["pruning_rate"], "k": summary["k"],
+        "seed": config["seed"], "group_size": config["group_size"],
+        "pruning_rate": config["pruning_rate"], "k": summary["k"],
         "questions_per_step": summary["per_step"], "base": summary["before"]["sampled"]["accuracy"],
-        "greedy": summary["after"]["greedy"]["accuracy"], "sampled": summary["after"]["sampled"]["accuracy"],
-        "length": summary["after"]["sampled"]["length"], "seconds": summary["seconds"], "steps": summary["step"],
-        "no_signal": statistics.fmean(row["no_signal"] for row in metrics), "no_update": summary["no_signal_steps"] / summary["step"],
-        "seconds_to_85": reached[0], "completions_to_85": reached[1],
+        "greedy": summary["after"]["greedy"]["accuracy"],
+        "sampled": summary["after"]["sampled"]["accuracy"],
+        "length": summary["after"]["sampled"]["length"], "seconds": summary["seconds"],
+        "steps": summary["step"],
+        "no_signal": statistics.fmean(row["no_signal"] for row in metrics),
+        "no_update": summary["no_signal_steps"] / summary["step"], "seconds_to_85": reached[0],
+        "completions_to_85": reached[1],
         "fall": max(max(a for *_, a in points[: i + 1]) - points[i][2] for i in range(len(points))),
-        **{name: summary[name] for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")},
+        **{
+            name: summary[name]
+            for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")
+        },
         "phases": phases, "curve": points,
     }
 
@@ -305,7 +377,9 @@ def kl_to_base(folder, base):
     drawn = Sampler(model, tokenizer).sample(prompts, 1, Sampling(longest), seed=0)
     batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
     with torch.no_grad():
-        logp, ref_logp = (batch.logprobs(m, 1.0) for m in (model, loading.load_model(base, device)[0]))
+        logp, ref_logp = (
+            batch.logprobs(m, 1.0) for m in (model, loading.load_model(base, device)[0])
+        )
     return kl_k1(logp, ref_logp).sum(1).mean().item()
 
 
@@ -317,8 +391,8 @@ def name_of(method, seed):
 def curve(metrics):
     """Accuracy during training: rows of (seconds, completions, accuracy), at most 200 of them.
 
-    Every training question is new to the policy. The accuracy is the mean over the last 64 questions or more; in a run
-    of fewer than 256 questions, over the last quarter of them or more.
+    Every training question is new to the policy. The accuracy is the mean over the last 64
+    questions or more; in a run of fewer than 256 questions, over the last quarter of them or more.
     """
     rows, window, width = [], [], min(64, math.ceil(sum(row["questions"] for row in metrics) / 4))
     seconds = completions = 0
@@ -328,12 +402,18 @@ def curve(metrics):
         while sum(q for q, _ in window[1:]) >= width:
             window.pop(0)
         if sum(q for q, _ in window) >= width:
-            rows.append((round(seconds, 3), completions, sum(q * a for q, a in window) / sum(q for q, _ in window)))
+            rows.append(
+                (
+                    round(seconds, 3), completions,
+                    sum(q * a for q, a in window) / sum(q for q, _ in window),
+                )
+            )
     return rows[:: math.ceil(len(rows) / 200)]
 
 
 def amdahl(phases, share):
-    """The largest speed-up that training on `share` of the completions allows: only some phases become shorter.
+    """The largest speed-up that training on `share` of the completions allows: only some phases
+    become shorter.
 
         speed-up ≤ T / (T_generate + T_score + T_other + share · (T_logprobs + T_update))
 
@@ -344,23 +424,43 @@ def amdahl(phases, share):
 
 
 def summarize(methods, runs):
-    """One row per method: mean and std over the seeds; the speed-up is the median of the ratios within a seed."""
+    """One row per method: mean and std over the seeds; the speed-up is the median of the ratios
+    within a seed."""
     rows = []
     for name, method in methods.items():
         own, base = runs[name], runs[method.baseline]
         row = {"name": name, "method": method.kind}
-        row |= {key: own[0][key] for key in ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions", "completions")}
-        for key in ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "fall", "kl_to_base"):
+        row |= {
+            key: own[0][key]
+            for key in (
+                "group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions",
+                "completions",
+            )
+        }
+        for key in (
+            "base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "fall",
+            "kl_to_base",
+        ):
             if key in own[0]:  # the last one is not in every table
                 row[key] = spread([r[key] for r in own])
-        row |= {key: statistics.fmean(r[key] for r in own) for key in ("tokens_generated", "tokens_trained")}
+        row |= {
+            key: statistics.fmean(r[key] for r in own)
+            for key in ("tokens_generated", "tokens_trained")
+        }
         ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
-        row["speedup"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
-        row["phases"] = {phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]}
+        row["speedup"] = {
+            "median": statistics.median(ratios), "min": min(ratios), "max": max(ratios),
+        }
+        row["phases"] = {
+            phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]
+        }
         for key in ("seconds_to_85", "completions_to_85"):
             median = statistics.median(r[key] for r in own)
             row[key] = median if median < math.inf else None
-        ratios = [b["seconds"] / b["tokens_generated"] / (r["seconds"] / r["tokens_generated"]) for b, r in zip(base, own)]
+        ratios = [
+            b["seconds"] / b["tokens_generated"] / (r["seconds"] / r["tokens_generated"])
+            for b, r in zip(base, own)
+        ]
         row["speedup_per_token"] = statistics.median(ratios)
         row["bound"] = None
         if method.unpruned:
@@ -377,7 +477,10 @@ def summarize(methods, runs):
 def spread(values):
     """Of one figure over the seeds."""
     std = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values), "values": values}
+    return {
+        "mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values),
+        "values": values,
+    }
 
 
 def pm(value, digits=3):
@@ -385,7 +488,8 @@ def pm(value, digits=3):
 
 
 def effects(rows):
-    """Sampled accuracy: losses × choices, and the means over each, with their standard errors over the seeds."""
+    """Sampled accuracy: losses × choices, and the means over each, with their standard errors over
+    the seeds."""
     cells = {row["name"]: row["sampled"]["values"] for row in rows}
     seeds = range(len(rows[0]["sampled"]["values"]))
 
@@ -399,22 +503,38 @@ def effects(rows):
     for choice in CHOICES:
         names = [f"{loss}, {choice}" for loss in LOSSES]
         lines.append([choice, *(mean([name]) for name in names), mean(names)])
-    lines.append(["all choices", *(mean([f"{loss}, {choice}" for choice in CHOICES]) for loss in LOSSES), mean(cells)])
+    lines.append(
+        [
+            "all choices",
+            *(mean([f"{loss}, {choice}" for choice in CHOICES]) for loss in LOSSES), mean(cells),
+        ]
+    )
     return "\n## Loss and choice\n\n" + markdown_table(lines) + "\n"
 
 
 def markdown(about, rows, plan=""):
     """The table as Markdown, with all that is needed to make it again."""
     columns = [  # (title, what stands in a row)
-        ("", lambda r: r["name"]), ("k", lambda r: r["k"]), ("questions per step", lambda r: r["questions_per_step"]),
-        ("greedy", lambda r: pm(r["greedy"])), ("sampled", lambda r: pm(r["sampled"])), ("tokens long", lambda r: pm(r["length"], 1)),
+        ("", lambda r: r["name"]), ("k", lambda r: r["k"]),
+        ("questions per step", lambda r: r["questions_per_step"]),
+        ("greedy", lambda r: pm(r["greedy"])), ("sampled", lambda r: pm(r["sampled"])),
+        ("tokens long", lambda r: pm(r["length"], 1)),
         ("seconds", lambda r: pm(r["seconds"], 1)),
-        ("speed-up (min to max)", lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"])),
-        ("per token generated", lambda r: f"{r['speedup_per_token']:.2f}"), ("steps", lambda r: r["steps"]),
+        (
+            "speed-up (min to max)",
+            lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"]),
+        ),
+        ("per token generated", lambda r: f"{r['speedup_per_token']:.2f}"),
+        ("steps", lambda r: r["steps"]),
     ]
     if any(row["bound"] for row in rows):
-        columns += [("Amdahl's bound", lambda r: f"{r['bound']:.2f}" if r["bound"] else ""),
-                    ("measured / bound", lambda r: f"{r['speedup']['median'] / r['bound']:.2f}" if r["bound"] else "")]
+        columns += [
+            ("Amdahl's bound", lambda r: f"{r['bound']:.2f}" if r["bound"] else ""),
+            (
+                "measured / bound",
+                lambda r: f"{r['speedup']['median'] / r['bound']:.2f}" if r["bound"] else "",
+            ),
+        ]
     if "kl_to_base" in rows[0]:
         columns += [("KL to the base", lambda r: pm(r["kl_to_base"], 1))]
     if about["table"] == "ppo":
@@ -422,26 +542,51 @@ def markdown(about, rows, plan=""):
                     ("sampled, worst seed", lambda r: f"{r['sampled']['min']:.3f}"),
                     ("largest fall while training", lambda r: f"{r['fall']['max']:.3f}")]
     if about["table"] == "1":
-        columns += [("paper: accuracy", lambda r: PAPER[r["pruning_rate"]][0]), ("seconds", lambda r: PAPER[r["pruning_rate"]][1]),
-                    ("speed-up", lambda r: PAPER[r["pruning_rate"]][2])]
+        columns += [
+            ("paper: accuracy", lambda r: PAPER[r["pruning_rate"]][0]),
+            ("seconds", lambda r: PAPER[r["pruning_rate"]][1]),
+            ("speed-up", lambda r: PAPER[r["pruning_rate"]][2]),
+        ]
     lines = [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
     held = []
     if "memory" in rows[0]:
-        held = [f"MB at the peak of a step ({plot.millions(rows)} million parameters)", "parameters", "AdamW's moments"]
-    work = [["", "completions", "tokens generated", "tokens trained", "seconds: generate", "score", "logprobs", "update", "other",
-             "groups without signal", "steps without update", "seconds to accuracy 0.85", "completions to 0.85", *held]]
+        held = [
+            f"MB at the peak of a step ({plot.millions(rows)} million parameters)", "parameters",
+            "AdamW's moments",
+        ]
+    work = [
+        [
+            "", "completions", "tokens generated", "tokens trained", "seconds: generate", "score",
+            "logprobs", "update", "other", "groups without signal", "steps without update",
+            "seconds to accuracy 0.85", "completions to 0.85",
+            *held,
+        ]
+    ]
     for row in rows:
-        seconds = [f"{row['phases'][name]:.1f}" for name in ("generate", "score", "logprobs", "update", "other")]
-        work.append([row["name"], row["completions"], f"{row['tokens_generated']:.0f}", f"{row['tokens_trained']:.0f}", *seconds,
-                     f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
-                     f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached",
-                     f"{row['completions_to_85']:.0f}" if row["completions_to_85"] else "not reached",
-                     *(f"{row['memory'][part] / 1e6:.0f}" for part in ("peak", "parameters", "optimizer") if "memory" in row)])
+        seconds = [
+            f"{row['phases'][name]:.1f}"
+            for name in ("generate", "score", "logprobs", "update", "other")
+        ]
+        work.append(
+            [
+                row["name"], row["completions"], f"{row['tokens_generated']:.0f}",
+                f"{row['tokens_trained']:.0f}",
+                *seconds, f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
+                f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached",
+                f"{row['completions_to_85']:.0f}" if row["completions_to_85"] else "not reached",
+                *(
+                    f"{row['memory'][part] / 1e6:.0f}"
+                    for part in ("peak", "parameters", "optimizer")
+                    if "memory" in row
+                ),
+            ]
+        )
 
     return (
         f"{heading(about['title'], about)}{plan}\n"
-        f"One thread, {about['seeds']} seeds, mean ± standard deviation; one pass over {about['questions']} questions; "
-        f"accuracy on {about['eval_questions']} held-out questions, base model {rows[0]['base']['mean']:.3f} sampled; "
+        f"One thread, {about['seeds']} seeds, mean ± standard deviation; one pass over "
+        f"{about['questions']} questions; accuracy on {about['eval_questions']} held-out "
+        f"questions, base model {rows[0]['base']['mean']:.3f} sampled; "
         "speed-up over GRPO: median over the seeds.\n\n"
         f"{markdown_table(lines)}\n\nWhere the work went:\n\n{markdown_table(work)}\n"
     )
@@ -457,33 +602,49 @@ def reproduce(table, config):
     jobs = [(seed, name) for seed in range(1, config.seeds + 1) for name in methods]
     for seed, name in tqdm(jobs, desc=title):
         method = methods[name]
-        options = PROTOCOL | method.options | {
-            "seed": seed, "epochs": method.passes * questions / toy.TRAIN_QUESTIONS, "eval_questions": eval_questions,
-            "save_every": 500}
+        options = (
+            PROTOCOL
+            | method.options
+            | {
+                "seed": seed, "epochs": method.passes * questions / toy.TRAIN_QUESTIONS,
+                "eval_questions": eval_questions, "save_every": 500,
+            }
+        )
         run_folder = folder / name_of(name, seed)
         with mock.patch.dict(ALGORITHMS, OTHER_LOSSES):
-            runs.setdefault(name, []).append(one_run(run_folder, options | ({"model": base} if base else {})))
+            runs.setdefault(name, []).append(
+                one_run(run_folder, options | ({"model": base} if base else {}))
+            )
         if "kl" in measures:
             runs[name][-1]["kl_to_base"] = kl_to_base(run_folder, base or toy_model.base())
     rows = summarize(methods, runs)
     if "memory" in measures:
-        held = memory({name: PROTOCOL | method.options for name, method in methods.items()}, hidden_size=32 if config.quick else 512)
+        held = memory(
+            {name: PROTOCOL | method.options for name, method in methods.items()},
+            hidden_size=32 if config.quick else 512,
+        )
         rows = [row | {"memory": held[row["name"]]} for row in rows]
     about = {
-        "table": table, "title": title, **setting(["torch", "transformers"]),
-        "seeds": config.seeds, "questions": questions, "eval_questions": eval_questions, "protocol": PROTOCOL,
+        "table": table, "title": title,
+        **setting(["torch", "transformers"]), "seeds": config.seeds, "questions": questions,
+        "eval_questions": eval_questions, "protocol": PROTOCOL,
     }
-    output = Path(config.output_dir or ("runs/reproduce-quick" if config.quick else "experiments/results"))
+    output = Path(
+        config.output_dir or ("runs/reproduce-quick" if config.quick else "experiments/results")
+    )
     output.mkdir(parents=True, exist_ok=True)
     stem = output / ("table1" if table == "1" else table)
     text = markdown(about, rows, plan)
     if table == "factorial":
         text += effects(rows)
-    logs.write(stem.with_suffix(".json"), json.dumps(about | {"rows": rows}) + "\n")
-    logs.write(stem.with_suffix(".md"), text)
+    files.write(stem.with_suffix(".json"), json.dumps(about | {"rows": rows}) + "\n")
+    files.write(stem.with_suffix(".md"), text)
     picture(rows, stem.with_suffix(".png"))
     if table == "1":
-        plot.time_to_accuracy([row for row in rows if "mini-batches" not in row["name"]], output / "time_to_accuracy.png")
+        plot.time_to_accuracy(
+            [row for row in rows if "mini-batches" not in row["name"]],
+            output / "time_to_accuracy.png",
+        )
     print(f"\n{text}\nwritten: {stem}.json, .md and .png")
 
 
@@ -493,9 +654,16 @@ def main(argv):
         raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, or all.")
     if config.quick:
         config.seeds = 1
-        print("One seed and 16 questions of each: about 5 minutes for all tables, on one thread. These are no results.", flush=True)
+        print(
+            "One seed and 16 questions of each: about 5 minutes for all tables, on one thread. "
+            "These are no results.",
+            flush=True,
+        )
     elif config.seeds < 3:
-        raise UserError(f"--seeds must be at least 3, not {config.seeds}: a spread over fewer says little. For a look: --quick.")
+        raise UserError(
+            f"--seeds must be at least 3, not {config.seeds}: a spread over fewer says little. For "
+            "a look: --quick."
+        )
     for table in TABLES if config.table == "all" else [config.table]:
         seeds = config.seeds if config.quick else max(config.seeds, TABLES[table].seeds)
         reproduce(table, replace(config, seeds=seeds))

@@ -25,7 +25,8 @@ def setting(packages):
     return {
         "date": date.today().isoformat(),
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in packages},
         "processor": processor(),
     }
 
@@ -33,17 +34,23 @@ def setting(packages):
 def heading(title, where):
     """The first lines of a results page."""
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
-    return f"# {title}\n\n`{where['command']}`\n\n{where['date']}, {where['processor']}, {versions}.\n"
+    return (
+        f"# {title}\n\n`{where['command']}`\n\n{where['date']}, {where['processor']}, {versions}.\n"
+    )
 
 
 def markdown_table(lines):
-    """Lines of cells as a Markdown table; the first line is its head. A | within a cell, as in |A|, is escaped."""
+    """Lines of cells as a Markdown table; the first line is its head. A | within a cell, as in |A|,
+    is escaped."""
     lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def write(folder, name, result, page):
-    """`result` as NAME.json and `page`, Markdown, as NAME.md in a folder, which is made if it is not there."""
+    """`result` as NAME.json and `page`, Markdown, as NAME.md in a folder, which is made if it is
+    not there."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -1,12 +1,14 @@
-"""Memory of a whole training step of each algorithm: what a reference costs, and what a critic costs.
+"""Memory of a whole training step of each algorithm: what a reference costs, and what a critic
+costs.
 
-    python experiments/step_memory.py                          prints a table; `reproduce.py` shows its columns, too
+    python experiments/step_memory.py                          prints a table; `reproduce.py` shows
+                                                               its columns, too
 
-A Qwen2 with 26 million random parameters makes one step on 16 kept completions (8 with GFPO, 4 with PODS). Each
-algorithm has its own process. Two figures are counted: the bytes of all networks' parameters, and the bytes of AdamW's
-moments. The third is measured: the growth of the process at its peak, with networks, gradients and activations. Needs
-Linux. If there is a GPU, its memory is measured.
-"""
+A Qwen2 with 26 million random parameters makes one step on 16 kept completions (8 with GFPO, 4 with
+PODS). Each algorithm has its own process. Two figures are counted: the bytes of all networks'
+parameters, and the bytes of AdamW's moments. The third is measured: the growth of the process at
+its peak, with networks, gradients and activations. Needs Linux. If there is a GPU, its memory is
+measured. """
 
 import multiprocessing
 import random
@@ -39,20 +41,38 @@ def digits(completions, **columns):
 
 
 def one_step(options, hidden_size, device):
-    """Make the networks and one step with them. Returns the bytes of [parameters, the optimizer's moments]."""
+    """Make the networks and one step with them. Returns the bytes of [parameters, the optimizer's
+    moments]."""
     config = Config(**options | {"questions_per_step": 1, "max_new_tokens": 32})
     algorithm, tokenizer = check(config), toy_model.make_tokenizer()
     questions, _ = load_questions("toy", tokenizer, limit=algorithm.questions_per_step)
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=10,
-        num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )).to(device).eval()
-    model.compute_dtype = model.base_model.compute_dtype = choose_dtype("auto", device, 0)  # on every CPU float32
+    model = (
+        Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=len(tokenizer), hidden_size=hidden_size,
+                intermediate_size=2 * hidden_size, num_hidden_layers=10, num_attention_heads=8,
+                num_key_value_heads=8, tie_word_embeddings=True,
+                eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+            )
+        )
+        .to(device)
+        .eval()
+    )
+    # on every CPU float32
+    model.compute_dtype = model.base_model.compute_dtype = choose_dtype("auto", device, 0)
     networks = whole_networks(model, tokenizer, config, critic=algorithm.critic)
     rewards = [Reward("digits", digits)]
-    train_step(networks, algorithm, rewards, Sampling(32), Limits(), lambda missing: questions, random.Random(1))
-    everything = [p for network in (*networks.learners, networks.reference) if network for p in network.parameters()]
+    train_step(
+        networks, algorithm, rewards, Sampling(32), Limits(), lambda missing: questions,
+        random.Random(1),
+    )
+    everything = [
+        p
+        for network in (*networks.learners, networks.reference)
+        if network
+        for p in network.parameters()
+    ]
     moments = [t for state in networks.optimizer.state.values() for t in state.values()]
     return [sum(t.numel() * t.element_size() for t in tensors) for tensors in (everything, moments)]
 
@@ -68,18 +88,31 @@ def measure(job):
 
 
 def memory(methods, hidden_size=512):
-    """{name: {parameters, optimizer, peak}} in bytes, of one step. methods: {name: options of train.py}."""
+    """{name: {parameters, optimizer, peak}} in bytes, of one step. methods: {name: options of
+    train.py}."""
     jobs = [(options, hidden_size) for options in methods.values()]
-    # a fork cannot use a GPU that its parent has used; without a GPU it saves the seconds of starting afresh
+    # a fork cannot use a GPU that its parent has used; without a GPU it saves the seconds of
+    # starting afresh
     context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
     with context.Pool(1, maxtasksperchild=1) as pool:
-        return dict(zip(methods, tqdm(pool.imap(measure, jobs, chunksize=1), total=len(jobs), desc="memory of a step")))
+        return dict(
+            zip(
+                methods,
+                tqdm(
+                    pool.imap(measure, jobs, chunksize=1), total=len(jobs), desc="memory of a step"
+                ),
+            )
+        )
 
 
 def main(argv):
     print("| | parameters, MB | optimizer | peak of a step |\n|---|---|---|---|")
     for name, row in memory({name: {"algorithm": name} for name in ALGORITHMS}).items():
-        print(f"| {name} | " + " | ".join(f"{row[part] / 1e6:.0f}" for part in ("parameters", "optimizer", "peak")) + " |")
+        print(
+            f"| {name} | "
+            + " | ".join(f"{row[part] / 1e6:.0f}" for part in ("parameters", "optimizer", "peak"))
+            + " |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,26 +1,32 @@
-"""Seconds per step and per question: this project's GRPO and CPPO beside TRL's GRPOTrainer, and beside CPPO in TRL.
+"""Seconds per step and per question: this project's GRPO and CPPO beside TRL's GRPOTrainer, and
+beside CPPO in TRL.
 
     pip install trl
-    python experiments/vs_trl.py                               writes vs_trl.json and vs_trl.md in experiments/results
-    python experiments/vs_trl.py --mu 2                        CPPO's published μ: two updates per batch; vs_trl_mu2.*
-    python experiments/vs_trl.py --prompt 150                  long prompts, as word problems have; vs_trl_prompt150.*
+    python experiments/vs_trl.py                               writes vs_trl.json and vs_trl.md in
+                                                               experiments/results
+    python experiments/vs_trl.py --mu 2                        CPPO's published μ: two updates per
+                                                               batch; vs_trl_mu2.*
+    python experiments/vs_trl.py --prompt 150                  long prompts, as word problems have;
+                                                               vs_trl_prompt150.*
 
-All four train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on the same prompts
-and with the same reward: G = 16 completions per question, 8 questions per step of GRPO, β = 0.04, ε = 0.2, one update
-per batch of completions. CPPO (P = 0.875, with allocation) takes 64 questions per step, so it is compared per question.
-CPPO in TRL is examples/cppo_in_trl.py, which samples 64 questions too and trains on as many completions as GRPO.
-All completions have the same length: the tokenizer's EOS is a token that the model does not have, so no completion ends
+All four train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on
+the same prompts and with the same reward: G = 16 completions per question, 8 questions per step of
+GRPO, β = 0.04, ε = 0.2, one update per batch of completions. CPPO (P = 0.875, with allocation)
+takes 64 questions per step, so it is compared per question. CPPO in TRL is examples/cppo_in_trl.py,
+which samples 64 questions too and trains on as many completions as GRPO. All completions have the
+same length: the tokenizer's EOS is a token that the model does not have, so no completion ends
 early.
 
-One round is one step of each. TRL's trainers run in threads of their own and wait for their turns, so if the machine is
-slow for a while, it is slow for all four. Speed-ups are ratios within a round.
+One round is one step of each. TRL's trainers run in threads of their own and wait for their turns,
+so if the machine is slow for a while, it is slow for all four. Speed-ups are ratios within a round.
 
-TRL is set up to be fast at this size: without gradient checkpointing, logging or saving, and with a batch of 32
-completions, four batches per step. This was the fastest batch among 16, 32, 64 and 128. Ours is `train.train_step` with
-its default micro-batches, so the benchmark measures what `train.py` runs.
+TRL is set up to be fast at this size: without gradient checkpointing, logging or saving, and with a
+batch of 32 completions, four batches per step. This was the fastest batch among 16, 32, 64 and 128.
+Ours is `train.train_step` with its default micro-batches, so the benchmark measures what `train.py`
+runs.
 
-At the end both losses and their gradients are computed on TRL's last completions: they must be equal.
-"""
+At the end both losses and their gradients are computed on TRL's last completions: they must be
+equal. """
 
 import random
 import sys
@@ -39,10 +45,11 @@ from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
+from engine.base.errors import UserError
 from engine.model.networks import whole_networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config, check
-from engine.run.options import UserError, option, parse, run_program
+from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
@@ -64,29 +71,43 @@ class Options:
     rounds: int = option(20, "rounds measured: a step of each of the four")
     warmup: int = option(3, "rounds before them that are not measured")
     tokens: int = option(32, "length of every completion")
-    prompt: int = option(0, "tokens of every prompt: digits stand before the question; 0: the toy's own prompts, about 10 tokens")
+    prompt: int = option(
+        0,
+        "tokens of every prompt: digits stand before the question; 0: the toy's own prompts, about "
+        "10 tokens",
+    )
     mu: int = option(1, "μ, updates on each batch of completions; TRL's num_iterations")
-    trl_batch: int = option(32, "TRL's per_device_train_batch_size, a divisor of 128: the rest is accumulated")
-    output: str = option("experiments/results", "folder of vs_trl.json and vs_trl.md; with --mu 2 vs_trl_mu2.json and so on")
+    trl_batch: int = option(
+        32, "TRL's per_device_train_batch_size, a divisor of 128: the rest is accumulated"
+    )
+    output: str = option(
+        "experiments/results",
+        "folder of vs_trl.json and vs_trl.md; with --mu 2 vs_trl_mu2.json and so on",
+    )
     quick: bool = option(False, "two rounds: only to see that all of this still runs")
 
 
 def digit_share(completions, **columns):
-    """The reward: the share of digits in a completion. It is cheap, and differs between completions."""
+    """The reward: the share of digits in a completion. It is cheap, and differs between
+    completions."""
     return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
 
 
 def make_model():
-    """(model, tokenizer): the toy's tokenizer with an EOS that the model does not have, so it is never sampled."""
+    """(model, tokenizer): the toy's tokenizer with an EOS that the model does not have, so it is
+    never sampled."""
     tokenizer = toy_model.make_tokenizer()
     vocabulary = len(tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<never>"})
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.1,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=None, bos_token_id=None,
-    ))
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocabulary, hidden_size=128, intermediate_size=352, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=1024,
+            tie_word_embeddings=True, initializer_range=0.1, pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=None, bos_token_id=None,
+        )
+    )
     return model.eval(), tokenizer
 
 
@@ -97,11 +118,13 @@ def lengthened(question, tokenizer, tokens):
 
 
 class Ours:
-    """One of our algorithms in training. `step()` trains on the next questions and adds its time to `seconds`."""
+    """One of our algorithms in training. `step()` trains on the next questions and adds its time to
+    `seconds`."""
 
     def __init__(self, algorithm, model, tokenizer, questions, options):
         self.config = Config(
-            algorithm=algorithm, mu=options.mu, questions_per_step=QUESTIONS, max_new_tokens=options.tokens, lr=LEARNING_RATE,
+            algorithm=algorithm, mu=options.mu, questions_per_step=QUESTIONS,
+            max_new_tokens=options.tokens, lr=LEARNING_RATE,
             pruning_rate=RATE if algorithm == "cppo" else None,
         )
         self.algorithm = check(self.config)
@@ -111,20 +134,29 @@ class Ours:
         self.steps, self.seconds = 0, []
 
     def step(self):
-        questions = questions_module.take(self.questions, self.steps * self.per_step, self.per_step, seed=0)
+        questions = questions_module.take(
+            self.questions, self.steps * self.per_step, self.per_step, seed=0
+        )
         self.steps += 1
         begin = time.perf_counter()
         metrics, _ = train_step(
-            self.networks, self.algorithm, [Reward("digit_share", digit_share)], self.sampling, Limits(), lambda missing: questions,
+            self.networks, self.algorithm, [Reward("digit_share", digit_share)], self.sampling,
+            Limits(), lambda missing: questions,
             random.Random(self.steps),
         )
         total = time.perf_counter() - begin
         assert metrics["length"] == self.config.max_new_tokens
-        self.seconds.append({"generate": metrics["seconds/generate"], "rest": total - metrics["seconds/generate"], "total": total})
+        self.seconds.append(
+            {
+                "generate": metrics["seconds/generate"],
+                "rest": total - metrics["seconds/generate"], "total": total,
+            }
+        )
 
 
 class Theirs(TrainerCallback):
-    """A trainer of TRL in a thread of its own. `step()` lets it make a step, and adds its time to `seconds`."""
+    """A trainer of TRL in a thread of its own. `step()` lets it make a step, and adds its time to
+    `seconds`."""
 
     def __init__(self, trainer, per_step, mu):
         self.trainer, self.per_step, self.mu = trainer, per_step, mu
@@ -168,7 +200,9 @@ class Theirs(TrainerCallback):
         if state.global_step % self.mu:  # TRL counts each of the μ updates as a step
             return
         total = time.perf_counter() - self.begin
-        self.seconds.append({"generate": self.generate, "rest": total - self.generate, "total": total})
+        self.seconds.append(
+            {"generate": self.generate, "rest": total - self.generate, "total": total}
+        )
         self.done.release()
         self.wait()
 
@@ -190,18 +224,24 @@ def make_trainer(kind, model, tokenizer, questions, options, folder, per_step, *
     model.save_pretrained(folder)  # TRL reads policy and reference from there
     parts = QUESTIONS * 16 // options.trl_batch
     config = GRPOConfig(
-        output_dir=folder, model_init_kwargs={"dtype": "float32"}, use_cpu=True, bf16=False, fp16=False,
-        gradient_checkpointing=False, disable_dropout=True, dataloader_pin_memory=False,
+        output_dir=folder, model_init_kwargs={"dtype": "float32"}, use_cpu=True, bf16=False,
+        fp16=False, gradient_checkpointing=False, disable_dropout=True, dataloader_pin_memory=False,
         per_device_train_batch_size=per_step * 16 // parts, gradient_accumulation_steps=parts,
         num_generations=16, max_completion_length=options.tokens, num_iterations=options.mu,
         max_steps=options.mu * (options.warmup + options.rounds),
         loss_type="grpo", scale_rewards="group", beta=0.04, epsilon=0.2, temperature=1.0,
-        use_bias_correction_kl=False,  # TRL's default weights the KL by the ratio (DeepSeek-V3.2); GRPO's eq. 3 does not
-        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=1.0,
-        report_to="none", logging_strategy="no", save_strategy="no", eval_strategy="no", disable_tqdm=True,
+        # TRL's default weights the KL by the ratio (DeepSeek-V3.2); GRPO's eq. 3 does not
+        use_bias_correction_kl=False,
+        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", weight_decay=0.0,
+        max_grad_norm=1.0, report_to="none", logging_strategy="no", save_strategy="no",
+        eval_strategy="no", disable_tqdm=True,
     )
     rows = Dataset.from_list([{"prompt": q["question"]} for q in questions])
-    trainer = kind(folder, reward_funcs=digit_share, args=config, train_dataset=rows, processing_class=tokenizer, **more)
+    trainer = kind(
+        folder, reward_funcs=digit_share, args=config, train_dataset=rows,
+        processing_class=tokenizer,
+        **more,
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -209,12 +249,14 @@ def make_trainer(kind, model, tokenizer, questions, options, folder, per_step, *
 def agreement(trainer, inputs, reference):
     """Loss and gradient of TRL and of ours on one batch of TRL's completions.
 
-    The reference policy also serves as the old policy. It is many updates away, so the ratio is not 1, the KL is not 0,
-    and some tokens are clipped. Each side computes all log-probabilities for itself.
-    """
+    The reference policy also serves as the old policy. It is many updates away, so the ratio is not
+    1, the KL is not 0, and some tokens are clipped. Each side computes all log-probabilities for
+    itself. """
     model = trainer.model
     lengths = inputs["completion_mask"].sum(1)
-    prompts = [ids[mask.bool()].tolist() for ids, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
+    prompts = [
+        ids[mask.bool()].tolist() for ids, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"])
+    ]
     batch = Batch(prompts, inputs["completion_ids"], lengths, inputs["advantages"])
     with torch.no_grad():
         batch.old_logp = batch.ref_logp = batch.logprobs(reference, 1.0)
@@ -224,14 +266,21 @@ def agreement(trainer, inputs, reference):
         loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    ours, stats = grpo_loss(batch.logprobs(model, 1.0), batch.old_logp, batch.advantages, batch.mask, ref_logp=batch.ref_logp, beta=0.04)
-    theirs = trainer.compute_loss(model, inputs | {"old_per_token_logps": inputs["ref_per_token_logps"]})
+    ours, stats = grpo_loss(
+        batch.logprobs(model, 1.0), batch.old_logp, batch.advantages, batch.mask,
+        ref_logp=batch.ref_logp, beta=0.04,
+    )
+    theirs = trainer.compute_loss(
+        model, inputs | {"old_per_token_logps": inputs["ref_per_token_logps"]}
+    )
     theirs = theirs * trainer.args.gradient_accumulation_steps
     our_gradient, their_gradient = gradient_of(ours), gradient_of(theirs)
     return {
         "loss": {"trl": theirs.item(), "ours": ours.item()},
         "gradient_norm": {"trl": their_gradient.norm().item(), "ours": our_gradient.norm().item()},
-        "gradient_distance": ((our_gradient - their_gradient).norm() / their_gradient.norm()).item(),
+        "gradient_distance": (
+            (our_gradient - their_gradient).norm() / their_gradient.norm()
+        ).item(),
         **{name: stats[name].item() for name in ("kl", "clip_fraction", "ratio_max")},
     }
 
@@ -257,7 +306,9 @@ def measure(options):
         theirs = []
         for kind, more in ((GRPOTrainer, {}), (CPPOTrainer, {"pruning_rate": RATE})):
             per_step = ours[len(theirs)].per_step
-            trainer = make_trainer(kind, model, tokenizer, questions, options, folder, per_step, **more)
+            trainer = make_trainer(
+                kind, model, tokenizer, questions, options, folder, per_step, **more
+            )
             theirs.append(Theirs(trainer, per_step, options.mu))
         everyone = dict(zip(NAMES, theirs + ours))
         for _ in tqdm(range(options.warmup + options.rounds), desc="rounds"):
@@ -271,11 +322,17 @@ def measure(options):
     per_step = {name: one.per_step for name, one in everyone.items()}
     each = {name: [row["total"] / per_step[name] for row in rows] for name, rows in seconds.items()}
     return {
-        **setting(["torch", "transformers", "trl"]), "options": asdict(options), "parameters": model.num_parameters(),
+        **setting(["torch", "transformers", "trl"]), "options": asdict(options),
+        "parameters": model.num_parameters(),
         "questions_per_step": per_step,
-        "step": {name: {phase: spread([row[phase] for row in rows]) for phase in rows[0]} for name, rows in seconds.items()},
+        "step": {
+            name: {phase: spread([row[phase] for row in rows]) for phase in rows[0]}
+            for name, rows in seconds.items()
+        },
         "question": {name: spread(values) for name, values in each.items()},
-        "speedup_per_question": {name: spread([t / o for t, o in zip(each["trl"], each[name])]) for name in NAMES},
+        "speedup_per_question": {
+            name: spread([t / o for t, o in zip(each["trl"], each[name])]) for name in NAMES
+        },
         "same_completions": check_loss, "seconds": seconds,
     }
 
@@ -291,21 +348,26 @@ def page(result):
         heading("GRPO and CPPO beside TRL's GRPOTrainer", result),
         f"Qwen2 with {result['parameters']:,} random weights, float32, one thread; G = 16; "
         f"prompts of {options['prompt'] or 'about 10'} tokens, completions of {options['tokens']}; "
-        f"μ = {options['mu']}; {options['rounds']} rounds after {options['warmup']} of warm-up. Medians, with quartiles in brackets. "
-        "The speed-up is TRL's time for a question over ours, round by round.\n",
-        "| | questions a step | seconds a step | of it generation | of it the rest | ms a question | speed-up |",
+        f"μ = {options['mu']}; {options['rounds']} rounds after {options['warmup']} of warm-up. "
+        "Medians, with quartiles in brackets. The speed-up is TRL's time for a question over ours, "
+        "round by round.\n",
+        "| | questions a step | seconds a step | of it generation | of it the rest | ms a question "
+        "| speed-up |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, title in NAMES.items():
         step = result["step"][name]
         lines.append(
-            f"| {title} | {result['questions_per_step'][name]} | {show(step['total'])} | {show(step['generate'])} | {show(step['rest'])} "
-            f"| {show(result['question'][name], 1e3, 1)} | {show(result['speedup_per_question'][name], 1, 2)} |"
+            f"| {title} | {result['questions_per_step'][name]} | {show(step['total'])} | "
+            f"{show(step['generate'])} | {show(step['rest'])} | "
+            f"{show(result['question'][name], 1e3, 1)} | "
+            f"{show(result['speedup_per_question'][name], 1, 2)} |"
         )
     lines.append(
-        f"\nOn the same completions (KL {same['kl']:.3g}, {same['clip_fraction']:.1%} of the tokens clipped), TRL's loss is "
-        f"{same['loss']['trl']:.7f} and ours {same['loss']['ours']:.7f}; "
-        f"the gradients' relative distance is {same['gradient_distance']:.1e}."
+        f"\nOn the same completions (KL {same['kl']:.3g}, {same['clip_fraction']:.1%} of the "
+        f"tokens clipped), TRL's loss is {same['loss']['trl']:.7f} and ours "
+        f"{same['loss']['ours']:.7f}; the gradients' relative distance is "
+        f"{same['gradient_distance']:.1e}."
     )
     return "\n".join(lines) + "\n"
 
@@ -317,7 +379,11 @@ def main(argv):
     if options.quick:
         options.rounds, options.warmup, options.tokens = 2, 1, 8
     result = measure(options)
-    name = "vs_trl" + f"_mu{options.mu}" * (options.mu > 1) + f"_prompt{options.prompt}" * bool(options.prompt)
+    name = (
+        "vs_trl"
+        + f"_mu{options.mu}" * (options.mu > 1)
+        + f"_prompt{options.prompt}" * bool(options.prompt)
+    )
     write(options.output, name, result, page(result))
     print(page(result))
 

@@ -1,4 +1,5 @@
-"""What several tests share: one small model that has seen a little of the toy, in a folder, made once per session.
+"""What several tests share: one small model that has seen a little of the toy, in a folder, made
+once per session.
 
 And the option --solutions, which tests a student's files (exercises/make.py).
 """
@@ -17,7 +18,8 @@ from engine.tasks.toy_model import make_model, make_tokenizer, warm_start
 from exercises.make import FILES, TESTS
 
 torch.set_num_threads(1)
-os.environ["HF_HUB_OFFLINE"], huggingface_hub.constants.HF_HUB_OFFLINE = "1", True  # no test asks the hub
+# no test asks the hub
+os.environ["HF_HUB_OFFLINE"], huggingface_hub.constants.HF_HUB_OFFLINE = "1", True
 
 
 @pytest.fixture(scope="session")
@@ -43,17 +45,24 @@ LONGEST = ("test_main_job", "test_notebooks", "test_ranks", "test_train", "test_
 
 
 def pytest_collection_modifyitems(items, config):
-    """The files that take longest come first (pytest-xdist keeps this order), so that both processes end together."""
+    """The files that take longest come first (pytest-xdist keeps this order), so that both
+    processes end together."""
     if config.getoption("solutions"):  # no other test says anything about a student's files
         items[:] = [item for item in items if item.getparent(TestsOfAnExercise)]
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    items.sort(
+        key=lambda item: (
+            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        )
+    )
 
 
 # --- the student's files ---
 
 
 def pytest_addoption(parser):
-    parser.addoption("--solutions", metavar="FOLDER", help="test the exercises of this folder, and nothing else")
+    parser.addoption(
+        "--solutions", metavar="FOLDER", help="test the exercises of this folder, and nothing else"
+    )
 
 
 def pytest_configure(config):
@@ -64,10 +73,15 @@ def pytest_configure(config):
 
 
 def exercise(path, config):
-    """The file of the exercise that a test file tests, relative to the folder of --solutions; None without one."""
+    """The file of the exercise that a test file tests, relative to the folder of --solutions; None
+    without one."""
     folder = config.getoption("solutions")
     if folder and path.parent == TESTS:  # test_grpo_advantages.py tests grpo.py
-        found = [file for file in FILES if file.stem == path.stem.split("_")[1] and (Path(folder) / file).is_file()]
+        found = [
+            file
+            for file in FILES
+            if file.stem == path.stem.split("_")[1] and (Path(folder) / file).is_file()
+        ]
         return found[0] if found else None
 
 
@@ -77,12 +91,15 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 
 class TestsOfAnExercise(pytest.Module):
-    """A test file that is imported while the student's file stands in for the one it tests, and for no other."""
+    """A test file that is imported while the student's file stands in for the one it tests, and for
+    no other."""
 
     def collect(self):
         file = exercise(self.path, self.config)
         name = ".".join(file.with_suffix("").parts)  # family.gspo
-        spec = importlib.util.spec_from_file_location(name, Path(self.config.getoption("solutions")) / file)
+        spec = importlib.util.spec_from_file_location(
+            name, Path(self.config.getoption("solutions")) / file
+        )
         module = importlib.util.module_from_spec(spec)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, name, module)

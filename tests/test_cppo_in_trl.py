@@ -1,4 +1,5 @@
-"""examples/cppo_in_trl.py in TRL itself. Needs TRL: `bash examples/test_in.sh trl` makes an environment with it."""
+"""examples/cppo_in_trl.py in TRL itself. Needs TRL: `bash examples/test_in.sh trl` makes an
+environment with it."""
 
 import os
 import subprocess
@@ -37,7 +38,8 @@ class Norms(TrainerCallback):
 
 
 def trained(kind, folder, *, beta=0.04, mu=1, steps=2, options=(), **more):
-    """(trainer after two batches of completions, losses, lengths of the gradients, inputs of each loss)."""
+    """(trainer after two batches of completions, losses, lengths of the gradients, inputs of each
+    loss)."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
     make_model(tokenizer).save_pretrained(folder)
@@ -49,7 +51,9 @@ def trained(kind, folder, *, beta=0.04, mu=1, steps=2, options=(), **more):
         "max_grad_norm": 0.0, "learning_rate": 1e-3, "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "seed": 1,
     } | dict(options))  # fmt: skip
     rows, norms = Dataset.from_list([{"prompt": q} for q in QUESTIONS]), Norms()
-    trainer = kind(str(folder), digits, config, rows, processing_class=tokenizer, callbacks=[norms], **more)
+    trainer = kind(
+        str(folder), digits, config, rows, processing_class=tokenizer, callbacks=[norms], **more
+    )
     losses, inputs, compute = [], [], trainer.compute_loss
 
     def compute_loss(model, batch, *args, **kwargs):
@@ -101,9 +105,12 @@ def test_a_quarter_is_trained_on_and_nothing_is_computed_for_the_others(mu, tmp_
     assert sampled == 2 * 2 * G and {len(batch["advantages"]) for batch in inputs} == {2}
     kept = torch.cat([batch["advantages"] for batch in inputs[:2]]).abs().sort().values
     torch.testing.assert_close(kept, advantages[0].abs().topk(2).values.flatten().sort().values)
-    # π_old has a pass of its own if μ > 1; each update has one; the reference one for each batch of completions
+    # π_old has a pass of its own if μ > 1; each update has one; the reference one for each batch of
+    # completions
     assert passes == {"policy": (mu + (mu > 1)) * sampled // 4, "reference": sampled // 4}
-    assert inputs[0]["num_items_in_batch"] == sum(batch["completion_mask"].sum() for batch in inputs[:2])
+    assert inputs[0]["num_items_in_batch"] == sum(
+        batch["completion_mask"].sum() for batch in inputs[:2]
+    )
 
 
 def test_the_gradient_is_that_of_grpo_loss_on_the_kept(tmp_path):
@@ -125,7 +132,9 @@ def test_the_gradient_is_that_of_grpo_loss_on_the_kept(tmp_path):
         logp, batch["old_per_token_logps"], batch["advantages"], batch["completion_mask"].float(),
         ref_logp=batch["ref_per_token_logps"], beta=0.04)  # fmt: skip
     mine = gradient(ours)
-    theirs = gradient(trainer._compute_loss(model, batch) * trainer.current_gradient_accumulation_steps)
+    theirs = gradient(
+        trainer._compute_loss(model, batch) * trainer.current_gradient_accumulation_steps
+    )
     assert stats["kl"] > 0 and stats["ratio_max"] != 1
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
@@ -139,16 +148,27 @@ def test_kept_rows_that_trl_would_drop_are_refused(tmp_path):
 def two_devices(folder, rows):
     """Called in each of two processes: `rows` completions on a device."""
     options = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
-    _, losses, _, inputs = trained(CPPOTrainer, f"{folder}/{os.environ['RANK']}", steps=1, options=options, pruning_rate=0.75)
+    _, losses, _, inputs = trained(
+        CPPOTrainer, f"{folder}/{os.environ['RANK']}", steps=1, options=options, pruning_rate=0.75
+    )
     print(f"\nlosses {losses} rows {[len(batch['advantages']) for batch in inputs]}", flush=True)
 
 
-@pytest.mark.parametrize(("rows", "said"), [(8, "rows [2]"), (4, "4 completions on a device split a group of 8")])
+@pytest.mark.parametrize(("rows", "said"), [(8, "rows [2]"), (4, "4 completions on a device split "
+                                                                 "a group of 8")])
 def test_on_two_devices_each_holds_whole_groups(rows, said, tmp_path):
-    program = f"from tests.test_cppo_in_trl import two_devices; two_devices({str(tmp_path)!r}, {rows})"
+    program = (
+        f"from tests.test_cppo_in_trl import two_devices; two_devices({str(tmp_path)!r}, {rows})"
+    )
     (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "program.py"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        tmp_path / "program.py",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, timeout=200,
+    )
     assert (done.stdout + done.stderr).count(said) >= 2, done.stderr[-2000:]
 
 

@@ -1,4 +1,5 @@
-"""examples/cppo_in_verl.py with verl's own trainer class and store, on a CPU. Run it by `bash examples/test_in.sh verl`."""
+"""examples/cppo_in_verl.py with verl's own trainer class and store, on a CPU. Run it by `bash
+examples/test_in.sh verl`."""
 
 from types import SimpleNamespace
 
@@ -41,7 +42,8 @@ def trainer(mini_batch=1, rate=0.75, normalised=True):
 
 
 def sampled(partition, seed=0, missing=0):
-    """(batch as verl's replay buffer hands it out, rewards (Q, G), lengths (Q, G)) of completions in another order."""
+    """(batch as verl's replay buffer hands it out, rewards (Q, G), lengths (Q, G)) of completions
+    in another order."""
     generator = torch.Generator().manual_seed(seed)
     rewards = torch.rand(Q, G, generator=generator)
     lengths = torch.randint(2, 6, (Q, G), generator=generator)
@@ -51,7 +53,9 @@ def sampled(partition, seed=0, missing=0):
     rows = [places[row] for row in order]
 
     def nested(row_of):
-        return torch.nested.as_nested_tensor([row_of(*place) for place in rows], layout=torch.jagged)
+        return torch.nested.as_nested_tensor(
+            [row_of(*place) for place in rows], layout=torch.jagged
+        )
 
     fields = TensorDict({
         "uid": NonTensorStack(*[f"{'abcd'[q]}uid" for q, i in rows]),
@@ -59,7 +63,10 @@ def sampled(partition, seed=0, missing=0):
         "rm_scores": nested(lambda q, i: torch.cat([torch.zeros(lengths[q, i] - 1), rewards[q, i : i + 1]])),
     }, batch_size=len(rows))  # fmt: skip
     tags = [{"seq_len": int(lengths[place])} for place in rows]
-    return tq.kv_batch_put(keys=keys, partition_id=partition, fields=fields, tags=tags), rewards, lengths
+    return (
+        tq.kv_batch_put(keys=keys, partition_id=partition, fields=fields, tags=tags), rewards,
+        lengths,
+    )
 
 
 @pytest.mark.parametrize("normalised", [True, False])
@@ -69,11 +76,15 @@ def test_the_kept_go_on_with_the_advantages_over_all(normalised):
     own = trainer(normalised=normalised)
     kept = own._balance_batch(batch, {})
     A = group_advantages(rewards, divide_by_std=normalised)
-    expected = {f"{'abcd'[q]}uid_{i}_0" for q in range(Q) for i in A[q].abs().topk(2).indices.tolist()}
+    expected = {
+        f"{'abcd'[q]}uid_{i}_0" for q in range(Q) for i in A[q].abs().topk(2).indices.tolist()
+    }
     assert set(kept.keys) == expected and len(kept.keys) == Q * 2
     assert set(tq.kv_list(partition)[partition]) == expected  # the pruned are gone from the store
     done = own._compute_advantage(kept, {})
-    data = tq.kv_batch_get(keys=done.keys, partition_id=partition, select_fields=["advantages", "returns"])
+    data = tq.kv_batch_get(
+        keys=done.keys, partition_id=partition, select_fields=["advantages", "returns"]
+    )
     for key, row, other in zip(done.keys, data["advantages"].unbind(), data["returns"].unbind()):
         q, i = "abcd".index(key[0]), int(key.split("_")[1])
         torch.testing.assert_close(row, A[q, i].expand(int(lengths[q, i])))
@@ -85,7 +96,10 @@ def test_what_cannot_be_pruned_is_refused_in_one_sentence():
     with pytest.raises(ValueError, match="CPPO needs 8 completions of each question"):
         trainer()._balance_batch(batch, {})
     batch, *_ = sampled("mini-batches")
-    with pytest.raises(ValueError, match="8 kept completions do not fill mini-batches of ppo_mini_batch_size × n = 24"):
+    with pytest.raises(
+        ValueError,
+        match="8 kept completions do not fill mini-batches of ppo_mini_batch_size × n = 24",
+    ):
         trainer(mini_batch=3)._balance_batch(batch, {})
 
 

@@ -20,7 +20,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text()
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TORCHRUN = {"--nnodes", "--nproc-per-node", "--max-restarts", *(f"--rdzv-{name}" for name in ("backend", "endpoint", "id", "conf"))}
+TORCHRUN = {
+    "--nnodes", "--nproc-per-node", "--max-restarts",
+    *(f"--rdzv-{name}" for name in ("backend", "endpoint", "id", "conf")),
+}
 FOREIGN = TORCHRUN | {"--logdir", "--local-dir"}  # tensorboard's, hf's
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -39,12 +42,14 @@ def test_cppo_in_twelve_lines():
     torch.manual_seed(0)
     names = {}
     exec(code, names)
-    # rewards 1, 0, 0, 0: A = 1.5 and three times −0.5 (the first is kept); 2, 1, 1, 0: A = ±√1.5 and twice 0
+    # rewards 1, 0, 0, 0: A = 1.5 and three times −0.5 (the first is kept); 2, 1, 1, 0: A = ±√1.5
+    # and twice 0
     assert names["rows"].tolist() == [0, 1, 4, 7]
     advantages = [1.5, -0.5, 1.5**0.5, -(1.5**0.5)]
     # every ratio is 1: the loss is minus the mean advantage of the kept
     assert names["loss"].item() == pytest.approx(-sum(advantages) / 4, abs=1e-3)
-    # its gradient is the policy gradient: −A/(N|o|) (onehot − softmax) at each token, N = 4 completions of 5 tokens
+    # its gradient is the policy gradient: −A/(N|o|) (onehot − softmax) at each token, N = 4
+    # completions of 5 tokens
     gradient, model = torch.zeros(9, 9), names["model"].weight.detach()
     for row, a in zip([0, 1, 4, 7], advantages):
         tokens = names["tokens"][row].tolist()
@@ -57,7 +62,9 @@ def test_cppo_in_twelve_lines():
 # --- names and numbers ---
 
 
-STOPS = re.findall(r"^\| \d \| \[([\w.]+)\]\([\w.]+\)(?:, `(\w+)`)? \| (\d+) \|", README, re.MULTILINE)
+STOPS = re.findall(
+    r"^\| \d \| \[([\w.]+)\]\([\w.]+\)(?:, `(\w+)`)? \| (\d+) \|", README, re.MULTILINE
+)
 
 
 def test_there_are_six_stops():
@@ -98,7 +105,8 @@ def test_there_are_the_equations_of_grpo_cppo_and_the_family():
 
 
 def anchors(path):
-    """The places in a file that a link may name: GitHub's names of the headings; in a notebook, what its cells name."""
+    """The places in a file that a link may name: GitHub's names of the headings; in a notebook,
+    what its cells name."""
     if path.suffix == ".ipynb":
         return re.findall(r'<a id=\\"(\w+)\\">', path.read_text())
     headings = re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)
@@ -120,7 +128,9 @@ def test_links_lead_somewhere(page):
 def test_readme_links_every_page_of_docs_and_docs_show_every_picture():
     assert all(f"](docs/{page.name}" in README for page in PAGES[1:])
     text = "".join(page.read_text() for page in PAGES)
-    assert all(f"results/{picture.name})" in text for picture in ROOT.glob("experiments/results/*.png"))
+    assert all(
+        f"results/{picture.name})" in text for picture in ROOT.glob("experiments/results/*.png")
+    )
 
 
 # --- commands and options ---
@@ -134,16 +144,24 @@ def code(page):
 
 
 def inline(page):
-    return [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", FENCED.sub("", page.read_text()))]
+    return [
+        " ".join(words.split())
+        for words in re.findall(r"`([^`]+)`", FENCED.sub("", page.read_text()))
+    ]
 
 
 def options_of(program):
-    """Names of the options of a program, read from its source: `name: type = option(…)`, or an argument of argparse."""
+    """Names of the options of a program, read from its source: `name: type = option(…)`, or an
+    argument of argparse."""
     if program == "train.py":
         return {f.name for f in fields(Config)}
     names = set()
     for node in ast.walk(ast.parse((ROOT / program).read_text())):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "option":
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.value, ast.Call)
+            and getattr(node.value.func, "id", "") == "option"
+        ):
             names.add(node.target.id)
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             names.add(node.args[0].value.removeprefix("--"))
@@ -165,7 +183,9 @@ def takes(words):
     choose(config.rewards)
 
 
-COMMANDS = sorted({line for page in PAGES for line in code(page) if re.match(r"(python|torchrun) ", line)})
+COMMANDS = sorted(
+    {line for page in PAGES for line in code(page) if re.match(r"(python|torchrun) ", line)}
+)
 
 
 def test_there_are_commands():
@@ -178,10 +198,15 @@ def test_a_command_names_files_and_options_that_there_are(line, monkeypatch):
     program, words = command(line)
     if program == "-c":  # its imports, at least
         [statement, *_] = ast.parse(words[0]).body
-        assert all(hasattr(importlib.import_module(statement.module), name.name) for name in statement.names)
+        assert all(
+            hasattr(importlib.import_module(statement.module), name.name)
+            for name in statement.names
+        )
         return
     assert (ROOT / program).is_file()
-    assert {word[2:].split("=")[0] for word in words if word.startswith("--")} <= options_of(program) | {"help"}
+    assert {word[2:].split("=")[0] for word in words if word.startswith("--")} <= options_of(
+        program
+    ) | {"help"}
     if program == "eval.py":
         parse(evaluation.Config, words)
     if program == "train.py" and "--help" not in words:
@@ -190,8 +215,13 @@ def test_a_command_names_files_and_options_that_there_are(line, monkeypatch):
 
 @pages
 def test_options_and_commands_in_the_text_are_those_of_a_program(page):
-    programs = ["train.py", "eval.py", *(f"experiments/{path.name}" for path in ROOT.glob("experiments/*.py"))]
-    known = {f"--{name}" for program in programs for name in options_of(program)} | {"--help"} | FOREIGN
+    programs = [
+        "train.py", "eval.py",
+        *(f"experiments/{path.name}" for path in ROOT.glob("experiments/*.py")),
+    ]
+    known = (
+        {f"--{name}" for program in programs for name in options_of(program)} | {"--help"} | FOREIGN
+    )
     assert set(re.findall(r"--[a-z][\w-]*", FENCED.sub("", page.read_text()))) <= known
     for line in inline(page) + code(page):
         if re.match(r"(python |torchrun |pytest |[\w/]+\.py --)", line):
@@ -201,7 +231,12 @@ def test_options_and_commands_in_the_text_are_those_of_a_program(page):
 
 def test_options_of_the_examples_in_the_text_are_taken(monkeypatch):
     monkeypatch.chdir(ROOT)
-    lines = [line for page in PAGES for line in inline(page) if re.match(r"--(keep|rewards) .*\.py:\w", line)]
+    lines = [
+        line
+        for page in PAGES
+        for line in inline(page)
+        if re.match(r"--(keep|rewards) .*\.py:\w", line)
+    ]
     lines = [line for line in lines if "FILE.py" not in line]
     assert len(lines) == 3
     for line in lines:
@@ -212,7 +247,17 @@ def test_options_of_the_examples_in_the_text_are_taken(monkeypatch):
 
 
 def test_every_metric_is_documented_and_every_documented_metric_is_written(small, tmp_path):
-    metrics = one_step(small, tmp_path, "--algorithm", "ppo", "--group_size", "8", "--eval_questions", "1")
-    rows = [line.split("|")[1] for line in (ROOT / "docs/metrics.md").read_text().splitlines() if line.startswith("| `")]
-    documented = [name.replace("NAME", "toy_accuracy") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    metrics = one_step(
+        small, tmp_path, "--algorithm", "ppo", "--group_size", "8", "--eval_questions", "1"
+    )
+    rows = [
+        line.split("|")[1]
+        for line in (ROOT / "docs/metrics.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    documented = [
+        name.replace("NAME", "toy_accuracy")
+        for row in rows
+        for name in re.findall(r"`([^`]+)`", row)
+    ]
     assert len(documented) == len(set(documented)) and set(documented) == set(metrics)

@@ -1,4 +1,5 @@
-"""examples/: a reward, a rule, an algorithm and a data set of one's own, each run as its first lines say."""
+"""examples/: a reward, a rule, an algorithm and a data set of one's own, each run as its first
+lines say."""
 
 import json
 from pathlib import Path
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.run.options import own_function
+from engine.base.files import own_function
 from engine.tasks.questions import load_questions
 from examples.my_algorithm import leave_one_out
 from examples.my_loss import cispo_loss
@@ -20,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 
 def test_a_rule_of_ones_own_keeps_by_advantage_per_token():
     per_token = own_function(f"{ROOT}/examples/my_rule.py:per_token", "--keep")
-    advantages, lengths = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.3, -0.4]]), torch.tensor([[2, 8, 2], [1, 3, 2]])
+    advantages, lengths = (
+        torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.3, -0.4]]), torch.tensor([[2, 8, 2], [1, 3, 2]]),
+    )
     # |A| / length: 0.5, 0.25, 0.25; 0, 0.1, 0.2
     assert per_token(SimpleNamespace(lengths=lengths), advantages, 1).tolist() == [0, 5]
     assert per_token(SimpleNamespace(lengths=lengths), advantages, 2).tolist() == [0, 1, 4, 5]
@@ -28,7 +31,9 @@ def test_a_rule_of_ones_own_keeps_by_advantage_per_token():
 
 def test_a_rule_of_ones_own_divides_by_the_mean_length_of_the_group():
     group_length = own_function(f"{ROOT}/examples/my_rule.py:group_length", "--keep")
-    rows, own = group_length(SimpleNamespace(lengths=torch.tensor([[2, 8, 2]])), torch.tensor([[1.0, -2.0, 0.5]]), 2)
+    rows, own = group_length(
+        SimpleNamespace(lengths=torch.tensor([[2, 8, 2]])), torch.tensor([[1.0, -2.0, 0.5]]), 2
+    )
     assert rows.tolist() == [0, 1] and own.tolist() == [0.5, -4.0]  # A |o| / 4
 
 
@@ -46,14 +51,19 @@ def test_an_advantage_of_ones_own_compares_with_the_others():
 
 def test_a_loss_of_ones_own_bounds_the_ratio_and_keeps_every_gradient():
     torch.manual_seed(0)
-    logp, old_logp = torch.randn(3, 4, dtype=torch.float64).requires_grad_(), torch.randn(3, 4, dtype=torch.float64)
+    logp, old_logp = (
+        torch.randn(3, 4, dtype=torch.float64).requires_grad_(),
+        torch.randn(3, 4, dtype=torch.float64),
+    )
     A, mask, weights = torch.tensor([1.0, -2.0, 0.5]), torch.ones(3, 4).bool(), torch.rand(3, 4)
     loss, stats = cispo_loss(logp, old_logp, A, mask, weights=weights, clip_high=0.5)
     (gradient,) = torch.autograd.grad(loss, logp)
     ratio = (logp.detach() - old_logp).exp()
     # ∂ loss / ∂ log π = −w min(ρ, 1.5) A
     torch.testing.assert_close(gradient, -weights.double() * ratio.clamp(max=1.5) * A[:, None])
-    assert stats["clip_fraction"].item() == pytest.approx((weights * (ratio > 1.5)).sum().item() / weights.sum().item())
+    assert stats["clip_fraction"].item() == pytest.approx(
+        (weights * (ratio > 1.5)).sum().item() / weights.sum().item()
+    )
     logp = old_logp.clone().requires_grad_()  # at the first update it is GRPO's gradient
     of_grpo, _ = grpo_loss(logp, old_logp, A, mask, weights=weights, beta=0.0)
     ours, _ = cispo_loss(logp, old_logp, A, mask, weights=weights)
@@ -64,29 +74,48 @@ def test_a_loss_of_ones_own_bounds_the_ratio_and_keeps_every_gradient():
 @pytest.mark.slow
 def test_a_run_takes_a_loss_of_ones_own_which_may_ask_for_the_entropy(small, tmp_path):
     options = ["--eval_questions", "1", "--dtype", "float32", "--mu", "1", "--minibatches", "1"]
-    rows = {name: one_step(small, tmp_path / name, "--algorithm", name, *options, program="examples/my_loss.py")
-            for name in ("cispo", "cispo_entropy")}
+    rows = {
+        name: one_step(
+            small, tmp_path / name, "--algorithm", name, *options, program="examples/my_loss.py"
+        )
+        for name in ("cispo", "cispo_entropy")
+    }
     one, other = rows.values()
-    assert one["clip_fraction"] == other["clip_fraction"] == 0 and one["grad_norm"] != other["grad_norm"]
+    assert (
+        one["clip_fraction"] == other["clip_fraction"] == 0
+        and one["grad_norm"] != other["grad_norm"]
+    )
     assert other["loss"] == pytest.approx(one["loss"] - 0.001 * one["entropy_trained"], abs=1e-7)
 
 
 def test_a_run_takes_a_rule_and_a_reward_of_ones_own(small, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    mine = ["--keep", "examples/my_rule.py:per_token", "--rewards", "toy_accuracy", "examples/my_reward.py:brevity:0.1"]
+    mine = [
+        "--keep", "examples/my_rule.py:per_token", "--rewards", "toy_accuracy",
+        "examples/my_reward.py:brevity:0.1",
+    ]
     metrics = one_step(small, tmp_path, "--eval_questions", "1", *mine)
     assert metrics["kept"] == metrics["completions"] // 4 and 0 < metrics["reward/brevity"] < 1
 
 
 @pytest.mark.slow
 def test_a_run_takes_an_algorithm_of_ones_own(small, tmp_path):
-    metrics = one_step(small, tmp_path, "--algorithm", "mine", "--eval_questions", "1", program="examples/my_algorithm.py")
-    assert metrics["kept"] == 16 and json.loads((tmp_path / "run.json").read_text())["algorithm"] == "mine"
+    metrics = one_step(
+        small, tmp_path, "--algorithm", "mine", "--eval_questions", "1",
+        program="examples/my_algorithm.py",
+    )
+    assert (
+        metrics["kept"] == 16
+        and json.loads((tmp_path / "run.json").read_text())["algorithm"] == "mine"
+    )
 
 
 def test_a_run_takes_a_data_set_of_ones_own(small, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    words = ["--dataset", "examples/my_dataset.jsonl", "--rewards", "number_accuracy", "--max_new_tokens", "8"]
+    words = [
+        "--dataset", "examples/my_dataset.jsonl", "--rewards", "number_accuracy",
+        "--max_new_tokens", "8",
+    ]
     metrics = one_step(small, tmp_path, *words)
     assert metrics["questions"] == 4 and "reward/number_accuracy" in metrics
 

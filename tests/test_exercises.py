@@ -1,4 +1,5 @@
-"""exercises/make.py and --solutions: blank functions are red, right ones green, and a student's work is never lost."""
+"""exercises/make.py and --solutions: blank functions are red, right ones green, and a student's
+work is never lost."""
 
 import ast
 import os
@@ -12,12 +13,16 @@ import pytest
 from exercises.make import FILES, GIVEN, ROOT, TESTS, exercises, main, make
 from tests import conftest
 
-NAMES = {str(file): [function.name for function in exercises((ROOT / file).read_text())] for file in FILES}
+NAMES = {
+    str(file): [function.name for function in exercises((ROOT / file).read_text())]
+    for file in FILES
+}
 TESTED = [test for file in FILES for test in TESTS.glob(f"test_{file.stem}*.py")]
 
 
 def write(folder, file, names):
-    """Do what a student does: put the body of each of these functions in place of its NotImplementedError."""
+    """Do what a student does: put the body of each of these functions in place of its
+    NotImplementedError."""
     source, text = (ROOT / file).read_text(), (folder / file).read_text()
     for function in exercises(source):
         if function.name in names:
@@ -28,14 +33,22 @@ def write(folder, file, names):
 
 
 def run(folder, tests, *words):
-    """(passed, failed, which functions the failed tests ask for) of the tests with a student's folder."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rpfE", "--tb=line", *words]
+    """(passed, failed, which functions the failed tests ask for) of the tests with a student's
+    folder."""
+    command = [
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rpfE", "--tb=line",
+        *words,
+    ]
     command += [*map(str, tests), "--solutions", str(folder)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode in (0, 1) and "ERROR" not in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode in (0, 1) and "ERROR" not in done.stdout, (
+        done.stdout[-3000:] + done.stderr[-3000:]
+    )
     results = re.findall(r"^(PASSED|FAILED) \S*/test_(\w+)\.py::", done.stdout, re.MULTILINE)
-    passed, failed = ([file for result, file in results if result == word] for word in ("PASSED", "FAILED"))
+    passed, failed = (
+        [file for result, file in results if result == word] for word in ("PASSED", "FAILED")
+    )
     return passed, failed, set(re.findall(r"NotImplementedError: write (\w+);", done.stdout))
 
 
@@ -45,11 +58,14 @@ def run(folder, tests, *words):
 def test_there_are_the_functions_of_a_course():
     names = {name for names in NAMES.values() for name in names}
     assert len(names) > 40 and not names & GIVEN
-    assert names >= {"group_advantages", "kl_k3", "grpo_loss", "prune", "fill", "gspo_loss", "gae", "whiten"}
+    assert names >= {
+        "group_advantages", "kl_k3", "grpo_loss", "prune", "fill", "gspo_loss", "gae", "whiten",
+    }
 
 
 def test_only_the_bodies_are_gone(tmp_path):
-    """The signature and the docstring stay; with the bodies put back the file is the project's, letter for letter."""
+    """The signature and the docstring stay; with the bodies put back the file is the project's,
+    letter for letter."""
     assert make(tmp_path) == ([tmp_path / file for file in FILES], [])
     for file in FILES:
         made, source = (tmp_path / file).read_text(), (ROOT / file).read_text()
@@ -71,8 +87,12 @@ def test_the_work_of_a_student_is_kept(tmp_path, capsys):
     main([str(tmp_path)])
     made, kept = capsys.readouterr().out.splitlines()
     assert "grpo.py" in made and "cppo.py" not in made
-    assert kept.startswith("kept, because they may hold your work: cppo.py, family/gspo.py. To make one again, delete")
-    assert (tmp_path / "cppo.py").read_text() == "mine" and (tmp_path / "family" / "gspo.py").read_text() == ""
+    assert kept.startswith(
+        "kept, because they may hold your work: cppo.py, family/gspo.py. To make one again, delete"
+    )
+    assert (tmp_path / "cppo.py").read_text() == "mine" and (
+        tmp_path / "family" / "gspo.py"
+    ).read_text() == ""
     main([str(tmp_path)])
     assert "family/tis.py. To make one again" in capsys.readouterr().out
     assert (tmp_path / "cppo.py").read_text() == "mine"
@@ -85,18 +105,26 @@ def test_the_work_of_a_student_is_kept(tmp_path, capsys):
 def test_a_folder_without_exercises_is_told_in_one_sentence(folder, tmp_path):
     (tmp_path / "file").write_text("")
     config = SimpleNamespace(getoption={"solutions": str(tmp_path / folder)}.get)
-    with pytest.raises(pytest.UsageError, match="there is no exercise in this folder; `python exercises/make.py`"):
+    with pytest.raises(
+        pytest.UsageError, match="there is no exercise in this folder; `python exercises/make.py`"
+    ):
         conftest.pytest_configure(config)
 
 
 def test_a_file_that_is_done_is_green_while_others_are_blank_and_a_mistake_is_red(tmp_path):
-    """Tests of what is no exercise, such as test_copying, are not run: they would count as a student's success."""
+    """Tests of what is no exercise, such as test_copying, are not run: they would count as a
+    student's success."""
     make(tmp_path)
     write(tmp_path, "family/drgrpo.py", NAMES["family/drgrpo.py"])
     write(tmp_path, "cppo.py", NAMES["cppo.py"])
     text = (tmp_path / "cppo.py").read_text()
-    (tmp_path / "cppo.py").write_text(text.replace("advantages.abs() >= threshold", "advantages >= threshold"))
-    tests = [TESTS / f"test_{name}.py" for name in ("grpo_advantages", "cppo", "drgrpo", "tis", "copying")]
+    (tmp_path / "cppo.py").write_text(
+        text.replace("advantages.abs() >= threshold", "advantages >= threshold")
+    )
+    tests = [
+        TESTS / f"test_{name}.py"
+        for name in ("grpo_advantages", "cppo", "drgrpo", "tis", "copying")
+    ]
     passed, failed, asked = run(tmp_path, tests, "-n", "0")
     assert set(passed) == {"cppo", "drgrpo"}
     assert set(failed) == {"cppo", "grpo_advantages", "tis"} and failed.count("cppo") == 1
@@ -105,7 +133,8 @@ def test_a_file_that_is_done_is_green_while_others_are_blank_and_a_mistake_is_re
 
 @pytest.mark.slow
 def test_every_blank_function_fails_a_test_and_the_right_ones_pass_all(tmp_path):
-    """As a student works: all is blank; then the functions that the failed tests ask for are written; and so on."""
+    """As a student works: all is blank; then the functions that the failed tests ask for are
+    written; and so on."""
     make(tmp_path)
     left = {name for names in NAMES.values() for name in names}
     processes = ["-n", "2"]  # the first time
@@ -116,4 +145,8 @@ def test_every_blank_function_fails_a_test_and_the_right_ones_pass_all(tmp_path)
             write(tmp_path, file, asked & set(names))
         left, processes = left - asked, ["-n", "0"]
     passed, failed, _ = run(tmp_path, TESTED, *processes)
-    assert failed == [] and len(passed) > 900 and set(passed) == {test.stem.removeprefix("test_") for test in TESTED}
+    assert (
+        failed == []
+        and len(passed) > 900
+        and set(passed) == {test.stem.removeprefix("test_") for test in TESTED}
+    )

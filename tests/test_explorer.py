@@ -1,8 +1,9 @@
-"""docs/explorer.html: in 200 states the page shows what the project's functions compute; keyboard and phone work.
+"""docs/explorer.html: in 200 states the page shows what the project's functions compute; keyboard
+and phone work.
 
-Chromium opens a copy of the page to which a script is added. The script works the page's own controls, reads what the
-page shows, and leaves it in the document, which Chromium prints. One start of the browser is enough for all tests.
-"""
+Chromium opens a copy of the page to which a script is added. The script works the page's own
+controls, reads what the page shows, and leaves it in the document, which Chromium prints. One start
+of the browser is enough for all tests. """
 
 import html
 import json
@@ -24,8 +25,13 @@ from experiments.rules import distinct
 from grpo import cppo_loss, group_advantages
 
 PAGE = Path(__file__).parent.parent / "docs" / "explorer.html"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium here to open the page")]
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium here to open the page"),
+]
 
 F64 = torch.float64
 RATES = (0, 0.25, 0.5, 0.75, 0.875, 0.9375)
@@ -40,11 +46,11 @@ COST = {"overhead": 2, "seconds_per_token": 0.01}
 
 
 def walk(n):
-    """[(what is done, the state after it)]: in each step some settings change, and some completions are clicked.
+    """[(what is done, the state after it)]: in each step some settings change, and some completions
+    are clicked.
 
-    A state also says which rewards of question 1 are flipped by hand, and which completion is `chosen` for the formula
-    (from 1; 0: the first that is kept).
-    """
+    A state also says which rewards of question 1 are flipped by hand, and which completion is
+    `chosen` for the formula (from 1; 0: the first that is kept). """
     rng, state = random.Random(4), FIRST
     for _ in range(n):
         G = rng.choice((4, 4, 8, 8, 16, 16, 32))
@@ -71,17 +77,32 @@ def walk(n):
             now |= {"flipped": now["flipped"] ^ {i}, "chosen": i + 1}
         if focus is not None:
             now["chosen"] = focus + 1
-        yield {"set": {name: new[name] for name in names}, "again": again, "flips": flips, "focus": focus}, now
+        yield (
+            {
+                "set": {name: new[name] for name in names}, "again": again, "flips": flips,
+                "focus": focus,
+            },
+            now,
+        )
         state = now
 
 
 ACTIONS, STATES = zip(*walk(200))
 # opened by their address, in a window of 400 pixels
 LARGE = {
-    "#G=32&P=0&devices=4&B=4&sampling=0.3": {"G": 32, "P": 0, "devices": 4, "B": 4, "sampling": 0.3},
-    "#G=32&P=0.9375&devices=4&B=4&rule=pooled": {"G": 32, "P": 0.9375, "devices": 4, "B": 4, "rule": "pooled"},
-    "#P=0.9375&pass=0.02&rule=random&draw=12": {"P": 0.9375, "pass": 0.02, "rule": "random", "draw": 12},  # turned back
-    "#pass=1&draw=9999&B=3&completion=5&sampling=0.7": {"pass": 1, "draw": 9999, "B": 3, "chosen": 5, "sampling": 0.7},
+    "#G=32&P=0&devices=4&B=4&sampling=0.3": {
+        "G": 32, "P": 0, "devices": 4, "B": 4, "sampling": 0.3,
+    },
+    "#G=32&P=0.9375&devices=4&B=4&rule=pooled": {
+        "G": 32, "P": 0.9375, "devices": 4, "B": 4, "rule": "pooled",
+    },
+    # turned back
+    "#P=0.9375&pass=0.02&rule=random&draw=12": {
+        "P": 0.9375, "pass": 0.02, "rule": "random", "draw": 12,
+    },
+    "#pass=1&draw=9999&B=3&completion=5&sampling=0.7": {
+        "pass": 1, "draw": 9999, "B": 3, "chosen": 5, "sampling": 0.7,
+    },
 }
 BROKEN = [
     "#", "#nonsense", "#&&==%E0%A4%A&G", "#G=&P=&rule=&pass=&draw=&rewards=&completion=&devices=&B=&sampling=",
@@ -98,7 +119,8 @@ addEventListener("unhandledrejection", event => problem(event.reason));
 console.error = console.warn = problem;
 </script>"""
 
-# after it: `read` says what the page shows. A frame sends this to the page around it, which goes through the actions
+# after it: `read` says what the page shows. A frame sends this to the page around it, which goes
+# through the actions
 DRIVE = """<script>
 const all = (selector, from = document) => [...from.querySelectorAll(selector)];
 const text = (selector, from = document) => all(selector, from).map(node => node.textContent).join(" ");
@@ -201,7 +223,9 @@ addEventListener("load", async () => {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explorer")
-    plan = json.dumps({"actions": ACTIONS, "hashes": [*LARGE, *BROKEN, *TRIES, "#G=4&P=0.9375"], "link": TRIES[0]})
+    plan = json.dumps(
+        {"actions": ACTIONS, "hashes": [*LARGE, *BROKEN, *TRIES, "#G=4&P=0.9375"], "link": TRIES[0]}
+    )
     page, drive = PAGE.read_text(), DRIVE.replace("PLAN", plan)
     page = page.replace("<head>", "<head>" + COLLECT).replace("</body>", drive + "</body>")
     (folder / "page.html").write_text(page)
@@ -247,7 +271,9 @@ class Expected:
         self.n = questions_per_step(self.B, self.G, self.k)
         first, more = self.B * self.devices, self.n - self.B
         self.own = [[d * self.B + b + 1 for b in range(self.B)] for d in range(self.devices)]
-        self.all = [own + [first + d * more + b + 1 for b in range(more)] for d, own in enumerate(self.own)]
+        self.all = [
+            own + [first + d * more + b + 1 for b in range(more)] for d, own in enumerate(self.own)
+        ]
 
     def __repr__(self):
         return f"Expected({ {name: getattr(self, name) for name in FIRST} })"
@@ -257,16 +283,21 @@ class Expected:
         return [1 - r if q == 1 and i in self.flipped else r for i, r in enumerate(drawn)]
 
     def answers(self, q):
-        return [0 if r else wrong for r, (_, wrong, _) in zip(self.rewards(q), question(q, self.draw, self.G))]
+        return [
+            0 if r else wrong
+            for r, (_, wrong, _) in zip(self.rewards(q), question(q, self.draw, self.G))
+        ]
 
     def advantages(self, questions):
         return group_advantages(torch.tensor([self.rewards(q) for q in questions], dtype=F64))
 
     def kept(self, questions):
-        """[(question, completion)] that one device keeps of its questions. Not for the rule `random`."""
+        """[(question, completion)] that one device keeps of its questions. Not for the rule
+        `random`."""
         A = self.advantages(questions)
         if self.rule == "pooled":
-            # questions with as many right ones have the same |A|; torch's std may round it in two ways
+            # questions with as many right ones have the same |A|; torch's std may round it in two
+            # ways
             rows = prune_pooled(A.round(decimals=9), self.k * len(questions))
         elif self.rule == "distinct":
             rows = distinct(None, A, self.k)
@@ -275,13 +306,25 @@ class Expected:
         return [(questions[row // self.G], row % self.G) for row in rows.tolist()]
 
     def gradients(self, kept):
-        """The gradient by the logits of question 1, twice: of all completions of device 1, and of its kept ones."""
+        """The gradient by the logits of question 1, twice: of all completions of device 1, and of
+        its kept ones."""
         questions, p = self.own[0], min(max(self.p, 0.01), 0.99)
-        logits = torch.tensor([p] + 5 * [(1 - p) / 5], dtype=F64).log().repeat(self.B, 1).requires_grad_()
-        A, answers = self.advantages(questions).flatten(), torch.tensor([self.answers(q) for q in questions])
-        logp = logits.log_softmax(1).gather(1, answers).view(-1, 1)  # (B·G, 1): a completion is one token
+        logits = (
+            torch.tensor([p] + 5 * [(1 - p) / 5], dtype=F64)
+            .log()
+            .repeat(self.B, 1)
+            .requires_grad_()
+        )
+        A, answers = (
+            self.advantages(questions).flatten(),
+            torch.tensor([self.answers(q) for q in questions]),
+        )
+        # (B·G, 1): a completion is one token
+        logp = logits.log_softmax(1).gather(1, answers).view(-1, 1)
         for rows in (slice(None), [(q - 1) * self.G + i for q, i in kept]):
-            loss, _ = cppo_loss(logp[rows], logp[rows].detach(), A[rows], torch.ones_like(logp[rows]), beta=0)
+            loss, _ = cppo_loss(
+                logp[rows], logp[rows].detach(), A[rows], torch.ones_like(logp[rows]), beta=0
+            )
             yield torch.autograd.grad(-loss, logits, retain_graph=True)[0][0]
 
 
@@ -302,7 +345,10 @@ def same(text, expected):
 
 def test_same_finds_a_wrong_digit():
     same("A = (0 − 0.5) / 10 = −0.05, +1.20 and 1.5e-7", [0, 0.5, 10, -0.0549, 1.195, 1.46e-7])
-    wrongs = [("0.13", 0.1351), ("−0.5", 0.5), ("12", 12.6), ("2.50", 2.506), ("1.5e-7", 1.6e-7), ("1", 1.5001)]
+    wrongs = [
+        ("0.13", 0.1351), ("−0.5", 0.5), ("12", 12.6), ("2.50", 2.506), ("1.5e-7", 1.6e-7),
+        ("1", 1.5001),
+    ]
     for text, wrong in wrongs:
         with pytest.raises(AssertionError):
             same(text, [wrong])
@@ -315,23 +361,35 @@ def bars_show(bars, advantages, scale):
         assert bool(bar) == (a != 0)
         if bar:
             assert bar["height"] == pytest.approx(plot["height"] * abs(a) / scale, abs=0.1)
-            assert bar["top"] + (bar["height"] if a > 0 else 0) == pytest.approx(zero["top"], abs=0.1)
-            assert plot["top"] - 0.1 <= bar["top"] <= bar["top"] + bar["height"] <= plot["top"] + plot["height"] + 0.1
+            assert bar["top"] + (bar["height"] if a > 0 else 0) == pytest.approx(
+                zero["top"], abs=0.1
+            )
+            assert (
+                plot["top"] - 0.1
+                <= bar["top"]
+                <= bar["top"] + bar["height"]
+                <= plot["top"] + plot["height"] + 0.1
+            )
 
 
 @pytest.fixture(scope="module")
 def shown(found):
-    """[(what is expected, what the page shows, what it keeps)] of the first view, of each state and of large ones.
+    """[(what is expected, what the page shows, what it keeps)] of the first view, of each state and
+    of large ones.
 
-    What it keeps: after pruning and after allocation, for each device [(question, completion)], as the boxes say.
-    """
+    What it keeps: after pruning and after allocation, for each device [(question, completion)], as
+    the boxes say. """
     views = [(FIRST, found["first"]), *zip(STATES, found["states"], strict=True)]
     views += [(state, found["frames"][hash]["shown"]) for hash, state in LARGE.items()]
-    return [(Expected(state), view, [kept_of(view, stage) for stage in (1, 2)]) for state, view in views]
+    return [
+        (Expected(state), view, [kept_of(view, stage) for stage in (1, 2)]) for state, view in views
+    ]
 
 
 def kept_of(view, stage):
-    return [[(q, i - 1) for q, i, _ in device["titles"]] for device in view["stages"][stage]["devices"]]
+    return [
+        [(q, i - 1) for q, i, _ in device["titles"]] for device in view["stages"][stage]["devices"]
+    ]
 
 
 # --- 200 states ---
@@ -339,19 +397,27 @@ def kept_of(view, stage):
 
 def test_the_states_cover_what_can_happen(shown):
     assert len(STATES) == 200
-    assert {(e.rule, e.G) for e, _, _ in shown} == {(rule, G) for rule in RULES for G in (4, 8, 16, 32)}
+    assert {(e.rule, e.G) for e, _, _ in shown} == {
+        (rule, G) for rule in RULES for G in (4, 8, 16, 32)
+    }
     cases = set()
     for e, view, (pruned, _) in shown:
         right, mine = sum(e.rewards(1)), [i for q, i in pruned[0] if q == 1]
-        cases |= {"no signal"} if right % e.G == 0 else {"half right"} if 2 * right == e.G else {"mixed"}
+        cases |= (
+            {"no signal"} if right % e.G == 0 else {"half right"} if 2 * right == e.G else {"mixed"}
+        )
         cases |= {"none kept"} if not mine else {"all kept"} if len(mine) == e.G else {"some kept"}
         cases |= {"turned back"} if "= −" in view["cosine"] else set()
-    assert cases == {"no signal", "half right", "mixed", "none kept", "some kept", "all kept", "turned back"}
+    assert cases == {
+        "no signal", "half right", "mixed", "none kept", "some kept", "all kept", "turned back",
+    }
 
 
 def test_the_controls_show_the_settings(shown):
     for e, view, _ in shown:
-        assert view["checked"] == {name: str(getattr(e, name)) for name in ("G", "P", "rule", "devices", "B")}
+        assert view["checked"] == {
+            name: str(getattr(e, name)) for name in ("G", "P", "rule", "devices", "B")
+        }
         same(view["outputs"], [e.p, e.sampling])
         assert view["sliders"] == [e.p, e.sampling]
         assert view["disabled"] == [str(P) for P in RATES if e.G * (1 - P) < 1]
@@ -370,7 +436,9 @@ def test_k_different_completions_of_each_question_are_kept_and_they_are_those_of
 
 
 def test_random_is_not_always_the_same(shown):
-    firsts = {pruned[0][0][1] for e, _, (pruned, _) in shown if e.rule == "random" and e.k <= e.G / 4}
+    firsts = {
+        pruned[0][0][1] for e, _, (pruned, _) in shown if e.rule == "random" and e.k <= e.G / 4
+    }
     assert len(firsts) > 3
 
 
@@ -383,7 +451,9 @@ def test_completions_advantages_and_who_is_kept(shown):
         kept = [i for q, i in pruned[0] if q == 1]
         for i, card in enumerate(view["completions"]):
             number, answer, value, fate = card["shown"]
-            assert (number, answer) == (str(i + 1), f"{'abcdef'[e.answers(1)[i]]} {'✓' if rewards[i] else '✗'}")
+            assert (number, answer) == (
+                str(i + 1), f"{'abcdef'[e.answers(1)[i]]} {'✓' if rewards[i] else '✗'}",
+            )
             assert (fate, card["kept"]) == (("kept", True) if i in kept else ("pruned", False))
             same(value, [A[0, i].item()])
             assert value.startswith("+") == (A[0, i] > 0)
@@ -392,9 +462,14 @@ def test_completions_advantages_and_who_is_kept(shown):
         same(view["summary"], [e.G, sum(rewards), len(kept), e.G - len(kept)])
         assert ("no signal" in view["no_signal"]) == bool(view["no_signal"]) == (not A[0].any())
         for q, row, other in zip(questions[1:], A[1:], view["others"], strict=True):
-            same(other["title"], [q, sum(e.rewards(q)), e.G, sum(question == q for question, _ in pruned[0])])
+            same(
+                other["title"],
+                [q, sum(e.rewards(q)), e.G, sum(question == q for question, _ in pruned[0])],
+            )
             assert ("no signal" in other["title"]) == (not row.any())
-            assert [bar["kept"] for bar in other["bars"]] == [(q, i) in pruned[0] for i in range(e.G)]
+            assert [bar["kept"] for bar in other["bars"]] == [
+                (q, i) in pruned[0] for i in range(e.G)
+            ]
             bars_show(other["bars"], row.tolist(), scale)
 
 
@@ -414,7 +489,9 @@ def test_direction_and_length_of_the_gradient(shown):
         nothing = not g.any() or not h.any()
         same(view["gradient"], [1, 1, e.B * e.G, len(pruned[0])] + [0] * nothing)
         if nothing:
-            assert ("has no signal" if not g.any() else "No completion of this question is kept") in view["gradient"]
+            assert (
+                "has no signal" if not g.any() else "No completion of this question is kept"
+            ) in view["gradient"]
             assert view["cosine"] == view["ratio"] == ""
             assert [arrow is not None for arrow in view["arrows"]] == [g.any(), False]
             continue
@@ -425,10 +502,14 @@ def test_direction_and_length_of_the_gradient(shown):
         # the arrows: y goes down on a screen
         full, kept = (complex(x2 - x1, y1 - y2) for x1, y1, x2, y2 in view["arrows"])
         assert full.imag == 0 < full.real and kept.imag >= 0
-        assert kept / full == pytest.approx(ratio * complex(cosine, math.sqrt(1 - cosine**2)), abs=1e-6 * max(1, ratio))
+        assert kept / full == pytest.approx(
+            ratio * complex(cosine, math.sqrt(1 - cosine**2)), abs=1e-6 * max(1, ratio)
+        )
         _, _, width, height = map(float, view["view"].split())
         for x1, y1, x2, y2 in view["arrows"]:
-            assert all(10 < x < width - 10 for x in (x1, x2)) and all(20 < y < height - 20 for y in (y1, y2))
+            assert all(10 < x < width - 10 for x in (x1, x2)) and all(
+                20 < y < height - 20 for y in (y1, y2)
+            )
 
 
 def test_what_pruning_alone_can_save(shown):
@@ -445,35 +526,48 @@ def test_what_pruning_alone_can_save(shown):
         speeds = [amdahl(phases, keep_count(e.G, P) / e.G) for P in rates]
         for rate, P, speed in zip(view["rates"], rates, speeds, strict=True):
             same(rate["text"], [speed, P])
-            assert rate["height"] == pytest.approx(60 * speed / max(speeds), abs=0.1) and rate["now"] == (P == e.P)
+            assert rate["height"] == pytest.approx(60 * speed / max(speeds), abs=0.1) and rate[
+                "now"
+            ] == (P == e.P)
 
 
 def test_places_and_times_of_the_devices(shown):
     for e, view, (pruned, allocated) in shown:
         sampled = [[(q, i) for q in questions for i in range(e.G)] for questions in e.own]
         drawn = []  # (seconds, pixels)
-        for completions, B, stage in zip((sampled, pruned, allocated), (e.B, e.B, e.n), view["stages"], strict=True):
+        for completions, B, stage in zip(
+            (sampled, pruned, allocated), (e.B, e.B, e.n), view["stages"], strict=True
+        ):
             lengths = [[question(q, e.draw, e.G)[i][2] for q, i in kept] for kept in completions]
             own = [step_time([sum(tokens)], **COST) for tokens in lengths]
             step = step_time([sum(tokens) for tokens in lengths], **COST)
             same(stage["text"], [step, B * e.devices, step / (B * e.devices)])
-            for kept, tokens, seconds, device in zip(completions, lengths, own, stage["devices"], strict=True):
-                assert device["places"] == [str(q) for q, _ in kept] + [""] * (e.B * e.G - len(kept))
+            for kept, tokens, seconds, device in zip(
+                completions, lengths, own, stage["devices"], strict=True
+            ):
+                assert device["places"] == [str(q) for q, _ in kept] + [""] * (
+                    e.B * e.G - len(kept)
+                )
                 assert device["titles"] == [[q, i + 1, n] for (q, i), n in zip(kept, tokens)]
                 assert device["parts"] == [200, *tokens]
                 same(device["time"], [seconds])
                 assert device["busiest"] == (seconds == step)
                 drawn += [(seconds, device["work"]), (step, device["work"] + device["waits"])]
         a_second = max(width for _, width in drawn) / max(seconds for seconds, _ in drawn)
-        assert [width for _, width in drawn] == pytest.approx([seconds * a_second for seconds, _ in drawn], abs=1.1)
+        assert [width for _, width in drawn] == pytest.approx(
+            [seconds * a_second for seconds, _ in drawn], abs=1.1
+        )
         tokens = [n for row in lengths for n in row]  # after allocation
-        shared = step_time([sum(tokens[i] for i in share) for share in balance(tokens, e.devices)], **COST)
+        shared = step_time(
+            [sum(tokens[i] for i in share) for share in balance(tokens, e.devices)], **COST
+        )
         same(view["balance"], [shared, step] if e.devices > 1 else [])
         assert bool(view["note"]) == (e.rule in ("distinct", "pooled"))
 
 
 def test_an_independent_count_of_the_rule_one_of_each_kind(shown):
-    """With rewards 0 and 1: one right and one wrong completion, if there are both and k allows it."""
+    """With rewards 0 and 1: one right and one wrong completion, if there are both and k allows
+    it."""
     for e, _, (pruned, _) in shown:
         if e.rule == "distinct":
             for q in e.own[0]:
@@ -487,9 +581,14 @@ def test_an_independent_count_of_the_rule_one_of_each_kind(shown):
 
 def words(view):
     """What a view says, without the sizes, which depend on the width of the window."""
-    texts = {name: value for name, value in view.items() if isinstance(value, str) and name != "view"}
+    texts = {
+        name: value for name, value in view.items() if isinstance(value, str) and name != "view"
+    }
     cards = [(card["shown"], card["label"], card["chosen"]) for card in view["completions"]]
-    boxes = [[stage["text"], [(d["titles"], d["time"]) for d in stage["devices"]]] for stage in view["stages"]]
+    boxes = [
+        [stage["text"], [(d["titles"], d["time"]) for d in stage["devices"]]]
+        for stage in view["stages"]
+    ]
     rest = [other["title"] for other in view["others"]], [rate["text"] for rate in view["rates"]]
     return texts, view["checked"], cards, boxes, rest
 
@@ -520,7 +619,9 @@ def test_a_link_on_the_page_changes_the_settings(found):
 def test_what_the_page_says_about_its_links_is_true(found):
     views = {hash: found["frames"][hash]["shown"] for hash in TRIES}
     half, pool = "#rewards=0101010101010101", "#rule=pooled&B=4&devices=1"
-    others = {"#pass=1", "#rule=distinct", "#P=0", "#sampling=1", "#sampling=0", "#P=0.25", "#devices=4"}
+    others = {
+        "#pass=1", "#rule=distinct", "#P=0", "#sampling=1", "#sampling=0", "#P=0.25", "#devices=4",
+    }
     assert set(views) == others | {half, pool}
     assert "no signal" in views["#pass=1"]["no_signal"]
     assert len({card["shown"][2][1:] for card in views[half]["completions"]}) == 1
@@ -533,7 +634,9 @@ def test_what_the_page_says_about_its_links_is_true(found):
     assert [last(views[f"#sampling={s}"], "amdahl") for s in (1, 0)] == [1, 8]
     few = views["#P=0.25"]["stages"][2]["devices"]
     assert [device["places"].count("") for device in few] == [4, 4]
-    assert [device["waits"] > 0 for device in views["#devices=4"]["stages"][2]["devices"]].count(True) == 3
+    assert [device["waits"] > 0 for device in views["#devices=4"]["stages"][2]["devices"]].count(
+        True
+    ) == 3
 
 
 # --- the page itself ---
@@ -541,14 +644,23 @@ def test_what_the_page_says_about_its_links_is_true(found):
 
 def test_the_page_loads_nothing_and_names_no_other_address():
     page = PAGE.read_text()
-    assert not re.search(r"https?:|\bsrc\s*=|@import|url\((?!#)|\bfetch\(|\bimport\b|XMLHttpRequest", page)
+    assert not re.search(
+        r"https?:|\bsrc\s*=|@import|url\((?!#)|\bfetch\(|\bimport\b|XMLHttpRequest", page
+    )
     assert set(re.findall(r'href="([^"]*)"', page.replace("&amp;", "&"))) == {"data:,", "#", *TRIES}
 
 
 def test_the_text_names_the_constants_that_the_tests_take():
     said = " ".join(PAGE.read_text().split())
-    assert f"{COST['overhead']} s of fixed cost (dark) and {COST['seconds_per_token']} s for each token" in said
-    assert "six answers, a to f. The probability of a is p (but at least 0.01 and at most 0.99)." in said
+    assert (
+        f"{COST['overhead']} s of fixed cost (dark) and {COST['seconds_per_token']} s for each "
+        "token"
+        in said
+    )
+    assert (
+        "six answers, a to f. The probability of a is p (but at least 0.01 and at most 0.99)."
+        in said
+    )
 
 
 def test_no_javascript_error(found):

@@ -1,4 +1,5 @@
-"""The README's first command, from nothing, in an empty folder: the base guesses, training makes it think and be right."""
+"""The README's first command, from nothing, in an empty folder: the base guesses, training makes it
+think and be right."""
 
 import json
 import os
@@ -10,8 +11,12 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_torchrun_train_py_teaches_the_toy_to_think(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", str(ROOT / "train.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, env=os.environ)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", str(ROOT / "train.py"),
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=400, env=os.environ
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs/toy-cppo-1"
     summary = json.loads((run / "summary.json").read_text())

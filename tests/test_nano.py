@@ -38,15 +38,20 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     model, tokenizer = load_model(small, CPU)
     before, drawn = weights_of(model), []
     sample = nano.sample
-    monkeypatch.setattr(nano, "sample", lambda *arguments: drawn.append(sample(*arguments)) or drawn[-1])
+    monkeypatch.setattr(
+        nano, "sample", lambda *arguments: drawn.append(sample(*arguments)) or drawn[-1]
+    )
     questions, _ = load_questions("toy", tokenizer, limit=nano.Q - 1)
     questions.append({"question": "1+2=?", "answer": "3", "thoughts": "", "begun": "",
                       "prompt": tokenizer("1+2=?").input_ids})  # a shorter one
     torch.manual_seed(0)
 
     one = deepcopy(model)
-    sgd = torch.optim.SGD(one.parameters(), lr=0.1)  # AdamW would make a whole step of a rounding error
-    accuracy, length = nano.step(one, deepcopy(model), sgd, tokenizer, TASKS["toy"], rewards.toy_accuracy, questions)
+    # AdamW would make a whole step of a rounding error
+    sgd = torch.optim.SGD(one.parameters(), lr=0.1)
+    accuracy, length = nano.step(
+        one, deepcopy(model), sgd, tokenizer, TASKS["toy"], rewards.toy_accuracy, questions
+    )
 
     [(tokens, _)] = drawn
     ends = [(row == tokenizer.eos_token_id).nonzero() for row in tokens]  # EOS counts
@@ -58,8 +63,9 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     networks.sampler.sample = lambda *_: given
     algorithm = resolve("cppo", pruning_rate=pruning_rate, mu=nano.MU, beta=nano.BETA)
     metrics, _ = train_step(
-        networks, algorithm, named(rewards.toy_accuracy), Sampling(toy.MAX_NEW_TOKENS), Limits(), lambda _: questions,
-        random.Random(0))
+        networks, algorithm, named(rewards.toy_accuracy), Sampling(toy.MAX_NEW_TOKENS), Limits(),
+        lambda _: questions, random.Random(0),
+    )
     assert accuracy == pytest.approx(metrics["accuracy"]) and 0 < accuracy < 1
     assert length == pytest.approx(metrics["length"]) and lengths.min() < lengths.max()
     moved, difference = weights_of(one) - before, weights_of(one) - weights_of(model)
@@ -70,7 +76,10 @@ def test_a_step_without_a_signal_leaves_the_weights(loaded):
     model, tokenizer = loaded
     before, optimizer = weights_of(model), torch.optim.AdamW(model.parameters(), lr=1.0)
     questions, _ = load_questions("toy", tokenizer, limit=2)
-    nano.step(model, model, optimizer, tokenizer, TASKS["toy"], lambda texts, answer: [1.0] * len(texts), questions)
+    nano.step(
+        model, model, optimizer, tokenizer, TASKS["toy"], lambda texts, answer: [1.0] * len(texts),
+        questions,
+    )
     assert torch.equal(weights_of(model), before)
 
 

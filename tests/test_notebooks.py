@@ -1,7 +1,8 @@
-"""The notebooks run, hold a whole run, and show the project's functions as they are; the exercises have solutions.
+"""The notebooks run, hold a whole run, and show the project's functions as they are; the exercises
+have solutions.
 
-After a change of a function that a notebook shows, run it again: jupyter execute --inplace notebooks/*.ipynb
-"""
+After a change of a function that a notebook shows, run it again: jupyter execute --inplace
+notebooks/*.ipynb """
 
 import ast
 import re
@@ -19,8 +20,15 @@ from tests.concepts import exercises
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-PAPER = sorted([*(ROOT / name for name in ("grpo.py", "cppo.py", "allocate.py")), *ROOT.glob("family/*.py")])
-MODULES = sorted([*ROOT.glob("*.py"), *(p for part in ("family", "engine", "experiments") for p in (ROOT / part).rglob("*.py"))])
+PAPER = sorted(
+    [*(ROOT / name for name in ("grpo.py", "cppo.py", "allocate.py")), *ROOT.glob("family/*.py")]
+)
+MODULES = sorted(
+    [
+        *ROOT.glob("*.py"),
+        *(p for part in ("family", "engine", "experiments") for p in (ROOT / part).rglob("*.py")),
+    ]
+)
 
 notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -32,7 +40,8 @@ def read(path):
 
 
 def functions(tree):
-    """Names of the functions and classes that a piece of code defines, at any depth, and of lambdas bound to a name."""
+    """Names of the functions and classes that a piece of code defines, at any depth, and of lambdas
+    bound to a name."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -44,12 +53,16 @@ def functions(tree):
 
 def python(cell):
     """A cell's Python: without IPython's lines (%matplotlib inline)."""
-    return ast.parse("\n".join(line for line in cell.source.splitlines() if not line.startswith(("%", "!"))))
+    return ast.parse(
+        "\n".join(line for line in cell.source.splitlines() if not line.startswith(("%", "!")))
+    )
 
 
 def sources(cells):
     """What `show` has written: the source of functions."""
-    outputs = [output for cell in cells for output in cell.outputs if output.output_type == "display_data"]
+    outputs = [
+        output for cell in cells for output in cell.outputs if output.output_type == "display_data"
+    ]
     return [output.data["text/markdown"] for output in outputs if "text/markdown" in output.data]
 
 
@@ -58,10 +71,14 @@ def sources(cells):
 
 @pytest.fixture(scope="module")
 def runs():
-    """Every notebook, executed in a fresh kernel and in its own folder, two at a time: {path: notebook, or the error}."""
+    """Every notebook, executed in a fresh kernel and in its own folder, two at a time: {path:
+    notebook, or the error}."""
     def run(path):
         notebook, _ = read(path)
-        client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
+        client = NotebookClient(
+            notebook, timeout=120, kernel_name="python3",
+            resources={"metadata": {"path": str(FOLDER)}},
+        )
         try:
             return client.execute()
         except Exception as error:  # CellExecutionError, if a cell fails
@@ -72,7 +89,10 @@ def runs():
         patch.setenv("OMP_NUM_THREADS", "1")
         executed = dict(zip(NOTEBOOKS, pool.map(run, NOTEBOOKS)))
     yield executed
-    assert {p: p.stat().st_mtime_ns for p in FOLDER.rglob("*") if "__pycache__" not in str(p)} == before  # nothing is left behind
+    # nothing is left behind
+    assert {
+        p: p.stat().st_mtime_ns for p in FOLDER.rglob("*") if "__pycache__" not in str(p)
+    } == before
 
 
 @notebooks
@@ -94,7 +114,11 @@ def test_committed_notebook_holds_a_whole_run(path):
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert outputs and any("image/png" in output.get("data", {}) for output in outputs)
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not [
+        output
+        for output in outputs
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
     assert path.stat().st_size < 400_000
 
 
@@ -114,8 +138,12 @@ def test_the_list_at_the_top_names_every_section(path):
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     listed = re.findall(r"^(\d+)\. \[(.+)\]\(#(\d+)\)$", text, re.MULTILINE)
     sections = re.findall(r'^<a id="(\d+)"></a>\n## (\d+)\. (.+)$', text, re.MULTILINE)
-    assert [(n, title) for n, title, anchor in listed if anchor == n] == [(n, title) for anchor, n, title in sections if anchor == n]
-    assert [int(n) for n, *_ in sections] == list(range(1, len(sections) + 1)) and len(sections) == len(listed)
+    assert [(n, title) for n, title, anchor in listed if anchor == n] == [
+        (n, title) for anchor, n, title in sections if anchor == n
+    ]
+    assert [int(n) for n, *_ in sections] == list(range(1, len(sections) + 1)) and len(
+        sections
+    ) == len(listed)
 
 
 def test_every_function_of_the_papers_is_shown_if_a_notebook_uses_it():
@@ -140,7 +168,12 @@ def test_notebook_defines_no_second_version(path):
         for node in ast.parse(module.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 ours[node.name] = module.name
-    again = {name: ours[name] for tree in (*map(python, cells), solutions) for name in functions(tree) if name in ours}
+    again = {
+        name: ours[name]
+        for tree in (*map(python, cells), solutions)
+        for name in functions(tree)
+        if name in ours
+    }
     assert not again, f"{path.name} defines anew: {again}"
 
 
@@ -174,8 +207,12 @@ def test_a_notebook_has_three_exercises_with_a_hint_a_check_and_a_solution(path,
     assert sum("<details><summary>Hint</summary>" in cell.source for cell in notebook.cells) == 3
     assert len(exercises_of(path)) == 3
     for n, (name, cell) in enumerate(exercises_of(path).items(), 1):
-        assert cell.source.startswith(f"# exercise {n}\n") and cell.source.endswith(f"\n\nexercises.{name}({name})")
-        assert [output.text for output in cell.outputs] == [f"{name}: not done yet, it returns None.\n"]
+        assert cell.source.startswith(f"# exercise {n}\n") and cell.source.endswith(
+            f"\n\nexercises.{name}({name})"
+        )
+        assert [output.text for output in cell.outputs] == [
+            f"{name}: not done yet, it returns None.\n"
+        ]
         getattr(exercises, name)(solutions[name])
         assert capsys.readouterr().out == "green\n", name
 
@@ -184,21 +221,37 @@ MISTAKES = {  # exercise: a wrong answer that students give
     "leave_one_out": lambda rewards: rewards - rewards.mean(dim=1, keepdim=True),  # the whole group
     "without_gradient": lambda ratio, advantages: (ratio - 1).abs() > 0.2,  # without the sign of A
     "loss_in_two_parts": lambda logp, old_logp, advantages, mask: sum(  # a mean of means
-        exercises.grpo_loss(logp[p], old_logp[p], advantages[p], mask[p], beta=0)[0] / 2 for p in (slice(0, 2), slice(2, None))
+        exercises.grpo_loss(logp[p], old_logp[p], advantages[p], mask[p], beta=0)[0] / 2
+        for p in (slice(0, 2), slice(2, None))
     ),
-    "keep_per_token": lambda advantages, lengths, k: exercises.prune(advantages / lengths, k, rule="largest"),  # signed
+    # signed
+    "keep_per_token": lambda advantages, lengths, k: exercises.prune(
+        advantages / lengths, k, rule="largest"
+    ),
     "rows_of_the_batch": lambda kept, group_size: kept.flatten(),  # rows of the first question only
-    "right_among_the_kept": lambda right, group_size, k: min(right, k),  # as if the right ones were always rarer
+    # as if the right ones were always rarer
+    "right_among_the_kept": lambda right, group_size, k: min(right, k),
     "empty_places": lambda B, G, P: B * G % int(G * (1 - P)),  # 15 · (1 − 0.8) is below 3 in floats
-    "padding": lambda lengths, max_tokens: 1 - sum(lengths) / (len(lengths) * max(lengths)),  # one rectangle
+    # one rectangle
+    "padding": lambda lengths, max_tokens: 1 - sum(lengths) / (len(lengths) * max(lengths)),
     "share_to_keep": lambda phases, speedup: 1 / speedup,  # as if all time were training
     "completion_tokens": lambda tokens, eos: tokens != eos,  # no EOS
-    "dr_grpo_loss_of_a_step": lambda logp, old_logp, rewards, mask, L: exercises.grpo_loss(  # keeps 1/|o|
-        logp, old_logp, exercises.group_advantages(rewards, divide_by_std=False).flatten(), mask, beta=0)[0],
-    "reward_for_steps": lambda completions, answer: [2.0 * (gold in text) for text, gold in zip(completions, answer)],
-    "still_without_signal": lambda p, G, rounds: (p**G) ** rounds + ((1 - p) ** G) ** rounds,  # as if all were of one kind
-    "right_kept_by_pods": lambda right, wrong, m: min(right, m // 2),  # half of the places stay empty
-    "advantages_of_tokens": lambda rewards, values, gamma, lam: [r - v for r, v in zip(rewards, values)],  # no token follows
+    # keeps 1/|o|
+    "dr_grpo_loss_of_a_step": lambda logp, old_logp, rewards, mask, L: exercises.grpo_loss(
+        logp, old_logp, exercises.group_advantages(rewards, divide_by_std=False).flatten(), mask,
+        beta=0,
+    )[0],
+    "reward_for_steps": lambda completions, answer: [
+        2.0 * (gold in text) for text, gold in zip(completions, answer)
+    ],
+    # as if all were of one kind
+    "still_without_signal": lambda p, G, rounds: (p**G) ** rounds + ((1 - p) ** G) ** rounds,
+    # half of the places stay empty
+    "right_kept_by_pods": lambda right, wrong, m: min(right, m // 2),
+    # no token follows
+    "advantages_of_tokens": lambda rewards, values, gamma, lam: [
+        r - v for r, v in zip(rewards, values)
+    ],
 }
 
 
@@ -206,6 +259,8 @@ MISTAKES = {  # exercise: a wrong answer that students give
 def test_a_wrong_answer_is_found_and_told_in_one_sentence(name, capsys):
     getattr(exercises, name)(MISTAKES[name])
     sentence = capsys.readouterr().out
-    assert re.fullmatch(r"<lambda>: for .+ a number is .+, and it should be .+\.\n", sentence), sentence
+    assert re.fullmatch(r"<lambda>: for .+ a number is .+, and it should be .+\.\n", sentence), (
+        sentence
+    )
     getattr(exercises, name)(lambda *arguments: torch.zeros(7, 7))
     assert "the shape of the answer is (7, 7), and it should be" in capsys.readouterr().out

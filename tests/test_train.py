@@ -13,11 +13,12 @@ import eval as evaluation
 import train
 from algorithms import ALGORITHMS, KEEP
 from cppo import prune
+from engine.base import files
+from engine.base.errors import UserError
 from engine.model import loading, sampling
 from engine.model import networks as networks_module
-from engine.run import checkpoint, folder, logs
+from engine.run import checkpoint, folder
 from engine.run import curves as curves_module
-from engine.run.options import UserError
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
@@ -26,7 +27,8 @@ from tests.engine.test_ranks import ROOT, torchrun
 from tests.examples import named
 from tests.training import CPU, stepper, weights_of
 
-# ---- one step -------------------------------------------------------------------------------------------------------
+# ---- one step
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -54,20 +56,33 @@ def test_every_forward_pass_of_an_update_is_made_for_the_kept_only(step_inputs, 
         return real(self, *args, **options)
 
     monkeypatch.setattr(Batch, "logprobs", logprobs)
-    metrics, sample = run_step(step_inputs, [number_of_digits], group_size=8, pruning_rate=0.75, mu=2, micro_batch_tokens=100)
+    metrics, sample = run_step(
+        step_inputs, [number_of_digits], group_size=8, pruning_rate=0.75, mu=2,
+        micro_batch_tokens=100,
+    )
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (4, 32, 8)
-    assert sum(scored) == 3 * 8  # the reference once, the policy μ=2 times, none of them for a pruned completion
+    # the reference once, the policy μ=2 times, none of them for a pruned completion
+    assert sum(scored) == 3 * 8
     # the advantages are those of all 8 completions of a question, and the kept are its largest
     rewards = torch.tensor([[row["reward"] for row in sample["completions"]]])
     advantages = torch.tensor([[row["advantage"] for row in sample["completions"]]])
     torch.testing.assert_close(advantages, (rewards - rewards.mean()) / (rewards.std() + 1e-4))
-    assert [i for i, row in enumerate(sample["completions"]) if row["kept"]] == prune(advantages, 2)[0].tolist()
-    assert metrics["tokens_trained"] < metrics["tokens_generated"] == pytest.approx(metrics["length"] * 32)
+    assert [i for i, row in enumerate(sample["completions"]) if row["kept"]] == prune(
+        advantages, 2
+    )[0].tolist()
+    assert (
+        metrics["tokens_trained"]
+        < metrics["tokens_generated"]
+        == pytest.approx(metrics["length"] * 32)
+    )
 
 
 @pytest.mark.parametrize("algorithm, passes", [("grpo", 3), ("ppo", 6)])
-def test_the_policy_that_is_scored_is_the_one_that_was_sampled(step_inputs, monkeypatch, algorithm, passes):
-    """Reference, π_old and π_θ are all taken at the sampler's temperature. At another one each ratio would be wrong."""
+def test_the_policy_that_is_scored_is_the_one_that_was_sampled(
+    step_inputs, monkeypatch, algorithm, passes
+):
+    """Reference, π_old and π_θ are all taken at the sampler's temperature. At another one each
+    ratio would be wrong."""
     temperatures, real = [], Batch.logprobs
 
     def logprobs(self, model, temperature, **options):
@@ -80,12 +95,18 @@ def test_the_policy_that_is_scored_is_the_one_that_was_sampled(step_inputs, monk
     assert temperatures == [0.7] * passes and metrics["sampler_gap_max"] < 1e-3
 
 
-def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(step_inputs, monkeypatch, capsys):
+def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
+    step_inputs, monkeypatch, capsys
+):
     questions = step_inputs[2]
     asked, trained = [], []
-    monkeypatch.setattr(train, "update", lambda networks, minibatches, *_: trained.extend(micro_batches_of(minibatches)) or {})
+    monkeypatch.setattr(
+        train, "update",
+        lambda networks, minibatches, *_: trained.extend(micro_batches_of(minibatches)) or {},
+    )
 
-    def next_questions(missing):  # 4 questions in all at first, then as many as are missing; the supply ends after 9
+    # 4 questions in all at first, then as many as are missing; the supply ends after 9
+    def next_questions(missing):
         asked.append(missing)
         left = 9 - sum(n or 4 for n in asked[:-1])
         return (questions * 3)[: min(missing or 4, left)] if left > 0 else None
@@ -94,22 +115,34 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
         return [float(i // 4 % 2 and i % 4) for i in range(len(completions))]
 
     def step(max_rollouts):
-        make = stepper(*step_inputs, [signal_in_every_second_group], "dapo", group_size=4, max_rollouts=max_rollouts)
+        make = stepper(
+            *step_inputs, [signal_in_every_second_group], "dapo", group_size=4,
+            max_rollouts=max_rollouts,
+        )
         return make(1, next_questions)[0]
 
     metrics = step(5)
-    assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5  # 4 gave 2, then 2 gave 1, then one question at a time gave none
+    # 4 gave 2, then 2 gave 1, then one question at a time gave none
+    assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
-    assert metrics["no_signal"] == pytest.approx(6 / 9) and sum(len(batch.prompts) for batch in trained) == 12
+    assert (
+        metrics["no_signal"] == pytest.approx(6 / 9)
+        and sum(len(batch.prompts) for batch in trained) == 12
+    )
     assert all(len(set(batch.advantages.tolist())) > 1 for batch in trained)
     asked.clear()
-    assert "1 groups are still without signal after sampling 5 times: the step trains on the others." in capsys.readouterr().out
+    assert (
+        "1 groups are still without signal after sampling 5 times: the step trains on the others."
+        in capsys.readouterr().out
+    )
     assert step(2)["rollouts"] == 2
 
 
 def of_two(even, odd):
     """A reward: of every question the first, third, … completion earns `even`, the others `odd`."""
-    return lambda completions, **columns: [float(odd if i % 2 else even) for i in range(len(completions))]
+    return lambda completions, **columns: [
+        float(odd if i % 2 else even) for i in range(len(completions))
+    ]
 
 
 def rewarded(*values):
@@ -121,10 +154,13 @@ def rewarded(*values):
 
 
 def test_no_signal_is_the_share_of_groups_whose_advantages_are_all_0(step_inputs):
-    step_inputs = (*step_inputs[:2], step_inputs[2][:1])  # one question, whose group is in the samples
+    # one question, whose group is in the samples
+    step_inputs = (*step_inputs[:2], step_inputs[2][:1])
 
     def no_signal(functions, algorithm, **options):
-        metrics, sample = run_step(step_inputs, functions, algorithm, group_size=4, lr=0.0, **options)
+        metrics, sample = run_step(
+            step_inputs, functions, algorithm, group_size=4, lr=0.0, **options
+        )
         advantages = [row["advantage"] for row in sample["completions"]]
         assert metrics["no_signal"] == (not any(advantages))
         return metrics["no_signal"]
@@ -145,7 +181,10 @@ def test_no_signal_counts_a_gdpo_group_of_equal_rewards_beside_others(step_input
         return [i // 4 and i * i % 7 / 10 for i in range(len(completions))]
 
     metrics, sample = run_step(step_inputs, [equal_in_the_first], "gdpo", group_size=4)
-    assert metrics["no_signal"] == 0.25 and [row["advantage"] for row in sample["completions"]] == [0.0] * 4
+    assert (
+        metrics["no_signal"] == 0.25
+        and [row["advantage"] for row in sample["completions"]] == [0.0] * 4
+    )
 
 
 def test_ppos_no_signal_is_the_share_of_groups_whose_scores_are_equal(step_inputs):
@@ -157,8 +196,12 @@ def test_ppos_no_signal_is_the_share_of_groups_whose_scores_are_equal(step_input
 
 def test_dynamic_sampling_goes_by_the_rewards_before_the_overlong_penalty(step_inputs):
     step_inputs = (*step_inputs[:2], step_inputs[2][:1])
-    metrics, sample = run_step(step_inputs, [ones], "dapo", group_size=4, max_new_tokens=8, overlong_cache=7, max_rollouts=2)
-    assert any(row["advantage"] for row in sample["completions"])  # of right answers that differ in length alone
+    metrics, sample = run_step(
+        step_inputs, [ones], "dapo", group_size=4, max_new_tokens=8, overlong_cache=7,
+        max_rollouts=2,
+    )
+    # of right answers that differ in length alone
+    assert any(row["advantage"] for row in sample["completions"])
     assert metrics["rollouts"] == 2 and metrics["kept"] == 0 and metrics["loss"] is None
 
 
@@ -167,12 +210,21 @@ def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs
     monkeypatch.setattr(train, "update", lambda networks, minibatches, *_: trained.extend(micro_batches_of(minibatches)) or {})
     options = {"group_size": 8, "max_new_tokens": 8, "mask_truncated": True, "overlong_cache": 4}
     metrics, sample = run_step(step_inputs, [number_of_digits], "grpo", **options)
-    assert 0 < metrics["truncated"] < 1 and metrics["kept"] == round(32 * (1 - metrics["truncated"]))
+    assert 0 < metrics["truncated"] < 1 and metrics["kept"] == round(
+        32 * (1 - metrics["truncated"])
+    )
     assert sum(len(batch.prompts) for batch in trained) == metrics["kept"]
-    assert all(n < 8 or batch.tokens[i, 7] == 1 for batch in trained for i, n in enumerate(batch.lengths.tolist()))  # 1 is EOS
+    # 1 is EOS
+    assert all(
+        n < 8 or batch.tokens[i, 7] == 1
+        for batch in trained
+        for i, n in enumerate(batch.lengths.tolist())
+    )
     assert metrics["reward/overlong"] < 0 and metrics["reward"] == pytest.approx(
         metrics["reward/number_of_digits"] + metrics["reward/overlong"])
-    torch.testing.assert_close(sum(row["advantage"] for row in sample["completions"]), 0.0, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        sum(row["advantage"] for row in sample["completions"]), 0.0, atol=1e-4, rtol=0
+    )
 
 
 def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, monkeypatch):
@@ -181,7 +233,9 @@ def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, m
     def update(networks, minibatches, *rest):
         seen.extend(minibatches)
         # the first one gets π_old from its first update, for nothing
-        assert [m.micro_batches[0].old_logp is None for m in minibatches] == [True, False, False, False]
+        assert [m.micro_batches[0].old_logp is None for m in minibatches] == [
+            True, False, False, False,
+        ]
         return real(networks, minibatches, *rest)
 
     monkeypatch.setattr(train, "update", update)
@@ -191,8 +245,11 @@ def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, m
     assert len(seen) == 4 and sum(len(batch.prompts) for batch in batches) == 32
     for batch in batches:
         with torch.no_grad():
-            torch.testing.assert_close(batch.old_logp, batch.logprobs(model, 1.0), atol=1e-5, rtol=1e-5)
-    assert metrics["clip_fraction"] > 0 and metrics["kl_old"] > 0  # with μ = 1, and without mini-batches, both would be 0
+            torch.testing.assert_close(
+                batch.old_logp, batch.logprobs(model, 1.0), atol=1e-5, rtol=1e-5
+            )
+    # with μ = 1, and without mini-batches, both would be 0
+    assert metrics["clip_fraction"] > 0 and metrics["kl_old"] > 0
 
 
 def test_the_updates_end_when_the_policy_is_too_far_from_the_old_one(step_inputs):
@@ -216,7 +273,9 @@ def test_every_algorithm_raises_its_reward(step_inputs, algorithm):
 
 def test_a_random_choice_of_the_kept_follows_from_seed_and_step(step_inputs):
     def kept(number):
-        _, sample = run_step(step_inputs, [number_of_digits], number=number, pruning_rate=0.5, keep="random", lr=0.0)
+        _, sample = run_step(
+            step_inputs, [number_of_digits], number=number, pruning_rate=0.5, keep="random", lr=0.0
+        )
         return [row["kept"] for row in sample["completions"]]
 
     assert kept(1) == kept(1) != kept(2)
@@ -235,7 +294,10 @@ def test_the_random_choice_draws_other_numbers_than_the_sampler(step_inputs, mon
 
     monkeypatch.setattr(sampling.Sampler, "sample", noted)
     run_step(step_inputs, [number_of_digits], keep=keep, lr=0.0)
-    kept, sampled = (torch.rand(4, 16, generator=torch.Generator().manual_seed(seeds[name])) for name in ("kept", "sampled"))
+    kept, sampled = (
+        torch.rand(4, 16, generator=torch.Generator().manual_seed(seeds[name]))
+        for name in ("kept", "sampled")
+    )
     assert not torch.equal(kept, sampled)
 
 
@@ -252,7 +314,8 @@ def ones(completions, **columns):
 
 @pytest.mark.parametrize("score", [0.0, 2.0])
 def test_ppo_has_an_update_to_make_where_all_rewards_are_equal(step_inputs, score):
-    """V is 0 and, with λ = 1, the return of every token is the score: the critic's loss is ½ (0 − score)²."""
+    """V is 0 and, with λ = 1, the return of every token is the score: the critic's loss is ½ (0 −
+    score)²."""
     equal = lambda completions, **columns: [score] * len(completions)
     metrics, _ = run_step(step_inputs, [equal], "ppo", group_size=4, lam=1.0, lr=0.0)
     assert metrics["no_signal"] == 1 and metrics["value_loss"] == pytest.approx(score**2 / 2)
@@ -266,35 +329,49 @@ def test_ppo_learns_from_equal_rewards_what_its_critic_did_not_foresee(step_inpu
 
 
 def test_ppos_kl_is_in_the_rewards(step_inputs):
-    """A policy that was moved away from its reference: a large β brings it back, a tiny one lets it go where the reward is."""
+    """A policy that was moved away from its reference: a large β brings it back, a tiny one lets it
+    go where the reward is."""
     model, kls = step_inputs[0], {}
     reference = copy.deepcopy(model)
     with torch.no_grad():
         for i, p in enumerate(model.parameters()):
             p += 0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
     for beta in (1e-6, 100.0):
-        make = stepper(copy.deepcopy(model), *step_inputs[1:], [number_of_digits], "ppo", group_size=8, lr=1e-3,
-                       beta=beta, reference=reference)
+        make = stepper(
+            copy.deepcopy(model),
+            *step_inputs[1:], [number_of_digits], "ppo", group_size=8, lr=1e-3, beta=beta,
+            reference=reference,
+        )
         kls[beta] = [make(step)[0]["kl"] for step in range(6)]
     assert sum(kls[100.0][3:]) < sum(kls[1e-6][3:]) / 2
-    assert run_step(step_inputs, [number_of_digits], "ppo", group_size=4, beta=0.0)[0]["kl"] == 0  # no reference
+    # no reference
+    assert run_step(step_inputs, [number_of_digits], "ppo", group_size=4, beta=0.0)[0]["kl"] == 0
 
 
 def test_gfpos_adaptive_k_goes_by_the_mean_rewards_of_the_questions_so_far(step_inputs):
-    """Question q of four earns q for each of its 16 completions, in the third step 3 − q; and 1 for no reason."""
+    """Question q of four earns q for each of its 16 completions, in the third step 3 − q; and 1 for
+    no reason."""
     history, kept = [], []
     for step, reward in enumerate([lambda i: i // 16, lambda i: i // 16, lambda i: 3 - i // 16]):
-        mine = lambda completions, reward=reward, **columns: [float(reward(i)) for i in range(len(completions))]
-        metrics, sample = stepper(*step_inputs, [mine, ones], "gfpo_adaptive")(step, history=history)
+        mine = lambda completions, reward=reward, **columns: [
+            float(reward(i)) for i in range(len(completions))
+        ]
+        metrics, sample = stepper(*step_inputs, [mine, ones], "gfpo_adaptive")(
+            step, history=history
+        )
         history += metrics["mean_rewards"]
         kept.append((metrics["kept"], sum(row["kept"] for row in sample["completions"])))
     assert history == [1, 2, 3, 4, 1, 2, 3, 4, 4, 3, 2, 1]
-    assert kept == [(4 * 8, 8), (8 + 8 + 6 + 4, 8), (4 + 6 + 8 + 8, 4)]  # of all, and of the first question
+    # of all, and of the first question
+    assert kept == [(4 * 8, 8), (8 + 8 + 6 + 4, 8), (4 + 6 + 8 + 8, 4)]
 
 
 def test_a_step_is_a_function_of_its_number_and_the_seed(step_inputs):
     def samples(*numbers, **options):
-        return [run_step(step_inputs, [number_of_digits], number=number, group_size=4, **options)[1] for number in numbers]
+        return [
+            run_step(step_inputs, [number_of_digits], number=number, group_size=4, **options)[1]
+            for number in numbers
+        ]
 
     texts = [[row["completion"] for row in sample["completions"]] for sample in samples(3, 4)]
     assert texts[0] != texts[1]
@@ -313,20 +390,31 @@ def test_a_reward_that_misbehaves_is_named(step_inputs, values, message):
 
 
 def test_learning_rate_rises_over_the_warm_up_and_falls_to_0():
-    assert learning_rate(0.05, 2.0, 0.1) == pytest.approx(1.0) and learning_rate(0.1, 2.0, 0.1) == pytest.approx(2.0)
-    assert learning_rate(0.55, 2.0, 0.1) == pytest.approx(1.0) and learning_rate(1.0, 2.0, 0.1) == pytest.approx(0.0)
+    assert learning_rate(0.05, 2.0, 0.1) == pytest.approx(1.0) and learning_rate(
+        0.1, 2.0, 0.1
+    ) == pytest.approx(2.0)
+    assert learning_rate(0.55, 2.0, 0.1) == pytest.approx(1.0) and learning_rate(
+        1.0, 2.0, 0.1
+    ) == pytest.approx(0.0)
     assert learning_rate(0.001, 2.0, 0.1) > 0 and learning_rate(0.5, 1.0, 0.0) == pytest.approx(0.5)
-    for schedule, after in {"cosine": (0.853553, 0.146447), "linear": (0.75, 0.25), "constant": (1, 1)}.items():
+    for schedule, after in {
+        "cosine": (0.853553, 0.146447), "linear": (0.75, 0.25), "constant": (1, 1),
+    }.items():
         rates = [learning_rate(x, 2.0, 0.2, schedule) for x in (0.1, 0.2, 0.4, 0.8)]
         assert rates == pytest.approx([1, 2, 2 * after[0], 2 * after[1]], abs=1e-5)
 
 
-# ---- a run ----------------------------------------------------------------------------------------------------------
+# ---- a run
+# ----------------------------------------------------------------------------------------------------------
 
 
 def go(small, folder, *options, steps=3):
-    argv = ["--model", small, "--output_dir", str(folder), "--lr", "1e-3", "--questions_per_step", "2", "--max_new_tokens", "48",
-            "--group_size", "8", "--eval_questions", "8", "--steps", str(steps), *options]
+    argv = [
+        "--model", small, "--output_dir", str(folder), "--lr", "1e-3", "--questions_per_step", "2",
+        "--max_new_tokens", "48", "--group_size", "8", "--eval_questions", "8", "--steps",
+        str(steps),
+        *options,
+    ]
     return train.main(argv)
 
 
@@ -346,12 +434,16 @@ def go_in_two(small, folder, monkeypatch, *options, killed_in, save_every, steps
     train.main(["--output_dir", str(folder), "--resume"])
 
 
-def test_stop_kl_ends_the_run_with_a_checkpoint_and_a_sentence(small, tmp_path, capsys, monkeypatch):
+def test_stop_kl_ends_the_run_with_a_checkpoint_and_a_sentence(
+    small, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
     assert go(small, tmp_path / "run", "--stop_kl", "1e-7", steps=5) == 0
     assert "the KL to the reference is" in capsys.readouterr().out
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["step"] < 5 and summary["checkpoint"].endswith(f"checkpoint-{summary['step']:06d}")
+    assert summary["step"] < 5 and summary["checkpoint"].endswith(
+        f"checkpoint-{summary['step']:06d}"
+    )
 
 
 def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monkeypatch):
@@ -359,18 +451,29 @@ def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monke
     kls, once = {}, ["--mu", "1", "--minibatches", "1"]
     for name, options in [("kept", []), ("refreshed", ["--refresh_reference", "2"])]:
         go(small, tmp_path / name, *once, *options, steps=5)
-        kls[name] = [row["kl"] for row in logs.read(tmp_path / name / "metrics.jsonl")]
-    rounding = 1e-3 if torch.cuda.is_available() else 0  # there the reference is computed in bfloat16
-    assert max(kls["refreshed"][0::2]) <= rounding  # in steps 1, 3 and 5 the reference is the policy again
+        kls[name] = [row["kl"] for row in files.read(tmp_path / name / "metrics.jsonl")]
+    # there the reference is computed in bfloat16
+    rounding = 1e-3 if torch.cuda.is_available() else 0
+    # in steps 1, 3 and 5 the reference is the policy again
+    assert max(kls["refreshed"][0::2]) <= rounding
     assert kls["kept"][2] > 0 and kls["refreshed"][3] > 0
-    go_in_two(small, tmp_path / "resumed", monkeypatch, *once, "--refresh_reference", "2", killed_in=4, save_every=3, steps=5)
+    go_in_two(
+        small, tmp_path / "resumed", monkeypatch,
+        *once, "--refresh_reference", "2", killed_in=4, save_every=3, steps=5,
+    )
     # step 4 is measured against the reference of step 2
-    assert [row["kl"] for row in logs.read(tmp_path / "resumed/metrics.jsonl")] == pytest.approx(kls["refreshed"], abs=rounding, rel=0)
+    assert [row["kl"] for row in files.read(tmp_path / "resumed/metrics.jsonl")] == pytest.approx(
+        kls["refreshed"], abs=rounding, rel=0
+    )
 
 
 def run_of(folder):
-    """What a run has come to: its metrics without the seconds, GFPO's history, and the networks and moments of its checkpoint."""
-    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in logs.read(folder / "metrics.jsonl")]
+    """What a run has come to: its metrics without the seconds, GFPO's history, and the networks and
+    moments of its checkpoint."""
+    rows = [
+        {k: v for k, v in row.items() if "seconds" not in k}
+        for row in files.read(folder / "metrics.jsonl")
+    ]
     newest = checkpoint.newest(folder)
     dcp_to_torch_save(newest / "networks", folder / "networks.pt")
     saved = torch.load(folder / "networks.pt")
@@ -386,7 +489,9 @@ def run_of(folder):
 def test_the_critic_and_the_history_survive_a_resume(small, tmp_path, monkeypatch, options):
     monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
     go(small, tmp_path / "straight", *options, steps=4)
-    go_in_two(small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=2, steps=4)
+    go_in_two(
+        small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=2, steps=4
+    )
     (rows, history, saved), resumed = run_of(tmp_path / "straight"), run_of(tmp_path / "resumed")
     assert (rows, history) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3, 4]
     torch.testing.assert_close(saved, resumed[2], rtol=0, atol=0)
@@ -400,40 +505,58 @@ def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp
     real, rates = train.train_step, []
 
     def noted(networks, *rest):
-        for group, network in zip(networks.optimizer.param_groups, (networks.model, networks.critic), strict=True):
+        for group, network in zip(
+            networks.optimizer.param_groups, (networks.model, networks.critic), strict=True
+        ):
             assert [id(p) for p in group["params"]] == [id(p) for p in network.parameters()]
         rates.append([group["lr"] for group in networks.optimizer.param_groups])
         return real(networks, *rest)
 
     monkeypatch.setattr(train, "train_step", noted)
-    go(small, tmp_path / "run", "--algorithm", "ppo", "--critic_lr", "5e-3", "--warmup", "0.5", steps=4)
-    assert rates == [pytest.approx([share * 1e-3, share * 5e-3]) for share in (0.25, 0.75, 0.5 + 0.125**0.5, 0.5 - 0.125**0.5)]
+    go(
+        small, tmp_path / "run", "--algorithm", "ppo", "--critic_lr", "5e-3", "--warmup", "0.5",
+        steps=4,
+    )
+    assert rates == [
+        pytest.approx([share * 1e-3, share * 5e-3])
+        for share in (0.25, 0.75, 0.5 + 0.125**0.5, 0.5 - 0.125**0.5)
+    ]
 
 
-def test_a_run_that_is_through_its_questions_early_is_at_the_end_of_the_schedule_then(small, tmp_path, monkeypatch):
-    """DAPO, whose steps take 5 questions here: 2, of which the second has a signal, and 1, 1, 1 for the first, which has none."""
-    signal_in_every_second_group = lambda completions, **columns: [float(i // 8 % 2 and i % 2) for i in range(len(completions))]
+def test_a_run_that_is_through_its_questions_early_is_at_the_end_of_the_schedule_then(
+    small, tmp_path, monkeypatch
+):
+    """DAPO, whose steps take 5 questions here: 2, of which the second has a signal, and 1, 1, 1 for
+    the first, which has none."""
+    signal_in_every_second_group = lambda completions, **columns: [
+        float(i // 8 % 2 and i % 2) for i in range(len(completions))
+    ]
     signal_in_every_second_group.__name__ = "second"
     monkeypatch.setattr(train, "choose", lambda *_: named(signal_in_every_second_group))
     options = ["--algorithm", "dapo", "--epochs", str(24 / 2048), "--warmup", "0"]
     go_in_two(small, tmp_path / "run", monkeypatch, *options, killed_in=4, save_every=2, steps=99)
-    rows = logs.read(tmp_path / "run/metrics.jsonl")
+    rows = files.read(tmp_path / "run/metrics.jsonl")
     assert [row["questions"] for row in rows] == [5, 5, 5, 5, 4]
     middles = [2.5, 7.5, 12.5, 17.5, 22]  # of 24 questions
     expected = [1e-3 * 0.5 * (1 + math.cos(math.pi * middle / 24)) for middle in middles]
     assert [row["lr"] for row in rows[1:]] == pytest.approx(expected[1:])
-    assert rows[0]["lr"] == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * 1 / 24)))  # before the first step 2 are expected
+    # before the first step 2 are expected
+    assert rows[0]["lr"] == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * 1 / 24)))
     go(small, tmp_path / "steps", *options, steps=2)  # where the steps end first, they count
-    assert [row["lr"] for row in logs.read(tmp_path / "steps/metrics.jsonl")] == pytest.approx(
+    assert [row["lr"] for row in files.read(tmp_path / "steps/metrics.jsonl")] == pytest.approx(
         [1e-3 * 0.5 * (1 + math.cos(math.pi * share)) for share in (0.25, 0.75)])
 
 
 @pytest.mark.parametrize("questions, per_step", [(2048, 8), (1024, 4), (7473, 16), (10, 3), (5, 7), (1, 1)])
 @pytest.mark.parametrize("most", [math.inf, 3, 100])
-def test_steps_that_all_take_the_same_number_of_questions_lie_evenly_in_the_schedule(questions, per_step, most):
+def test_steps_that_all_take_the_same_number_of_questions_lie_evenly_in_the_schedule(
+    questions, per_step, most
+):
     """The last step, which may be shorter, too."""
     steps = min(most, math.ceil(questions / per_step))
-    found = [run_progress(done, steps, done * per_step, questions, per_step) for done in range(steps)]
+    found = [
+        run_progress(done, steps, done * per_step, questions, per_step) for done in range(steps)
+    ]
     assert found == [(done + 0.5) / steps for done in range(steps)]
 
 
@@ -445,32 +568,43 @@ def test_a_run_that_was_through_its_questions_goes_on_with_more_of_them():
 
 def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert go(small, "run", "--seed", "1") == 0  # with this seed every step has a signal, and so a loss
-    rows = logs.read("run/metrics.jsonl")
+    # with this seed every step has a signal, and so a loss
+    assert go(small, "run", "--seed", "1") == 0
+    rows = files.read("run/metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     # dynamic allocation: B·G = 16 places, k = 2 of 8 kept, so 8 questions a step
     assert {(row["questions"], row["completions"], row["kept"]) for row in rows} == {(8, 64, 16)}
-    named = {"accuracy", "reward", "reward/toy_accuracy", "length", "truncated", "no_signal", "loss", "kl", "clip_fraction", "ratio_max",
-             "grad_norm", "lr", "entropy", "tokens_generated", "tokens_trained", "seconds/generate", "seconds/score",
-             "seconds/logprobs", "seconds/update", "seconds/total"}
+    named = {
+        "accuracy", "reward", "reward/toy_accuracy", "length", "truncated", "no_signal", "loss",
+        "kl", "clip_fraction", "ratio_max", "grad_norm", "lr", "entropy", "tokens_generated",
+        "tokens_trained", "seconds/generate", "seconds/score", "seconds/logprobs", "seconds/update",
+        "seconds/total",
+    }
     assert named <= set(rows[0]) and all(math.isfinite(x) for row in rows for x in row.values())
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["questions"] == 24 and {"before", "after"} <= set(summary)
     assert (tmp_path / "run/curves.png").stat().st_size > 10_000
-    assert len(logs.read("run/samples.jsonl")) == 3
+    assert len(files.read("run/samples.jsonl")) == 3
     saved = json.loads((tmp_path / "run/run.json").read_text())
     assert saved["pruning_rate"] == 0.75 and saved["beta"] == 0.04 and saved["lr"] == 1e-3
     out = capsys.readouterr().out
     assert "accuracy, sampled" in out and "before" in out
 
     # the checkpoint is a Hugging Face folder, and eval.py finds it by the run's name
-    evaluation.main(["--model", "run", "--questions", "8", "--samples", "2", "--output_dir", "scores"])
-    scores, (_, *answers) = json.loads((tmp_path / "scores/eval-toy.json").read_text()), logs.read("scores/eval-toy.jsonl")
+    evaluation.main(
+        ["--model", "run", "--questions", "8", "--samples", "2", "--output_dir", "scores"]
+    )
+    scores, (_, *answers) = (
+        json.loads((tmp_path / "scores/eval-toy.json").read_text()),
+        files.read("scores/eval-toy.jsonl"),
+    )
     assert scores["questions"] == 8 and len(answers) == 8 + 16
     for part in ("greedy", "sampled"):
         verdicts = [row["correct"] for row in answers if row["part"] == part]
         assert scores[part]["accuracy"] == sum(verdicts) / len(verdicts)
-    assert [row["index"] for row in answers if row["part"] == "sampled"] == [i for i in range(8) for _ in range(2)]
+    assert [row["index"] for row in answers if row["part"] == "sampled"] == [
+        i for i in range(8) for _ in range(2)
+    ]
 
     # a run that starts from a run starts from its newest checkpoint of this moment, and keeps to it
     go("run", "next", steps=1)
@@ -493,7 +627,8 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
 
 
 def test_a_run_of_the_toy_keeps_the_base_model_that_it_started_from(small, tmp_path, monkeypatch):
-    """The name of the base model holds a fingerprint of the toy's files, which an update of the project may change."""
+    """The name of the base model holds a fingerprint of the toy's files, which an update of the
+    project may change."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(small, "runs/toy-base-1")
     monkeypatch.setattr(toy_model, "base", lambda kind: "runs/toy-base-1")
@@ -505,13 +640,21 @@ def test_a_run_of_the_toy_keeps_the_base_model_that_it_started_from(small, tmp_p
 def test_without_allocation_and_with_grpo_a_step_takes_b_questions(small, tmp_path):
     go(small, tmp_path / "a", "--allocation", "false", steps=1)
     go(small, tmp_path / "b", "--algorithm", "grpo", steps=1)
-    counts = [[logs.read(tmp_path / name / "metrics.jsonl")[0][key] for key in ("questions", "completions", "kept")] for name in "ab"]
+    counts = [
+        [
+            files.read(tmp_path / name / "metrics.jsonl")[0][key]
+            for key in ("questions", "completions", "kept")
+        ]
+        for name in "ab"
+    ]
     assert counts == [[2, 16, 4], [2, 16, 16]]
 
 
 def test_runs_without_a_name_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [folder.new_folder("toy-cppo") for _ in range(2)] == ["runs/toy-cppo-1", "runs/toy-cppo-2"]
+    assert [folder.new_folder("toy-cppo") for _ in range(2)] == [
+        "runs/toy-cppo-1", "runs/toy-cppo-2",
+    ]
 
 
 def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, monkeypatch):
@@ -524,7 +667,9 @@ def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, 
 
     go(small, tmp_path / "run", "--save_every", "1", steps=2)
     monkeypatch.setattr(train, "update", poisoned)
-    with pytest.raises(UserError, match="6 updates in a row had a loss or a gradient that is not finite") as error:
+    with pytest.raises(
+        UserError, match="6 updates in a row had a loss or a gradient that is not finite"
+    ) as error:
         go(small, tmp_path / "run", "--resume", steps=9)
     assert "--resume" in str(error.value)
     assert checkpoint.newest(tmp_path / "run").name == "checkpoint-000002"
@@ -546,46 +691,81 @@ def forgets(rollout, advantages, k):
     kept = []
     for name, rule in ("length", "mine.py:by_length"), ("abs", "largest_abs"):
         assert go(small, name, "--keep", rule, steps=2) == 0
-        rows = logs.read(f"{name}/metrics.jsonl")
+        rows = files.read(f"{name}/metrics.jsonl")
         # a step takes ⌊2·8/2⌋ = 8 questions
-        assert [(row["questions"], row["completions"], row["kept"]) for row in rows] == [(8, 64, 16)] * 2
-        kept.append([[row["kept"] for row in sample["completions"]] for sample in logs.read(f"{name}/samples.jsonl")])
+        assert [(row["questions"], row["completions"], row["kept"]) for row in rows] == [
+            (8, 64, 16)
+        ] * 2
+        kept.append(
+            [
+                [row["kept"] for row in sample["completions"]]
+                for sample in files.read(f"{name}/samples.jsonl")
+            ]
+        )
     assert kept[0] != kept[1] and all(sum(flags) == 2 for flags in kept[0])
     assert json.loads((tmp_path / "length/run.json").read_text())["keep"] == "mine.py:by_length"
     go(small, "length", "--resume", steps=3)
-    assert len(logs.read("length/metrics.jsonl")) == 3
-    with pytest.raises(UserError, match="^--keep mine.py:forgets must return rows of the batch, whole numbers from 0 to 63 and each once"):
+    assert len(files.read("length/metrics.jsonl")) == 3
+    with pytest.raises(
+        UserError,
+        match="^--keep mine.py:forgets must return rows of the batch, whole numbers from 0 to 63 "
+              "and each once",
+    ):
         go(small, "forgets", "--keep", "mine.py:forgets")
 
 
 def test_list_prints_every_algorithm_and_help_every_group(capsys):
     assert not train.main(["--list"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["algorithm", *ALGORITHMS]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "algorithm",
+        *ALGORITHMS,
+    ]
     with pytest.raises(SystemExit) as end:
         train.main(["--help"])
     printed = capsys.readouterr().out
     places = [printed.index(f"\n{title}") for title in (
-        "what to train, and on what:", "the algorithm (", "sampling:", "the update:", "memory and devices:", "the run:",
+        "what to train, and on what:", "the algorithm (", "sampling:", "the update:", "memory and "
+                                                                                      "devices:", "the run:",
         "instead of training:")]  # fmt: skip
     assert end.value.code == 0 and places == sorted(places)
-    options = [printed.index(f"\n  --{option} ") for option in ("dataset", "pruning_rate", "temperature", "lr", "shard", "steps", "list")]
+    options = [
+        printed.index(f"\n  --{option} ")
+        for option in ("dataset", "pruning_rate", "temperature", "lr", "shard", "steps", "list")
+    ]
     assert [sum(place < at for place in places) for at in options] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_bad_data_file_is_refused_before_the_model_is_loaded(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(networks_module, "load_model", lambda *_: pytest.fail("the model was loaded"))
-    for content, message in [("", "is empty"), ("{}\n", "no column 'question'"), ('{"question": "a", "answer": "b"}\nno\n', "line 2")]:
+    monkeypatch.setattr(
+        networks_module, "load_model", lambda *_: pytest.fail("the model was loaded")
+    )
+    for content, message in [
+        ("", "is empty"), ("{}\n", "no column 'question'"),
+        ('{"question": "a", "answer": "b"}\nno\n', "line 2"),
+    ]:
         (tmp_path / "x.jsonl").write_text(content)
         with pytest.raises(UserError, match=message):
             train.main(["--model", small, "--dataset", "x.jsonl"])
 
 
-def test_prompts_longer_than_the_context_are_skipped_and_reported(small, tmp_path, monkeypatch, capsys):
+def test_prompts_longer_than_the_context_are_skipped_and_reported(
+    small, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    rows = [{"question": "1+2=?", "answer": "3"}] * 3 + [{"question": "1+" * 100 + "1=?", "answer": "101"}]
+    rows = [{"question": "1+2=?", "answer": "3"}] * 3 + [
+        {"question": "1+" * 100 + "1=?", "answer": "101"}
+    ]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert train.main(["--model", small, "--dataset", "x.jsonl", "--max_new_tokens", "8", "--output_dir", "run"]) == 0
+    assert (
+        train.main(
+            [
+                "--model", small, "--dataset", "x.jsonl", "--max_new_tokens", "8", "--output_dir",
+                "run",
+            ]
+        )
+        == 0
+    )
     assert "skipped 1 of 4 questions of x.jsonl" in capsys.readouterr().out
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["questions"] == 3 and "skipped 1 of 4" in summary["notes"][0]
@@ -597,12 +777,18 @@ def test_a_run_ends_with_where_its_model_is_and_no_warning_of_a_library(words, s
     done = torchrun(ROOT / "train.py", "--model", small, "--steps", "1", "--group_size", "4", "--questions_per_step", "1", *words,
                     "--eval_questions", "2", "--output_dir", "run", cwd=tmp_path, ranks=2 if "--shard" in words else 1)  # fmt: skip
     assert done.returncode == 0 and "arning" not in done.stderr, done.stderr[-2000:]
-    where = ["the merged model: run/merged"] * ("--merge_lora" in words) + ["the model: run/checkpoint-000001"]
+    where = ["the merged model: run/merged"] * ("--merge_lora" in words) + [
+        "the model: run/checkpoint-000001"
+    ]
     assert [line for line in done.stdout.splitlines() if "model: " in line] == where
-    assert done.stdout.endswith('tokenizer = AutoTokenizer.from_pretrained("run/checkpoint-000001")\n')
+    assert done.stdout.endswith(
+        'tokenizer = AutoTokenizer.from_pretrained("run/checkpoint-000001")\n'
+    )
 
 
-def test_the_merged_model_and_the_summary_are_made_even_if_the_curves_fail(small, tmp_path, monkeypatch, capsys):
+def test_the_merged_model_and_the_summary_are_made_even_if_the_curves_fail(
+    small, tmp_path, monkeypatch, capsys
+):
     def fails(*_):
         raise ValueError("no font")
 

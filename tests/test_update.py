@@ -1,4 +1,5 @@
-"""update.py: μ updates of six completions against a plain loop, and the updates that are not made."""
+"""update.py: μ updates of six completions against a plain loop, and the updates that are not
+made."""
 
 import copy
 import math
@@ -11,17 +12,19 @@ from transformers import masking_utils
 import algorithms
 import allocate
 from algorithms import ALGORITHMS, resolve
+from engine.base import ranks
 from engine.model import loading
 from engine.model.critic import Critic, estimate
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
-from engine.run import ranks
 from engine.run.config import Config
 from records import Batch, MiniBatch, micro_batches_of, of_shares, without_tokens
 from tests.training import CPU, LONGEST, completions, counted, updated, weights_of, with_reference
 from update import NO_UPDATE, OF_UPDATES, Limits, accumulate
 
-PLAIN = {  # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β, one ratio per sequence
+# what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
+# one ratio per sequence
+PLAIN = {
     "grpo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
     "cppo": (lambda n, N, M, L: 1 / (N * n), 0.8, 1.2, 0.04, False),
     "cppo_published": (lambda n, N, M, L: 1 / M, 0.8, 1.2, 0.04, False),
@@ -46,7 +49,8 @@ def sgd(model, lr):
 
 @pytest.mark.parametrize("name", list(PLAIN))
 def test_updates_equal_those_of_a_plain_loop(small, name):
-    """μ=2 times through the mini-batches: AdamW on −Σ w (min(ρA, clip(ρ)A) − β k3), one completion and one token at a time."""
+    """μ=2 times through the mini-batches: AdamW on −Σ w (min(ρA, clip(ρ)A) − β k3), one completion
+    and one token at a time."""
     algorithm = resolve(name, mu=2)
     weight, low, high, beta, per_sequence = PLAIN[name]
     model, tokenizer = loading.load_model(small, CPU)
@@ -56,7 +60,9 @@ def test_updates_equal_those_of_a_plain_loop(small, name):
     minibatches = [with_reference(batch.rows(rows).micro_batches(40), model) for rows in cut]
     for micro_batch in [micro_batch for minibatch in minibatches for micro_batch in minibatch]:
         micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach()
-    stats = updated(model, adamw(model, 1e-3), minibatches, algorithm, limits=Limits(max_grad_norm=0.5))
+    stats = updated(
+        model, adamw(model, 1e-3), minibatches, algorithm, limits=Limits(max_grad_norm=0.5)
+    )
 
     def token_logps(net, i):
         sequence = batch.prompts[i] + batch.tokens[i, : batch.lengths[i]].tolist()
@@ -74,7 +80,9 @@ def test_updates_equal_those_of_a_plain_loop(small, name):
             A, logps = batch.advantages[i].item(), token_logps(plain, i)
             mean = sum(logp - old_logp for logp, old_logp in zip(logps, old[i])) / len(logps)
             for logp, old_logp in zip(logps, old[i]):
-                ratio, log_r = (mean if per_sequence else logp - old_logp).exp(), (old_logp - 0.1) - logp
+                ratio, log_r = (
+                    (mean if per_sequence else logp - old_logp).exp(), (old_logp - 0.1) - logp,
+                )
                 surrogate = min(ratio * A, ratio.clamp(low, high) * A)
                 w = weight(len(logps), len(rows), sum(len(old[j]) for j in rows), 48)
                 loss = loss - w * (surrogate - beta * (log_r.exp() - log_r - 1))
@@ -84,7 +92,10 @@ def test_updates_equal_those_of_a_plain_loop(small, name):
         if norms[-1] > 0:  # GSPO's clip takes whole completions, here of one mini-batch all
             optimizer.step()
     assert stats["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-3, abs=1e-4)
-    assert stats["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3) and stats["skipped_updates"] == 0
+    assert (
+        stats["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3)
+        and stats["skipped_updates"] == 0
+    )
     for p, q in zip(model.parameters(), plain.parameters()):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
 
@@ -103,7 +114,9 @@ def test_the_update_does_not_depend_on_the_cut_into_micro_batches(small):
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 @pytest.mark.parametrize("budget", [60, 10**6])
-def test_the_update_does_not_depend_on_whether_prompts_are_computed_once(small, name, budget, monkeypatch):
+def test_the_update_does_not_depend_on_whether_prompts_are_computed_once(
+    small, name, budget, monkeypatch
+):
     weights, passes = [], []
     for second_pass in (10**6, -(10**6)):  # never; always
         monkeypatch.setattr(allocate, "SECOND_PASS", second_pass)
@@ -126,12 +139,19 @@ def test_the_update_does_not_depend_on_whether_prompts_are_computed_once(small, 
 
 
 def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(small):
-    """Advantages of a group add up to 0, and every ratio is 1: so the loss is 0, while each token still has its gradient."""
+    """Advantages of a group add up to 0, and every ratio is 1: so the loss is 0, while each token
+    still has its gradient."""
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
     batch.advantages -= batch.advantages.mean()
-    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("grpo", mu=1, beta=0.0))
-    assert stats["ratio_max"] == 1.0 and stats["ratio_mean"] == pytest.approx(1.0) and stats["clip_fraction"] == 0
+    stats = updated(
+        model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("grpo", mu=1, beta=0.0)
+    )
+    assert (
+        stats["ratio_max"] == 1.0
+        and stats["ratio_mean"] == pytest.approx(1.0)
+        and stats["clip_fraction"] == 0
+    )
     assert stats["loss"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] > 0.01
 
 
@@ -141,7 +161,9 @@ def test_kl_is_0_at_first_and_the_second_update_leaves_ratio_1(small):
     for batch in micro_batches:
         with torch.no_grad():
             batch.ref_logp = batch.logprobs(model, 1.0)
-    assert updated(copy.deepcopy(model), sgd(model, 0.0), [micro_batches], resolve("grpo"))["kl"] == 0
+    assert (
+        updated(copy.deepcopy(model), sgd(model, 0.0), [micro_batches], resolve("grpo"))["kl"] == 0
+    )
     stats = updated(model, sgd(model, 0.5), [micro_batches], resolve("grpo", mu=2))
     assert stats["ratio_max"] > 1.001 and stats["kl"] > 0
 
@@ -151,10 +173,14 @@ def test_no_micro_batch_reads_anything_off_the_device(small, name, monkeypatch):
     """On the device `meta` a tensor has no numbers: whoever asks for one gets an error."""
     # transformers' own question
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
-    algorithm, (model, tokenizer) = resolve(name, importance_cap=2.0), loading.load_model(small, CPU)
+    algorithm, (model, tokenizer) = (
+        resolve(name, importance_cap=2.0), loading.load_model(small, CPU),
+    )
     batch, model = completions(tokenizer), model.to("meta")
     critic = Critic(model.base_model) if algorithm.critic else None
-    batch = Batch(batch.prompts, batch.tokens.to("meta"), batch.lengths, batch.advantages.to("meta"))
+    batch = Batch(
+        batch.prompts, batch.tokens.to("meta"), batch.lengths, batch.advantages.to("meta")
+    )
     micro_batches = batch.micro_batches(30)
     assert len(micro_batches) == 3
     for micro_batch in micro_batches:
@@ -165,7 +191,9 @@ def test_no_micro_batch_reads_anything_off_the_device(small, name, monkeypatch):
         monkeypatch.setattr(ranks, "all_sum", lambda sums, device: dict.fromkeys(sums, 1.0))
         estimate(critic, micro_batches, model.device, beta=algorithm.beta, lam=algorithm.lam)
     networks = Networks(model, tokenizer, critic=critic)
-    sums, maxima = accumulate(networks, MiniBatch(micro_batches, 6, 30, 30), algorithm, Sampling(LONGEST))
+    sums, maxima = accumulate(
+        networks, MiniBatch(micro_batches, 6, 30, 30), algorithm, Sampling(LONGEST)
+    )
     assert all(x.is_meta for x in [*sums.values(), *maxima.values()])
     assert all(p.grad is not None for p in model.parameters())
 
@@ -175,12 +203,18 @@ def test_the_largest_ratio_is_that_of_all_updates_and_not_their_mean(small):
     def after(mu):
         model, tokenizer = loading.load_model(small, CPU)
         micro_batches = completions(tokenizer).micro_batches(10**6)
-        return model, micro_batches, updated(model, sgd(model, 0.5), [micro_batches], resolve("dapo", mu=mu))
+        return (
+            model, micro_batches,
+            updated(model, sgd(model, 0.5), [micro_batches], resolve("dapo", mu=mu)),
+        )
 
     model, (batch,), _ = after(1)
     with torch.no_grad():
         ratio = ((batch.logprobs(model, 1.0) - batch.old_logp)[batch.mask]).exp()
-    assert after(2)[2]["ratio_max"] == pytest.approx(ratio.max().item(), rel=1e-5) and ratio.max() > 1.001
+    assert (
+        after(2)[2]["ratio_max"] == pytest.approx(ratio.max().item(), rel=1e-5)
+        and ratio.max() > 1.001
+    )
 
 
 def test_the_updates_end_by_the_distance_to_the_sampling_policy_and_not_to_the_reference(small):
@@ -191,7 +225,8 @@ def test_the_updates_end_by_the_distance_to_the_sampling_policy_and_not_to_the_r
 
 
 def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(small):
-    """Devices with shards need equally many micro-batches. What fills up one of them is not a completion in N."""
+    """Devices with shards need equally many micro-batches. What fills up one of them is not a
+    completion in N."""
     results = []
     for fill in ([], [without_tokens(CPU)]):
         model, tokenizer = loading.load_model(small, CPU)
@@ -204,7 +239,8 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
 
 @pytest.mark.parametrize("max_tokens", [1, 10**6])
 def test_an_empty_completion_counts_in_n_however_the_batch_is_cut(small, max_tokens):
-    """Alone in a micro-batch it looks like what fills up a device, and it is none: vLLM may return it."""
+    """Alone in a micro-batch it looks like what fills up a device, and it is none: vLLM may return
+    it."""
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
     batch.lengths[2] = 0
@@ -214,9 +250,13 @@ def test_an_empty_completion_counts_in_n_however_the_batch_is_cut(small, max_tok
 
 @pytest.mark.parametrize("name", ["grpo", "drgrpo", "dapo"])
 def test_the_logs_hold_means_whatever_the_weights_add_up_to(small, name):
-    """Those of Dr. GRPO add up to less than 1. Every ratio of a first update is 1, and so is their mean."""
+    """Those of Dr. GRPO add up to less than 1. Every ratio of a first update is 1, and so is their
+    mean."""
     model, tokenizer = loading.load_model(small, CPU)
-    stats = updated(model, sgd(model, 0.0), [completions(tokenizer).micro_batches(30)], resolve(name, mu=1, beta=0.0))
+    stats = updated(
+        model, sgd(model, 0.0), [completions(tokenizer).micro_batches(30)],
+        resolve(name, mu=1, beta=0.0),
+    )
     assert stats["ratio_mean"] == pytest.approx(1) and stats["sampler_gap"] == stats["kl_old"] == 0
 
 
@@ -238,14 +278,20 @@ def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(s
     batch.sampled_logp = batch.old_logp + 0.25 * batch.mask
     entropy = sum(entropies[i, :n].mean().item() for i, n in enumerate(batch.lengths.tolist())) / 6
     stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("grpo", mu=1, beta=0.0))
-    assert stats["kl_old"] == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-5)  # r = π_θ / π_old, samples of π_old
-    assert stats["sampler_gap"] == pytest.approx(0.25) and stats["sampler_gap_max"] == pytest.approx(0.25)
+    # r = π_θ / π_old, samples of π_old
+    assert stats["kl_old"] == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-5)
+    assert stats["sampler_gap"] == pytest.approx(0.25) and stats[
+        "sampler_gap_max"
+    ] == pytest.approx(0.25)
     assert stats["entropy_trained"] == pytest.approx(entropy, rel=1e-5)
 
 
 @pytest.mark.parametrize("cap, factor", [(None, 1.0), (1.2, 1.2), (2.0, math.exp(0.5))])
-def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weights(small, cap, factor):
-    """π_old / π_sampler is e^½ = 1.65 at every token, and each token counts as often, at most `cap`."""
+def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weights(
+    small, cap, factor
+):
+    """π_old / π_sampler is e^½ = 1.65 at every token, and each token counts as often, at most
+    `cap`."""
     def gradient(cap):
         model, tokenizer = loading.load_model(small, CPU)
         (batch,) = completions(tokenizer).micro_batches(10**6)
@@ -256,7 +302,9 @@ def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weig
 
     stats = gradient(cap)
     assert stats["grad_norm"] == pytest.approx(factor * gradient(None)["grad_norm"], rel=1e-4)
-    assert stats["sampler_gap"] == pytest.approx(0.5) and stats["sampler_gap_max"] == pytest.approx(0.5)
+    assert stats["sampler_gap"] == pytest.approx(0.5) and stats["sampler_gap_max"] == pytest.approx(
+        0.5
+    )
 
 
 def test_the_limits_are_those_of_a_run_if_none_are_given():
@@ -279,7 +327,8 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
 
 
 def test_a_loss_that_is_not_finite_is_enough_to_skip_an_update(small):
-    """A reference that excludes a token: its k3 is infinite, and the gradient of k3, 1 − r = 1, is not."""
+    """A reference that excludes a token: its k3 is infinite, and the gradient of k3, 1 − r = 1, is
+    not."""
     model, tokenizer = loading.load_model(small, CPU)
     before, micro_batches = weights_of(model), completions(tokenizer).micro_batches(10**6)
     micro_batches[0].ref_logp = torch.full(micro_batches[0].tokens.shape, -math.inf)
@@ -292,12 +341,20 @@ def test_a_gradient_that_is_not_finite_is_enough_to_skip_an_update(small):
     model, tokenizer = loading.load_model(small, CPU)
     before = weights_of(model)
     next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
-    stats = updated(model, sgd(model, 1.0), [completions(tokenizer).micro_batches(30)], resolve("grpo", mu=1, beta=0.0))
-    assert math.isfinite(stats["loss"]) and stats["skipped"] == [True] and torch.equal(weights_of(model), before)
+    stats = updated(
+        model, sgd(model, 1.0), [completions(tokenizer).micro_batches(30)],
+        resolve("grpo", mu=1, beta=0.0),
+    )
+    assert (
+        math.isfinite(stats["loss"])
+        and stats["skipped"] == [True]
+        and torch.equal(weights_of(model), before)
+    )
 
 
 def two_more_updates(small, name, cut):
-    """μ = 2 times through the mini-batches `cut` (lists of rows), where rows 2 and 3 have no advantage: (weights, steps, stats)."""
+    """μ = 2 times through the mini-batches `cut` (lists of rows), where rows 2 and 3 have no
+    advantage: (weights, steps, stats)."""
     algorithm = resolve(name, mu=2, clip_low=0.9, clip_high=9.0)  # the clip takes no gradient
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
@@ -313,11 +370,13 @@ def two_more_updates(small, name, cut):
 
 @pytest.mark.parametrize("name", ["gspo", "drgrpo", "grpo"])
 def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(small, name):
-    """AdamW would still move the weights, by what it remembers of earlier gradients. A KL term alone is no reason for an update."""
+    """AdamW would still move the weights, by what it remembers of earlier gradients. A KL term
+    alone is no reason for an update."""
     weights, steps, stats = two_more_updates(small, name, [[0, 1], [2, 3], [4, 5], []])
     expected, _, expected_stats = two_more_updates(small, name, [[0, 1], [4, 5]])
     assert steps == 4 and torch.equal(weights, expected)
-    assert stats == expected_stats and stats["skipped"] == [False] * 4  # nor does it count in the means
+    # nor does it count in the means
+    assert stats == expected_stats and stats["skipped"] == [False] * 4
 
 
 def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_learns(small):
@@ -336,7 +395,9 @@ def test_a_critic_learns_from_completions_without_an_advantage(small):
     critic = Critic(copy.deepcopy(model.base_model))
     (batch,) = completions(tokenizer).micro_batches(10**6)
     batch.old_logp = batch.logprobs(model, 1.0).detach()
-    batch.old_values, batch.returns = torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape)
+    batch.old_values, batch.returns = (
+        torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape),
+    )
     batch.advantages = torch.zeros(batch.tokens.shape)
     before, heads = weights_of(model), critic.head.bias.clone()
     optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()], lr=0.1)
@@ -345,17 +406,23 @@ def test_a_critic_learns_from_completions_without_an_advantage(small):
 
 
 def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_policy_alone(small):
-    """One optimizer holds both. It would move the policy by what it remembers of the first update."""
+    """One optimizer holds both. It would move the policy by what it remembers of the first
+    update."""
     def weights(*gaps):
         model, tokenizer = loading.load_model(small, CPU)
         critic, minibatches = Critic(copy.deepcopy(model.base_model)), []
         for gap in gaps:
             (batch,) = completions(tokenizer).micro_batches(10**6)
-            batch.old_logp = batch.logprobs(model, 1.0).detach() - gap * batch.mask  # s = e^gap, and A > 0
-            batch.old_values, batch.returns = torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape)
+            # s = e^gap, and A > 0
+            batch.old_logp = batch.logprobs(model, 1.0).detach() - gap * batch.mask
+            batch.old_values, batch.returns = (
+                torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape),
+            )
             batch.advantages = torch.ones(batch.tokens.shape)
             minibatches.append([batch])
-        optimizer = torch.optim.AdamW([*model.parameters(), *critic.parameters()], lr=1e-3, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(
+            [*model.parameters(), *critic.parameters()], lr=1e-3, weight_decay=0.0
+        )
         updated(model, optimizer, minibatches, resolve("ppo", mu=1), critic=critic)
         return weights_of(model), critic.head.bias.item()
 
@@ -369,21 +436,30 @@ def test_an_update_whose_whole_gradient_the_clip_has_taken_leaves_the_weights_al
         batch = completions(tokenizer)
         batch.advantages = batch.advantages.abs()
         minibatches = [batch.rows(own).micro_batches(10**6) for own in rows]
-        for (micro_batch,), gap in zip(minibatches, (0.0, 1.0)):  # those of the second are more likely than before: s = e, A > 0
-            micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach() - gap * micro_batch.mask
+        # those of the second are more likely than before: s = e, A > 0
+        for (micro_batch,), gap in zip(minibatches, (0.0, 1.0)):
+            micro_batch.old_logp = (
+                micro_batch.logprobs(model, 1.0).detach() - gap * micro_batch.mask
+            )
         stats = updated(model, adamw(model, 1e-3), minibatches, resolve("gspo", mu=1))
         return weights_of(model), stats
 
-    (weights, stats), (expected, other) = weights_and_stats([0, 1], [2, 3]), weights_and_stats([0, 1])
+    (weights, stats), (expected, other) = (
+        weights_and_stats([0, 1], [2, 3]), weights_and_stats([0, 1]),
+    )
     assert torch.equal(weights, expected)
-    assert stats["clip_fraction"] == pytest.approx(0.5) and other["clip_fraction"] == 0  # it still counts in the means
+    # it still counts in the means
+    assert stats["clip_fraction"] == pytest.approx(0.5) and other["clip_fraction"] == 0
     assert stats["skipped"] == [False, False]
 
 
 # --- a loss of one's own ---
 
 
-def reinforce(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.5, clip_high=None, weights=None):
+def reinforce(
+    logp, old_logp, advantages, mask,
+    *, ref_logp=None, beta=0.0, clip_low=0.5, clip_high=None, weights=None,
+):
     """−Σ w A log π, with a statistic of its own."""
     loss = -(weights * advantages.unsqueeze(1) * logp).sum()
     return loss, {"likelihood": (weights * logp.detach()).sum() / weights.sum()}
@@ -402,7 +478,13 @@ def test_what_a_loss_of_ones_own_tells_reaches_the_logs(small, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["grpo"], loss=reinforce))
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
-    likelihood = sum(batch.logprobs(model, 1.0)[i, :n].mean().item() for i, n in enumerate(batch.lengths.tolist())) / 6
+    likelihood = (
+        sum(
+            batch.logprobs(model, 1.0)[i, :n].mean().item()
+            for i, n in enumerate(batch.lengths.tolist())
+        )
+        / 6
+    )
     stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("mine", mu=1))
     assert stats["likelihood"] == pytest.approx(likelihood, rel=1e-5) and stats["grad_norm"] > 0.01
     assert stats["clip_fraction"] == 0 == stats["ratio_max"]  # it tells nothing of these

@@ -1,4 +1,5 @@
-"""What the tests of training share: six fixed completions and an update of them; and one step on questions of the toy."""
+"""What the tests of training share: six fixed completions and an update of them; and one step on
+questions of the toy."""
 
 import json
 import random
@@ -26,13 +27,17 @@ def completions(tokenizer, n=6, seed=0):
     generator = torch.Generator().manual_seed(seed)
     prompts = [tokenizer.encode(text) for text in ["1+2=?", "7+8-3=?", "9-8=?"] * (n // 3)]
     lengths = torch.randint(1, 9, (n,), generator=generator)
-    return Batch(prompts, torch.randint(2, 22, (n, 8), generator=generator), lengths, torch.randn(n, generator=generator))
+    return Batch(
+        prompts, torch.randint(2, 22, (n, 8), generator=generator), lengths,
+        torch.randn(n, generator=generator),
+    )
 
 
 def with_reference(micro_batches, model):
     for batch in micro_batches:
         with torch.no_grad():
-            batch.ref_logp = batch.logprobs(model, 1.0) - 0.1 * batch.mask  # a reference that differs from the policy
+            # a reference that differs from the policy
+            batch.ref_logp = batch.logprobs(model, 1.0) - 0.1 * batch.mask
     return micro_batches
 
 
@@ -42,12 +47,16 @@ def weights_of(model):
 
 def counted(micro_batches):
     """A mini-batch of one device."""
-    n, tokens = sum(len(batch.prompts) for batch in micro_batches), sum(batch.lengths.sum().item() for batch in micro_batches)
+    n, tokens = (
+        sum(len(batch.prompts) for batch in micro_batches),
+        sum(batch.lengths.sum().item() for batch in micro_batches),
+    )
     return MiniBatch(micro_batches, n, tokens, Limits().micro_batch_tokens)
 
 
 def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=None):
-    """`update` of these networks. minibatches: of each, a MiniBatch or its list of micro-batches. Returns the metrics."""
+    """`update` of these networks. minibatches: of each, a MiniBatch or its list of micro-batches.
+    Returns the metrics."""
     networks = Networks(model, tokenizer=None, optimizer=optimizer, critic=critic)
     minibatches = [counted(own) if isinstance(own, list) else own for own in minibatches]
     return update(networks, minibatches, algorithm, Sampling(LONGEST), limits or Limits())
@@ -57,25 +66,36 @@ def stepper(
     model, tokenizer, questions, rewards, algorithm="cppo", *,
     lr=3e-4, reference=None, max_new_tokens=LONGEST, temperature=1.0, micro_batch_tokens=2048, **options,
 ):  # fmt: skip
-    """step(number) → (metrics, sample): `train_step` on the same questions each time. rewards: functions."""
+    """step(number) → (metrics, sample): `train_step` on the same questions each time. rewards:
+    functions."""
     algorithm = resolve(algorithm, **options)
     config = Config(lr=lr, beta=algorithm.beta)
-    networks = whole_networks(model, tokenizer, config, reference=reference, critic=algorithm.critic)
+    networks = whole_networks(
+        model, tokenizer, config, reference=reference, critic=algorithm.critic
+    )
 
     def step(number=1, next_questions=lambda count: questions, history=()):
         return train.train_step(
-            networks, algorithm, named(*rewards), Sampling(max_new_tokens, temperature), Limits(micro_batch_tokens),
-            next_questions, random.Random(f"42 {number} 0"), history)
+            networks, algorithm, named(*rewards), Sampling(max_new_tokens, temperature),
+            Limits(micro_batch_tokens), next_questions, random.Random(f"42 {number} 0"), history,
+        )
 
     return step
 
 
 def one_step(model, folder, *words, program=None):
-    """The metrics of a run of one step with these options. program: a file to call in place of train.py."""
-    words = ["--model", model, "--output_dir", str(folder), "--steps", "1", "--questions_per_step", "1", *words]
+    """The metrics of a run of one step with these options. program: a file to call in place of
+    train.py."""
+    words = [
+        "--model", model, "--output_dir", str(folder), "--steps", "1", "--questions_per_step", "1",
+        *words,
+    ]
     if program:
         root = Path(__file__).parents[1]
-        subprocess.run([sys.executable, program, *words], cwd=root, check=True, capture_output=True, timeout=100)
+        subprocess.run(
+            [sys.executable, program, *words], cwd=root, check=True, capture_output=True,
+            timeout=100,
+        )
     else:
         assert train.main(words) == 0
     [metrics] = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())

@@ -1,10 +1,11 @@
-"""PPO's critic: a second network that predicts, before every token, the score that the completion will get."""
+"""PPO's critic: a second network that predicts, before every token, the score that the completion
+will get."""
 
 import torch
 
+from engine.base import ranks
 from engine.model.logprobs import completion_states, spread
 from engine.model.precision import autocast, compute_dtype
-from engine.run import ranks
 from family.ppo import gae, token_rewards, whiten
 
 
@@ -17,15 +18,21 @@ class Critic(torch.nn.Module):
     def __init__(self, backbone):
         super().__init__()
         self.backbone, self.compute_dtype = backbone, compute_dtype(backbone)
-        self.head = torch.nn.Linear(backbone.config.get_text_config().hidden_size, 1, device=backbone.device)
+        self.head = torch.nn.Linear(
+            backbone.config.get_text_config().hidden_size, 1, device=backbone.device
+        )
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 
     def values(self, batch):
-        """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0 on padding."""
+        """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0
+        on padding."""
         with autocast(self, batch.tokens.device):
-            states, _, places = completion_states(self.backbone, batch.prompts, batch.tokens, batch.lengths)
-        values = self.head(states.float()).squeeze(-1)  # float32, because the advantages depend on this one number
+            states, _, places = completion_states(
+                self.backbone, batch.prompts, batch.tokens, batch.lengths
+            )
+        # float32, because the advantages depend on this one number
+        values = self.head(states.float()).squeeze(-1)
         return spread(values, places, batch.tokens.shape)
 
 
@@ -33,10 +40,9 @@ class Critic(torch.nn.Module):
 def estimate(critic, micro_batches, device, *, beta, lam):
     """PPO's step 5: turn the scores of this device's micro-batches into advantages.
 
-    Before the call `advantages` holds the scores (N,). Afterwards it holds the advantages (N, T), whitened over all
-    devices; `old_values` and `returns`, both (N, T), are set too. The micro-batches need old_logp, and ref_logp if beta
-    is not 0.
-    """
+    Before the call `advantages` holds the scores (N,). Afterwards it holds the advantages (N, T),
+    whitened over all devices; `old_values` and `returns`, both (N, T), are set too. The
+    micro-batches need old_logp, and ref_logp if beta is not 0. """
     for batch in micro_batches:
         ref_logp = batch.old_logp if batch.ref_logp is None else batch.ref_logp
         rewards = token_rewards(batch.advantages, batch.old_logp, ref_logp, batch.mask, beta=beta)
@@ -44,13 +50,21 @@ def estimate(critic, micro_batches, device, *, beta, lam):
         batch.advantages, batch.returns = gae(rewards, batch.old_values, batch.mask, lam=lam)
     zero = torch.zeros((), dtype=torch.float64, device=device)
     tokens = sum((batch.mask.sum() for batch in micro_batches), zero)
-    sums = {"tokens": tokens, "total": sum((batch.advantages.sum() for batch in micro_batches), zero)}
+    sums = {
+        "tokens": tokens, "total": sum((batch.advantages.sum() for batch in micro_batches), zero),
+    }
     sums = ranks.all_sum(sums, device)  # no mask is needed: gae returns 0 on padding
     n = max(sums["tokens"], 1)
     mean = sums["total"] / n
-    squares = {"squares": sum(
-        ((batch.advantages - mean).masked_fill(~batch.mask, 0.0).pow(2).sum() for batch in micro_batches), zero
-    )}
+    squares = {
+        "squares": sum(
+            (
+                (batch.advantages - mean).masked_fill(~batch.mask, 0.0).pow(2).sum()
+                for batch in micro_batches
+            ),
+            zero,
+        )
+    }
     variance = ranks.all_sum(squares, device)["squares"] / n
     for batch in micro_batches:
         batch.advantages = whiten(batch.advantages, batch.mask, mean=mean, variance=variance)

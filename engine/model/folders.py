@@ -1,4 +1,5 @@
-"""What is known of a model before its weights are loaded: where it is, and how long its prompts may be."""
+"""What is known of a model before its weights are loaded: where it is, and how long its prompts may
+be."""
 
 import difflib
 import functools
@@ -6,21 +7,25 @@ import os
 import re
 from pathlib import Path
 
-from engine.run.options import UserError
+from engine.base.errors import UserError
 
 
 def checkpoints(run_dir):
-    """The checkpoints of a run, the newest last. Their names end in the number of the step, of six digits or more."""
-    found = [path for path in Path(run_dir).glob("checkpoint-*") if re.fullmatch("checkpoint-[0-9]{6,}", path.name)]
+    """The checkpoints of a run, the newest last. Their names end in the number of the step, of six
+    digits or more."""
+    found = [
+        path
+        for path in Path(run_dir).glob("checkpoint-*")
+        if re.fullmatch("checkpoint-[0-9]{6,}", path.name)
+    ]
     return sorted(found, key=lambda path: int(path.name.split("-")[1]))
 
 
 def resolve_model(name):
     """The hub name or folder that `load_model` loads for `name`.
 
-    name: a hub name, a model's folder, or a run's folder, which stands for its newest checkpoint. Raises UserError if
-    the folder does not exist, or lacks its weights, config or tokenizer.
-    """
+    name: a hub name, a model's folder, or a run's folder, which stands for its newest checkpoint.
+    Raises UserError if the folder does not exist, or lacks its weights, config or tokenizer. """
     folder = Path(name)
     if not find(name):
         return name
@@ -32,7 +37,8 @@ def resolve_model(name):
         raise UserError(f"the model folder {folder} holds no config.json.")
     if not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(
-            f"the model folder {folder} holds no tokenizer (tokenizer.json): save it there with the weights."
+            f"the model folder {folder} holds no tokenizer (tokenizer.json): save it there with "
+            "the weights."
         )
     return str(folder)
 
@@ -46,22 +52,31 @@ def find(name):
 
 
 def refuse_missing(name):
-    """Refuse a name that looks like a folder, if that folder does not exist: the hub need not be asked for it."""
+    """Refuse a name that looks like a folder, if that folder does not exist: the hub need not be
+    asked for it."""
     first, *rest = name.split("/")
-    local = name.startswith((".", "/", "~")) or len(rest) > 1 or (rest and (first == "runs" or Path(first).is_dir()))
+    local = (
+        name.startswith((".", "/", "~"))
+        or len(rest) > 1
+        or (rest and (first == "runs" or Path(first).is_dir()))
+    )
     if local and not Path(name).is_dir():
         beside = [str(path) for path in Path(name).parent.glob("*") if path.is_dir()]
         similar = difflib.get_close_matches(str(Path(name)), beside, n=1)
-        raise UserError(f"the model folder {name} does not exist" + (f": did you mean {similar[0]}?" if similar else "."))
+        raise UserError(
+            f"the model folder {name} does not exist"
+            + (f": did you mean {similar[0]}?" if similar else ".")
+        )
 
 
 @functools.cache
 def ask_hub(name, kind="model"):
-    """Ask the hub once, for a few seconds, for a model or a "dataset". Refuse what the hub does not have.
+    """Ask the hub once, for a few seconds, for a model or a "dataset". Refuse what the hub does not
+    have.
 
-    If the hub cannot be reached, its library would try every file for half a minute. So the library goes offline, as
-    with HF_HUB_OFFLINE=1: it uses its cache. A model that is not in the cache is refused.
-    """
+    If the hub cannot be reached, its library would try every file for half a minute. So the library
+    goes offline, as with HF_HUB_OFFLINE=1: it uses its cache. A model that is not in the cache is
+    refused. """
     import huggingface_hub as hub  # takes half a second to import, and a folder does not need it
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
@@ -70,39 +85,49 @@ def ask_hub(name, kind="model"):
         cached = isinstance(hub.try_to_load_from_cache(name, file, repo_type=kind), str)
         hub.get_hf_file_metadata(hub.hf_hub_url(name, file, repo_type=kind), timeout=5)
     except HFValidationError:
-        raise UserError(f"the model {name} is neither a folder here nor a name of the hub (NAME or USER/NAME).") from None
+        raise UserError(
+            f"the model {name} is neither a folder here nor a name of the hub (NAME or USER/NAME)."
+        ) from None
     except RepositoryNotFoundError:
-        raise UserError(f"the hub has no {kind} {name}, or shows it only to some users: check the name, ask for access "
-                        "on its page, or log in with `hf auth login`.") from None
+        raise UserError(
+            f"the hub has no {kind} {name}, or shows it only to some users: check the name, ask "
+            "for access on its page, or log in with `hf auth login`."
+        ) from None
     except HfHubHTTPError:  # no such file, or trouble that passes: the hub answers
         return
-    except Exception as error:  # of a library for networks; the hub's library changes it now and then
+    # of a library for networks; the hub's library changes it now and then
+    except Exception as error:
         hub.constants.HF_HUB_OFFLINE, os.environ["HF_HUB_OFFLINE"] = True, "1"
         if kind == "dataset" or cached:
             return
         raise UserError(
-            f"the model {name} is no folder here, and the hub cannot be reached ({' '.join(str(error).split())[:120]}). "
-            f"Offline: on another machine run `hf download {name} --local-dir DIR`, copy DIR, and name DIR as the model."
+            f"the model {name} is no folder here, and the hub cannot be reached "
+            f"({' '.join(str(error).split())[:120]}). Offline: on another machine run `hf download "
+            f"{name} --local-dir DIR`, copy DIR, and name DIR as the model."
         ) from None
 
 
 def context_of(config):
-    """The longest prompt + completion that a model's config allows, in tokens; None: it names no limit.
+    """The longest prompt + completion that a model's config allows, in tokens; None: it names no
+    limit.
 
-    LongRoPE (Phi-3.5, Phi-4-mini) turns all rows of a batch by other angles if one row is longer than the original
-    length. Then log-probabilities would depend on the other rows, so the original length is the limit. Dynamic NTK
-    does so beyond max_position_embeddings, which is the limit anyway.
-    """
+    LongRoPE (Phi-3.5, Phi-4-mini) turns all rows of a batch by other angles if one row is longer
+    than the original length. Then log-probabilities would depend on the other rows, so the original
+    length is the limit. Dynamic NTK does so beyond max_position_embeddings, which is the limit
+    anyway. """
     shape = config.get_text_config()
     rope = getattr(shape, "rope_parameters", None) or {}
     of_layers = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    originals = [r["original_max_position_embeddings"] for r in of_layers if r.get("rope_type") == "longrope"]
+    originals = [
+        r["original_max_position_embeddings"] for r in of_layers if r.get("rope_type") == "longrope"
+    ]
     context = getattr(shape, "max_position_embeddings", None)
     return min([*filter(None, [context]), *originals], default=None)
 
 
 def prompt_room(model, max_new_tokens, max_prompt_tokens):
-    """The longest prompt, in tokens: max_prompt_tokens, or less, so that prompt and completion fit in `context_of`."""
+    """The longest prompt, in tokens: max_prompt_tokens, or less, so that prompt and completion fit
+    in `context_of`."""
     context = context_of(model.config)
     if context is None:
         return max_prompt_tokens

@@ -1,20 +1,20 @@
 """The cache of keys and values while completions are sampled, with room for the tokens to come.
 
-The cache of transformers is copied as a whole for every new token, and again when a completion has ended. Here a token
-is written in place, and the last running completions move into the places of those that have ended. For most tokens
-nothing is copied and nothing is allocated.
-"""
+The cache of transformers is copied as a whole for every new token, and again when a completion has
+ended. Here a token is written in place, and the last running completions move into the places of
+those that have ended. For most tokens nothing is copied and nothing is allocated. """
 
 import torch
 from transformers.cache_utils import DynamicLayer
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values of one layer, (rows, heads, tokens, width). They are views into tensors that have more room.
+    """Keys and values of one layer, (rows, heads, tokens, width). They are views into tensors that
+    have more room.
 
-    layer: a DynamicLayer that holds the prompts. repeats: completions of each prompt. longest: tokens that will come
-    at most, with the prompt. If the room is full, a layer gets twice as much of it.
-    """
+    layer: a DynamicLayer that holds the prompts. repeats: completions of each prompt. longest:
+    tokens that will come at most, with the prompt. If the room is full, a layer gets twice as much
+    of it. """
 
     def __init__(self, layer, repeats, longest):
         super().__init__()
@@ -52,11 +52,11 @@ class RoomyLayer(DynamicLayer):
 
 
 def give_room(cache, rows, repeats, longest, device):
-    """Repeat each of the rows of a cache on a device, and give its layers room. Returns whether all layers have it.
+    """Repeat each of the rows of a cache on a device, and give its layers room. Returns whether all
+    layers have it.
 
-    Layers of another kind, for example of a sliding window or with a state in place of keys, stay as transformers made
-    them.
-    """
+    Layers of another kind, for example of a sliding window or with a state in place of keys, stay
+    as transformers made them. """
     repeated = torch.arange(rows, device=device).repeat_interleave(repeats)
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
@@ -67,7 +67,8 @@ def give_room(cache, rows, repeats, longest, device):
 
 
 def keep_rows(cache, rows, device):
-    """Keep only these rows of a cache on a device. Returns them, on the device, in the order in which they now stand.
+    """Keep only these rows of a cache on a device. Returns them, on the device, in the order in
+    which they now stand.
 
     rows: (n,), ascending, on the CPU. The last ones move into the places of those that leave.
     """

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from engine.base.errors import UserError, one_line
 from engine.model.folders import resolve_model
 from engine.model.precision import TINY, choose_dtype
 from engine.model.prompts import check_once
 from engine.model.sampling import Sampling, sample
-from engine.run.options import UserError, one_line
 
 FAILED = "the file is damaged, or a training run failed. Use an earlier checkpoint, or get the model again."
 
@@ -18,11 +18,11 @@ FAILED = "the file is damaged, or a training run failed. Use an earlier checkpoi
 def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     """(model, tokenizer) of a hub name or a folder.
 
-    Dropout stays off, in training too: with dropout the scored policy would differ from the policy that sampled, and
-    the first ratio would not be 1. dtype: what the model computes in, as `choose_dtype` takes it. Its weights are
-    float32; those of a frozen model, which are never trained, have the dtype that it computes in. place: None, or the
-    device that holds the weights at first.
-    """
+    Dropout stays off, in training too: with dropout the scored policy would differ from the policy
+    that sampled, and the first ratio would not be 1. dtype: what the model computes in, as
+    `choose_dtype` takes it. Its weights are float32; those of a frozen model, which are never
+    trained, have the dtype that it computes in. place: None, or the device that holds the weights
+    at first. """
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
@@ -32,7 +32,8 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     weights = choose_dtype(dtype, device, TINY) if frozen else torch.float32
     model, tokenizer = read(name, weights)
     for config in (model.config, model.config.get_text_config()):
-        if getattr(config, "output_router_logits", False):  # experts: nothing here uses a router's logits
+        # experts: nothing here uses a router's logits
+        if getattr(config, "output_router_logits", False):
             config.output_router_logits = False
     compute = choose_dtype(dtype, device, model.num_parameters())
     if frozen and compute != weights:  # a tiny model: its weights would be rounded for nothing
@@ -64,25 +65,34 @@ def read(name, dtype):
     try:
         # AutoModelForCausalLM would load the decoder alone
         if not is_adapter(name) and AutoConfig.from_pretrained(name, **own).is_encoder_decoder:
-            raise UserError(f"the model {name} is an encoder-decoder: only causal language models can be trained here.")
+            raise UserError(
+                f"the model {name} is an encoder-decoder: only causal language models can be "
+                "trained here."
+            )
         tokenizer = AutoTokenizer.from_pretrained(name, **own)
         model, loading = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True, **own)
     except UserError:
         raise
-    except Exception as error:  # what a damaged or a hostile folder raises is up to transformers and torch
+    # what a damaged or a hostile folder raises is up to transformers and torch
+    except Exception as error:
         raise UserError(f"the model {name} cannot be loaded: {why(error, name)}") from None
     # transformers has filled these two with random numbers
     if loading["missing_keys"]:
         lacking = min(loading["missing_keys"])
-        raise UserError(f"the weights of {name} lack {lacking}: name a complete causal language model.")
+        raise UserError(
+            f"the weights of {name} lack {lacking}: name a complete causal language model."
+        )
     if loading["mismatched_keys"]:
         weight, saved, expected = min(loading["mismatched_keys"])
-        raise UserError(f"{weight} of {name} has the shape {[*saved]}, and its config.json says {[*expected]}: "
-                        "they belong to different models.")
+        raise UserError(
+            f"{weight} of {name} has the shape {[*saved]}, and its config.json says {[*expected]}: "
+            "they belong to different models."
+        )
     if tokenizer.eos_token_id is None:
         raise UserError(
-            f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: set its eos_token."
+            f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: "
+            "set its eos_token."
         )
     return model, tokenizer
 
@@ -91,9 +101,9 @@ def read(name, dtype):
 def repeat_keys_in_float32():
     """Keep attention in float32 on a GPU from writing all scores, T × T for each head.
 
-    If queries share keys and there is no mask, transformers leaves it to PyTorch to repeat the keys (enable_gqa). In
-    float32 PyTorch has no fused kernel on a GPU that can do this. So here transformers repeats the keys.
-    """
+    If queries share keys and there is no mask, transformers leaves it to PyTorch to repeat the keys
+    (enable_gqa). In float32 PyTorch has no fused kernel on a GPU that can do this. So here
+    transformers repeats the keys. """
     from transformers.integrations import sdpa_attention
 
     usual = sdpa_attention.use_gqa_in_sdpa
@@ -102,7 +112,8 @@ def repeat_keys_in_float32():
 
 
 def adapters_in_float32(model, folder=None):
-    """Make the adapters of a model float32, then read those of a checkpoint into them: bf16 would round them."""
+    """Make the adapters of a model float32, then read those of a checkpoint into them: bf16 would
+    round them."""
     for name, p in model.named_parameters():
         if "lora_" in name:
             p.data = p.data.float()
@@ -115,12 +126,15 @@ def adapters_in_float32(model, folder=None):
 
 
 def why(error, name):
-    """The reason why transformers cannot load a model, without its advice to run code that came with the model."""
+    """The reason why transformers cannot load a model, without its advice to run code that came
+    with the model."""
     if "trust_remote_code" in str(error):
         return "it brings code of its own (auto_map), which is never run here: use a model that transformers knows."
     if list(Path(name).glob("pytorch_model*.bin")) and not list(Path(name).glob("*.safetensors")):
-        return ("its pytorch_model.bin is damaged, or holds more than tensors, which could run code: "
-                f"get the weights as *.safetensors ({type(error).__name__}).")
+        return (
+            "its pytorch_model.bin is damaged, or holds more than tensors, which could run code: "
+            f"get the weights as *.safetensors ({type(error).__name__})."
+        )
     return one_line(error)
 
 
@@ -128,7 +142,11 @@ def check_finite(model, name):
     """Refuse weights that are NaN or infinite. Everything computed with them would be NaN, too."""
     for weight, p in model.named_parameters():
         # aminmax needs no memory, and passes NaN on. PyTorch cannot ask this of float8
-        if p.numel() and p.dtype.itemsize > 1 and not torch.stack(torch.aminmax(p.detach())).isfinite().all():
+        if (
+            p.numel()
+            and p.dtype.itemsize > 1
+            and not torch.stack(torch.aminmax(p.detach())).isfinite().all()
+        ):
             raise UserError(f"the weights of {name} are not finite ({weight}): {FAILED}")
 
 
@@ -136,23 +154,36 @@ def check_finite(model, name):
 def check_head(model, name):
     """Refuse a model that cannot be scored or sampled from here.
 
-    `completion_logprobs` applies the output head by itself, so the logits must be what the head returns, unchanged.
-    `sample` needs a cache of keys and values in which it can repeat the prompts.
-    """
+    `completion_logprobs` applies the output head by itself, so the logits must be what the head
+    returns, unchanged. `sample` needs a cache of keys and values in which it can repeat the
+    prompts. """
     ids = torch.arange(4, device=model.device).unsqueeze(0)
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
-    from_head = model.get_output_embeddings()(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    from_head = model.get_output_embeddings()(
+        model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    )
     out = model(input_ids=ids, use_cache=True)
     if getattr(out, "past_key_values", None) is None:
-        raise UserError(f"the model {name} keeps no keys and values, which sampling needs: use another model.")
+        raise UserError(
+            f"the model {name} keeps no keys and values, which sampling needs: use another model."
+        )
     try:
-        sample(model, [[0, 1, 2], [1]], 2, Sampling(2), stop_ids=[-1], pad_id=0, generator=torch.Generator())
+        sample(
+            model, [[0, 1, 2], [1]], 2, Sampling(2), stop_ids=[-1], pad_id=0,
+            generator=torch.Generator(),
+        )
     except FloatingPointError:
-        raise UserError(f"the weights of {name} are so large that its logits are not finite: {FAILED}") from None
+        raise UserError(
+            f"the weights of {name} are so large that its logits are not finite: {FAILED}"
+        ) from None
     except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
-        raise UserError(f"the model {name} has a cache of a kind that sampling cannot use: use another model.") from None
-    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # small logits hardly change
+        raise UserError(
+            f"the model {name} has a cache of a kind that sampling cannot use: use another model."
+        ) from None
+    # small logits hardly change
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     if capped or not torch.allclose(from_head, out.logits, rtol=tolerance, atol=tolerance):
         raise UserError(
-            f"the model {name} rescales its logits after the output head, which is not supported: use another model."
+            f"the model {name} rescales its logits after the output head, which is not supported: "
+            "use another model."
         )

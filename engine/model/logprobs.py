@@ -1,4 +1,5 @@
-"""Log-probabilities that a causal language model gives to sampled completions, without ever holding all logits."""
+"""Log-probabilities that a causal language model gives to sampled completions, without ever holding
+all logits."""
 
 import contextlib
 from functools import partial
@@ -12,30 +13,38 @@ from engine.model.prompts import prompts_once, read_prompts_once, read_rows
 from engine.model.shards import is_sharded
 from grpo import token_entropies, token_logprobs
 
-# tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist together
+# tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist
+# together
 CHUNK_ELEMENTS = 2**24
 
 
 def completion_mask(tokens, lengths):
-    """(N, T) bool: 1 on completion tokens. Made from the lengths: EOS counts even if padding has the same id."""
+    """(N, T) bool: 1 on completion tokens. Made from the lengths: EOS counts even if padding has
+    the same id."""
     lengths = lengths.to(tokens.device, non_blocking=True)
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
 
 
 @contextlib.contextmanager
 def layers_recomputed(model):
-    """Gradient checkpointing, if it is on: keep only each layer's input; the backward pass computes the layer again.
+    """Gradient checkpointing, if it is on: keep only each layer's input; the backward pass computes
+    the layer again.
 
-    transformers' layers do this by themselves, but only in training mode, in which some layers turn their dropout on.
-    So this block does it without training mode. Outside the block the layers are unchanged: the sampler needs their
-    cache.
-    """
+    transformers' layers do this by themselves, but only in training mode, in which some layers turn
+    their dropout on. So this block does it without training mode. Outside the block the layers are
+    unchanged: the sampler needs their cache. """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
+    layers = [
+        m
+        for m in model.modules()
+        if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing
+    ]
     layers = layers if torch.is_grad_enabled() else []
     for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+        )
     try:
         yield
     finally:
@@ -44,13 +53,14 @@ def layers_recomputed(model):
 
 
 def completion_states(backbone, prompts, tokens, lengths):
-    """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M completion tokens, row by row.
+    """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M completion
+    tokens, row by row.
 
-    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,), a list or a tensor; to read a tensor
-    on a GPU, the host waits. transformers makes it wait at most once (engine/model/prompts.py). targets: the tokens.
-    places: their positions in tokens.flatten(). Prompts that several rows share are computed once, if that pays
-    (`allocate.forward_cost`) and the model can (`prompts_once`).
-    """
+    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,), a list or a
+    tensor; to read a tensor on a GPU, the host waits. transformers makes it wait at most once
+    (engine/model/prompts.py). targets: the tokens. places: their positions in tokens.flatten().
+    Prompts that several rows share are computed once, if that pays (`allocate.forward_cost`) and
+    the model can (`prompts_once`). """
     lengths = torch.as_tensor(lengths).cpu()
     row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
     ids = tokens.masked_fill(~completion_mask(tokens, lengths), 0)
@@ -61,21 +71,24 @@ def completion_states(backbone, prompts, tokens, lengths):
         hidden, before = read(backbone, prompts, ids, lengths)
     # token t of a row is predicted by the state in column before[row] + t
     states = row * hidden.shape[1] + before[row] + t
-    states, places = torch.stack([states, row * tokens.shape[1] + t]).to(tokens.device, non_blocking=True)
+    states, places = torch.stack([states, row * tokens.shape[1] + t]).to(
+        tokens.device, non_blocking=True
+    )
     return hidden.flatten(0, 1)[states], tokens.flatten()[places], places
 
 
 def spread(x, places, shape):
-    """(N, T) float32: the numbers x (M,) at the places that `completion_states` returns, and 0 elsewhere."""
+    """(N, T) float32: the numbers x (M,) at the places that `completion_states` returns, and 0
+    elsewhere."""
     return torch.zeros(shape, device=x.device).flatten().index_copy(0, places, x).view(shape)
 
 
 class ThroughHead(torch.autograd.Function):
     """`score` of the logits states @ weight.T + bias, `size` tokens at a time.
 
-    The weight is cast to autocast's dtype once. The backward pass computes each chunk's logits again. It adds up the
-    gradients of the weight and of the bias in float32, so that their error does not grow with the number of chunks.
-    """
+    The weight is cast to autocast's dtype once. The backward pass computes each chunk's logits
+    again. It adds up the gradients of the weight and of the bias in float32, so that their error
+    does not grow with the number of chunks. """
 
     @staticmethod
     def forward(ctx, states, targets, weight, bias, size, temperature, with_entropy):
@@ -84,14 +97,19 @@ class ThroughHead(torch.autograd.Function):
         ctx.save_for_backward(states, targets, weight, bias)
         ctx.size, ctx.temperature = size, temperature
         chunks = zip(states.split(size), targets.split(size))
-        logp, *entropy = cat(score(linear(s.to(dtype), weight, bias), t, temperature, with_entropy) for s, t in chunks)
+        logp, *entropy = cat(
+            score(linear(s.to(dtype), weight, bias), t, temperature, with_entropy)
+            for s, t in chunks
+        )
         ctx.set_materialize_grads(False)  # of the entropy, if a loss does not use it
         return logp, *entropy
 
     @staticmethod
     def backward(ctx, upstream, *of_entropy):
         states, targets, weight, bias = ctx.saved_tensors
-        upstream = torch.zeros_like(states[:, 0], dtype=torch.float32) if upstream is None else upstream
+        upstream = (
+            torch.zeros_like(states[:, 0], dtype=torch.float32) if upstream is None else upstream
+        )
         of_entropy = [g / ctx.temperature for g in of_entropy if g is not None]
         grad_states = torch.empty_like(states)
         grad_weight, grad_bias = (
@@ -103,7 +121,10 @@ class ThroughHead(torch.autograd.Function):
             s = s.to(weight.dtype)
             logp = torch.log_softmax(linear(s, weight, bias).float() / ctx.temperature, -1)
             # ∂ H / ∂ logits_v = −π(v) (log π(v) + H) / temperature
-            more = [-x[:, None] * logp.exp() * (logp - (logp.exp() * logp).sum(1, keepdim=True)) for x in h]
+            more = [
+                -x[:, None] * logp.exp() * (logp - (logp.exp() * logp).sum(1, keepdim=True))
+                for x in h
+            ]
             # ∂ log π(o) / ∂ logits_v = (1[v = o] − π(v)) / temperature
             grad_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g)
             grad_logits = sum(more, grad_logits).to(weight.dtype)
@@ -120,12 +141,16 @@ def score(logits, targets, temperature, with_entropy):
 
     with_entropy: (log-probabilities, entropies), both (M,).
     """
-    logp = token_logprobs(logits.unsqueeze(0), targets.unsqueeze(0), temperature=temperature).squeeze(0)
+    logp = token_logprobs(
+        logits.unsqueeze(0), targets.unsqueeze(0), temperature=temperature
+    ).squeeze(0)
     if not with_entropy:
         return (logp,)
     # in two halves, because token_entropies makes three tensors as large as its input
     halves = logits.unsqueeze(0).chunk(2, dim=1)
-    return logp, torch.cat([token_entropies(half, temperature=temperature) for half in halves], dim=1).squeeze(0)
+    return logp, torch.cat(
+        [token_entropies(half, temperature=temperature) for half in halves], dim=1
+    ).squeeze(0)
 
 
 def cat(chunks):
@@ -136,16 +161,21 @@ def cat(chunks):
 def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0, with_entropy=False):
     """log π(o_t | q, o_<t) of completions under `model`: (N, T) float32, 0 on padding.
 
-    prompts, tokens, lengths: as for `completion_states`. temperature: the sampler's. with_entropy: returns a pair; its
-    second entry is the entropies of π(· | q, o_<t), (N, T) float32 in nats.
+    prompts, tokens, lengths: as for `completion_states`. temperature: the sampler's. with_entropy:
+    returns a pair; its second entry is the entropies of π(· | q, o_<t), (N, T) float32 in nats.
 
-    Only hidden states that predict a completion token go through the output head, one chunk at a time. The backward
-    pass computes each chunk again. So the logits of all tokens never exist together.
-    """
+    Only hidden states that predict a completion token go through the output head, one chunk at a
+    time. The backward pass computes each chunk again. So the logits of all tokens never exist
+    together. """
     states, targets, places = completion_states(model.base_model, prompts, tokens, lengths)
-    head, size = model.get_output_embeddings(), max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
+    head, size = (
+        model.get_output_embeddings(),
+        max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size),
+    )
     if type(head) is torch.nn.Linear:
-        scores = ThroughHead.apply(states, targets, head.weight, head.bias, size, temperature, with_entropy)
+        scores = ThroughHead.apply(
+            states, targets, head.weight, head.bias, size, temperature, with_entropy
+        )
     else:  # for example a head with an adapter
         scores = cat(
             checkpoint(

@@ -1,4 +1,5 @@
-"""Precision: weights that learn are float32. Arithmetic is float32 or bfloat16 (bf16), as `--dtype` says.
+"""Precision: weights that learn are float32. Arithmetic is float32 or bfloat16 (bf16), as `--dtype`
+says.
 
 The choice is made when a model is loaded, and noted on the network as `network.compute_dtype`.
 """
@@ -8,15 +9,15 @@ from copy import deepcopy
 
 import torch
 
-TINY = 10_000_000  # a CPU computes a model with fewer parameters faster in float32, and faster with one thread
+# a CPU computes a model with fewer parameters faster in float32, and faster with one thread
+TINY = 10_000_000
 
 
 def choose_dtype(choice, device, parameters):
     """The dtype of arithmetic, and of weights that are not trained.
 
-    choice: the option --dtype. auto: bf16 if the device multiplies bf16 matrices in hardware and the model is not tiny.
-    parameters: how many the model has.
-    """
+    choice: the option --dtype. auto: bf16 if the device multiplies bf16 matrices in hardware and
+    the model is not tiny. parameters: how many the model has. """
     if choice != "auto":
         return getattr(torch, choice)
     fast = multiplies_bfloat16(device) and (device.type == "cuda" or parameters >= TINY)
@@ -24,7 +25,8 @@ def choose_dtype(choice, device, parameters):
 
 
 def multiplies_bfloat16(device):
-    """Whether a device has units for products of bf16 matrices: a GPU from Ampere on, a CPU with Intel's AMX.
+    """Whether a device has units for products of bf16 matrices: a GPU from Ampere on, a CPU with
+    Intel's AMX.
 
     Without them bf16 is slower than float32.
     """
@@ -34,23 +36,29 @@ def multiplies_bfloat16(device):
 
 
 def compute_dtype(network):
-    """The dtype of a network's arithmetic. A network without a note computes in the dtype of its weights."""
+    """The dtype of a network's arithmetic. A network without a note computes in the dtype of its
+    weights."""
     return getattr(network, "compute_dtype", torch.float32)
 
 
 def autocast(network, device):
-    """Arithmetic in `compute_dtype`. The weights stay float32: an update at lr 1e-6 is too small for bf16."""
+    """Arithmetic in `compute_dtype`. The weights stay float32: an update at lr 1e-6 is too small
+    for bf16."""
     dtype = compute_dtype(network)
-    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+    return (
+        contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+    )
 
 
 def with_parameters(network, make):
     """A copy of a network with make(p) for each parameter p.
 
-    Its buffers stay as they were loaded: rotary frequencies rounded to bf16 would turn the keys of the thousandth token
-    by a radian too much or too little.
-    """
-    memo = {id(p): torch.nn.Parameter(make(p.detach()), requires_grad=p.requires_grad) for p in network.parameters()}
+    Its buffers stay as they were loaded: rotary frequencies rounded to bf16 would turn the keys of
+    the thousandth token by a radian too much or too little. """
+    memo = {
+        id(p): torch.nn.Parameter(make(p.detach()), requires_grad=p.requires_grad)
+        for p in network.parameters()
+    }
     return deepcopy(network, memo)
 
 

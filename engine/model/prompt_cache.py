@@ -1,11 +1,13 @@
-"""Keys and values of prompts, and what completions see of them, layer by layer, as transformers' Cache asks for it."""
+"""Keys and values of prompts, and what completions see of them, layer by layer, as transformers'
+Cache asks for it."""
 
 import torch
 from transformers.cache_utils import DynamicLayer
 
 
 class PromptLayer(DynamicLayer):
-    """The keys and values of prompts. They are written once: with gradient checkpointing a layer is computed again."""
+    """The keys and values of prompts. They are written once: with gradient checkpointing a layer is
+    computed again."""
 
     def update(self, keys, values, *args, **kwargs):
         if not self.is_initialized:

@@ -1,15 +1,16 @@
 """A prompt is computed once for all its completions, in sampling and in scoring.
 
-Prompts are padded on the left, so that all of them end in the same column. The model reads them and keeps their keys
-and values. Then it reads only the completions; each row sees the keys and values of its prompt.
-"""
+Prompts are padded on the left, so that all of them end in the same column. The model reads them and
+keeps their keys and values. Then it reads only the completions; each row sees the keys and values
+of its prompt. """
 
 import torch
 from torch.nn.functional import pad
 
 
 def left_pad(prompts, pad_id, device):
-    """(ids, mask), both (Q, L), of Q token lists: padded on the left, so that all prompts end in the same column."""
+    """(ids, mask), both (Q, L), of Q token lists: padded on the left, so that all prompts end in
+    the same column."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (longest - len(p)) + [*p] for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
@@ -17,59 +18,76 @@ def left_pad(prompts, pad_id, device):
 
 
 def read_prompts_once(backbone, prompts, tokens, lengths):
-    """(hidden states (N, T', H), before (N,)): token t of row i is predicted by hidden[i, before[i] + t].
+    """(hidden states (N, T', H), before (N,)): token t of row i is predicted by hidden[i, before[i]
+    + t].
 
-    prompts: N token lists; equal ones are computed once. tokens: (N, T) int64, 0 on padding. lengths: (N,), on the CPU.
-    The gradient flows from a completion through the keys and values of its prompt. There are two forward passes, even
-    if T is 0 or 1.
-    """
+    prompts: N token lists; equal ones are computed once. tokens: (N, T) int64, 0 on padding.
+    lengths: (N,), on the CPU. The gradient flows from a completion through the keys and values of
+    its prompt. There are two forward passes, even if T is 0 or 1. """
     from transformers.cache_utils import Cache
 
     from engine.model.prompt_cache import CompletionLayer, PromptLayer
 
     place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts]).to(tokens.device, non_blocking=True)
+    prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts]).to(
+        tokens.device, non_blocking=True
+    )
     ids, mask = left_pad(place, 0, tokens.device)
     position = (mask.cumsum(1) - 1).clamp(min=0)
-    # without a mask there is less to compute; with one, transformers makes a GPU wait once, to see what the mask hides
+    # without a mask there is less to compute; with one, transformers makes a GPU wait once, to see
+    # what the mask hides
     padded = len(set(map(len, place))) > 1
     cache = Cache(layer_class_to_replicate=PromptLayer)
     out = backbone(
-        input_ids=ids, attention_mask=mask if padded else None, position_ids=position, past_key_values=cache, use_cache=True)
+        input_ids=ids, attention_mask=mask if padded else None, position_ids=position,
+        past_key_values=cache, use_cache=True,
+    )
     last = out.last_hidden_state[prompt_of_row, -1:]  # predicts token 0
 
-    tokens = pad(tokens, (0, 1))[:, : max(1, tokens.shape[1] - 1)]  # nothing is predicted after the last token
+    # nothing is predicted after the last token
+    tokens = pad(tokens, (0, 1))[:, : max(1, tokens.shape[1] - 1)]
     mask = torch.cat([mask[prompt_of_row], torch.ones_like(tokens)], 1) if padded else None
-    position = position[prompt_of_row, -1:] + 1 + torch.arange(tokens.shape[1], device=tokens.device)
+    position = (
+        position[prompt_of_row, -1:] + 1 + torch.arange(tokens.shape[1], device=tokens.device)
+    )
     cache = Cache(layers=[CompletionLayer(layer, prompt_of_row) for layer in cache.layers])
-    out = backbone(input_ids=tokens, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True)
+    out = backbone(
+        input_ids=tokens, attention_mask=mask, position_ids=position, past_key_values=cache,
+        use_cache=True,
+    )
     return torch.cat([last, out.last_hidden_state], 1), torch.zeros(len(prompts), dtype=torch.long)
 
 
 def read_rows(backbone, prompts, tokens, lengths):
     """`read_prompts_once` in one forward pass, which computes prompt + completion of each row.
 
-    All padding is on the right. A causal model never looks to the right, so no attention mask is needed. A GPU makes the
-    host wait once: without a mask and a cache transformers looks at the positions, in case they begin again within a row.
-    """
+    All padding is on the right. A causal model never looks to the right, so no attention mask is
+    needed. A GPU makes the host wait once: without a mask and a cache transformers looks at the
+    positions, in case they begin again within a row. """
     starts = torch.tensor([len(prompt) for prompt in prompts])
     longest, width = int(starts.max()), int((starts + lengths).max())
     ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
     ids = pad(ids.to(tokens.device, non_blocking=True), (0, tokens.shape[1]))
-    columns = (starts.unsqueeze(1) + torch.arange(tokens.shape[1])).to(tokens.device, non_blocking=True)
+    columns = (starts.unsqueeze(1) + torch.arange(tokens.shape[1])).to(
+        tokens.device, non_blocking=True
+    )
     ids = ids.scatter(1, columns, tokens)[:, :width]
     return backbone(input_ids=ids, use_cache=False).last_hidden_state, starts - 1
 
 
 def prompts_once(backbone):
-    """Whether the model can compute a prompt once. `check_once` has found out when the model was loaded."""
+    """Whether the model can compute a prompt once. `check_once` has found out when the model was
+    loaded."""
     return getattr(backbone, "prompts_once", True)
 
 
 @torch.no_grad()
 def check_once(backbone):
-    """Find out whether `read_prompts_once` gives the hidden states of whole rows. Most models can, some have another cache."""
-    rows = [[0, 1], [0]], torch.tensor([[2, 3], [1, 2]], device=backbone.device), torch.tensor([2, 2])
+    """Find out whether `read_prompts_once` gives the hidden states of whole rows. Most models can,
+    some have another cache."""
+    rows = (
+        [[0, 1], [0]], torch.tensor([[2, 3], [1, 2]], device=backbone.device), torch.tensor([2, 2]),
+    )
     tolerance = 1e-3 if backbone.dtype == torch.float32 else 0.1
     whole, before = read_rows(backbone, *rows)
     expected = torch.stack([states[b : b + 2] for states, b in zip(whole, before)])

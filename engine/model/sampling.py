@@ -8,19 +8,21 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from engine.base import progress
+from engine.base.errors import UserError
 from engine.model.logprobs import completion_mask
 from engine.model.precision import autocast, compute_dtype
 from engine.model.prompts import left_pad
-from engine.run import progress
-from engine.run.options import UserError
 
-# every so many tokens the CPU asks the device which completions have ended: while it waits, a GPU gets nothing to do
+# every so many tokens the CPU asks the device which completions have ended: while it waits, a GPU
+# gets nothing to do
 ASK_EVERY = {"cpu": 1, "cuda": 8}
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled. The scorer uses the same temperature: it scores the policy that was sampled."""
+    """How completions are sampled. The scorer uses the same temperature: it scores the policy that
+    was sampled."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -33,41 +35,60 @@ class Sampling:
         if self.temperature == 1.0 and self.top_p == 1.0 and self.top_k == 0:
             return []
         return [
-            "temperature, top_p or top_k is set: completions are sampled from a policy that is not the model's own. "
-            "Log-probabilities follow the temperature, but not top_p and top_k."
+            "temperature, top_p or top_k is set: completions are sampled from a policy that is not "
+            "the model's own. Log-probabilities follow the temperature, but not top_p and top_k."
         ]
 
 
 @dataclass
 class Completions:
-    """N sampled completions, question by question. Padding stands on the right; masks are made from the lengths."""
+    """N sampled completions, question by question. Padding stands on the right; masks are made from
+    the lengths."""
 
     tokens: torch.Tensor  # (N, T) int64, as sampled: never decoded and tokenized again
     lengths: torch.Tensor  # (N,) int64, EOS included
     truncated: torch.Tensor  # (N,) bool: cut off at max_new_tokens, without an EOS
-    logp: torch.Tensor  # (N, T) float32, log-probability of each token at the sampling temperature; 0 on padding
+    # (N, T) float32, log-probability of each token at the sampling temperature; 0 on padding
+    logp: torch.Tensor
 
     def texts(self, tokenizer, questions=()):
         """The completions as text, for the rewards, without EOS and other special tokens.
 
-        questions: the Q questions that were asked, as `load_questions` returns them. If they are given, each text
-        begins with the thought that its prompt has opened.
-        """
+        questions: the Q questions that were asked, as `load_questions` returns them. If they are
+        given, each text begins with the thought that its prompt has opened. """
         rows = [tokens[:n] for tokens, n in zip(self.tokens.tolist(), self.lengths.tolist())]
-        thoughts = [question.get("begun", "") for question in questions for _ in range(len(rows) // len(questions))]
-        texts = [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
-        return [thought + text for thought, text in zip(thoughts or [""] * len(rows), texts, strict=True)]
+        thoughts = [
+            question.get("begun", "")
+            for question in questions
+            for _ in range(len(rows) // len(questions))
+        ]
+        texts = [
+            tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for row in rows
+        ]
+        return [
+            thought + text
+            for thought, text in zip(thoughts or [""] * len(rows), texts, strict=True)
+        ]
 
 
 def stop_tokens(model, tokenizer):
-    """The ids that end a completion: the tokenizer's EOS, and all EOS of the model's generation config."""
+    """The ids that end a completion: the tokenizer's EOS, and all EOS of the model's generation
+    config."""
     configured = model.generation_config.eos_token_id
-    ids = [] if configured is None else [configured] if isinstance(configured, int) else list(configured)
+    ids = (
+        []
+        if configured is None
+        else [configured]
+        if isinstance(configured, int)
+        else list(configured)
+    )
     return sorted({*ids, tokenizer.eos_token_id} - {None})
 
 
 def sample_token(logits, sampling, u=None):
-    """Sample one token per row of logits (N, V): (token (N,), logp (N,)). Temperature 0 takes the most likely token.
+    """Sample one token per row of logits (N, V): (token (N,), logp (N,)). Temperature 0 takes the
+    most likely token.
 
     u: (N,) float64 uniform random numbers in [0, 1), which choose the tokens.
     """
@@ -85,16 +106,19 @@ def sample_token(logits, sampling, u=None):
         # a token is dropped if the more likely tokens already hold top_p of the probability
         dropped = p.cumsum(-1) - p >= sampling.top_p
         kept = kept.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
-    # the first token v with p_1 + … + p_v > u · total. The total is less than 1 if tokens were dropped above. In float64
-    # the sums are the same in whatever order a device adds, and u · total is below the total even after rounding
+    # the first token v with p_1 + … + p_v > u · total. The total is less than 1 if tokens were
+    # dropped above. In float64 the sums are the same in whatever order a device adds, and u · total
+    # is below the total even after rounding
     sums = kept.double().exp_().cumsum_(-1)
     token = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True).squeeze(-1)
-    token.clamp_(max=logits.shape[-1] - 1)  # NaN is nowhere in order; `sample` refuses it at its end
+    # NaN is nowhere in order; `sample` refuses it at its end
+    token.clamp_(max=logits.shape[-1] - 1)
     return token, logp.gather(-1, token[:, None]).squeeze(-1)
 
 
 class Sampler:
-    """The project's own sampler: `sample` from the policy, or from a copy that `refresh` keeps up to date.
+    """The project's own sampler: `sample` from the policy, or from a copy that `refresh` keeps up
+    to date.
 
     batch_size: completions that are sampled at a time, rounded up to whole questions; None: all.
     """
@@ -106,7 +130,8 @@ class Sampler:
 
     @torch.no_grad()
     def refresh(self, weights):
-        """Write the policy's weights, (name, whole tensor) in `dtype`, into the sampler's copy, if it has one."""
+        """Write the policy's weights, (name, whole tensor) in `dtype`, into the sampler's copy, if
+        it has one."""
         parameters = dict(self.model.named_parameters())
         for name, tensor in weights if self.copy else ():
             p = parameters[name]
@@ -119,38 +144,49 @@ class Sampler:
             p.untyped_storage().resize_(0)
 
     def sample(self, prompts, group_size, sampling, seed, places=None):
-        """`sample` with random numbers of this seed. If memory runs out, it begins again with half as many at a time.
+        """`sample` with random numbers of this seed. If memory runs out, it begins again with half
+        as many at a time.
 
         The completions stay the same, because a random number belongs to its completion.
         """
         while True:
             try:
                 return sample(
-                    self.model, prompts, group_size, sampling, stop_ids=self.stop_ids, pad_id=self.pad_id,
-                    batch_size=self.batch_size, generator=torch.Generator().manual_seed(seed), places=places,
+                    self.model, prompts, group_size, sampling, stop_ids=self.stop_ids,
+                    pad_id=self.pad_id, batch_size=self.batch_size,
+                    generator=torch.Generator().manual_seed(seed), places=places,
                 )
             except torch.OutOfMemoryError:
-                questions = min(len(prompts), math.ceil((self.batch_size or len(prompts) * group_size) / group_size))
+                questions = min(
+                    len(prompts),
+                    math.ceil((self.batch_size or len(prompts) * group_size) / group_size),
+                )
                 if questions == 1:
                     raise
             # here the error is gone, and with it the tensors of the pass that failed
             self.batch_size = questions // 2 * group_size
-            tqdm.write(f"out of memory in sampling: it goes on with {self.batch_size} completions at a time.")
+            tqdm.write(
+                f"out of memory in sampling: it goes on with {self.batch_size} completions at a "
+                "time."
+            )
 
 
 @torch.no_grad()
-def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size=None, generator=None, places=None):
+def sample(
+    model, prompts, group_size, sampling,
+    *, stop_ids, pad_id, batch_size=None, generator=None, places=None,
+):
     """Sample `group_size` completions of each prompt.
 
-    prompts: token lists. batch_size: as for `Sampler`. generator: a CPU's. places: of each prompt among those of all
-    ranks; None: 0, 1, 2 … Returns Completions with N = len(prompts) · group_size rows, a question's rows side by side.
+    prompts: token lists. batch_size: as for `Sampler`. generator: a CPU's. places: of each prompt
+    among those of all ranks; None: 0, 1, 2 … Returns Completions with N = len(prompts) · group_size
+    rows, a question's rows side by side.
 
     Raises FloatingPointError if the logits are NaN.
 
-    The random number of a token depends only on the generator, the prompt's place, the completion's place in its group
-    and the token's place. So the same seed gives the same completions for every batch_size and every number of ranks,
-    and, up to rounding, on every device.
-    """
+    The random number of a token depends only on the generator, the prompt's place, the completion's
+    place in its group and the token's place. So the same seed gives the same completions for every
+    batch_size and every number of ranks, and, up to rounding, on every device. """
     device, n = model.device, len(prompts) * group_size
     if not prompts:  # in a run's last step a rank may have no question
         empty = torch.zeros((0, 1), device=device)
@@ -163,7 +199,10 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size
         )
     places = list(places or range(len(prompts)))
     # those of the other ranks are drawn, too: a generator gives its numbers one after the other
-    u = torch.rand(max(places) + 1, group_size, sampling.max_new_tokens, dtype=torch.float64, generator=generator)
+    u = torch.rand(
+        max(places) + 1, group_size, sampling.max_new_tokens, dtype=torch.float64,
+        generator=generator,
+    )
     u = u[places].flatten(0, 1).to(device, non_blocking=True)
     tokens = torch.full((n, sampling.max_new_tokens), pad_id, device=device)
     logps = torch.zeros((n, sampling.max_new_tokens), device=device)
@@ -178,50 +217,68 @@ def sample(model, prompts, group_size, sampling, *, stop_ids, pad_id, batch_size
     stops = torch.isin(tokens, stop_ids)
     truncated = ~stops.any(1)
     lengths = torch.where(truncated, sampling.max_new_tokens, stops.int().argmax(1) + 1)
-    longest, broken = torch.stack([lengths.max(), logps.isnan().any()]).tolist()  # one wait for both
+    # one wait for both
+    longest, broken = torch.stack([lengths.max(), logps.isnan().any()]).tolist()
     padding = ~completion_mask(tokens[:, :longest], lengths)
-    tokens, logps = tokens[:, :longest].masked_fill(padding, pad_id), logps[:, :longest].masked_fill(padding, 0.0)
+    tokens, logps = (
+        tokens[:, :longest].masked_fill(padding, pad_id),
+        logps[:, :longest].masked_fill(padding, 0.0),
+    )
     if broken:
         raise FloatingPointError("the model's logits are not finite")
     return Completions(tokens, lengths, truncated, logps)
 
 
 def _read_prompts(model, ids, mask, group_size, new_tokens):
-    """(logits (N, V) of the first tokens, cache, mask, positions (N, 1)): each prompt is computed once, then repeated.
+    """(logits (N, V) of the first tokens, cache, mask, positions (N, 1)): each prompt is computed
+    once, then repeated.
 
-    mask and positions are None if no prompt is padded. The cache and the mask have room for `new_tokens` tokens.
-    """
-    from engine.model.kv_cache import give_room  # it imports transformers, which takes seconds: only once there is a model
+    mask and positions are None if no prompt is padded. The cache and the mask have room for
+    `new_tokens` tokens. """
+    # it imports transformers, which takes seconds: only once there is a model
+    from engine.model.kv_cache import give_room
 
     padded = bool((mask == 0).any())
     mask, positions = (mask, (mask.cumsum(1) - 1).clamp(min=0)) if padded else (None, None)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
+    out = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
+    )
     logits, cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
     roomy = give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens, model.device)
     if padded:
         positions = positions[:, -1:].repeat_interleave(group_size, 0)
         mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)
         # alibi: such a model makes its biases from a mask of two dimensions
-        if roomy and model.config._attn_implementation == "sdpa" and not getattr(model.config, "alibi", False):
-            # this is added to the scores. transformers takes a mask of four dimensions as it is, and makes none itself
+        if (
+            roomy
+            and model.config._attn_implementation == "sdpa"
+            and not getattr(model.config, "alibi", False)
+        ):
+            # this is added to the scores. transformers takes a mask of four dimensions as it is,
+            # and makes none itself
             zeros = torch.zeros_like(mask, dtype=cache.layers[0].keys.dtype)
             mask = zeros.masked_fill_(mask == 0, -torch.inf)[:, None, None]
         elif ASK_EVERY[model.device.type] > 1:
-            for layer in cache.layers:  # otherwise transformers asks the GPU for each token whether the mask hides anything
+            # otherwise transformers asks the GPU for each token whether the mask hides anything
+            for layer in cache.layers:
                 layer.is_compileable = True
     return logits, cache, mask, positions
 
 
 def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
-    """Sample completions of the prompts (ids, mask), and write them into `tokens` and `logps`, both (N, T).
+    """Sample completions of the prompts (ids, mask), and write them into `tokens` and `logps`, both
+    (N, T).
 
-    A completion that has ended leaves the batch: on a CPU at once, on a GPU at the next multiple of ASK_EVERY tokens.
-    """
+    A completion that has ended leaves the batch: on a CPU at once, on a GPU at the next multiple of
+    ASK_EVERY tokens. """
     from engine.model.kv_cache import keep_rows
 
     device, every, new_tokens = model.device, ASK_EVERY[model.device.type], sampling.max_new_tokens
-    logits, cache, mask, positions = _read_prompts(model, ids, mask, len(tokens) // len(ids), new_tokens)
-    rows = torch.arange(len(tokens), device=device)  # rows[i]: which completion is in row i of the running batch
+    logits, cache, mask, positions = _read_prompts(
+        model, ids, mask, len(tokens) // len(ids), new_tokens
+    )
+    # rows[i]: which completion is in row i of the running batch
+    rows = torch.arange(len(tokens), device=device)
     for t in range(new_tokens):
         progress.say("sampling", t + 1, new_tokens, "tokens")
         token, logp = sample_token(logits, sampling, u[rows, t])
@@ -240,6 +297,7 @@ def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
         if mask is not None:
             positions = positions + 1
         logits = model(
-            input_ids=token[:, None], attention_mask=None if mask is None else mask[..., : ids.shape[1] + t + 1],
+            input_ids=token[:, None],
+            attention_mask=None if mask is None else mask[..., : ids.shape[1] + t + 1],
             position_ids=positions, past_key_values=cache, use_cache=True,
         ).logits[:, -1]

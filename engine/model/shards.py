@@ -1,4 +1,5 @@
-"""Splitting weights over the devices (`--shard full`, FSDP2), and adding up gradients over the devices."""
+"""Splitting weights over the devices (`--shard full`, FSDP2), and adding up gradients over the
+devices."""
 
 import functools
 import os
@@ -7,26 +8,32 @@ import warnings
 import torch
 import torch.distributed as dist
 
+from engine.base import ranks
 from engine.model.precision import compute_dtype
-from engine.run import ranks
 
 # of log-probabilities that are a part of a larger tensor: nothing writes into them
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 
 def shard(module, *methods, exact=(), **options):
-    """FSDP2: split the weights of `module`, their gradients and the optimizer's moments over the ranks.
+    """FSDP2: split the weights of `module`, their gradients and the optimizer's moments over the
+    ranks.
 
-    A layer's weights are gathered just before the layer is computed, in the compute dtype, and freed afterwards. Gradients
-    are added up in float32. methods: names of methods that are called instead of `forward`; weights are gathered for
-    them, too. exact: names of submodules that are computed in float32. options: of `fully_shard`, for weights outside
-    the layers.
-    """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    A layer's weights are gathered just before the layer is computed, in the compute dtype, and
+    freed afterwards. Gradients are added up in float32. methods: names of methods that are called
+    instead of `forward`; weights are gathered for them, too. exact: names of submodules that are
+    computed in float32. options: of `fully_shard`, for weights outside the layers. """
+    from torch.distributed.fsdp import (
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     mixed = compute_dtype(module) != torch.float32
-    computed = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    computed = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    )
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
     parts = [
         *((layer, computed, {}) for layer in layers),
@@ -43,11 +50,11 @@ def shard(module, *methods, exact=(), **options):
 
 @functools.cache
 def nodes_and_devices():
-    """The mesh (nodes, devices of a node), if several nodes have several devices each; else None: all devices in a row.
+    """The mesh (nodes, devices of a node), if several nodes have several devices each; else None:
+    all devices in a row.
 
-    With the mesh, each node holds all weights, split over its devices. So a layer is gathered inside a node, by fast
-    links. Between the nodes only gradients travel.
-    """
+    With the mesh, each node holds all weights, split over its devices. So a layer is gathered
+    inside a node, by fast links. Between the nodes only gradients travel. """
     from torch.distributed.device_mesh import init_device_mesh
 
     world = ranks.world_size()
@@ -59,12 +66,12 @@ def nodes_and_devices():
 
 
 def hand_out(network, empty, device, *methods, **options):
-    """A network split over the devices, from the whole network in the host's memory of the first rank.
+    """A network split over the devices, from the whole network in the host's memory of the first
+    rank.
 
-    network: that whole network; None on the other ranks. empty: the same network on every rank, with its parameters on
-    the meta device, where they take no memory. A device holds its part, and at most one whole tensor at a time.
-    methods, options: those of `shard`.
-    """
+    network: that whole network; None on the other ranks. empty: the same network on every rank,
+    with its parameters on the meta device, where they take no memory. A device holds its part, and
+    at most one whole tensor at a time. methods, options: those of `shard`. """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     shard(empty, *methods, **options)  # this moves the buffers to the device
@@ -85,7 +92,8 @@ def is_sharded(module):
 
 
 def whole_weights(model, dtype=None):
-    """(name, whole tensor) of every weight; split weights are gathered from all ranks, one at a time."""
+    """(name, whole tensor) of every weight; split weights are gathered from all ranks, one at a
+    time."""
     from torch.distributed.tensor import DTensor
 
     for name, p in model.named_parameters():
@@ -94,20 +102,24 @@ def whole_weights(model, dtype=None):
 
 
 def sum_gradients(model):
-    """Add up the gradients of all ranks. A sum, not a mean: the loss weights are already those of the whole batch."""
+    """Add up the gradients of all ranks. A sum, not a mean: the loss weights are already those of
+    the whole batch."""
     if is_sharded(model):
         return  # FSDP has done it
     for p in model.parameters():
         if p.requires_grad and p.grad is None:  # a rank without a completion adds zeros
             p.grad = torch.zeros_like(p)
     if ranks.world_size() > 1:
-        work = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters() if p.requires_grad]
+        work = [
+            dist.all_reduce(p.grad, async_op=True) for p in model.parameters() if p.requires_grad
+        ]
         for w in work:
             w.wait()
 
 
 def clip_gradients(network, longest):
-    """Scale the gradient down to the norm `longest` if its norm is larger, over all ranks. Returns the norm before."""
+    """Scale the gradient down to the norm `longest` if its norm is larger, over all ranks. Returns
+    the norm before."""
     from torch.distributed.tensor import DTensor
 
     norm = torch.nn.utils.clip_grad_norm_(network.parameters(), longest)

@@ -1,9 +1,10 @@
-"""Sampling with vLLM (`--rollout vllm`), if it is installed. engine/model/sampling.py samples without it.
+"""Sampling with vLLM (`--rollout vllm`), if it is installed. engine/model/sampling.py samples
+without it.
 
-vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own copy of the
-weights, which `refresh` overwrites. It computes with other kernels than the trainer, so its log-probabilities differ a
-little from the trainer's: `family.tis.truncated_importance_weights` corrects for that.
-"""
+vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own
+copy of the weights, which `refresh` overwrites. It computes with other kernels than the trainer, so
+its log-probabilities differ a little from the trainer's: `family.tis.truncated_importance_weights`
+corrects for that. """
 
 import gc
 import os
@@ -12,12 +13,13 @@ import random
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from engine.base import ranks
+from engine.base.errors import UserError
 from engine.model.folders import context_of, resolve_model
 from engine.model.sampling import Completions, Sampling
-from engine.run import ranks
-from engine.run.options import UserError
 
-CPU_CACHE = 2**30  # bytes for keys and values on a CPU; if they are too few, some completions wait for others to end
+# bytes for keys and values on a CPU; if they are too few, some completions wait for others to end
+CPU_CACHE = 2**30
 TESTED = "0.32"  # the version that this file was written for
 
 
@@ -27,17 +29,20 @@ def filtered(sampling):
 
 
 class VLLM:
-    """A vLLM engine in this process. It samples from the weights of the last `refresh`, at first from those of `name`.
+    """A vLLM engine in this process. It samples from the weights of the last `refresh`, at first
+    from those of `name`.
 
-    name: hub name or folder of a model. config: the run's; max_prompt_tokens, max_new_tokens, top_p, top_k, seed and
-    vllm_share are read. tokenizer: for the padding. stop_ids: only these ids end a completion. dtype: what it computes in.
+    name: hub name or folder of a model. config: the run's; max_prompt_tokens, max_new_tokens,
+    top_p, top_k, seed and vllm_share are read. tokenizer: for the padding. stop_ids: only these ids
+    end a completion. dtype: what it computes in.
 
-    Creating an engine seeds the global random numbers with the run's seed. On a CPU torch.set_num_threads has no effect
-    afterwards. Raises UserError if vLLM cannot run the model.
+    Creating an engine seeds the global random numbers with the run's seed. On a CPU
+    torch.set_num_threads has no effect afterwards. Raises UserError if vLLM cannot run the model.
     """
 
     def __init__(self, name, config, tokenizer, stop_ids, dtype):
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, so that weights are not copied
+        # one process, so that weights are not copied
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from transformers import AutoConfig
         from vllm import LLM  # takes seconds, and reads the environment
@@ -46,33 +51,47 @@ class VLLM:
         context = context_of(AutoConfig.from_pretrained(name))
         self.pad_id, self.stop_ids = tokenizer.pad_token_id, list(stop_ids)
         self.dtype = dtype  # of the weights that `refresh` is given, too
-        self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+        )
         try:
             self.engine = LLM(
                 name,
                 # prompts and completions are ids, and only our options say how to sample
-                skip_tokenizer_init=True, generation_config="vllm",
+                skip_tokenizer_init=True,
+                generation_config="vllm",
                 dtype=self.dtype,
-                max_model_len=min(filter(None, (config.max_prompt_tokens + config.max_new_tokens, context))),
-                gpu_memory_utilization=config.vllm_share, kv_cache_memory_bytes=None if gpu else CPU_CACHE,
+                max_model_len=min(
+                    filter(None, (config.max_prompt_tokens + config.max_new_tokens, context))
+                ),
+                gpu_memory_utilization=config.vllm_share,
+                kv_cache_memory_bytes=None if gpu else CPU_CACHE,
                 enable_prefix_caching=True,  # the G completions of a question share its prompt
-                # log π at the temperature, before top_p and top_k. raw: at temperature 1, the only one that
-                # engine/run/checks.py allows with top_p or top_k. processed: at the temperature, after top_p and top_k
+                # log π at the temperature, before top_p and top_k. raw: at temperature 1, the only
+                # one that engine/run/checks.py allows with top_p or top_k. processed: at the
+                # temperature, after top_p and top_k
                 logprobs_mode="raw_logprobs" if filtered(config) else "processed_logprobs",
                 # under torchrun each rank has its own engine, on the device of its LOCAL_RANK
-                distributed_executor_backend="external_launcher" if ranks.world_size() > 1 else "uni",
-                enforce_eager=not gpu,  # a CPU has no graphs to capture, and compiling takes longer than it saves
+                distributed_executor_backend="external_launcher"
+                if ranks.world_size() > 1
+                else "uni",
+                # a CPU has no graphs to capture, and compiling takes longer than it saves
+                enforce_eager=not gpu,
                 seed=config.seed, use_tqdm_on_load=False,
             )
-            # vLLM would end all process groups, the trainer's too, when its engine is deleted: ranks.stop does it
+            # vLLM would end all process groups, the trainer's too, when its engine is deleted:
+            # ranks.stop does it
             self.engine.llm_engine.engine_core._finalizer.detach()
             gc.unfreeze()  # vLLM has hidden objects from the garbage collector
             self.sample([[self.pad_id]], 1, Sampling(1), 0)  # a missing kernel shows up only now
         except (ValueError, RuntimeError, NotImplementedError) as error:
-            raise UserError(f"vLLM cannot run the model {name} here: {' '.join(str(error).split())[:300]}") from None
+            raise UserError(
+                f"vLLM cannot run the model {name} here: {' '.join(str(error).split())[:300]}"
+            ) from None
 
     def refresh(self, weights):
-        """Sample from these weights from now on. weights: all (Hugging Face name, whole tensor) of the model."""
+        """Sample from these weights from now on. weights: all (Hugging Face name, whole tensor) of
+        the model."""
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         self.engine.apply_model(pack_heads)
         # the cache holds keys and values of the old weights
@@ -85,10 +104,10 @@ class VLLM:
     def sample(self, prompts, group_size, sampling, seed, places=None):
         """Sample `group_size` completions of each prompt, as `engine.model.sampling.sample` does.
 
-        prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its own random seed. It
-        follows from `seed`, the prompt's place among those of all ranks, and the completion's place in its group.
-        `logp` is vLLM's: at the temperature (at 1 if the temperature is 0), before top_p and top_k.
-        """
+        prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its
+        own random seed. It follows from `seed`, the prompt's place among those of all ranks, and
+        the completion's place in its group. `logp` is vLLM's: at the temperature (at 1 if the
+        temperature is 0), before top_p and top_k. """
         from vllm import SamplingParams
 
         if not prompts:  # in a run's last step a rank may have no question
@@ -105,9 +124,15 @@ class VLLM:
             )
             for place in places for own_seed in seeds[place]
         ]
-        outputs = [request.outputs[0] for request in self.engine.generate(requests, options, use_tqdm=False)]
+        outputs = [
+            request.outputs[0]
+            for request in self.engine.generate(requests, options, use_tqdm=False)
+        ]
         tokens = [torch.tensor(o.token_ids) for o in outputs]
-        logp = [torch.tensor([at[token].logprob for token, at in zip(o.token_ids, o.logprobs)]) for o in outputs]
+        logp = [
+            torch.tensor([at[token].logprob for token, at in zip(o.token_ids, o.logprobs)])
+            for o in outputs
+        ]
         return Completions(
             pad_sequence(tokens, batch_first=True, padding_value=self.pad_id).to(self.device),
             torch.tensor([len(row) for row in tokens], device=self.device),
@@ -117,8 +142,8 @@ class VLLM:
 
 
 def pack_heads(model):
-    """Pack the output head again. On a CPU vLLM computes with a packed copy of the head, and `reload_weights` does not
-    renew that copy if the head is tied to the embedding."""
+    """Pack the output head again. On a CPU vLLM computes with a packed copy of the head, and
+    `reload_weights` does not renew that copy if the head is tied to the embedding."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():

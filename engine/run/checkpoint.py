@@ -1,15 +1,18 @@
-"""Checkpoints: a Hugging Face folder that also holds what a run needs to continue exactly where it stopped.
+"""Checkpoints: a Hugging Face folder that also holds what a run needs to continue exactly where it
+stopped.
 
     checkpoint-000050/    model.safetensors, config.json, tokenizer …      what transformers loads
-                          networks/         the optimizer's moments, PPO's critic, a refreshed reference, saved by
-                                            torch.distributed.checkpoint: any number of ranks can read them
+                          networks/         the optimizer's moments, PPO's critic, a refreshed
+                                            reference, saved by
+                                            torch.distributed.checkpoint: any number of ranks can
+                                            read them
                           state.json        step, questions seen, and the like
                           checksums.json    SHA-256 of every other file
 
-No random state is saved: step s draws from a generator seeded by (seed, s), and the order of the questions follows from
-the seed, so the number of the step is enough. No scheduler is saved either: the learning rate follows from
-the steps made and the questions taken. If a run uses several machines, all ranks must see the same run folder.
-"""
+No random state is saved: step s draws from a generator seeded by (seed, s), and the order of the
+questions follows from the seed, so the number of the step is enough. No scheduler is saved either:
+the learning rate follows from the steps made and the questions taken. If a run uses several
+machines, all ranks must see the same run folder. """
 
 import contextlib
 import hashlib
@@ -24,27 +27,31 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from engine.base import ranks
+from engine.base.errors import UserError
 from engine.model import shards
 from engine.model.folders import checkpoints
-from engine.run import ranks
-from engine.run.options import UserError
 
-warnings.filterwarnings("ignore", ".*torch.distributed is disabled")  # a single process saves alone: nothing is wrong
+# a single process saves alone: nothing is wrong
+warnings.filterwarnings("ignore", ".*torch.distributed is disabled")
 
 
 def save(run_dir, networks, state, others, limit=2):
     """Write `run_dir/checkpoint-STEP`. Every rank calls this.
 
-    The folder gets this name only at the end, so that a folder named checkpoint-STEP is always complete. `limit` checkpoints
-    are kept: the previous one, because the new one may be damaged later. Older checkpoints are removed last.
+    The folder gets this name only at the end, so that a folder named checkpoint-STEP is always
+    complete. `limit` checkpoints are kept: the previous one, because the new one may be damaged
+    later. Older checkpoints are removed last.
 
-    others: {name: network}, saved besides the policy. Returns None, or the reason if saving failed on any rank, for
-    example because the disk is full. If saving failed, all earlier checkpoints are still there.
-    """
+    others: {name: network}, saved besides the policy. Returns None, or the reason if saving failed
+    on any rank, for example because the disk is full. If saving failed, all earlier checkpoints are
+    still there. """
     import torch.distributed.checkpoint as dcp  # imports in functions here are slow ones
 
     run_dir, own = Path(run_dir), {}  # own: the checksums of the files that this rank has written
-    final, unfinished = run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint"
+    final, unfinished = (
+        run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint",
+    )
     # save_pretrained finds whole weights by itself
     weights = gathered(networks.model) if shards.is_sharded(networks.model) else None
 
@@ -52,7 +59,9 @@ def save(run_dir, networks, state, others, limit=2):
         shutil.rmtree(unfinished, ignore_errors=True)
         networks.model.save_pretrained(unfinished, state_dict=weights)
         networks.tokenizer.save_pretrained(unfinished)
-        (unfinished / "state.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+        (unfinished / "state.json").write_text(
+            json.dumps(state, ensure_ascii=False), encoding="utf-8"
+        )
 
     def share():
         dcp.save(sharded_state(networks, others), checkpoint_id=unfinished / "networks")
@@ -64,7 +73,8 @@ def save(run_dir, networks, state, others, limit=2):
         sums = dict(sorted(ranks.gather(list(own.items()))))
         if ranks.rank() == 0:
             (unfinished / "checksums.json").write_text(json.dumps(sums, indent=2), encoding="utf-8")
-            shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
+            # an interrupted start may have left this folder
+            shutil.rmtree(final, ignore_errors=True)
             unfinished.rename(final)
             for path in checkpoints(run_dir)[:-limit]:
                 shutil.rmtree(path)
@@ -80,7 +90,8 @@ def save(run_dir, networks, state, others, limit=2):
 
 
 def gathered(model):
-    """{name: tensor} of a model with shards. The first rank gathers the tensors of all ranks in the host's memory."""
+    """{name: tensor} of a model with shards. The first rank gathers the tensors of all ranks in the
+    host's memory."""
     from torch.distributed.checkpoint import state_dict
 
     whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -92,14 +103,17 @@ def gathered(model):
 
 
 def attempt(work, folder):
-    """Call `work`. Returns None, or why it failed. The free space is added: torch does not say that a disk is full."""
+    """Call `work`. Returns None, or why it failed. The free space is added: torch does not say that
+    a disk is full."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         work()
-    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # Python, torch, safetensors write
+    # Python, torch, safetensors write
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
         if isinstance(error, CheckpointException):
-            error, _ = next(iter(error.failures.values()))  # the error of the first rank that failed
+            # the error of the first rank that failed
+            error, _ = next(iter(error.failures.values()))
         free = ""
         with contextlib.suppress(OSError):  # the disk itself may be gone
             free = f"; {shutil.disk_usage(folder).free / 1e6:.0f} MB are free there"
@@ -107,7 +121,8 @@ def attempt(work, folder):
 
 
 def sharded_state(networks, others):
-    """What torch.distributed.checkpoint saves and loads, under names that do not depend on the number of ranks."""
+    """What torch.distributed.checkpoint saves and loads, under names that do not depend on the
+    number of ranks."""
     from torch.distributed.checkpoint import state_dict
 
     state = {name: state_dict.get_model_state_dict(network) for name, network in others.items()}
@@ -118,7 +133,8 @@ def sharded_state(networks, others):
 
 
 def restore(folder, networks, others):
-    """Load the files of `save` into `others` and the optimizer of `networks`. The number of ranks may have changed.
+    """Load the files of `save` into `others` and the optimizer of `networks`. The number of ranks
+    may have changed.
 
     The files may be a stranger's: no code that they name is run (reader.py).
     """
@@ -129,13 +145,19 @@ def restore(folder, networks, others):
     from engine.run.reader import Planner, Reader
 
     reader = Reader(Path(folder) / "networks")
-    refused = UserError(f"{folder}/networks holds code, as no checkpoint of this project does: do not use this run.")
+    refused = UserError(
+        f"{folder}/networks holds code, as no checkpoint of this project does: do not use this run."
+    )
     try:
         names = {name.split(".")[0] for name in reader.read_metadata().state_dict_metadata}
     except pickle.UnpicklingError:
         raise refused from None
     learners = torch.nn.ModuleList(networks.learners)
-    state = {name: state_dict.get_model_state_dict(network) for name, network in others.items() if name in names}
+    state = {
+        name: state_dict.get_model_state_dict(network)
+        for name, network in others.items()
+        if name in names
+    }
     if "optimizer" in names:
         state["optimizer"] = state_dict.get_optimizer_state_dict(learners, networks.optimizer)
     try:
@@ -152,7 +174,8 @@ def restore(folder, networks, others):
 
 
 def writer(path):
-    """The rank that has written a file of a checkpoint: networks/__3_0.distcp is rank 3's; all others are the first's."""
+    """The rank that has written a file of a checkpoint: networks/__3_0.distcp is rank 3's; all
+    others are the first's."""
     return int(path.name.split("_")[2]) if path.suffix == ".distcp" else 0
 
 
@@ -167,11 +190,14 @@ def checksums(folder, which=lambda path: path.name != "checksums.json"):
 
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and which(path))
     with ThreadPoolExecutor() as pool:  # threads help: hashing does not hold Python's lock
-        return {str(path.relative_to(folder)): sha for path, sha in zip(files, pool.map(digest, files))}
+        return {
+            str(path.relative_to(folder)): sha for path, sha in zip(files, pool.map(digest, files))
+        }
 
 
 def damaged(folder, which=lambda path: path.name != "checksums.json"):
-    """The files of a checkpoint that have changed since they were written. which: as for `checksums`.
+    """The files of a checkpoint that have changed since they were written. which: as for
+    `checksums`.
 
     If checksums.json is missing or cut off, it is the only file of the list.
     """
@@ -199,10 +225,11 @@ def how_to_resume(run_dir):
 
 
 def resume(run_dir):
-    """(folder, state, notes) of a run's newest undamaged checkpoint. Every rank calls this; the first reads the files.
+    """(folder, state, notes) of a run's newest undamaged checkpoint. Every rank calls this; the
+    first reads the files.
 
-    Newer, damaged checkpoints get another name. Then the checkpoint that is resumed is the newest one of the run.
-    """
+    Newer, damaged checkpoints get another name. Then the checkpoint that is resumed is the newest
+    one of the run. """
     newest(run_dir)
     folder, notes = None, []
     if ranks.rank() == 0:
@@ -214,31 +241,41 @@ def resume(run_dir):
             damaged_files[path] = files
         for path, files in damaged_files.items() if folder else []:
             renamed = set_aside(path)
-            notes.append(f"{path} is damaged ({', '.join(files)}) and was renamed to {renamed.name}: "
-                         f"the run goes on from {folder.name}.")
+            notes.append(
+                f"{path} is damaged ({', '.join(files)}) and was renamed to {renamed.name}: "
+                f"the run goes on from {folder.name}."
+            )
     folder, notes = ranks.from_first((folder, notes))
     if folder is None:
         raise UserError(
-            f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new run in another folder.")
+            f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new run in "
+            "another folder."
+        )
     return str(folder), json.loads((folder / "state.json").read_text(encoding="utf-8")), notes
 
 
 def set_aside(path):
-    """Rename a damaged checkpoint, so that the run no longer counts it. No file is deleted. Returns the new path."""
+    """Rename a damaged checkpoint, so that the run no longer counts it. No file is deleted. Returns
+    the new path."""
     name = f"damaged-{path.name}"
     names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
     return path.rename(next(free for free in map(path.with_name, names) if not free.exists()))
 
 
 def agreed(run_dir, saved, state):
-    """The saved state. Raises UserError if it comes from another model or other data than `state`."""
+    """The saved state. Raises UserError if it comes from another model or other data than
+    `state`."""
     for name, what in [("source", "model"), ("data", "data set")]:
         if saved[name] != state[name]:
-            raise UserError(f"{run_dir} was started with another {what}: put that back, or start a new run.")
+            raise UserError(
+                f"{run_dir} was started with another {what}: put that back, or start a new run."
+            )
     return saved
 
 
 def check_unfinished(run_dir, state, steps):
     if state["step"] >= steps and (Path(run_dir) / "summary.json").exists():
         raise UserError(
-            f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or start a new run.")
+            f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or "
+            "start a new run."
+        )

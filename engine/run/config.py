@@ -1,4 +1,5 @@
-"""The options of a training run, in groups, and how a command line becomes a Config and an Algorithm."""
+"""The options of a training run, in groups, and how a command line becomes a Config and an
+Algorithm."""
 
 import copy
 import os
@@ -7,8 +8,11 @@ from dataclasses import dataclass, fields
 import torch
 
 import algorithms
-from engine.run import checkpoint, checks, folder, ranks
-from engine.run.options import UserError, as_words, one_line, option, own_function, parse
+from engine.base import ranks
+from engine.base.errors import UserError, one_line
+from engine.base.files import own_function
+from engine.run import checkpoint, checks, folder
+from engine.run.options import as_words, option, parse
 from engine.tasks.table import task_of
 
 
@@ -17,18 +21,35 @@ class DataOptions:
     _argument_group_name = "what to train, and on what"
 
     model: str = option(
-        "toy", "name on the hub, folder of a model, folder of a run (its newest checkpoint), or toy (its base model)")
+        "toy",
+        "name on the hub, folder of a model, folder of a run (its newest checkpoint), or toy (its "
+        "base model)",
+    )
     dataset: str = option(
-        "toy", "toy, toy_code or arithmetic; gsm8k, gsm8k_zh or math from the hub; or a .jsonl file of questions")
+        "toy",
+        "toy, toy_code or arithmetic; gsm8k, gsm8k_zh or math from the hub; or a .jsonl file of "
+        "questions",
+    )
     rewards: list[str] | None = option(
-        None, "NAME, FILE.py:FUNCTION or RewardModel:MODEL, each with an optional :WEIGHT; the first is the accuracy; "
-              "None: the data set's")
-    reward_timeout: float = option(60.0, "seconds that one call of a FILE.py:FUNCTION may take; 0: no limit")
+        None,
+        "NAME, FILE.py:FUNCTION or RewardModel:MODEL, each with an optional :WEIGHT; the first is "
+        "the accuracy; None: the data set's",
+    )
+    reward_timeout: float = option(
+        60.0, "seconds that one call of a FILE.py:FUNCTION may take; 0: no limit"
+    )
     system_prompt: str | None = option(
-        None, "system prompt of the chat; None: the data set's, which asks for <think> and <answer> tags")
-    max_prompt_tokens: int = option(512, "longest prompt in tokens; questions with a longer prompt are skipped")
+        None,
+        "system prompt of the chat; None: the data set's, which asks for <think> and <answer> tags",
+    )
+    max_prompt_tokens: int = option(
+        512, "longest prompt in tokens; questions with a longer prompt are skipped"
+    )
     eval_dataset: str | None = option(
-        None, "data set that is scored before and after training, named as in --dataset; None: only the toy is scored")
+        None,
+        "data set that is scored before and after training, named as in --dataset; None: only the "
+        "toy is scored",
+    )
     eval_questions: int = option(512, "how many questions of --eval_dataset are scored")
 
 
@@ -37,15 +58,24 @@ class AlgorithmOptions:
     _argument_group_name = "the algorithm (None: the value of the algorithm's row, see --list)"
 
     algorithm: str = option(
-        "cppo", "a row of the table in algorithms.py: cppo, grpo, drgrpo, dapo, gspo, gfpo, gdpo, pods, ppo, …")
+        "cppo",
+        "a row of the table in algorithms.py: cppo, grpo, drgrpo, dapo, gspo, gfpo, gdpo, pods, "
+        "ppo, …",
+    )
     group_size: int = option(16, "G, completions sampled per question")
     questions_per_step: int | None = option(
         None, "B, questions per device and step before allocation; None: the data set's")
-    pruning_rate: float | None = option(None, "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question")
+    pruning_rate: float | None = option(
+        None, "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question"
+    )
     keep: str | None = option(
-        None, "which are kept: largest_abs or smallest_abs (of |A|), largest (of A), random, pooled; "
-              "shortest or efficiency (GFPO), max_variance (PODS); or FILE.py:FUNCTION")
-    allocation: bool | None = option(None, "use the freed places for more questions, ⌊B·G/k⌋ instead of B")
+        None,
+        "which are kept: largest_abs or smallest_abs (of |A|), largest (of A), random, pooled; "
+        "shortest or efficiency (GFPO), max_variance (PODS); or FILE.py:FUNCTION",
+    )
+    allocation: bool | None = option(
+        None, "use the freed places for more questions, ⌊B·G/k⌋ instead of B"
+    )
     beta: float | None = option(None, "β, weight of the KL to the reference; 0: no reference")
     clip_low: float | None = option(None, "ε_low: the ratio is clipped below 1 − ε_low")
     clip_high: float | None = option(None, "ε_high: the ratio is clipped above 1 + ε_high")
@@ -53,17 +83,32 @@ class AlgorithmOptions:
     minibatches: int | None = option(
         None, "mini-batches that a batch is cut into; each pass makes one update per mini-batch; "
               "None: the row's or the data set's, whichever is more")
-    target_kl: float | None = option(None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this; None: never")
+    target_kl: float | None = option(
+        None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this; None: never"
+    )
     importance_cap: float | None = option(
-        None, "a token counts min(π_old / π_sampler, this), to correct for a different sampler; None: no correction")
+        None,
+        "a token counts min(π_old / π_sampler, this), to correct for a different sampler; None: no "
+        "correction",
+    )
     max_rollouts: int | None = option(
-        None, "DAPO: a step samples again until groups with a signal fill it, at most this many times")
+        None,
+        "DAPO: a step samples again until groups with a signal fill it, at most this many times",
+    )
     overlong_cache: int | None = option(
-        None, "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens; None: no penalty")
+        None,
+        "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens; None: no "
+        "penalty",
+    )
     mask_truncated: bool = option(
-        False, "do not train on completions cut off at max_new_tokens; their rewards still count in the group")
+        False,
+        "do not train on completions cut off at max_new_tokens; their rewards still count in the "
+        "group",
+    )
     lam: float | None = option(
-        None, "PPO: λ of the generalised advantage estimate; 0 looks one step ahead, 1 looks to the end")
+        None,
+        "PPO: λ of the generalised advantage estimate; 0 looks one step ahead, 1 looks to the end",
+    )
 
 
 @dataclass
@@ -71,32 +116,53 @@ class SamplingOptions:
     _argument_group_name = "sampling"
 
     temperature: float = option(1.0, "sampling temperature")
-    top_p: float = option(1.0, "nucleus sampling; below 1, the sampled policy differs from the scored one")
+    top_p: float = option(
+        1.0, "nucleus sampling; below 1, the sampled policy differs from the scored one"
+    )
     top_k: int = option(
-        0, "sample from the k most likely tokens; 0: from all; above 0, the sampled policy differs from the scored one")
-    max_new_tokens: int | None = option(None, "longest completion in tokens; None: the data set's (1024 for most)")
+        0,
+        "sample from the k most likely tokens; 0: from all; above 0, the sampled policy differs "
+        "from the scored one",
+    )
+    max_new_tokens: int | None = option(
+        None, "longest completion in tokens; None: the data set's (1024 for most)"
+    )
     sample_batch_size: int | None = option(
-        None, "completions that a device samples at a time, rounded up to whole questions; None: all of a step")
+        None,
+        "completions that a device samples at a time, rounded up to whole questions; None: all of "
+        "a step",
+    )
     rollout: str = option(
-        "own", "the sampler: own (engine/model/sampling.py), or vllm (in this process; needs the package)")
-    vllm_share: float = option(0.3, "share of a GPU's memory for vLLM's weights, activations and cache")
+        "own",
+        "the sampler: own (engine/model/sampling.py), or vllm (in this process; needs the package)",
+    )
+    vllm_share: float = option(
+        0.3, "share of a GPU's memory for vLLM's weights, activations and cache"
+    )
 
 
 @dataclass
 class UpdateOptions:
     _argument_group_name = "the update"
 
-    lr: float | None = option(None, "peak learning rate of AdamW; None: the data set's (1e-6 for most)")
+    lr: float | None = option(
+        None, "peak learning rate of AdamW; None: the data set's (1e-6 for most)"
+    )
     critic_lr: float | None = option(
         None, "PPO: peak learning rate of the critic; None: the data set's (1e-5 for most)")
     warmup: float = option(
         0.1, "share of the run in which the learning rate rises")
     lr_schedule: str = option(
-        "cosine", "how the learning rate falls after that: cosine or linear, down to 0; constant: it does not; another one "
-                  "is a line of SCHEDULES in engine/run/state.py")
+        "cosine",
+        "how the learning rate falls after that: cosine or linear, down to 0; constant: it does "
+        "not; another one is a line of SCHEDULES in engine/run/state.py",
+    )
     max_grad_norm: float = option(1.0, "a gradient with a larger norm is scaled down to this norm")
     refresh_reference: int | None = option(
-        None, "steps between refreshes: the policy becomes the new reference, as in DeepSeek-R1; None: never")
+        None,
+        "steps between refreshes: the policy becomes the new reference, as in DeepSeek-R1; None: "
+        "never",
+    )
 
 
 @dataclass
@@ -104,15 +170,25 @@ class DeviceOptions:
     _argument_group_name = "memory and devices"
 
     dtype: str = option(
-        "auto", "what is computed in: float32 or bfloat16; auto: bfloat16 on a GPU, and on a CPU with AMX for models of "
-                "10 million parameters and more; weights that are trained are always float32")
-    micro_batch_tokens: int = option(2048, "tokens in a micro-batch: prompts, completions and padding")
+        "auto",
+        "what is computed in: float32 or bfloat16; auto: bfloat16 on a GPU, and on a CPU with AMX "
+        "for models of 10 million parameters and more; weights that are trained are always float32",
+    )
+    micro_batch_tokens: int = option(
+        2048, "tokens in a micro-batch: prompts, completions and padding"
+    )
     gradient_checkpointing: bool = option(
         False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
     shard: str = option(
-        "none", "none: every device holds all; full: the devices divide weights, gradients, optimizer (FSDP2)")
+        "none",
+        "none: every device holds all; full: the devices divide weights, gradients, optimizer "
+        "(FSDP2)",
+    )
     lora: int | None = option(
-        None, "train only low-rank adapters of this rank (peft); use about ten times the --lr; None: all weights")
+        None,
+        "train only low-rank adapters of this rank (peft); use about ten times the --lr; None: all "
+        "weights",
+    )
     merge_lora: bool = option(
         False, "at the end, also save the model with its adapters merged in, as OUTPUT_DIR/merged")
 
@@ -123,16 +199,26 @@ class RunOptions:
 
     recipe: str | None = option(None, "a YAML file of options; the command line wins over the file")
     output_dir: str | None = option(None, "folder of the run; None: a new folder under runs/")
-    resume: bool = option(False, "continue the run in --output_dir, from its newest checkpoint and with its options")
+    resume: bool = option(
+        False, "continue the run in --output_dir, from its newest checkpoint and with its options"
+    )
     seed: int = option(42, "seed of the sampling and of the order of the questions")
-    epochs: float | None = option(None, "passes over the questions; None: the data set's (1 for most)")
+    epochs: float | None = option(
+        None, "passes over the questions; None: the data set's (1 for most)"
+    )
     steps: int | None = option(None, "stop after this many steps; None: stop after the epochs")
-    stop_kl: float | None = option(None, "end the run when the KL to the reference exceeds this; None: never")
+    stop_kl: float | None = option(
+        None, "end the run when the KL to the reference exceeds this; None: never"
+    )
     save_every: int = option(50, "steps between checkpoints")
     save_total_limit: int = option(
-        2, "checkpoints that are kept; with 1 there is none to fall back on if the newest is damaged")
+        2,
+        "checkpoints that are kept; with 1 there is none to fall back on if the newest is damaged",
+    )
     log: str | None = option(
-        None, "also log to tensorboard or wandb, which must be installed; JSON lines are always written")
+        None,
+        "also log to tensorboard or wandb, which must be installed; JSON lines are always written",
+    )
 
 
 @dataclass
@@ -141,43 +227,67 @@ class LookOptions:
 
     list: bool = option(False, "print the table of algorithms")
     check_rewards: bool = option(
-        False, "print a prompt, and the values of each reward for some questions: --questions_per_step, or 8 (on a CPU 4)")
+        False,
+        "print a prompt, and the values of each reward for some questions: --questions_per_step, "
+        "or 8 (on a CPU 4)",
+    )
     plan: bool = option(
-        False, "print the memory that the run needs per device, and whether it fits; if not, print a command that "
-               "fits, and end with exit code 3")
+        False,
+        "print the memory that the run needs per device, and whether it fits; if not, print a "
+        "command that fits, and end with exit code 3",
+    )
     devices: int | None = option(
-        None, "for --plan: number of devices; None: the number of torchrun's processes, or 1 without torchrun")
+        None,
+        "for --plan: number of devices; None: the number of torchrun's processes, or 1 without "
+        "torchrun",
+    )
     device_gb: float | None = option(
-        None, "for --plan: memory of a device in GB; None: that of this machine's GPU, or 80 without a GPU")
+        None,
+        "for --plan: memory of a device in GB; None: that of this machine's GPU, or 80 without a "
+        "GPU",
+    )
 
 
 @dataclass
-class Config(LookOptions, RunOptions, DeviceOptions, UpdateOptions, SamplingOptions, AlgorithmOptions, DataOptions):
+class Config(
+    LookOptions, RunOptions, DeviceOptions, UpdateOptions, SamplingOptions, AlgorithmOptions,
+    DataOptions,
+):
     """All options of a run."""
 
 
 def own_rule(function, name):
     """A keep rule of the user's own. What it returns is checked: wrong rows would go unnoticed.
 
-    It gets copies: what it changes in them changes nothing in the step. name: of the rule, for the messages.
-    """
+    It gets copies: what it changes in them changes nothing in the step. name: of the rule, for the
+    messages. """
 
     def keep(rollout, advantages, k):
         try:
             returned = function(copy.deepcopy(rollout), advantages.clone(), k)
         except (Exception, SystemExit) as error:
             raise UserError(f"--keep {name} failed: {one_line(error)}.") from error
-        rows, own = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+        rows, own = (
+            returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+        )
         known, n = isinstance(rows, torch.Tensor | list), advantages.numel()
         try:
             rows = torch.as_tensor(rows if known else [], device="cpu")
         except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
             known, rows = False, torch.empty(0)
-        rows = rows if rows.numel() else rows.long()  # nothing is kept: for torch an empty list holds float32
-        once = known and rows.dim() == 1 and rows.dtype == torch.int64 and len(rows.unique()) == len(rows)
+        # nothing is kept: for torch an empty list holds float32
+        rows = rows if rows.numel() else rows.long()
+        once = (
+            known
+            and rows.dim() == 1
+            and rows.dtype == torch.int64
+            and len(rows.unique()) == len(rows)
+        )
         if not once or not ((0 <= rows) & (rows < n)).all():
-            raise UserError(f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and each "
-                            "once, as cppo.batch_rows makes them.")
+            raise UserError(
+                f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and "
+                "each once, as cppo.batch_rows makes them."
+            )
         rows, order = rows.sort()
         return rows if own is None else (rows, own_advantages(own, len(rows), name)[order])
 
@@ -191,7 +301,9 @@ def own_advantages(values, count, name):
     except (TypeError, ValueError):
         values = torch.empty(0)
     if values.shape != (count,) or not values.isfinite().all():
-        raise UserError(f"--keep {name} must return one finite advantage for each of its {count} rows.")
+        raise UserError(
+            f"--keep {name} must return one finite advantage for each of its {count} rows."
+        )
     return values
 
 
@@ -200,7 +312,8 @@ OF_THE_ALGORITHM = [f.name for f in fields(AlgorithmOptions) if f.name not in ("
 
 
 def algorithm_of(config):
-    """The row of the table with the options of a run applied. Raises UserError if they do not fit."""
+    """The row of the table with the options of a run applied. Raises UserError if they do not
+    fit."""
     keep = config.keep
     if keep and keep not in algorithms.KEEP:
         keep = own_rule(own_function(keep, "--keep"), keep)
@@ -212,7 +325,8 @@ def algorithm_of(config):
 
 
 def fill_in(config):
-    """Give each option that was not given a value, from the data set or the algorithm. Returns the Algorithm."""
+    """Give each option that was not given a value, from the data set or the algorithm. Returns the
+    Algorithm."""
     task = task_of(config.dataset)
     for name in ("system_prompt", "max_new_tokens", "questions_per_step", "lr", "epochs"):
         if getattr(config, name) is None:
@@ -231,7 +345,8 @@ def fill_in(config):
 
 
 def check(config):
-    """Refuse options that cannot work, and fill in options that were not given. Returns the Algorithm."""
+    """Refuse options that cannot work, and fill in options that were not given. Returns the
+    Algorithm."""
     checks.check_given(config, algorithms)
     algorithm = fill_in(config)
     checks.check_filled_in(config, algorithm, usual(config))
@@ -239,7 +354,8 @@ def check(config):
 
 
 def usual(config):
-    """The Config of a run of the same algorithm on the same data set, if no other option is given."""
+    """The Config of a run of the same algorithm on the same data set, if no other option is
+    given."""
     same = Config(algorithm=config.algorithm, dataset=config.dataset)
     fill_in(same)
     return same
@@ -249,11 +365,14 @@ def notes_of(config, algorithm):
     """Sentences about options that have no effect, and about LoRA's learning rate."""
     without = usual(config)
     notes = checks.idle(config, without, algorithm, checks.NOTED) + checks.slow_sampler(config)
-    if config.resume and ranks.rank() == 0:  # who alone prints them, and then writes the run's folder
+    # who alone prints them, and then writes the run's folder
+    if config.resume and ranks.rank() == 0:
         notes += changed(config)
     if config.lora and config.lr == without.lr:
-        notes.append(f"--lora: the learning rate is {config.lr:g}, that of all weights. Adapters usually need about ten "
-                     f"times as much: --lr {10 * config.lr:g}.")
+        notes.append(
+            f"--lora: the learning rate is {config.lr:g}, that of all weights. Adapters usually "
+            f"need about ten times as much: --lr {10 * config.lr:g}."
+        )
     return notes
 
 
@@ -264,9 +383,11 @@ def changed(config):
     names = [f.name for group in groups for f in fields(group)] + ["epochs", "steps"]
     options = {name: getattr(config, name) for name in names}
     length = "; the learning rate now follows the new length of the run"
-    return [f"the run goes on {folder.as_started(name, options[name])}; it was started "
-            f"{folder.as_started(name, started[name])}{length if name in ('epochs', 'steps') else ''}."
-            for name in folder.different(options, started)]
+    return [
+        f"the run goes on {folder.as_started(name, options[name])}; it was started "
+        f"{folder.as_started(name, started[name])}{length if name in ('epochs', 'steps') else ''}."
+        for name in folder.different(options, started)
+    ]
 
 
 def open_run(argv):
@@ -275,13 +396,17 @@ def open_run(argv):
     # allowed restarts, not past ones: the machines of a job may count past restarts differently
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     if restarts and not config.output_dir:
-        raise UserError("--max-restarts needs --output_dir, by which a restarted job finds its run again.")
+        raise UserError(
+            "--max-restarts needs --output_dir, by which a restarted job finds its run again."
+        )
     if config.resume:
         config = resumed(config, argv)
     algorithm = check(config)
     if config.shard == "full" and not config.plan and "WORLD_SIZE" not in os.environ:
         raise UserError(
-            "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of your GPUs.")
+            "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number "
+            "of your GPUs."
+        )
     if config.output_dir and not (config.resume or config.check_rewards or config.plan):
         config.resume = folder.holds_run(config, restarts)
     return config, algorithm
@@ -295,12 +420,18 @@ def resumed(config, argv):
         raise UserError("--resume goes on with the run's own options: leave out --recipe.")
     saved_file = folder.options_file(config.output_dir)
     if not saved_file:
-        raise UserError(f"nothing to resume: {config.output_dir} holds no run. Start it without --resume.")
+        raise UserError(
+            f"nothing to resume: {config.output_dir} holds no run. Start it without --resume."
+        )
     checkpoint.newest(config.output_dir)
     _, saved = folder.options_of(config.output_dir)
     config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
-    for name in ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora"):
+    for name in (
+        "model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora",
+    ):
         if getattr(config, name) != saved[name]:
-            raise UserError(f"{config.output_dir} was started {folder.as_started(name, saved[name])}: "
-                            "resume it like that, or start a new run.")
+            raise UserError(
+                f"{config.output_dir} was started {folder.as_started(name, saved[name])}: "
+                "resume it like that, or start a new run."
+            )
     return config

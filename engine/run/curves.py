@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
+from engine.base import files
 from engine.run import logs  # noqa: E402
 
 PANELS = [  # (metric, title)
@@ -41,7 +42,8 @@ def smooth(values, window):
 
 
 def panels(rows):
-    """The PANELS that say something: the reward is left out if it is the accuracy, a metric if it is 0 throughout."""
+    """The PANELS that say something: the reward is left out if it is the accuracy, a metric if it
+    is 0 throughout."""
     metrics = {metric for metric, _ in PANELS if any(row.get(metric) for row in rows)}
     if all(row["reward"] == row["accuracy"] for row in rows):
         metrics -= {"reward"}
@@ -49,15 +51,18 @@ def panels(rows):
 
 
 def curves(groups, output, x="questions"):
-    """Draw the runs' metrics against questions trained on, completions generated or seconds of training: `x`.
+    """Draw the runs' metrics against questions trained on, completions generated or seconds of
+    training: `x`.
 
-    groups: lists of folders; the runs of a list differ only in the seed. A thick line shows the mean over a twentieth
-    of the run, and over the seeds. A thin line shows single steps of a single run; a band shows the seeds' range.
-    """
+    groups: lists of folders; the runs of a list differ only in the seed. A thick line shows the
+    mean over a twentieth of the run, and over the seeds. A thin line shows single steps of a single
+    run; a band shows the seeds' range. """
     names = [Path(folders[0]).name for folders in groups]
     runs = {  # the steps: a tuple with a row of each seed
-        (name if names.count(name) == 1 else str(folders[0])) + f" and {len(folders) - 1} more" * (len(folders) > 1):
-            list(zip(*(logs.read(Path(folder) / "metrics.jsonl") for folder in folders)))
+        (name if names.count(name) == 1 else str(folders[0]))
+        + f" and {len(folders) - 1} more" * (len(folders) > 1): list(
+            zip(*(files.read(Path(folder) / "metrics.jsonl") for folder in folders))
+        )
         for name, folders in zip(names, groups)
     }
     column, label = AXES[x]
@@ -83,7 +88,9 @@ def curves(groups, output, x="questions"):
                 if len(seeds) == 1:
                     axis.plot(at, seeds[0], color=color, alpha=0.2, linewidth=0.8)
                 else:
-                    axis.fill_between(at, [min(y) for y in lines], [max(y) for y in lines], color=color, alpha=0.2)
+                    axis.fill_between(
+                        at, [min(y) for y in lines], [max(y) for y in lines], color=color, alpha=0.2
+                    )
                 line = name if key == metric and not single else key.removeprefix("reward/")
                 axis.plot(at, [fmean(y) for y in lines], style, color=color, label=line)
         above(axis, title, legend=single and len(axis.lines) > 2)
@@ -91,11 +98,17 @@ def curves(groups, output, x="questions"):
         axis.grid(alpha=0.3)
     if len(runs) > 1:
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="upper center", ncols=6, fontsize=9, handlelength=3, frameon=False)
+        figure.legend(
+            handles, labels, loc="upper center", ncols=6, fontsize=9, handlelength=3, frameon=False
+        )
 
     totals = [
-        {phase: s / len(steps[0]) for phase, s in logs.phase_totals([row for step in steps for row in step]).items()}
-        for steps in runs.values()]
+        {
+            phase: s / len(steps[0])
+            for phase, s in logs.phase_totals([row for step in steps for row in step]).items()
+        }
+        for steps in runs.values()
+    ]
     phases, *free = axes.flat[len(shown):]
     stacked(phases, list(runs), totals, PHASES[:-1])
     above(phases, "seconds by phase")
@@ -105,11 +118,13 @@ def curves(groups, output, x="questions"):
 
 
 def above(axis, title=None, columns=5, legend=True):
-    """Put the title above a panel, and its legend between both: inside, it would cover what is drawn."""
+    """Put the title above a panel, and its legend between both: inside, it would cover what is
+    drawn."""
     if legend:
         axis.legend(
-            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=columns, fontsize=8, title=title, title_fontsize=10,
-            frameon=False, borderpad=0, columnspacing=1.2, handletextpad=0.5)
+            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=columns, fontsize=8, title=title,
+            title_fontsize=10, frameon=False, borderpad=0, columnspacing=1.2, handletextpad=0.5,
+        )
     elif title:
         axis.set_title(title, fontsize=10)
 
@@ -119,7 +134,9 @@ def stacked(axis, names, phases, parts):
     bottoms = [0.0] * len(names)
     for part, hatch in zip(parts, HATCHES):
         heights = [row.get(part, 0.0) for row in phases]
-        axis.bar(names, heights, bottom=bottoms, label=part, hatch=hatch, edgecolor="white", width=0.6)
+        axis.bar(
+            names, heights, bottom=bottoms, label=part, hatch=hatch, edgecolor="white", width=0.6
+        )
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights)]
 
 

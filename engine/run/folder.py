@@ -1,10 +1,11 @@
 """The folder of a run: whose it is, and that one job alone writes it.
 
-    run.json    the options that the run was started with; under "resumed" those that a resume changed, and after which step
+    run.json    the options that the run was started with; under "resumed" those that a resume
+                changed, and after which step
     run.lock    is locked while a job writes the folder, and names the first process of the job
 
-A folder holds a run only if it holds run.json. Older runs call that file config.json, as a model does.
-"""
+A folder holds a run only if it holds run.json. Older runs call that file config.json, as a model
+does. """
 
 import contextlib
 import fcntl
@@ -14,11 +15,12 @@ import socket
 from dataclasses import asdict
 from pathlib import Path
 
+from engine.base import files, progress, ranks
+from engine.base.errors import UserError
 from engine.model.folders import checkpoints
-from engine.run import logs, progress, ranks
-from engine.run.options import UserError
 
-NOT_COMPARED = ("output_dir", "resume", "recipe")  # two runs that differ only in these are the same run
+# two runs that differ only in these are the same run
+NOT_COMPARED = ("output_dir", "resume", "recipe")
 
 
 def new_folder(stem):
@@ -34,7 +36,8 @@ def new_folder(stem):
 
 
 def run_folder(config):
-    """The folder of the run: --output_dir, or a new one. The folder is made if it does not exist."""
+    """The folder of the run: --output_dir, or a new one. The folder is made if it does not
+    exist."""
     folder = config.output_dir or new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -47,8 +50,10 @@ def run_folder(config):
 def options_file(run_dir):
     """The file with the options of a run, or None if the folder holds no run."""
     for path in (Path(run_dir, "run.json"), Path(run_dir, "config.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # no such file, or not one of ours
-            if "output_dir" in json.loads(path.read_text(encoding="utf-8")):  # a model's config.json has no such key
+        # no such file, or not one of ours
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            # a model's config.json has no such key
+            if "output_dir" in json.loads(path.read_text(encoding="utf-8")):
                 return path
 
 
@@ -62,7 +67,8 @@ def options_of(run_dir):
 
 
 def holds_run(config, restarts):
-    """Whether --output_dir holds this run, which a restarted job resumes. Refuses a folder that holds something else."""
+    """Whether --output_dir holds this run, which a restarted job resumes. Refuses a folder that
+    holds something else."""
     run_dir = Path(config.output_dir)
     if run_dir.is_file():
         raise UserError(f"--output_dir {run_dir} is a file: name a folder.")
@@ -71,34 +77,44 @@ def holds_run(config, restarts):
         of_a_model = run_dir / "config.json", run_dir / "adapter_config.json"
         foreign = [path.name for path in (*saved, metrics, *of_a_model) if path.exists()]
         if foreign:
-            raise UserError(f"{run_dir} holds {foreign[0]}, but not the run.json of a run: name another --output_dir.")
+            raise UserError(
+                f"{run_dir} holds {foreign[0]}, but not the run.json of a run: name another "
+                "--output_dir."
+            )
         return False
     if not saved and not metrics.exists():
         return False  # the run ended before its first checkpoint: it starts anew
     if not restarts:
-        raise UserError(f"{run_dir} already holds a run: add --resume to go on with it, or name another --output_dir.")
+        raise UserError(
+            f"{run_dir} already holds a run: add --resume to go on with it, or name another "
+            "--output_dir."
+        )
     _, now = options_of(run_dir)
     for name in different(asdict(config), now):
-        raise UserError(f"{run_dir} holds a run {as_started(name, now[name])}: a restarted job needs the options "
-                        "that its run was started with; for other options name another --output_dir.")
+        raise UserError(
+            f"{run_dir} holds a run {as_started(name, now[name])}: a restarted job needs the "
+            "options that its run was started with; for other options name another --output_dir."
+        )
     return True
 
 
 def keep_options(run_dir, config, step):
-    """Write run.json. A resume, which goes on after `step`, only adds the options that it changes."""
+    """Write run.json. A resume, which goes on after `step`, only adds the options that it
+    changes."""
     options, earlier = asdict(config) | {"resume": False}, options_file(run_dir)
     if config.resume:
         kept, now = options_of(run_dir)
         changed = {name: options[name] for name in different(options, now)}
         more = [{"step": step, "options": changed}] if changed else []
         options = kept | ({"resumed": kept.get("resumed", []) + more} if more else {})
-    logs.write(Path(run_dir, "run.json"), logs.as_json(options, indent=2))
+    files.write(Path(run_dir, "run.json"), files.as_json(options, indent=2))
     if earlier and earlier.name == "config.json":
         earlier.unlink()  # transformers would take it for a model's
 
 
 def different(options, others):
-    """The names of the options whose values differ. An option that only one of both knows is not compared."""
+    """The names of the options whose values differ. An option that only one of both knows is not
+    compared."""
     return [name for name in options
             if name not in NOT_COMPARED and name in others and options[name] != others[name]]
 
@@ -111,10 +127,11 @@ def as_started(name, value):
 
 @contextlib.contextmanager
 def alone(run_dir):
-    """Refuse a folder that another job writes, and keep others out. Every rank calls this; the first holds the lock.
+    """Refuse a folder that another job writes, and keep others out. Every rank calls this; the
+    first holds the lock.
 
-    The lock ends with the process, however that ends. A folder in which nothing was written is removed.
-    """
+    The lock ends with the process, however that ends. A folder in which nothing was written is
+    removed. """
     path = Path(run_dir, "run.lock")
     file, problem = lock(path) if ranks.rank() == 0 else (None, None)
     problem = ranks.from_first(problem)
@@ -132,7 +149,8 @@ def alone(run_dir):
 
 
 def lock(path):
-    """(the locked file, None), or (None, why not). A file system that knows no locks is no reason to refuse a run."""
+    """(the locked file, None), or (None, why not). A file system that knows no locks is no reason
+    to refuse a run."""
     try:
         file = open(path, "a+", encoding="utf-8")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,8 +159,12 @@ def lock(path):
         return file, None
     except BlockingIOError:
         file.seek(0)
-        return None, (f"{path.parent} is being written by {file.read().strip() or 'another process'}: "
-                      "wait for its end, stop it, or name another --output_dir.")
+        return None, (
+            f"{path.parent} is being written by {file.read().strip() or 'another process'}: "
+            "wait for its end, stop it, or name another --output_dir."
+        )
     except OSError as error:
-        progress.note(f"note: {path} cannot be locked ({error.strerror}): start no second run in this folder.")
+        progress.note(
+            f"note: {path} cannot be locked ({error.strerror}): start no second run in this folder."
+        )
         return None, None

@@ -1,13 +1,11 @@
 """What a run writes and prints: its logs, the seconds of each phase, the table at its end."""
 
-import contextlib
-import json
 import os
 import signal
 import time
-from pathlib import Path
 
-from engine.run import checkpoint, progress, ranks
+from engine.base import files, progress, ranks
+from engine.run import checkpoint
 
 
 def start_logs(run_dir, step):
@@ -19,65 +17,33 @@ def start_logs(run_dir, step):
 
 def summed_up(run_dir, summary, counts):
     """The summary of a finished run. counts: the metrics that are added up over the steps."""
-    rows = read(run_dir / "metrics.jsonl")
+    rows = files.read(run_dir / "metrics.jsonl")
     summary |= {name: sum(row[name] for row in rows) for name in counts}
     summary |= {"phases": phase_totals(rows), "checkpoint": str(checkpoint.newest(run_dir))}
     del summary["history"]
     return summary
 
 
-def as_json(value, **options):
-    """A value as JSON, which has no NaN and no infinity: they become null."""
-    value = json.loads(json.dumps(value), parse_constant=lambda name: None)
-    return json.dumps(value, ensure_ascii=False, **options) + "\n"
-
-
-def as_lines(rows):
-    return "".join(map(as_json, rows))
-
-
-def append(path, *rows):
-    """Add rows to a log, one line of JSON each."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(as_lines(rows))
-
-
-def read(path):
-    # not splitlines(), which also splits at U+2028: a completion may hold that character
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
-
-
-def read_whole(path):
-    """The rows of a log, without lines that cannot be read: a program that is killed leaves such a line. No file: []."""
-    rows = []
-    for line in Path(path).read_text(encoding="utf-8", errors="replace").split("\n") if Path(path).is_file() else []:
-        with contextlib.suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
-    return rows
-
-
 def cut(path, last_step):
     """Remove the lines of the steps after `last_step`: the resumed run writes them again."""
-    rows = [row for row in read_whole(path) if isinstance(row, dict) and row["step"] <= last_step]
-    write(path, as_lines(rows))
+    rows = [
+        row for row in files.read_whole(path) if isinstance(row, dict) and row["step"] <= last_step
+    ]
+    files.write(path, files.as_lines(rows))
     if len(rows) < last_step:
-        progress.note(f"note: {path} lacks {last_step - len(rows)} of the {last_step} steps so far: "
-                      "their lines cannot be read.")
-
-
-def write(path, text):
-    """Replace a file as a whole: a crash leaves the old file or the new file, never a part."""
-    new = Path(f"{path}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+        progress.note(
+            f"note: {path} lacks {last_step - len(rows)} of the {last_step} steps so far: "
+            "their lines cannot be read."
+        )
 
 
 class Interrupt:
-    """After Ctrl-C, a scheduler's SIGTERM, or SIGHUP, the run finishes its step and ends. A second one ends it at once.
+    """After Ctrl-C, a scheduler's SIGTERM, or SIGHUP, the run finishes its step and ends. A second
+    one ends it at once.
 
-    SIGHUP says that the terminal is gone, for example with its ssh connection; `nohup` lets a run ignore it. A scheduler
-    and torchrun may both pass on one signal, so a signal within a second of the first does not count.
-    """
+    SIGHUP says that the terminal is gone, for example with its ssh connection; `nohup` lets a run
+    ignore it. A scheduler and torchrun may both pass on one signal, so a signal within a second of
+    the first does not count. """
 
     def __enter__(self):
         self.asked = self.noted = 0
@@ -93,37 +59,51 @@ class Interrupt:
     def note(self, number, frame):
         if not self.noted:
             self.noted, self.when = number, time.monotonic()
-            patience = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+            patience = (
+                os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)
+                if "TORCHELASTIC_RUN_ID" in os.environ
+                else 0
+            )
             progress.note("finishing this step; once more to stop now"
                           + (f" (torchrun waits {patience} s for it)" if patience else ""))
         elif time.monotonic() > self.when + 1:
             raise KeyboardInterrupt
 
     def share(self, device):
-        """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the same step."""
+        """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the
+        same step."""
         self.asked = int(ranks.all_sum({"noted": self.noted}, device, op="max")["noted"])
 
     @property
     def exit_code(self):
-        """130 after Ctrl-C. 0 after SIGTERM or SIGHUP, because a run that is ended from outside has not failed."""
+        """130 after Ctrl-C. 0 after SIGTERM or SIGHUP, because a run that is ended from outside has
+        not failed."""
         return 130 if self.asked == signal.SIGINT else 0
 
 
 def a_step(config, algorithm, questions, evaluated):
-    """One line: what a step samples and trains on. questions: of a step, all devices. evaluated: questions."""
+    """One line: what a step samples and trains on. questions: of a step, all devices. evaluated:
+    questions."""
     G, k, devices = algorithm.group_size, algorithm.k, ranks.world_size()
     times = f", up to {algorithm.max_rollouts} times" if algorithm.max_rollouts > 1 else ""
     kept = "all of them"
     if k < G:
-        rule = f"at most {questions * k}, {min(algorithm.ks)} to {k}" if algorithm.ks else f"{questions * k}, k = {k}"
+        rule = (
+            f"at most {questions * k}, {min(algorithm.ks)} to {k}"
+            if algorithm.ks
+            else f"{questions * k}, k = {k}"
+        )
         kept = f"{rule} of each {G}"
     if algorithm.questions_per_step > config.questions_per_step:
         kept += f" (allocation: {algorithm.questions_per_step} questions per device in place of {config.questions_per_step})"
     fall = "" if config.lr_schedule == "constant" else f", {config.lr_schedule} to 0"
-    return (f"each step{f' on {devices} devices' * (devices > 1)}: {questions} questions × {G} completions = "
-            f"{questions * G} sampled{times}, at most {config.max_new_tokens} tokens each; trained on: {kept}. "
-            f"Learning rate: {config.lr:g} at its peak{fall}. "
-            f"Evaluated: {f'{evaluated} questions, before and after training' if evaluated else 'nothing'}.")
+    return (
+        f"each step{f' on {devices} devices' * (devices > 1)}: {questions} questions × {G} "
+        f"completions = {questions * G} sampled{times}, at most {config.max_new_tokens} tokens "
+        f"each; trained on: {kept}. Learning rate: {config.lr:g} at its peak{fall}. "
+        f"Evaluated: "
+        f"{f'{evaluated} questions, before and after training' if evaluated else 'nothing'}."
+    )
 
 
 def duration(seconds):
@@ -136,11 +116,14 @@ def duration(seconds):
 def phase_totals(rows):
     """{phase: seconds}, added up over the rows of a run's metrics."""
     names = dict.fromkeys(name for row in rows for name in row if name.startswith("seconds/"))
-    return {name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in rows) for name in names}
+    return {
+        name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in rows) for name in names
+    }
 
 
 def report(summary):
-    """Print the table at the end of a run, and the model's answers to the same questions before and after training."""
+    """Print the table at the end of a run, and the model's answers to the same questions before and
+    after training."""
     before, after = summary["before"], summary["after"]
     if before:
         print(f"\n{'':36}{'before':>10}{'after':>10}")
@@ -148,14 +131,28 @@ def report(summary):
             print(f"{name:36}{before[key]['accuracy']:10.3f}{after[key]['accuracy']:10.3f}")
         print(f"{'completion length, sampled (tokens)':36}"
               f"{before['sampled']['length']:10.1f}{after['sampled']['length']:10.1f}")
-        print(f"{'seconds to sample these answers':36}{before['seconds']:10.1f}{after['seconds']:10.1f}")
+        print(
+            f"{'seconds to sample these answers':36}{before['seconds']:10.1f}{after['seconds']:10.1f}"
+        )
         for old, new in zip(before["examples"], after["examples"]):
-            print(f"\n{old['question'].strip()}   (gold answer: {old['answer'].strip().splitlines()[-1]})")
+            print(
+                f"\n{old['question'].strip()}   (gold answer: "
+                f"{old['answer'].strip().splitlines()[-1]})"
+            )
             for name, row in [("before", old), ("after", new)]:
-                print(f"  {name:7}{'right' if row['correct'] else 'wrong'}   {row['completion']!r:.200}")
-    print(f"\ntrained on {summary['questions']} questions in {summary['step']} steps and {summary['seconds']:.0f} s: ",
-          end="")
+                print(
+                    f"  {name:7}{'right' if row['correct'] else 'wrong'}   "
+                    f"{row['completion']!r:.200}"
+                )
+    print(
+        f"\ntrained on {summary['questions']} questions in {summary['step']} steps and "
+        f"{summary['seconds']:.0f} s: ",
+        end="",
+    )
     print(", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["phases"].items()))
-    print(f"the model: {summary['checkpoint']}\n\nfrom transformers import AutoModelForCausalLM, AutoTokenizer")
+    print(
+        f"the model: {summary['checkpoint']}\n\nfrom transformers import AutoModelForCausalLM, "
+        "AutoTokenizer"
+    )
     for name, kind in [("model", "AutoModelForCausalLM"), ("tokenizer", "AutoTokenizer")]:
         print(f'{name} = {kind}.from_pretrained("{summary["checkpoint"]}")')

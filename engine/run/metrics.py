@@ -5,12 +5,15 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.run import progress, ranks
+from engine.base import progress, ranks
 from family.dapo import has_signal
 
 # what the bar says in each phase of a step
-WORDS = {"generate": "sampling", "score": "scoring", "logprobs": "log-probabilities", "update": "update"}
-COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")  # of a step, over all devices
+WORDS = {
+    "generate": "sampling", "score": "scoring", "logprobs": "log-probabilities", "update": "update",
+}
+# of a step, over all devices
+COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")
 
 
 class Clock:
@@ -31,26 +34,33 @@ class Clock:
 
     def seconds(self):
         total = time.perf_counter() - self.start
-        return {f"seconds/{name}": seconds for name, seconds in (self.spent | {"total": total}).items()}
+        return {
+            f"seconds/{name}": seconds for name, seconds in (self.spent | {"total": total}).items()
+        }
 
 
 def summarize(rollout, advantages, rows):
     """The metrics of steps 1 to 4, over all devices.
 
-    advantages: (Q, G). rows: the kept completions. `mean_rewards` lists the mean reward of each question of this device.
-    """
+    advantages: (Q, G). rows: the kept completions. `mean_rewards` lists the mean reward of each
+    question of this device. """
     advantages, lengths = advantages.cpu(), rollout.lengths
     sums = {
         "questions": len(rollout.questions), "completions": len(rollout.texts), "kept": len(rows),
-        "tokens_generated": lengths.sum().item(), "tokens_trained": lengths.flatten()[rows].sum().item(),
+        "tokens_generated": lengths.sum().item(),
+        "tokens_trained": lengths.flatten()[rows].sum().item(),
         "entropy": -rollout.logp.sum().item(),
         "accuracy": (rollout.rewards[0] > 0).sum().item(), "reward": rollout.total.sum().item(),
         "reward_failures": rollout.failures, "truncated": rollout.truncated.sum().item(),
-        **{f"reward/{name}": values.sum().item() for name, values in zip(rollout.reward_names, rollout.rewards)},
+        **{
+            f"reward/{name}": values.sum().item()
+            for name, values in zip(rollout.reward_names, rollout.rewards)
+        },
     }
     groups = {"no_signal": advantages} | {
         f"no_signal/{name}": values for name, values in zip(rollout.reward_names, rollout.rewards)}
-    # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the scores)
+    # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
+    # scores)
     sums |= {name: (~has_signal(values)).sum().item() for name, values in groups.items()}
     sums = ranks.all_sum(sums, rollout.tokens.device)
     metrics = {name: int(sums.pop(name)) for name in COUNTS} | {"rollouts": rollout.rollouts}
@@ -62,15 +72,22 @@ def summarize(rollout, advantages, rows):
 
 
 def first_group(rollout, advantages, rows):
-    """What is logged of the first question: each completion, its reward, its advantage, and whether it is kept.
+    """What is logged of the first question: each completion, its reward, its advantage, and whether
+    it is kept.
 
     For PPO, the score stands in the place of the advantage.
     """
     question = rollout.questions[0] if rollout.questions else {}
     kept = set(rows.tolist())
-    columns = zip(rollout.texts[: advantages.shape[1]], rollout.total.flatten().tolist(), advantages.flatten().tolist())
+    columns = zip(
+        rollout.texts[: advantages.shape[1]], rollout.total.flatten().tolist(),
+        advantages.flatten().tolist(),
+    )
     completions = [
         {"completion": text, "reward": reward, "advantage": advantage, "kept": i in kept}
         for i, (text, reward, advantage) in enumerate(columns)
     ]
-    return {"question": question.get("question"), "answer": question.get("answer"), "completions": completions}
+    return {
+        "question": question.get("question"), "answer": question.get("answer"),
+        "completions": completions,
+    }

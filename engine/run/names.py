@@ -2,15 +2,17 @@
 
 import difflib
 
-# Ours: theirs. docs/names.md says where they differ. verl's names stand here without their folders, as n for
-# actor_rollout_ref.rollout.n
+# Ours: theirs. docs/names.md says where they differ. verl's names stand here without their folders,
+# as n for actor_rollout_ref.rollout.n
 THEIRS = {
     "model": "model_name_or_path path",
     "dataset": "dataset_name train_files",
     "group_size": "num_generations n",
     "questions_per_step": "per_device_train_batch_size steps_per_generation train_batch_size",
-    "minibatches": "steps_per_generation gradient_accumulation_steps train_batch_size ppo_mini_batch_size",
-    "micro_batch_tokens": "per_device_train_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu",
+    "minibatches": "steps_per_generation gradient_accumulation_steps train_batch_size "
+                   "ppo_mini_batch_size",
+    "micro_batch_tokens": "per_device_train_batch_size ppo_micro_batch_size_per_gpu "
+                          "ppo_max_token_len_per_gpu",
     "mu": "num_iterations ppo_epochs",
     "beta": "kl_loss_coef use_kl_loss",
     "clip_low": "epsilon clip_ratio_low",
@@ -18,7 +20,8 @@ THEIRS = {
     "max_new_tokens": "max_completion_length max_response_length",
     "max_prompt_tokens": "max_prompt_length",
     "rewards": "reward_funcs reward_weights",
-    "algorithm": "loss_type loss_agg_mode scale_rewards norm_adv_by_std_in_grpo importance_sampling_level loss_mode",
+    "algorithm": "loss_type loss_agg_mode scale_rewards norm_adv_by_std_in_grpo "
+                 "importance_sampling_level loss_mode",
     "max_rollouts": "filter_groups",
     "mask_truncated": "mask_truncated_completions",
     "importance_cap": "vllm_importance_sampling_mode rollout_is",
@@ -37,7 +40,8 @@ THEIRS = {
 
 
 def meant(name, options):
-    """What a user may have meant by an unknown option: the end of a sentence, or "". options: the known names."""
+    """What a user may have meant by an unknown option: the end of a sentence, or "". options: the
+    known names."""
     last = name.replace("-", "_").rpartition(".")[2]  # actor_rollout_ref.actor.optim.lr is lr
     ours = [o for o in options if o == last or last in THEIRS.get(o, "").split()]
     if ours:

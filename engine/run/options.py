@@ -1,9 +1,7 @@
-"""Options: a dataclass becomes a command line and a YAML recipe; a user's mistake becomes one sentence."""
+"""Options: a dataclass becomes a command line and a YAML recipe; a user's mistake becomes one
+sentence."""
 
 import argparse
-import errno
-import functools
-import importlib.util
 import json
 import os
 import sys
@@ -15,17 +13,11 @@ from typing import get_args, get_origin
 
 import yaml
 
+from engine.base import files
+from engine.base.errors import UserError
 from engine.run.names import meant
 
 LARGEST = 10**12  # no option needs more, and a seed times a million still fits 64 bits
-CANNOT_WRITE = {  # the number of an OSError: what it means to the user
-    **dict.fromkeys([errno.ENOSPC, errno.EDQUOT], "the disk is full, and nothing can be written: make room"),
-    **dict.fromkeys([errno.EACCES, errno.EPERM, errno.EROFS], "the folder is read-only: make it writable"),
-}
-
-
-class UserError(Exception):
-    """A mistake that the user can correct: one sentence with the cause and the cure."""
 
 
 def refuse(message):
@@ -38,7 +30,8 @@ def option(default, help):
 
 
 def as_words(values, config_class, source):
-    """Options of a file as words of a command line, so that one parser checks both. source: the file, for messages."""
+    """Options of a file as words of a command line, so that one parser checks both. source: the
+    file, for messages."""
     names = [f.name for f in fields(config_class)]
     words = []
     for key, value in values.items():
@@ -60,15 +53,19 @@ def read_recipe(path, config_class):
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"the recipe {path} does not exist.") from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: no UTF-8; 5,000 digits
-        raise UserError(f"the recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    # ValueError: no UTF-8; 5,000 digits
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(
+            f"the recipe {path} cannot be read as YAML: {' '.join(str(error).split())}"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(f"the recipe {path} must hold lines of the form 'option: value'.")
     return as_words(values, config_class, f"the recipe {path}")
 
 
 def add_option(group, f):
-    """Add the field `f` of a dataclass to the command line. Its type is X or list[X], each also with | None."""
+    """Add the field `f` of a dataclass to the command line. Its type is X or list[X], each also
+    with | None."""
     kind = get_args(f.type)[0] if isinstance(f.type, UnionType) else f.type
     if get_origin(kind) is list:
         how = {"nargs": "+", "type": get_args(kind)[0]}
@@ -87,14 +84,20 @@ def truth(word):
 
 
 def parse(config_class, argv, earlier=()):
-    """The command line as a `config_class`. The words `argv` win over the recipe, the recipe wins over `earlier` words.
+    """The command line as a `config_class`. The words `argv` win over the recipe, the recipe wins
+    over `earlier` words.
 
-    If the class has several dataclasses as bases, each base is a group of `--help`; the last base comes first.
-    """
-    # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait for `--help`
-    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    If the class has several dataclasses as bases, each base is a group of `--help`; the last base
+    comes first. """
+    # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait
+    # for `--help`
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.error = refuse
-    for base in [base for base in reversed(config_class.__bases__) if is_dataclass(base)] or [config_class]:
+    for base in [base for base in reversed(config_class.__bases__) if is_dataclass(base)] or [
+        config_class
+    ]:
         group = parser.add_argument_group(getattr(base, "_argument_group_name", None))
         for f in fields(base):
             add_option(group, f)
@@ -107,7 +110,9 @@ def parse(config_class, argv, earlier=()):
     if unknown:
         name = unknown[0].split("=")[0]
         hint = meant(name.lstrip("-"), [f.name for f in fields(config_class)])
-        raise UserError(f"unknown option {name}" + (f": {hint}" if hint else ". `--help` lists all options."))
+        raise UserError(
+            f"unknown option {name}" + (f": {hint}" if hint else ". `--help` lists all options.")
+        )
     recipe = read_recipe(config.recipe, config_class) if getattr(config, "recipe", None) else []
     try:
         parser.parse_args(recipe)
@@ -116,37 +121,9 @@ def parse(config_class, argv, earlier=()):
     return read([*earlier, *recipe, *argv])[0]
 
 
-@functools.cache
-def own_function(word, option):
-    """The function that `word`, FILE.py:FUNCTION, names. FILE.py may import other files of its folder.
-
-    option: the option that has this value, for error messages. Raises UserError if there is no such function.
-    """
-    path, _, name = word.partition(":")
-    if not Path(path).is_file():
-        raise UserError(f"{option}: the file {path} does not exist.")
-    spec = importlib.util.spec_from_file_location(f"own_{Path(path).stem}", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.path.append(str(Path(path).resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{option}: {path} cannot be imported: {one_line(error)}.") from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        own = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == spec.name]
-        has = f"It has {', '.join(own) or 'none'}."
-        raise UserError(f"{option}: {path} has no function '{name}'. {has}" if name else
-                        f"{option}: name a function of the file, as {path}:FUNCTION. {has}")
-    return function
-
-
-def one_line(error):
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
 def at_least(config, limits):
-    """Refuse a value that is too small, or above LARGEST. limits: {option: smallest value}. None means "not given"."""
+    """Refuse a value that is too small, or above LARGEST. limits: {option: smallest value}. None
+    means "not given"."""
     for name, least in limits.items():
         value = getattr(config, name)
         if value is not None and not least <= value <= LARGEST:
@@ -155,9 +132,13 @@ def at_least(config, limits):
 
 
 def inside(config, intervals):
-    """Refuse a share outside its interval. intervals: {option: "[0, 1)"}, in which 0 belongs to it, and 1 does not."""
+    """Refuse a share outside its interval. intervals: {option: "[0, 1)"}, in which 0 belongs to it,
+    and 1 does not."""
     for name, interval in intervals.items():
-        value, ends = getattr(config, name), [end for end, bracket in ((0, "["), (1, "]")) if bracket in interval]
+        value, ends = (
+            getattr(config, name),
+            [end for end, bracket in ((0, "["), (1, "]")) if bracket in interval],
+        )
         if value is not None and not 0 < value < 1 and value not in ends:
             raise UserError(f"--{name} must lie in {interval}, not {value}.")
 
@@ -183,19 +164,20 @@ def run_program(main):
 def tell(sentence):
     """Print why the program ends. Returns its exit code, 2.
 
-    Under torchrun every process of a machine may find the same mistake. The first one tells it, also to torchrun, which
-    repeats it as the last line of its own report. The others end with code 0, so that the report is short.
-    """
+    Under torchrun every process of a machine may find the same mistake. The first one tells it,
+    also to torchrun, which repeats it as the last line of its own report. The others end with code
+    0, so that the report is short. """
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # …/attempt_0/RANK/error.json
     if file:
         try:
             Path(file).parents[1].joinpath("told").touch(exist_ok=False)
         except FileExistsError:
             return 0
-        report = {"message": sentence, "extraInfo": {"py_callstack": sentence, "timestamp": str(int(time.time()))}}
-        from engine.run import logs  # imports this file
-
+        report = {
+            "message": sentence,
+            "extraInfo": {"py_callstack": sentence, "timestamp": str(int(time.time()))},
+        }
         # as a whole: torchrun may end this process at any moment, and fails on a part of a report
-        logs.write(file, json.dumps({"message": report}))
+        files.write(file, json.dumps({"message": report}))
     print(sentence, file=sys.stderr)
     return 2

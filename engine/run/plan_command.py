@@ -1,20 +1,22 @@
-"""What `train.py --plan` prints: the plan of a run and, if the run does not fit, one command that fits.
+"""What `train.py --plan` prints: the plan of a run and, if the run does not fit, one command that
+fits.
 
-`cure` climbs a ladder of changes until the run fits. The changes on the first rungs leave the result as it is, those on
-the last rungs change the training. Then `cure` takes back as much as it can, from the last rung to the first.
-"""
+`cure` climbs a ladder of changes until the run fits. The changes on the first rungs leave the
+result as it is, those on the last rungs change the training. Then `cure` takes back as much as it
+can, from the last rung to the first. """
 
 import math
 import shlex
 import textwrap
 from dataclasses import dataclass, replace
 
+from engine.base import ranks
+from engine.base.errors import UserError
 from engine.model.folders import prompt_room
-from engine.model.skeleton import skeleton
-from engine.run import ranks, speed
+from engine.run import speed
 from engine.run.config import algorithm_of, check, notes_of
-from engine.run.options import UserError
 from engine.run.plan import EVALUATED, GB, PHASES, USABLE, Plan, memory_of_device, plan
+from engine.run.skeleton import skeleton
 from engine.tasks.questions import read_jsonl
 from engine.tasks.table import TASKS, task_of
 
@@ -28,20 +30,30 @@ def halves(value, least=1):
 
 
 def ladder(config, p):
-    """Rungs: (what it means, [changes, the mildest first]). A change is {option: value}. p: the run's Plan."""
+    """Rungs: (what it means, [changes, the mildest first]). A change is {option: value}. p: the
+    run's Plan."""
     share = math.ceil(100 * p.vllm / memory_of_device(config)) / 100
     rungs = [
         ("a larger share of the device for vLLM", [] if p.vllm_starts else [{"vllm_share": share}]),
-        ("the same update in more passes",
-         [{"micro_batch_tokens": n} for n in halves(config.micro_batch_tokens, 256)]),
-        ("the same completions, sampled in parts",
-         [{"sample_batch_size": n * config.group_size} for n in halves(p.questions)]),
+        (
+            "the same update in more passes",
+            [{"micro_batch_tokens": n} for n in halves(config.micro_batch_tokens, 256)],
+        ),
+        (
+            "the same completions, sampled in parts",
+            [{"sample_batch_size": n * config.group_size} for n in halves(p.questions)],
+        ),
         ("the same update, a third slower", [{"gradient_checkpointing": True}]),
-        ("the same update, divided among the devices", [{"shard": "full"}] if p.devices > 1 else []),
+        (
+            "the same update, divided among the devices",
+            [{"shard": "full"}] if p.devices > 1 else [],
+        ),
         # from here on, the training changes
         ("no KL term, so no reference model", [{"beta": 0.0}]),
-        ("trains adapters only, which take ten times the learning rate",
-         [{"lora": RANK, "lr": float(f"{10 * config.lr:g}"), "shard": "none"}]),
+        (
+            "trains adapters only, which take ten times the learning rate",
+            [{"lora": RANK, "lr": float(f"{10 * config.lr:g}"), "shard": "none"}],
+        ),
         ("shorter completions", [{"max_new_tokens": n} for n in halves(config.max_new_tokens)[:2]]),
     ]
     return [(words, changes) for words, changes in rungs if changes]
@@ -72,8 +84,8 @@ def fits(p, config):
 def climb(config, model, full):
     """Take the strongest change of each rung, one on top of the other. Yields (rungs so far, Plan).
 
-    Rungs that the command line would refuse are left out. full: stop before the rung that trains only adapters.
-    """
+    Rungs that the command line would refuse are left out. full: stop before the rung that trains
+    only adapters. """
     rungs, p = [], plan(config, model=model)
     yield rungs, p
     for words, changes in ladder(config, p):
@@ -98,28 +110,45 @@ def cure(config, model, full=False):
     if rungs is None:
         return None
     chosen = strongest(rungs)
-    for i in reversed(range(len(rungs))):  # the mildest with which the run still fits; {}: without this rung
-        chosen[i] = next(change for change in [{}, *rungs[i][1]]
-                         if fits(changed(config, model, [*chosen[:i], change, *chosen[i + 1 :]]), config))
-    new = [{name: value for name, value in change.items() if value != getattr(config, name)} for change in chosen]
+    # the mildest with which the run still fits; {}: without this rung
+    for i in reversed(range(len(rungs))):
+        chosen[i] = next(
+            change
+            for change in [{}, *rungs[i][1]]
+            if fits(changed(config, model, [*chosen[:i], change, *chosen[i + 1 :]]), config)
+        )
+    new = [
+        {name: value for name, value in change.items() if value != getattr(config, name)}
+        for change in chosen
+    ]
     changes = [(words, change) for (words, _), change in zip(rungs, new) if change]
     return Cure(config.devices, changes, changed(config, model, new))
 
 
 def cure_on_any(config, model, full=False):
-    """The Cure of a run on the devices that it has or, if there is none, on the fewest on which there is one."""
+    """The Cure of a run on the devices that it has or, if there is none, on the fewest on which
+    there is one."""
     numbers = [config.devices, *(n for n in (2, 4, MOST_DEVICES) if n > config.devices)]
     cures = (cure(replace(config, devices=n), model, full) for n in numbers)
     return next((found for found in cures if found), None)
 
 
 def as_options(change):
-    values = {name: value if isinstance(value, str) else f"{value:g}" for name, value in change.items()}
-    return " ".join(f"--{name}" if change[name] is True else f"--{name} {value}" for name, value in values.items())
+    values = {
+        name: value if isinstance(value, str) else f"{value:g}" for name, value in change.items()
+    }
+    return " ".join(
+        f"--{name}" if change[name] is True else f"--{name} {value}"
+        for name, value in values.items()
+    )
 
 
 def with_options(found):
-    return " ".join(["with", *(as_options(change) for _, change in found.changes)]) if found.changes else "as it is"
+    return (
+        " ".join(["with", *(as_options(change) for _, change in found.changes)])
+        if found.changes
+        else "as it is"
+    )
 
 
 def command(argv, found):
@@ -146,8 +175,11 @@ def shortage(config, p):
     """Why a run does not fit."""
     if not p.vllm_starts:
         share = p.items["vLLM"][0]
-        return ("vLLM cannot start, because its weights and the keys and values of one completion need "
-                f"{p.vllm / GB:.1f} GB, and --vllm_share {config.vllm_share:g} of a device is {share / GB:.1f} GB")
+        return (
+            "vLLM cannot start, because its weights and the keys and values of one completion need "
+            f"{p.vllm / GB:.1f} GB, and --vllm_share {config.vllm_share:g} of a device is "
+            f"{share / GB:.1f} GB"
+        )
     device = memory_of_device(config) / GB
     return f"it needs {gigabytes(p)}, and a device of {device:.3g} GB has {USABLE * device:.1f} GB for it"
 
@@ -164,38 +196,46 @@ def does_not_fit(config, p, found):
 def fit(config):
     """(completions that an evaluation samples at a time, notes) of a run on a GPU.
 
-    The plan's worst case may never come, so a run that does not fit gets a note and is not refused. So does a run whose
-    model cannot be planned.
-    """
+    The plan's worst case may never come, so a run that does not fit gets a note and is not refused.
+    So does a run whose model cannot be planned. """
     try:
         model = skeleton(config)
         p = plan(config, model=model)
     except UserError as error:
         return EVALUATED, [f"--plan: {error}"]
     config = replace(config, plan=True, devices=p.devices)
-    return p.evaluated, [] if fits(p, config) else [f"--plan: {does_not_fit(config, p, cure_on_any(config, model))}"]
+    return p.evaluated, [] if fits(p, config) else [
+        f"--plan: {does_not_fit(config, p, cure_on_any(config, model))}"
+    ]
 
 
 def why_not_full(config, model):
-    """Why the devices cannot train all weights, with the bytes of each item, and how many devices can."""
+    """Why the devices cannot train all weights, with the bytes of each item, and how many devices
+    can."""
     *_, (rungs, least) = climb(config, model, full=True)
     phase, tried = least.peaks.index(max(least.peaks)), " ".join(map(as_options, strongest(rungs)))
     items = ", ".join(f"{'AdamW' if name == 'optimizer' else name} {row[phase] / GB:.1f}"
                       for name, row in least.items.items() if row[phase] > 0.05 * GB)
     more = cure_on_any(config, model, full=True)
     where = f" {on_devices(more.devices, config)} can, {with_options(more)}." if more else ""
-    return (f"All weights cannot be trained on {on_devices(least.devices, config)}: even with {tried} "
-            f"that needs {gigabytes(least)} ({items}).{where}")
+    return (
+        f"All weights cannot be trained on {on_devices(least.devices, config)}: even with {tried} "
+        f"that needs {gigabytes(least)} ({items}).{where}"
+    )
 
 
 def head_room(config, model, found):
-    """The largest powers of two of two options with which a Cure still fits, each by itself, as {option: value}."""
+    """The largest powers of two of two options with which a Cure still fits, each by itself, as
+    {option: value}."""
     changes, largest = [change for _, change in found.changes], {}
     config = replace(config, devices=found.devices, **merged(changes))
     for name in ("micro_batch_tokens", "questions_per_step"):
         value, before = 1 << getattr(config, name).bit_length(), found.plan
         # stop, too, if nothing changes any more: for example, one micro-batch holds all completions
-        while fits(after := changed(config, model, [{name: value}]), config) and after.items != before.items:
+        while (
+            fits(after := changed(config, model, [{name: value}]), config)
+            and after.items != before.items
+        ):
             largest[name], value, before = value, 2 * value, after
     return largest
 
@@ -203,8 +243,8 @@ def head_room(config, model, found):
 def print_plan(config, argv):
     """Print the plan of a run on GPUs. argv: its command line.
 
-    Returns the exit code: 0: it fits; 3: another command fits. Raises UserError if no command was found that fits.
-    """
+    Returns the exit code: 0: it fits; 3: another command fits. Raises UserError if no command was
+    found that fits. """
     model = skeleton(config)
     p = plan(config, model=model)
     config = replace(config, plan=True, devices=p.devices)
@@ -217,7 +257,11 @@ def print_plan(config, argv):
             print(f"It does not fit: {shortage(config, p)}.")
             print_cure(config, model, argv, found)
         if larger := found and head_room(config, model, found):
-            print(f"Room is left for {' or for '.join(as_options({k: v}) for k, v in larger.items())}.", flush=True)
+            print(
+                f"Room is left for "
+                f"{' or for '.join(as_options({k: v}) for k, v in larger.items())}.",
+                flush=True,
+            )
     if not found:
         raise UserError(does_not_fit(config, p, None))
     return 0 if fits(p, config) else 3
@@ -248,26 +292,56 @@ def print_table(config, model, p):
         print(f"{name:18}{getattr(p, name):16,}{getattr(p, name) * p.devices:16,}")
     if p.evaluated:
         print(f"{'evaluated at once':18}{p.evaluated:16,}{p.evaluated * p.devices:16,}")
-    print(f"{'steps per epoch':18}{steps}\n\n{'GB per device':18}" + "".join(f"{phase:>16}" for phase in PHASES))
+    print(
+        f"{'steps per epoch':18}{steps}\n\n{'GB per device':18}"
+        + "".join(f"{phase:>16}" for phase in PHASES)
+    )
     for name, row in [*p.items.items(), ("peak", p.peaks)]:
-        print(f"{name:18}" + "".join(f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in row))
-    print(f"\nThe peak, in the {PHASES[p.peaks.index(max(p.peaks))]}, is {max(p.peaks) / GB:.1f} GB; a device has "
-          f"{USABLE * device / GB:.1f} GB for it.", flush=True)
+        print(
+            f"{name:18}" + "".join(f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in row)
+        )
+    print(
+        f"\nThe peak, in the {PHASES[p.peaks.index(max(p.peaks))]}, is {max(p.peaks) / GB:.1f} GB; "
+        f"a device has {USABLE * device / GB:.1f} GB for it.",
+        flush=True,
+    )
     kept = config.save_total_limit
-    print(f"A checkpoint takes {p.checkpoint / GB:.1f} GB of the disk. With --save_total_limit {kept}, and one more while it is "
-          f"written: {(kept + 1) * p.checkpoint / GB:.1f} GB.")
+    print(
+        f"A checkpoint takes {p.checkpoint / GB:.1f} GB of the disk. With --save_total_limit "
+        f"{kept}, and one more while it is written: {(kept + 1) * p.checkpoint / GB:.1f} GB."
+    )
     if questions:
         print_speed(config, model, p, questions)
-    print(*(f"note: {note}\n" for note in notes_of(config, algorithm_of(config))), sep="", end="", flush=True)
+    print(
+        *(f"note: {note}\n" for note in notes_of(config, algorithm_of(config))), sep="", end="",
+        flush=True,
+    )
 
 
 def print_speed(config, model, p, of_data):
-    """Seconds of a step and hours of the run on the GPUs of `speed`, for this run and for one that keeps all completions."""
-    ways = [(config.algorithm, p.questions, p.kept // p.questions), ("all kept", config.questions_per_step, config.group_size)]
-    print(f"\nSeconds of a step and hours of the run: calculated, not yet measured.\n{'':28}"
-          + "".join(f"{title:>11}" for title in ("sampling", "with vLLM", "scoring", "update", "hours", "with vLLM")))
+    """Seconds of a step and hours of the run on the GPUs of `speed`, for this run and for one that
+    keeps all completions."""
+    ways = [
+        (config.algorithm, p.questions, p.kept // p.questions),
+        ("all kept", config.questions_per_step, config.group_size),
+    ]
+    print(
+        f"\nSeconds of a step and hours of the run: calculated, not yet measured.\n{'':28}"
+        + "".join(
+            f"{title:>11}"
+            for title in ("sampling", "with vLLM", "scoring", "update", "hours", "with vLLM")
+        )
+    )
     for gpu in speed.GPUS:
         for name, questions, k in ways[: 1 if ways[0][2] == config.group_size else 2]:
-            own, vllm = (speed.seconds(config, model, p.parameters, questions, k, gpu, rollout) for rollout in ("own", "vllm"))
-            total = [speed.hours(config, a_step, questions, p.devices, of_data) for a_step in (own, vllm)]
-            print(f"{gpu.name:16}{name:12}" + "".join(f"{x:11.1f}" for x in (own[0], vllm[0], *own[1:], *total)))
+            own, vllm = (
+                speed.seconds(config, model, p.parameters, questions, k, gpu, rollout)
+                for rollout in ("own", "vllm")
+            )
+            total = [
+                speed.hours(config, a_step, questions, p.devices, of_data) for a_step in (own, vllm)
+            ]
+            print(
+                f"{gpu.name:16}{name:12}"
+                + "".join(f"{x:11.1f}" for x in (own[0], vllm[0], *own[1:], *total))
+            )

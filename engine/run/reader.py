@@ -1,9 +1,9 @@
-"""Read what torch.distributed.checkpoint has saved without running code that a file names: the run may be a stranger's.
+"""Read what torch.distributed.checkpoint has saved without running code that a file names: the run
+may be a stranger's.
 
-torch itself reads `.metadata`, and single values such as a learning rate, by pickle. A pickle may call any function of
-Python. So each pickle is read here first, where it may name only the few things that a checkpoint needs. torch reads
-the same bytes after that.
-"""
+torch itself reads `.metadata`, and single values such as a learning rate, by pickle. A pickle may
+call any function of Python. So each pickle is read here first, where it may name only the few
+things that a checkpoint needs. torch reads the same bytes after that. """
 
 import pickle
 
@@ -12,11 +12,15 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 
 ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
-        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"},
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
-    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "torch": {
+        "Size",
+        *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
+    },
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},  # its name in Python 3.13
 }

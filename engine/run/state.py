@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
+from engine.base import files, progress, ranks
+from engine.base.errors import CANNOT_WRITE, UserError
 from engine.model.networks import save_merged
-from engine.run import checkpoint, folder, logs, progress, ranks
+from engine.run import checkpoint, folder, logs
 from engine.run.metrics import COUNTS
-from engine.run.options import CANNOT_WRITE, UserError
 from engine.run.trackers import Tracker
 from engine.scoring.score import overshadowing
 from engine.tasks.questions import fingerprint, take
@@ -21,16 +22,20 @@ BAD_UPDATES = 5  # the run ends after this many updates in a row that are not fi
 SIGNAL_STEPS = 10  # over so many steps the run looks whether its first reward teaches anything
 
 
-SCHEDULES = {  # after the warm-up: the share of the peak, x from 0 to 1. A schedule of your own is a line here
+# after the warm-up: the share of the peak, x from 0 to 1. A schedule of your own is a line here
+SCHEDULES = {
     "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
     "linear": lambda x: 1 - x,
     "constant": lambda x: 1.0,
 }
-LEAST_MOVE = 1e-4  # AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to 1e-3
+# AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
+# 1e-3
+LEAST_MOVE = 1e-4
 
 
 def learning_rate(progress, peak, warmup, schedule="cosine"):
-    """Linear warm-up, then the schedule. progress: in [0, 1]. warmup: the share of the run that warms up."""
+    """Linear warm-up, then the schedule. progress: in [0, 1]. warmup: the share of the run that
+    warms up."""
     if progress <= warmup:
         return peak * progress / warmup
     return peak * SCHEDULES[schedule]((progress - warmup) / (1 - warmup))
@@ -39,10 +44,11 @@ def learning_rate(progress, peak, warmup, schedule="cosine"):
 def run_progress(steps_done, steps, questions_done, questions, per_step):
     """How far the run is in the middle of its next step, in [0, 1].
 
-    The run ends after its steps or its questions, whichever comes first. A step takes `per_step` questions. With
-    dynamic sampling it may take more: as many as the earlier steps took on average.
+    The run ends after its steps or its questions, whichever comes first. A step takes `per_step`
+    questions. With dynamic sampling it may take more: as many as the earlier steps took on average.
     """
-    end, taken = math.ceil(questions / per_step), questions_done / per_step  # in units of `per_step` questions
+    # in units of `per_step` questions
+    end, taken = math.ceil(questions / per_step), questions_done / per_step
     expected = min(max(1, taken / max(1, steps_done)), end - taken)
     return max((steps_done + 0.5) / steps, (taken + expected / 2) / end)
 
@@ -50,7 +56,8 @@ def run_progress(steps_done, steps, questions_done, questions, per_step):
 class Run:
     """The state of a run, and everything that happens between two steps.
 
-    source: the model that the run started from. saved: the state in the checkpoint that is resumed, or None.
+    source: the model that the run started from. saved: the state in the checkpoint that is resumed,
+    or None.
 
         with run:
             while not run.over:
@@ -58,19 +65,24 @@ class Run:
     """
 
     def __init__(self, config, algorithm, networks, questions, source, saved=None):
-        self.config, self.algorithm, self.networks, self.questions = config, algorithm, networks, questions
+        self.config, self.algorithm, self.networks, self.questions = (
+            config, algorithm, networks, questions,
+        )
         self.folder, world = Path(config.output_dir), ranks.world_size()
         self.total = max(1, round(config.epochs * len(questions)))  # in questions
-        # a resumed run starts from these values; the order of the questions and the random numbers follow from the seed
+        # a resumed run starts from these values; the order of the questions and the random numbers
+        # follow from the seed
         self.state = {
-            "step": 0, "position": 0, "seconds": 0.0, "no_signal_steps": 0, "skipped_updates": 0, "skipped_in_a_row": 0,
+            "step": 0, "position": 0, "seconds": 0.0, "no_signal_steps": 0, "skipped_updates": 0,
+            "skipped_in_a_row": 0,
             "history": [],  # the mean reward of each question, for GFPO's adaptive k
             "before": {}, "source": source, "data": fingerprint(questions),
             "per_step": algorithm.questions_per_step * world,
         }
         if saved:
             self.state |= checkpoint.agreed(self.folder, saved, self.state)
-        self.per_step = self.state["per_step"]  # as at the start of the run, even if the number of devices has changed
+        # as at the start of the run, even if the number of devices has changed
+        self.per_step = self.state["per_step"]
         self.steps = min(config.steps or math.inf, math.ceil(self.total / self.per_step))
         if world > min(self.per_step, self.total):
             raise UserError(f"{world} devices for {min(self.per_step, self.total)} questions: "
@@ -78,14 +90,17 @@ class Run:
         if saved:
             checkpoint.check_unfinished(self.folder, self.state, self.steps)
         self.resumed, self.stopped = bool(saved), False
-        self.differ = deque(maxlen=SIGNAL_STEPS)  # of each step, {reward: share of the groups in which it differs}
+        # of each step, {reward: share of the groups in which it differs}
+        self.differ = deque(maxlen=SIGNAL_STEPS)
         self.warned = False
 
     @property
     def saved_networks(self):
         """The networks that a checkpoint holds besides the policy."""
         networks = {"critic": self.networks.critic} if self.networks.critic else {}
-        return networks | ({"reference": self.networks.reference} if self.config.refresh_reference else {})
+        return networks | (
+            {"reference": self.networks.reference} if self.config.refresh_reference else {}
+        )
 
     @property
     def history(self):
@@ -93,7 +108,9 @@ class Run:
 
     @property
     def at_end(self):
-        return self.stopped or self.state["step"] >= self.steps or self.state["position"] >= self.total
+        return (
+            self.stopped or self.state["step"] >= self.steps or self.state["position"] >= self.total
+        )
 
     @property
     def over(self):
@@ -102,13 +119,16 @@ class Run:
     # --- between the steps ---
 
     def open(self, examine, notes, evaluated):
-        """Evaluate and save the model of a new run, and open the logs. From here on, the run can be resumed.
+        """Evaluate and save the model of a new run, and open the logs. From here on, the run can be
+        resumed.
 
         evaluated: how many questions `examine` asks.
         """
         for note in dict.fromkeys(notes + self.too_little()):
             progress.note(f"note: {note}")
-        progress.note(logs.a_step(self.config, self.algorithm, min(self.per_step, self.total), evaluated))
+        progress.note(
+            logs.a_step(self.config, self.algorithm, min(self.per_step, self.total), evaluated)
+        )
         if ranks.rank() == 0:
             folder.keep_options(self.folder, self.config, self.state["step"])
         if not self.resumed:
@@ -119,23 +139,36 @@ class Run:
         if ranks.rank() == 0:
             logs.start_logs(self.folder, self.state["step"])
         self.tracker = Tracker(
-            self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"], asdict(self.config))
+            self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"],
+            asdict(self.config),
+        )
         ranks.barrier()
 
     def too_little(self):
-        """A note if the whole run can hardly change the model. A run with --steps is a trial: it gets none."""
+        """A note if the whole run can hardly change the model. A run with --steps is a trial: it
+        gets none."""
         updates = self.steps * self.algorithm.mu * self.algorithm.minibatches
         if self.config.steps or updates * self.config.lr > LEAST_MOVE:
             return []
-        return [f"{updates} updates at a learning rate of at most {self.config.lr:g} will hardly change the model: raise "
-                "--epochs or --lr. SmolLM2-135M learns arithmetic with --lr 3e-5."]
+        return [
+            f"{updates} updates at a learning rate of at most {self.config.lr:g} will hardly "
+            "change the model: raise --epochs or --lr. SmolLM2-135M learns arithmetic with --lr "
+            "3e-5."
+        ]
 
     def __enter__(self):
         self.interrupt = logs.Interrupt().__enter__()
         step, position = self.state["step"], self.state["position"]
-        # dynamic sampling uses more questions than `per_step`: then the steps do not tell how far the run is
-        self.in_questions = self.algorithm.max_rollouts > 1 and self.steps * self.per_step >= self.total
-        done, total, unit = (position, self.total, "questions") if self.in_questions else (step, self.steps, "steps")
+        # dynamic sampling uses more questions than `per_step`: then the steps do not tell how far
+        # the run is
+        self.in_questions = (
+            self.algorithm.max_rollouts > 1 and self.steps * self.per_step >= self.total
+        )
+        done, total, unit = (
+            (position, self.total, "questions")
+            if self.in_questions
+            else (step, self.steps, "steps")
+        )
         self.bar = progress.Bar(self.algorithm.name, total, unit, done=done, leave=True)
         self.first = step + 1
         return self
@@ -147,11 +180,13 @@ class Run:
     def begin_step(self):
         """Set the learning rates. Returns the step's generator of random numbers.
 
-        The generator follows from the seed and the step, so a resumed run draws the same numbers. It is the same on every
-        rank: rollout.py says what is drawn for a question, and what for a rank.
-        """
+        The generator follows from the seed and the step, so a resumed run draws the same numbers.
+        It is the same on every rank: rollout.py says what is drawn for a question, and what for a
+        rank. """
         config, state = self.config, self.state
-        progress = run_progress(state["step"], self.steps, state["position"], self.total, self.per_step)
+        progress = run_progress(
+            state["step"], self.steps, state["position"], self.total, self.per_step
+        )
         for group, peak in zip(self.networks.optimizer.param_groups, (config.lr, config.critic_lr)):
             group["lr"] = learning_rate(progress, peak, config.warmup, config.lr_schedule)
         return random.Random(f"{config.seed} {state['step'] + 1} 0")
@@ -161,12 +196,18 @@ class Run:
 
         count None: the questions of a whole step.
         """
-        position, count = self.state["position"], min(count or self.per_step, self.total - self.state["position"])
+        position, count = (
+            self.state["position"],
+            min(count or self.per_step, self.total - self.state["position"]),
+        )
         self.state["position"] += count
-        return ranks.share(take(self.questions, position, count, self.config.seed)) if count else None
+        return (
+            ranks.share(take(self.questions, position, count, self.config.seed)) if count else None
+        )
 
     def record(self, metrics, sample):
-        """Log a step, update the state, save a checkpoint if one is due, and find out whether the run ends."""
+        """Log a step, update the state, save a checkpoint if one is due, and find out whether the
+        run ends."""
         state, step = self.state, self.state["step"] + 1
         mean_rewards, were_skipped = metrics.pop("mean_rewards"), metrics.pop("skipped")
         if self.algorithm.ks:
@@ -178,15 +219,17 @@ class Run:
                   "skipped_updates": state["skipped_updates"] + metrics["skipped_updates"]}
         metrics = {"step": step} | metrics | {"lr": self.networks.optimizer.param_groups[0]["lr"]}
         if ranks.rank() == 0:
-            logs.append(self.folder / "metrics.jsonl", metrics)
-            logs.append(self.folder / "samples.jsonl", {"step": step} | sample)
+            files.append(self.folder / "metrics.jsonl", metrics)
+            files.append(self.folder / "samples.jsonl", {"step": step} | sample)
             self.tracker.log(step, metrics)
         done = metrics["questions"] if self.in_questions else 1
         self.bar.update(done, f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}")
         left = (self.bar.total - self.bar.done) / done * metrics["seconds/total"]
         if step == self.first and left:
-            progress.note(f"step {step} took {logs.duration(metrics['seconds/total'])}: the others take about "
-                          f"{logs.duration(left)}.")
+            progress.note(
+                f"step {step} took {logs.duration(metrics['seconds/total'])}: the others take "
+                f"about {logs.duration(left)}."
+            )
         self.check(metrics)
         self.watch(metrics)
         refresh = self.config.refresh_reference
@@ -196,61 +239,90 @@ class Run:
         # while updates fail, the last good checkpoint stays the newest
         due = step % self.config.save_every == 0 and not state["skipped_in_a_row"]
         if (due or self.over) and not self.save() and self.over:
-            raise UserError(f"the run has ended at step {step}, but what it learned since its last checkpoint is lost.")
+            raise UserError(
+                f"the run has ended at step {step}, but what it learned since its last checkpoint "
+                "is lost."
+            )
 
     def check(self, metrics):
         """End a run whose updates fail, or whose policy is too far from the reference."""
         state, limit = self.state, self.config.stop_kl
         if state["skipped_in_a_row"] >= BAD_UPDATES:
             raise UserError(
-                f"stopped at step {state['step']}: {state['skipped_in_a_row']} updates in a row had a loss or "
-                "a gradient that is not finite, and were skipped. Lower --lr, or look into samples.jsonl. "
-                f"{checkpoint.how_to_resume(self.folder)}")
+                f"stopped at step {state['step']}: {state['skipped_in_a_row']} updates in a row "
+                "had a loss or a gradient that is not finite, and were skipped. Lower --lr, or "
+                "look into samples.jsonl. "
+                f"{checkpoint.how_to_resume(self.folder)}"
+            )
         if limit is not None and metrics["kl"] is not None and metrics["kl"] > limit:
             self.stopped = True
-            progress.note(f"stopped at step {state['step']}: the KL to the reference is {metrics['kl']:.3g}, "
-                          f"above --stop_kl {limit}.")
+            progress.note(
+                f"stopped at step {state['step']}: the KL to the reference is {metrics['kl']:.3g}, "
+                f"above --stop_kl {limit}."
+            )
 
     def watch(self, metrics):
-        """Say once if the first reward has had hardly a signal for some steps, and another one has."""
+        """Say once if the first reward has had hardly a signal for some steps, and another one
+        has."""
         start = "no_signal/"
-        self.differ.append({name.removeprefix(start): 1 - x for name, x in metrics.items() if name.startswith(start)})
-        share = {name: sum(step[name] for step in self.differ) / SIGNAL_STEPS for name in self.differ[0]}
+        self.differ.append(
+            {
+                name.removeprefix(start): 1 - x
+                for name, x in metrics.items()
+                if name.startswith(start)
+            }
+        )
+        share = {
+            name: sum(step[name] for step in self.differ) / SIGNAL_STEPS for name in self.differ[0]
+        }
         other = overshadowing(share)
         if other and len(self.differ) == SIGNAL_STEPS and not self.warned:
             self.warned, first = True, next(iter(share))
-            progress.note(f"warning: in the last {SIGNAL_STEPS} steps {first} differed in {share[first]:.0%} of the groups, and "
-                          f"{other} in {share[other]:.0%}: the run learns {other}, even if its weight is small. See "
-                          "--check_rewards.")
+            progress.note(
+                f"warning: in the last {SIGNAL_STEPS} steps {first} differed in {share[first]:.0%} "
+                f"of the groups, and {other} in {share[other]:.0%}: the run learns {other}, even "
+                "if its weight is small. See --check_rewards."
+            )
 
     def save(self):
         """Write a checkpoint. Returns whether that worked; if not, the run goes on."""
         progress.say("saving")
         problem = checkpoint.save(
-            self.folder, self.networks, self.state, self.saved_networks, self.config.save_total_limit)
+            self.folder, self.networks, self.state, self.saved_networks,
+            self.config.save_total_limit,
+        )
         if problem:
-            progress.note(f"step {self.state['step']}: the checkpoint could not be written ({problem}). "
-                          f"{checkpoint.how_to_resume(self.folder)}")
+            progress.note(
+                f"step {self.state['step']}: the checkpoint could not be written ({problem}). "
+                f"{checkpoint.how_to_resume(self.folder)}"
+            )
         return not problem
 
     def close(self, examine, notes):
-        """Evaluate the trained model and write the summary, or say how to resume. Returns the exit code."""
+        """Evaluate the trained model and write the summary, or say how to resume. Returns the exit
+        code."""
         self.tracker.close()
         if not self.at_end:
             progress.note(
-                f"stopped after step {self.state['step']} of {self.steps}. {checkpoint.how_to_resume(self.folder)}")
+                f"stopped after step {self.state['step']} of {self.steps}. "
+                f"{checkpoint.how_to_resume(self.folder)}"
+            )
             return self.interrupt.exit_code
         after = examine(label="evaluation after")
         if ranks.rank() == 0:
             summary = {
-                "algorithm": self.algorithm.name, "k": self.algorithm.k, **self.state, "notes": notes, "after": after}
+                "algorithm": self.algorithm.name, "k": self.algorithm.k,
+                **self.state, "notes": notes, "after": after,
+            }
             summary = logs.summed_up(self.folder, summary, COUNTS)
             # the last part is made first, and each one even if another one fails
             with contextlib.ExitStack() as parts:
                 parts.callback(logs.report, summary)
                 parts.callback(self.merge)
                 parts.callback(self.draw)
-                parts.callback(logs.write, self.folder / "summary.json", logs.as_json(summary, indent=2))
+                parts.callback(
+                    files.write, self.folder / "summary.json", files.as_json(summary, indent=2)
+                )
         return 0
 
     def draw(self):
@@ -260,14 +332,19 @@ class Run:
 
     def merge(self):
         if self.config.merge_lora:
-            save_merged(str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged")
+            save_merged(
+                str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged"
+            )
             progress.note(f"the merged model: {self.folder / 'merged'}")
 
 
 def in_one_sentence(error, run_dir):
-    """A UserError, if the user can change what the error means, or if another rank has ended; else the error."""
+    """A UserError, if the user can change what the error means, or if another rank has ended; else
+    the error."""
     if isinstance(error, torch.OutOfMemoryError):
-        reason = f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."
+        reason = (
+            f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."
+        )
     elif isinstance(error, OSError) and error.errno in CANNOT_WRITE:
         reason = f"{CANNOT_WRITE[error.errno]}."
     elif isinstance(error, FloatingPointError):

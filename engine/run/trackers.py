@@ -3,15 +3,16 @@
 import uuid
 from pathlib import Path
 
-from engine.run.options import UserError
+from engine.base.errors import UserError
 
 
 class Tracker:
-    """Logs metrics by step. name: tensorboard, wandb, or None, which logs nothing, as on all ranks except the first.
+    """Logs metrics by step. name: tensorboard, wandb, or None, which logs nothing, as on all ranks
+    except the first.
 
-    A run that continues after `step` repeats later steps. TensorBoard hides the earlier records of these steps. Weights
-    & Biases keeps the earlier records; it finds the run by the id in the run's folder. options: shown beside the run.
-    """
+    A run that continues after `step` repeats later steps. TensorBoard hides the earlier records of
+    these steps. Weights & Biases keeps the earlier records; it finds the run by the id in the run's
+    folder. options: shown beside the run. """
 
     def __init__(self, name, run_dir, step, options):
         self.writer = self.run = None
@@ -27,14 +28,17 @@ class Tracker:
                 id_file.write_text(uuid.uuid4().hex)
             try:
                 self.run = wandb.init(
-                    project="grpo-cppo", name=Path(run_dir).name, dir=run_dir, id=id_file.read_text(), resume="allow",
-                    config=options, allow_val_change=True)
+                    project="grpo-cppo", name=Path(run_dir).name, dir=run_dir,
+                    id=id_file.read_text(), resume="allow", config=options, allow_val_change=True,
+                )
             except wandb.Error as error:
                 raise UserError(f"--log wandb: {' '.join(str(error).split())}") from None
 
     def log(self, step, metrics):
         """Log the metrics that are numbers. Some are None after a step without an update."""
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        numbers = {
+            name: value for name, value in metrics.items() if isinstance(value, (int, float))
+        }
         if self.writer:
             for name, value in numbers.items():
                 self.writer.add_scalar(name, value, step)

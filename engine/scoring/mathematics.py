@@ -1,4 +1,5 @@
-"""The reward for mathematics: is a LaTeX answer equal to the gold answer? math-verify judges, in its own process."""
+"""The reward for mathematics: is a LaTeX answer equal to the gold answer? math-verify judges, in
+its own process."""
 
 import functools
 import json
@@ -13,10 +14,12 @@ from pathlib import Path
 from rewards import DRESS, MULTIPLE, extract_answer, gold_answer, same_number
 
 JUDGE = Path(__file__).with_name("math_judge.py")
-MATH_MARKS = re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])")  # $…$, \(…\), \[…\], and percent, which is a unit
+# $…$, \(…\), \[…\], and percent, which is a unit
+MATH_MARKS = re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])")
 SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     (MATH_MARKS, " "), (re.compile(r"\\varnothing\b"), r"\\emptyset"),
-    (re.compile(r"(?<=[a-z])(?=\\mathrm\{[ei]\})"), " "), (re.compile(r"\\mathrm\{([ei])\}"), r"\1"),
+    (re.compile(r"(?<=[a-z])(?=\\mathrm\{[ei]\})"), " "),
+    (re.compile(r"\\mathrm\{([ei])\}"), r"\1"),
     (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
 ]
 BOX = r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"
@@ -25,7 +28,9 @@ AND = r"[,;]|and|or|\\text *\{[\s,]*(?:and|or)\s*\}"
 BOXES = re.compile(rf"{BOX}(?:(?:{SPACE})*(?:{AND})(?:{SPACE}|{AND})*{BOX})+")
 # letters beside a number that may be factors, and no unit: 18 xy, 18 pi, 18π, 18 theta
 FACTOR = re.compile(
-    r"(?!(?:per|pct)$)[a-z]{1,3}|alpha|beta|gamma|delta|epsilon|zeta|theta|kappa|lambda|sigma|omega|.*[^a-z].*", re.IGNORECASE)
+    r"(?!(?:per|pct)$)[a-z]{1,3}|alpha|beta|gamma|delta|epsilon|zeta|theta|kappa|lambda|sigma|omega|.*[^a-z].*",
+    re.IGNORECASE,
+)
 MATH_LENGTH = 1000  # characters; the longest gold answer of MATH-500 has 53
 MATH_SECONDS = 5.0  # of CPU time for one answer; most take a millisecond, few a tenth of a second
 MATH_MEMORY = 4 << 30  # bytes
@@ -33,16 +38,17 @@ JUDGE_LOCK = threading.Lock()
 
 
 def math_accuracy(completions, answer, **columns):
-    """1.0 if the answer has the same text as the gold answer, or equals it by the library math-verify; else 0.0.
+    """1.0 if the answer has the same text as the gold answer, or equals it by the library
+    math-verify; else 0.0.
 
-    answer: LaTeX as in MATH, AMC and AIME ("\\frac{1}{2}", "(3,4]", "27"), or a solution that holds it in `\\boxed{}`.
-    If the gold answer is a number, the completion must give a number too, not an expression ("3*4"); a unit may follow
-    ("18 dollars"). Otherwise, any equal expression counts. Boxes joined by commas, "and" or "or" are one answer. An
-    answer is wrong if it cannot be parsed, or not judged within MATH_SECONDS and MATH_MEMORY.
-    `math_accuracy.verdicts` counts the completions: right, wrong, none (no answer), unparsed, stopped, no gold. "no
-    gold" means that the gold answer cannot be parsed; one warning names that answer.
-    Raises ImportError if math-verify is not installed. POSIX only.
-    """
+    answer: LaTeX as in MATH, AMC and AIME ("\\frac{1}{2}", "(3,4]", "27"), or a solution that holds
+    it in `\\boxed{}`. If the gold answer is a number, the completion must give a number too, not an
+    expression ("3*4"); a unit may follow ("18 dollars"). Otherwise, any equal expression counts.
+    Boxes joined by commas, "and" or "or" are one answer. An answer is wrong if it cannot be parsed,
+    or not judged within MATH_SECONDS and MATH_MEMORY. `math_accuracy.verdicts` counts the
+    completions: right, wrong, none (no answer), unparsed, stopped, no gold. "no gold" means that
+    the gold answer cannot be parsed; one warning names that answer. Raises ImportError if
+    math-verify is not installed. POSIX only. """
     verdicts = [
         _math_verdict(extract_answer(_one_box(text)), gold_answer(_one_box(gold)))
         for text, gold in zip(completions, map(str, answer), strict=True)
@@ -66,13 +72,19 @@ def _plain(latex):
 
 
 def _same_quantity(given, gold):
-    """Do both state the same number, as gsm8k_accuracy reads it, and no other unit than the gold answer's, if it has one?
+    """Do both state the same number, as gsm8k_accuracy reads it, and no other unit than the gold
+    answer's, if it has one?
 
     "18 dollars" is 18, and 18 xy is not.
     """
     words, of_gold = (re.findall(r"[^\W\d_]+", DRESS.sub(" ", latex)) for latex in (given, gold))
     whole = given.count("{") == given.count("}")
-    return whole and of_gold in ([], words) and not any(map(FACTOR.fullmatch, words)) and same_number(given, gold)
+    return (
+        whole
+        and of_gold in ([], words)
+        and not any(map(FACTOR.fullmatch, words))
+        and same_number(given, gold)
+    )
 
 
 def _math_verdict(given, gold):
@@ -83,7 +95,8 @@ def _math_verdict(given, gold):
         return "right"
     if len(given) > MATH_LENGTH:
         return "unparsed"
-    if MULTIPLE.findall(given) != MULTIPLE.findall(gold):  # "6\text{ million}": to math-verify any text is a unit
+    # "6\text{ million}": to math-verify any text is a unit
+    if MULTIPLE.findall(given) != MULTIPLE.findall(gold):
         return "wrong"
     verdict = _ask_judge(gold, given)
     if verdict == "no gold":
@@ -93,7 +106,10 @@ def _math_verdict(given, gold):
 
 @functools.cache
 def _warn_of_gold(gold):
-    warnings.warn(f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.", stacklevel=2)
+    warnings.warn(
+        f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.",
+        stacklevel=2,
+    )
 
 
 @functools.lru_cache(maxsize=4096)  # completions of one question often agree
@@ -105,7 +121,8 @@ def _ask_judge(gold, given):
         try:
             print(json.dumps([gold, given, MATH_SECONDS]), file=judge.stdin, flush=True)
             verdict = judge.stdout.readline().strip()
-        except BaseException:  # interrupted: this verdict would be taken for the verdict of the next answer
+        # interrupted: this verdict would be taken for the verdict of the next answer
+        except BaseException:
             judge.kill()
             judge.wait()
             raise
@@ -116,10 +133,15 @@ def _ask_judge(gold, given):
 
 @functools.cache
 def _judge():
-    """Start the process that judges. sympy may work for hours; from any thread, only a process can be stopped."""
+    """Start the process that judges. sympy may work for hours; from any thread, only a process can
+    be stopped."""
     pipe = subprocess.PIPE
     judge = subprocess.Popen(
-        [sys.executable, str(JUDGE), str(MATH_MEMORY)], stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        [sys.executable, str(JUDGE), str(MATH_MEMORY)], stdin=pipe, stdout=pipe, text=True,
+        start_new_session=True,
+    )
     if judge.stdout.readline() != "ready\n":
-        raise ImportError("math_accuracy cannot run math-verify: is it installed? pip install math-verify")
+        raise ImportError(
+            "math_accuracy cannot run math-verify: is it installed? pip install math-verify"
+        )
     return judge

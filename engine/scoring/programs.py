@@ -1,4 +1,5 @@
-"""Rewards for programs, by what they print in the sandbox. A completion's program is its last ```python block."""
+"""Rewards for programs, by what they print in the sandbox. A completion's program is its last
+```python block."""
 
 import functools
 from fractions import Fraction
@@ -8,24 +9,36 @@ from rewards import extract_code, gold_answer, same_number, to_number
 
 
 def code_accuracy(completions, answer, **columns):
-    """1.0 if the program runs to its end and prints only the gold answer, as text or as a number; else 0.0.
+    """1.0 if the program runs to its end and prints only the gold answer, as text or as a number;
+    else 0.0.
 
-    Numbers may differ by 1e-9 of their size, because 0.1 + 0.2 is not exactly 0.3. answer: as in `gsm8k_accuracy`.
-    """
-    pairs = [(output, gold_answer(gold)) for output, gold in zip(_outputs(tuple(completions)), answer, strict=True)]
+    Numbers may differ by 1e-9 of their size, because 0.1 + 0.2 is not exactly 0.3. answer: as in
+    `gsm8k_accuracy`. """
+    pairs = [
+        (output, gold_answer(gold))
+        for output, gold in zip(_outputs(tuple(completions)), answer, strict=True)
+    ]
     same = lambda output, gold: output == gold or same_number(output, gold, Fraction(1, 10**9))
     return [1.0 if output is not None and same(output, gold) else 0.0 for output, gold in pairs]
 
 
 def code_runs(completions, **columns):
-    """0.5 if the program runs to its end and prints one number, right or wrong; else -0.1, also without a program."""
-    return [-0.1 if output is None or to_number(output) is None else 0.5 for output in _outputs(tuple(completions))]
+    """0.5 if the program runs to its end and prints one number, right or wrong; else -0.1, also
+    without a program."""
+    return [
+        -0.1 if output is None or to_number(output) is None else 0.5
+        for output in _outputs(tuple(completions))
+    ]
 
 
-@functools.lru_cache(maxsize=4)  # several rewards look at the same completions, and each program runs only once
+# several rewards look at the same completions, and each program runs only once
+@functools.lru_cache(maxsize=4)
 def _outputs(completions):
-    """What the program of each completion prints. None if there is no program, or if it does not run to its end."""
+    """What the program of each completion prints. None if there is no program, or if it does not
+    run to its end."""
     programs = [extract_code(completion) for completion in completions]
     distinct = list(dict.fromkeys(program for program in programs if program is not None))
     results = dict(zip(distinct, run_many(distinct), strict=True))
-    return [results[p].stdout.strip() if p is not None and results[p].ok else None for p in programs]
+    return [
+        results[p].stdout.strip() if p is not None and results[p].ok else None for p in programs
+    ]

@@ -5,12 +5,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
 class RewardModel:
-    """A reward that asks a model: any sequence classifier of transformers with one label. The logit is the reward.
+    """A reward that asks a model: any sequence classifier of transformers with one label. The logit
+    is the reward.
 
-    If its tokenizer has a chat template, the model reads question and completion as a chat; else one after the other.
-    Weights are float32, dropout is off. device: None means this process's GPU, if it has one. Raises ValueError if the
-    model has more labels, or if weights are missing: transformers would fill them at random, differently on each rank.
-    """
+    If its tokenizer has a chat template, the model reads question and completion as a chat; else
+    one after the other. Weights are float32, dropout is off. device: None means this process's GPU,
+    if it has one. Raises ValueError if the model has more labels, or if weights are missing:
+    transformers would fill them at random, differently on each rank. """
 
     def __init__(self, name, *, device=None, batch_size=16):
         self.__name__, self.batch_size = "reward_model", batch_size
@@ -20,22 +21,31 @@ class RewardModel:
         self.model, loading = AutoModelForSequenceClassification.from_pretrained(name, **options)
         self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
         if self.model.config.num_labels != 1:
-            raise ValueError(f"{name} has {self.model.config.num_labels} labels: a reward model has one.")
+            raise ValueError(
+                f"{name} has {self.model.config.num_labels} labels: a reward model has one."
+            )
         if loading["missing_keys"]:
-            raise ValueError(f"the weights of {name} lack {min(loading['missing_keys'])}: it is no reward model.")
+            raise ValueError(
+                f"the weights of {name} lack {min(loading['missing_keys'])}: it is no reward model."
+            )
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        # a causal model gives its score at the last token that is not padding: model and tokenizer must agree on it
+        # a causal model gives its score at the last token that is not padding: model and tokenizer
+        # must agree on it
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
 
     def __call__(self, completions, question, **columns):
         texts = [self.text(*pair) for pair in zip(question, completions, strict=True)]
-        no_template, has_limit = self.tokenizer.chat_template is None, self.tokenizer.model_max_length < 10**6
+        no_template, has_limit = (
+            self.tokenizer.chat_template is None, self.tokenizer.model_max_length < 10**6,
+        )
         scores = []
         for start in range(0, len(texts), self.batch_size):
             batch = texts[start : start + self.batch_size]
             inputs = self.tokenizer(
-                batch, add_special_tokens=no_template, padding=True, truncation=has_limit, return_tensors="pt")
+                batch, add_special_tokens=no_template, padding=True, truncation=has_limit,
+                return_tensors="pt",
+            )
             with torch.no_grad():
                 scores += self.model(**inputs.to(self.model.device)).logits[:, 0].tolist()
         return scores
@@ -44,5 +54,7 @@ class RewardModel:
         """The text that the model reads."""
         if self.tokenizer.chat_template is None:
             return question + completion
-        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
+        turns = [
+            {"role": "user", "content": question}, {"role": "assistant", "content": completion},
+        ]
         return self.tokenizer.apply_chat_template(turns, tokenize=False)

@@ -1,41 +1,50 @@
-"""Runs Python programs that a model wrote: many at once, each in a process of its own that can do little harm.
+"""Runs Python programs that a model wrote: many at once, each in a process of its own that can do
+little harm.
 
-A *server* is a fresh Python interpreter (`-I -S -E -B`, no torch) that has loaded the common modules. It forks one
-process per program: a fork takes milliseconds, a new interpreter takes tens of them. `run_many` starts servers, gives
-each server one program at a time, and ends the servers. Nothing is left after a call, and calls share nothing. So
-threads and torchrun's ranks may call at the same time.
+A *server* is a fresh Python interpreter (`-I -S -E -B`, no torch) that has loaded the common
+modules. It forks one process per program: a fork takes milliseconds, a new interpreter takes tens
+of them. `run_many` starts servers, gives each server one program at a time, and ends the servers.
+Nothing is left after a call, and calls share nothing. So threads and torchrun's ranks may call at
+the same time.
 
 Four layers protect the machine from a program:
 
-1. Linux and macOS: limits. They limit CPU time (a program that sleeps or waits is ended after ten times as many seconds
-   by the clock), files (16 MB each, 64 open at once) and output (64 KiB are kept). On Linux they also limit memory
-   (address space). There is no core dump, no standard input and no standard error. The environment is empty. The
-   working folder is empty at first and is removed at the end. The program has a session of its own; in the end all
-   processes of the session are killed.
-2. Linux on x86-64 and arm64: seccomp, which needs no privileges. A program may start threads but no processes. So the
-   limits of its process are the limits of the program, and killing it is certain. It cannot signal, trace or slow down
-   another process, has no network, and cannot change a file's mode, owner or times. It cannot reach the System V
-   objects and the keys of its user.
-3. Linux >= 5.13: Landlock, which needs no privileges. A program may read Python's library and the system's shared
-   libraries, and may read and write its own folder, nothing else. (Before Linux 6.2 a program can still empty a library
-   file that its user may write.)
-4. Linux as root: the program gives up all capabilities. It stays the user root, because root's Python may lie in /root.
+1. Linux and macOS: limits. They limit CPU time (a program that sleeps or waits is ended after ten
+times as many seconds
+   by the clock), files (16 MB each, 64 open at once) and output (64 KiB are kept). On Linux they
+   also limit memory (address space). There is no core dump, no standard input and no standard
+   error. The environment is empty. The working folder is empty at first and is removed at the end.
+   The program has a session of its own; in the end all processes of the session are killed.
+2. Linux on x86-64 and arm64: seccomp, which needs no privileges. A program may start threads but no
+processes. So the
+   limits of its process are the limits of the program, and killing it is certain. It cannot signal,
+   trace or slow down another process, has no network, and cannot change a file's mode, owner or
+   times. It cannot reach the System V objects and the keys of its user.
+3. Linux >= 5.13: Landlock, which needs no privileges. A program may read Python's library and the
+system's shared
+   libraries, and may read and write its own folder, nothing else. (Before Linux 6.2 a program can
+   still empty a library file that its user may write.)
+4. Linux as root: the program gives up all capabilities. It stays the user root, because root's
+Python may lie in /root.
    So without Landlock it can read and write root's own files: run as another user there.
 
-Without layer 2 (on macOS, for example), a program has network, and can kill all that its user can kill, the server and
-the caller too. It cannot start processes (RLIMIT_NPROC; on Linux it then cannot start threads either). But as root it
-can start processes, and a process that leaves the session survives. Without layer 3 (on macOS, for example), a program
-can read and write all that its user can. macOS does not limit memory. No system limits the total size of a program's
-files, or hides whether a file exists. `protections()` tries what each layer forbids, and reports what is in force on
-this machine. Trust it more than this page: the code for macOS and arm64 has not been tried on such machines.
+Without layer 2 (on macOS, for example), a program has network, and can kill all that its user can
+kill, the server and the caller too. It cannot start processes (RLIMIT_NPROC; on Linux it then
+cannot start threads either). But as root it can start processes, and a process that leaves the
+session survives. Without layer 3 (on macOS, for example), a program can read and write all that its
+user can. macOS does not limit memory. No system limits the total size of a program's files, or
+hides whether a file exists. `protections()` tries what each layer forbids, and reports what is in
+force on this machine. Trust it more than this page: the code for macOS and arm64 has not been tried
+on such machines.
 
-The verdict. `.ok` means that the program ended with success, as Python sees it: after its last line, or by sys.exit(0)
-or exit(). It is False after an exception, another exit code, sys.exit("a reason"), os._exit(), a signal, or a limit.
-The program itself decides `.ok`: it may call sys.exit(0) anywhere. So tests that are appended to a program prove
-nothing: let the program print, and compare `.stdout`. (A secret in the program's process could not guard `.ok`: Python
-code can read and write the interpreter's memory, with or without ctypes. A program that reads memory may also find what
-earlier programs of its server printed. It cannot find the right answers there, because a server gets only programs.)
-"""
+The verdict. `.ok` means that the program ended with success, as Python sees it: after its last
+line, or by sys.exit(0) or exit(). It is False after an exception, another exit code, sys.exit("a
+reason"), os._exit(), a signal, or a limit. The program itself decides `.ok`: it may call
+sys.exit(0) anywhere. So tests that are appended to a program prove nothing: let the program print,
+and compare `.stdout`. (A secret in the program's process could not guard `.ok`: Python code can
+read and write the interpreter's memory, with or without ctypes. A program that reads memory may
+also find what earlier programs of its server printed. It cannot find the right answers there,
+because a server gets only programs.) """
 
 import builtins
 import contextlib
@@ -56,8 +65,11 @@ import types
 from dataclasses import dataclass
 
 OUTPUT = 1 << 16  # bytes of output that are kept
-WALL = 10  # a program that sleeps or waits is ended after this many times its limit of CPU time, by the clock
-REPORT = 3  # the file descriptor on which a program's process reports to its server: an error in one line, or DONE
+# a program that sleeps or waits is ended after this many times its limit of CPU time, by the clock
+WALL = 10
+# the file descriptor on which a program's process reports to its server: an error in one line, or
+# DONE
+REPORT = 3
 DONE = b"\n"
 WARM = "bisect collections copy dataclasses datetime decimal enum fractions functools heapq itertools math operator " \
        "random re statistics string threading time typing atexit ctypes"  # fmt: skip
@@ -83,21 +95,25 @@ SYSCALLS = {  # refused system calls: (number on x86-64, number on arm64)
 }  # fmt: skip
 CONDITIONS = {  # refused unless argument & mask == value: (numbers), argument, mask, value
     "clone": ((56, 220), 0, 0x10000, 0x10000),  # only to start a thread
-    "socketpair": ((53, 199), 1, 0xF, 1),  # only for a stream: asyncio needs one, and it reaches no other process
+    # only for a stream: asyncio needs one, and it reaches no other process
+    "socketpair": ((53, 199), 1, 0xF, 1),
     "prlimit64": ((302, 261), 0, 0xFFFFFFFF, 0),  # only for its own limits
     "fcntl": ((72, 25), 1, 8, 0),  # not F_SETOWN, F_SETSIG: with them a file can signal any process
     "ioctl": ((16, 29), 1, 0x8000, 0),  # not FIOSETOWN, SIOCSPGRP, for the same reason
 }
-FIRST_NEW = 424  # newer calls are answered with "unknown", and the C library uses older ones instead
+# newer calls are answered with "unknown", and the C library uses older ones instead
+FIRST_NEW = 424
 
 
 # --- inside a program's process ---
 
 
 def _filter(machine):
-    """The seccomp filter, in the kernel's language BPF. An instruction: (what, skip if true, skip if false, value)."""
+    """The seccomp filter, in the kernel's language BPF. An instruction: (what, skip if true, skip
+    if false, value)."""
     load, equal, at_least, bit_and, ret = 0x20, 0x15, 0x35, 0x54, 0x06
-    allow, refuse, unknown, kill = 0x7FFF0000, 0x50000 + 1, 0x50000 + 38, 0x80000000  # 1 is EPERM, 38 is ENOSYS
+    # 1 is EPERM, 38 is ENOSYS
+    allow, refuse, unknown, kill = 0x7FFF0000, 0x50000 + 1, 0x50000 + 38, 0x80000000
     column, architecture = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}[machine]
     code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (ret, 0, 0, kill)]
     code += [(load, 0, 0, 0), (at_least, 0, 1, FIRST_NEW), (ret, 0, 0, unknown)]
@@ -105,18 +121,23 @@ def _filter(machine):
         if numbers[column] is not None:
             code += [(equal, 0, 1, numbers[column]), (ret, 0, 0, refuse)]
     for numbers, argument, mask, value in CONDITIONS.values():
-        code += [(equal, 0, 5, numbers[column]), (load, 0, 0, 16 + 8 * argument), (bit_and, 0, 0, mask)]
+        code += [
+            (equal, 0, 5, numbers[column]), (load, 0, 0, 16 + 8 * argument), (bit_and, 0, 0, mask),
+        ]
         code += [(equal, 0, 1, value), (ret, 0, 0, allow), (ret, 0, 0, refuse)]
     return b"".join(struct.pack("HBBI", *step) for step in [*code, (ret, 0, 0, allow)])
 
 
 def _confine_on_linux(folder):
-    """Put layers 4, 3 and 2 in force, as far as the kernel has them. Returns whether seccomp (layer 2) is in force."""
+    """Put layers 4, 3 and 2 in force, as far as the kernel has them. Returns whether seccomp (layer
+    2) is in force."""
     import ctypes
 
     libc = ctypes.CDLL(None)
     arguments = [ctypes.c_void_p] * 4  # each is a number, or the address of some bytes
-    libc.prctl.argtypes, libc.syscall.argtypes = [ctypes.c_int, *arguments], [ctypes.c_long, *arguments]
+    libc.prctl.argtypes, libc.syscall.argtypes = (
+        [ctypes.c_int, *arguments], [ctypes.c_long, *arguments],
+    )
     libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
     libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: this process ends with its server
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
@@ -124,7 +145,8 @@ def _confine_on_linux(folder):
     create_ruleset, add_rule, restrict_self = 444, 445, 446
     version = libc.syscall(create_ruleset, 0, 0, 1, 0)
     if version > 0:
-        rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1  # all rights that this version knows
+        # all rights that this version knows
+        rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1
         execute, write, read = 1, 2, 4 + 8  # read: files and folders
         libraries = [os.path.dirname(path) for path in sys.path] + [
             "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]
@@ -141,7 +163,8 @@ def _confine_on_linux(folder):
     if os.uname().machine not in ("x86_64", "aarch64"):
         return False
     code = ctypes.create_string_buffer(_filter(os.uname().machine))
-    return libc.prctl(22, 2, struct.pack("HP", len(code) // 8, ctypes.addressof(code)), 0, 0) == 0  # PR_SET_SECCOMP
+    # PR_SET_SECCOMP
+    return libc.prctl(22, 2, struct.pack("HP", len(code) // 8, ctypes.addressof(code)), 0, 0) == 0
 
 
 def _limit(name, value):
@@ -163,7 +186,8 @@ def _confine(folder, timeout, memory_mb):
 
 
 def _execute(code):
-    """Runs the program, and ends it as Python does: waits for threads, calls exit functions, writes buffers."""
+    """Runs the program, and ends it as Python does: waits for threads, calls exit functions, writes
+    buffers."""
     import atexit
     import threading
 
@@ -195,7 +219,10 @@ def _child(code, folder, timeout, memory_mb, output, report):
     except MemoryError:
         os.write(REPORT, b"memory")
     except BaseException as error:
-        os.write(REPORT, f"{type(error).__name__}: {error}"[:300].rstrip(": \n").encode("utf-8", "replace"))
+        os.write(
+            REPORT,
+            f"{type(error).__name__}: {error}"[:300].rstrip(": \n").encode("utf-8", "replace"),
+        )
     finally:
         os._exit(0)
 
@@ -204,14 +231,17 @@ def _child(code, folder, timeout, memory_mb, output, report):
 
 
 def _used(pid):
-    """Seconds of CPU time that a process has used so far, in all its threads. On macOS always 0: it does not tell."""
+    """Seconds of CPU time that a process has used so far, in all its threads. On macOS always 0: it
+    does not tell."""
     with contextlib.suppress(OSError):
-        return time.clock_gettime((~pid << 3) | 2)  # Linux's number for the CPU clock of another process
+        # Linux's number for the CPU clock of another process
+        return time.clock_gettime((~pid << 3) | 2)
     return 0.0
 
 
 def _watch(pid, output, report, timeout):
-    """Reads output and report until the report ends, time is up, or the caller stops it (by the pipe 0).
+    """Reads output and report until the report ends, time is up, or the caller stops it (by the
+    pipe 0).
 
     Returns (output, report, whether time was up).
     """
@@ -243,7 +273,8 @@ def _run(base, code, timeout, memory_mb):
             kill(pid, signal.SIGKILL)
     _, status, used = os.wait4(pid, 0)
     status = os.waitstatus_to_exitcode(status)
-    late = late or used.ru_utime + used.ru_stime > timeout  # the verdict must not depend on when `_watch` looked last
+    # the verdict must not depend on when `_watch` looked last
+    late = late or used.ru_utime + used.ru_stime > timeout
     os.set_blocking(output, False)
     with contextlib.suppress(BlockingIOError):  # read what is still in the pipe
         stdout += os.read(output, OUTPUT)
@@ -252,14 +283,21 @@ def _run(base, code, timeout, memory_mb):
     if late or status == -signal.SIGXCPU:
         error = "timeout"
     elif reported:
-        error = None if reported == DONE else " ".join(reported.decode("utf-8", "replace").split()) or "an empty report"
+        error = (
+            None
+            if reported == DONE
+            else " ".join(reported.decode("utf-8", "replace").split()) or "an empty report"
+        )
     else:
         error = signal.Signals(-status).name if status < 0 else f"exit code {status} before its end"
-    return {"ok": error is None, "stdout": stdout[:OUTPUT].decode("utf-8", "replace"), "error": error}
+    return {
+        "ok": error is None, "stdout": stdout[:OUTPUT].decode("utf-8", "replace"), "error": error,
+    }
 
 
 def _empty(base):
-    """Empties a folder. Each inner folder is moved up first: a program may nest folders too deep for a recursion."""
+    """Empties a folder. Each inner folder is moved up first: a program may nest folders too deep
+    for a recursion."""
     folders = [base]
     while folders:
         folder = folders.pop()
@@ -275,11 +313,13 @@ def _empty(base):
 
 
 def _serve(base):
-    """Reads programs, one JSON object per line, and answers each with its verdict, until an empty line or the end."""
+    """Reads programs, one JSON object per line, and answers each with its verdict, until an empty
+    line or the end."""
     os.environ.clear()
     sys.argv = [""]
     builtins.exit = builtins.quit = sys.exit  # as in Python without -S
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore this signal, or block signals
+    # the caller may ignore this signal, or block signals
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for name in WARM.split():
         importlib.import_module(name)
@@ -303,15 +343,20 @@ def _serve(base):
 class Result:
     ok: bool  # the program ran to its end; sys.exit(0) is an end, too
     stdout: str  # at most 64 KiB; bytes that are not UTF-8 are replaced
-    # None if ok, else one line: the exception, "timeout", "memory", a signal's name, "exit code 0 before its end"
+    # None if ok, else one line: the exception, "timeout", "memory", a signal's name, "exit code 0
+    # before its end"
     error: str | None
 
 
 class _Server:
     def __init__(self):
         self.base = tempfile.mkdtemp(prefix="sandbox-")
-        command = [sys.executable, "-I", "-S", "-E", "-B", "-X", "utf8", os.path.abspath(__file__), self.base]
-        env = {"MALLOC_ARENA_MAX": "1"}  # otherwise each thread would reserve 64 MB of the program's memory
+        command = [
+            sys.executable, "-I", "-S", "-E", "-B", "-X", "utf8", os.path.abspath(__file__),
+            self.base,
+        ]
+        # otherwise each thread would reserve 64 MB of the program's memory
+        env = {"MALLOC_ARENA_MAX": "1"}
         if "LD_LIBRARY_PATH" in os.environ:  # some Pythons do not start without it
             env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         pipe = subprocess.PIPE
@@ -326,7 +371,8 @@ class _Server:
     def close(self):
         self.send("")
         self.process.communicate()
-        with contextlib.suppress(FileNotFoundError):  # the server removes its folder, unless it was killed
+        # the server removes its folder, unless it was killed
+        with contextlib.suppress(FileNotFoundError):
             _empty(self.base)
             os.rmdir(self.base)
 
@@ -334,9 +380,9 @@ class _Server:
 def run_many(codes, *, timeout=5.0, memory_mb=512, workers=None):
     """Runs programs side by side. Returns a Result for each, in order.
 
-    timeout: seconds of CPU time for each program, so that other work of the machine does not change a verdict.
-    workers: programs at a time; default: one per core. The ranks of a machine (LOCAL_WORLD_SIZE) share its cores.
-    """
+    timeout: seconds of CPU time for each program, so that other work of the machine does not change
+    a verdict. workers: programs at a time; default: one per core. The ranks of a machine
+    (LOCAL_WORLD_SIZE) share its cores. """
     todo = list(enumerate(codes))[::-1]
     results = [None] * len(todo)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -355,27 +401,33 @@ def run_many(codes, *, timeout=5.0, memory_mb=512, workers=None):
                 server, index = key.data
                 answer = server.process.stdout.readline()
                 results[index] = (
-                    Result(**json.loads(answer)) if answer else Result(False, "", "the sandbox was ended"))
+                    Result(**json.loads(answer))
+                    if answer
+                    else Result(False, "", "the sandbox was ended")
+                )
                 busy.unregister(key.fileobj)
                 if not answer or not todo:
                     server.close()
                 if todo:
                     give(server if answer else _Server(), *todo.pop())
     finally:
-        for key in list(busy.get_map().values()):  # some are left only if this function was interrupted
+        # some are left only if this function was interrupted
+        for key in list(busy.get_map().values()):
             key.data[0].close()
         busy.close()
     return results
 
 
 def run_python(code, *, timeout=5.0, memory_mb=512):
-    """Runs one program. Whatever the program does, this does not raise. For several programs, run_many is faster."""
+    """Runs one program. Whatever the program does, this does not raise. For several programs,
+    run_many is faster."""
     return run_many([code], timeout=timeout, memory_mb=memory_mb)[0]
 
 
 @functools.cache
 def protections():
-    """Which protections are in force on this machine: {name: bool}. Small programs try what each forbids."""
+    """Which protections are in force on this machine: {name: bool}. Small programs try what each
+    forbids."""
     attacks = {
         "memory": "bytearray(1 << 30)",
         "processes": "os.fork() or os._exit(0)",

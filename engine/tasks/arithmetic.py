@@ -2,9 +2,10 @@
 
     Ann has 8 books and gets 7 more. How many books now?                8 + 7 = 15
 
-The questions are short and their numbers are small, so that a model of 135 million parameters gets some of them right,
-and a training step is cheap on a CPU. A worked example stands before each question: without it such a model seldom
-calculates. A second example makes the prompts longer, and SmolLM2-135M-Instruct hardly better.
+The questions are short and their numbers are small, so that a model of 135 million parameters gets
+some of them right, and a training step is cheap on a CPU. A worked example stands before each
+question: without it such a model seldom calculates. A second example makes the prompts longer, and
+SmolLM2-135M-Instruct hardly better.
 
 A template is a chain of operations and a text. The chain "+ -" means (a + b) − c.
 """
@@ -40,10 +41,24 @@ TWO_STEPS = [
     ("+ +", "{ann} has {a} {things}, gets {b} more and then {c} more. How many {things} now?"),
     ("+ -", "{ann} has {a} {things}, gets {b} more and loses {c}. How many {things} now?"),
     ("- +", "{ann} has {a} {things}, loses {b} and gets {c} more. How many {things} now?"),
-    ("- -", "{ann} has {a} {things}, loses {b} and gives {c} to {ben}. How many {things} are left?"),
-    ("× +", "{ann} has {a} bags with {b} {things} in each and gets {c} {things} more. How many {things} now?"),
-    ("× -", "{ann} has {a} bags with {b} {things} in each and loses {c} {things}. How many {things} now?"),
-    ("+ ×", "{ann} puts {a} red and {b} blue {things} into each bag. How many {things} in {c} bags?"),
+    (
+        "- -",
+        "{ann} has {a} {things}, loses {b} and gives {c} to {ben}. How many {things} are left?",
+    ),
+    (
+        "× +",
+        "{ann} has {a} bags with {b} {things} in each and gets {c} {things} more. How many "
+        "{things} now?",
+    ),
+    (
+        "× -",
+        "{ann} has {a} bags with {b} {things} in each and loses {c} {things}. How many {things} "
+        "now?",
+    ),
+    (
+        "+ ×",
+        "{ann} puts {a} red and {b} blue {things} into each bag. How many {things} in {c} bags?",
+    ),
 ]
 TWO_STEP_SHARE = 0.2
 NAMES = [
@@ -59,10 +74,12 @@ THINGS = [
 def numbers(operations, rng):
     """([a, b] or [a, b, c], result) for a chain of operations.
 
-    The numbers are from 2 to 9, a dividend up to 20. All intermediate results are whole and above 0.
-    """
+    The numbers are from 2 to 9, a dividend up to 20. All intermediate results are whole and above
+    0. """
     while True:
-        drawn = [rng.randint(2, 20 if operations[0] == "÷" else 9)] + [rng.randint(2, 9) for _ in operations]
+        drawn = [rng.randint(2, 20 if operations[0] == "÷" else 9)] + [
+            rng.randint(2, 9) for _ in operations
+        ]
         totals = drawn[:1]
         for operation, n in zip(operations, drawn[1:]):
             totals.append(OPERATIONS[operation](totals[-1], n))
@@ -71,7 +88,8 @@ def numbers(operations, rng):
 
 
 def questions(split="train"):
-    """Some hundred thousand different questions, as dicts of `question` and `answer`; the same in every run.
+    """Some hundred thousand different questions, as dicts of `question` and `answer`; the same in
+    every run.
 
     split: train or test. A tenth of all questions belongs to test; the text alone decides which.
     """
@@ -80,7 +98,9 @@ def questions(split="train"):
         operations, template = rng.choice(TWO_STEPS if rng.random() < TWO_STEP_SHARE else ONE_STEP)
         drawn, result = numbers(operations.split(), rng)
         ann, ben = rng.sample(NAMES, 2)
-        text = template.format(ann=ann, ben=ben, things=rng.choice(THINGS), **dict(zip("abc", drawn)))
+        text = template.format(
+            ann=ann, ben=ben, things=rng.choice(THINGS), **dict(zip("abc", drawn))
+        )
         held_out = random.Random(text).random() < 0.1
         if held_out == (split == "test") and text not in seen:
             seen.add(text)

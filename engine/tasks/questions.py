@@ -1,8 +1,8 @@
 """Questions as a list of dicts: made here, a benchmark from the hub, or a local file of JSON lines.
 
-Every question has the columns `question` and `answer`, and two columns that rewards do not get: `prompt` (token ids,
-after the chat template) and `begun` (the thought that the template has opened for the model: "<think>", or "").
-"""
+Every question has the columns `question` and `answer`, and two columns that rewards do not get:
+`prompt` (token ids, after the chat template) and `begun` (the thought that the template has opened
+for the model: "<think>", or ""). """
 
 import contextlib
 import functools
@@ -13,19 +13,22 @@ import signal
 from itertools import islice
 from pathlib import Path
 
+from engine.base.errors import UserError, one_line
 from engine.model.folders import ask_hub, prompt_room
-from engine.run.options import UserError, one_line
 from engine.tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
 
 TEMPLATE_SECONDS = 10  # that a chat template may take for a prompt; others take a millisecond
 
 
-def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None):
+def load_questions(
+    name, tokenizer,
+    *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None,
+):
     """(questions, notes) of `name`: a row of the table of data sets, or the path of a .jsonl file.
 
-    A question whose prompt is longer than `max_prompt_tokens` is left out. No prompt is cut, because its end holds the
-    question and the header of the assistant's turn. notes: sentences that the user should read.
-    """
+    A question whose prompt is longer than `max_prompt_tokens` is left out. No prompt is cut,
+    because its end holds the question and the header of the assistant's turn. notes: sentences that
+    the user should read. """
     task = task_of(name)
     count = limit or (task.train_questions if split == "train" else task.test_questions)
     if isinstance(task.source, Hub):
@@ -42,9 +45,14 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
     if not all(prompts):
         raise UserError(
-            f"the prompt of a question of {name} is empty: correct the model's chat template or its tokenizer.")
-    questions = [{**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
-                 for row, text, prompt in zip(rows, texts, prompts) if len(prompt) <= max_prompt_tokens]
+            f"the prompt of a question of {name} is empty: correct the model's chat template or "
+            "its tokenizer."
+        )
+    questions = [
+        {**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
+        for row, text, prompt in zip(rows, texts, prompts)
+        if len(prompt) <= max_prompt_tokens
+    ]
     skipped = len(rows) - len(questions)
     if skipped:
         notes.append(
@@ -53,38 +61,50 @@ def load_questions(name, tokenizer, *, split="train", system_prompt=SYSTEM_PROMP
         )
     if not questions:
         raise UserError(
-            f"no question of {name} has a prompt of at most {max_prompt_tokens} tokens: raise --max_prompt_tokens, "
-            "or lower --max_new_tokens if the model's context is short."
+            f"no question of {name} has a prompt of at most {max_prompt_tokens} tokens: raise "
+            "--max_prompt_tokens, or lower --max_new_tokens if the model's context is short."
         )
     return questions, notes
 
 
 def prompt_texts(tokenizer, rows, system_prompt, examples):
-    """The prompts of the questions as texts, and notes. examples: (role, text), turns before each question."""
+    """The prompts of the questions as texts, and notes. examples: (role, text), turns before each
+    question."""
     if tokenizer.chat_template is None:
         before = "".join(f"{role.capitalize()}: {content}\n" for role, content in examples)
         texts = [f"{system_prompt}\n\n{before}User: {row['question']}\nAssistant:" for row in rows]
-        return texts, ["the model has no chat template: prompts are plain text, 'User: … Assistant:'."]
+        return texts, [
+            "the model has no chat template: prompts are plain text, 'User: … Assistant:'."
+        ]
     import jinja2
 
     def chat(*turns):
         messages = [{"role": role, "content": content} for role, content in turns]
         with at_most(TEMPLATE_SECONDS):
-            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
 
     try:
         try:
-            return [chat(("system", system_prompt), *examples, ("user", row["question"])) for row in rows], []
+            return [
+                chat(("system", system_prompt), *examples, ("user", row["question"]))
+                for row in rows
+            ], []
         except jinja2.TemplateError:  # some templates do not allow a system turn
-            return [chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows], []
+            return [
+                chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows
+            ], []
     except Exception as error:  # a template is a program: it may fail like any other
         raise UserError(
-            f"the model's chat template fails ({one_line(error)}): correct its chat_template.jinja.") from None
+            f"the model's chat template fails ({one_line(error)}): correct its chat_template.jinja."
+        ) from None
 
 
 @contextlib.contextmanager
 def at_most(seconds):
-    """Raise TimeoutError if the block takes longer. Only a process's first thread may wait for such a signal."""
+    """Raise TimeoutError if the block takes longer. Only a process's first thread may wait for such
+    a signal."""
     def late(*_):
         raise TimeoutError(f"it takes more than {seconds} seconds for a prompt")
 
@@ -98,7 +118,8 @@ def at_most(seconds):
 
 
 def opened_thought(text, question):
-    """The thought that a prompt's text has opened and not closed, for example "<think>\\n"; "" if there is none.
+    """The thought that a prompt's text has opened and not closed, for example "<think>\\n"; "" if
+    there is none.
 
     Only the text after the question counts, because a system prompt may mention <think>, too.
     """
@@ -114,44 +135,59 @@ def read_hub(name, hub, split):
     part = hub.train if split == "train" else hub.test
     try:
         rows = datasets.load_dataset(hub.path, hub.configuration, split=part)
-        return [{**row, "question": plain(row[hub.question]), "answer": plain(row[hub.answer])} for row in rows]
+        return [
+            {**row, "question": plain(row[hub.question]), "answer": plain(row[hub.answer])}
+            for row in rows
+        ]
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         columns = {hub.question: "question", hub.answer: "answer"}
-        code = (f"import datasets; datasets.load_dataset('{hub.path}', {hub.configuration!r}, split='{part}')"
-                f".select_columns({list(columns)}).rename_columns({columns}).to_json('{name}.jsonl')")
+        code = (
+            f"import datasets; datasets.load_dataset('{hub.path}', {hub.configuration!r}, "
+            f"split='{part}').select_columns({list(columns)}).rename_columns({columns}).to_json('{name}.jsonl')"
+        )
         raise UserError(
-            f"{name} cannot be loaded from the hub ({reason}): go online, or make a file of it where you are online, "
-            f'with python -c "{code}", and name {name}.jsonl in place of {name}.') from None
+            f"{name} cannot be loaded from the hub ({reason}): go online, or make a file of it "
+            "where you are online, "
+            f'with python -c "{code}", and name {name}.jsonl in place of {name}.'
+        ) from None
 
 
 def questions_of_run(config, tokenizer, model):
     """(questions for training, questions for the evaluation, notes) of a run."""
-    prompts = {"tokenizer": tokenizer, "system_prompt": config.system_prompt,
-               "max_prompt_tokens": prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)}
+    prompts = {
+        "tokenizer": tokenizer, "system_prompt": config.system_prompt,
+        "max_prompt_tokens": prompt_room(model, config.max_new_tokens, config.max_prompt_tokens),
+    }
     questions, notes = load_questions(config.dataset, **prompts)
     if not config.eval_dataset:
         return questions, [], notes
-    eval_questions, more = load_questions(config.eval_dataset, split="test", limit=config.eval_questions, **prompts)
+    eval_questions, more = load_questions(
+        config.eval_dataset, split="test", limit=config.eval_questions, **prompts
+    )
     return questions, eval_questions, notes + more
 
 
 def check_dataset(name, model=None):
-    """Refuse, before any work, an unknown data set, a wrong line in a file, and word problems for the toy."""
+    """Refuse, before any work, an unknown data set, a wrong line in a file, and word problems for
+    the toy."""
     if name in TASKS:
         words = not TASKS[name].base
     else:
         words = any(c.isalpha() for row in read_jsonl(name) for c in row["question"])
     if model == "toy" and words:
-        raise UserError(f"{name} is written in words, and the toy's model knows no letters: name a chat model, "
-                        "for example --model HuggingFaceTB/SmolLM2-135M-Instruct.")
+        raise UserError(
+            f"{name} is written in words, and the toy's model knows no letters: name a chat model, "
+            "for example --model HuggingFaceTB/SmolLM2-135M-Instruct."
+        )
 
 
 def base_model(model, dataset, earlier=None):
-    """The folder or hub name of the model that `--model` names. `toy` means the toy's base model, made on first use.
+    """The folder or hub name of the model that `--model` names. `toy` means the toy's base model,
+    made on first use.
 
-    earlier: the model that a resumed run started from. It stays the run's, even if the project now makes another base.
-    """
+    earlier: the model that a resumed run started from. It stays the run's, even if the project now
+    makes another base. """
     if model != "toy":
         return model
     if earlier and Path(earlier).is_dir():
@@ -163,11 +199,16 @@ def base_model(model, dataset, earlier=None):
 
 def plain(value):
     """A question or an answer as text; 27.0 becomes "27", and None becomes ""."""
-    return "" if value is None else str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return (
+        ""
+        if value is None
+        else str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    )
 
 
 def read_jsonl(path, reserved=("prompt", "completions")):
-    """The rows of a local file of JSON lines, with the columns that every row has, except the reserved ones.
+    """The rows of a local file of JSON lines, with the columns that every row has, except the
+    reserved ones.
 
     `question` (or `problem`) and `answer` must be among them.
     """
@@ -176,7 +217,10 @@ def read_jsonl(path, reserved=("prompt", "completions")):
     if not Path(path).is_file():
         if str(path).endswith((".jsonl", ".json")) or "/" in str(path):
             raise UserError(f"the data file {path} does not exist.")
-        raise UserError(f"unknown data set '{path}': there are {', '.join(TASKS)}, or the path of a .jsonl file.")
+        raise UserError(
+            f"unknown data set '{path}': there are {', '.join(TASKS)}, or the path of a .jsonl "
+            "file."
+        )
     rows = []
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
@@ -189,34 +233,47 @@ def read_jsonl(path, reserved=("prompt", "completions")):
             continue
         try:
             row, reason = json.loads(line), ""
-            json.dumps(row, ensure_ascii=False).encode()  # finds a half of a surrogate pair, which is no text
+            # finds a half of a surrogate pair, which is no text
+            json.dumps(row, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             row, reason = None, f" ({error})"
         if not isinstance(row, dict):
             raise UserError(
-                f"{path}, line {number}: not a JSON object{reason}. Each line must be one, with a question and an "
-                "answer."
+                f"{path}, line {number}: not a JSON object{reason}. Each line must be one, with a "
+                "question and an answer."
             )
         if "question" not in row and "problem" in row:
             row["question"] = row["problem"]
         for column in ("question", "answer"):
             if column not in row:
-                raise UserError(f"{path}, line {number}: no column '{column}'. The columns there are {', '.join(row)}.")
+                raise UserError(
+                    f"{path}, line {number}: no column '{column}'. The columns there are "
+                    f"{', '.join(row)}."
+                )
             row[column] = plain(row[column])
             if not row[column].strip():
                 raise UserError(f"{path}, line {number}: the column '{column}' is empty.")
         rows.append(row)
     if not rows:
-        raise UserError(f"{path} is empty: it must hold one JSON object per line, with a question and an answer.")
+        raise UserError(
+            f"{path} is empty: it must hold one JSON object per line, with a question and an "
+            "answer."
+        )
     # a reward gets whole columns, so a column must be in every row
     shared = set.intersection(*(set(row) for row in rows)) - set(reserved)
     return [{column: row[column] for column in row if column in shared} for row in rows]
 
 
 def reward_columns(questions, group_size=1):
-    """The columns that a reward gets besides the completions: {name: values}, a value for each completion."""
-    names = [name for name in (questions[0] if questions else ()) if name not in ("prompt", "begun")]
-    return {name: [question[name] for question in questions for _ in range(group_size)] for name in names}
+    """The columns that a reward gets besides the completions: {name: values}, a value for each
+    completion."""
+    names = [
+        name for name in (questions[0] if questions else ()) if name not in ("prompt", "begun")
+    ]
+    return {
+        name: [question[name] for question in questions for _ in range(group_size)]
+        for name in names
+    }
 
 
 @functools.lru_cache(maxsize=1)  # a run goes through its epochs one after the other
@@ -228,12 +285,14 @@ def epoch_order(count, seed, epoch):
 
 
 def take(questions, position, count, seed):
-    """`count` questions from `position` on. Each epoch has its own random order, which follows from the seed alone."""
+    """`count` questions from `position` on. Each epoch has its own random order, which follows from
+    the seed alone."""
     places = (divmod(i, len(questions)) for i in range(position, position + count))
     return [questions[epoch_order(len(questions), seed, epoch)[offset]] for epoch, offset in places]
 
 
 def fingerprint(questions):
-    """A short name for the content of a data set. It tells a resumed run whether its questions are still the same."""
+    """A short name for the content of a data set. It tells a resumed run whether its questions are
+    still the same."""
     content = json.dumps([(row["question"], row["answer"]) for row in questions])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

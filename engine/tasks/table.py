@@ -1,8 +1,7 @@
 """The table of data sets. Each data set has one row, which holds all that is special to it.
 
-To add a data set, write a row: where its questions come from, which rewards judge the answers, how long an answer may
-be. A local file of JSON lines needs no row.
-"""
+To add a data set, write a row: where its questions come from, which rewards judge the answers, how
+long an answer may be. A local file of JSON lines needs no row. """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,8 +10,8 @@ from engine.tasks import arithmetic, toy
 
 # DeepSeek-R1's format (2501.12948, table 1), in our words
 SYSTEM_PROMPT = (
-    "You are given a question. Think about it step by step first, then answer it. Put your thoughts and your answer "
-    "into tags, in this form, with nothing before, between or after:\n"
+    "You are given a question. Think about it step by step first, then answer it. Put your "
+    "thoughts and your answer into tags, in this form, with nothing before, between or after:\n"
     "<think>\nyour thoughts\n</think>\n<answer>\nyour answer, the bare number\n</answer>"
 )
 
@@ -31,7 +30,8 @@ class Hub:
 
 @dataclass(frozen=True)
 class Task:
-    source: Callable | Hub | None = None  # split → rows with the columns question and answer; None: a local file
+    # split → rows with the columns question and answer; None: a local file
+    source: Callable | Hub | None = None
     rewards: tuple[str, ...] = ("gsm8k_accuracy", "format_reward")  # the first one is the accuracy
     system_prompt: str = SYSTEM_PROMPT
     examples: tuple = ()  # (role, text): turns of the chat before the question
@@ -43,14 +43,16 @@ class Task:
     epochs: float = 1.0
     train_questions: int | None = None  # how many there are, if that is known without a download
     test_questions: int | None = None
-    base: str | None = None  # the toy base model that `--model toy` means; None: the toy cannot be used
+    # the toy base model that `--model toy` means; None: the toy cannot be used
+    base: str | None = None
     evaluated: bool = False  # scored before and after training, even without --eval_dataset
 
 
 TOY = Task(
-    toy.questions, rewards=("toy_accuracy",), max_new_tokens=toy.MAX_NEW_TOKENS, lr=3e-4, critic_lr=1e-3,
-    questions_per_step=8, minibatches=2, epochs=0.5, train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS,
-    base="base", evaluated=True,
+    toy.questions, rewards=("toy_accuracy",), max_new_tokens=toy.MAX_NEW_TOKENS, lr=3e-4,
+    critic_lr=1e-3, questions_per_step=8, minibatches=2, epochs=0.5,
+    train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS, base="base",
+    evaluated=True,
 )
 ARITHMETIC = Task(
     arithmetic.questions, rewards=("number_accuracy",),
@@ -64,15 +66,26 @@ TASKS = {
     "toy": TOY,
     "toy_code": replace(TOY, rewards=("code_accuracy",), base="code"),
     "arithmetic": ARITHMETIC,
-    "gsm8k": Task(Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473),
-    "gsm8k_zh": Task(Hub("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only")),
+    "gsm8k": Task(
+        Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473
+    ),
+    "gsm8k_zh": Task(
+        Hub("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only")
+    ),
     "math": replace(
-        MATH, source=Hub("DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"),
+        MATH,
+        source=Hub(
+            "DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"
+        ),
         train_questions=7500,
     ),
-    "math500": replace(MATH, source=Hub("HuggingFaceH4/MATH-500", None, "test", "test", "problem", "answer")),
+    "math500": replace(
+        MATH, source=Hub("HuggingFaceH4/MATH-500", None, "test", "test", "problem", "answer")
+    ),
     "amc23": replace(MATH, source=Hub("math-ai/amc23", None, "test", "test", "question", "answer")),
-    "aime24": replace(MATH, source=Hub("HuggingFaceH4/aime_2024", None, "train", "train", "problem", "answer")),
+    "aime24": replace(
+        MATH, source=Hub("HuggingFaceH4/aime_2024", None, "train", "train", "problem", "answer")
+    ),
 }
 
 

@@ -1,15 +1,14 @@
 """The default task: a model learns to think, in minutes, on one CPU core, without a download.
 
-The task is mental arithmetic over five digits, `7+8-3+9-2=?`. First the model gets a supervised warm start, whose
-demonstrations are messy on purpose. Some of them think step by step,
+The task is mental arithmetic over five digits, `7+8-3+9-2=?`. First the model gets a supervised
+warm start, whose demonstrations are messy on purpose. Some of them think step by step,
 
     <think>7+8=15;15-3=12;12+9=21;21-2=19;</think>
     <answer>19</answer>
 
-and most of them only guess, `<answer>19</answer>`. Half of these guesses are wrong by 1 to 3. So the base model mostly
-guesses, and its answers are mostly wrong. Nobody tells it to think: reinforcement learning discovers that thinking
-pays, and accuracy and length rise together.
-"""
+and most of them only guess, `<answer>19</answer>`. Half of these guesses are wrong by 1 to 3. So
+the base model mostly guesses, and its answers are mostly wrong. Nobody tells it to think:
+reinforcement learning discovers that thinking pays, and accuracy and length rise together. """
 
 import random
 from itertools import count
@@ -25,10 +24,11 @@ TEST_QUESTIONS = 512
 
 
 def question(index, split="train"):
-    """Question number `index` of an endless supply: a dict with question, answer, and the thoughts that lead to it.
+    """Question number `index` of an endless supply: a dict with question, answer, and the thoughts
+    that lead to it.
 
-    split: train, test or warm_start. No question of the test split is in another split. No running total is negative.
-    """
+    split: train, test or warm_start. No question of the test split is in another split. No running
+    total is negative. """
     rng = random.Random(f"{split} {index}")
     while True:
         total = rng.randint(1, LARGEST_DIGIT)
@@ -52,17 +52,25 @@ def questions(split):
 
 
 def demonstration(index, kind="base"):
-    """(question, completion) number `index` of the warm start: some completions think and are right, most guess.
+    """(question, completion) number `index` of the warm start: some completions think and are
+    right, most guess.
 
-    kind "code": each completion is a program that prints the answer. Some programs calculate it, most print a guess.
-    kind "wordy": all completions think, and then repeat the result up to WORDY times, which does neither good nor harm.
-    """
+    kind "code": each completion is a program that prints the answer. Some programs calculate it,
+    most print a guess. kind "wordy": all completions think, and then repeat the result up to WORDY
+    times, which does neither good nor harm. """
     row, rng = question(index, "warm_start"), random.Random(f"demonstration {index}")
-    answer, thoughts, thinks = int(row["answer"]), row["thoughts"], kind == "wordy" or rng.random() < THINKING_SHARE
+    answer, thoughts, thinks = (
+        int(row["answer"]), row["thoughts"], kind == "wordy" or rng.random() < THINKING_SHARE,
+    )
     if not thinks and rng.random() < WRONG_SHARE:
         answer += rng.choice([off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0])
     if kind == "code":
-        return row["question"], f"<think></think>\n```python\nprint({row['question'].removesuffix('=?') if thinks else answer})\n```"
+        return (
+            row["question"],
+            f"<think></think>\n```python\nprint({row['question'].removesuffix('=?') if thinks else answer})\n```",
+        )
     if kind == "wordy":
         thoughts += f"{answer};" * rng.randint(0, WORDY)
-    return row["question"], (f"<think>{thoughts}</think>\n" if thinks else "") + f"<answer>{answer}</answer>"
+    return row["question"], (
+        f"<think>{thoughts}</think>\n" if thinks else ""
+    ) + f"<answer>{answer}</answer>"

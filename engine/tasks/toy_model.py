@@ -1,4 +1,5 @@
-"""The toy's model: a Qwen2 of 109,000 parameters with a vocabulary of characters, and its warm start."""
+"""The toy's model: a Qwen2 of 109,000 parameters with a vocabulary of characters, and its warm
+start."""
 
 import hashlib
 import os
@@ -10,19 +11,21 @@ from transformers import AddedToken, Qwen2Config, Qwen2Tokenizer
 from transformers.utils import logging
 
 from allocate import micro_batches
+from engine.base import progress, ranks
 from engine.model.logprobs import completion_logprobs
-from engine.run import progress, ranks
 from engine.tasks import toy
 
 logging.disable_progress_bar()  # of saving weights
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CODE_TAGS = ["```python", "```", "print(", ")"]
-VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]  # Ċ is how byte-level vocabularies write a newline
+# Ċ is how byte-level vocabularies write a newline
+VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]
 
 
 def make_tokenizer(kind="base"):
-    """Qwen2's tokenizer with a small vocabulary and no merges: one token per character, and one per tag.
+    """Qwen2's tokenizer with a small vocabulary and no merges: one token per character, and one per
+    tag.
 
     Its chat template is the question alone. kind: see `toy.demonstration`.
     """
@@ -40,8 +43,9 @@ def make_tokenizer(kind="base"):
 
 def make_config(tokenizer):
     return Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.1,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=128,
+        tie_word_embeddings=True, initializer_range=0.1,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )
@@ -49,16 +53,18 @@ def make_config(tokenizer):
 
 def make_model(tokenizer):
     """A Qwen2 of about 109,000 parameters with random weights."""
-    from transformers import Qwen2ForCausalLM  # takes two seconds to import, and a plan needs only the shapes
+    # takes two seconds to import, and a plan needs only the shapes
+    from transformers import Qwen2ForCausalLM
 
     return Qwen2ForCausalLM(make_config(tokenizer))
 
 
 def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e-3, state=None):
-    """Supervised training on the demonstrations: cross-entropy on the completion's tokens, EOS included.
+    """Supervised training on the demonstrations: cross-entropy on the completion's tokens, EOS
+    included.
 
-    state: a file. Every 50 steps it is written, so that an interrupted warm start goes on from there.
-    """
+    state: a file. Every 50 steps it is written, so that an interrupted warm start goes on from
+    there. """
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     learning, done = {"model": model, "optimizer": optimizer, "scheduler": scheduler}, 0
@@ -68,9 +74,13 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
         for name, part in saved.items():
             learning[name].load_state_dict(part)
     for step in progress.over(range(done, steps), "warm start", "steps"):
-        demonstrations = [toy.demonstration(i, kind) for i in range(step * batch_size, (step + 1) * batch_size)]
+        demonstrations = [
+            toy.demonstration(i, kind) for i in range(step * batch_size, (step + 1) * batch_size)
+        ]
         prompts = tokenizer([prompt for prompt, _ in demonstrations]).input_ids
-        completions = tokenizer([completion + tokenizer.eos_token for _, completion in demonstrations]).input_ids
+        completions = tokenizer(
+            [completion + tokenizer.eos_token for _, completion in demonstrations]
+        ).input_ids
         total = sum(map(len, completions))
         for batch in micro_batches([len(p) + len(c) for p, c in zip(prompts, completions)], 1024):
             lengths = torch.tensor([len(completions[i]) for i in batch])
@@ -84,16 +94,19 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
         optimizer.zero_grad()
         if state and (step + 1) % 50 == 0:
             new = Path(f"{state}.{os.getpid()}")  # a whole file takes the place of the file before
-            torch.save({name: part.state_dict() for name, part in learning.items()} | {"done": step + 1}, new)
+            torch.save(
+                {name: part.state_dict() for name, part in learning.items()} | {"done": step + 1},
+                new,
+            )
             new.replace(state)
 
 
 def base(kind="base"):
-    """The folder of the toy's base model, which is made on first use (about half a minute) and kept under runs/.
+    """The folder of the toy's base model, which is made on first use (about half a minute) and kept
+    under runs/.
 
-    The folder's name holds a fingerprint of the toy's two files: if one changes, a new base model is made. kind: see
-    `toy.demonstration`.
-    """
+    The folder's name holds a fingerprint of the toy's two files: if one changes, a new base model
+    is made. kind: see `toy.demonstration`. """
     sources = [Path(toy.__file__), Path(__file__)]
     fingerprint = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     folder = Path("runs") / f"toy-{kind}-{fingerprint}"

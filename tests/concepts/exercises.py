@@ -155,7 +155,9 @@ def completion_tokens(function):
 
 def dr_grpo_loss_of_a_step(function):
     cases = []
-    for what, lengths, L in (("equal lengths", [4] * 8, 4), ("unequal lengths", [1, 6, 3, 2] * 2, 9)):
+    for what, lengths, L in (
+        ("equal lengths", [4] * 8, 4), ("unequal lengths", [1, 6, 3, 2] * 2, 9),
+    ):
         mask, rewards = mask_of(lengths), normal(6, 2, 4)
         old_logp = normal(7, *mask.shape) - 3
         logp = old_logp + 0.3 * normal(8, *mask.shape)

@@ -107,7 +107,8 @@ def test_no_completions_make_no_micro_batches():
     assert micro_batches([], 100) == []
 
 
-# --- micro-batches of a model that computes a prompt once for all its completions ------------------
+# --- micro-batches of a model that computes a prompt once for all its completions
+# ------------------
 
 
 def test_what_two_passes_cost_by_hand():

@@ -369,7 +369,9 @@ def test_the_gold_answer_may_be_a_whole_solution():
 
 
 def test_the_gold_answer_may_be_a_number():
-    assert gsm8k(r1("18"), 18) == 2.0 and gsm8k(r1("18"), 18.0) == 1.5 and gsm8k(r1("17"), 18) == 0.0
+    assert (
+        gsm8k(r1("18"), 18) == 2.0 and gsm8k(r1("18"), 18.0) == 1.5 and gsm8k(r1("17"), 18) == 0.0
+    )
     assert number_accuracy(["so 18", "so 17"], [18, 18]) == [1.0, 0.0]
     assert toy_accuracy([r1("18"), r1("17")], [18, 18]) == [1.0, 0.0]
 

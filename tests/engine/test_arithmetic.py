@@ -17,7 +17,8 @@ from rewards import number_accuracy
 
 TRAIN, TEST = (list(islice(questions(split), 3000)) for split in ("train", "test"))
 
-# What a text says, in the reader's own words: a formula in the numbers x, y, z in the order in which the text names them.
+# What a text says, in the reader's own words: a formula in the numbers x, y, z in the order in
+# which the text names them.
 READINGS = [
     (r"has \d+ \w+ and gets \d+ more\.", "x + y"),
     (r"together\?", "x + y"),
@@ -61,7 +62,9 @@ def test_every_template_and_every_reading_occurs():
 def test_sums_stay_small_whole_and_exact():
     for row in TRAIN + TEST:
         numbers = [int(n) for n in re.findall(r"\d+", row["question"])]
-        assert 2 <= len(numbers) <= 3 and all(2 <= n <= 9 or (n <= 20 and "shares" in row["question"]) for n in numbers)
+        assert 2 <= len(numbers) <= 3 and all(
+            2 <= n <= 9 or (n <= 20 and "shares" in row["question"]) for n in numbers
+        )
         assert 1 <= int(row["answer"]) <= 162 and "{" not in row["question"]
     rng = random.Random(0)
     for _ in range(500):  # on the way, too: nobody gives away more than is left
@@ -81,10 +84,17 @@ def test_the_examples_are_right_and_no_questions_of_the_supply():
 def test_the_examples_stand_before_the_question(loaded):
     _, tokenizer = loaded
     tokenizer.chat_template, seen = "{{ messages[-1]['content'] }}", []
-    tokenizer.apply_chat_template = lambda messages, **options: seen.append(messages) or messages[-1]["content"]
+    tokenizer.apply_chat_template = lambda messages, **options: (
+        seen.append(messages) or messages[-1]["content"]
+    )
     load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     question = {"role": "user", "content": TRAIN[0]["question"]}
-    assert seen == [[{"role": "system", "content": "S"}, *({"role": r, "content": c} for r, c in EXAMPLES), question]]
+    assert seen == [
+        [
+            {"role": "system", "content": "S"},
+            *({"role": r, "content": c} for r, c in EXAMPLES), question,
+        ]
+    ]
 
 
 def test_a_model_without_a_chat_template_sees_them_too():
@@ -122,26 +132,43 @@ def test_the_supply_is_the_same_every_time():
 def test_a_load_is_the_beginning_of_the_supply(loaded):
     _, tokenizer = loaded
     rows, notes = load_questions("arithmetic", tokenizer, split="test", limit=9)
-    assert [{"question": row["question"], "answer": row["answer"]} for row in rows] == TEST[:9] and not notes
+    assert [{"question": row["question"], "answer": row["answer"]} for row in rows] == TEST[
+        :9
+    ] and not notes
     assert len(load_questions("arithmetic", tokenizer)[0]) == arithmetic.TRAIN_QUESTIONS
-    assert len(load_questions("arithmetic", tokenizer, split="test")[0]) == arithmetic.TEST_QUESTIONS
+    assert (
+        len(load_questions("arithmetic", tokenizer, split="test")[0]) == arithmetic.TEST_QUESTIONS
+    )
     assert len(load_questions("arithmetic", tokenizer, limit=2500)[0]) == 2500  # without end
 
 
 def test_the_data_set_brings_its_defaults_and_the_user_has_the_last_word(small):
     words = ["--dataset", "arithmetic", "--model", small]
     chosen, _ = open_run(words)
-    assert chosen.rewards == ["number_accuracy"] and chosen.lr == 3e-5 and chosen.eval_dataset is None
-    assert (chosen.system_prompt, chosen.max_new_tokens) == (arithmetic.SYSTEM_PROMPT, arithmetic.MAX_NEW_TOKENS)
+    assert (
+        chosen.rewards == ["number_accuracy"] and chosen.lr == 3e-5 and chosen.eval_dataset is None
+    )
+    assert (chosen.system_prompt, chosen.max_new_tokens) == (
+        arithmetic.SYSTEM_PROMPT, arithmetic.MAX_NEW_TOKENS,
+    )
     own = open_run([*words, "--system_prompt", "Be brief.", "--max_new_tokens", "9"])[0]
     assert (own.system_prompt, own.max_new_tokens) == ("Be brief.", 9)
     assert open_run(["--dataset", "gsm8k", "--model", small])[0].system_prompt == SYSTEM_PROMPT
 
 
 def test_eval_takes_it_as_a_benchmark(small, tmp_path):
-    evaluate(["--model", small, "--benchmark", "arithmetic", "--questions", "3", "--samples", "1", "--output_dir", str(tmp_path)])
+    evaluate(
+        [
+            "--model", small, "--benchmark", "arithmetic", "--questions", "3", "--samples", "1",
+            "--output_dir", str(tmp_path),
+        ]
+    )
     setting = (tmp_path / "eval-arithmetic.json").read_text()
-    assert '"judge": "number_accuracy"' in setting and arithmetic.SYSTEM_PROMPT in setting and '"max_new_tokens": 16' in setting
+    assert (
+        '"judge": "number_accuracy"' in setting
+        and arithmetic.SYSTEM_PROMPT in setting
+        and '"max_new_tokens": 16' in setting
+    )
 
 
 @pytest.mark.parametrize(

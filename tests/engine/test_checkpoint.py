@@ -15,24 +15,29 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from engine.base import files
+from engine.base.errors import UserError
 from engine.model import folders, loading
 from engine.model.networks import whole_networks
 from engine.run import checkpoint, logs
 from engine.run.config import Config
-from engine.run.options import UserError
 
 ROOT = Path(__file__).parents[2]
 SAME = {"source": "m", "data": "d"}
 
 
 def start_words(small, folder):
-    return ["--model", small, "--output_dir", folder, "--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "48",
-            "--lr", "1e-3", "--eval_questions", "8", "--steps", "12"]
+    return [
+        "--model", small, "--output_dir", folder, "--questions_per_step", "2", "--group_size", "8",
+        "--max_new_tokens", "48", "--lr", "1e-3", "--eval_questions", "8", "--steps", "12",
+    ]
 
 
 def start(small, folder, *more, cwd):
     words = [sys.executable, str(ROOT / "train.py"), *start_words(small, folder), *more]
-    return subprocess.Popen(words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def finish(process):
@@ -41,13 +46,18 @@ def finish(process):
 
 
 def wait_for_lines(process, path, count):
-    while process.poll() is None and (not path.exists() or len(path.read_text().splitlines()) < count):
+    while process.poll() is None and (
+        not path.exists() or len(path.read_text().splitlines()) < count
+    ):
         time.sleep(0.02)
     assert process.poll() is None, "the run ended before it could be interrupted"
 
 
 def without_seconds(run):
-    return [{key: value for key, value in row.items() if not key.startswith("seconds/")} for row in logs.read(run / "metrics.jsonl")]
+    return [
+        {key: value for key, value in row.items() if not key.startswith("seconds/")}
+        for row in files.read(run / "metrics.jsonl")
+    ]
 
 
 def weights(run):
@@ -65,8 +75,8 @@ def straight(small, tmp_path_factory):
 
 def assert_same_run(run, straight):
     assert without_seconds(run) == without_seconds(straight)
-    assert [row["step"] for row in logs.read(run / "metrics.jsonl")] == list(range(1, 13))
-    assert logs.read(run / "samples.jsonl") == logs.read(straight / "samples.jsonl")
+    assert [row["step"] for row in files.read(run / "metrics.jsonl")] == list(range(1, 13))
+    assert files.read(run / "samples.jsonl") == files.read(straight / "samples.jsonl")
     assert torch.equal(weights(run), weights(straight))
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (run, straight)]
     for key in ("before", "after"):
@@ -74,13 +84,16 @@ def assert_same_run(run, straight):
 
 
 @pytest.mark.parametrize("save_every", ["3", pytest.param("50", marks=pytest.mark.slow)])
-def test_a_killed_run_resumes_to_the_same_weights_and_metrics(small, straight, tmp_path, save_every):
-    """kill -9 after step 5, past the checkpoint of step 3 or only that of step 0: what came after is made again, logged once."""
+def test_a_killed_run_resumes_to_the_same_weights_and_metrics(
+    small, straight, tmp_path, save_every
+):
+    """kill -9 after step 5, past the checkpoint of step 3 or only that of step 0: what came after
+    is made again, logged once."""
     process = start(small, "run", "--save_every", save_every, cwd=tmp_path)
     wait_for_lines(process, tmp_path / "run/metrics.jsonl", 5)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    assert len(logs.read(tmp_path / "run/metrics.jsonl")) >= 5
+    assert len(files.read(tmp_path / "run/metrics.jsonl")) >= 5
     code, out = finish(start(small, "run", "--resume", cwd=tmp_path))
     assert code == 0, out
     assert_same_run(tmp_path / "run", straight)
@@ -89,14 +102,16 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(small, straight, t
 
 @pytest.mark.parametrize("number, expected", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 @pytest.mark.slow
-def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(small, straight, tmp_path, number, expected):
+def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(
+    small, straight, tmp_path, number, expected
+):
     """Ctrl-C, and a scheduler's request, which is no failure."""
     process = start(small, "run", cwd=tmp_path)
     wait_for_lines(process, tmp_path / "run/metrics.jsonl", 4)
     process.send_signal(number)
     code, out = finish(process)
     assert code == expected and "--output_dir run --resume" in out and "Traceback" not in out
-    done = len(logs.read(tmp_path / "run/metrics.jsonl"))
+    done = len(files.read(tmp_path / "run/metrics.jsonl"))
     assert checkpoint.newest(tmp_path / "run").name == f"checkpoint-{done:06d}"
     code, out = finish(start(small, "run", "--resume", cwd=tmp_path))
     assert code == 0, out
@@ -133,12 +148,17 @@ def test_a_second_signal_stops_a_run_at_once(small, tmp_path, number):
     code, out = finish(process)
     assert code == 130 and time.time() - begin < 10
     assert "finishing this step; once more to stop now\n" in out and "Traceback" not in out
-    assert out.endswith("stopped at once. To go on from checkpoint-000003: --output_dir run --resume\n")
-    assert len(logs.read(tmp_path / "run/metrics.jsonl")) == 4
+    assert out.endswith(
+        "stopped at once. To go on from checkpoint-000003: --output_dir run --resume\n"
+    )
+    assert len(files.read(tmp_path / "run/metrics.jsonl")) == 4
 
 
 def test_exit_code_2_and_one_sentence_for_a_users_mistake(tmp_path):
-    done = subprocess.run([sys.executable, str(ROOT / "train.py"), "--pruning_rate", "1"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "--pruning_rate", "1"], cwd=tmp_path,
+        capture_output=True, text=True,
+    )
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == "error: --pruning_rate must lie in [0, 1), not 1.0.\n"
 
@@ -160,22 +180,30 @@ def test_what_fails_in_saving_leaves_the_checkpoint_before(loaded, tmp_path, mon
     def crash(*_, **__):
         raise OSError("No space left on device")
 
-    targets = {"save_pretrained": (type(loaded[0]), "save_pretrained"), "dcp.save": (dcp, "save"), "rename": (Path, "rename")}
+    targets = {
+        "save_pretrained": (type(loaded[0]), "save_pretrained"), "dcp.save": (dcp, "save"),
+        "rename": (Path, "rename"),
+    }
     with monkeypatch.context() as patch:
         patch.setattr(*targets[crash_in], crash)
         assert "No space left" in checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]  # and nothing that takes the disk's place
+    # and nothing that takes the disk's place
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]
     folder, state, notes = checkpoint.resume(tmp_path)
     assert state["step"] == 3 and not notes and loading.load_model(folder, torch.device("cpu"))
     # of the later ones two stay
     for step in (6, 9):
         assert checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {}) is None
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000006", "checkpoint-000009"]
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [
+        "checkpoint-000006", "checkpoint-000009",
+    ]
 
 
 def test_a_disk_that_is_gone_is_a_reason_too(loaded, tmp_path):
     (tmp_path / "file").touch()  # where the run's folder was
-    assert checkpoint.save(tmp_path / "file/run", networks_of(loaded), {"step": 3, **SAME}, {}).startswith("NotADirectoryError: ")
+    assert checkpoint.save(
+        tmp_path / "file/run", networks_of(loaded), {"step": 3, **SAME}, {}
+    ).startswith("NotADirectoryError: ")
 
 
 def flip(path):
@@ -188,7 +216,9 @@ def flip(path):
 def test_as_many_checkpoints_are_kept_as_wanted(loaded, tmp_path, limit, kept):
     for step in (3, 6, 9):
         checkpoint.save(tmp_path, networks_of(loaded), {"step": step, **SAME}, {}, limit)
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [f"checkpoint-{step:06d}" for step in kept]
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [
+        f"checkpoint-{step:06d}" for step in kept
+    ]
 
 
 @pytest.mark.parametrize("harm", [
@@ -204,7 +234,11 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(loaded, tmp_
         checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {})
     harm(tmp_path / "checkpoint-000006")
     folder, state, notes = checkpoint.resume(tmp_path)
-    assert state["step"] == 3 and folder.endswith("checkpoint-000003") and "checkpoint-000006 is damaged" in notes[0]
+    assert (
+        state["step"] == 3
+        and folder.endswith("checkpoint-000003")
+        and "checkpoint-000006 is damaged" in notes[0]
+    )
     assert "was renamed to damaged-checkpoint-000006" in notes[0]
     harm(tmp_path / "checkpoint-000003")
     with pytest.raises(UserError, match="every checkpoint of .* is damaged"):
@@ -220,11 +254,14 @@ def test_after_a_resume_the_newest_checkpoint_is_the_one_resumed_from(loaded, tm
         flip(tmp_path / "checkpoint-000006/model.safetensors")
         harmed = checkpoint.checksums(tmp_path / "checkpoint-000006")
         checkpoint.resume(tmp_path)
-        assert checkpoint.newest(tmp_path).name == "checkpoint-000003"  # what the summary and --merge_lora name
+        # what the summary and --merge_lora name
+        assert checkpoint.newest(tmp_path).name == "checkpoint-000003"
         assert Path(folders.resolve_model(str(tmp_path))).name == "checkpoint-000003"  # and eval.py
         assert checkpoint.checksums(tmp_path / place) == harmed
         checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
-        assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-000003", "checkpoint-000006"]
+        assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [
+            "checkpoint-000003", "checkpoint-000006",
+        ]
     assert checkpoint.resume(tmp_path)[1]["step"] == 6
 
 
@@ -234,7 +271,8 @@ def test_a_checkpoint_is_not_resumed_with_another_model_or_other_data(loaded, tm
     for other in ({**SAME, "source": "x"}, {**SAME, "data": "x"}):
         with pytest.raises(UserError, match="was started with another"):
             checkpoint.agreed(tmp_path, other, SAME)
-    checkpoint.check_unfinished(tmp_path, {"step": 3}, 3)  # killed after its last step: the summary is still to come
+    # killed after its last step: the summary is still to come
+    checkpoint.check_unfinished(tmp_path, {"step": 3}, 3)
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match="has finished its 3 steps"):
         checkpoint.check_unfinished(tmp_path, {"step": 3}, 3)
@@ -245,19 +283,27 @@ def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_pat
     head = torch.nn.Linear(3, 1)
     checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {"head": head})
     folder, _, _ = checkpoint.resume(tmp_path)
-    again, other = whole_networks(*loading.load_model(folder, torch.device("cpu")), Config(lr=1e-3, beta=0.0)), torch.nn.Linear(3, 1)
+    again, other = (
+        whole_networks(*loading.load_model(folder, torch.device("cpu")), Config(lr=1e-3, beta=0.0)),
+        torch.nn.Linear(3, 1),
+    )
     checkpoint.restore(folder, again, {"head": other})
     assert torch.equal(other.weight, head.weight) and torch.equal(other.bias, head.bias)
     for p, q in zip(networks.model.parameters(), again.model.parameters(), strict=True):
         ours, theirs = networks.optimizer.state[p], again.optimizer.state[q]
-        assert ours["step"] == theirs["step"] == 1 and torch.equal(ours["exp_avg"], theirs["exp_avg"]) and ours["exp_avg"].any()
+        assert (
+            ours["step"] == theirs["step"] == 1
+            and torch.equal(ours["exp_avg"], theirs["exp_avg"])
+            and ours["exp_avg"].any()
+        )
         assert torch.equal(ours["exp_avg_sq"], theirs["exp_avg_sq"]) and torch.equal(p, q)
 
 
 def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(loaded, tmp_path):
     networks = whole_networks(*loaded, Config(lr=1e-3, beta=0.0))
     checkpoint.save(tmp_path, networks, {"step": 0, **SAME}, {})
-    assert not networks.optimizer.state  # a made step, with gradients of 0, would count in AdamW's bias correction
+    # a made step, with gradients of 0, would count in AdamW's bias correction
+    assert not networks.optimizer.state
     checkpoint.restore(checkpoint.newest(tmp_path), networks, {})
     assert not networks.optimizer.state
 
@@ -266,19 +312,22 @@ def test_logs_are_cut_to_the_checkpoint_and_lose_a_half_written_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
     logs.cut(path, 2)
-    assert logs.read(path) == [{"step": 1}, {"step": 2}]
+    assert files.read(path) == [{"step": 1}, {"step": 2}]
     logs.cut(tmp_path / "none.jsonl", 5)
-    assert logs.read(tmp_path / "none.jsonl") == []
+    assert files.read(tmp_path / "none.jsonl") == []
 
 
 def test_only_a_name_with_a_number_is_a_checkpoint_and_they_are_sorted_by_it(loaded, tmp_path):
     """checkpoint-backup was resumed from, and a newer checkpoint was deleted in its place."""
     networks = networks_of(loaded)
-    for name in ("checkpoint-backup", "checkpoint-000001x", "checkpoint-500"):  # the last one is of transformers' Trainer
+    # the last one is of transformers' Trainer
+    for name in ("checkpoint-backup", "checkpoint-000001x", "checkpoint-500"):
         (tmp_path / name).mkdir()
     for step in (999_998, 999_999, 1_000_000):
         checkpoint.save(tmp_path, networks, {"step": step, **SAME}, {})
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-999999", "checkpoint-1000000"]
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [
+        "checkpoint-999999", "checkpoint-1000000",
+    ]
     assert checkpoint.resume(tmp_path)[1]["step"] == 1_000_000
 
 
@@ -286,13 +335,21 @@ def test_a_line_that_cannot_be_read_takes_no_other_with_it(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2, "loss\x00\xff\n17\n{"step": 3}\n{"step": 4}\n{"ste')
     logs.cut(path, 3)
-    assert logs.read(path) == [{"step": 1}, {"step": 3}]
-    assert capsys.readouterr().out == f"note: {path} lacks 1 of the 3 steps so far: their lines cannot be read.\n"
+    assert files.read(path) == [{"step": 1}, {"step": 3}]
+    assert (
+        capsys.readouterr().out
+        == f"note: {path} lacks 1 of the 3 steps so far: their lines cannot be read.\n"
+    )
 
 
 def test_what_is_no_number_is_null_in_a_log(tmp_path):
-    logs.append(tmp_path / "x.jsonl", {"loss": float("nan"), "ratios": [float("inf"), -float("inf"), 0.1], "text": "NaN é"})
-    assert (tmp_path / "x.jsonl").read_text() == '{"loss": null, "ratios": [null, null, 0.1], "text": "NaN é"}\n'
+    files.append(
+        tmp_path / "x.jsonl",
+        {"loss": float("nan"), "ratios": [float("inf"), -float("inf"), 0.1], "text": "NaN é"},
+    )
+    assert (
+        tmp_path / "x.jsonl"
+    ).read_text() == '{"loss": null, "ratios": [null, null, 0.1], "text": "NaN é"}\n'
 
 
 class Touch:
@@ -307,7 +364,8 @@ class Touch:
 
 @pytest.mark.parametrize("place", ["metadata", "value"])
 def test_a_checkpoint_of_a_stranger_runs_no_code(loaded, tmp_path, place):
-    """torch.distributed.checkpoint reads by pickle what stands in .metadata, and what is no tensor."""
+    """torch.distributed.checkpoint reads by pickle what stands in .metadata, and what is no
+    tensor."""
     networks, made = networks_of(loaded), tmp_path / "made"
     if place == "value":
         networks.optimizer.param_groups[0]["eps"] = Touch(made)
@@ -316,14 +374,18 @@ def test_a_checkpoint_of_a_stranger_runs_no_code(loaded, tmp_path, place):
     if place == "metadata":
         (folder / "networks/.metadata").write_bytes(pickle.dumps(Touch(made)))
     networks.optimizer.param_groups[0]["eps"] = 1e-8
-    with pytest.raises(UserError, match="checkpoint-000001/networks holds code, as no checkpoint of this project does"):
+    with pytest.raises(
+        UserError,
+        match="checkpoint-000001/networks holds code, as no checkpoint of this project does",
+    ):
         checkpoint.restore(folder, networks, {})
     assert not made.exists()
 
 
 @pytest.mark.slow
 def test_a_lost_connection_ends_a_run_after_its_step(small, straight, tmp_path):
-    """The run's terminal is closed, as by a lost ssh connection: SIGHUP, and nothing can be printed any more."""
+    """The run's terminal is closed, as by a lost ssh connection: SIGHUP, and nothing can be printed
+    any more."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
@@ -337,7 +399,7 @@ def test_a_lost_connection_ends_a_run_after_its_step(small, straight, tmp_path):
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    done = len(logs.read(path))
+    done = len(files.read(path))
     assert 3 <= done < 12 and checkpoint.newest(tmp_path / "run").name == f"checkpoint-{done:06d}"
 
 

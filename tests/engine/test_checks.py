@@ -11,9 +11,10 @@ import torch
 
 import eval as evaluation
 import train
+from engine.base.errors import UserError
 from engine.run import checkpoint, checks
 from engine.run.config import Config, check, notes_of
-from engine.run.options import UserError, parse
+from engine.run.options import parse
 from engine.run.state import in_one_sentence
 
 RULES = Path(__file__).parents[2] / "examples/my_rule.py"
@@ -22,34 +23,77 @@ BAD = [
     ("--pruning_rate 1", "--pruning_rate must lie in [0, 1), not 1.0."),
     ("--pruning_rate -0.1", "--pruning_rate must lie in [0, 1), not -0.1."),
     ("--pruning_rate nan", "must lie in [0, 1)"),
-    ("--pruning_rate 0.95", "the pruning rate 0.95 keeps none of 16 completions: lower --pruning_rate."),
+    (
+        "--pruning_rate 0.95",
+        "the pruning rate 0.95 keeps none of 16 completions: lower --pruning_rate.",
+    ),
     ("--algorithm grpo --pruning_rate 0.5", "grpo keeps every completion"),
-    ("--algorithm gfpo --keep largest_abs", "gfpo keeps completions by shortest: it cannot be combined with pruning by |A|"),
+    (
+        "--algorithm gfpo --keep largest_abs",
+        "gfpo keeps completions by shortest: it cannot be combined with pruning by |A|",
+    ),
     ("--algorithm cppo --keep shortest", "cppo prunes by |A|"),
-    ("--algorithm cppo --keep all", "cppo keeps only some completions: --keep all needs an algorithm that keeps all, as grpo."),
-    ("--algorithm gfpo --keep all", "gfpo keeps only some completions: --keep all needs an algorithm that keeps all, as grpo."),
-    ("--algorithm gfpo_adaptive --group_size 4", "keeps up to 8 completions of a question: --group_size 4 is too small"),
-    ("--algorithm gfpo_adaptive --keep max_variance", "by --keep shortest or efficiency, not by max_variance"),
+    (
+        "--algorithm cppo --keep all",
+        "cppo keeps only some completions: --keep all needs an algorithm that keeps all, as grpo.",
+    ),
+    (
+        "--algorithm gfpo --keep all",
+        "gfpo keeps only some completions: --keep all needs an algorithm that keeps all, as grpo.",
+    ),
+    (
+        "--algorithm gfpo_adaptive --group_size 4",
+        "keeps up to 8 completions of a question: --group_size 4 is too small",
+    ),
+    (
+        "--algorithm gfpo_adaptive --keep max_variance",
+        "by --keep shortest or efficiency, not by max_variance",
+    ),
     ("--algorithm gfpo_adaptive --keep largest_abs", "it cannot be combined with pruning by |A|"),
-    ("--algorithm pods --pruning_rate 0.9375", "max_variance keeps 1 completion of a question, which has nothing"),
-    ("--keep best", "unknown rule --keep best: there are all, largest_abs, largest, smallest_abs, random, pooled, shortest, "),
+    (
+        "--algorithm pods --pruning_rate 0.9375",
+        "max_variance keeps 1 completion of a question, which has nothing",
+    ),
+    (
+        "--keep best",
+        "unknown rule --keep best: there are all, largest_abs, largest, smallest_abs, random, "
+        "pooled, shortest, ",
+    ),
     ("--keep mine:rule", "unknown rule --keep mine:rule: there are all, largest_abs, "),
     ("--keep mine.py:rule", "--keep: the file mine.py does not exist."),
-    (f"--keep {RULES}", f"--keep: name a function of the file, as {RULES}:FUNCTION. It has per_token, group_length."),
+    (
+        f"--keep {RULES}",
+        f"--keep: name a function of the file, as {RULES}:FUNCTION. It has per_token, group_length.",
+    ),
     # options that not every algorithm takes
     ("--algorithm gppo", "unknown algorithm 'gppo': there are grpo, cppo"),
     ("--algorithm grpo --max_rollouts 8", "--max_rollouts does not fit grpo: leave it out"),
-    ("--algorithm grpo --lam 0.9", "--lam does not fit grpo: leave it out, or take an algorithm that it belongs to (ppo)"),
+    (
+        "--algorithm grpo --lam 0.9",
+        "--lam does not fit grpo: leave it out, or take an algorithm that it belongs to (ppo)",
+    ),
     ("--algorithm grpo --lam 0", "--lam does not fit grpo"),
     ("--algorithm grpo --critic_lr 1e-3", "--critic_lr does not fit grpo: leave it out"),
-    ("--algorithm ppo --keep random", "--keep does not fit ppo: leave it out, or take an algorithm that it belongs to (grpo, "),
+    (
+        "--algorithm ppo --keep random",
+        "--keep does not fit ppo: leave it out, or take an algorithm that it belongs to (grpo, ",
+    ),
     ("--algorithm ppo --keep pooled", "--keep does not fit ppo: leave it out"),
     ("--algorithm ppo --pruning_rate 0.5", "--pruning_rate does not fit ppo: leave it out"),
     ("--algorithm ppo --allocation true", "--allocation does not fit ppo: leave it out"),
-    ("--algorithm gfpo_adaptive --pruning_rate 0.5", "--pruning_rate does not fit gfpo_adaptive: leave it out"),
-    ("--algorithm gfpo_adaptive --allocation true", "--allocation does not fit gfpo_adaptive: leave it out"),
+    (
+        "--algorithm gfpo_adaptive --pruning_rate 0.5",
+        "--pruning_rate does not fit gfpo_adaptive: leave it out",
+    ),
+    (
+        "--algorithm gfpo_adaptive --allocation true",
+        "--allocation does not fit gfpo_adaptive: leave it out",
+    ),
     ("--algorithm dapo --stop_kl 1", "--stop_kl needs a reference model: set --beta above 0."),
-    ("--rollout vllm --sample_batch_size 64", "vLLM decides by itself how many completions it samples at a time"),
+    (
+        "--rollout vllm --sample_batch_size 64",
+        "vLLM decides by itself how many completions it samples at a time",
+    ),
     # numbers
     ("--sample_batch_size 0", "--sample_batch_size must be at least 1, not 0"),
     ("--algorithm ppo --lam 1.5", "--lam must lie in [0, 1], not 1.5"),
@@ -63,8 +107,14 @@ BAD = [
     ("--epochs -1", "--epochs must be at least 0, not -1"),
     ("--epochs inf", "--epochs must be at most 1,000,000,000,000, not inf."),
     ("--epochs 1e308", "--epochs must be at most 1,000,000,000,000, not 1e+308."),
-    ("--seed 9223372036854775807", "--seed must be at most 1,000,000,000,000, not 9223372036854775807."),
-    ("--seed -9223372036854775808", "--seed must be at least -1,000,000,000,000, not -9223372036854775808."),
+    (
+        "--seed 9223372036854775807",
+        "--seed must be at most 1,000,000,000,000, not 9223372036854775807.",
+    ),
+    (
+        "--seed -9223372036854775808",
+        "--seed must be at least -1,000,000,000,000, not -9223372036854775808.",
+    ),
     ("--steps 0", "--steps must be at least 1"),
     ("--steps many", "invalid int value: 'many'"),
     ("--lr nan", "--lr must be at least 0"),
@@ -82,10 +132,22 @@ BAD = [
     ("--lora 4 --refresh_reference 2", "--lora cannot be combined with --refresh_reference"),
     # options without an effect
     ("--device_gb 24", "--device_gb is for --plan: leave it out."),
-    ("--plan --check_rewards", "--check_rewards cannot be combined with --plan: leave one of them out."),
-    ("--dataset arithmetic --model . --plan --eval_questions 5", "--eval_questions needs something to evaluate: set --eval_dataset."),
-    ("--merge_lora", "--merge_lora has nothing to merge: give the adapters' rank too, for example --lora 16."),
-    ("--algorithm dapo --refresh_reference 5", "--refresh_reference needs a reference model: set --beta above 0."),
+    (
+        "--plan --check_rewards",
+        "--check_rewards cannot be combined with --plan: leave one of them out.",
+    ),
+    (
+        "--dataset arithmetic --model . --plan --eval_questions 5",
+        "--eval_questions needs something to evaluate: set --eval_dataset.",
+    ),
+    (
+        "--merge_lora",
+        "--merge_lora has nothing to merge: give the adapters' rank too, for example --lora 16.",
+    ),
+    (
+        "--algorithm dapo --refresh_reference 5",
+        "--refresh_reference needs a reference model: set --beta above 0.",
+    ),
     # what is not there
     ("--rewards x.py:f", "the file x.py does not exist"),
     ("--dataset gsm9k", "unknown data set 'gsm9k'"),
@@ -99,11 +161,15 @@ BAD = [
 
 
 @pytest.mark.parametrize("words, message", BAD, ids=[words for words, _ in BAD])
-def test_bad_input_is_refused_in_one_sentence_before_any_work(words, message, tmp_path, monkeypatch):
+def test_bad_input_is_refused_in_one_sentence_before_any_work(
+    words, message, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for work in ("train", "build"):
         monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
-    monkeypatch.setattr(train.plan_command, "print_plan", lambda *_: pytest.fail("it was not refused"))
+    monkeypatch.setattr(
+        train.plan_command, "print_plan", lambda *_: pytest.fail("it was not refused")
+    )
     with pytest.raises(UserError) as error:
         train.main(words.split())
     assert message in str(error.value) and "\n" not in str(error.value)
@@ -116,7 +182,9 @@ def test_adapters_are_no_model_to_train_from(tmp_path):
     """transformers would load them frozen, and the first update would find nothing to learn."""
     for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
         (tmp_path / name).touch()
-    with pytest.raises(UserError, match="holds adapters, not a whole model: train from the merged model instead"):
+    with pytest.raises(
+        UserError, match="holds adapters, not a whole model: train from the merged model instead"
+    ):
         train.main(["--model", str(tmp_path)])
 
 
@@ -133,7 +201,11 @@ def test_a_damaged_checkpoint_is_no_model_whoever_loads_it(small, tmp_path, prog
     file = newest / damage
     file.write_bytes(file.read_bytes()[:-9] + b"something")
     for name in (newest, tmp_path / "run"):
-        with pytest.raises(UserError, match=f"^{newest} is damaged: {damage} is not as the run wrote it. Name an earlier checkpoint"):
+        with pytest.raises(
+            UserError,
+            match=f"^{newest} is damaged: {damage} is not as the run wrote it. Name an earlier "
+                  "checkpoint",
+        ):
             program(["--model", str(name), "--output_dir", str(tmp_path / "out")])
     assert checks.unchanged(str(older)) == str(older)
     if damage == "model.safetensors":
@@ -141,20 +213,31 @@ def test_a_damaged_checkpoint_is_no_model_whoever_loads_it(small, tmp_path, prog
         assert checks.unchanged(str(newest)) == str(newest)
 
 
-def test_logits_that_are_not_finite_end_a_run_in_a_sentence_about_the_learning_rate(small, tmp_path):
+def test_logits_that_are_not_finite_end_a_run_in_a_sentence_about_the_learning_rate(
+    small, tmp_path
+):
     words = ["--model", small, "--lr", "1e12", "--warmup", "0", "--steps", "3", "--eval_questions", "1", "--questions_per_step", "1",
              "--output_dir", str(tmp_path / "run")]  # fmt: skip
-    with pytest.raises(UserError, match="^the model's logits are no longer finite, .* lower --lr. To go on from checkpoint-000000: "):
+    with pytest.raises(
+        UserError,
+        match="^the model's logits are no longer finite, .* lower --lr. To go on from "
+              "checkpoint-000000: ",
+    ):
         train.main(words)
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="^the folder .*file/run of the run cannot be made .*: name another --output_dir.$"):
+    with pytest.raises(
+        UserError,
+        match="^the folder .*file/run of the run cannot be made .*: name another --output_dir.$",
+    ):
         train.main(["--output_dir", str(tmp_path / "file/run")])
 
 
-def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(small, tmp_path, monkeypatch):
+def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(
+    small, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="leaves no room for a prompt"):
         train.main(["--model", small, "--max_new_tokens", "100000"])
@@ -170,25 +253,33 @@ def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(
 ])  # fmt: skip
 def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_path):
     found = in_one_sentence(error, tmp_path)
-    assert isinstance(found, UserError) and re.search(words, str(found)) if words else found is error
+    assert (
+        isinstance(found, UserError) and re.search(words, str(found)) if words else found is error
+    )
 
 
 def test_a_rule_that_its_file_does_not_have_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("def by_length(rollout, advantages, k):\n    pass\n")
-    with pytest.raises(UserError, match="^--keep: .*mine.py has no function 'rule'. It has by_length.$"):
+    with pytest.raises(
+        UserError, match="^--keep: .*mine.py has no function 'rule'. It has by_length.$"
+    ):
         train.main(["--keep", f"{tmp_path}/mine.py:rule"])
 
 
 @pytest.mark.parametrize("words, note", [
     ("--devices 2", "--devices is for --plan: torchrun says how many devices train."),
     ("--reward_timeout 5", "--reward_timeout limits only a reward of your own, FILE.py:FUNCTION."),
-    ("--mu 1 --minibatches 1 --clip_high 0.28", "--clip_high has no effect: in the only update of a step every ratio is 1; set --mu or "),
+    ("--mu 1 --minibatches 1 --clip_high 0.28", "--clip_high has no effect: in the only update of "
+                                                "a step every ratio is 1; set --mu or "),
     ("--mu 1 --minibatches 1 --target_kl 0.1", "--target_kl has no effect: in the only update"),
-    ("--pruning_rate 0 --keep random", "--keep has no effect: no completion is pruned; see --pruning_rate."),
+    ("--pruning_rate 0 --keep random", "--keep has no effect: no completion is pruned; see "
+                                       "--pruning_rate."),
     ("--algorithm grpo --allocation false", "--allocation has no effect: no completion is pruned"),
     ("--steps 5 --refresh_reference 5", "--refresh_reference comes after the last step."),
-    ("--system_prompt think", "--system_prompt has no effect: the toy's model reads only the question."),
-    ("--lora 4", "--lora: the learning rate is 0.0003, that of all weights. Adapters usually need about ten times as much: --lr 0.003."),
+    ("--system_prompt think", "--system_prompt has no effect: the toy's model reads only the "
+                              "question."),
+    ("--lora 4", "--lora: the learning rate is 0.0003, that of all weights. Adapters usually need "
+                 "about ten times as much: --lr 0.003."),
 ])  # fmt: skip
 def test_an_option_without_an_effect_is_noted(words, note):
     config = parse(Config, words.split())
@@ -197,15 +288,25 @@ def test_an_option_without_an_effect_is_noted(words, note):
 
 
 @pytest.mark.parametrize("words", [
-    "", "--devices 1", "--plan --devices 2", "--mu 2 --clip_high 0.28", "--minibatches 2 --mu 1 --target_kl 0.1",
+    "", "--devices 1", "--plan --devices 2", "--mu 2 --clip_high 0.28", "--minibatches 2 --mu 1 "
+                                                                        "--target_kl 0.1",
     "--pruning_rate 0.5 --keep random", "--eval_questions 5", "--steps 9 --refresh_reference 5",
     "--algorithm grpo --allocation true", "--algorithm grpo --keep all",
-    "--algorithm gfpo", "--algorithm ppo --beta 0", "--algorithm dapo", "--model . --plan --system_prompt think --dataset gsm8k",
+    "--algorithm gfpo", "--algorithm ppo --beta 0", "--algorithm dapo", "--model . --plan "
+                                                                        "--system_prompt think "
+                                                                        "--dataset gsm8k",
 ])  # fmt: skip
 def test_an_option_with_an_effect_is_not_noted(words):
     config = parse(Config, words.split())
     algorithm = check(config)
     assert notes_of(config, algorithm) == []
-    again = parse(Config, [], earlier=[f"--{name}={value}" for name, value in vars(config).items()
-                                       if value not in (None, False) and not isinstance(value, list)])
-    assert notes_of(again, check(again)) == []  # as a resumed run reads its options, with all values filled in
+    again = parse(
+        Config, [],
+        earlier=[
+            f"--{name}={value}"
+            for name, value in vars(config).items()
+            if value not in (None, False) and not isinstance(value, list)
+        ],
+    )
+    # as a resumed run reads its options, with all values filled in
+    assert notes_of(again, check(again)) == []

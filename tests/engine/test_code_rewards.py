@@ -21,7 +21,8 @@ def answer(code, thoughts="so"):
     [
         (answer("print(18)"), "print(18)\n"),
         ("```python\nprint(18)\n```", "print(18)\n"),
-        ("```python\nprint(17)\n```\nno:\n```python\nprint(18)\n```", "print(18)\n"),  # the last one counts
+        # the last one counts
+        ("```python\nprint(17)\n```\nno:\n```python\nprint(18)\n```", "print(18)\n"),
         (answer("a\n\nb"), "a\n\nb\n"),
         (answer(""), "\n"),
         ("<think>```python\nprint(18)\n```</think>", None),
@@ -94,7 +95,9 @@ PROGRAMS = {  # where 18 is right: (completion, accuracy, runs)
     "no program": ("<think>so</think>\n<answer>18</answer>", 0.0, -0.1),
     "in the thoughts": ("<think>```python\nprint(18)\n```</think>", 0.0, -0.1),
     "unclosed": ("<think>so</think>\n```python\nprint(18)", 0.0, -0.1),
-    "two programs, the last one wrong": ("```python\nprint(18)\n```\n```python\nprint(17)\n```", 0.0, 0.5),
+    "two programs, the last one wrong": (
+        "```python\nprint(18)\n```\n```python\nprint(17)\n```", 0.0, 0.5,
+    ),
     "asks for the answer": (answer("print(input())"), 0.0, -0.1),
     "prints a great deal": (answer("print('18' * 10**6)"), 0.0, -0.1),
     "": ("", 0.0, -0.1),
@@ -103,9 +106,16 @@ PROGRAMS = {  # where 18 is right: (completion, accuracy, runs)
 
 def test_programs_get_their_verdicts():
     completions = [completion for completion, _, _ in PROGRAMS.values()]
-    columns = {"answer": ["9 + 9 = <<9+9=18>>18\n#### 18"] * len(PROGRAMS), "question": ["9+9?"] * len(PROGRAMS)}
-    assert dict(zip(PROGRAMS, code_accuracy(completions, **columns), strict=True)) == {name: row[1] for name, row in PROGRAMS.items()}
-    assert dict(zip(PROGRAMS, code_runs(completions, **columns), strict=True)) == {name: row[2] for name, row in PROGRAMS.items()}
+    columns = {
+        "answer": ["9 + 9 = <<9+9=18>>18\n#### 18"] * len(PROGRAMS),
+        "question": ["9+9?"] * len(PROGRAMS),
+    }
+    assert dict(zip(PROGRAMS, code_accuracy(completions, **columns), strict=True)) == {
+        name: row[1] for name, row in PROGRAMS.items()
+    }
+    assert dict(zip(PROGRAMS, code_runs(completions, **columns), strict=True)) == {
+        name: row[2] for name, row in PROGRAMS.items()
+    }
 
 
 @pytest.mark.parametrize("gold, value", [("0.3", 1.0), ("1,000", 0.0), ("-0.3", 0.0), ("0", 0.0)])
@@ -138,7 +148,10 @@ def test_each_program_runs_once_for_all_rewards(monkeypatch):
 
     monkeypatch.setattr(programs, "run_many", counting)
     programs._outputs.cache_clear()
-    completions = [answer("print(1 + 0)"), answer("print(2 + 0)"), answer("print(1 + 0)", "another thought"), "no program"]
+    completions = [
+        answer("print(1 + 0)"), answer("print(2 + 0)"), answer("print(1 + 0)", "another thought"),
+        "no program",
+    ]
     assert code_accuracy(completions, ["1"] * 4) == [1.0, 0.0, 1.0, 0.0]
     assert code_runs(completions) == [0.5, 0.5, 0.5, -0.1]
     assert ran == {"print(1 + 0)\n": 1, "print(2 + 0)\n": 1}

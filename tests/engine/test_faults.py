@@ -1,7 +1,8 @@
-"""What long runs meet, done to them on two ranks: processes that are killed, a full disk, gradients that are not finite, preemption.
+"""What long runs meet, done to them on two ranks: processes that are killed, a full disk, gradients
+that are not finite, preemption.
 
-pytest starts torchrun on this very file, whose __main__ trains as train.py does, with faults at places named on its command line.
-"""
+pytest starts torchrun on this very file, whose __main__ trains as train.py does, with faults at
+places named on its command line. """
 
 import json
 import os
@@ -26,10 +27,14 @@ STEPS = 6
 
 def command(small, *arguments, faults=(), restarts=0, steps=STEPS, nodes=()):
     where = nodes or ("--standalone", "--nproc-per-node", "2")
-    return [sys.executable, "-m", "torch.distributed.run", *where, "--max-restarts", str(restarts), "--monitor-interval", "0.1", __file__,
-            ",".join(faults), "--model", small, "--output_dir", "run", "--questions_per_step", "1", "--group_size", "8", "--lr", "1e-3",
-            "--max_new_tokens", "24", "--eval_questions", "1", "--save_every", "2", "--seed", "1",
-            "--steps", str(steps), *map(str, arguments)]
+    return [
+        sys.executable, "-m", "torch.distributed.run",
+        *where, "--max-restarts", str(restarts), "--monitor-interval", "0.1", __file__,
+        ",".join(faults), "--model", small, "--output_dir", "run", "--questions_per_step", "1",
+        "--group_size", "8", "--lr", "1e-3", "--max_new_tokens", "24", "--eval_questions", "1",
+        "--save_every", "2", "--seed", "1", "--steps", str(steps),
+        *map(str, arguments),
+    ]
 
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -37,13 +42,19 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 def job(folder, small, *arguments, **options):
     """Trains in `folder`/run. Returns the finished torchrun."""
-    return subprocess.run(command(small, *arguments, **options), capture_output=True, text=True, timeout=240, cwd=folder, env=ENVIRONMENT)
+    return subprocess.run(
+        command(small, *arguments, **options), capture_output=True, text=True, timeout=240,
+        cwd=folder, env=ENVIRONMENT,
+    )
 
 
 def metrics(folder):
     """What each step of a run measured, but for the seconds."""
     rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").open()]
-    return [{name: value or 0 for name, value in row.items() if not name.startswith("seconds")} for row in rows]
+    return [
+        {name: value or 0 for name, value in row.items() if not name.startswith("seconds")}
+        for row in rows
+    ]
 
 
 def weights(folder, step):
@@ -60,13 +71,18 @@ def undisturbed(small, tmp_path_factory):
     done = job(folder, small)
     assert done.returncode == 0, done.stderr[-3000:]
     # ⌊1·8/2⌋ = 4 questions on each of two devices
-    done = [(row["step"], row["questions"], row["completions"], row["kept"]) for row in metrics(folder)]
+    done = [
+        (row["step"], row["questions"], row["completions"], row["kept"]) for row in metrics(folder)
+    ]
     assert done == [(step, 8, 64, 16) for step in range(1, STEPS + 1)]
     return folder
 
 
-def test_a_job_whose_processes_are_killed_goes_on_from_its_last_checkpoint(small, undisturbed, tmp_path):
-    """Killed in the generation of step 2, in the update of step 4, while the checkpoint of step 6 is written."""
+def test_a_job_whose_processes_are_killed_goes_on_from_its_last_checkpoint(
+    small, undisturbed, tmp_path
+):
+    """Killed in the generation of step 2, in the update of step 4, while the checkpoint of step 6
+    is written."""
     kills = ["kill sample 1 2 0", "kill update 1 4 1", "kill save 0 6 2"]
     done = job(tmp_path, small, faults=kills, restarts=3)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -80,16 +96,23 @@ def test_a_job_whose_processes_are_killed_goes_on_from_its_last_checkpoint(small
 def test_without_restarts_it_ends_and_says_how_to_go_on(small, tmp_path):
     done = job(tmp_path, small, faults=["kill update 1 5 0"])
     assert done.returncode != 0 and time.time() - float((tmp_path / "at-kill-0").read_text()) < 60
-    assert "error: another process of this job has ended; torchrun names it" in done.stderr and "(SIGKILL)" in done.stderr
+    assert (
+        "error: another process of this job has ended; torchrun names it" in done.stderr
+        and "(SIGKILL)" in done.stderr
+    )
     assert "To go on from checkpoint-000004: --output_dir run --resume" in done.stderr
     assert "gloo" not in done.stderr and done.stderr.count("Traceback") == 1  # torchrun's own
 
 
 def test_one_rank_out_of_memory_and_one_with_bad_gradients(small, undisturbed, tmp_path):
-    """The first cuts its micro-batches smaller, and the update is what it would have been; the second makes all skip."""
+    """The first cuts its micro-batches smaller, and the update is what it would have been; the
+    second makes all skip."""
     done = job(tmp_path, small, faults=["memory update 1 4 0", "nan update 0 6 0"])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "out of memory in an update: it is repeated, and --micro_batch_tokens is 1024 from now on." in done.stdout + done.stderr
+    assert (
+        "out of memory in an update: it is repeated, and --micro_batch_tokens is 1024 from now on."
+        in done.stdout + done.stderr
+    )
     rows, expected = metrics(tmp_path), metrics(undisturbed)
     for row, other in zip(rows[:5], expected):
         assert row == pytest.approx(other, rel=1e-3, abs=1e-5)  # of sums in another order
@@ -99,11 +122,14 @@ def test_one_rank_out_of_memory_and_one_with_bad_gradients(small, undisturbed, t
 
 
 def test_preemption_saves_and_exits_0_and_the_run_goes_on(small, undisturbed, tmp_path):
-    done = job(tmp_path, small, faults=["preempt sample 0 3 0", "preempt sample 1 3 0"])  # as a scheduler does, to every process
+    # as a scheduler does, to every process
+    done = job(tmp_path, small, faults=["preempt sample 0 3 0", "preempt sample 1 3 0"])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "stopped after step 3 of 6. To go on from checkpoint-000003" in done.stdout + done.stderr
     assert job(tmp_path, small, "--resume").returncode == 0
-    assert metrics(tmp_path) == metrics(undisturbed) and same(weights(tmp_path, STEPS), weights(undisturbed, STEPS))
+    assert metrics(tmp_path) == metrics(undisturbed) and same(
+        weights(tmp_path, STEPS), weights(undisturbed, STEPS)
+    )
 
 
 def may_mount():
@@ -111,7 +137,8 @@ def may_mount():
     return shutil.which("unshare") and subprocess.run(trial, capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not may_mount(), reason="a small disk is made with unshare and mount, which this user may not call")
+@pytest.mark.skipif(not may_mount(), reason="a small disk is made with unshare and mount, which "
+                                            "this user may not call")
 def test_on_a_full_disk_the_checkpoint_before_stays_and_the_run_goes_on(small, tmp_path):
     (tmp_path / "run").mkdir()
     one = sum(path.stat().st_size for path in Path(small).iterdir())
@@ -119,12 +146,20 @@ def test_on_a_full_disk_the_checkpoint_before_stays_and_the_run_goes_on(small, t
     words = subprocess.list2cmdline(command(small, steps=3))
     script = f"mount -t tmpfs -o size={one * 3} small run && {words}; code=$?; cp -r run kept; exit $code"
     alone = ["unshare", "-rm", "sh", "-c", script]
-    done = subprocess.run(alone, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=ENVIRONMENT)
+    done = subprocess.run(
+        alone, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=ENVIRONMENT
+    )
     said = done.stdout + done.stderr
     for step in (2, 3):
-        assert re.search(rf"step {step}: the checkpoint could not be written \(\w+: .*; 0 MB are free there\)", said)
+        assert re.search(
+            rf"step {step}: the checkpoint could not be written \(\w+: .*; 0 MB are free there\)",
+            said,
+        )
     assert done.returncode != 0
-    assert "error: the run has ended at step 3, but what it learned since its last checkpoint is lost." in said
+    assert (
+        "error: the run has ended at step 3, but what it learned since its last checkpoint is lost."
+        in said
+    )
     assert [path.name for path in (tmp_path / "kept").glob("*checkpoint*")] == ["checkpoint-000000"]
     assert len((tmp_path / "kept/metrics.jsonl").read_text().splitlines()) == 3
     from engine.run.checkpoint import damaged
@@ -137,9 +172,15 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    where = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank"]
+    where = [
+        "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port",
+        str(port), "--node-rank",
+    ]
     commands = [command(small, "--shard", "full", nodes=[*where, str(n)]) for n in (0, 1)]
-    nodes = [subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for words in commands]
+    nodes = [
+        subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        for words in commands
+    ]
     said = [node.communicate(timeout=240)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said[0][-2000:] + said[1][-2000:]
     rows, expected = metrics(tmp_path), metrics(undisturbed)
@@ -151,12 +192,16 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
 if __name__ == "__main__":
     import train
     import update
+    from engine.base import ranks
     from engine.model.sampling import Sampler
-    from engine.run import checkpoint, ranks
+    from engine.run import checkpoint
     from engine.run.options import run_program
     from engine.run.state import Run
 
-    places = {"sample": (Sampler, "sample"), "update": (update, "accumulate"), "save": (checkpoint, "sharded_state")}
+    places = {
+        "sample": (Sampler, "sample"), "update": (update, "accumulate"),
+        "save": (checkpoint, "sharded_state"),
+    }
     start, now = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), {"step": 0}
     Path(f"at-start-{start}").write_text(str(time.time()))
     begin_step, train_step = Run.begin_step, train.train_step

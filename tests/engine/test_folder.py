@@ -1,4 +1,5 @@
-"""engine/run/folder.py: whose a folder is, what run.json keeps, and that one job alone writes a folder."""
+"""engine/run/folder.py: whose a folder is, what run.json keeps, and that one job alone writes a
+folder."""
 
 import errno
 import fcntl
@@ -14,12 +15,15 @@ import torch
 from transformers import AutoConfig
 
 import train
+from engine.base.errors import UserError
 from engine.model.loading import load_model
 from engine.run.config import open_run
-from engine.run.options import UserError
 from tests.engine.test_ranks import ROOT, torchrun
 
-BRIEF = ["--questions_per_step", "1", "--group_size", "4", "--max_new_tokens", "16", "--eval_questions", "2", "--lr", "1e-3"]
+BRIEF = [
+    "--questions_per_step", "1", "--group_size", "4", "--max_new_tokens", "16", "--eval_questions",
+    "2", "--lr", "1e-3",
+]
 
 
 @pytest.fixture
@@ -44,13 +48,17 @@ HOLD = "import sys, time; from engine.run import folder\nwith folder.alone(sys.a
 
 def test_two_processes_cannot_write_one_folder_and_the_lock_dies_with_its_process(run):
     folder, words = run
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout.readline() == "held\n"
     before = (folder / "metrics.jsonl").read_text()
     with pytest.raises(UserError) as error:
         train.main([*words, "--resume", "--steps", "2"])
-    assert str(error.value) == (f"{folder} is being written by process {holder.pid} on {socket.gethostname()}: "
-                                "wait for its end, stop it, or name another --output_dir.")
+    assert str(error.value) == (
+        f"{folder} is being written by process {holder.pid} on {socket.gethostname()}: "
+        "wait for its end, stop it, or name another --output_dir."
+    )
     assert (folder / "metrics.jsonl").read_text() == before
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
@@ -64,31 +72,54 @@ def test_all_ranks_of_a_job_end_with_the_sentence(small, tmp_path):
     with open(tmp_path / "run/run.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         print("process 7 on node0", file=file, flush=True)
-        done = torchrun(ROOT / "train.py", "--model", small, *BRIEF, "--steps", "1", "--output_dir", "run", cwd=tmp_path, ranks=2)
-    assert done.returncode != 0 and "error: run is being written by process 7 on node0: wait" in done.stderr
+        done = torchrun(
+            ROOT / "train.py", "--model", small,
+            *BRIEF, "--steps", "1", "--output_dir", "run", cwd=tmp_path, ranks=2,
+        )
+    assert (
+        done.returncode != 0
+        and "error: run is being written by process 7 on node0: wait" in done.stderr
+    )
     assert "gloo" not in done.stderr and "Signal" not in done.stderr, done.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]  # the other job's
 
 
-def test_a_file_system_without_locks_does_not_keep_a_run_from_its_work(small, tmp_path, monkeypatch, capsys):
+def test_a_file_system_without_locks_does_not_keep_a_run_from_its_work(
+    small, tmp_path, monkeypatch, capsys
+):
     def unsupported(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    assert train.main(["--model", small, *BRIEF, "--steps", "1", "--output_dir", str(tmp_path / "run")]) == 0
-    assert "run.lock cannot be locked (No locks available): start no second run in this folder." in capsys.readouterr().out
+    assert (
+        train.main(
+            ["--model", small, *BRIEF, "--steps", "1", "--output_dir", str(tmp_path / "run")]
+        )
+        == 0
+    )
+    assert (
+        "run.lock cannot be locked (No locks available): start no second run in this folder."
+        in capsys.readouterr().out
+    )
 
 
 # --- whose a folder is ---
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_the_folder_of_a_model_is_refused_and_nothing_of_it_is_lost(small, tmp_path, monkeypatch, restarted):
+def test_the_folder_of_a_model_is_refused_and_nothing_of_it_is_lost(
+    small, tmp_path, monkeypatch, restarted
+):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3" if restarted else "0")
     shutil.copytree(small, tmp_path / "model")
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    with pytest.raises(UserError, match="model holds config.json, but not the run.json of a run: name another --output_dir.$"):
-        train.main(["--model", small, *BRIEF, "--steps", "1", "--output_dir", str(tmp_path / "model")])
+    with pytest.raises(
+        UserError,
+        match="model holds config.json, but not the run.json of a run: name another --output_dir.$",
+    ):
+        train.main(
+            ["--model", small, *BRIEF, "--steps", "1", "--output_dir", str(tmp_path / "model")]
+        )
     assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
 
 
@@ -103,17 +134,25 @@ def test_a_restarted_job_goes_on_only_with_the_options_of_its_run(run, restarts,
     folder, words = run
     config, _ = open_run(words)
     assert config.resume
-    (tmp_path / "recipe.yaml").write_text("lr: 0.001\nsteps: 1\n")  # other words for the same options
+    # other words for the same options
+    (tmp_path / "recipe.yaml").write_text("lr: 0.001\nsteps: 1\n")
     at = words.index("--lr")
     recipe = words[:at] + words[at + 4 :]
     assert open_run([*recipe, "--recipe", str(tmp_path / "recipe.yaml")])[0].resume
-    for option, value, started in [("--lr", "0.1", "with --lr 0.001"), ("--stop_kl", "0.5", "without --stop_kl"),
-                                   ("--rewards", "format_reward", "with --rewards toy_accuracy")]:
-        with pytest.raises(UserError, match=f"run holds a run {started}: a restarted job needs the options that its run"):
+    for option, value, started in [
+        ("--lr", "0.1", "with --lr 0.001"), ("--stop_kl", "0.5", "without --stop_kl"),
+        ("--rewards", "format_reward", "with --rewards toy_accuracy"),
+    ]:
+        with pytest.raises(
+            UserError,
+            match=f"run holds a run {started}: a restarted job needs the options that its run",
+        ):
             open_run([*words, option, value])
 
 
-def test_a_job_that_was_killed_before_its_first_checkpoint_starts_anew(small, tmp_path, restarts, monkeypatch):
+def test_a_job_that_was_killed_before_its_first_checkpoint_starts_anew(
+    small, tmp_path, restarts, monkeypatch
+):
     words = ["--model", small, *BRIEF, "--steps", "1", "--output_dir", str(tmp_path / "run")]
 
     def killed(*_, **__):
@@ -137,18 +176,29 @@ def test_run_json_keeps_what_a_run_was_started_with_and_what_a_resume_changes(ru
     train.main([*again, "--steps", "2", "--beta", "0.1", "--temperature", "0.9", "--rewards", "toy_accuracy", "format_reward:0.5",
                 "--keep", "random"])  # fmt: skip
     said = capsys.readouterr().out
-    for now, before in [("--beta 0.1", "--beta 0.04"), ("--temperature 0.9", "--temperature 1.0"), ("--keep random", "--keep largest_abs"),
-                        ("--rewards toy_accuracy format_reward:0.5", "--rewards toy_accuracy")]:
+    for now, before in [
+        ("--beta 0.1", "--beta 0.04"), ("--temperature 0.9", "--temperature 1.0"),
+        ("--keep random", "--keep largest_abs"),
+        ("--rewards toy_accuracy format_reward:0.5", "--rewards toy_accuracy"),
+    ]:
         assert f"note: the run goes on with {now}; it was started with {before}.\n" in said
     assert said.count("the run goes on") == 5  # and with other --steps
     kept = json.loads((folder / "run.json").read_text())
-    changed = {"beta": 0.1, "temperature": 0.9, "keep": "random", "rewards": ["toy_accuracy", "format_reward:0.5"], "steps": 2}
+    changed = {
+        "beta": 0.1, "temperature": 0.9, "keep": "random",
+        "rewards": ["toy_accuracy", "format_reward:0.5"], "steps": 2,
+    }
     assert kept == started | {"resumed": [{"step": 1, "options": changed}]}
     train.main([*again, "--steps", "3"])  # goes on with the changed options
     said = capsys.readouterr().out
     assert "goes on with --beta 0.1; it was started with --beta 0.04" in said
-    assert "with --steps 3; it was started with --steps" in said and "the learning rate now follows the new length" in said
-    assert json.loads((folder / "run.json").read_text())["resumed"][1:] == [{"step": 2, "options": {"steps": 3}}]
+    assert (
+        "with --steps 3; it was started with --steps" in said
+        and "the learning rate now follows the new length" in said
+    )
+    assert json.loads((folder / "run.json").read_text())["resumed"][1:] == [
+        {"step": 2, "options": {"steps": 3}}
+    ]
 
 
 def test_a_run_of_before_whose_options_are_in_config_json_goes_on(run):
@@ -160,7 +210,9 @@ def test_a_run_of_before_whose_options_are_in_config_json_goes_on(run):
     assert (folder / "run.json").exists() and not (folder / "config.json").exists()
 
 
-def test_transformers_finds_no_config_in_a_run_folder_and_the_printed_lines_load_its_model(run, capsys):
+def test_transformers_finds_no_config_in_a_run_folder_and_the_printed_lines_load_its_model(
+    run, capsys
+):
     folder, words = run
     train.main([*words, "--resume", "--steps", "2"])
     lines = capsys.readouterr().out.splitlines()[-3:]
@@ -168,7 +220,11 @@ def test_transformers_finds_no_config_in_a_run_folder_and_the_printed_lines_load
     loaded = {}
     exec("\n".join(lines), loaded)
     trained, _ = load_model(str(folder), torch.device("cpu"))
-    assert all(torch.equal(p, q) for p, q in zip(loaded["model"].parameters(), trained.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(loaded["model"].parameters(), trained.parameters(), strict=True)
+    )
     assert loaded["tokenizer"].encode("1+2=?")
-    with pytest.raises((OSError, ValueError), match="config.json"):  # and not: torch has no attribute "auto"
+    # and not: torch has no attribute "auto"
+    with pytest.raises((OSError, ValueError), match="config.json"):
         AutoConfig.from_pretrained(folder)

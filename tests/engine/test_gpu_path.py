@@ -1,8 +1,10 @@
-"""The GPU path: placement, types, memory, and what the ranks tell each other. It runs on a GPU, or on a pretended one.
+"""The GPU path: placement, types, memory, and what the ranks tell each other. It runs on a GPU, or
+on a pretended one.
 
-The pretended one is a tool beside the project, a CUDA backend whose memory is the host's; if neither is there, these tests are
-skipped. It proves that tensors stand on the right devices in the right types, that the memory is as planned, and that the ranks
-say the same things in the same order. It proves nothing about real kernels, speed, or NCCL itself.
+The pretended one is a tool beside the project, a CUDA backend whose memory is the host's; if
+neither is there, these tests are skipped. It proves that tensors stand on the right devices in the
+right types, that the memory is as planned, and that the ranks say the same things in the same
+order. It proves nothing about real kernels, speed, or NCCL itself.
 
 pytest starts this very file on the device; its __main__ is what is done there.
 """
@@ -23,7 +25,10 @@ TOOL = ROOT.parent / "shared/tools/pretend_gpu.py"
 GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not GPUS and not TOOL.exists(), reason="there is no GPU, and nothing beside the project that pretends one"),
+    pytest.mark.skipif(
+        not GPUS and not TOOL.exists(),
+        reason="there is no GPU, and nothing beside the project that pretends one",
+    ),
 ]
 
 RUN = ["--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "24", "--eval_questions", "6", "--lr", "1e-3",
@@ -38,10 +43,19 @@ UPDATED = ("cppo", "gspo", "ppo")
 def on_gpu(*words, ranks=1, cwd=ROOT, timeout=400):
     """Run a Python program on the GPU, or on the pretended one. Returns what it printed."""
     pretend = [] if GPUS else [TOOL]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks > 1 else []
-    more = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PRETEND_GPUS": str(ranks), "PRETEND_QUIET": "1"}
+    launch = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        if ranks > 1
+        else []
+    )
+    more = {
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PRETEND_GPUS": str(ranks),
+        "PRETEND_QUIET": "1",
+    }
     command = [sys.executable, *map(str, [*launch, *pretend, *words])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=os.environ | more)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=os.environ | more
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout
 
@@ -50,7 +64,8 @@ def on_gpu(*words, ranks=1, cwd=ROOT, timeout=400):
 
 
 def runs(small, out):
-    """Every kind of run, in bfloat16; whether the sampler's copy is the policy after every update, to a file."""
+    """Every kind of run, in bfloat16; whether the sampler's copy is the policy after every update,
+    to a file."""
     import eval as evaluation
     import train
     from engine.model import networks
@@ -65,16 +80,28 @@ def runs(small, out):
             super().refresh(weights)
             if self.copy:
                 own = dict(self.model.named_parameters())
-                followed.append(all(torch.equal(own[name], tensor) and own[name].dtype == torch.bfloat16 for name, tensor in weights))
+                followed.append(
+                    all(
+                        torch.equal(own[name], tensor) and own[name].dtype == torch.bfloat16
+                        for name, tensor in weights
+                    )
+                )
 
     networks.Sampler = Watched
     for name, more in RUNS.items():
-        words = ["--model", small, "--dataset", "toy", "--algorithm", name, "--output_dir", str(out / name), *RUN, *more]
+        words = [
+            "--model", small, "--dataset", "toy", "--algorithm", name, "--output_dir",
+            str(out / name),
+            *RUN,
+            *more,
+        ]
         words += ["--minibatches", str(ALGORITHMS[name].minibatches)]  # the toy has two
         assert train.main([*words, "--steps", "2"]) == 0
     for name in ("cppo", "pods"):  # resumed: whole weights and adapters
         merge = ["--merge_lora"] if name == "pods" else []
-        assert train.main(["--output_dir", str(out / name), "--resume", "--steps", "3", *merge]) == 0
+        assert (
+            train.main(["--output_dir", str(out / name), "--resume", "--steps", "3", *merge]) == 0
+        )
     rewards = ["toy_accuracy", f"RewardModel:{make(out / 'judge')}"]
     train.main(["--model", small, "--check_rewards", "--group_size", "4", "--rewards", *rewards])
     words = ["--questions", "6", "--samples", "2", "--max_new_tokens", "24", "--output_dir"]
@@ -84,8 +111,9 @@ def runs(small, out):
 
 
 def updates(small, out, device):
-    """One update of six fixed completions by each algorithm, in float32: the weights after it, to files."""
-    from engine.run import ranks
+    """One update of six fixed completions by each algorithm, in float32: the weights after it, to
+    files."""
+    from engine.base import ranks
     from tests.engine.test_ranks import SHARES, sgd_update
 
     rank, world = ranks.rank(), ranks.world_size()
@@ -109,12 +137,16 @@ def ran(small, tmp_path_factory):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_kind_of_run_learns_in_bfloat16(ran, name):
-    from engine.run import logs
+    from engine.base import files
 
-    rows = [row for row in logs.read(ran / name / "metrics.jsonl") if row["loss"] is not None]
-    assert rows and all(abs(row["loss"]) < 100 and row["skipped_updates"] == 0 and row["grad_norm"] > 0 for row in rows)
+    rows = [row for row in files.read(ran / name / "metrics.jsonl") if row["loss"] is not None]
+    assert rows and all(
+        abs(row["loss"]) < 100 and row["skipped_updates"] == 0 and row["grad_norm"] > 0
+        for row in rows
+    )
     for row in rows:
-        assert 0 < row["sampler_gap"] < 0.05  # it is the rounding of bfloat16, and not another policy
+        # it is the rounding of bfloat16, and not another policy
+        assert 0 < row["sampler_gap"] < 0.05
         if ALGORITHMS[name].minibatches == 1:  # π_θ is still π_old
             assert row["ratio_max"] == pytest.approx(1, abs=1e-6)
 
@@ -125,10 +157,10 @@ def test_the_samplers_copy_follows_every_update(ran):
 
 
 def test_resumed_runs_go_on_and_adapters_are_merged(ran):
-    from engine.run import logs
+    from engine.base import files
 
     for name in ("cppo", "pods"):
-        assert [row["step"] for row in logs.read(ran / name / "metrics.jsonl")] == [1, 2, 3]
+        assert [row["step"] for row in files.read(ran / name / "metrics.jsonl")] == [1, 2, 3]
     assert (ran / "pods/merged/model.safetensors").exists()
 
 
@@ -147,18 +179,27 @@ def test_in_float32_an_update_is_that_of_a_cpu(small, tmp_path, ranks):
                 torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
 
 
-CASES = {1: ["wide, tied", "GSPO", "PPO", "LoRA", "LoRA, long prompts", "float32, long prompts"], 2: ["deep, checkpointed"]}
+CASES = {
+    1: ["wide, tied", "GSPO", "PPO", "LoRA", "LoRA, long prompts", "float32, long prompts"],
+    2: ["deep, checkpointed"],
+}
 
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_the_memory_planned_is_the_memory_held(tmp_path, ranks):
     if GPUS and ranks > GPUS:
         pytest.skip(f"needs {ranks} GPUs")
-    on_gpu(ROOT / "experiments/plan.py", "--output", tmp_path, "--cases", *CASES[ranks], ranks=ranks)
+    on_gpu(
+        ROOT / "experiments/plan.py", "--output", tmp_path, "--cases", *CASES[ranks], ranks=ranks
+    )
     for row in json.loads((tmp_path / "plan.json").read_text())["rows"]:
         planned, held = row["planned"], row["tracked"]
-        training, seen = (max(value for phase, value in of.items() if phase not in ("evaluation", "resuming")) for of in (planned, held))
-        # the update's plan allows for keys and values beside a full micro-batch, which these short texts do not fill
+        training, seen = (
+            max(value for phase, value in of.items() if phase not in ("evaluation", "resuming"))
+            for of in (planned, held)
+        )
+        # the update's plan allows for keys and values beside a full micro-batch, which these short
+        # texts do not fill
         assert 0.87 * seen < training < 1.3 * seen, row
         for phase in ("building", "generation", "evaluation"):
             assert planned[phase] == pytest.approx(held[phase], rel=0.15), (phase, row)
@@ -169,22 +210,28 @@ def test_the_gpu_benchmark_measures_every_point(tmp_path):
     on_gpu(ROOT / "experiments/gpu.py", "--quick", "--output", tmp_path)
     sections = json.loads((tmp_path / "gpu.json").read_text())["models"][0]["sections"]
     points = [row for rows in sections.values() for row in rows]
-    assert len(points) > 15 and not any("error" in row for row in points), [row for row in points if "error" in row]
+    assert len(points) > 15 and not any("error" in row for row in points), [
+        row for row in points if "error" in row
+    ]
 
 
 def test_more_processes_than_gpus_is_one_sentence():
-    from engine.run import ranks
-    from engine.run.options import UserError
+    from engine.base import ranks
+    from engine.base.errors import UserError
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "2")
         patch.setattr(torch.cuda, "device_count", lambda: 2)
-        with pytest.raises(UserError, match="^this machine has 2 GPUs, and torchrun started more processes: --nproc-per-node 2.$"):
+        with pytest.raises(
+            UserError,
+            match="^this machine has 2 GPUs, and torchrun started more processes: --nproc-per-node "
+                  "2.$",
+        ):
             ranks.start()
 
 
 if __name__ == "__main__":
-    from engine.run import ranks
+    from engine.base import ranks
 
     device = ranks.start()
     job, small, out = sys.argv[1:]

@@ -7,8 +7,11 @@ from pathlib import Path
 from transformers import Qwen2Config
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ["transformers.modeling_utils", "transformers.modeling_layers", "torch._dynamo", "torch.distributed.fsdp", "sympy",
-         "torch.distributed.checkpoint", "torch.distributed.tensor", "matplotlib", "datasets", "peft", "vllm", "math_verify"]
+HEAVY = [
+    "transformers.modeling_utils", "transformers.modeling_layers", "torch._dynamo",
+    "torch.distributed.fsdp", "sympy", "torch.distributed.checkpoint", "torch.distributed.tensor",
+    "matplotlib", "datasets", "peft", "vllm", "math_verify",
+]
 ASK = """
 import contextlib, sys
 import eval, train
@@ -25,13 +28,15 @@ print("heavy:", [name for name in {heavy} if name in sys.modules])
 
 MISTAKES = [
     "--bogus", "--lr fast", "--algorithm nope", "--shard full --lora 4", "--dataset nope", "--dataset nope.jsonl", "--model ./nope",
-    "--rewards nope", "--rewards RewardModel:./nope", "--rewards math_accuracy --dataset gsm8k --steps 0", "--recipe nope.yaml",
-    "--keep nope.py:f", "--resume --output_dir nope", "--check_rewards --dtype half", "--plan --devices 0",
+    "--rewards nope", "--rewards RewardModel:./nope", "--rewards math_accuracy --dataset gsm8k "
+                                                      "--steps 0", "--recipe nope.yaml",
+    "--keep nope.py:f", "--resume --output_dir nope", "--check_rewards --dtype half", "--plan "
+                                                                                      "--devices 0",
 ]  # fmt: skip
 ASK_AFTER_MISTAKES = """
 import sys
 import train
-from engine.run.options import UserError
+from engine.base.errors import UserError
 for words in {mistakes}:
     try:
         train.main(words.split())
@@ -44,7 +49,9 @@ print("heavy:", [name for name in {heavy} if name in sys.modules])
 def test_a_users_mistake_is_told_before_anything_slow_is_imported():
     """What is left is torch, which takes two seconds."""
     code = ASK_AFTER_MISTAKES.format(mistakes=MISTAKES, heavy=["transformers", *HEAVY])
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     *told, heavy = done.stdout.splitlines()
     assert len(told) == len(MISTAKES) and heavy == "heavy: []"

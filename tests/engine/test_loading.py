@@ -26,11 +26,11 @@ from transformers import (
     Phi3ForCausalLM,
 )
 
+from engine.base.errors import UserError
 from engine.model.folders import ask_hub, context_of, prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
-from engine.model.skeleton import skeleton
-from engine.run.options import UserError
+from engine.run.skeleton import skeleton
 from engine.scoring.score import choose
 from engine.tasks import questions
 from tests.engine.test_logprobs import SIZES, batch, make
@@ -39,7 +39,8 @@ CPU = torch.device("cpu")
 
 
 def test_weights_are_float32_masters_that_a_step_of_1e_6_moves(small, tmp_path):
-    """In bfloat16 a step of lr 1e-6 is rounded away; weights saved in bfloat16 are loaded as float32."""
+    """In bfloat16 a step of lr 1e-6 is rounded away; weights saved in bfloat16 are loaded as
+    float32."""
     model, tokenizer = load_model(small, CPU)
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -51,7 +52,9 @@ def test_weights_are_float32_masters_that_a_step_of_1e_6_moves(small, tmp_path):
     torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0).step()
     for name, p in model.named_parameters():
         assert (p != before[name]).float().mean() > 0.9
-        assert (before[name].bfloat16() + torch.tensor(-1e-6).bfloat16() == before[name].bfloat16()).float().mean() > 0.9
+        assert (
+            before[name].bfloat16() + torch.tensor(-1e-6).bfloat16() == before[name].bfloat16()
+        ).float().mean() > 0.9
 
 
 def test_dropout_is_off(tmp_path, small):
@@ -65,7 +68,9 @@ def test_dropout_is_off(tmp_path, small):
 
 
 def test_a_model_that_rescales_its_logits_is_refused(tmp_path, small):
-    GraniteForCausalLM(GraniteConfig(**SIZES, num_key_value_heads=4, logits_scaling=8.0)).save_pretrained(tmp_path)
+    GraniteForCausalLM(
+        GraniteConfig(**SIZES, num_key_value_heads=4, logits_scaling=8.0)
+    ).save_pretrained(tmp_path)
     load_model(small, CPU)[1].save_pretrained(tmp_path)
     with pytest.raises(UserError, match="rescales its logits"):
         load_model(str(tmp_path), CPU)
@@ -85,7 +90,9 @@ def test_a_model_whose_cache_sampling_cannot_use_is_refused(tmp_path, small):
     MiniMaxForCausalLM(config).save_pretrained(tmp_path)
     load_model(small, CPU)[1].save_pretrained(tmp_path)
     before = torch.get_rng_state()
-    with pytest.raises(UserError, match="has a cache of a kind that sampling cannot use: use another model"):
+    with pytest.raises(
+        UserError, match="has a cache of a kind that sampling cannot use: use another model"
+    ):
         load_model(str(tmp_path), CPU)
     load_model(small, CPU)
     assert torch.equal(torch.get_rng_state(), before)  # of a run that is resumed, for example
@@ -96,7 +103,9 @@ def test_quantized_weights_whose_package_is_missing_are_one_sentence(tmp_path, s
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+    )
     with pytest.raises(UserError, match="^the model .* cannot be loaded: "):
         load_model(str(tmp_path), CPU)
 
@@ -120,20 +129,35 @@ def test_weights_that_are_not_finite_are_refused_for_what_they_are(folder, value
     folder, tensors = folder
     tensors["model.norm.weight"][3] = value
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert "are not finite (model.norm.weight): the file is damaged, or a training run failed." in refused(folder)
+    assert (
+        "are not finite (model.norm.weight): the file is damaged, or a training run failed."
+        in refused(folder)
+    )
 
 
 def test_weights_whose_logits_are_not_finite_are_refused_for_what_they_are(folder):
     folder, tensors = folder
-    save_file({name: 1e30 * tensor for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
-    assert "are so large that its logits are not finite: the file is damaged, or a training run failed." in refused(folder)
+    save_file(
+        {name: 1e30 * tensor for name, tensor in tensors.items()}, folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    assert (
+        "are so large that its logits are not finite: the file is damaged, or a training run "
+        "failed."
+        in refused(folder)
+    )
 
 
 def test_a_tensor_of_another_shape_is_refused(folder):
     folder, tensors = folder
-    save_file(tensors | {"model.norm.weight": torch.ones(60)}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        tensors | {"model.norm.weight": torch.ones(60)}, folder / "model.safetensors",
+        {"format": "pt"},
+    )
     assert refused(folder) == (
-        f"model.norm.weight of {folder} has the shape [60], and its config.json says [64]: they belong to different models.")
+        f"model.norm.weight of {folder} has the shape [60], and its config.json says [64]: they "
+        "belong to different models."
+    )
 
 
 class Program:
@@ -151,7 +175,11 @@ def test_pickled_weights_are_loaded_if_they_are_tensors_and_never_run(folder, tm
     for content in (None, b"hello"):
         if content:
             (folder / "pytorch_model.bin").write_bytes(content)
-        assert "its pytorch_model.bin is damaged, or holds more than tensors, which could run code: get the" in refused(folder)
+        assert (
+            "its pytorch_model.bin is damaged, or holds more than tensors, which could run code: "
+            "get the"
+            in refused(folder)
+        )
     assert not (tmp_path / "it ran").exists()
 
 
@@ -161,14 +189,20 @@ def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_p
     code = f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass C: pass\n"
     (folder / "mine.py").write_text(code)
     config = json.loads((folder / "config.json").read_text())
-    brought = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.C", "AutoModelForSequenceClassification": "mine.C"}
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": brought, "model_type": "mine"}))
+    brought = {
+        "AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.C",
+        "AutoModelForSequenceClassification": "mine.C",
+    }
+    (folder / "config.json").write_text(
+        json.dumps(config | {"auto_map": brought, "model_type": "mine"})
+    )
     reason = "it brings code of its own (auto_map), which is never run here: use a model that transformers knows"
     plan = lambda name: skeleton(SimpleNamespace(model=name, dataset="gsm8k"))
     assert reason in refused(folder) and reason in refused(folder, load=plan)
     with pytest.raises(UserError, match="the reward model .* cannot be loaded: ValueError: "):
         choose([f"RewardModel:{folder}"], CPU)
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": brought}))  # transformers knows qwen2
+    # transformers knows qwen2
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": brought}))
     load_model(str(folder), CPU)
     assert not (tmp_path / "it ran").exists()
 
@@ -188,7 +222,9 @@ def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):
 @pytest.mark.parametrize("name", ["runs/toy-cpo-1", "mine/toy-cppo-1", "./toy", "/nowhere/toy", "~/toy", "a/b/c"])
 def test_a_name_that_looks_like_a_folder_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub, "get_hf_file_metadata", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(
+        hub, "get_hf_file_metadata", lambda *_, **__: pytest.fail("the hub was asked")
+    )
     if name.startswith("runs"):
         with pytest.raises(UserError, match=f"^the model folder {name} does not exist.$"):
             resolve_model(name)
@@ -201,7 +237,8 @@ def test_a_name_that_looks_like_a_folder_is_not_looked_for_on_the_hub(name, tmp_
 
 
 def answering(monkeypatch, tmp_path, error):
-    """A hub that answers with this error class, and an empty cache. Returns the list of what it was asked."""
+    """A hub that answers with this error class, and an empty cache. Returns the list of what it was
+    asked."""
     asked = []
 
     def answer(url, timeout):
@@ -211,7 +248,10 @@ def answering(monkeypatch, tmp_path, error):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "get_hf_file_metadata", answer)
-    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file, repo_type: "a/file" if "cached" in name else None)
+    monkeypatch.setattr(
+        hub, "try_to_load_from_cache",
+        lambda name, file, repo_type: "a/file" if "cached" in name else None,
+    )
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "0")
     ask_hub.cache_clear()
@@ -219,15 +259,21 @@ def answering(monkeypatch, tmp_path, error):
 
 
 @pytest.mark.parametrize("error, name, message", [
-    (ConnectionError, "me/model", "the model me/model is no folder here, and the hub cannot be reached"),
-    (RepositoryNotFoundError, "me/model", "the hub has no model me/model, or shows it only to some users"),
+    (ConnectionError, "me/model", "the model me/model is no folder here, and the hub cannot be "
+                                  "reached"),
+    (RepositoryNotFoundError, "me/model", "the hub has no model me/model, or shows it only to some "
+                                          "users"),
     (None, "a:b", "the model a:b is neither a folder here nor a name of the hub"),
 ])  # fmt: skip
-def test_a_model_that_the_hub_does_not_give_is_refused_after_one_question(error, name, message, tmp_path, monkeypatch):
+def test_a_model_that_the_hub_does_not_give_is_refused_after_one_question(
+    error, name, message, tmp_path, monkeypatch
+):
     asked = answering(monkeypatch, tmp_path, error)
     with pytest.raises(UserError, match=message):
         resolve_model(name)
-    assert len(asked) == (":" not in name) and all(url.endswith("config.json") and timeout <= 5 for url, timeout in asked)
+    assert len(asked) == (":" not in name) and all(
+        url.endswith("config.json") and timeout <= 5 for url, timeout in asked
+    )
 
 
 @pytest.mark.parametrize("error", [None, RemoteEntryNotFoundError])
@@ -237,14 +283,21 @@ def test_a_hub_that_answers_is_asked_once_for_each_name(error, tmp_path, monkeyp
     assert len(asked) == 1 and not hub.constants.HF_HUB_OFFLINE
 
 
-def test_without_a_hub_what_is_in_its_cache_is_used_and_the_hub_is_not_asked_again(tmp_path, monkeypatch):
+def test_without_a_hub_what_is_in_its_cache_is_used_and_the_hub_is_not_asked_again(
+    tmp_path, monkeypatch
+):
     answering(monkeypatch, tmp_path, ConnectionError)
     assert resolve_model("me/cached") == "me/cached"
-    assert hub.constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"  # where transformers, datasets look
+    # where transformers, datasets look
+    assert hub.constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"
     asked = answering(monkeypatch, tmp_path, ConnectionError)
     with pytest.raises(UserError, match="gsm8k cannot be loaded from the hub .*: go online"):
         questions.read_hub("gsm8k", questions.TASKS["gsm8k"].source, "train")
-    assert len(asked) == 1 and asked[0][0].endswith("datasets/openai/gsm8k/resolve/main/README.md") and hub.constants.HF_HUB_OFFLINE
+    assert (
+        len(asked) == 1
+        and asked[0][0].endswith("datasets/openai/gsm8k/resolve/main/README.md")
+        and hub.constants.HF_HUB_OFFLINE
+    )
 
 
 @pytest.mark.parametrize("name, columns", [("gsm8k", ("question", "answer")), ("gsm8k_zh", ("question_zh-cn", "answer_only"))])
@@ -252,7 +305,9 @@ def test_the_message_without_a_hub_makes_the_file(name, columns, tmp_path, monke
     answering(monkeypatch, tmp_path, ConnectionError)
     with pytest.raises(UserError) as refused:
         questions.read_hub(name, questions.TASKS[name].source, "train")
-    rows = datasets.Dataset.from_dict({"question": ["1+2=?"], columns[0]: ["1 + 2 = ?"], columns[1]: ["3"], "more": [0]})
+    rows = datasets.Dataset.from_dict(
+        {"question": ["1+2=?"], columns[0]: ["1 + 2 = ?"], columns[1]: ["3"], "more": [0]}
+    )
     monkeypatch.setattr(datasets, "load_dataset", lambda path, configuration, split: rows)
     monkeypatch.chdir(tmp_path)
     exec(re.search('with python -c "(.*)", and name', str(refused.value))[1])
@@ -269,12 +324,19 @@ def test_prompts_leave_room_for_the_completion_in_the_context():
 def test_longrope_models_take_no_more_tokens_than_the_original_length():
     """One longer row would change the log-probabilities of the rows beside it."""
     torch.manual_seed(0)
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "rope_theta": 100.0}
-    config = Phi3Config(**SIZES, num_key_value_heads=4, max_position_embeddings=64, original_max_position_embeddings=16,
-                        pad_token_id=0, bos_token_id=None, eos_token_id=1, initializer_range=0.5, rope_parameters=rope)
+    rope = {
+        "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4,
+        "rope_theta": 100.0,
+    }
+    config = Phi3Config(
+        **SIZES, num_key_value_heads=4, max_position_embeddings=64,
+        original_max_position_embeddings=16, pad_token_id=0, bos_token_id=None, eos_token_id=1,
+        initializer_range=0.5, rope_parameters=rope,
+    )
     model = Phi3ForCausalLM(config).eval()
 
-    def beside(tokens):  # log-probabilities of a short completion, if so many tokens stand in the row beside it
+    # log-probabilities of a short completion, if so many tokens stand in the row beside it
+    def beside(tokens):
         prompts, ids = [[3, 4, 5], [6] * (tokens - 2)], torch.tensor([[7, 8], [9, 10]])
         return completion_logprobs(model, prompts, ids, torch.tensor([2, 2]))[0].detach()
 
@@ -291,10 +353,16 @@ def test_dynamic_ntk_models_take_what_their_context_holds():
 
 
 def test_routers_of_experts_hand_out_no_logits(tmp_path, small):
-    """With them transformers computes a loss of the routers in each pass, and fails at the masks of sampling."""
-    config = MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4, output_router_logits=True,
-                           pad_token_id=0, bos_token_id=None, eos_token_id=1)
+    """With them transformers computes a loss of the routers in each pass, and fails at the masks of
+    sampling."""
+    config = MixtralConfig(
+        **SIZES, num_key_value_heads=2, num_local_experts=4, output_router_logits=True,
+        pad_token_id=0, bos_token_id=None, eos_token_id=1,
+    )
     MixtralForCausalLM(config).save_pretrained(tmp_path)
     load_model(small, CPU)[1].save_pretrained(tmp_path)
     model, _ = load_model(str(tmp_path), CPU)
-    assert not model.config.output_router_logits and model(torch.tensor([[1, 2]])).router_logits is None
+    assert (
+        not model.config.output_router_logits
+        and model(torch.tensor([[1, 2]])).router_logits is None
+    )

@@ -1,4 +1,5 @@
-"""Log-probabilities of completions under a real model, against one plain forward pass per sequence."""
+"""Log-probabilities of completions under a real model, against one plain forward pass per
+sequence."""
 
 import copy
 from types import SimpleNamespace
@@ -34,24 +35,34 @@ from engine.model.logprobs import completion_logprobs
 from engine.model.prompts import check_once, prompts_once
 from records import Batch
 
-SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def make(kind):
     torch.manual_seed(0)
     if kind == "qwen2, tied":
-        model = Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True))
+        model = Qwen2ForCausalLM(
+            Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True)
+        )
     elif kind == "llama, untied":
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=False))
+        model = LlamaForCausalLM(
+            LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=False)
+        )
     elif kind == "mistral, sliding window":
         model = MistralForCausalLM(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4))
     else:
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+        )
     return model.eval()
 
 
 def batch():
-    """Ragged prompts and completions, one of a single token, one empty; what stands on padding is nonsense."""
+    """Ragged prompts and completions, one of a single token, one empty; what stands on padding is
+    nonsense."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)]
     return prompts, torch.randint(0, 40, (4, 7), generator=generator), torch.tensor([7, 4, 1, 0])
@@ -62,7 +73,11 @@ def plain_logprobs(model, prompts, tokens, lengths, temperature=1.0):
     rows = []
     for prompt, row, n in zip(prompts, tokens, lengths.tolist()):
         logits = model(torch.tensor([prompt + row[:n].tolist()])).logits[0].double() / temperature
-        rows.append(torch.stack([logits[len(prompt) - 1 + t].log_softmax(-1)[row[t]] for t in range(n)]) if n else torch.zeros(0))
+        rows.append(
+            torch.stack([logits[len(prompt) - 1 + t].log_softmax(-1)[row[t]] for t in range(n)])
+            if n
+            else torch.zeros(0)
+        )
     return rows
 
 
@@ -88,7 +103,8 @@ def test_logprobs_and_gradient_equal_plain_forward_passes(kind, temperature, mon
 
 
 class OfShape(TorchDispatchMode):
-    """Notes each operation that makes a tensor of two dimensions, the last of them being `width`: [(name, rows, dtype)]."""
+    """Notes each operation that makes a tensor of two dimensions, the last of them being `width`:
+    [(name, rows, dtype)]."""
 
     def __init__(self, width):
         super().__init__()
@@ -96,25 +112,39 @@ class OfShape(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.dim() == 2 and result.shape[1] == self.width and not operation.is_view:
+        if (
+            isinstance(result, torch.Tensor)
+            and result.dim() == 2
+            and result.shape[1] == self.width
+            and not operation.is_view
+        ):
             self.made.append((operation.overloadpacket.__name__, len(result), result.dtype))
         return result
 
 
 @pytest.mark.parametrize("elements, tokens_per_chunk", [(40 * 3, 3), (39, 1)])
-def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(elements, tokens_per_chunk, monkeypatch):
+def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(
+    elements, tokens_per_chunk, monkeypatch
+):
     """A chunk holds at least one token, even if the vocabulary is larger than a chunk."""
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", elements)
     model, (prompts, tokens, lengths) = make("llama, untied"), batch()
     held = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x), OfShape(40) as forward:
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x),
+        OfShape(40) as forward,
+    ):
         logp = completion_logprobs(model, prompts, tokens, lengths)
-    assert not any(x.shape[-1] == 40 and x.shape[0] != 32 for x in held if x.dim() > 1)  # nothing waits for the backward pass
+    # nothing waits for the backward pass
+    assert not any(x.shape[-1] == 40 and x.shape[0] != 32 for x in held if x.dim() > 1)
     with OfShape(40) as backward:
         logp.sum().backward()
     for seen in (forward, backward):
         rows = [n for name, n, _ in seen.made if name == "mm"]
-        assert max(n for _, n, _ in seen.made if n != 32) == max(rows) == tokens_per_chunk and sum(rows) == lengths.sum()
+        assert (
+            max(n for _, n, _ in seen.made if n != 32) == max(rows) == tokens_per_chunk
+            and sum(rows) == lengths.sum()
+        )
 
 
 class PeakMemory(TorchDispatchMode):
@@ -126,19 +156,23 @@ class PeakMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
-        known = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}  # a view makes nothing new
+        # a view makes nothing new
+        known = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
         for tensor in result if isinstance(result, list | tuple) else [result]:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in known:
                 self.made[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
-        self.made = {key: (ref, size) for key, (ref, size) in self.made.items() if not ref.expired()}
+        self.made = {
+            key: (ref, size) for key, (ref, size) in self.made.items() if not ref.expired()
+        }
         self.peak = max(self.peak, sum(size for _, size in self.made.values()))
         return result
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])
 def test_a_chunk_and_two_copies_of_it_are_alive_at_most(with_entropy):
-    """A float32 chunk of logits is one copy. Log-softmax makes two more, and the entropy goes by halves."""
+    """A float32 chunk of logits is one copy. Log-softmax makes two more, and the entropy goes by
+    halves."""
     logits, targets = torch.randn(64, 5000), torch.zeros(64, dtype=torch.long)
     with torch.no_grad(), PeakMemory() as seen:
         logprobs.score(logits, targets, 0.9, with_entropy)
@@ -149,8 +183,12 @@ def test_a_chunk_and_two_copies_of_it_are_alive_at_most(with_entropy):
 def wide():
     """A head of 500 × 32 with sharp logits; ragged rows as one micro-batch."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES | {"vocab_size": 500, "initializer_range": 0.3}, num_key_value_heads=4))
-    prompts, tokens = [[3, 4, 5]] * 8, torch.randint(500, (8, 30), generator=torch.Generator().manual_seed(2))
+    model = LlamaForCausalLM(
+        LlamaConfig(**SIZES | {"vocab_size": 500, "initializer_range": 0.3}, num_key_value_heads=4)
+    )
+    prompts, tokens = (
+        [[3, 4, 5]] * 8, torch.randint(500, (8, 30), generator=torch.Generator().manual_seed(2)),
+    )
     return model.eval(), (prompts, tokens, torch.tensor([30, 30, 25, 20, 30, 7, 30, 30]))
 
 
@@ -169,7 +207,10 @@ def test_the_error_of_the_heads_gradient_does_not_grow_with_the_chunks(wide, mon
     exact = heads_gradient(copy.deepcopy(model).double(), args, 500, monkeypatch)
     assert (heads_gradient(model, args, 7, monkeypatch) - exact).norm() < 1e-5 * exact.norm()
     # the body in float32, for its own error is larger
-    monkeypatch.setattr(logprobs, "completion_states", torch.autocast("cpu", enabled=False)(logprobs.completion_states))
+    monkeypatch.setattr(
+        logprobs, "completion_states",
+        torch.autocast("cpu", enabled=False)(logprobs.completion_states),
+    )
     errors = []
     for tokens_per_chunk in (500, 20, 1):
         gradient = heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=True)
@@ -215,7 +256,10 @@ def test_a_head_that_is_frozen_has_no_gradient_and_one_with_a_bias_has_two(wide,
     model.zero_grad()
     model.lm_head.requires_grad_(False)
     completion_logprobs(model, *args).sum().backward()
-    assert model.lm_head.weight.grad is model.lm_head.bias.grad is None and model.model.norm.weight.grad.abs().sum() > 0
+    assert (
+        model.lm_head.weight.grad is model.lm_head.bias.grad is None
+        and model.model.norm.weight.grad.abs().sum() > 0
+    )
 
 
 def with_adapter(model):
@@ -240,21 +284,39 @@ def test_logprobs_and_entropies_are_those_of_the_samplers_temperature(wide, chan
     model, (prompts, tokens, lengths) = wide
     change(model)
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * 7)
-    logp, entropies = completion_logprobs(model, prompts, tokens, lengths, temperature=0.6, with_entropy=True)
+    logp, entropies = completion_logprobs(
+        model, prompts, tokens, lengths, temperature=0.6, with_entropy=True
+    )
     sums = [torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
     for i, n in enumerate(lengths.tolist()):
-        logits = model(torch.tensor([prompts[i] + tokens[i, :n].tolist()])).logits[0, len(prompts[i]) - 1 : -1]
+        logits = model(torch.tensor([prompts[i] + tokens[i, :n].tolist()])).logits[
+            0, len(prompts[i]) - 1 : -1
+        ]
         expected = torch.distributions.Categorical(logits=logits.double() / 0.6)
-        torch.testing.assert_close(logp[i, :n].double(), expected.log_prob(tokens[i, :n]), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(entropies[i, :n].double(), expected.entropy(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            logp[i, :n].double(), expected.log_prob(tokens[i, :n]), rtol=1e-4, atol=1e-4
+        )
+        torch.testing.assert_close(
+            entropies[i, :n].double(), expected.entropy(), rtol=1e-4, atol=1e-4
+        )
         assert (entropies[i, n:] == 0).all()
-        sums = [sums[0] + (i + 1) * expected.log_prob(tokens[i, :n]).sum(), sums[1] + (i - 1) * expected.entropy().sum()]
-    row, trained = torch.arange(len(prompts))[:, None], [p for p in model.parameters() if p.requires_grad]
+        sums = [
+            sums[0] + (i + 1) * expected.log_prob(tokens[i, :n]).sum(),
+            sums[1] + (i - 1) * expected.entropy().sum(),
+        ]
+    row, trained = (
+        torch.arange(len(prompts))[:, None], [p for p in model.parameters() if p.requires_grad],
+    )
     ours = ((row + 1) * logp).sum(), ((row - 1) * entropies).sum()
     for a, b in [(1, 0), (0, 1), (2, -3)]:
-        got = torch.autograd.grad(a * ours[0] + b * ours[1], trained, retain_graph=True) if b and a else torch.autograd.grad(
-            ours[0] if a else ours[1], trained, retain_graph=True)
-        for one, other in zip(got, torch.autograd.grad(a * sums[0] + b * sums[1], trained, retain_graph=True)):
+        got = (
+            torch.autograd.grad(a * ours[0] + b * ours[1], trained, retain_graph=True)
+            if b and a
+            else torch.autograd.grad(ours[0] if a else ours[1], trained, retain_graph=True)
+        )
+        for one, other in zip(
+            got, torch.autograd.grad(a * sums[0] + b * sums[1], trained, retain_graph=True)
+        ):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-4)
 
 
@@ -273,7 +335,10 @@ def test_what_stands_on_padding_is_invisible():
     other = tokens.clone()
     for i, n in enumerate(lengths.tolist()):
         other[i, n:] = 0
-    assert torch.equal(completion_logprobs(model, prompts, tokens, lengths), completion_logprobs(model, prompts, other, lengths))
+    assert torch.equal(
+        completion_logprobs(model, prompts, tokens, lengths),
+        completion_logprobs(model, prompts, other, lengths),
+    )
 
 
 def test_the_mask_counts_eos_and_comes_from_the_lengths():
@@ -302,10 +367,15 @@ def test_micro_batches_hold_every_completion_once():
         for part in parts:
             widths = [len(p) + n for p, n in zip(part.prompts, part.lengths.tolist())]
             assert len(widths) == 1 or len(widths) * max(widths) <= budget
-            for p, t, n, a in zip(part.prompts, part.tokens, part.lengths.tolist(), part.advantages.tolist()):
+            for p, t, n, a in zip(
+                part.prompts, part.tokens, part.lengths.tolist(), part.advantages.tolist()
+            ):
                 assert a not in rows
                 rows[a] = (p, t[:n].tolist())
-        assert rows == {float(i): (p, tokens[i, :n].tolist()) for i, (p, n) in enumerate(zip(prompts, lengths.tolist()))}
+        assert rows == {
+            float(i): (p, tokens[i, :n].tolist())
+            for i, (p, n) in enumerate(zip(prompts, lengths.tolist()))
+        }
 
 
 # --- a prompt that several rows share is computed once ---
@@ -314,9 +384,12 @@ KINDS = ["qwen2, tied", "llama, untied", "gpt2", "mistral, sliding window"]
 
 
 def in_groups(group_sizes, seed=2):
-    """Completions of questions with prompts of unequal lengths; some have one token, one has none."""
+    """Completions of questions with prompts of unequal lengths; some have one token, one has
+    none."""
     generator = torch.Generator().manual_seed(seed)
-    asked = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)][: len(group_sizes)]
+    asked = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)][
+        : len(group_sizes)
+    ]
     prompts = [prompt for prompt, k in zip(asked, group_sizes) for _ in range(k)]
     lengths = torch.randint(1, 8, (len(prompts),), generator=generator)
     lengths[-1] = 0
@@ -324,7 +397,8 @@ def in_groups(group_sizes, seed=2):
 
 
 def scored(model, rows, monkeypatch, *, once, **options):
-    """(log-probabilities, entropies, gradients, tokens that went through the model) of these rows, in two passes or one."""
+    """(log-probabilities, entropies, gradients, tokens that went through the model) of these rows,
+    in two passes or one."""
     monkeypatch.setattr(logprobs, "forward_cost", lambda prompts, lengths: (0, once))
     computed = []
     hook = model.base_model.register_forward_pre_hook(
@@ -333,7 +407,10 @@ def scored(model, rows, monkeypatch, *, once, **options):
     hook.remove()
     model.zero_grad()
     (logp * torch.linspace(-1, 1, logp.numel()).view(logp.shape)).sum().backward()
-    return logp.detach(), entropy, {name: p.grad.clone() for name, p in model.named_parameters()}, computed
+    return (
+        logp.detach(), entropy, {name: p.grad.clone() for name, p in model.named_parameters()},
+        computed,
+    )
 
 
 def assert_equal_scores(found, expected):
@@ -345,9 +422,13 @@ def assert_equal_scores(found, expected):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group_sizes", [(1,), (16,), (1, 1, 1, 1), (2, 2, 2), (1, 4, 8, 3), (5, 16)], ids=str)
-def test_a_prompt_that_is_computed_once_gives_the_scores_and_gradients_of_plain_rows(kind, group_sizes, monkeypatch):
+def test_a_prompt_that_is_computed_once_gives_the_scores_and_gradients_of_plain_rows(
+    kind, group_sizes, monkeypatch
+):
     model, rows = make(kind), in_groups(group_sizes)
-    once, plain = (scored(model, rows, monkeypatch, once=once, temperature=0.7) for once in (True, False))
+    once, plain = (
+        scored(model, rows, monkeypatch, once=once, temperature=0.7) for once in (True, False)
+    )
     assert_equal_scores(once, plain)
     longest = max(map(len, rows[0]))
     # the prompts, once; of the completions all but the last token, after which nothing is predicted
@@ -357,7 +438,8 @@ def test_a_prompt_that_is_computed_once_gives_the_scores_and_gradients_of_plain_
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_is_computed_once_with_gradient_checkpointing_too(kind, monkeypatch):
-    """The backward pass computes a layer again. It must not find the keys of the first time beside its own."""
+    """The backward pass computes a layer again. It must not find the keys of the first time beside
+    its own."""
     model, rows = make(kind), in_groups((2, 5, 3))
     plain = scored(model, rows, monkeypatch, once=False)
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -385,14 +467,20 @@ def test_completions_of_one_token_and_none_at_all(dtype, bound, monkeypatch):
     torch.testing.assert_close(once[0], plain[0], rtol=bound, atol=bound)
     nothing = [[0]], torch.zeros((1, 0), dtype=torch.long), torch.zeros(1, dtype=torch.long)
     logp, _, gradient, computed = scored(model, nothing, monkeypatch, once=True)
-    assert logp.shape == (1, 0) and len(computed) == 2 and all((g == 0).all() for g in gradient.values())
+    assert (
+        logp.shape == (1, 0)
+        and len(computed) == 2
+        and all((g == 0).all() for g in gradient.values())
+    )
 
 
 def test_rows_are_read_in_one_pass_unless_a_second_one_pays():
     model, passes = make("qwen2, tied"), []
     model.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
     tokens, lengths = torch.zeros((8, 4), dtype=torch.long), torch.full((8,), 4)
-    for prompts, expected in (([[1] * 50] * 8, 2), ([[i] * 50 for i in range(8)], 1), ([[1] * 5] * 8, 1)):
+    for prompts, expected in (
+        ([[1] * 50] * 8, 2), ([[i] * 50 for i in range(8)], 1), ([[1] * 5] * 8, 1),
+    ):
         passes.clear()
         completion_logprobs(model, prompts, tokens, lengths)
         assert len(passes) == expected
@@ -403,7 +491,8 @@ def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows(mo
     torch.manual_seed(0)
     other = Lfm2ForCausalLM(Lfm2Config(**SIZES, num_key_value_heads=2, full_attn_idxs=[1])).eval()
     for p in other.parameters():
-        p.data.mul_(8 if p.dim() > 1 else 1)  # as if it had learned something: fresh weights are small
+        # as if it had learned something: fresh weights are small
+        p.data.mul_(8 if p.dim() > 1 else 1)
     for model, can in ((other, False), *((make(kind), True) for kind in KINDS)):
         check_once(model.base_model)
         assert prompts_once(model.base_model) == can
@@ -422,7 +511,8 @@ def test_micro_batches_for_a_model_that_reads_plain_rows_are_cut_by_whole_rows()
 
 
 def test_a_network_gets_the_lengths_as_a_list():
-    """FSDP moves every tensor of a call to the device, and the lengths would be read back at each micro-batch."""
+    """FSDP moves every tensor of a call to the device, and the lengths would be read back at each
+    micro-batch."""
     rows = [[1] * 3] * 2, torch.zeros((2, 5), dtype=torch.long), torch.tensor([5, 2])
     got = []
     network = SimpleNamespace(completion_logprobs=lambda *words, **_: got.extend(words))
@@ -442,12 +532,15 @@ HOLD_DROPOUT_THEMSELVES = {
 
 @pytest.mark.parametrize("kind", HOLD_DROPOUT_THEMSELVES)
 def test_gradient_checkpointing_leaves_dropout_off_whatever_the_model(kind):
-    """Their layers' forward asks `self.training` for the dropout, which no module of theirs holds."""
+    """Their layers' forward asks `self.training` for the dropout, which no module of theirs
+    holds."""
     torch.manual_seed(0)
     model, args = HOLD_DROPOUT_THEMSELVES[kind]().eval(), batch()
     calls, results = [], []
     layer = next(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
-    next(m for m in layer.modules() if isinstance(m, torch.nn.LayerNorm)).register_forward_pre_hook(lambda *_: calls.append(1))
+    next(m for m in layer.modules() if isinstance(m, torch.nn.LayerNorm)).register_forward_pre_hook(
+        lambda *_: calls.append(1)
+    )
     for _ in range(2):
         logp = completion_logprobs(model, *args)
         logp.sum().backward()

@@ -1,4 +1,5 @@
-"""engine/scoring/mathematics.py: equal in mathematics, by math-verify, within a time limit and in any thread."""
+"""engine/scoring/mathematics.py: equal in mathematics, by math-verify, within a time limit and in
+any thread."""
 
 import json
 import signal
@@ -41,13 +42,18 @@ def test_every_gold_answer_is_right_against_itself(name, count):
     golds = [row["answer"] for row in read_jsonl(path)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for form in ("\\boxed{{{}}}", "<answer>{}</answer>", "<think>so</think>\n<answer>${}$</answer>", "\\boxed{{\\({}\\)}}."):
+        for form in (
+            "\\boxed{{{}}}", "<answer>{}</answer>", "<think>so</think>\n<answer>${}$</answer>",
+            "\\boxed{{\\({}\\)}}.",
+        ):
             assert math_accuracy([form.format(gold) for gold in golds], golds) == [1.0] * count
-    assert [gold for gold in golds if mathematics._ask_judge(gold, gold) != "right"] == []  # and not only because the texts agree
+    # and not only because the texts agree
+    assert [gold for gold in golds if mathematics._ask_judge(gold, gold) != "right"] == []
     raw = [json.loads(line)["answer"] for line in path.open(encoding="utf-8")]  # 27.0 instead of 27
     assert math_accuracy([r1(gold) for gold in golds], raw) == [1.0] * count
     others = [(gold, other) for gold, other in zip(golds, golds[1:]) if gold != other]
-    assert sum(math_accuracy([r1(other) for _, other in others], [gold for gold, _ in others])) <= 1  # x=5 and 5
+    # x=5 and 5
+    assert sum(math_accuracy([r1(other) for _, other in others], [gold for gold, _ in others])) <= 1
 
 
 @pytest.mark.parametrize(
@@ -62,7 +68,8 @@ def test_every_gold_answer_is_right_against_itself(name, count):
      ("18 dollars", "18"), ("28 percent", "28\\%"), ("28 pct", "28\\%"), ("28 percentage", "28\\%"), ("18 miles per hour", "18"),
      ("\\text{18 dollars}", "18"), ("\\textbf{18}", "18"), ("**18**", "18"), ("€1,800", "1800"), ("18 (eighteen)", "18"), ("18°", "18"),
      ("18 dollars", "18\\text{ dollars}"), ("\\varnothing", "\\emptyset"), ("\\emptyset", "\\varnothing"),
-     ("1\\,000", "1000"), ("1\\;000~000", "1{,}000{,}000"), ("3000", "3\\,000"), ("1 - 1/e", "1 - \\frac{1}{\\mathrm{e}}"),
+     ("1\\,000", "1000"), ("1\\;000~000", "1{,}000{,}000"), ("3000", "3\\,000"), ("1 - 1/e", "1 - "
+                                                                                             "\\frac{1}{\\mathrm{e}}"),
      ("3+4\\mathrm{i}", "3+4i"), ("\\pi\\mathrm{i}", "i\\pi"),
      ("1.5", "3/2"), ("x+1.", "1+x"), (" .5 ", "1/2"), ("\\frac12", "$\\frac{1}{2}$."), ("\\$5", "5"), ("50%", "50")],
 )  # fmt: skip
@@ -76,7 +83,8 @@ def test_what_is_equal_is_right(given, gold):
      ("\\text{Navin}", "\\text{Evelyn}"), ("\\text{(A)}", "\\text{(C)}"), ("A, B, C", "\\text{(C)}"), ("2x", "2y"), ("\\infty", "6"),
      ("1/0", "6"), ("18 xy", "18"), ("18 pi", "18"), ("18π", "18"), ("18 theta", "18"), ("18 eggs", "18\\text{ dollars}"),
      ("18 plus seven", "18"), ("18 thousand", "18"), ("28 percent", "0.28"), ("17 dollars", "18"), ("-18 dollars", "18"),
-     ("1\\,00", "100"), ("10\\,20", "1020"), ("1\\,000", "1"), ("1 + \\frac{1}{\\mathrm{e}}", "1 - \\frac{1}{\\mathrm{e}}"),
+     ("1\\,00", "100"), ("10\\,20", "1020"), ("1\\,000", "1"), ("1 + \\frac{1}{\\mathrm{e}}", "1 - "
+                                                                                              "\\frac{1}{\\mathrm{e}}"),
      ("\\{0\\}", "\\varnothing")],
 )  # fmt: skip
 def test_what_differs_is_wrong(given, gold):
@@ -110,7 +118,9 @@ def test_boxes_that_are_joined_are_one_answer(completion, gold, value):
 
 
 def test_the_sign_before_the_box_counts():
-    assert math_accuracy(["-\\boxed{\\frac12}", "-\\boxed{\\frac12}"], ["0.5", "-0.5"]) == [0.0, 1.0]
+    assert math_accuracy(["-\\boxed{\\frac12}", "-\\boxed{\\frac12}"], ["0.5", "-0.5"]) == [
+        0.0, 1.0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +147,9 @@ def test_what_takes_too_long_is_stopped_in_any_thread(monkeypatch, in_thread, gi
     mathematics._ask_judge.cache_clear()
     verdict(r1("2"), "\\sqrt{4}")  # the process has started
     judge, values = mathematics._judge(), []
-    run = lambda: values.extend(math_accuracy([r1(given), r1("\\sqrt{8}"), r1(given)], ["2\\sqrt{2}"] * 3))
+    run = lambda: values.extend(
+        math_accuracy([r1(given), r1("\\sqrt{8}"), r1(given)], ["2\\sqrt{2}"] * 3)
+    )
     start = time.perf_counter()
     if in_thread:
         thread = threading.Thread(target=run)
@@ -190,7 +202,9 @@ def test_threads_get_their_own_verdicts():
     values = {}
 
     def run(n):
-        values[n] = math_accuracy([r1(f"\\sqrt{{{i * i}}}x") for i in range(n, n + 5)], [f"{2 * n}x"] * 5)
+        values[n] = math_accuracy(
+            [r1(f"\\sqrt{{{i * i}}}x") for i in range(n, n + 5)], [f"{2 * n}x"] * 5
+        )
 
     threads = [threading.Thread(target=run, args=(n,)) for n in range(5)]
     for thread in threads:

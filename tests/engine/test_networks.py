@@ -1,4 +1,5 @@
-"""The networks of a run: adapters, gradient checkpointing, the sampler's copy, and memory that runs out."""
+"""The networks of a run: adapters, gradient checkpointing, the sampler's copy, and memory that runs
+out."""
 
 import multiprocessing
 import random
@@ -10,12 +11,12 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import train
 from algorithms import resolve
+from engine.base import files
 from engine.model import loading
 from engine.model.logprobs import completion_logprobs
 from engine.model.networks import Networks, add_adapter, build, whole_networks
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler, Sampling
-from engine.run import logs
 from engine.run.config import Config
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
@@ -51,24 +52,35 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loade
 def test_the_sampler_samples_as_many_at_a_time_as_the_option_says(loaded):
     networks = whole_networks(*loaded, Config(lr=1e-3, beta=0.0, sample_batch_size=5))
     rows, read = [], networks.model.forward
-    networks.model.forward = lambda input_ids, **options: rows.append(len(input_ids)) or read(input_ids=input_ids, **options)
+    networks.model.forward = lambda input_ids, **options: (
+        rows.append(len(input_ids)) or read(input_ids=input_ids, **options)
+    )
     networks.sampler.sample([[5, 6]] * 3, 4, Sampling(1), 1)
     assert rows == [2, 1]  # prompts, which are read once for their four completions
 
 
 def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
-    argv = ["--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir", str(tmp_path / "run"), "--lora", "4", "--lr", "1e-2",
-            "--group_size", "8", "--max_new_tokens", "40", "--algorithm", "grpo", "--rewards", "soft_format_reward"]
+    argv = [
+        "--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir",
+        str(tmp_path / "run"), "--lora", "4", "--lr", "1e-2", "--group_size", "8",
+        "--max_new_tokens", "40", "--algorithm", "grpo", "--rewards", "soft_format_reward",
+    ]
     for more in (["--steps", "2"], ["--steps", "3", "--resume", "--merge_lora"]):
         assert main([*argv, *more]) == 0
     folder = tmp_path / "run/checkpoint-000003"
-    assert (folder / "adapter_model.safetensors").exists() and not (folder / "model.safetensors").exists()
+    assert (folder / "adapter_model.safetensors").exists() and not (
+        folder / "model.safetensors"
+    ).exists()
     adapted, tokenizer = loading.load_model(str(tmp_path / "run"), CPU)
     assert adapted.active_adapters()
-    (merged, _), (base, _) = (loading.load_model(str(folder), CPU) for folder in (tmp_path / "run/merged", small))
+    (merged, _), (base, _) = (
+        loading.load_model(str(folder), CPU) for folder in (tmp_path / "run/merged", small)
+    )
     batch = completions(tokenizer)
-    assert [name for name, _ in merged.named_parameters()] == [name for name, _ in base.named_parameters()]
+    assert [name for name, _ in merged.named_parameters()] == [
+        name for name, _ in base.named_parameters()
+    ]
     torch.testing.assert_close(batch.logprobs(merged, 1.0), batch.logprobs(adapted, 1.0))
     assert not torch.allclose(batch.logprobs(merged, 1.0), batch.logprobs(base, 1.0), atol=1e-3)
 
@@ -95,7 +107,8 @@ def test_an_adapter_on_a_bfloat16_model_comes_back_as_it_was_saved(small, tmp_pa
     add_adapter(model, 4, seed=1)
     for p in model.parameters():
         if p.requires_grad:
-            p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))  # no longer numbers of bfloat16
+            # no longer numbers of bfloat16
+            p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
     again, _ = loading.load_model(small, CPU, "bfloat16", frozen=True)
@@ -103,28 +116,45 @@ def test_an_adapter_on_a_bfloat16_model_comes_back_as_it_was_saved(small, tmp_pa
     evaluated, _ = loading.load_model(str(tmp_path), CPU, "bfloat16", frozen=True)
     for found in (again, evaluated):
         adapter = {name: p for name, p in found.named_parameters() if "lora_" in name}
-        assert all(p.dtype == torch.float32 for p in adapter.values()) and found.base_model.dtype == torch.bfloat16
-        torch.testing.assert_close(adapter, {n: p for n, p in model.named_parameters() if "lora_" in n}, rtol=0, atol=0)
+        assert (
+            all(p.dtype == torch.float32 for p in adapter.values())
+            and found.base_model.dtype == torch.bfloat16
+        )
+        torch.testing.assert_close(
+            adapter, {n: p for n, p in model.named_parameters() if "lora_" in n}, rtol=0, atol=0
+        )
 
 
 def test_a_bfloat16_copy_keeps_the_rotary_frequencies_of_a_long_context(tmp_path):
-    """θ = 1e6 and a head of 128 numbers, as Qwen2.5 has them: frequencies rounded to bfloat16 are off by radians at token 1,500."""
+    """θ = 1e6 and a head of 128 numbers, as Qwen2.5 has them: frequencies rounded to bfloat16 are
+    off by radians at token 1,500."""
     torch.manual_seed(0)
-    Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=50, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        max_position_embeddings=2048, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None, eos_token_id=None,
-    )).save_pretrained(tmp_path)
-    model, loaded = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=50, hidden_size=256, intermediate_size=256, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=2048,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None,
+            eos_token_id=None,
+        )
+    ).save_pretrained(tmp_path)
+    model, loaded = (
+        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     prompt, tokens = torch.arange(1500).remainder(50).tolist(), torch.arange(8).unsqueeze(0)
 
     def logp(model):
         return completion_logprobs(model, [prompt], tokens, torch.tensor([8]))
 
     copy = frozen_copy(model, torch.bfloat16)
-    assert {p.dtype for p in copy.parameters()} == {torch.bfloat16} and not any(p.requires_grad for p in copy.parameters())
+    assert {p.dtype for p in copy.parameters()} == {torch.bfloat16} and not any(
+        p.requires_grad for p in copy.parameters()
+    )
     assert torch.equal(copy.model.rotary_emb.inv_freq, loaded.model.rotary_emb.inv_freq)
     torch.testing.assert_close(logp(copy), logp(loaded), rtol=0, atol=0)
-    assert not {p.data_ptr() for p in copy.parameters()} & {p.data_ptr() for p in model.parameters()}
+    assert not {p.data_ptr() for p in copy.parameters()} & {
+        p.data_ptr() for p in model.parameters()
+    }
 
 
 def test_a_copy_of_tied_weights_is_tied(loaded):
@@ -133,23 +163,36 @@ def test_a_copy_of_tied_weights_is_tied(loaded):
 
 
 def bytes_per_parameter(folder, start):
-    """By how many bytes this process grows while it builds the networks of a run with a bfloat16 reference, at the peak."""
+    """By how many bytes this process grows while it builds the networks of a run with a bfloat16
+    reference, at the peak."""
     torch.set_num_threads(1)
     config, built = Config(algorithm="grpo", beta=0.04, lr=1e-3, dtype="bfloat16"), []
-    build(f"{folder}/small", config, CPU, folder=f"{folder}/small")  # what the first call allocates for good
+    # what the first call allocates for good
+    build(f"{folder}/small", config, CPU, folder=f"{folder}/small")
     return_what_is_freed()
-    grown = growth(lambda: built.append(build(f"{folder}/large", config, CPU, folder=start and f"{folder}/{start}")), CPU)
+    grown = growth(
+        lambda: built.append(
+            build(f"{folder}/large", config, CPU, folder=start and f"{folder}/{start}")
+        ),
+        CPU,
+    )
     return grown / built[0].model.num_parameters()
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from "
+                                                                       "Linux's /proc")
 @pytest.mark.parametrize("start", [None, "large"])
 def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
-    """4 bytes a parameter for the policy, 2 for the reference, 2 for the sampler. A float32 copy on the way would make it 10."""
+    """4 bytes a parameter for the policy, 2 for the reference, 2 for the sampler. A float32 copy on
+    the way would make it 10."""
     for name, hidden in (("small", 32), ("large", 768)):
-        model = Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8, num_attention_heads=4,
-            num_key_value_heads=4, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None))
+        model = Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden,
+                num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=4,
+                tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
+            )
+        )
         model.save_pretrained(tmp_path / name)
         toy_model.make_tokenizer().save_pretrained(tmp_path / name)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -170,18 +213,24 @@ def test_gradient_checkpointing_gives_the_same_gradients(loaded):
 def test_the_copy_samples_what_the_policy_has_become_only_after_a_refresh(loaded):
     model, tokenizer = loaded
     prompts = [q["prompt"] for q in questions_module.load_questions("toy", tokenizer, limit=3)[0]]
-    copy, own = Sampler(frozen_copy(model, torch.float32), tokenizer, copy=True), Sampler(model, tokenizer)
+    copy, own = (
+        Sampler(frozen_copy(model, torch.float32), tokenizer, copy=True), Sampler(model, tokenizer),
+    )
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(0.5)
     drawn = [sampler.sample(prompts, 4, Sampling(12), 1).logp for sampler in (copy, own)]
     assert drawn[0].shape != drawn[1].shape or not torch.allclose(*drawn)
     copy.refresh(model.named_parameters())
-    assert torch.equal(copy.sample(prompts, 4, Sampling(12), 1).tokens, own.sample(prompts, 4, Sampling(12), 1).tokens)
+    assert torch.equal(
+        copy.sample(prompts, 4, Sampling(12), 1).tokens,
+        own.sample(prompts, 4, Sampling(12), 1).tokens,
+    )
 
 
 def test_the_copy_rests_during_the_update(loaded, monkeypatch):
-    """From the end of scoring to the refresh it holds no byte; then it samples from the new weights. A policy never rests."""
+    """From the end of scoring to the refresh it holds no byte; then it samples from the new
+    weights. A policy never rests."""
     model, tokenizer = loaded
     [question] = questions_module.load_questions("toy", tokenizer, limit=1)[0]
     copy, held = Sampler(frozen_copy(model, torch.bfloat16), tokenizer, copy=True), []
@@ -195,9 +244,16 @@ def test_the_copy_rests_during_the_update(loaded, monkeypatch):
 
     monkeypatch.setattr(train, "update", watched)
     rewards = named(lambda completions, **_: [float(len(c)) for c in completions])
-    train.train_step(networks, resolve("cppo", beta=0.0), rewards, Sampling(12), Limits(), lambda count: [question], random.Random(0))
-    assert held == [0] and sum(p.untyped_storage().nbytes() for p in copy.model.parameters()) == before
-    assert all(torch.equal(p, q.bfloat16()) for p, q in zip(copy.model.parameters(), model.parameters()))
+    train.train_step(
+        networks, resolve("cppo", beta=0.0), rewards, Sampling(12), Limits(),
+        lambda count: [question], random.Random(0),
+    )
+    assert (
+        held == [0] and sum(p.untyped_storage().nbytes() for p in copy.model.parameters()) == before
+    )
+    assert all(
+        torch.equal(p, q.bfloat16()) for p, q in zip(copy.model.parameters(), model.parameters())
+    )
     own = Sampler(model, tokenizer)
     own.rest()
     assert all(p.untyped_storage().nbytes() for p in model.parameters())
@@ -215,19 +271,30 @@ def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkey
 
         monkeypatch.setattr(Batch, "logprobs", logprobs)
         model, tokenizer = loading.load_model(small, CPU)
-        limits, optimizer = Limits(micro_batch_tokens=96), torch.optim.SGD(model.parameters(), lr=0.5)
-        updated(model, optimizer, [completions(tokenizer).micro_batches(96)], resolve("grpo", beta=0.0), limits=limits)
+        limits, optimizer = (
+            Limits(micro_batch_tokens=96), torch.optim.SGD(model.parameters(), lr=0.5),
+        )
+        updated(
+            model, optimizer, [completions(tokenizer).micro_batches(96)], resolve("grpo", beta=0.0),
+            limits=limits,
+        )
         weights.append(weights_of(model))
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
     assert max(rows) == 6 and limits.micro_batch_tokens < 96
     with pytest.raises(torch.OutOfMemoryError):  # a device that cannot hold the least
-        monkeypatch.setattr(Batch, "logprobs", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
+        monkeypatch.setattr(
+            Batch, "logprobs",
+            lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")),
+        )
         updated(model, optimizer, [completions(tokenizer).micro_batches(96)], resolve("grpo", beta=0.0), limits=limits)
 
 
 @pytest.mark.parametrize("fits, limit", [(300, 250), (60, 62)])
-def test_the_limit_is_halved_for_the_device_and_not_once_for_each_mini_batch(small, monkeypatch, fits, limit):
-    """Four mini-batches, cut to 500 tokens: the first one finds what fits, the others are cut like that at once."""
+def test_the_limit_is_halved_for_the_device_and_not_once_for_each_mini_batch(
+    small, monkeypatch, fits, limit
+):
+    """Four mini-batches, cut to 500 tokens: the first one finds what fits, the others are cut like
+    that at once."""
     monkeypatch.setattr("update.LEAST_TOKENS", 16)
     real, failures = Batch.logprobs, []
 
@@ -238,20 +305,38 @@ def test_the_limit_is_halved_for_the_device_and_not_once_for_each_mini_batch(sma
         return real(self, *args, **options)
 
     monkeypatch.setattr(Batch, "logprobs", logprobs)
-    monkeypatch.setattr(Batch, "micro_batches", lambda self, tokens, once: [
-        self.rows(range(i, min(i + max(1, tokens // 50), len(self.prompts)))) for i in range(0, len(self.prompts), max(1, tokens // 50))])
+    monkeypatch.setattr(
+        Batch, "micro_batches",
+        lambda self, tokens, once: [
+            self.rows(range(i, min(i + max(1, tokens // 50), len(self.prompts))))
+            for i in range(0, len(self.prompts), max(1, tokens // 50))
+        ],
+    )
     model, tokenizer = loading.load_model(small, CPU)
     limits, networks = Limits(micro_batch_tokens=500), Networks(model, tokenizer)
     minibatches = of_shares([completions(tokenizer, n=12, seed=s) for s in range(4)], 500, networks)
-    updated(model, torch.optim.SGD(model.parameters(), lr=0.0), minibatches, resolve("grpo", mu=1, beta=0.0), limits=limits)
+    updated(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), minibatches,
+        resolve("grpo", mu=1, beta=0.0), limits=limits,
+    )
     assert limits.micro_batch_tokens == limit
 
 
 @pytest.mark.parametrize("options", [["--algorithm", "cppo"], ["--algorithm", "ppo"], ["--lora", "4", "--gradient_checkpointing"]])
 def test_bfloat16_on_a_cpu(small, tmp_path, options):
-    """Autocast over float32 weights, frozen ones and the sampler's in bfloat16. The two arithmetics agree but for its rounding."""
-    assert main(["--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "4", "--group_size", "8", "--steps", "4",
-                 "--max_new_tokens", "24", "--lr", "1e-3", "--eval_questions", "8", "--dtype", "bfloat16", *options]) == 0
-    rows = [row for row in logs.read(tmp_path / "run/metrics.jsonl") if row["loss"] is not None]
+    """Autocast over float32 weights, frozen ones and the sampler's in bfloat16. The two arithmetics
+    agree but for its rounding."""
+    assert (
+        main(
+            [
+                "--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step",
+                "4", "--group_size", "8", "--steps", "4", "--max_new_tokens", "24", "--lr", "1e-3",
+                "--eval_questions", "8", "--dtype", "bfloat16",
+                *options,
+            ]
+        )
+        == 0
+    )
+    rows = [row for row in files.read(tmp_path / "run/metrics.jsonl") if row["loss"] is not None]
     assert rows and not any(row["skipped_updates"] for row in rows)
     assert all(1e-5 < row["sampler_gap"] < 0.02 and row["sampler_gap_max"] < 0.3 for row in rows)

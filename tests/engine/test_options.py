@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from engine.base.errors import UserError
 from engine.run import config as run
 from engine.run.names import THEIRS
-from engine.run.options import UserError, as_words, option, parse, run_program, tell
+from engine.run.options import as_words, option, parse, run_program, tell
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,13 +54,17 @@ def test_a_list_takes_several_words_of_its_type():
         rewards: list[str] | None = option(None, "names")
 
     assert parse(Lists, []) == Lists()
-    assert parse(Lists, ["--seeds", "12", "3", "--rewards", "a:1", "b"]) == Lists([12, 3], ["a:1", "b"])
+    assert parse(Lists, ["--seeds", "12", "3", "--rewards", "a:1", "b"]) == Lists(
+        [12, 3], ["a:1", "b"]
+    )
     with pytest.raises(UserError, match="--seeds"):
         parse(Lists, ["--seeds", "one"])
 
 
 def test_a_recipe_sets_options_of_every_type(recipe):
-    words = recipe("steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\nallocation: false\n")
+    words = recipe(
+        "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\nallocation: false\n"
+    )
     assert parse(Config, words) == Config(3, 0.5, "a b", 7, True, False, words[1])
 
 
@@ -71,7 +76,10 @@ def test_the_command_line_wins_over_the_recipe_wherever_it_stands(recipe):
 
 
 def test_earlier_words_give_way_to_recipe_and_command_line(recipe):
-    config = parse(Config, [*recipe("lr: 0.2\nsteps: 2"), "--lr", "0.3"], earlier=["--lr=0.1", "--steps=1", "--name=earlier"])
+    config = parse(
+        Config, [*recipe("lr: 0.2\nsteps: 2"), "--lr", "0.3"],
+        earlier=["--lr=0.1", "--steps=1", "--name=earlier"],
+    )
     assert (config.lr, config.steps, config.name) == (0.3, 2, "earlier")
 
 
@@ -140,8 +148,10 @@ def test_a_mistake_on_the_command_line_is_a_sentence(words, message):
     [
         ("step: 3", "unknown key 'step': did you mean steps?"),
         ("no_allocation: true", "unknown key 'no_allocation': did you mean allocation?"),
-        ("learning_rate: 1e-6", "unknown key 'learning_rate': in this project it is lr (docs/names.md)."),
-        ("zzzzzz: 3", "unknown key 'zzzzzz': the keys are steps, lr, name, limit, resume, allocation, recipe."),
+        ("learning_rate: 1e-6", "unknown key 'learning_rate': in this project it is lr "
+                                "(docs/names.md)."),
+        ("zzzzzz: 3", "unknown key 'zzzzzz': the keys are steps, lr, name, limit, resume, "
+                      "allocation, recipe."),
         ("7: 3", "unknown key '7'"),
         ("steps: [3", "cannot be read as YAML"),
         ("steps: 3: 4", "cannot be read as YAML"),
@@ -189,12 +199,18 @@ def test_a_recipe_that_does_not_exist_or_is_no_text_is_a_sentence(tmp_path):
 def test_a_name_of_trl_or_verl_is_answered_with_ours(word, ours):
     with pytest.raises(UserError) as error:
         parse(run.Config, [word, "1"])
-    assert str(error.value) == f"unknown option {word.split('=')[0]}: in this project it is {ours} (docs/names.md)."
+    assert (
+        str(error.value)
+        == f"unknown option {word.split('=')[0]}: in this project it is {ours} (docs/names.md)."
+    )
 
 
 def test_the_page_of_names_agrees_with_the_names_that_are_answered():
-    """Of each row of docs/names.md whose first cell holds options: each name of TRL and of verl, without folder and value."""
-    options, page = {f.name for f in fields(run.Config)}, (ROOT / "docs/names.md").read_text(encoding="utf-8")
+    """Of each row of docs/names.md whose first cell holds options: each name of TRL and of verl,
+    without folder and value."""
+    options, page = (
+        {f.name for f in fields(run.Config)}, (ROOT / "docs/names.md").read_text(encoding="utf-8"),
+    )
     found = {}
     for row in page.split("\n## ")[0].splitlines():
         _, here, _, *theirs = row.replace("\\|", "").split("|") if "`--" in row else [""] * 3
@@ -218,7 +234,10 @@ def test_help_lists_every_option_with_its_line(capsys):
     assert end.value.code == 0
     for field in fields(Config):
         assert f"--{field.name}" in text
-    for words in ("how many steps", "learning rate, 100% yours", "what it is called", "go on", "a YAML file of options"):
+    for words in (
+        "how many steps", "learning rate, 100% yours", "what it is called", "go on",
+        "a YAML file of options",
+    ):
         assert words in text
 
 
@@ -226,11 +245,14 @@ def test_a_users_mistake_ends_the_program_with_one_line_and_code_2():
     code = "from engine.run.options import UserError, run_program\n" \
            "def main(argv):\n    raise UserError('no model: name one.')\nrun_program(main)"  # fmt: skip
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", "error: no model: name one.\n")
+    assert (result.returncode, result.stdout, result.stderr) == (
+        2, "", "error: no model: name one.\n",
+    )
 
 
 def test_a_process_that_is_ended_while_it_tells_leaves_no_part_of_a_report(tmp_path, monkeypatch):
-    """torchrun ends the other processes of a job when one has failed. A report without text would end torchrun, too."""
+    """torchrun ends the other processes of a job when one has failed. A report without text would
+    end torchrun, too."""
     file = tmp_path / "attempt_0" / "0" / "error.json"
     file.parent.mkdir(parents=True)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
@@ -245,7 +267,9 @@ def test_a_process_that_is_ended_while_it_tells_leaves_no_part_of_a_report(tmp_p
     assert not file.exists()
 
 
-def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_torchrun(tmp_path, monkeypatch, capsys):
+def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_torchrun(
+    tmp_path, monkeypatch, capsys
+):
     def main(argv):
         raise UserError("no model: name one.")
 
@@ -260,8 +284,13 @@ def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_t
         codes.append(end.value.code)
     assert codes == [2, 0] and capsys.readouterr().err == "error: no model: name one.\n"
     assert not file.exists()
-    failure = ProcessFailure(local_rank=1, pid=1, exitcode=2, error_file=str(tmp_path / "attempt_0/1/error.json"))
-    assert "traceback : error: no model: name one.\n====" in ChildFailedError("train.py", {1: failure}).format_msg()
+    failure = ProcessFailure(
+        local_rank=1, pid=1, exitcode=2, error_file=str(tmp_path / "attempt_0/1/error.json")
+    )
+    assert (
+        "traceback : error: no model: name one.\n===="
+        in ChildFailedError("train.py", {1: failure}).format_msg()
+    )
 
 
 def test_run_program_hands_over_the_command_line_and_ends_with_0(monkeypatch):

@@ -7,13 +7,13 @@ import torch
 
 import eval as evaluation
 import train
+from engine.base import files, ranks
 from engine.model import loading, precision, sampling
 from engine.model.critic import Critic
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.model.networks import whole_networks
 from engine.model.precision import choose_dtype, frozen_copy
-from engine.run import logs, ranks
 from engine.run.config import Config
 from engine.tasks.questions import load_questions
 from tests.training import CPU, stepper, weights_of
@@ -40,8 +40,12 @@ def amx(monkeypatch):
     ("auto", "cpu", False, 1e9, F32), ("bfloat16", "cpu", False, 1e3, BF16), ("float32", "cpu", True, 1e9, F32),
 ])  # fmt: skip
 def test_the_choice_of_arithmetic(monkeypatch, choice, device, in_hardware, parameters, chosen):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: in_hardware or including_emulation)
-    capabilities = {"amx_bf16": True} if in_hardware else {"avx512_bf16": True}  # without AMX, bfloat16 is slower than float32
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported",
+        lambda including_emulation: in_hardware or including_emulation,
+    )
+    # without AMX, bfloat16 is slower than float32
+    capabilities = {"amx_bf16": True} if in_hardware else {"avx512_bf16": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert choose_dtype(choice, torch.device(device), parameters) == chosen
 
@@ -52,8 +56,15 @@ def test_a_model_is_loaded_with_the_weights_and_the_note_of_its_arithmetic(small
     ]:
         model, tokenizer = load_model(small, CPU, *options)
         networks = whole_networks(model, tokenizer, Config(lr=1e-3, beta=0.04))
-        assert networks.sampler.model.dtype == networks.sampler.dtype == networks.reference.dtype == computed
-        assert (model.dtype, model.compute_dtype, Critic(model.base_model).compute_dtype) == (weights, computed, computed)
+        assert (
+            networks.sampler.model.dtype
+            == networks.sampler.dtype
+            == networks.reference.dtype
+            == computed
+        )
+        assert (model.dtype, model.compute_dtype, Critic(model.base_model).compute_dtype) == (
+            weights, computed, computed,
+        )
         frozen, _ = load_model(small, CPU, *options, frozen=True)
         assert (frozen.dtype, frozen.compute_dtype) == (computed, computed)
 
@@ -61,8 +72,11 @@ def test_a_model_is_loaded_with_the_weights_and_the_note_of_its_arithmetic(small
 @pytest.mark.parametrize("program, words", [
     ("eval", ["--questions", "1"]), ("engine.scoring.preview", ["--check_rewards"]),
 ])  # fmt: skip
-def test_what_only_samples_holds_no_float32_weights(program, words, small, amx, tmp_path, monkeypatch):
-    """With trainable weights, autocast would keep a bfloat16 cast of each beside them: three times the memory."""
+def test_what_only_samples_holds_no_float32_weights(
+    program, words, small, amx, tmp_path, monkeypatch
+):
+    """With trainable weights, autocast would keep a bfloat16 cast of each beside them: three times
+    the memory."""
     class Seen(Exception):
         pass
 
@@ -70,7 +84,11 @@ def test_what_only_samples_holds_no_float32_weights(program, words, small, amx, 
         raise Seen(model.dtype)
 
     monkeypatch.setattr(f"{program}.Sampler", seen)
-    main, folder = (evaluation.main, ["--output_dir", str(tmp_path)]) if program == "eval" else (train.main, [])
+    main, folder = (
+        (evaluation.main, ["--output_dir", str(tmp_path)])
+        if program == "eval"
+        else (train.main, [])
+    )
     with pytest.raises(Seen, match="bfloat16"):
         main(["--model", small, *words, *folder])
 
@@ -82,7 +100,8 @@ def test_a_frozen_tiny_model_is_not_rounded(small, monkeypatch):
 
 
 def test_log_probabilities_of_a_long_context_are_those_of_float32_but_for_rounding(loaded):
-    """1,500 tokens, with rotary frequencies as they were loaded. Measured: 0.013 on average, 0.034 at most."""
+    """1,500 tokens, with rotary frequencies as they were loaded. Measured: 0.013 on average, 0.034
+    at most."""
     model, tokenizer = loaded
     prompt, tokens = torch.arange(1500).remainder(20).tolist(), torch.arange(2, 22).unsqueeze(0)
     batch = [prompt], tokens, torch.tensor([20])
@@ -98,10 +117,14 @@ def test_log_probabilities_of_a_long_context_are_those_of_float32_but_for_roundi
 
 
 def test_a_step_in_bfloat16_samples_what_it_scores_and_moves_float32_masters(small):
-    """The first ratios are 1, the sampler's rounding is all that lies between it and the policy, and lr 1e-6 is not lost."""
+    """The first ratios are 1, the sampler's rounding is all that lies between it and the policy,
+    and lr 1e-6 is not lost."""
     model, tokenizer = load_model(small, CPU, "bfloat16")
     before, (questions, _) = weights_of(model), load_questions("toy", tokenizer, limit=2)
-    step = stepper(model, tokenizer, questions, [number_of_digits], "grpo", lr=1e-6, beta=0.04, mu=1, group_size=8)
+    step = stepper(
+        model, tokenizer, questions, [number_of_digits], "grpo", lr=1e-6, beta=0.04, mu=1,
+        group_size=8,
+    )
     metrics, _ = step()
     assert 0 < metrics["sampler_gap"] < 0.02 and metrics["ratio_max"] == pytest.approx(1, abs=1e-6)
     assert {p.dtype for p in model.parameters()} == {F32}
@@ -111,7 +134,10 @@ def test_a_step_in_bfloat16_samples_what_it_scores_and_moves_float32_masters(sma
 
 def test_evaluation_and_preview_compute_as_training_does(small, amx, monkeypatch, tmp_path):
     seen, draw = [], sampling.sample_token
-    monkeypatch.setattr(sampling, "sample_token", lambda logits, *rest: seen.append(logits.dtype) or draw(logits, *rest))
+    monkeypatch.setattr(
+        sampling, "sample_token",
+        lambda logits, *rest: seen.append(logits.dtype) or draw(logits, *rest),
+    )
     words = ["--model", small, "--max_new_tokens", "4"]
     for choice, expected in (("auto", BF16), ("float32", F32)):
         train.main([*words, "--check_rewards", "--group_size", "4", "--dtype", choice])
@@ -124,23 +150,33 @@ def test_evaluation_and_preview_compute_as_training_does(small, amx, monkeypatch
 @pytest.mark.slow
 @pytest.mark.parametrize("first, then", [("bfloat16", "float32"), ("float32", "bfloat16")])
 def test_a_run_goes_on_in_another_arithmetic(small, tmp_path, first, then):
-    """A checkpoint holds float32 weights; a refreshed reference is saved in the dtype of the arithmetic."""
-    (tmp_path / "own.py").write_text("def digits(completions, **columns): return [sum(map(str.isdigit, text)) for text in completions]")
+    """A checkpoint holds float32 weights; a refreshed reference is saved in the dtype of the
+    arithmetic."""
+    (tmp_path / "own.py").write_text(
+        "def digits(completions, **columns): return [sum(map(str.isdigit, text)) for text in "
+        "completions]"
+    )
     words = ["--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "2", "--group_size", "4", "--mu", "1",
              "--max_new_tokens", "24", "--eval_questions", "2", "--algorithm", "grpo", "--refresh_reference", "2",
              "--rewards", "toy_accuracy", f"{tmp_path}/own.py:digits"]  # fmt: skip
     assert train.main([*words, "--dtype", first, "--steps", "3"]) == 0
     assert train.main([*words, "--dtype", then, "--steps", "5", "--resume"]) == 0
-    rows = logs.read(tmp_path / "run/metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and all(row["grad_norm"] > 0 for row in rows)
-    assert [row["sampler_gap"] > 1e-4 for row in rows] == [first == "bfloat16"] * 3 + [then == "bfloat16"] * 2
+    rows = files.read(tmp_path / "run/metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and all(
+        row["grad_norm"] > 0 for row in rows
+    )
+    assert [row["sampler_gap"] > 1e-4 for row in rows] == [first == "bfloat16"] * 3 + [
+        then == "bfloat16"
+    ] * 2
     assert load_model(str(tmp_path / "run"), CPU)[0].dtype == F32
 
 
 @pytest.mark.parametrize("processes, omp, threads", [
     (1, None, 5), (1, "1", 5), (2, "1", 4), (3, "1", 2), (16, "1", 1), (2, "3", 5), (2, None, 5)
 ])  # fmt: skip
-def test_cores_are_shared_among_the_processes_unless_the_user_said_otherwise(monkeypatch, processes, omp, threads):
+def test_cores_are_shared_among_the_processes_unless_the_user_said_otherwise(
+    monkeypatch, processes, omp, threads
+):
     """5: what torch has chosen by itself, which is the user's OMP_NUM_THREADS, or all cores."""
     chosen = [5]
     monkeypatch.setattr(torch, "set_num_threads", lambda n: chosen.append(n))

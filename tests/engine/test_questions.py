@@ -1,4 +1,5 @@
-"""engine/tasks/questions.py: files and their mistakes, prompts that are never cut, the order of the questions, rewards that misbehave."""
+"""engine/tasks/questions.py: files and their mistakes, prompts that are never cut, the order of the
+questions, rewards that misbehave."""
 
 import json
 import random
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from engine.run.options import UserError
+from engine.base.errors import UserError
 from engine.tasks import questions, toy, toy_model
 from engine.tasks.questions import check_dataset, fingerprint, load_questions, read_jsonl, take
 from engine.tasks.table import SYSTEM_PROMPT
@@ -42,25 +43,41 @@ def file(tmp_path):
 
 def test_rows_are_read_in_order_and_blank_lines_are_skipped(file):
     path = file('{"question": "1+1", "answer": "2"}\n\n   \n{"question": "é", "answer": "3"}\r\n\n')
-    assert read_jsonl(path) == [{"question": "1+1", "answer": "2"}, {"question": "é", "answer": "3"}]
+    assert read_jsonl(path) == [
+        {"question": "1+1", "answer": "2"}, {"question": "é", "answer": "3"},
+    ]
 
 
 def test_a_column_called_problem_serves_as_the_question(file):
     assert read_jsonl(file([{"problem": "1+1", "answer": "2"}]))[0]["question"] == "1+1"
-    assert read_jsonl(file([{"problem": "no", "question": "1+1", "answer": "2"}]))[0]["question"] == "1+1"
+    assert (
+        read_jsonl(file([{"problem": "no", "question": "1+1", "answer": "2"}]))[0]["question"]
+        == "1+1"
+    )
 
 
 def test_numbers_become_text(file):
-    assert read_jsonl(file([{"question": 7, "answer": 27.5}])) == [{"question": "7", "answer": "27.5"}]
+    assert read_jsonl(file([{"question": 7, "answer": 27.5}])) == [
+        {"question": "7", "answer": "27.5"}
+    ]
 
 
 def test_only_columns_that_every_row_has_are_kept(file):
-    path = file([{"question": "a", "answer": "1", "level": 3, "hint": "x"}, {"question": "b", "answer": "2", "level": 4, "source": "y"}])
-    assert read_jsonl(path) == [{"question": "a", "answer": "1", "level": 3}, {"question": "b", "answer": "2", "level": 4}]
+    path = file(
+        [
+            {"question": "a", "answer": "1", "level": 3, "hint": "x"},
+            {"question": "b", "answer": "2", "level": 4, "source": "y"},
+        ]
+    )
+    assert read_jsonl(path) == [
+        {"question": "a", "answer": "1", "level": 3}, {"question": "b", "answer": "2", "level": 4},
+    ]
 
 
 def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer):
-    questions, _ = load_questions(file([{"question": "1+1=?", "answer": "2", "prompt": "mine"}]), tokenizer)
+    questions, _ = load_questions(
+        file([{"question": "1+1=?", "answer": "2", "prompt": "mine"}]), tokenizer
+    )
     assert tokenizer.decode(questions[0]["prompt"]) == "1+1=?"
 
 
@@ -73,16 +90,28 @@ def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer
         ("question,answer\na,1", "line 1: not a JSON object"),
         ('["a", "1"]', "line 1: not a JSON object"),
         ("17", "line 1: not a JSON object"),
-        ('{"question": "a", "solution": "1"}', "line 1: no column 'answer'. The columns there are question, solution."),
-        ('{"question": "a", "answer": "1"}\n{"text": "a", "answer": "1"}', "line 2: no column 'question'. The columns there are text,"),
-        ('{"question": "a", "answer": "1"}\n{"question": "a", "answer": " \\n"}', "line 2: the column 'answer' is empty"),
+        ('{"question": "a", "solution": "1"}', "line 1: no column 'answer'. The columns there are "
+                                               "question, solution."),
+        ('{"question": "a", "answer": "1"}\n{"text": "a", "answer": "1"}', "line 2: no column "
+                                                                           "'question'. The "
+                                                                           "columns there are text,"),
+        ('{"question": "a", "answer": "1"}\n{"question": "a", "answer": " \\n"}', "line 2: the "
+                                                                                  "column 'answer' "
+                                                                                  "is empty"),
         ('{"question": "\\t", "answer": "1"}', "line 1: the column 'question' is empty"),
         ('{"question": null, "answer": "1"}', "line 1: the column 'question' is empty"),
         (b'{"question": "caf\xe9", "answer": "1"}', "not a text file in UTF-8"),
-        ('{"question": "a", "answer": ' + "1" * 5000 + "}", "line 1: not a JSON object (Exceeds the limit"),
-        ('{"question": "a", "answer": "1", "more": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 1: not a JSON object (maximum recursion"),
-        ('{"question": "a \\ud800", "answer": "1"}', "surrogates not allowed). Each line must be one"),
-        ('{"question": "a", "answer": "1", "\\udc00": "b"}', "surrogates not allowed). Each line must be one"),
+        ('{"question": "a", "answer": ' + "1" * 5000 + "}", "line 1: not a JSON object (Exceeds "
+                                                            "the limit"),
+        ('{"question": "a", "answer": "1", "more": ' + "[" * 100_000 + "]" * 100_000 + "}", "line "
+                                                                                            "1: "
+                                                                                            "not a "
+                                                                                            "JSON "
+                                                                                            "object (maximum recursion"),
+        ('{"question": "a \\ud800", "answer": "1"}', "surrogates not allowed). Each line must be "
+                                                     "one"),
+        ('{"question": "a", "answer": "1", "\\udc00": "b"}', "surrogates not allowed). Each line "
+                                                             "must be one"),
     ],
 )
 def test_a_broken_file_is_named_with_the_line_and_the_reason(file, content, message):
@@ -94,12 +123,16 @@ def test_a_broken_file_is_named_with_the_line_and_the_reason(file, content, mess
 
 
 def test_a_byte_order_mark_is_no_mistake(file):
-    assert read_jsonl(file('\ufeff{"question": "a", "answer": "1"}')) == [{"question": "a", "answer": "1"}]
+    assert read_jsonl(file('\ufeff{"question": "a", "answer": "1"}')) == [
+        {"question": "a", "answer": "1"}
+    ]
 
 
 @pytest.mark.parametrize(
     "name, message",
-    [("missing.jsonl", "does not exist"), ("a/missing", "does not exist"), (".", "is a folder: name a .jsonl file"),
+    [("missing.jsonl", "does not exist"), ("a/missing", "does not exist"), (".", "is a folder: "
+                                                                                 "name a .jsonl "
+                                                                                 "file"),
      ("gsm9k", "there are toy, ")],
 )
 def test_a_name_that_is_no_data_set_is_refused(name, message):
@@ -121,7 +154,11 @@ def test_the_published_data_sets_are_read_whole(name, count):
         pytest.skip(f"{path} is not there")
     rows = read_jsonl(str(path))
     assert len(rows) == count
-    assert all(isinstance(row[column], str) and row[column] for row in rows for column in ("question", "answer"))
+    assert all(
+        isinstance(row[column], str) and row[column]
+        for row in rows
+        for column in ("question", "answer")
+    )
 
 
 # --- load ---
@@ -131,34 +168,54 @@ def test_the_published_data_sets_are_read_whole(name, count):
 def test_the_toy_has_a_train_and_a_test_split(tokenizer, split, size):
     questions, notes = load_questions("toy", tokenizer, split=split)
     assert len(questions) == size and notes == []
-    assert questions[5] == {**toy.question(5, split), "prompt": tokenizer(toy.question(5, split)["question"]).input_ids, "begun": ""}
+    assert questions[5] == {
+        **toy.question(5, split), "prompt": tokenizer(toy.question(5, split)["question"]).input_ids,
+        "begun": "",
+    }
 
 
 def test_limit_takes_the_first_questions(tokenizer, file):
-    assert [row["question"] for row in load_questions("toy", tokenizer, limit=3)[0]] == [toy.question(i)["question"] for i in range(3)]
+    assert [row["question"] for row in load_questions("toy", tokenizer, limit=3)[0]] == [
+        toy.question(i)["question"] for i in range(3)
+    ]
     path = file([{"question": str(i), "answer": "1"} for i in range(5)])
     assert [row["question"] for row in load_questions(path, tokenizer, limit=2)[0]] == ["0", "1"]
     assert len(load_questions(path, tokenizer, limit=9)[0]) == 5
 
 
 def test_a_prompt_that_is_too_long_is_skipped_and_counted_never_cut(tokenizer, file):
-    path = file([{"question": question, "answer": "2"} for question in ("1+1=?", "1+1+0=?", "1+1+0+0=?", "2=?")])
+    path = file(
+        [
+            {"question": question, "answer": "2"}
+            for question in ("1+1=?", "1+1+0=?", "1+1+0+0=?", "2=?")
+        ]
+    )
     questions, notes = load_questions(path, tokenizer, max_prompt_tokens=7)
-    assert [tokenizer.decode(row["prompt"]) for row in questions] == [row["question"] for row in questions] == ["1+1=?", "1+1+0=?", "2=?"]
+    assert (
+        [tokenizer.decode(row["prompt"]) for row in questions]
+        == [row["question"] for row in questions]
+        == ["1+1=?", "1+1+0=?", "2=?"]
+    )
     assert len(notes) == 1 and "skipped 1 of 4" in notes[0] and "7 tokens" in notes[0]
 
 
 def test_prompts_that_are_all_too_long_are_an_error(tokenizer, file):
     with pytest.raises(UserError, match="at most 4 tokens"):
-        load_questions(file([{"question": "1+1=?", "answer": "2"}] * 3), tokenizer, max_prompt_tokens=4)
+        load_questions(
+            file([{"question": "1+1=?", "answer": "2"}] * 3), tokenizer, max_prompt_tokens=4
+        )
 
 
-def test_a_chat_template_gets_the_system_message_and_the_question_and_opens_the_answer(tokenizer, file):
+def test_a_chat_template_gets_the_system_message_and_the_question_and_opens_the_answer(
+    tokenizer, file
+):
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<think>' if m.role == 'system' else '<answer>' if m.role == 'user' }}{{ m.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}={% endif %}"
+        "{% for m in messages %}{{ '<think>' if m.role == 'system' else '<answer>' if m.role == "
+        "'user' }}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}={% endif %}"
     )
-    questions, notes = load_questions(file([{"question": "1+1=?", "answer": "2"}]), tokenizer, system_prompt="77")
+    questions, notes = load_questions(
+        file([{"question": "1+1=?", "answer": "2"}]), tokenizer, system_prompt="77"
+    )
     assert tokenizer.decode(questions[0]["prompt"]) == "<think>77\n<answer>1+1=?\n=" and notes == []
 
 
@@ -169,18 +226,27 @@ def test_a_chat_template_gets_the_system_message_and_the_question_and_opens_the_
     ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
      "TimeoutError: it takes more than 0.2 seconds for a prompt"),
 ])  # fmt: skip
-def test_a_chat_template_that_fails_or_never_ends_is_one_sentence(tokenizer, file, template, reason, monkeypatch):
+def test_a_chat_template_that_fails_or_never_ends_is_one_sentence(
+    tokenizer, file, template, reason, monkeypatch
+):
     monkeypatch.setattr(questions, "TEMPLATE_SECONDS", 0.2)
     tokenizer.chat_template, handler = template, signal.getsignal(signal.SIGALRM)
     with pytest.raises(UserError) as error:
         load_questions(file([{"question": "1+1=?", "answer": "2"}]), tokenizer)
-    assert str(error.value).startswith(f"the model's chat template fails ({reason}") and "\n" not in str(error.value)
-    assert signal.getsignal(signal.SIGALRM) == handler and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert str(error.value).startswith(
+        f"the model's chat template fails ({reason}"
+    ) and "\n" not in str(error.value)
+    assert signal.getsignal(signal.SIGALRM) == handler and signal.getitimer(signal.ITIMER_REAL) == (
+        0.0, 0.0,
+    )
 
 
 def test_an_empty_prompt_is_refused(tokenizer, file):
     tokenizer.chat_template = "{% if false %}{{ messages }}{% endif %}"
-    with pytest.raises(UserError, match="^the prompt of a question of .*jsonl is empty: correct the model's chat template"):
+    with pytest.raises(
+        UserError,
+        match="^the prompt of a question of .*jsonl is empty: correct the model's chat template",
+    ):
         load_questions(file([{"question": "1+1=?", "answer": "2"}]), tokenizer)
 
 
@@ -191,7 +257,9 @@ def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(fil
         def __call__(self, texts, **_):
             return SimpleNamespace(input_ids=[list(text.encode()) for text in texts])
 
-    questions, notes = load_questions(file([{"question": "1+1=?", "answer": "2"}]), Bytes(), system_prompt="Be brief.")
+    questions, notes = load_questions(
+        file([{"question": "1+1=?", "answer": "2"}]), Bytes(), system_prompt="Be brief."
+    )
     assert bytes(questions[0]["prompt"]).decode() == "Be brief.\n\nUser: 1+1=?\nAssistant:"
     assert len(notes) == 1 and "no chat template" in notes[0]
 
@@ -199,7 +267,9 @@ def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(fil
 def test_special_tokens_are_added_only_where_no_chat_template_wrote_them(tokenizer, file):
     path = file([{"question": "1+1=?", "answer": "2"}])
     eos = tokenizer.eos_token_id
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", eos)])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<eos> $A", special_tokens=[("<eos>", eos)]
+    )
     assert eos not in load_questions(path, tokenizer)[0][0]["prompt"]
     tokenizer.chat_template = None
     assert load_questions(path, tokenizer)[0][0]["prompt"].count(eos) == 1
@@ -229,15 +299,22 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize("name, columns", [("math500", ("problem", "answer")), ("gsm8k_zh", ("question_zh-cn", "answer_only"))])
-def test_the_columns_of_every_hub_data_set_become_question_and_answer(tokenizer, monkeypatch, name, columns):
+def test_the_columns_of_every_hub_data_set_become_question_and_answer(
+    tokenizer, monkeypatch, name, columns
+):
     rows = [dict(zip(columns, values)) for values in [("1+1", "2"), ("3+4", 7.0)]]
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
+    monkeypatch.setitem(
+        sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows)
+    )
     questions, _ = load_questions(name, tokenizer, split="test")
     assert [(q["question"], q["answer"]) for q in questions] == [("1+1", "2"), ("3+4", "7")]
 
 
 def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer, monkeypatch):
-    rows = [{"question": question, "answer": answer} for question, answer in [("1+1", "2"), ("1+2", " \n"), ("1+3", None), (" ", "4")]]
+    rows = [
+        {"question": question, "answer": answer}
+        for question, answer in [("1+1", "2"), ("1+2", " \n"), ("1+3", None), (" ", "4")]
+    ]
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
     questions, notes = load_questions("gsm8k", tokenizer, split="test")
     assert [q["question"] for q in questions] == ["1+1"]
@@ -291,7 +368,9 @@ def test_taking_leaves_the_questions_in_their_order():
 def test_an_epoch_is_shuffled_once(monkeypatch):
     """And not again at every step, which takes seconds for a million questions."""
     shuffled, shuffle = [], random.Random.shuffle
-    monkeypatch.setattr(random.Random, "shuffle", lambda self, x: shuffled.append(len(x)) or shuffle(self, x))
+    monkeypatch.setattr(
+        random.Random, "shuffle", lambda self, x: shuffled.append(len(x)) or shuffle(self, x)
+    )
     thousand = list(range(1000))
     for position in range(0, 2000, 10):
         take(thousand, position, 10, seed="of this test")

@@ -1,4 +1,5 @@
-"""One rank and two make the same update, however the completions are shared out; and a rank that fails ends the job.
+"""One rank and two make the same update, however the completions are shared out; and a rank that
+fails ends the job.
 
 pytest starts torchrun on this very file, whose __main__ is what each rank does.
 """
@@ -21,22 +22,28 @@ from torch.distributed.tensor import DTensor
 from family.gdpo import decoupled_advantages
 
 ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
-# how six fixed completions are shared out to one, two and four ranks: evenly, by unequal numbers and tokens, all to one
-SHARES = {"one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]],
-          "four": [[0], [], [1, 2, 5], [4, 3]]}
+# how six fixed completions are shared out to one, two and four ranks: evenly, by unequal numbers
+# and tokens, all to one
+SHARES = {
+    "one": [[0, 1, 2, 3, 4, 5]], "even": [[0, 2, 4], [1, 3, 5]], "uneven": [[5], [0, 1, 2, 3, 4]],
+    "all": [[], [5, 4, 3, 2, 1, 0]], "four": [[0], [], [1, 2, 5], [4, 3]],
+}
 
 BOTH = ("none", "full")
-UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "gspo": ("none",)}  # replicas; and shards
+# replicas; and shards
+UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "gspo": ("none",)}
 
 
 def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, dtype="float32"):
-    """The Networks that start from the model in `folder`, or go on from a checkpoint, and their Algorithm."""
+    """The Networks that start from the model in `folder`, or go on from a checkpoint, and their
+    Algorithm."""
     from engine.model.networks import build
     from engine.run import checkpoint
     from engine.run.config import Config, check
 
     config = Config(
-        algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard, gradient_checkpointing=shard == "full", lora=lora, seed=1,
+        algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard,
+        gradient_checkpointing=shard == "full", lora=lora, seed=1,
         dtype=dtype,
     )
     algorithm = check(config)
@@ -52,13 +59,16 @@ def six_completions(device, scale=1.0):
 
     generator = torch.Generator().manual_seed(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
-    tokens, lengths = torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5])
+    tokens, lengths = (
+        torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5]),
+    )
     advantages = scale * torch.randn(6, generator=generator)
     return Batch(prompts, tokens.to(device), lengths, advantages.to(device))
 
 
 def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
-    """The weights after the updates on this rank's rows of the six completions, and the update's metrics."""
+    """The weights after the updates on this rank's rows of the six completions, and the update's
+    metrics."""
     from engine.model import shards
     from engine.model.critic import estimate
     from records import of_shares
@@ -69,37 +79,48 @@ def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
     with torch.no_grad():
         for batch in minibatches[0].micro_batches:
             batch.ref_logp = batch.logprobs(networks.reference, 1.0) - 0.05
-        if shards.is_sharded(model):  # no backward pass follows, and still its embedding and head are given up again
+        # no backward pass follows, and still its embedding and head are given up again
+        if shards.is_sharded(model):
             assert all(isinstance(p, DTensor) for p in networks.reference.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.copy_(0.1 * torch.ones_like(p))
             for batch in minibatches[0].micro_batches:
                 batch.old_logp = batch.logprobs(model, 1.0).detach()
-            estimate(critic, minibatches[0].micro_batches, model.device, beta=algorithm.beta, lam=algorithm.lam)
+            estimate(
+                critic, minibatches[0].micro_batches, model.device, beta=algorithm.beta,
+                lam=algorithm.lam,
+            )
     return updated(networks, minibatches, algorithm, optimizer)
 
 
 def updated(networks, minibatches, algorithm, optimizer):
+    from engine.base import ranks
     from engine.model import shards
     from engine.model.sampling import Sampling
-    from engine.run import ranks
     from update import Limits, update
 
     networks.optimizer = optimizer
     stats = update(networks, minibatches, algorithm, Sampling(48), Limits())
     ranks.barrier()
-    weights = [tensor.flatten() for network in networks.learners for _, tensor in shards.whole_weights(network)]
+    weights = [
+        tensor.flatten()
+        for network in networks.learners
+        for _, tensor in shards.whole_weights(network)
+    ]
     return {"weights": torch.cat(weights), "stats": stats}
 
 
 def sgd_update(folder, share, algorithm, shard="none", **options):
     networks, algorithm = fixed(folder, algorithm, shard, **options)
-    optimizer = torch.optim.SGD([p for network in networks.learners for p in network.parameters()], lr=0.1)
+    optimizer = torch.optim.SGD(
+        [p for network in networks.learners for p in network.parameters()], lr=0.1
+    )
     return fixed_update(networks, algorithm, share, optimizer)
 
 
-# rows of each rank in three mini-batches: only row 2 of the first has an advantage, and nobody has a row of the third
+# rows of each rank in three mini-batches: only row 2 of the first has an advantage, and nobody has
+# a row of the third
 WITH_SIGNAL_IN_ONE = {1: [[[0, 1, 2]]], 2: [[[0, 1], [3], []], [[2], [4, 5], []]]}
 
 
@@ -124,14 +145,21 @@ def saved_update(networks, algorithm, share, run_dir, step):
 
 
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *map(str, arguments)]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+        str(ranks),
+        *map(str, arguments),
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment
+    )
 
 
 @pytest.fixture(scope="module")
 def by_ranks(small, tmp_path_factory):
-    """Folder of what one rank and two made of every share, with every algorithm, on replicas and on weights shared out."""
+    """Folder of what one rank and two made of every share, with every algorithm, on replicas and on
+    weights shared out."""
     out = tmp_path_factory.mktemp("by_ranks")
     for ranks in (1, 2):
         updates_of(ranks, small, out)
@@ -152,13 +180,15 @@ def updates_of(ranks, small, out):
 
 @pytest.mark.parametrize("algorithm", UPDATED)
 def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
-    """Weights count completions, tokens, or the longest completion allowed, of all ranks together; PPO's advantages are
-    whitened over all ranks, and its critic learns from all."""
+    """Weights count completions, tokens, or the longest completion allowed, of all ranks together;
+    PPO's advantages are whitened over all ranks, and its critic learns from all."""
     assert_same_update(small, by_ranks, algorithm, ["one", "even", "uneven", "all"])
 
 
 @pytest.mark.slow
-def test_two_nodes_of_two_devices_gather_layers_inside_a_node_and_make_the_same_update(small, tmp_path):
+def test_two_nodes_of_two_devices_gather_layers_inside_a_node_and_make_the_same_update(
+    small, tmp_path
+):
     from engine.run import checkpoint
 
     done = torchrun(__file__, "nodes", small, tmp_path, ranks=4)
@@ -172,16 +202,24 @@ def test_two_nodes_of_two_devices_gather_layers_inside_a_node_and_make_the_same_
             assert found["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
     # each rank has hashed its own part of the optimizer, and the first one all else
     hashed = [json.loads((tmp_path / f"hashed-{rank}.json").read_text()) for rank in range(4)]
-    assert hashed[1:] == [[f"__{rank}_0.distcp"] for rank in (1, 2, 3)] and "model.safetensors" in hashed[0]
+    assert (
+        hashed[1:] == [[f"__{rank}_0.distcp"] for rank in (1, 2, 3)]
+        and "model.safetensors" in hashed[0]
+    )
     assert checkpoint.damaged(tmp_path / "run/checkpoint-000001") == []
     written = json.loads((tmp_path / "run/checkpoint-000001/checksums.json").read_text())
     assert sorted(Path(name).name for name in written) == sorted(sum(hashed, []))
     # the second update is that of one process, which reads the checkpoint of the nodes
     saved_update(*networks, SHARES["one"][0], tmp_path / "alone", step=1)
     saved_update(*networks, SHARES["one"][0], tmp_path / "alone", step=2)
-    saved_update(*fixed(small, "cppo", "none", tmp_path / "run"), SHARES["one"][0], tmp_path / "run", step=2)
+    saved_update(
+        *fixed(small, "cppo", "none", tmp_path / "run"), SHARES["one"][0], tmp_path / "run", step=2
+    )
     for step in (1, 2):
-        alone, together = (load_file(tmp_path / f"{run}/checkpoint-{step:06d}/model.safetensors") for run in ("alone", "run"))
+        alone, together = (
+            load_file(tmp_path / f"{run}/checkpoint-{step:06d}/model.safetensors")
+            for run in ("alone", "run")
+        )
         for name in alone:
             difference = (together[name] - alone[name]).abs()
             assert (difference > 1e-4).sum() <= 1 and difference.mean() < 1e-6
@@ -197,12 +235,17 @@ def assert_same_update(small, folder, algorithm, names):
     one = sgd_update(small, SHARES["one"][0], algorithm)
     for name in names:
         for shard in UPDATED[algorithm]:
-            ranks = [torch.load(folder / f"{algorithm}-{name}-{shard}-{rank}.pt") for rank in range(len(SHARES[name]))]
+            ranks = [
+                torch.load(folder / f"{algorithm}-{name}-{shard}-{rank}.pt")
+                for rank in range(len(SHARES[name]))
+            ]
             for other in ranks[1:]:
                 assert torch.equal(ranks[0]["weights"], other["weights"])
             torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
             for key, value in one["stats"].items():
-                assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, shard, key)
+                assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (
+                    name, shard, key,
+                )
 
 
 def test_adapters_are_the_same_on_every_rank(small, by_ranks):
@@ -215,18 +258,24 @@ def test_adapters_are_the_same_on_every_rank(small, by_ranks):
 
 def test_shared_out_weights_learn_the_same_in_bfloat16(small, by_ranks):
     """But for its rounding, which is about a hundredth of the update."""
-    exact, rounded = (sgd_update(small, SHARES["one"][0], "ppo", dtype=dtype)["weights"] for dtype in ("float32", "bfloat16"))
+    exact, rounded = (
+        sgd_update(small, SHARES["one"][0], "ppo", dtype=dtype)["weights"]
+        for dtype in ("float32", "bfloat16")
+    )
     ranks = [torch.load(by_ranks / f"bfloat16-{rank}.pt")["weights"] for rank in (0, 1)]
     assert torch.equal(*ranks) and ranks[0].dtype == torch.float32
     networks, _ = fixed(small, "ppo", "none")
-    before = torch.cat([p.detach().flatten() for network in networks.learners for p in network.parameters()])
+    before = torch.cat(
+        [p.detach().flatten() for network in networks.learners for p in network.parameters()]
+    )
     for weights in (rounded, ranks[0]):
         assert 0.002 < (weights - exact).norm() / (exact - before).norm() < 0.05
 
 
 @pytest.mark.parametrize("shard", BOTH)
 def test_ranks_leave_the_same_mini_batches_out(small, by_ranks, shard):
-    """One without a completion or without an advantage on any rank; not one with an advantage on another rank."""
+    """One without a completion or without an advantage on any rank; not one with an advantage on
+    another rank."""
     one = update_with_signal_in_one(small, WITH_SIGNAL_IN_ONE[1][0])
     ranks = [torch.load(by_ranks / f"signal-{shard}-{rank}.pt") for rank in (0, 1)]
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
@@ -237,18 +286,24 @@ def test_ranks_leave_the_same_mini_batches_out(small, by_ranks, shard):
 
 
 @pytest.mark.slow
-def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_ranks(small, by_four_ranks, tmp_path):
-    """Two ranks make and save an update, four the next one, one the third; against one rank that makes all three."""
+def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_ranks(
+    small, by_four_ranks, tmp_path
+):
+    """Two ranks make and save an update, four the next one, one the third; against one rank that
+    makes all three."""
     shutil.copytree(by_four_ranks / "run", tmp_path / "run")
     uninterrupted = fixed(small, "cppo", "none")
     for step in (1, 2, 3):
         saved_update(*uninterrupted, SHARES["one"][0], tmp_path / "alone", step)
-    saved_update(*fixed(small, "cppo", "none", tmp_path / "run"), SHARES["one"][0], tmp_path / "run", step=3)
+    saved_update(
+        *fixed(small, "cppo", "none", tmp_path / "run"), SHARES["one"][0], tmp_path / "run", step=3
+    )
     for step in (2, 3):
         alone, together = (load_file(tmp_path / f"{run}/checkpoint-{step:06d}/model.safetensors") for run in ("alone", "run"))
         assert alone.keys() == together.keys()
         for name in alone:
-            difference = (together[name] - alone[name]).abs()  # AdamW makes much of a gradient that is all rounding
+            # AdamW makes much of a gradient that is all rounding
+            difference = (together[name] - alone[name]).abs()
             assert (difference > 1e-4).sum() <= 1 and difference.mean() < 1e-6
 
 
@@ -263,9 +318,12 @@ def test_gdpo_normalises_over_the_groups_of_all_ranks(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini_batches(small, tmp_path):
-    """With dynamic sampling, too, which samples further questions within a step, and trains on some of them."""
-    from engine.run import logs
+def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini_batches(
+    small, tmp_path
+):
+    """With dynamic sampling, too, which samples further questions within a step, and trains on some
+    of them."""
+    from engine.base import files
 
     sampled, updates = [], []
     for ranks in (1, 3):
@@ -273,9 +331,16 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
                         "--lr", "1e-3", "--questions_per_step", 6 // ranks, "--group_size", "4", "--max_new_tokens", "24", "--steps", "2",
                         "--eval_questions", "1", ranks=ranks, cwd=tmp_path)  # fmt: skip
         assert done.returncode == 0, done.stderr[-6000:]
-        rows = logs.read(tmp_path / str(ranks) / "metrics.jsonl")
-        sampled.append([[row[name] for name in ("questions", "rollouts", "accuracy", "length", "truncated")] for row in rows])
-        updates += [[row[name] for name in ("loss", "grad_norm", "kl_old", "ratio_max")] for row in rows[:1]]
+        rows = files.read(tmp_path / str(ranks) / "metrics.jsonl")
+        sampled.append(
+            [
+                [row[name] for name in ("questions", "rollouts", "accuracy", "length", "truncated")]
+                for row in rows
+            ]
+        )
+        updates += [
+            [row[name] for name in ("loss", "grad_norm", "kl_old", "ratio_max")] for row in rows[:1]
+        ]
     assert sampled[0][0][1] > 1
     for row, expected in zip(*sampled, strict=True):
         assert row == pytest.approx(expected, rel=1e-9)
@@ -291,8 +356,11 @@ def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     assert done.returncode == 0, done.stderr[-6000:]
     from engine.run import checkpoint
 
-    history = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())["history"]
-    assert len(history) == (3 if algorithm == "gfpo_adaptive" else 0)  # a mean reward for each question of all ranks
+    history = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())[
+        "history"
+    ]
+    # a mean reward for each question of all ranks
+    assert len(history) == (3 if algorithm == "gfpo_adaptive" else 0)
 
 
 @pytest.mark.slow
@@ -301,9 +369,9 @@ def test_the_last_step_may_leave_a_rank_without_a_question(small, tmp_path):
     done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", "grpo",
                     "--group_size", "4", "--max_new_tokens", "8", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
-    from engine.run import logs
+    from engine.base import files
 
-    assert [row["questions"] for row in logs.read(tmp_path / "run/metrics.jsonl")] == [2, 1]
+    assert [row["questions"] for row in files.read(tmp_path / "run/metrics.jsonl")] == [2, 1]
 
 
 @pytest.mark.slow
@@ -317,9 +385,12 @@ def test_a_failing_rank_takes_the_job_down_with_its_own_message(small, tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize("words, message", [
     (["--algorithm", "nosuch"], "error: unknown algorithm 'nosuch': there are "),
-    (["--dataset", "x.jsonl", "--max_new_tokens", "8"], "error: 2 devices for 1 questions: start at most one process per question."),
+    (["--dataset", "x.jsonl", "--max_new_tokens", "8"], "error: 2 devices for 1 questions: start "
+                                                        "at most one process per question."),
 ])  # fmt: skip
-def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints(words, message, small, tmp_path):
+def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints(
+    words, message, small, tmp_path
+):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n')
     done = torchrun(ROOT / "train.py", "--model", small, *words, cwd=tmp_path)
     lines = done.stderr.splitlines()
@@ -329,7 +400,7 @@ def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints
 
 
 if __name__ == "__main__":
-    from engine.run import ranks
+    from engine.base import ranks
 
     ranks.start()
     job, folder, out = sys.argv[1:]
@@ -338,7 +409,10 @@ if __name__ == "__main__":
     if job == "gdpo":
         rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
         share = rewards.split([4, 1, 0], dim=1)[ranks.rank()]
-        torch.save(ranks.over_all_groups(decoupled_advantages, share), Path(out) / f"gdpo-{ranks.rank()}.pt")
+        torch.save(
+            ranks.over_all_groups(decoupled_advantages, share),
+            Path(out) / f"gdpo-{ranks.rank()}.pt",
+        )
         ranks.barrier()  # a rank that leaves early would end the talk of the others
         ranks.stop()
         sys.exit()
@@ -372,8 +446,13 @@ if __name__ == "__main__":
         for shard in BOTH:
             result = update_with_signal_in_one(folder, WITH_SIGNAL_IN_ONE[2][ranks.rank()], shard)
             torch.save(result, Path(out) / f"signal-{shard}-{ranks.rank()}.pt")
-        saved_update(*fixed(folder, "cppo", "full"), SHARES["uneven"][ranks.rank()], Path(out) / "run", step=1)
+        saved_update(
+            *fixed(folder, "cppo", "full"), SHARES["uneven"][ranks.rank()], Path(out) / "run",
+            step=1,
+        )
     if ranks.world_size() == 4:
         run_dir = Path(out) / "run"
-        saved_update(*fixed(folder, "cppo", "full", run_dir), SHARES["four"][ranks.rank()], run_dir, step=2)
+        saved_update(
+            *fixed(folder, "cppo", "full", run_dir), SHARES["four"][ranks.rank()], run_dir, step=2
+        )
     ranks.stop()

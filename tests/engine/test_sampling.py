@@ -11,7 +11,8 @@ from engine.model.prompts import left_pad
 from engine.model.sampling import ASK_EVERY, Sampler, Sampling, sample, sample_token, stop_tokens
 
 
-# how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing below depends on it
+# how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing
+# below depends on it
 @pytest.fixture(params=[1, 8], autouse=True)
 def every(request, monkeypatch):
     monkeypatch.setitem(ASK_EVERY, "cpu", request.param)
@@ -27,17 +28,20 @@ def run(loaded, prompts=PROMPTS, group=4, seed=0, batch_size=None, places=None, 
     ids = [tokenizer.encode(p) for p in prompts]
     generator = torch.Generator().manual_seed(seed)
     return ids, sample(
-        model, ids, group, sampling, stop_ids=stop_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id,
-        batch_size=batch_size, generator=generator, places=places,
+        model, ids, group, sampling, stop_ids=stop_tokens(model, tokenizer),
+        pad_id=tokenizer.pad_token_id, batch_size=batch_size, generator=generator, places=places,
     )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
 def test_scorer_and_sampler_speak_of_the_same_policy(loaded, temperature):
-    """The log-probabilities noted while sampling, from a cache and in shrinking batches, are those of one forward pass."""
+    """The log-probabilities noted while sampling, from a cache and in shrinking batches, are those
+    of one forward pass."""
     ids, drawn = run(loaded, group=8, temperature=temperature)
     prompts = [p for p in ids for _ in range(8)]
-    scored = completion_logprobs(loaded[0], prompts, drawn.tokens, drawn.lengths, temperature=temperature)
+    scored = completion_logprobs(
+        loaded[0], prompts, drawn.tokens, drawn.lengths, temperature=temperature
+    )
     torch.testing.assert_close(scored, drawn.logp, rtol=1e-4, atol=1e-5)
 
 
@@ -45,7 +49,9 @@ def test_greedy_equals_generate_of_transformers(loaded):
     model, tokenizer = loaded
     ids, drawn = run(loaded, group=1, temperature=0.0)
     for prompt, tokens, length in zip(ids, drawn.tokens, drawn.lengths):
-        reference = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[0, len(prompt) :]
+        reference = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[
+            0, len(prompt) :
+        ]
         assert tokens[:length].tolist() == reference.tolist()
 
 
@@ -73,7 +79,9 @@ def test_what_a_completion_draws_after_its_end_is_not_recorded(loaded, prompts, 
 def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monkeypatch):
     rows = []
     monkeypatch.setattr(
-        "engine.model.sampling.sample_token", lambda logits, *args: rows.append(len(logits)) or sample_token(logits, *args))
+        "engine.model.sampling.sample_token",
+        lambda logits, *args: rows.append(len(logits)) or sample_token(logits, *args),
+    )
     _, drawn = run(loaded, group=16, max_new_tokens=24)
     assert len(set(drawn.lengths.tolist())) > 5
     # the t-th token is drawn for those that had not ended at the last multiple of `every`
@@ -88,7 +96,9 @@ class Answers(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.overloadpacket.__name__
-        self.count += name in ("_local_scalar_dense", "nonzero", "masked_select", "equal", "multinomial", "_unique2")
+        self.count += name in (
+            "_local_scalar_dense", "nonzero", "masked_select", "equal", "multinomial", "_unique2",
+        )
         return operation(*args, **(kwargs or {}))
 
 
@@ -96,7 +106,8 @@ class Answers(TorchDispatchMode):
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_p": 0.9, "top_k": 5}])
 @pytest.mark.parametrize("every", [8], indirect=True)
 def test_the_host_waits_for_less_than_one_answer_a_token(loaded, prompts, options):
-    """If prompts are padded, transformers would ask for each token whether the mask hides anything."""
+    """If prompts are padded, transformers would ask for each token whether the mask hides
+    anything."""
     loaded[0].generation_config.eos_token_id = None
     loaded[1].eos_token_id = None  # nothing ends
     with Answers() as asked:
@@ -106,7 +117,8 @@ def test_the_host_waits_for_less_than_one_answer_a_token(loaded, prompts, option
 
 
 def forgetful(loaded, monkeypatch, room):
-    """A Sampler on a device that has memory for `room` completions of this model, and runs out of it after some tokens."""
+    """A Sampler on a device that has memory for `room` completions of this model, and runs out of
+    it after some tokens."""
     sampler, tokens = Sampler(*loaded), []
 
     def choose(logits, *rest):
@@ -119,7 +131,9 @@ def forgetful(loaded, monkeypatch, room):
     return sampler
 
 
-def test_out_of_memory_halves_what_is_sampled_at_a_time_and_changes_no_completion(loaded, monkeypatch, capsys):
+def test_out_of_memory_halves_what_is_sampled_at_a_time_and_changes_no_completion(
+    loaded, monkeypatch, capsys
+):
     prompts, how = [loaded[1].encode(p) for p in PROMPTS * 3], Sampling(20)
     expected = Sampler(*loaded).sample(prompts, 4, how, 7)
     sampler = forgetful(loaded, monkeypatch, room=12)
@@ -143,7 +157,9 @@ def test_completions_end_with_eos_or_are_marked_truncated(loaded):
     eos = loaded[1].eos_token_id
     _, drawn = run(loaded, group=16, max_new_tokens=8)
     assert drawn.truncated.any() and not drawn.truncated.all()
-    for tokens, n, truncated in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), drawn.truncated.tolist()):
+    for tokens, n, truncated in zip(
+        drawn.tokens.tolist(), drawn.lengths.tolist(), drawn.truncated.tolist()
+    ):
         assert eos not in tokens[: n - 1]
         assert truncated == (tokens[n - 1] != eos)
         assert n == 8 or not truncated
@@ -159,7 +175,9 @@ def test_lengths_count_eos_even_where_pad_is_eos(loaded):
 
 
 def test_the_seed_decides(loaded):
-    first, again, other = (run(loaded, group=16, seed=seed)[1].tokens.tolist() for seed in (1, 1, 2))
+    first, again, other = (
+        run(loaded, group=16, seed=seed)[1].tokens.tolist() for seed in (1, 1, 2)
+    )
     assert first == again != other
 
 
@@ -170,14 +188,18 @@ def test_any_number_of_ranks_draws_the_same_completions(loaded):
         _, share = run(loaded, [PROMPTS[place] for place in places], places=places)
         rows = torch.tensor([place * 4 + i for place in places for i in range(4)])
         longest = share.tokens.shape[1]
-        assert torch.equal(share.tokens, whole.tokens[rows, :longest]) and torch.equal(share.lengths, whole.lengths[rows])
+        assert torch.equal(share.tokens, whole.tokens[rows, :longest]) and torch.equal(
+            share.lengths, whole.lengths[rows]
+        )
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 8, 100])
 def test_sampling_in_parts_draws_the_same_completions(loaded, batch_size):
     _, whole = run(loaded)
     sizes, read = [], loaded[0].forward
-    loaded[0].forward = lambda input_ids, **options: sizes.append(input_ids.shape) or read(input_ids=input_ids, **options)
+    loaded[0].forward = lambda input_ids, **options: (
+        sizes.append(input_ids.shape) or read(input_ids=input_ids, **options)
+    )
     _, parts = run(loaded, batch_size=batch_size)
     prompts = [rows for rows, width in sizes if width > 1]
     assert prompts == {1: [1, 1, 1], 4: [1, 1, 1], 5: [2, 1], 8: [2, 1], 100: [3]}[batch_size]
@@ -187,7 +209,8 @@ def test_sampling_in_parts_draws_the_same_completions(loaded, batch_size):
 
 
 def test_a_chat_models_generation_config_is_not_inherited(loaded):
-    """Chat models ship temperature, top_k and top_p for chatting: the policy is sampled without them."""
+    """Chat models ship temperature, top_k and top_p for chatting: the policy is sampled without
+    them."""
     model, _ = loaded
     _, plain = run(loaded, group=16)
     model.generation_config.update(temperature=0.1, top_k=1, top_p=0.1, repetition_penalty=1.5)
@@ -206,7 +229,13 @@ def test_all_stop_tokens_of_a_model_end_a_completion(loaded):
 
 def test_no_prompt_gives_no_completion(loaded):
     _, drawn = run(loaded, prompts=[])
-    assert drawn.tokens.shape[0] == len(drawn.lengths) == len(drawn.truncated) == len(drawn.texts(loaded[1])) == 0
+    assert (
+        drawn.tokens.shape[0]
+        == len(drawn.lengths)
+        == len(drawn.truncated)
+        == len(drawn.texts(loaded[1]))
+        == 0
+    )
 
 
 def test_prompts_are_padded_on_the_left():
@@ -237,13 +266,17 @@ def test_draws_follow_the_softmax_at_the_temperature(temperature):
 
 
 def test_a_token_is_drawn_if_the_random_number_lies_in_its_share():
-    """Also for a large vocabulary, in which most tokens are so unlikely that float32 could not add them up."""
+    """Also for a large vocabulary, in which most tokens are so unlikely that float32 could not add
+    them up."""
     logits = 3 * torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
     ends = logits.log_softmax(-1).double().exp().cumsum(-1).squeeze(0)
     ends = ends / ends[-1]
     middle = (ends + torch.cat([torch.zeros(1), ends[:-1]])) / 2
     some = torch.arange(0, 50_000, 97)
-    assert sample_token(logits.expand(len(some), -1), Sampling(1), middle[some])[0].tolist() == some.tolist()
+    assert (
+        sample_token(logits.expand(len(some), -1), Sampling(1), middle[some])[0].tolist()
+        == some.tolist()
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"temperature": 0.3}])
@@ -251,9 +284,17 @@ def test_the_least_and_the_largest_random_number_draw_tokens_that_can_come(optio
     """0, and the largest number below 1. Tokens with probability 0 stand on both sides."""
     least, largest = 0.0, 1 - 2.0**-53
     nothing = torch.full((200, 1), -torch.inf)
-    logits = torch.cat([nothing, torch.randn(200, 5, generator=torch.Generator().manual_seed(0)), nothing, nothing], 1)
+    logits = torch.cat(
+        [
+            nothing, torch.randn(200, 5, generator=torch.Generator().manual_seed(0)), nothing,
+            nothing,
+        ],
+        1,
+    )
     for u, end in ((least, 0), (largest, -1)):
-        token, logp = sample_token(logits, Sampling(1, **options), torch.full((200,), u, dtype=torch.float64))
+        token, logp = sample_token(
+            logits, Sampling(1, **options), torch.full((200,), u, dtype=torch.float64)
+        )
         assert logp.isfinite().all()
         if not options.get("top_k"):
             assert token.tolist() == [[1, 5][end]] * 200
@@ -264,7 +305,10 @@ def test_the_least_and_the_largest_random_number_draw_tokens_that_can_come(optio
 
 def test_top_k_and_top_p_draw_from_the_most_likely_only():
     # softmax of LOGITS: 0.64, 0.24, 0.09, 0.03, 0.004
-    for options, allowed in [({"top_k": 2}, 2), ({"top_p": 0.5}, 1), ({"top_p": 0.7}, 2), ({"top_p": 0.95}, 3), ({"top_k": 1}, 1)]:
+    for options, allowed in [
+        ({"top_k": 2}, 2), ({"top_p": 0.5}, 1), ({"top_p": 0.7}, 2), ({"top_p": 0.95}, 3),
+        ({"top_k": 1}, 1),
+    ]:
         observed, _, _ = frequencies(**options)
         assert (observed > 0).tolist() == [i < allowed for i in range(5)]
         z = LOGITS[:allowed].exp() / LOGITS[:allowed].exp().sum()

@@ -1,4 +1,5 @@
-"""engine/scoring/sandbox.py: what a program can do, and all that it cannot: attacks, and after each of them the caller is as it was."""
+"""engine/scoring/sandbox.py: what a program can do, and all that it cannot: attacks, and after each
+of them the caller is as it was."""
 
 import ctypes
 import importlib.util
@@ -32,22 +33,30 @@ def caller_state():
     os.umask(umask)
     return {
         "cwd": os.getcwd(),
-        "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "environment": {
+            name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"
+        },
         "umask": umask,
         "handlers": {s: signal.getsignal(s) for s in signal.valid_signals()},
         "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, []),
-        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
+        "limits": {
+            name: resource.getrlimit(getattr(resource, name))
+            for name in dir(resource)
+            if name.startswith("RLIMIT_")
+        },
         "group": (os.getpgrp(), os.getsid(0)),
     }
 
 
 def open_and_running():
-    """The open descriptors and the threads. A call must add none; those that earlier tests left may end at any time."""
+    """The open descriptors and the threads. A call must add none; those that earlier tests left may
+    end at any time."""
     return set(os.listdir("/dev/fd")) | set(threading.enumerate())
 
 
 def processes_of(folder):
-    """Servers that work in a folder, and what they forked: the folder stands on their command line."""
+    """Servers that work in a folder, and what they forked: the folder stands on their command
+    line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -67,7 +76,8 @@ def wait_until(condition, seconds=10):
 
 @pytest.fixture(autouse=True)
 def temp(tmp_path, monkeypatch):
-    """Where the sandbox makes its folders. After each test: nothing in it, no process, and the caller as before."""
+    """Where the sandbox makes its folders. After each test: nothing in it, no process, and the
+    caller as before."""
     folder = tmp_path / "temp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -99,7 +109,9 @@ def timed(code, **options):
 
 def errors(codes, head=""):
     """{program: its error}, of programs run side by side."""
-    return {code: result.error for code, result in zip(codes, run_many([head + code for code in codes]))}
+    return {
+        code: result.error for code, result in zip(codes, run_many([head + code for code in codes]))
+    }
 
 
 def refused(codes, head="", kinds=("PermissionError",)):
@@ -121,10 +133,12 @@ ORDINARY = [
     "import sys; sys.setrecursionlimit(5000)\ndef f(n): return n and f(n - 1)\nf(4000)",
     "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\nassert A() == A(1)",
     "import asyncio\nasync def f(): await asyncio.sleep(0)\nasyncio.run(f())",
-    "from concurrent.futures import ThreadPoolExecutor as T\nwith T(16) as t: assert len(list(t.map(sorted, ['ab'] * 999))) == 999",
+    "from concurrent.futures import ThreadPoolExecutor as T\nwith T(16) as t: assert "
+    "len(list(t.map(sorted, ['ab'] * 999))) == 999",
     "import array, csv, unicodedata, unittest, zoneinfo",  # none of them loaded before
     "import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))",
-    "open('a', 'w').write('b'); import os; os.mkdir('c'); os.rename('a', 'c/d'); assert open('c/d').read() == 'b'; os.remove('c/d')",
+    "open('a', 'w').write('b'); import os; os.mkdir('c'); os.rename('a', 'c/d'); assert "
+    "open('c/d').read() == 'b'; os.remove('c/d')",
     "import tempfile; tempfile.TemporaryFile().write(b'a'); open('/dev/null', 'w').write('a')",
     "from __future__ import annotations\ndef f(x: nothing): pass",
     "import sys; sys.stdout = None",
@@ -146,12 +160,14 @@ def test_ordinary_programs_are_ok():
 @pytest.mark.parametrize(
     "code, stdout",
     [
-        ("import threading, time; threading.Thread(target=lambda: time.sleep(0.1) or print('late')).start()", "late\n"),
+        ("import threading, time; threading.Thread(target=lambda: time.sleep(0.1) or "
+         "print('late')).start()", "late\n"),
         ("import atexit; atexit.register(print, 'late')", "late\n"),
         ("import atexit, sys; atexit.register(print, 'late'); print('a'); sys.exit(0)", "a\nlate\n"),
         ("import os; os.write(1, b'a\\xff\\xfe\\x80b')", "a\ufffd\ufffd\ufffdb"),
         ("import os; print('a\\0b')", "a\0b\n"),
-        ("import sys; print(sys.argv, sys.flags.isolated, sys.flags.no_site, sys.dont_write_bytecode)", "[''] 1 1 True\n"),
+        ("import sys; print(sys.argv, sys.flags.isolated, sys.flags.no_site, "
+         "sys.dont_write_bytecode)", "[''] 1 1 True\n"),
         ("import sys; print('a', file=sys.stderr)", ""),
         ("import os; print(os.listdir())", "[]\n"),
         ("print('x' * 99_999)", "x" * 65536),
@@ -176,7 +192,10 @@ def test_the_environment_is_empty():
 
 
 def test_programs_do_not_share_a_random_seed():
-    assert len({r.stdout for r in run_many(["import random; print(random.random())"] * 4, workers=1)}) == 4
+    assert (
+        len({r.stdout for r in run_many(["import random; print(random.random())"] * 4, workers=1)})
+        == 4
+    )
 
 
 # --- what counts as an error ---
@@ -215,7 +234,8 @@ def test_errors_are_one_line():
 
 
 def test_what_was_printed_before_an_error_is_kept():
-    assert run_python("print('a')\n1 / 0").stdout in ("a\n", "")  # as far as it had left the program's buffer
+    # as far as it had left the program's buffer
+    assert run_python("print('a')\n1 / 0").stdout in ("a\n", "")
     assert run_python("print('a', flush=True)\nimport os; os._exit(1)").stdout == "a\n"
 
 
@@ -225,8 +245,14 @@ def test_a_program_that_exits_in_the_middle_is_ok_so_that_tests_below_it_prove_n
 
 
 def test_an_exit_code_is_taken_as_python_takes_it():
-    codes = [f"import sys\nsys.exit({code})" for code in ("", "0", "None", "False", "1", "True", "-1", "0.0", "''", "'a'", "[]")]
-    python = [subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode for code in codes]
+    codes = [
+        f"import sys\nsys.exit({code})"
+        for code in ("", "0", "None", "False", "1", "True", "-1", "0.0", "''", "'a'", "[]")
+    ]
+    python = [
+        subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode
+        for code in codes
+    ]
     assert [result.ok for result in run_many(codes)] == [code == 0 for code in python]
 
 
@@ -245,9 +271,12 @@ def processor_seconds():
         "while True: pass",
         "9 ** 9 ** 9",  # inside C, where no signal handler runs
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
-        "import signal\nfor s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
-        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
-        "import threading\nfor _ in range(8): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()",
+        "import signal\nfor s in signal.valid_signals() - {9, 19}: signal.signal(s, "
+        "signal.SIG_IGN)\nwhile True: pass",
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile "
+        "True: pass",
+        "import threading\nfor _ in range(8): threading.Thread(target=lambda: [0 for _ in "
+        "iter(int, 1)]).start()",
         "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
         "while True: print('x' * 1_000_000)",  # gigabytes
         "import os\nwhile True: os.write(1, b'x')",
@@ -260,7 +289,8 @@ def test_processor_time_is_limited(code):
     assert 0.3 <= processor_seconds() - before < 1.5  # with that of the server
 
 
-@pytest.mark.parametrize("code", ["import time; time.sleep(1e6)", "import atexit, time; atexit.register(time.sleep, 1e6)"])
+@pytest.mark.parametrize("code", ["import time; time.sleep(1e6)", "import atexit, time; "
+                                                                  "atexit.register(time.sleep, 1e6)"])
 def test_a_program_that_does_nothing_is_ended_later(code):
     result, seconds = timed(code, timeout=0.1)
     assert (result.ok, result.error) == (False, "timeout")
@@ -273,7 +303,8 @@ def test_waiting_is_not_counted():
 
 @pytest.mark.skipif(not LINUX, reason="shares one core among processes in Linux's way")
 def test_a_verdict_does_not_depend_on_the_number_of_ranks(temp):
-    """Four ranks on one core: each of their programs gets a quarter of it, and needs twice the time limit by the clock."""
+    """Four ranks on one core: each of their programs gets a quarter of it, and needs twice the time
+    limit by the clock."""
     core = f"import os\nos.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\nos.environ['LOCAL_WORLD_SIZE'] = '4'"
     work = "import time\nwhile time.process_time() < 0.4: pass\nprint('good')"
     ranks = [caller(temp, [work, work], core, timeout=0.8) for _ in range(4)]
@@ -308,8 +339,13 @@ def test_output_is_cut_and_kept_up_to_the_time_limit():
 
 def test_the_limits_of_a_process():
     code = "import resource as r\nfor n in ('CPU', 'FSIZE', 'NOFILE', 'CORE'): print(n, *r.getrlimit(getattr(r, 'RLIMIT_' + n)))"
-    limits = {line.split()[0]: line.split()[1:] for line in run_python(code, timeout=2.5).stdout.splitlines()}
-    assert limits == {"CPU": ["3", "3"], "FSIZE": ["16777216"] * 2, "NOFILE": ["64"] * 2, "CORE": ["0", "0"]}
+    limits = {
+        line.split()[0]: line.split()[1:]
+        for line in run_python(code, timeout=2.5).stdout.splitlines()
+    }
+    assert limits == {
+        "CPU": ["3", "3"], "FSIZE": ["16777216"] * 2, "NOFILE": ["64"] * 2, "CORE": ["0", "0"],
+    }
 
 
 def test_no_descriptor_is_inherited():
@@ -325,7 +361,8 @@ def test_a_program_may_set_itself_a_lower_limit():
 
 
 @pytest.mark.parametrize(
-    "code", ["x = bytearray(10 << 30)", "x = 'a' * 10**10", "x = []\nwhile True: x.append(bytearray(1 << 20))", "print('a' * 10**10)"]
+    "code", ["x = bytearray(10 << 30)", "x = 'a' * 10**10", "x = []\nwhile True: "
+                                                            "x.append(bytearray(1 << 20))", "print('a' * 10**10)"]
 )
 def test_memory_is_limited(code, needs):
     needs("memory")
@@ -340,13 +377,22 @@ def test_memory_limit_is_the_argument(needs):
 
 def test_memory_cannot_be_had_past_the_limit(needs):
     needs("memory", "processes")
-    assert run_python("import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))").error.startswith("ValueError")
-    assert run_python("import os; os.memfd_create('a')").error.startswith(("PermissionError", "AttributeError"))
+    assert run_python("import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))").error.startswith(
+        "ValueError"
+    )
+    assert run_python("import os; os.memfd_create('a')").error.startswith(
+        ("PermissionError", "AttributeError")
+    )
 
 
 def test_files_are_limited():
-    assert run_python("f = open('a', 'wb')\nwhile True: f.write(bytes(1 << 20))").error == "OSError: [Errno 27] File too large"
-    assert run_python("f = [open('a', 'w') for _ in range(100)]").error.startswith("OSError: [Errno 24]")
+    assert (
+        run_python("f = open('a', 'wb')\nwhile True: f.write(bytes(1 << 20))").error
+        == "OSError: [Errno 27] File too large"
+    )
+    assert run_python("f = [open('a', 'w') for _ in range(100)]").error.startswith(
+        "OSError: [Errno 24]"
+    )
 
 
 # --- processes and signals ---
@@ -356,8 +402,10 @@ def test_files_are_limited():
     "code",
     [
         "import os\nwhile True: os.fork()",
-        "import os\nwhile True:\n    try: os.fork()\n    except OSError as e: error = e\n    else: continue\n    raise error",
-        "import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        while True: pass",
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError as e: error = e\n    else: "
+        "continue\n    raise error",
+        "import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        while "
+        "True: pass",
         "import subprocess; subprocess.run(['sleep', '100'])",
         "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)",
         "import os; os.posix_spawn('/bin/sleep', ['sleep', '100'], {})",
@@ -372,7 +420,9 @@ def test_no_process_can_be_started(code, needs):
 
 def test_no_other_program_can_be_started_in_its_place(needs):
     needs("reading")
-    assert run_python("import os; os.execv('/bin/sleep', ['sleep', '100'])").error.startswith("PermissionError")
+    assert run_python("import os; os.execv('/bin/sleep', ['sleep', '100'])").error.startswith(
+        "PermissionError"
+    )
 
 
 @pytest.mark.parametrize(
@@ -386,7 +436,8 @@ def test_no_other_program_can_be_started_in_its_place(needs):
     ],
 )
 def test_nobody_can_be_signalled(attack, needs):
-    """The real attack is made only where a harmless signal was refused: this test must not hurt when it fails."""
+    """The real attack is made only where a harmless signal was refused: this test must not hurt
+    when it fails."""
     needs("signals")
     code = f"import os, signal\ntry: {attack.format(0)}\nexcept (OSError, AttributeError): {attack.format(9)}"
     results = run_many([code, "print(1)"], workers=1)
@@ -398,10 +449,13 @@ def test_nobody_can_be_signalled(attack, needs):
 def test_no_process_can_be_reached_by_a_detour(needs):
     needs("signals")
     codes = [
-        "import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",  # the owner of a file is sent signals
+        # the owner of a file is sent signals
+        "import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
         "import fcntl, os; fcntl.fcntl(os.pipe()[0], 10, 9)",  # and this says which: F_SETSIG
-        "import fcntl, os, socket, struct; fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack('i', os.getppid()))",
-        "import fcntl, os, socket, struct; fcntl.ioctl(socket.socketpair()[0], 0x8902, struct.pack('i', os.getppid()))",
+        "import fcntl, os, socket, struct; fcntl.ioctl(socket.socketpair()[0], 0x8901, "
+        "struct.pack('i', os.getppid()))",
+        "import fcntl, os, socket, struct; fcntl.ioctl(socket.socketpair()[0], 0x8902, "
+        "struct.pack('i', os.getppid()))",
         "import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 5)",
         "import os; os.sched_setaffinity(os.getppid(), {0})",
         "import os; os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0))",
@@ -434,7 +488,8 @@ print("done")
 
 
 def test_every_system_call_of_the_list_is_refused(needs, temp):
-    """Also those that Python cannot make. The arguments are such that none of them could do anything."""
+    """Also those that Python cannot make. The arguments are such that none of them could do
+    anything."""
     needs("processes")
     code = NATIVE.format(root=str(ROOT), folder=str(temp), names=REFUSED.split())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -446,7 +501,10 @@ def test_shared_memory_of_the_user_outlives_a_program_that_removes_it(needs):
     needs("processes")
     libc = ctypes.CDLL(None)
     segment = libc.shmget(0, 4096, 0o1600)
-    remove, look = f"import ctypes\nprint(ctypes.CDLL(None).shmctl({segment}, 0, None))", (segment, 2, ctypes.create_string_buffer(256))
+    remove, look = (
+        f"import ctypes\nprint(ctypes.CDLL(None).shmctl({segment}, 0, None))",
+        (segment, 2, ctypes.create_string_buffer(256)),
+    )
     try:
         assert run_python(remove).stdout == "-1\n" and libc.shmctl(*look) == 0
     finally:
@@ -474,10 +532,23 @@ def test_there_is_no_network(needs):
 
 def test_nothing_outside_can_be_read(needs):
     needs("reading")
-    paths = ["/etc/passwd", "/proc/self/environ", "/proc/1/cmdline", str(ROOT / "train.py"), sandbox.__file__, "link", "../../less.py"]
-    codes = [f"import os; os.symlink('/etc/passwd', 'link'); open({path!r}).read()" for path in paths]
+    paths = [
+        "/etc/passwd", "/proc/self/environ", "/proc/1/cmdline", str(ROOT / "train.py"),
+        sandbox.__file__, "link", "../../less.py",
+    ]
+    codes = [
+        f"import os; os.symlink('/etc/passwd', 'link'); open({path!r}).read()" for path in paths
+    ]
     assert refused(codes, kinds=("PermissionError", "FileNotFoundError")) is True
-    assert refused([f"import os; os.listdir({path!r})" for path in ("/", "..", str(HOME), str(ROOT), "/proc", "/tmp")]) is True
+    assert (
+        refused(
+            [
+                f"import os; os.listdir({path!r})"
+                for path in ("/", "..", str(HOME), str(ROOT), "/proc", "/tmp")
+            ]
+        )
+        is True
+    )
 
 
 @pytest.mark.parametrize("folder", [HOME, ROOT, ROOT / "engine", Path("/tmp"), Path("/dev/shm"), Path(os.__file__).parent])
@@ -485,9 +556,18 @@ def test_nothing_outside_can_be_written(folder, needs):
     needs("writing")
     target = folder / "sandbox_was_here"
     path = str(target)
-    attacks = [f"open({path!r}, 'w')", f"os.mkdir({path!r})", f"os.symlink('/', {path!r})", f"open('a', 'w'); os.rename('a', {path!r})"]
+    attacks = [
+        f"open({path!r}, 'w')", f"os.mkdir({path!r})", f"os.symlink('/', {path!r})",
+        f"open('a', 'w'); os.rename('a', {path!r})",
+    ]
     try:
-        assert refused(attacks, "import os\n", ("PermissionError", "OSError: [Errno 18]", "FileNotFoundError")) is True
+        assert (
+            refused(
+                attacks, "import os\n",
+                ("PermissionError", "OSError: [Errno 18]", "FileNotFoundError"),
+            )
+            is True
+        )
         assert not os.path.lexists(target)
     finally:
         if os.path.lexists(target):
@@ -496,13 +576,17 @@ def test_nothing_outside_can_be_written(folder, needs):
 
 def facts(path):
     found = path.stat()
-    return found.st_mode, found.st_uid, found.st_mtime, found.st_nlink, os.listxattr(path) if LINUX else []
+    return (
+        found.st_mode, found.st_uid, found.st_mtime, found.st_nlink,
+        os.listxattr(path) if LINUX else [],
+    )
 
 
 @pytest.mark.parametrize(
     "attack",
     ["open({!r}, 'a')", "open({!r}, 'w')", "os.remove({!r})", "os.rename({!r}, 'a')", "os.link({!r}, 'a')", "os.truncate({!r}, 0)"]
-    + ["os.chmod({!r}, 0)", "os.chown({!r}, 1, 1)", "os.utime({!r}, (0, 0))", "os.setxattr({!r}, 'user.a', b'a')"],
+    + ["os.chmod({!r}, 0)", "os.chown({!r}, 1, 1)", "os.utime({!r}, (0, 0))", "os.setxattr({!r}, "
+                                                                              "'user.a', b'a')"],
 )
 def test_a_file_outside_stays_as_it_is(attack, needs, tmp_path):
     needs("writing", "processes")
@@ -519,16 +603,24 @@ def test_a_file_outside_stays_as_it_is(attack, needs, tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="is about root")
 @pytest.mark.skipif(not LINUX, reason="capabilities are Linux's")
 def test_root_has_no_privileges_left():
-    assert refused(["os.chroot('.')", "os.setuid(1)", "os.nice(-1)", "os.mknod('a', 0o20600, 259)"], "import os\n") is True
+    assert (
+        refused(
+            ["os.chroot('.')", "os.setuid(1)", "os.nice(-1)", "os.mknod('a', 0o20600, 259)"],
+            "import os\n",
+        )
+        is True
+    )
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "import os\nfor _ in range(1200): os.mkdir('a'); os.chdir('a')\nopen('file', 'w')",  # deeper than recursion, longer than a path
+        # deeper than recursion, longer than a path
+        "import os\nfor _ in range(1200): os.mkdir('a'); os.chdir('a')\nopen('file', 'w')",
         "import os\nos.umask(0o777)\nos.mkdir('a')\nos.mkdir('b', 0)",
         "for n in range(1200): open(str(n), 'w')",
-        "import os\nos.symlink('.', 'a'); os.symlink('nowhere', 'b'); os.mkfifo('c'); os.link('c', 'd'); open('\\n', 'w')",
+        "import os\nos.symlink('.', 'a'); os.symlink('nowhere', 'b'); os.mkfifo('c'); os.link('c', "
+        "'d'); open('\\n', 'w')",
     ],
 )
 def test_the_folder_is_removed_whatever_it_holds(code):
@@ -565,7 +657,8 @@ def search():
 MEDDLING = [
     "import os, sys; sys.stdout.flush()" + LEAVE,
     # messages of the server's own kind on every descriptor
-    'import os\nfor fd in range(256):\n    try: os.write(fd, b\'{"ok": true, "stdout": "", "error": null}\\n\')\n    except OSError: 0'
+    'import os\nfor fd in range(256):\n    try: os.write(fd, b\'{"ok": true, "stdout": "", '
+    '"error": null}\\n\')\n    except OSError: 0'
     + LEAVE,
     "import os\nfor fd in range(256):\n    try: os.write(fd, b'0' * 32)\n    except OSError: 0" + LEAVE,
     "import os\nfor fd in range(256):\n    try: os.write(fd, b'')\n    except OSError: 0" + LEAVE,
@@ -578,15 +671,21 @@ MEDDLING = [
     "import os\nos._exit = lambda code: None\n1 / 0",
     "import builtins, os\nos.write = lambda *a: 0\nbuiltins.BaseException = int\n1 / 0",
     "import builtins, os\nfor name in dir(builtins): setattr(builtins, name, None)\n1 / 0",
-    "import os, sys\nsys.excepthook = lambda *a: None\nimport threading\nthreading._shutdown = lambda: os._exit(0)",
+    "import os, sys\nsys.excepthook = lambda *a: None\nimport threading\nthreading._shutdown = "
+    "lambda: os._exit(0)",
     "import atexit, os\natexit.register(os._exit, 0)\n1 / 0",
     "import os; os.execv('/bin/true', ['true'])",
 ]  # fmt: skip
 
 
 def test_a_program_that_meddles_with_its_report_is_not_ok_and_harms_nobody():
-    results = run_many([code for meddling in MEDDLING for code in (meddling, "print('next')")], timeout=1, workers=2)
-    assert [code for code, result in zip(MEDDLING, results[::2]) if result.ok or not result.error] == []
+    results = run_many(
+        [code for meddling in MEDDLING for code in (meddling, "print('next')")], timeout=1,
+        workers=2,
+    )
+    assert [
+        code for code, result in zip(MEDDLING, results[::2]) if result.ok or not result.error
+    ] == []
     assert [result.stdout for result in results[1::2]] == ["next\n"] * len(MEDDLING)
 
 
@@ -597,7 +696,11 @@ def test_machine_code_is_held_by_the_kernel(needs):
 
 
 def test_a_program_sees_no_other_program():
-    spy = SEARCH + "print([v for v in search() if 'SEC' + 'RET' in str(v)])\nprint(repr(sys.__stdin__.buffer.peek()))"
+    spy = (
+        SEARCH
+        + "print([v for v in search() if 'SEC' + 'RET' in "
+          "str(v)])\nprint(repr(sys.__stdin__.buffer.peek()))"
+    )
     results = run_many(["print('SECRET')", spy], workers=1)
     assert [r.stdout for r in results] == ["SECRET\n", "[]\nb''\n"]
 
@@ -611,23 +714,32 @@ def test_results_come_in_order_and_programs_run_side_by_side():
     assert [r.stdout for r in run_many(codes, workers=5)] == [f"{n}\n" for n in range(5)]
     assert time.monotonic() - start < 3.5  # one after another: 4 s and more
     assert run_many([]) == []
-    assert [r.stdout for r in run_many((f"print({n})" for n in range(20)), workers=3)] == [f"{n}\n" for n in range(20)]
+    assert [r.stdout for r in run_many((f"print({n})" for n in range(20)), workers=3)] == [
+        f"{n}\n" for n in range(20)
+    ]
 
 
 def test_a_bad_program_among_good_ones_costs_only_itself():
     bad = ["while True: pass", "import os; os.closerange(0, 64)", "x = [0] * 10**10"]
     codes = ["print(1)", bad[0], "print(2)", bad[1], "print(3)", bad[2], "print(4)"]
-    assert [r.stdout for r in run_many(codes, timeout=0.5, workers=2) if r.ok] == [f"{n}\n" for n in range(1, 5)]
+    assert [r.stdout for r in run_many(codes, timeout=0.5, workers=2) if r.ok] == [
+        f"{n}\n" for n in range(1, 5)
+    ]
 
 
 def test_threads_may_call_at_the_same_time():
     found = {}
-    threads = [threading.Thread(target=lambda n=n: found.update({n: run_many([f"print({n})"] * 4)})) for n in range(4)]
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: run_many([f"print({n})"] * 4)}))
+        for n in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {n: [r.stdout for r in results] for n, results in found.items()} == {n: [f"{n}\n"] * 4 for n in range(4)}
+    assert {n: [r.stdout for r in results] for n, results in found.items()} == {
+        n: [f"{n}\n"] * 4 for n in range(4)
+    }
 
 
 CALLER = """
@@ -643,12 +755,19 @@ print([(r.ok, r.stdout, r.error) for r in results])
 
 def caller(temp, codes, before="", timeout=5.0):
     """A process of its own that calls run_many."""
-    code = CALLER.format(root=str(ROOT), temp=str(temp), before=before, codes=codes, timeout=timeout)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    code = CALLER.format(
+        root=str(ROOT), temp=str(temp), before=before, codes=codes, timeout=timeout
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_several_ranks_may_call_at_the_same_time(temp):
-    ranks = [caller(temp, ["import sys; print(1); print(2, file=sys.stderr)", "1 / 0"] * 3) for _ in range(4)]
+    ranks = [
+        caller(temp, ["import sys; print(1); print(2, file=sys.stderr)", "1 / 0"] * 3)
+        for _ in range(4)
+    ]
     outputs = [rank.communicate(timeout=60) for rank in ranks]
     expected = str([(True, "1\n", None), (False, "", "ZeroDivisionError: division by zero")] * 3)
     assert outputs == [(f"{expected}\n", "")] * 4
@@ -686,9 +805,16 @@ threading.Thread(target=fork, daemon=True).start()
 
 @pytest.mark.parametrize("before", [BUSY, ODD, FORKING])
 def test_a_caller_with_many_threads_or_odd_settings_or_that_forks(temp, before):
-    codes = ["print(1)", "while True: pass", "import signal; signal.setitimer(signal.ITIMER_REAL, 0.01)\nwhile True: pass"]
+    codes = [
+        "print(1)",
+        "while True: pass",
+        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.01)\nwhile True: pass",
+    ]
     stdout, stderr = caller(temp, codes, before, timeout=1).communicate(timeout=60)
-    assert stdout == f"{[(True, chr(49) + chr(10), None), (False, '', 'timeout'), (False, '', 'SIGALRM')]}\n", stderr
+    assert (
+        stdout
+        == f"{[(True, chr(49) + chr(10), None), (False, '', 'timeout'), (False, '', 'SIGALRM')]}\n"
+    ), stderr
 
 
 @pytest.mark.skipif(not LINUX, reason="processes are found through Linux's /proc")
@@ -734,10 +860,15 @@ def test_without_seccomp_programs_run_and_protections_says_what_is_missing(tmp_p
     assert not held["signals"] and not held["network"]
     assert held["processes"] == (os.geteuid() != 0) and held["reading"] == protections()["reading"]
     assert less.run_python("print(1)").stdout == "1\n"
-    # a child that stays in the session ends with it, and who kills the server kills nothing but its own verdict
+    # a child that stays in the session ends with it, and who kills the server kills nothing but its
+    # own verdict
     child = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(60)"
-    assert less.run_python(child, timeout=0.5).error.startswith("timeout" if os.geteuid() == 0 else "BlockingIOError")
-    results = less.run_many(["import os; os.kill(os.getppid(), 9)\nwhile True: pass", "print(2)"], workers=1)
+    assert less.run_python(child, timeout=0.5).error.startswith(
+        "timeout" if os.geteuid() == 0 else "BlockingIOError"
+    )
+    results = less.run_many(
+        ["import os; os.kill(os.getppid(), 9)\nwhile True: pass", "print(2)"], workers=1
+    )
     assert [(r.stdout, r.error) for r in results] == [("", "the sandbox was ended"), ("2\n", None)]
 
 
@@ -750,22 +881,32 @@ def test_without_landlock_programs_run_and_protections_says_what_is_missing(tmp_
 
 
 def test_a_machine_that_does_not_tell_the_time_of_another_process(tmp_path):
-    """There the kernel's own limit, in whole seconds, ends the program; one that ends before is judged by what it has used."""
+    """There the kernel's own limit, in whole seconds, ends the program; one that ends before is
+    judged by what it has used."""
     less = without(tmp_path, "return time.clock_gettime((~pid << 3) | 2)", "raise OSError")
     codes = ["while True: pass", "import time\nwhile time.process_time() < 0.5: pass", "print(1)"]
-    assert [result.error for result in less.run_many(codes, timeout=0.3)] == ["timeout", "timeout", None]
+    assert [result.error for result in less.run_many(codes, timeout=0.3)] == [
+        "timeout", "timeout", None,
+    ]
 
 
-HEADERS = {"/usr/include/x86_64-linux-gnu/asm/unistd_64.h": 0, "/usr/include/asm-generic/unistd.h": 1}
+HEADERS = {
+    "/usr/include/x86_64-linux-gnu/asm/unistd_64.h": 0, "/usr/include/asm-generic/unistd.h": 1,
+}
 
 
 @pytest.mark.parametrize("header, column", HEADERS.items())
 def test_the_numbers_of_system_calls_are_those_of_the_kernels_headers(header, column):
     if not Path(header).exists():
         pytest.skip(f"{header} is not there")
-    known = {name: int(n) for name, n in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text())}
+    known = {
+        name: int(n)
+        for name, n in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text())
+    }
     ours = sandbox.SYSCALLS | {name: numbers for name, (numbers, *_) in sandbox.CONDITIONS.items()}
-    assert {name: numbers[column] for name, numbers in ours.items()} == {name: known.get(name) for name in ours}
+    assert {name: numbers[column] for name, numbers in ours.items()} == {
+        name: known.get(name) for name in ours
+    }
 
 
 def test_a_result_can_be_stored():

@@ -1,19 +1,28 @@
-"""engine/model/skeleton.py: the shapes made here are those of transformers' own models."""
+"""engine/run/skeleton.py: the shapes made here are those of transformers' own models."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
-from engine.model.shapes import PUBLISHED
-from engine.model.skeleton import Decoder, skeleton
+from engine.run.shapes import PUBLISHED
+from engine.run.skeleton import Decoder, skeleton
 from engine.tasks.toy_model import make_model, make_tokenizer
 
 pytestmark = pytest.mark.slow
 
-SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "num_key_value_heads": 2}
+SIZES = {
+    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}
 CONFIGS = {
     "qwen2, tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen2, untied": Qwen2Config(**SIZES, tie_word_embeddings=False),
@@ -28,7 +37,9 @@ CONFIGS = {
 def look(model):
     """All that a plan asks of a model."""
     layers = next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))
-    linear = [tuple(m.weight.shape) for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
+    linear = [
+        tuple(m.weight.shape) for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)
+    ]
     return {
         "parameters": sorted(p.numel() for p in model.parameters()),
         "the critic's": sorted(p.numel() for p in model.base_model.parameters()),
@@ -56,15 +67,19 @@ def test_another_model_is_transformers_own(tmp_path):
     config.save_pretrained(tmp_path)
     theirs = skeleton(SimpleNamespace(model=str(tmp_path), dataset="gsm8k"))
     assert not isinstance(theirs, Decoder) and all(p.is_meta for p in theirs.parameters())
-    assert look(theirs)["parameters"] == look(AutoModelForCausalLM.from_config(config))["parameters"]
+    assert (
+        look(theirs)["parameters"] == look(AutoModelForCausalLM.from_config(config))["parameters"]
+    )
 
 
 PARAMETERS = {  # as published on the hub; tied weights count once
     "Qwen/Qwen2.5-0.5B": 494_032_768, "Qwen/Qwen2.5-1.5B": 1_543_714_304,
     "Qwen/Qwen2.5-3B": 3_085_938_688, "Qwen/Qwen2.5-7B": 7_615_616_512,
-    "Qwen/Qwen3-0.6B": 596_049_920, "Qwen/Qwen3-1.7B": 1_720_574_976, "Qwen/Qwen3-4B": 4_022_468_096, "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-0.6B": 596_049_920, "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B": 4_022_468_096, "Qwen/Qwen3-8B": 8_190_735_360,
     "meta-llama/Llama-3.2-1B": 1_235_814_400, "meta-llama/Llama-3.2-3B": 3_212_749_824,
-    "HuggingFaceTB/SmolLM2-135M": 134_515_008, "HuggingFaceTB/SmolLM2-360M": 361_821_120, "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008, "HuggingFaceTB/SmolLM2-360M": 361_821_120,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
 }
 
 
@@ -80,13 +95,17 @@ def test_a_published_shape_has_as_many_parameters_as_published(name):
 
 
 def test_a_config_in_the_cache_of_the_hub_wins_over_a_published_shape(tmp_path, monkeypatch):
-    """And nothing is looked for in the network. For another model the hub is asked once first, so it fails fast."""
+    """And nothing is looked for in the network. For another model the hub is asked once first, so
+    it fails fast."""
     def from_pretrained(name, local_files_only, trust_remote_code):
         asked.append(local_files_only)
         return CONFIGS["qwen2, tied"]
 
     asked = []
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", from_pretrained)
-    monkeypatch.setattr("engine.model.skeleton.find", asked.append)
-    assert of("Qwen/Qwen2.5-0.5B").config.hidden_size == 32 and of("somebody/else").config.hidden_size == 32
+    monkeypatch.setattr("engine.run.skeleton.find", asked.append)
+    assert (
+        of("Qwen/Qwen2.5-0.5B").config.hidden_size == 32
+        and of("somebody/else").config.hidden_size == 32
+    )
     assert asked == [True, "somebody/else", False]

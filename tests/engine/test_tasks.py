@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.base.errors import UserError
 from engine.run.config import open_run
-from engine.run.options import UserError
 from engine.scoring.score import REWARDS
 from engine.tasks.questions import load_questions
 from engine.tasks.table import TASKS, Hub, Task, task_of
@@ -17,7 +17,8 @@ from eval import main as evaluate
 
 ON_THE_HUB = [name for name, task in TASKS.items() if isinstance(task.source, Hub)]
 IN_WORDS = [name for name, task in TASKS.items() if not task.base]
-ANSWERS = ["<answer>{}</answer>", "{}", "\\boxed{{{}}}", "```python\nprint({})\n```"]  # the forms that rewards read
+# the forms that rewards read
+ANSWERS = ["<answer>{}</answer>", "{}", "\\boxed{{{}}}", "```python\nprint({})\n```"]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -25,7 +26,9 @@ def test_a_row_is_whole(name):
     task = TASKS[name]
     assert isinstance(task.source, Hub) or callable(task.source)
     assert task.rewards and set(task.rewards) <= set(REWARDS)
-    assert task.system_prompt and all(role in ("user", "assistant") and text for role, text in task.examples)
+    assert task.system_prompt and all(
+        role in ("user", "assistant") and text for role, text in task.examples
+    )
     limits = [task.max_new_tokens, task.lr, task.critic_lr, task.questions_per_step]
     assert all(limit > 0 for limit in limits)
     for split, count in [("train", task.train_questions), ("test", task.test_questions)]:
@@ -52,9 +55,14 @@ def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small
     config, algorithm = open_run(words)
     for option in ("system_prompt", "max_new_tokens", "lr", "critic_lr", "questions_per_step"):
         assert getattr(config, option) == getattr(task, option), option
-    assert config.rewards == list(task.rewards) and algorithm.questions_per_step == task.questions_per_step
+    assert (
+        config.rewards == list(task.rewards)
+        and algorithm.questions_per_step == task.questions_per_step
+    )
     assert config.eval_dataset == (name if task.evaluated else None)
-    own = open_run([*words, "--lr", "0.5", "--max_new_tokens", "9", "--rewards", "format_reward:2"])[0]
+    own = open_run(
+        [*words, "--lr", "0.5", "--max_new_tokens", "9", "--rewards", "format_reward:2"]
+    )[0]
     assert (own.lr, own.max_new_tokens, own.rewards) == (0.5, 9, ["format_reward:2"])
 
 
@@ -72,18 +80,26 @@ def test_the_hub_is_asked_for_the_rows_split_and_columns(name, split, monkeypatc
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     ((row,), notes) = load_questions(name, make_tokenizer(), split=split)
     assert (row["question"], row["answer"], row["level"]) == ("1+1", "2", 3) and not notes
-    assert asked == [((hub.path, hub.configuration), {"split": hub.train if split == "train" else hub.test})]
+    assert asked == [
+        ((hub.path, hub.configuration), {"split": hub.train if split == "train" else hub.test})
+    ]
 
 
 def test_a_file_has_the_settings_of_gsm8k():
-    assert task_of("mine.jsonl") == Task() == replace(TASKS["gsm8k"], source=None, train_questions=None)
+    assert (
+        task_of("mine.jsonl")
+        == Task()
+        == replace(TASKS["gsm8k"], source=None, train_questions=None)
+    )
 
 
 def test_the_toy_is_not_asked_in_words_of_a_file(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"question": "1+1=?", "answer": 2}\n')
     open_run(["--dataset", str(path)])
-    path.write_text('{"question": "1+1=?", "answer": 2}\n{"question": "What is 2+2?", "answer": 4}\n')
+    path.write_text(
+        '{"question": "1+1=?", "answer": 2}\n{"question": "What is 2+2?", "answer": 4}\n'
+    )
     with pytest.raises(UserError, match="mine.jsonl is written in words, .*: name a chat model"):
         open_run(["--dataset", str(path)])
 
@@ -96,6 +112,8 @@ def test_the_toy_is_not_asked_in_words(name):
         (open_run, ["--dataset", name]), (open_run, ["--eval_dataset", name]),
         (open_run, ["--dataset", name, "--plan"]), (evaluate, ["--benchmark", name]),
     ]:  # fmt: skip
-        with pytest.raises(UserError, match=f"^{name} is written in words, .*: name a chat model") as error:
+        with pytest.raises(
+            UserError, match=f"^{name} is written in words, .*: name a chat model"
+        ) as error:
             main(words)
         assert "\n" not in str(error.value)

@@ -1,4 +1,5 @@
-"""engine/run/trackers.py: what TensorBoard and Weights & Biases hold of a run, read back from their files."""
+"""engine/run/trackers.py: what TensorBoard and Weights & Biases hold of a run, read back from their
+files."""
 
 import json
 import math
@@ -7,8 +8,8 @@ import sys
 
 import pytest
 
+from engine.base.errors import UserError
 from engine.run.config import Config, check
-from engine.run.options import UserError
 from engine.run.trackers import Tracker
 from train import main
 
@@ -16,8 +17,13 @@ pytestmark = pytest.mark.slow
 
 
 def go(small, folder, *words):
-    return main(["--model", small, "--output_dir", str(folder), "--questions_per_step", "2", "--group_size", "4",
-                 "--eval_questions", "4", *words])
+    return main(
+        [
+            "--model", small, "--output_dir", str(folder), "--questions_per_step", "2",
+            "--group_size", "4", "--eval_questions", "4",
+            *words,
+        ]
+    )
 
 
 def scalars(folder):
@@ -26,13 +32,16 @@ def scalars(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
-    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    return {
+        name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_holds_the_numbers_of_the_metrics_and_no_step_twice(small, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     go(small, tmp_path, "--log", "tensorboard", "--steps", "3")
-    later = Tracker("tensorboard", tmp_path, 3, {})  # these two steps are lost with a crash: the checkpoint is that of step 3
+    # these two steps are lost with a crash: the checkpoint is that of step 3
+    later = Tracker("tensorboard", tmp_path, 3, {})
     later.log(4, {"accuracy": 7.0, "loss": None, "note": "x"})
     later.log(5, {"accuracy": 7.0})
     go(small, tmp_path, "--resume", "--steps", "4")
@@ -42,7 +51,9 @@ def test_tensorboard_holds_the_numbers_of_the_metrics_and_no_step_twice(small, t
     for name in {name for row in rows for name in row}:
         expected = [(row["step"], row[name]) for row in rows if row[name] is not None]
         assert [step for step, _ in logged.get(name, [])] == [step for step, _ in expected], name
-        assert [value for _, value in logged.get(name, [])] == pytest.approx([value for _, value in expected], rel=1e-6), name
+        assert [value for _, value in logged.get(name, [])] == pytest.approx(
+            [value for _, value in expected], rel=1e-6
+        ), name
     assert "note" not in logged and "lr" in logged
 
 
@@ -65,18 +76,23 @@ def test_wandb_keeps_the_run_the_options_and_the_numbers(tmp_path, monkeypatch):
     folder = tmp_path / "mine"
     folder.mkdir()
     first = Tracker("wandb", folder, 0, {"lr": 0.25, "steps": 2})
-    assert (first.run.project, first.run.name, first.run.config["lr"]) == ("grpo-cppo", "mine", 0.25)
+    assert (first.run.project, first.run.name, first.run.config["lr"]) == (
+        "grpo-cppo", "mine", 0.25,
+    )
     first.log(1, {"reward/own": 0.671875, "loss": None, "words": "nowhere"})
     first.close()
     assert wandb.run is None  # it is over
     second = Tracker("wandb", folder, 1, {"lr": 0.25, "steps": 3})
     second.log(2, {"reward/own": 0.578125})
     second.close()
-    anew = Tracker("wandb", folder, 0, {})  # the folder's earlier run was given up before its first checkpoint
+    # the folder's earlier run was given up before its first checkpoint
+    anew = Tracker("wandb", folder, 0, {})
     anew.close()
     assert first.run.id == second.run.id != anew.run.id == (folder / "wandb-id").read_text()
     written = [path.read_bytes() for path in folder.glob(f"wandb/*/run-{first.run.id}.wandb")]
-    assert sorted([b"0.671875" in data, b"0.578125" in data] for data in written) == [[False, True], [True, False]]
+    assert sorted([b"0.671875" in data, b"0.578125" in data] for data in written) == [
+        [False, True], [True, False],
+    ]
     assert all(b"nowhere" not in data for data in written)
 
 
@@ -106,10 +122,16 @@ def test_a_missing_package_is_told_before_any_work(name, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / name).mkdir()  # a mere folder is no package
     for config in (Config(log=name), Config(log=name, algorithm="grpo")):
-        with pytest.raises(UserError, match=f"^--log {name} needs a package that is not installed: pip install {name}$"):
+        with pytest.raises(
+            UserError,
+            match=f"^--log {name} needs a package that is not installed: pip install {name}$",
+        ):
             check(config)
 
 
 def test_an_unknown_tracker_is_one_sentence():
-    with pytest.raises(UserError, match="--log mlflow: there are tensorboard and wandb; JSON lines are always written."):
+    with pytest.raises(
+        UserError,
+        match="--log mlflow: there are tensorboard and wandb; JSON lines are always written.",
+    ):
         check(Config(log="mlflow"))

@@ -1,4 +1,5 @@
-"""Sampling through vLLM: what it is asked, and what it says it did. (Its correction: tests/concepts/test_tis.py.)"""
+"""Sampling through vLLM: what it is asked, and what it says it did. (Its correction:
+tests/concepts/test_tis.py.)"""
 
 import gc
 import json
@@ -11,17 +12,20 @@ import pytest
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from engine.base import ranks
+from engine.base.errors import UserError
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampling, sample
 from engine.model.vllm import VLLM
-from engine.run import checks, ranks
-from engine.run.options import UserError
+from engine.run import checks
 from engine.tasks.toy_model import make_tokenizer
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = {"plan": False, "max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0,
-           "lora": None, "vllm_share": 0.3}
+OPTIONS = {
+    "plan": False, "max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0,
+    "top_p": 1.0, "top_k": 0, "seed": 0, "lora": None, "vllm_share": 0.3,
+}
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4  # two sums in float32, in different orders
@@ -37,7 +41,9 @@ def config(**options):
 
 def test_without_the_package_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"--rollout vllm needs vLLM: pip install vllm \(tested: version 0\.32\)\.$"):
+    with pytest.raises(
+        UserError, match=r"--rollout vllm needs vLLM: pip install vllm \(tested: version 0\.32\)\.$"
+    ):
         checks.vllm(config())
 
 
@@ -45,9 +51,12 @@ def test_what_vllm_cannot_sample_is_refused(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: name)
     for fine in ({}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
         checks.vllm(config(**fine))
-    for options, word in [({"temperature": 2.5}, "--temperature"), ({"temperature": 0.001}, "--temperature"),
-                          ({"temperature": 0.7, "top_p": 0.9}, "--top_p"), ({"temperature": 0.7, "top_k": 5}, "--top_k"),
-                          ({"lora": 4}, "--lora"), ({"vllm_share": 1.0}, "--vllm_share must be below 1")]:
+    for options, word in [
+        ({"temperature": 2.5}, "--temperature"), ({"temperature": 0.001}, "--temperature"),
+        ({"temperature": 0.7, "top_p": 0.9}, "--top_p"),
+        ({"temperature": 0.7, "top_k": 5}, "--top_k"), ({"lora": 4}, "--lora"),
+        ({"vllm_share": 1.0}, "--vllm_share must be below 1"),
+    ]:
         with pytest.raises(UserError, match=word):
             checks.vllm(config(**options))
 
@@ -84,18 +93,23 @@ def test_the_engine_gets_its_share_of_the_gpu(small, monkeypatch):
 
 
 def random_model(tokenizer, seed):
-    """A Qwen2 whose attention heads are of a size that vLLM has kernels for; its answers are random, but far from uniform."""
+    """A Qwen2 whose attention heads are of a size that vLLM has kernels for; its answers are
+    random, but far from uniform."""
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.3,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )).eval()
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
+            tie_word_embeddings=True, initializer_range=0.3, pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        )
+    ).eval()
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """One engine for all tests, with the model that it samples from, the tokenizer, and the model's folder."""
+    """One engine for all tests, with the model that it samples from, the tokenizer, and the model's
+    folder."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     if torch.cuda.is_available():
         pytest.skip("exact comparisons need float32, which is what vLLM computes in on a CPU")
@@ -104,7 +118,8 @@ def world(tmp_path_factory):
     model = random_model(tokenizer, seed=0)
     # what a chat model ships for chatting, and must not leak in
     model.generation_config = GenerationConfig(
-        eos_token_id=[tokenizer.eos_token_id, 7], temperature=0.1, top_k=1, top_p=0.1, repetition_penalty=1.5, do_sample=True
+        eos_token_id=[tokenizer.eos_token_id, 7], temperature=0.1, top_k=1, top_p=0.1,
+        repetition_penalty=1.5, do_sample=True,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -116,14 +131,19 @@ def world(tmp_path_factory):
 def run(world, prompts=PROMPTS, group=4, seed=0, engine=None, **options):
     """(prompt of each completion, Completions)"""
     ids = world.tokenizer(prompts).input_ids
-    drawn = (engine or world.engine).sample(ids, group, Sampling(**{"max_new_tokens": 20, **options}), seed)
+    drawn = (engine or world.engine).sample(
+        ids, group, Sampling(**{"max_new_tokens": 20, **options}), seed
+    )
     return [p for p in ids for _ in range(group)], drawn
 
 
 def disagreement(model, prompts, drawn, temperature=1.0):
-    """Largest |difference| between the log-probabilities that vLLM states and those of one forward pass."""
+    """Largest |difference| between the log-probabilities that vLLM states and those of one forward
+    pass."""
     with torch.no_grad():
-        scored = completion_logprobs(model, prompts, drawn.tokens, drawn.lengths, temperature=temperature)
+        scored = completion_logprobs(
+            model, prompts, drawn.tokens, drawn.lengths, temperature=temperature
+        )
     return (scored - drawn.logp).abs().max().item()
 
 
@@ -136,8 +156,10 @@ def test_stated_log_probabilities_are_the_trainers(world, temperature):
 
 def test_greedy_equals_our_own_sampling(world):
     _, drawn = run(world, group=2, temperature=0.0)
-    own = sample(world.model, world.tokenizer(PROMPTS).input_ids, 2, Sampling(20, temperature=0.0), stop_ids=world.engine.stop_ids,
-                 pad_id=world.tokenizer.pad_token_id)
+    own = sample(
+        world.model, world.tokenizer(PROMPTS).input_ids, 2, Sampling(20, temperature=0.0),
+        stop_ids=world.engine.stop_ids, pad_id=world.tokenizer.pad_token_id,
+    )
     assert torch.equal(drawn.tokens, own.tokens) and torch.equal(drawn.lengths, own.lengths)
     assert torch.equal(drawn.truncated, own.truncated)
     torch.testing.assert_close(drawn.logp, own.logp, rtol=0, atol=CLOSE)
@@ -151,16 +173,24 @@ def test_first_tokens_are_drawn_from_the_softmax(world):
     assert ((observed - p).abs() < 5 * (p * (1 - p) / 1000).sqrt() + 1e-3).all()
 
 
-@pytest.mark.parametrize("names", ["parameters", "state_dict"])  # a tied head is missing from the first
+# a tied head is missing from the first
+@pytest.mark.parametrize("names", ["parameters", "state_dict"])
 def test_refresh_samples_from_the_new_weights_alone(world, names):
     new = random_model(world.tokenizer, seed=1)
     prompts, drawn = run(world, prompts=[LONG])  # its keys and values are in the prefix cache now
     assert disagreement(world.model, prompts, drawn) < CLOSE
     try:
-        world.engine.refresh(new.named_parameters() if names == "parameters" else new.state_dict().items())
+        world.engine.refresh(
+            new.named_parameters() if names == "parameters" else new.state_dict().items()
+        )
         for texts in ([LONG], PROMPTS):
             prompts, drawn = run(world, prompts=texts)
-            assert disagreement(new, prompts, drawn) < CLOSE < 0.1 < disagreement(world.model, prompts, drawn)
+            assert (
+                disagreement(new, prompts, drawn)
+                < CLOSE
+                < 0.1
+                < disagreement(world.model, prompts, drawn)
+            )
     finally:
         world.engine.refresh(world.model.state_dict().items())
     prompts, drawn = run(world, prompts=[LONG])
@@ -173,18 +203,28 @@ def test_completions_end_at_the_stop_ids_or_are_marked_truncated(world, monkeypa
     monkeypatch.setattr(world.engine, "pad_id", 20)
     _, drawn = run(world, group=16)
     assert drawn.truncated.any() and not drawn.truncated.all()
-    for tokens, logp, n, truncated in zip(drawn.tokens.tolist(), drawn.logp, drawn.lengths.tolist(), drawn.truncated.tolist()):
+    for tokens, logp, n, truncated in zip(
+        drawn.tokens.tolist(), drawn.logp, drawn.lengths.tolist(), drawn.truncated.tolist()
+    ):
         assert not set(stop_ids) & set(tokens[: n - 1])
         assert truncated == (tokens[n - 1] not in stop_ids)
         assert n == 20 or not truncated
         assert set(tokens[n:]) <= {20} and not logp[n:].any()
-    inside = {token for tokens, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist()) for token in tokens[: n - 1]}
-    assert {1, 7} - set(stop_ids) <= inside  # neither the tokenizer's EOS nor the generation config's ends one
+    inside = {
+        token
+        for tokens, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())
+        for token in tokens[: n - 1]
+    }
+    # neither the tokenizer's EOS nor the generation config's ends one
+    assert {1, 7} - set(stop_ids) <= inside
 
 
 def test_a_stop_id_as_the_last_token_allowed_is_not_truncation(world):
     _, drawn = run(world, group=64, max_new_tokens=1)
-    assert torch.equal(drawn.truncated, drawn.tokens[:, 0] != world.tokenizer.eos_token_id) and not drawn.truncated.all()
+    assert (
+        torch.equal(drawn.truncated, drawn.tokens[:, 0] != world.tokenizer.eos_token_id)
+        and not drawn.truncated.all()
+    )
 
 
 def test_the_seed_decides(world):
@@ -192,21 +232,33 @@ def test_the_seed_decides(world):
     assert first == again != other
     for rows in (first[:16], other[:16]):
         assert len(set(map(tuple, rows))) > 12  # of one question
-    assert not set(map(tuple, first[:16])) & {tuple(row) for row in other[:16] if row[-1] != 0}  # no shifted copy
+    # no shifted copy
+    assert not set(map(tuple, first[:16])) & {tuple(row) for row in other[:16] if row[-1] != 0}
 
 
 def test_no_prompt_gives_no_completion(world):
     drawn = world.engine.sample([], 4, Sampling(20), 0)
-    assert drawn.tokens.shape[0] == len(drawn.lengths) == len(drawn.truncated) == len(drawn.texts(world.tokenizer)) == 0
+    assert (
+        drawn.tokens.shape[0]
+        == len(drawn.lengths)
+        == len(drawn.truncated)
+        == len(drawn.texts(world.tokenizer))
+        == 0
+    )
 
 
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.3}])
 def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilities(world, options):
-    engine = VLLM(world.folder, config(**options), world.tokenizer, [world.tokenizer.eos_token_id], torch.float32)
+    engine = VLLM(
+        world.folder, config(**options), world.tokenizer, [world.tokenizer.eos_token_id],
+        torch.float32,
+    )
     prompts, drawn = run(world, group=64, engine=engine, **options)
     assert disagreement(world.model, prompts, drawn) < CLOSE
     with torch.no_grad():
-        p, order = world.model(torch.tensor(prompts[:1])).logits[0, -1].softmax(-1).sort(descending=True)
+        p, order = (
+            world.model(torch.tensor(prompts[:1])).logits[0, -1].softmax(-1).sort(descending=True)
+        )
     allowed = 2 if "top_k" in options else int((p.cumsum(0) < 0.3).sum()) + 1
     assert set(drawn.tokens[:64, 0].tolist()) == set(order[:allowed].tolist())
 
@@ -219,7 +271,9 @@ def test_a_model_that_vllm_cannot_run_is_refused(world, small):
 
 def test_the_process_group_outlives_the_engine(world):
     """Ranks go on talking after an engine is gone."""
-    engine = VLLM(world.folder, config(), world.tokenizer, [world.tokenizer.eos_token_id], torch.float32)
+    engine = VLLM(
+        world.folder, config(), world.tokenizer, [world.tokenizer.eos_token_id], torch.float32
+    )
     del engine
     gc.collect()
     assert torch.distributed.is_initialized()
@@ -231,14 +285,24 @@ def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path, laun
     """On one process, and on two that share the weights out."""
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 8)
     run_dir = tmp_path / "run"
-    argv = ["--model", world.folder, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir", str(run_dir), "--rollout", "vllm",
-            "--algorithm", "drgrpo", "--rewards", f"{tmp_path}/r.py:r", "--lr", "1e-2", "--warmup", "0", "--max_new_tokens", "12",
-            "--group_size", "8", "--importance_cap", "2", "--save_every", "2", "--epochs", "2",
-            "--shard", "full" if launcher else "none"]
-    (tmp_path / "r.py").write_text("def r(completions, **columns):\n    return [float(len(c) % 3) for c in completions]\n")
+    argv = [
+        "--model", world.folder, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir",
+        str(run_dir), "--rollout", "vllm", "--algorithm", "drgrpo", "--rewards",
+        f"{tmp_path}/r.py:r", "--lr", "1e-2", "--warmup", "0", "--max_new_tokens", "12",
+        "--group_size", "8", "--importance_cap", "2", "--save_every", "2", "--epochs", "2",
+        "--shard", "full" if launcher else "none",
+    ]
+    (tmp_path / "r.py").write_text(
+        "def r(completions, **columns):\n    return [float(len(c) % 3) for c in completions]\n"
+    )
     for more in (["--steps", "3"], ["--steps", "5", "--resume"]):
         subprocess.run([sys.executable, *launcher, ROOT / "train.py", *argv, *more], check=True)
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
     # the update moves log-probabilities by far more than the two arithmetics differ
-    assert all(s["sampler_gap_max"] < CLOSE for s in steps if s["loss"] is not None) and max(s["kl_old"] or 0 for s in steps) > 1e-3
-    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5] and all(s["loss"] is not None for s in steps)
+    assert (
+        all(s["sampler_gap_max"] < CLOSE for s in steps if s["loss"] is not None)
+        and max(s["kl_old"] or 0 for s in steps) > 1e-3
+    )
+    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5] and all(
+        s["loss"] is not None for s in steps
+    )

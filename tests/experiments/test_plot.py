@@ -5,17 +5,20 @@ import json
 import pytest
 import torch
 
+from engine.base.errors import UserError
 from engine.run.curves import smooth
-from engine.run.options import UserError
 from experiments import plot
 
 
 def fake_run(folder, steps, **more):
     folder.mkdir()
     for step in range(1, steps + 1):
-        row = {"step": step, "questions": 4, "completions": 64, "reward": 1.0, "reward/a": 0.5, "reward/b": 0.5,
-               "accuracy": step / steps, "length": 9.0, "no_signal": 0.0, "entropy": 0.1, "seconds/generate": 1.0,
-               "seconds/update": 2.0, "seconds/total": 3.5, **more}
+        row = {
+            "step": step, "questions": 4, "completions": 64, "reward": 1.0, "reward/a": 0.5,
+            "reward/b": 0.5, "accuracy": step / steps, "length": 9.0, "no_signal": 0.0,
+            "entropy": 0.1, "seconds/generate": 1.0, "seconds/update": 2.0, "seconds/total": 3.5,
+            **more,
+        }
         if step != 2:  # a step without signal has no loss, kl, …
             row |= {"kl": 0.1, "clip_fraction": 0.0, "grad_norm": 1.0}
         (folder / "metrics.jsonl").open("a").write(json.dumps(row) + "\n")
@@ -30,7 +33,8 @@ def figures(monkeypatch):
 
 
 def titles(figure):
-    """{title: panel} of the panels that are shown. The title of a panel with a legend is the legend's."""
+    """{title: panel} of the panels that are shown. The title of a panel with a legend is the
+    legend's."""
     shown = [axis for axis in figure.axes if axis.axison]
     return {axis.get_title() or axis.get_legend().get_title().get_text(): axis for axis in shown}
 
@@ -38,13 +42,17 @@ def titles(figure):
 def test_several_runs_on_one_picture(tmp_path, figures):
     fake_run(tmp_path / "one", 30)
     fake_run(tmp_path / "two", 3)
-    plot.main([str(tmp_path / "one"), str(tmp_path / "two"), "--output", str(tmp_path / "both.png")])
+    plot.main(
+        [str(tmp_path / "one"), str(tmp_path / "two"), "--output", str(tmp_path / "both.png")]
+    )
     assert (tmp_path / "both.png").stat().st_size > 10_000
     assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["one", "two"]
     panels = titles(figures[0])
     accuracy = panels["accuracy (sampled, training questions)"].lines[0]
     assert accuracy.get_xdata()[-1] == 120 and accuracy.get_ydata()[-1] == 1.0  # against questions
-    assert {bar.get_height() for bar in panels["seconds by phase"].patches} == {30.0, 60.0, 3.0, 6.0, 0.0}
+    assert {bar.get_height() for bar in panels["seconds by phase"].patches} == {
+        30.0, 60.0, 3.0, 6.0, 0.0,
+    }
     with pytest.raises(UserError, match="holds no run"):
         plot.main([str(tmp_path)])
 
@@ -52,11 +60,22 @@ def test_several_runs_on_one_picture(tmp_path, figures):
 def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, figures):
     for seed, accuracy in [(1, 0.2), (2, 0.3), (3, 0.7)]:
         fake_run(tmp_path / f"run-{seed}", 30, accuracy=accuracy)
-        (tmp_path / f"run-{seed}/run.json").write_text(json.dumps({"lr": 1e-6, "seed": seed, "output_dir": f"run-{seed}"}))
+        (tmp_path / f"run-{seed}/run.json").write_text(
+            json.dumps({"lr": 1e-6, "seed": seed, "output_dir": f"run-{seed}"})
+        )
     fake_run(tmp_path / "other", 30, accuracy=0.9)
-    (tmp_path / "other/run.json").write_text(json.dumps({"lr": 1e-5, "seed": 1, "output_dir": "other"}))
-    plot.main([*(str(tmp_path / name) for name in ("run-1", "run-2", "other", "run-3")), "--output", str(tmp_path / "all.png")])
-    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["run-1 and 2 more", "other"]
+    (tmp_path / "other/run.json").write_text(
+        json.dumps({"lr": 1e-5, "seed": 1, "output_dir": "other"})
+    )
+    plot.main(
+        [
+            *(str(tmp_path / name) for name in ("run-1", "run-2", "other", "run-3")), "--output",
+            str(tmp_path / "all.png"),
+        ]
+    )
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
+        "run-1 and 2 more", "other",
+    ]
     panels = titles(figures[0])
     accuracy = panels["accuracy (sampled, training questions)"]
     assert accuracy.lines[0].get_ydata() == pytest.approx([0.4] * 30)
@@ -78,9 +97,13 @@ def test_panels_that_say_nothing_are_left_out(tmp_path, figures):
     for name in ("one", "two"):
         plot.main([str(tmp_path / name)])
     one, two = map(titles, figures)
-    assert "reward" in one and set(one) - set(two) == {"reward"}  # which is the accuracy of the second run
-    assert [text.get_text() for text in one["reward"].get_legend().get_texts()] == ["reward", "a", "b"]
-    assert "clip fraction" not in one and "share of groups without signal" not in one  # 0 throughout
+    # which is the accuracy of the second run
+    assert "reward" in one and set(one) - set(two) == {"reward"}
+    assert [text.get_text() for text in one["reward"].get_legend().get_texts()] == [
+        "reward", "a", "b",
+    ]
+    # 0 throughout
+    assert "clip fraction" not in one and "share of groups without signal" not in one
     assert len(figures[0].axes) == 9 and len(one) == 7 and not figures[0].legends
 
 
@@ -91,9 +114,14 @@ def test_a_legend_covers_nothing(tmp_path, figures):
     plot.main([str(tmp_path / "one")])
     for figure in figures:
         figure.draw_without_rendering()
-        legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes if axis.get_legend())]
+        legends = [
+            *figure.legends,
+            *(axis.get_legend() for axis in figure.axes if axis.get_legend()),
+        ]
         boxes = [legend.get_window_extent() for legend in legends]
-        assert legends and not any(axis.bbox.overlaps(box) for axis in figure.axes if axis.axison for box in boxes)
+        assert legends and not any(
+            axis.bbox.overlaps(box) for axis in figure.axes if axis.axison for box in boxes
+        )
 
 
 def test_the_mean_that_smooths_a_curve_looks_back_only():

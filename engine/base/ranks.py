@@ -1,4 +1,5 @@
-"""What the ranks, the processes of one run, tell each other. With one process, values come back unchanged."""
+"""What the ranks, the processes of one run, tell each other. With one process, values come back
+unchanged."""
 
 import atexit
 import os
@@ -8,15 +9,18 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from engine.run.options import UserError
+from engine.base.errors import UserError
 
 
 def start():
-    """Join the other ranks, if there are any, and return this rank's device. GPUs talk by nccl, CPUs by gloo."""
+    """Join the other ranks, if there are any, and return this rank's device. GPUs talk by nccl,
+    CPUs by gloo."""
     local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if gpus and local >= gpus:
-        raise UserError(f"this machine has {gpus} GPU{'s' * (gpus > 1)}, and torchrun started more processes: "
-                        f"--nproc-per-node {gpus}.")
+        raise UserError(
+            f"this machine has {gpus} GPU{'s' * (gpus > 1)}, and torchrun started more processes: "
+            f"--nproc-per-node {gpus}."
+        )
     device = torch.device("cuda", local) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
@@ -24,19 +28,24 @@ def start():
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun keeps one store for all restarts of a job: it still holds the addresses of dead processes
+            # torchrun keeps one store for all restarts of a job: it still holds the addresses of
+            # dead processes
             store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
         # nccl gets its GPU here: otherwise each rank would guess one at its first message
         backend, gpu = ("nccl", device) if gpus else ("gloo", None)
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1), device_id=gpu)
-        # a thread of gloo needs Python's lock to free the last tensors: if Python has ended before, the process aborts
+            backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1),
+            device_id=gpu,
+        )
+        # a thread of gloo needs Python's lock to free the last tensors: if Python has ended before,
+        # the process aborts
         atexit.register(time.sleep, 0.2)
     return device
 
 
 def share_cores():
-    """Divide the machine's cores among its processes, if torchrun has set OMP_NUM_THREADS=1, as it does by default.
+    """Divide the machine's cores among its processes, if torchrun has set OMP_NUM_THREADS=1, as it
+    does by default.
 
     Another value is the user's and stays. A single process has all cores.
     """
@@ -65,10 +74,11 @@ def world_size():
 
 
 def all_sum(values, device, op="sum"):
-    """A dict of floats, summed over the ranks (op "max": the largest). Every rank must pass the same keys.
+    """A dict of floats, summed over the ranks (op "max": the largest). Every rank must pass the
+    same keys.
 
-    values: numbers, or 0-dimensional tensors on `device`. The tensors are read off the device all at once.
-    """
+    values: numbers, or 0-dimensional tensors on `device`. The tensors are read off the device all
+    at once. """
     packed = list(values.values())
     if isinstance(packed[0], torch.Tensor):
         packed = torch.stack(packed).double()
@@ -82,7 +92,8 @@ def all_sum(values, device, op="sum"):
 
 
 def even_out(parts, filler, device):
-    """Append results of `filler()` to `parts`, until every rank has the same number. Returns the longer list."""
+    """Append results of `filler()` to `parts`, until every rank has the same number. Returns the
+    longer list."""
     most = all_sum({"parts": len(parts)}, device, op="max")["parts"]
     return parts + [filler() for _ in range(int(most) - len(parts))]
 
@@ -97,7 +108,8 @@ def gather(rows):
 
 
 def over_all_groups(advantages, rewards):
-    """Call `advantages` with the groups of all ranks, to normalise over the whole batch. Returns the rows of this rank.
+    """Call `advantages` with the groups of all ranks, to normalise over the whole batch. Returns
+    the rows of this rank.
 
     rewards: (R, Q, G), of this rank. advantages: a function (R, Q, G) → (Q, G).
     """

@@ -1,7 +1,10 @@
-"""The published shapes of the usual models, so that their memory can be planned without a network."""
+"""The published shapes of the usual models, so that their memory can be planned without a
+network."""
 
-KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
-        "vocab_size", "tie_word_embeddings", "max_position_embeddings")
+KEYS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "intermediate_size", "vocab_size", "tie_word_embeddings", "max_position_embeddings",
+)
 PUBLISHED = {  # from each model's config.json on the hub: the model type, and the KEYS
     "Qwen/Qwen2.5-0.5B": ("qwen2", 896, 24, 14, 2, 4864, 151_936, True, 32_768),
     "Qwen/Qwen2.5-1.5B": ("qwen2", 1536, 28, 12, 2, 8960, 151_936, True, 32_768),
@@ -20,11 +23,13 @@ PUBLISHED = {  # from each model's config.json on the hub: the model type, and t
 
 
 def published(name):
-    """The config of a model of the table, or of its -Instruct or -Base; None: the table does not have it."""
+    """The config of a model of the table, or of its -Instruct or -Base; None: the table does not
+    have it."""
     from transformers import AutoConfig
 
     row = PUBLISHED.get(name.removesuffix("-Instruct").removesuffix("-Base"))
     if row is None:
         return None
-    head = {"head_dim": 128} if row[0] == "qwen3" else {}  # of the other models: hidden size / heads
+    # of the other models: hidden size / heads
+    head = {"head_dim": 128} if row[0] == "qwen3" else {}
     return AutoConfig.for_model(row[0], **dict(zip(KEYS, row[1:])), **head)

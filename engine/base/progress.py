@@ -1,8 +1,8 @@
 """What a program shows while it works: a bar on a terminal, which ends with the words of `say`.
 
-A thread draws the bar twice a second. So the bar moves while a step takes minutes, and `say` costs no more than an
-assignment. Only the first rank draws. If stderr is a file, a line is printed instead, at most one a minute.
-"""
+A thread draws the bar twice a second. So the bar moves while a step takes minutes, and `say` costs
+no more than an assignment. Only the first rank draws. If stderr is a file, a line is printed
+instead, at most one a minute. """
 
 import errno
 import os
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-from engine.run import ranks
+from engine.base import ranks
 
 LAYOUT = "{desc} {n_fmt}/{total_fmt} {unit} |{bar}| {elapsed}<{remaining}{postfix}"
 EVERY = 20  # seconds between the lines of `spoken`
@@ -21,7 +21,8 @@ now = {"words": ""}  # what the program is doing
 
 
 def say(what, done=None, total=None, unit=""):
-    """Tell the bar what the program is doing: say("scoring"), or say("sampling", 37, 96, "tokens")."""
+    """Tell the bar what the program is doing: say("scoring"), or say("sampling", 37, 96,
+    "tokens")."""
     now["words"] = what if done is None else f"{what} {done} of {total} {unit}"
 
 
@@ -35,7 +36,8 @@ def note(text):
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        for stream in (1, 2):  # the terminal is gone (SIGHUP): the run finishes its step and nobody listens
+        # the terminal is gone (SIGHUP): the run finishes its step and nobody listens
+        for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
@@ -61,8 +63,9 @@ class Bar:
 
     def __init__(self, name, total, unit, *, done=0, leave=False):
         self.bar = tqdm(  # disable=None: nothing is drawn into a file
-            total=total, initial=done, desc=name, unit=unit, leave=leave, bar_format=LAYOUT, mininterval=0.5,
-            disable=None if ranks.rank() == 0 else True)
+            total=total, initial=done, desc=name, unit=unit, leave=leave, bar_format=LAYOUT,
+            mininterval=0.5, disable=None if ranks.rank() == 0 else True,
+        )
         self.name, self.total, self.unit, self.done, self.facts = name, total, unit, done, ""
         self.written, self.ended = time.monotonic(), threading.Event()
         if not self.bar.disable:
@@ -77,7 +80,10 @@ class Bar:
         self.bar.update(done)
         if self.bar.disable and time.monotonic() - self.written > 60:
             self.written = time.monotonic()
-            note(f"{self.name}: {', '.join(filter(None, [f'{self.done} of {self.total} {self.unit}', facts]))}")
+            note(
+                f"{self.name}: "
+                f"{', '.join(filter(None, [f'{self.done} of {self.total} {self.unit}', facts]))}"
+            )
 
     def close(self):
         self.ended.set()

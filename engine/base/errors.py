@@ -1,0 +1,18 @@
+"""What a user can correct: one sentence with the cause and the cure, in place of a traceback."""
+
+import errno
+
+CANNOT_WRITE = {  # the number of an OSError: what it means to the user
+    **dict.fromkeys(
+        [errno.ENOSPC, errno.EDQUOT], "the disk is full, and nothing can be written: make room"),
+    **dict.fromkeys(
+        [errno.EACCES, errno.EPERM, errno.EROFS], "the folder is read-only: make it writable"),
+}
+
+
+class UserError(Exception):
+    """A mistake that the user can correct: one sentence with the cause and the cure."""
+
+
+def one_line(error):
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

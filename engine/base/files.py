@@ -1,0 +1,83 @@
+"""The files of a run: JSON lines, files that are replaced as a whole, and a function of a user's
+own file."""
+
+import contextlib
+import functools
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+from engine.base.errors import UserError, one_line
+
+
+def as_json(value, **options):
+    """A value as JSON, which has no NaN and no infinity: they become null."""
+    value = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    return json.dumps(value, ensure_ascii=False, **options) + "\n"
+
+
+def as_lines(rows):
+    return "".join(map(as_json, rows))
+
+
+def append(path, *rows):
+    """Add rows to a log, one line of JSON each."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(as_lines(rows))
+
+
+def read(path):
+    # not splitlines(), which also splits at U+2028: a completion may hold that character
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
+
+
+def read_whole(path):
+    """The rows of a log, without lines that cannot be read: a program that is killed leaves such a
+    line. No file: []."""
+    rows = []
+    for line in (
+        Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
+        if Path(path).is_file()
+        else []
+    ):
+        with contextlib.suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def write(path, text):
+    """Replace a file as a whole: a crash leaves the old file or the new file, never a part."""
+    new = Path(f"{path}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+@functools.cache
+def own_function(word, option):
+    """The function that `word`, FILE.py:FUNCTION, names. FILE.py may import other files of its
+    folder.
+
+    option: the option that has this value, for error messages. Raises UserError if there is no such
+    function. """
+    path, _, name = word.partition(":")
+    if not Path(path).is_file():
+        raise UserError(f"{option}: the file {path} does not exist.")
+    spec = importlib.util.spec_from_file_location(f"own_{Path(path).stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(Path(path).resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{option}: {path} cannot be imported: {one_line(error)}.") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == spec.name
+        ]
+        has = f"It has {', '.join(own) or 'none'}."
+        raise UserError(f"{option}: {path} has no function '{name}'. {has}" if name else
+                        f"{option}: name a function of the file, as {path}:FUNCTION. {has}")
+    return function
