@@ -12,12 +12,12 @@ P is the pruning rate. The advantages are GRPO's, over all G completions, *befor
 current, the old and the reference policy make forward passes for the kept completions only. The
 freed places are used for more questions (allocate.py).
 
-CPPO has no loss of its own. Its loss is `grpo.grpo_loss` of the kept rows: the default weights
+CPPO has no loss of its own: `cppo_loss` is `grpo.grpo_loss` of the kept rows. The default weights
 1/(N |o_i|), with N = Q·k, are the paper's divisor k for each question. In code:
 
     advantages = group_advantages(rewards)                    (Q, G), all completions
     rows = batch_rows(prune(advantages, k), G)                (Q·k,), rows of the batch
-    loss, stats = grpo_loss(logp, old_logp, advantages.flatten()[rows], mask[rows])
+    loss, stats = cppo_loss(logp, old_logp, advantages.flatten()[rows], mask[rows])
 
 where `logp` and `old_logp` were computed for `rows` only.
 
@@ -30,6 +30,9 @@ import math
 
 import torch
 
+from grpo import grpo_loss
+
+cppo_loss = grpo_loss
 
 def keep_count(group_size, pruning_rate):
     """How many completions of a group are kept: k = ⌊G(1−P)⌋. (2503.22342, section 3.3)

@@ -192,7 +192,3 @@ def grpo_loss(
     ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0).exp()
     options = {"ref_logp": ref_logp, "beta": beta, "clip_low": clip_low, "clip_high": clip_high}
     return surrogate_loss(ratio, advantages, logp, mask, weights, **options)
-
-
-# CPPO (2503.22342) has no loss of its own: it is this one, of the kept completions only
-cppo_loss = grpo_loss

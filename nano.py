@@ -16,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewards
-from cppo import batch_rows, keep_count, prune
+from cppo import batch_rows, cppo_loss, keep_count, prune
 from engine.tasks import toy_model
 from engine.tasks.table import TASKS
-from grpo import cppo_loss, group_advantages, token_logprobs
+from grpo import group_advantages, token_logprobs
 
 G = 16  # completions sampled of each question
 P = 0.875  # the share of them that is pruned: k = 2 are kept

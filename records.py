@@ -13,12 +13,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from allocate import micro_batches, micro_batches_by_prompt
 from engine.base import ranks
 from engine.model import shards
 from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.model.precision import autocast
 from engine.model.prompts import prompts_once
+from micro_batches import micro_batches, micro_batches_by_prompt
 
 
 @dataclass

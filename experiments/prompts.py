@@ -12,7 +12,7 @@ one after the other, round by round:
 
 - plain rows: one pass over prompt + completion of each row; - once: one pass over the different
 prompts, then one pass over the completions (engine/model/prompts.py), if
-  `allocate.forward_cost` finds that this is cheaper.
+  `micro_batches.forward_cost` finds that this is cheaper.
 
 Seconds are CPU seconds of one thread. Tokens are counted as the model gets them, padding included.
 Memory is what autograd keeps for the backward pass of the largest micro-batch. """

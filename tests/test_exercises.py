@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from exercises.make import FILES, GIVEN, ROOT, TESTS, exercises, main, make
+from exercises.make import FILES, ROOT, TESTS, exercises, main, make
 from tests import conftest
 
 NAMES = {
@@ -57,7 +57,7 @@ def run(folder, tests, *words):
 
 def test_there_are_the_functions_of_a_course():
     names = {name for names in NAMES.values() for name in names}
-    assert len(names) > 40 and not names & GIVEN
+    assert len(names) >= 40
     assert names >= {
         "group_advantages", "kl_k3", "grpo_loss", "prune", "fill", "gspo_loss", "gae", "whiten",
     }
@@ -147,6 +147,6 @@ def test_every_blank_function_fails_a_test_and_the_right_ones_pass_all(tmp_path)
     passed, failed, _ = run(tmp_path, TESTED, *processes)
     assert (
         failed == []
-        and len(passed) > 900
+        and len(passed) > 700
         and set(passed) == {test.stem.removeprefix("test_") for test in TESTED}
     )

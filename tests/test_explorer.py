@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from allocate import balance, questions_per_step, step_time
-from cppo import batch_rows, keep_count, prune, prune_pooled
+from cppo import batch_rows, cppo_loss, keep_count, prune, prune_pooled
 from experiments.reproduce import amdahl
 from experiments.rules import distinct
-from grpo import cppo_loss, group_advantages
+from grpo import group_advantages
 
 PAGE = Path(__file__).parent.parent / "docs" / "explorer.html"
 BROWSER = next(

@@ -155,7 +155,7 @@ def test_every_function_of_the_papers_is_shown_if_a_notebook_uses_it():
                 used |= {alias.name for alias in node.names}
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "show":
                 shown |= {ast.unparse(argument) for argument in node.args}
-    assert used - shown == {"cppo_loss"}  # the second name of grpo_loss
+    assert used - shown == {"cppo_loss"}  # a second name of grpo_loss
     assert {"train.train_step", "amdahl", "toy_accuracy", "format_reward"} < shown
 
 

@@ -10,7 +10,6 @@ import torch
 from transformers import masking_utils
 
 import algorithms
-import allocate
 from algorithms import ALGORITHMS, resolve
 from engine.base import ranks
 from engine.model import loading
@@ -119,7 +118,7 @@ def test_the_update_does_not_depend_on_whether_prompts_are_computed_once(
 ):
     weights, passes = [], []
     for second_pass in (10**6, -(10**6)):  # never; always
-        monkeypatch.setattr(allocate, "SECOND_PASS", second_pass)
+        monkeypatch.setattr("micro_batches.SECOND_PASS", second_pass)
         model, tokenizer = loading.load_model(small, CPU)
         critic = Critic(copy.deepcopy(model.base_model)) if name == "ppo" else None
         read = []

@@ -8,10 +8,10 @@ import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from allocate import forward_cost
 from engine.model.prompts import prompts_once, read_prompts_once, read_rows
 from engine.model.shards import is_sharded
 from grpo import token_entropies, token_logprobs
+from micro_batches import forward_cost
 
 # tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist
 # together
@@ -59,7 +59,7 @@ def completion_states(backbone, prompts, tokens, lengths):
     prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,), a list or a
     tensor; to read a tensor on a GPU, the host waits. transformers makes it wait at most once
     (engine/model/prompts.py). targets: the tokens. places: their positions in tokens.flatten().
-    Prompts that several rows share are computed once, if that pays (`allocate.forward_cost`) and
+    Prompts that several rows share are computed once, if that pays (`micro_batches.forward_cost`) and
     the model can (`prompts_once`). """
     lengths = torch.as_tensor(lengths).cpu()
     row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 
 import torch
 
-from allocate import cheaper, two_passes
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.model.folders import prompt_room
@@ -37,6 +36,7 @@ from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
 from engine.run.config import algorithm_of
 from engine.run.skeleton import skeleton, widths
+from micro_batches import cheaper, two_passes
 
 GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between

@@ -10,10 +10,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AddedToken, Qwen2Config, Qwen2Tokenizer
 from transformers.utils import logging
 
-from allocate import micro_batches
 from engine.base import progress, ranks
 from engine.model.logprobs import completion_logprobs
 from engine.tasks import toy
+from micro_batches import micro_batches
 
 logging.disable_progress_bar()  # of saving weights
 

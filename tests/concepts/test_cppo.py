@@ -12,9 +12,9 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from cppo import batch_rows, keep_count, prune, prune_below, prune_pooled
+from cppo import batch_rows, cppo_loss, keep_count, prune, prune_below, prune_pooled
 from family.dapo import token_mean_weights
-from grpo import cppo_loss, group_advantages, grpo_loss, sequence_mean_weights
+from grpo import group_advantages, grpo_loss, sequence_mean_weights
 from tests.examples import F64, TinyPolicy, mask_of, seeded
 
 # --- how many are kept: k = ⌊G (1 − P)⌋ -----------------------------------------------------------

@@ -13,7 +13,6 @@ import torch
 
 from grpo import (
     clipped_surrogate,
-    cppo_loss,
     group_advantages,
     grpo_loss,
     kl_k3,
@@ -206,10 +205,6 @@ def test_only_the_current_policy_gets_a_gradient():
     logp, old_logp, ref_logp = (x.detach().requires_grad_() for x in example())
     grpo_loss(logp, old_logp, ADVANTAGES, MASK, ref_logp=ref_logp)[0].backward()
     assert logp.grad is not None and old_logp.grad is None and ref_logp.grad is None
-
-
-def test_the_loss_of_cppo_is_the_same_function():
-    assert cppo_loss is grpo_loss
 
 
 # --- the exact gradient: a sum over all completions of a tiny policy ------------------------------

@@ -1,0 +1,97 @@
+"""How completions become micro-batches: what one forward pass computes. The papers do not say this.
+
+Plain Python, no torch: copy what you need.
+"""
+
+# a second forward pass takes about as long as it takes to compute so many tokens more
+SECOND_PASS = 256
+
+
+def micro_batches(lengths, max_tokens):
+    """Cut completions into micro-batches of similar lengths with rows × longest ≤ max_tokens.
+
+    lengths: tokens of each completion. Returns lists of indices, each index exactly once. The
+    longest come first, so a batch that does not fit into memory fails at once. A completion
+    longer than max_tokens gets a batch of its own.
+    """
+    batches = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        # the first completion of a batch is its longest: each row costs that many tokens
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def forward_cost(prompts, lengths):
+    """(tokens, once): what it costs to compute these completions behind their prompts.
+
+    prompts: the prompt of each completion, a list of tokens. lengths: tokens of each completion.
+    once: True if two passes are cheaper. The first pass computes each different prompt once, the
+    second pass computes the completions. Otherwise one pass computes prompt + completion of each
+    row. Padding counts.
+    """
+    in_one = len(prompts) * max(len(p) + n for p, n in zip(prompts, lengths))
+    different = len(set(map(tuple, prompts)))
+    in_two = two_passes(different, max(map(len, prompts)), len(prompts), max(lengths))
+    return cheaper(in_two, in_one)
+
+
+def cheaper(in_two, in_one):
+    """(tokens, once) of the cheaper way. in_two, in_one: what two passes and one pass cost."""
+    return (in_two, True) if in_two + SECOND_PASS <= in_one else (in_one, False)
+
+
+def two_passes(questions, prompt, completions, length):
+    """The cost of two passes. prompt, length: tokens of the longest prompt and completion.
+
+    In the second pass each row also holds keys and values, one pair for each token of its prompt
+    and of its completion. A pair takes about an eighth of the memory that computing a token takes.
+    """
+    tokens = questions * prompt + completions * length
+    return tokens + completions * (prompt + length) // 8
+
+
+def micro_batches_by_prompt(prompts, lengths, max_tokens):
+    """`micro_batches` for a model that computes each prompt once for its completions.
+
+    prompts, lengths: as for `forward_cost`, which counts the tokens here. First each question's
+    completions are cut into pieces of similar lengths: a cut repeats the prompt, but saves padding.
+    Then pieces of similar lengths share a micro-batch. Returns lists of indices.
+    """
+    groups = {}
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        groups.setdefault(tuple(prompts[i]), []).append(i)
+    pieces = [
+        group[start:end]
+        for prompt, group in groups.items()
+        for start, end in best_cuts([lengths[i] for i in group], len(prompt), max_tokens)
+    ]
+    batches = []
+    for piece in sorted(pieces, key=lambda piece: -lengths[piece[0]]):
+        together = batches[-1] + piece if batches else piece
+        tokens, _ = forward_cost([prompts[i] for i in together], [lengths[i] for i in together])
+        if batches and tokens <= max_tokens:
+            batches[-1] = together
+        else:
+            batches.append(piece)
+    return batches
+
+
+def best_cuts(lengths, prompt, max_tokens):
+    """Where to cut one question's completions so that two passes over each piece cost least in sum.
+
+    lengths: the longest first. prompt: tokens of the prompt. A piece of two or more completions
+    costs at most `max_tokens`. Returns [(start, end), …].
+    """
+    best = [(0, [])]  # best[n]: (cost, pieces) of the n longest completions
+    for end in range(1, len(lengths) + 1):
+        ways = []
+        for start in range(end):
+            n, longest, (before, pieces) = end - start, lengths[start], best[start]
+            passes = two_passes(1, prompt, n, longest)
+            if n == 1 or cheaper(passes, n * (prompt + longest))[0] <= max_tokens:
+                ways.append((before + passes, [*pieces, (start, end)]))
+        best.append(min(ways))
+    return best[-1][1]
