@@ -1,11 +1,10 @@
-"""The table of algorithms: one row each, and nothing else decides in what they differ.
+"""The table of algorithms: one row each, which says all in which they differ.
 
     python train.py --list                  prints the table
 
-A row says how rewards become advantages, which completions are kept, what the ratio is (the loss)
-and how much each token counts. `resolve` makes a run's Algorithm of a row: if neither the run nor
-the row names β or the clip range, they are the defaults of the loss function. So each number stands
-in one place, and a row with another loss has that loss's numbers.
+A row says how rewards become advantages, which completions are kept, what the ratio is (the loss),
+how much each token counts, and the numbers: β, the clip range, μ, … The one thing that a row only
+switches on is PPO's critic, a second network. `resolve` makes a run's Algorithm of a row.
 
 To try an idea of your own, write one function and change one row:
 
@@ -25,14 +24,13 @@ import torch
 
 import allocate
 from cppo import batch_rows, keep_count, prune, prune_pooled
-from engine.base import ranks
 from family.dapo import dapo_loss, token_mean_weights
 from family.drgrpo import constant_weights, drgrpo_loss
 from family.gdpo import decoupled_advantages
 from family.gfpo import adaptive_k, retain, token_efficiency
 from family.gspo import gspo_loss
 from family.pods import max_variance_subset
-from family.ppo import gae, ppo_loss
+from family.ppo import ppo_loss
 from grpo import group_advantages, grpo_loss, sequence_mean_weights
 
 # --- step 3: advantages(rollout) → (Q, G) ---
@@ -46,11 +44,11 @@ def of_the_sum(rollout, **options):
 def of_each_reward(rollout):
     """GDPO: compare each reward by itself. The last normalisation is over all devices."""
     decoupled = partial(decoupled_advantages, weights=rollout.reward_weights)
-    return ranks.over_all_groups(decoupled, rollout.rewards)
+    return rollout.over_all_devices(decoupled)
 
 
 def scores(rollout):
-    """PPO: the scores themselves. In step 5 the critic turns them into advantages."""
+    """PPO has no advantages yet, only scores. The critic makes the advantages in step 5."""
     return rollout.total
 
 
@@ -114,10 +112,10 @@ KEEP = {
     "shortest": shortest, "efficiency": efficiency, "max_variance": max_variance,
 }
 # GFPO's and PODS's rules: the mean and the std of the advantages are those of the kept completions
-KEPT_FIRST = ("shortest", "efficiency", "max_variance")
+OVER_KEPT = ("shortest", "efficiency", "max_variance")
 
 
-def over_the_kept(algorithm, rollout, rows):
+def advantages_over_kept(algorithm, rollout, rows):
     """Advantages (Q, G) over the kept completions of each question only, and 0 for the others."""
     Q, G = rollout.lengths.shape
     if algorithm.ks:  # each question keeps its own number: (1, k) rows for each
@@ -150,35 +148,20 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 # --- the table ---
 
 
-NUMBERS = ("beta", "clip_low", "clip_high")  # that a loss has defaults for
-
-
-def default(function, name):
-    """The default of an argument. A loss hands on what it does not name to `grpo_loss`."""
-    own = inspect.signature(function).parameters
-    return (own if name in own else inspect.signature(grpo_loss).parameters)[name].default
-
-
-def defaults(loss):
-    """β and the clip range of a loss."""
-    numbers = {name: default(loss, name) for name in NUMBERS}
-    return numbers | {"clip_high": numbers["clip_high"] or numbers["clip_low"]}
-
-
 @dataclass(frozen=True)
 class Algorithm:
     """A row of the table. `resolve` applies the options of a run to it."""
 
     loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats)
     token_weights: Callable
+    beta: float  # weight of the KL term
+    clip_low: float
+    clip_high: float
     advantages: Callable = of_the_sum
     keep: str | Callable = "all"  # a name of KEEP; resolved: the function
     pruning_rate: float = 0.0  # P: k = ⌊G(1−P)⌋ are kept of each question
     ks: tuple[int, ...] = ()  # or: how many of an easy, medium, hard, very hard question
     allocation: bool = True  # use the freed places for more questions
-    beta: float | None = None  # weight of the KL term; this and the clip: None: as in the loss
-    clip_low: float | None = None
-    clip_high: float | None = None
     mu: int = 2  # how often a batch is trained on
     minibatches: int = 1  # updates that a batch is cut into, each time
     max_rollouts: int = 1  # above 1: dynamic sampling, at most so often
@@ -190,8 +173,8 @@ class Algorithm:
     group_size: int = 16  # G
     k: int = 16
     questions_per_step: int = 1  # of a device
-    kept_first: bool = False  # the advantages are those over the kept
-    lam: float = default(gae, "lam")
+    over_kept: bool = False  # the advantages are compared only with the kept completions
+    lam: float = 0.95  # PPO's λ
     target_kl: float | None = None  # the updates on a batch end if the KL exceeds it
     importance_cap: float | None = None
     overlong_cache: int = 0
@@ -209,40 +192,51 @@ class Algorithm:
         if isinstance(rows, tuple):  # a rule that says how much each kept completion counts
             rows, own = rows
             advantages = advantages.flatten().index_copy(0, rows, own).view_as(advantages)
-        elif self.kept_first:  # GFPO and PODS
-            advantages = over_the_kept(self, rollout, rows)
+        elif self.over_kept:  # GFPO and PODS
+            advantages = advantages_over_kept(self, rollout, rows)
         return rows[rollout.trainable.flatten()[rows]], advantages
 
-    def loss_options(self, entropy):
-        """What the loss takes by name, besides ref_logp and weights; the entropy if it names it."""
+    @property
+    def loss_options(self):
+        """The numbers that the loss takes. PPO's β is in its rewards."""
         options = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        options |= {} if self.critic else {"beta": self.beta}
-        names = inspect.signature(self.loss).parameters
-        return options | ({"entropy": entropy} if "entropy" in names else {})
+        return options if self.critic else options | {"beta": self.beta}
+
+    @property
+    def wants_entropy(self):
+        """Whether the loss takes the entropy of each token, as a loss of your own may."""
+        return "entropy" in inspect.signature(self.loss).parameters
 
 
-grpo = Algorithm(grpo_loss, sequence_mean)
-gspo = Algorithm(gspo_loss, sequence_mean, minibatches=4)
+grpo = Algorithm(grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2)
+gspo = Algorithm(
+    gspo_loss, sequence_mean, beta=0.0, clip_low=3e-4, clip_high=4e-4, minibatches=4)
 gfpo = Algorithm(
-    grpo_loss, token_mean, advantages=partial(of_the_sum, ddof=0), keep="shortest",
-    pruning_rate=0.5, allocation=False, beta=0.001,
+    grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
+    advantages=partial(of_the_sum, ddof=0), keep="shortest", pruning_rate=0.5, allocation=False,
 )
 ALGORITHMS = {
     "grpo": grpo,
     "cppo": replace(grpo, keep="largest_abs", pruning_rate=0.75),
     # the code that made the tables of CPPO's paper
-    "cppo_published": Algorithm(grpo_loss, token_mean, keep="pooled", pruning_rate=0.75),
-    "drgrpo": Algorithm(drgrpo_loss, constant, partial(of_the_sum, divide_by_std=False)),
-    "dapo": Algorithm(dapo_loss, token_mean, max_rollouts=4, takes=(*grpo.takes, "max_rollouts")),
+    "cppo_published": replace(grpo, token_weights=token_mean, keep="pooled", pruning_rate=0.75),
+    "drgrpo": Algorithm(
+        drgrpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2,
+        advantages=partial(of_the_sum, divide_by_std=False),
+    ),
+    "dapo": Algorithm(
+        dapo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.28, max_rollouts=4,
+        takes=(*grpo.takes, "max_rollouts"),
+    ),
     "gspo": gspo,
     "gspo_token": replace(gspo, loss=partial(gspo_loss, token_level=True)),
     "gfpo": gfpo,
-    "gfpo_adaptive": replace(gfpo, pruning_rate=0.0, ks=default(adaptive_k, "ks"), takes=("keep",)),
+    "gfpo_adaptive": replace(gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), takes=("keep",)),
     "gdpo": replace(grpo, advantages=of_each_reward),
     "pods": replace(grpo, keep="max_variance", pruning_rate=0.75, allocation=False),
     "ppo": Algorithm(
-        ppo_loss, token_mean, advantages=scores, beta=0.02, mu=4, critic=True,
-        allocation=False, takes=("lam", "critic_lr"),
+        ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=scores, mu=4,
+        critic=True, allocation=False, takes=("lam", "critic_lr"),
     ),
 }
 
@@ -258,14 +252,13 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
     rule = keep or row.keep
     if row.keep == "all" and rule != "all":  # CPPO's pruning on top of GSPO, DAPO, …
         given = {"pruning_rate": ALGORITHMS["cppo"].pruning_rate} | given
-    own = {name: getattr(row, name) for name in NUMBERS if getattr(row, name) is not None}
-    row = replace(row, name=name, **(defaults(row.loss) | own | given))
+    row = replace(row, name=name, **given)
     k, B = max(row.ks, default=0), questions_per_step
     k = k or keep_count(row.group_size, row.pruning_rate)
     if row.allocation:
         B = allocate.questions_per_step(B, row.group_size, k)  # ⌊B·G/k⌋
     return replace(
-        row, k=k, questions_per_step=B, keep=KEEP.get(rule, rule), kept_first=rule in KEPT_FIRST)
+        row, k=k, questions_per_step=B, keep=KEEP.get(rule, rule), over_kept=rule in OVER_KEPT)
 
 
 def table():

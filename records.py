@@ -1,6 +1,7 @@
 """The records of a step: a Rollout, what was sampled, and a Batch, what is trained on.
 
-A MiniBatch is the part of a batch that one optimizer step trains on. Each is made once.
+A MiniBatch is the part of a batch that one optimizer step trains on. A Step is what is known of a
+step at its end. Each is made once.
 
 The functions of an algorithm take the rollout: `advantages(rollout)` and
 `keep(rollout, advantages, k)`. So a rule may look at lengths, at log-probabilities or at several
@@ -9,6 +10,7 @@ rewards.
 
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +28,7 @@ class Rollout:
     """What was sampled for Q questions: G completions of each, R rewards of each completion.
 
     Completion i of question q is row q·G + i of `tokens`, `logp` and `texts`.
-    `tokens` and `logp` are on the device, all else is on the CPU.
+    `tokens`, `logp` and `mask` are on the device, all else is on the CPU.
     """
 
     questions: list[dict]  # Q rows of the data set
@@ -38,6 +40,7 @@ class Rollout:
     rewards: torch.Tensor  # (R, Q, G) float32
     reward_names: list[str]  # R
     reward_weights: list[float]  # R
+    mask: torch.Tensor | None = None  # (Q·G, T) bool, tokens to train on; None: all but padding
     trainable: torch.Tensor | None = None  # (Q, G) bool, what may be trained on; None: all
     places: torch.Tensor | None = None  # (Q,) int64, the order of the questions of all devices
     history: list[float] = ()  # the mean reward of each earlier question of the run
@@ -46,6 +49,8 @@ class Rollout:
     rollouts: int = 1  # how often the step has sampled
 
     def __post_init__(self):
+        if self.mask is None:
+            self.mask = completion_mask(self.tokens, self.lengths.flatten())
         if self.trainable is None:
             self.trainable = torch.ones_like(self.truncated)
         if self.places is None:
@@ -55,6 +60,10 @@ class Rollout:
     def total(self):
         """Σ_n w_n r_n: the weighted sum of the rewards, (Q, G)."""
         return weighted_sum(self.rewards, self.reward_weights)
+
+    def over_all_devices(self, advantages):
+        """(Q, G): advantages(rewards of the groups of all devices, (R, …, G)), of this device."""
+        return ranks.over_all_groups(advantages, self.rewards)
 
 
 def weighted_sum(rewards, reward_weights):
@@ -77,7 +86,8 @@ def join(rollouts):
         rollouts[0], rollouts=len(rollouts), failures=sum(r.failures for r in rollouts),
         questions=[q for r in rollouts for q in r.questions],
         texts=[text for r in rollouts for text in r.texts],
-        tokens=padded("tokens"), logp=padded("logp"), rewards=together("rewards", dim=1),
+        **{name: padded(name) for name in ("tokens", "logp", "mask")},
+        rewards=together("rewards", dim=1),
         **{name: together(name) for name in ("lengths", "truncated", "trainable", "places")},
     )
 
@@ -89,7 +99,9 @@ class Batch:
     prompts: list[list[int]]
     tokens: torch.Tensor  # (N, T), T the longest of these completions
     lengths: torch.Tensor  # (N,), on the CPU, so that reading it does not wait for a GPU
-    advantages: torch.Tensor  # (N,); PPO: the scores (N,) at first, then (N, T)
+    advantages: torch.Tensor  # (N,); PPO: (N, T), which the critic makes of the scores
+    mask: torch.Tensor | None = None  # (N, T) bool, tokens to train on; None: all but padding
+    scores: torch.Tensor | None = None  # (N,), the weighted sums of the rewards
     sampled_logp: torch.Tensor | None = None  # (N, T), as the sampler computed it
     old_logp: torch.Tensor | None = None  # (N, T), of the same policy, as the trainer computes it
     ref_logp: torch.Tensor | None = None  # (N, T)
@@ -98,18 +110,18 @@ class Batch:
 
     def __post_init__(self):
         self.lengths = self.lengths.cpu()
+        if self.mask is None:
+            self.mask = completion_mask(self.tokens, self.lengths)
 
     @classmethod
     def of(cls, rollout, advantages, rows):
         """The rows of a Rollout that are trained on, with their advantages (Q, G)."""
         G, device = advantages.shape[1], rollout.tokens.device
         prompts = [question["prompt"] for question in rollout.questions for _ in range(G)]
-        lengths, advantages = rollout.lengths.flatten(), advantages.flatten().to(device)
-        return cls(prompts, rollout.tokens, lengths, advantages, rollout.logp).rows(rows)
-
-    @property
-    def mask(self):
-        return completion_mask(self.tokens, self.lengths)
+        return cls(
+            prompts, rollout.tokens, rollout.lengths.flatten(), advantages.flatten().to(device),
+            rollout.mask, rollout.total.flatten().to(device), rollout.logp,
+        ).rows(rows)
 
     def rows(self, indices):
         """The completions with these indices, as a batch of their own."""
@@ -153,7 +165,8 @@ class Batch:
 def without_tokens(device):
     """A batch of one completion without a token. It adds nothing to any sum."""
     zero = torch.zeros((1, 0), device=device)
-    return Batch([[0]], zero.long(), torch.zeros(1, dtype=torch.long), zero.sum(1), zero)
+    none = zero.sum(1)
+    return Batch([[0]], zero.long(), none.long(), none, zero.bool(), none, zero)
 
 
 @dataclass
@@ -162,8 +175,15 @@ class MiniBatch:
 
     micro_batches: list[Batch]
     completions: int  # N
-    tokens: int  # Σ|o_i|
+    tokens: int  # Σ|o_i|, without those that the mask leaves out
     max_tokens: int  # that a micro-batch was cut to
+
+    def cut(self, max_tokens, once):
+        """The same mini-batch in smaller micro-batches."""
+        smaller = [
+            small for micro_batch in self.micro_batches
+            for small in micro_batch.micro_batches(max_tokens, once)]
+        return replace(self, micro_batches=smaller, max_tokens=max_tokens)
 
 
 def into_minibatches(rollout, advantages, rows, count, max_tokens, networks):
@@ -175,7 +195,7 @@ def into_minibatches(rollout, advantages, rows, count, max_tokens, networks):
     batch, G = Batch.of(rollout, advantages, rows), advantages.shape[1]
     places = rollout.places[rows // G] * G + rows % G
     everyone = torch.tensor(sorted(ranks.gather(places.tolist())), dtype=torch.long)
-    own = [torch.isin(places, part).nonzero()[:, 0] for part in everyone.tensor_split(count)]
+    own = [torch.isin(places, some).nonzero()[:, 0] for some in everyone.tensor_split(count)]
     return of_shares([batch.rows(rows) for rows in own], max_tokens, networks)
 
 
@@ -187,11 +207,11 @@ def of_shares(shares, max_tokens, networks):
     is 0, only a critic has something to learn.
     """
     model, device, counts = networks.model, networks.model.device, {}
-    signals = torch.stack([(batch.advantages != 0).sum() for batch in shares]).tolist()
-    for m, batch in enumerate(shares):
+    sums = [(batch.mask.sum(), (batch.advantages != 0).sum()) for batch in shares]
+    sums = torch.stack([x for pair in sums for x in pair]).view(-1, 2).tolist()
+    for m, (batch, (tokens, signals)) in enumerate(zip(shares, sums)):
         counts[f"completions {m}"] = len(batch.prompts)
-        counts[f"tokens {m}"] = batch.lengths.sum().item()
-        counts[f"signals {m}"] = signals[m]
+        counts[f"tokens {m}"], counts[f"signals {m}"] = tokens, signals
     counts, once, cut = ranks.all_sum(counts, device), prompts_once(model.base_model), []
     for m, batch in enumerate(shares):
         n, tokens, signals = (int(counts[f"{x} {m}"]) for x in ("completions", "tokens", "signals"))
@@ -203,6 +223,15 @@ def of_shares(shares, max_tokens, networks):
                 micro_batches = ranks.even_out(micro_batches, empty, device)
             cut.append(MiniBatch(micro_batches, n, tokens, max_tokens))
     return cut
+
+
+class Step(NamedTuple):
+    """What is known of a step at its end."""
+
+    metrics: dict  # a line of metrics.jsonl
+    sample: dict  # a line of samples.jsonl: the first group
+    mean_rewards: list[float]  # of each question of this device
+    skipped: list[bool]  # of each update: was it skipped, because it was not finite?
 
 
 def micro_batches_of(minibatches):

@@ -20,14 +20,14 @@ def sample_and_score(
 
     next_questions(n): this device's share of the next n questions of all devices; None: a step's.
     """
-    one_time = partial(
+    sample_batch = partial(
         roll_out, networks=networks, algorithm=algorithm, rewards=rewards, sampling=sampling,
         rng=rng, clock=clock, history=history,
     )
     if algorithm.max_rollouts > 1:
-        rollout = dynamic_sampling(one_time, next_questions, algorithm.max_rollouts)
+        rollout = dynamic_sampling(sample_batch, next_questions, algorithm.max_rollouts)
     else:
-        rollout = one_time(next_questions(None))
+        rollout = sample_batch(next_questions(None))
     return shaped(rollout, algorithm, sampling.max_new_tokens)
 
 
@@ -57,14 +57,14 @@ def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, hist
 # --- DAPO's changes of a rollout (family/dapo.py) ---
 
 
-def dynamic_sampling(one_time, next_questions, max_rollouts):
+def dynamic_sampling(sample_batch, next_questions, max_rollouts):
     """Sample again, for further questions, until groups with signal fill the step.
 
-    one_time: questions → Rollout. At most `max_rollouts` times. Returns all as one Rollout.
+    sample_batch: questions → Rollout. At most `max_rollouts` times. Returns all as one Rollout.
     """
     rollouts, missing = [], None
     while missing != 0 and (questions := next_questions(missing)) is not None:
-        rollout = one_time(questions)
+        rollout = sample_batch(questions)
         signal = has_signal(rollout.total)
         rollouts.append(replace(
             rollout, trainable=rollout.trainable & signal.unsqueeze(1),

@@ -42,7 +42,7 @@ from engine.scoring.preview import preview
 from engine.scoring.score import choose, judge
 from engine.tasks.questions import base_model, questions_of_run
 from eval import examine
-from records import into_minibatches, micro_batches_of
+from records import Step, into_minibatches, micro_batches_of
 from rollout import sample_and_score
 from update import NO_UPDATE, Limits, update
 
@@ -50,7 +50,7 @@ from update import NO_UPDATE, Limits, update
 def train_step(
     networks, algorithm, rewards, sampling, limits, next_questions, rng, history=()
 ):
-    """One turn of the algorithm box. Returns (metrics, sample): a line for each log.
+    """One turn of the algorithm box. Returns a Step.
 
     next_questions(n): this device's share of the next n questions of all devices; None: a step's.
     rng: the source of all that is random. history: mean rewards, for GFPO's adaptive k.
@@ -63,7 +63,7 @@ def train_step(
     advantages = algorithm.advantages(rollout)
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO)
     rows, advantages = algorithm.choose(rollout, advantages)
-    metrics = summarize(rollout, advantages, rows) | NO_UPDATE
+    metrics, skipped = summarize(rollout, advantages, rows) | NO_UPDATE, []
     minibatches = into_minibatches(
         rollout, advantages, rows, algorithm.minibatches, limits.micro_batch_tokens, networks)
 
@@ -71,19 +71,21 @@ def train_step(
         networks.sampler.rest()  # frees memory until `refresh`
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
-            for part in micro_batches_of(minibatches) if algorithm.beta else ():
-                part.ref_logp = part.logprobs(networks.reference, sampling.temperature)
+            for batch in micro_batches_of(minibatches) if algorithm.beta else ():
+                batch.ref_logp = batch.logprobs(networks.reference, sampling.temperature)
             # those of π_old come for free with the first update: π_θ is then still π_old
-            for part in micro_batches_of(minibatches[0 if networks.critic else 1 :]):
-                part.old_logp = part.logprobs(model, sampling.temperature)
+            for batch in micro_batches_of(minibatches[0 if networks.critic else 1 :]):
+                batch.old_logp = batch.logprobs(model, sampling.temperature)
             if networks.critic:  # PPO: the scores become advantages
                 options = {"beta": algorithm.beta, "lam": algorithm.lam}
                 estimate(networks.critic, micro_batches_of(minibatches), model.device, **options)
         with clock.phase("update"):
             # 6 μ updates on the kept completions
-            metrics |= update(networks, minibatches, algorithm, sampling, limits)
+            stats, skipped = update(networks, minibatches, algorithm, sampling, limits)
             networks.sampler.refresh(shards.whole_weights(model, networks.sampler.dtype))
-    return metrics | clock.seconds(), first_group(rollout, advantages, rows)
+        metrics |= stats
+    sample, mean_rewards = first_group(rollout, advantages, rows), rollout.total.mean(1).tolist()
+    return Step(metrics | clock.seconds(), sample, mean_rewards, skipped)
 
 
 def train(config, algorithm, device):
@@ -116,10 +118,9 @@ def train(config, algorithm, device):
     with run:
         while not run.over:
             rng = run.begin_step()
-            metrics, sample = train_step(
+            run.record(train_step(
                 networks, algorithm, rewards, sampling, limits, run.next_questions, rng,
-                run.history)
-            run.record(metrics, sample)
+                run.history))
     return run.close(evaluate, notes)
 
 

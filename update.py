@@ -35,17 +35,20 @@ MEANS = ("kl", "kl_old", "clip_fraction", "ratio_mean", "entropy_trained", "samp
 LOSSES = ("loss", "value_loss")  # sums as they are
 OF_UPDATES = ("loss", *MEANS, "ratio_max", "sampler_gap_max", "grad_norm")
 # what the logs hold after a step without an update
-NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0, "skipped": []}
+NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0}
 
 
 def update(networks, minibatches, algorithm, sampling, limits):
     """μ times through the mini-batches, with an optimizer step on each.
 
-    Returns the means over the updates for the logs, and which updates were skipped as not finite.
+    Returns (the means over the updates for the logs, for each update whether it was skipped,
+    because it was not finite).
     """
     history, skipped = [], []
-    for minibatch in minibatches * algorithm.mu:
-        stats, norms = gradient(networks, minibatch, algorithm, sampling, limits)
+    minibatches = list(minibatches)
+    for m in [*range(len(minibatches))] * algorithm.mu:
+        minibatches[m], stats, norms = gradient(
+            networks, minibatches[m], algorithm, sampling, limits)
         history.append(stats)
         if algorithm.target_kl is not None and stats["kl_old"] > algorithm.target_kl:
             break
@@ -58,13 +61,14 @@ def update(networks, minibatches, algorithm, sampling, limits):
     networks.optimizer.zero_grad()  # frees memory for the sampler
     stats = {name: sum(h[name] for h in history) / len(history) for name in history[0]}
     stats |= {name: max(h[name] for h in history) for name in ("ratio_max", "sampler_gap_max")}
-    return stats | {"skipped_updates": sum(skipped), "skipped": skipped}
+    return stats | {"skipped_updates": sum(skipped)}, skipped
 
 
 def gradient(networks, minibatch, algorithm, sampling, limits):
-    """The gradient of a mini-batch over all devices. Returns (statistics, norms before the clip).
+    """The gradient of a mini-batch over all devices.
 
-    A device that runs out of memory cuts its micro-batches smaller and tries again.
+    Returns (the mini-batch, statistics, norms before the clip). A device that runs out of memory
+    cuts the mini-batch into smaller micro-batches and tries again.
     """
     while True:
         networks.optimizer.zero_grad()
@@ -75,7 +79,8 @@ def gradient(networks, minibatch, algorithm, sampling, limits):
             # devices with shards compute in step: one of them cannot repeat alone
             if shards.is_sharded(networks.model) or minibatch.max_tokens <= LEAST_TOKENS:
                 raise
-        cut_smaller(minibatch, limits, prompts_once(networks.model.base_model))
+        minibatch = minibatch.cut(
+            smaller_limit(minibatch, limits), prompts_once(networks.model.base_model))
     for network in networks.learners:
         shards.sum_gradients(network)
     sums = ranks.all_sum(sums, networks.model.device)
@@ -84,7 +89,7 @@ def gradient(networks, minibatch, algorithm, sampling, limits):
     weight = max(sums.pop("weight"), 1e-12)
     stats = {name: x if name in LOSSES else x / weight for name, x in sums.items()}
     maxima = ranks.all_sum(maxima, networks.model.device, op="max")
-    return stats | {"grad_norm": norms[0]} | maxima, norms
+    return minibatch, stats | {"grad_norm": norms[0]} | maxima, norms
 
 
 def accumulate(networks, minibatch, algorithm, sampling):
@@ -96,37 +101,40 @@ def accumulate(networks, minibatch, algorithm, sampling):
     zero = torch.zeros((), dtype=torch.float64, device=device)
     sums = dict.fromkeys([*MEANS, *LOSSES, "weight"], zero)
     maxima = dict.fromkeys(["ratio_max", "sampler_gap_max"], zero)
-    for i, part in enumerate(minibatch.micro_batches, 1):
+    options, wants_entropy = algorithm.loss_options, algorithm.wants_entropy
+    for i, batch in enumerate(minibatch.micro_batches, 1):
         progress.say("update", i, len(minibatch.micro_batches), "micro-batches")
-        logp, entropy = part.logprobs(networks.model, sampling.temperature, with_entropy=True)
-        if part.old_logp is None:
-            part.old_logp = logp.detach()  # the first update: π_θ is still π_old
-        sampled_logp = part.old_logp if part.sampled_logp is None else part.sampled_logp
+        logp, entropy = batch.logprobs(networks.model, sampling.temperature, with_entropy=True)
+        if batch.old_logp is None:
+            batch.old_logp = logp.detach()  # the first update: π_θ is still π_old
+        sampled_logp = batch.old_logp if batch.sampled_logp is None else batch.sampled_logp
         weights = algorithm.token_weights(
-            part.mask, minibatch.completions, minibatch.tokens, sampling.max_new_tokens)
+            batch.mask, minibatch.completions, minibatch.tokens, sampling.max_new_tokens)
         if algorithm.importance_cap:
             weights = weights * truncated_importance_weights(
-                part.old_logp, sampled_logp, part.mask, cap=algorithm.importance_cap)
+                batch.old_logp, sampled_logp, batch.mask, cap=algorithm.importance_cap)
+        if wants_entropy:
+            options["entropy"] = entropy
         loss, stats = algorithm.loss(
-            logp, part.old_logp, part.advantages, part.mask,
-            ref_logp=part.ref_logp, weights=weights, **algorithm.loss_options(entropy))
+            logp, batch.old_logp, batch.advantages, batch.mask,
+            ref_logp=batch.ref_logp, weights=weights, **options)
         loss.backward()
         entropy = entropy.detach()
 
-        gap = (part.old_logp - sampled_logp).abs()
+        gap = (batch.old_logp - sampled_logp).abs()
         largest = {"sampler_gap_max": gap.max() if gap.numel() else zero}
         largest["ratio_max"] = stats.get("ratio_max", zero)
         more = {
             # means under the weights; a loss of your own may return more of them
             **{name: x * weights.sum() for name, x in stats.items() if name not in largest},
             # KL(π_old ‖ π_θ): the samples are π_old's, so the two change places
-            "kl_old": (weights * kl_k3(part.old_logp, logp.detach())).sum(),
+            "kl_old": (weights * kl_k3(batch.old_logp, logp.detach())).sum(),
             "entropy_trained": (weights * entropy).sum(), "sampler_gap": (weights * gap).sum(),
             "loss": loss.detach(), "weight": weights.sum(),
         }
         if critic:
             loss = value_loss(
-                critic.values(part), part.old_values, part.returns, part.mask, weights=weights)
+                critic.values(batch), batch.old_values, batch.returns, batch.mask, weights=weights)
             loss.backward()
             more["value_loss"] = loss.detach()
         sums |= {name: sums.get(name, zero) + x for name, x in more.items()}
@@ -134,15 +142,12 @@ def accumulate(networks, minibatch, algorithm, sampling):
     return sums, maxima
 
 
-def cut_smaller(minibatch, limits, once):
-    """Cut a mini-batch into micro-batches of half as many tokens. This limit holds from now on."""
+def smaller_limit(minibatch, limits):
+    """Half as many tokens for a micro-batch. This limit holds from now on."""
     limit = max(LEAST_TOKENS, minibatch.max_tokens // 2)
     if limit < limits.micro_batch_tokens:  # otherwise an earlier mini-batch has told
         limits.micro_batch_tokens = limit
         tqdm.write(
             f"out of memory in an update: it is repeated, and --micro_batch_tokens is {limit} "
             "from now on.")
-    minibatch.max_tokens = limits.micro_batch_tokens
-    minibatch.micro_batches = [
-        smaller for part in minibatch.micro_batches
-        for smaller in part.micro_batches(minibatch.max_tokens, once)]
+    return limits.micro_batch_tokens

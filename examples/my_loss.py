@@ -10,8 +10,7 @@ A loss takes, in the order and with the names below:
     mask             (N, T) bool, 1 on completion tokens
     ref_logp         (N, T), or None if β is 0
     weights          (N, T), how much each token counts, from the row's token_weights; 0 on padding
-    beta, clip_low, clip_high      numbers. Their defaults are the row's, --beta and the others
-                                   change them
+    beta, clip_low, clip_high      numbers: those of the row; --beta and the others change them
     entropy          (N, T), the entropy of π_θ at each token, with a gradient; only if the loss
                      names it
 
@@ -32,12 +31,13 @@ from grpo import kl_k3
 
 def cispo_loss(
     logp, old_logp, advantages, mask,
-    *, ref_logp=None, weights, beta=0.0, clip_low=1.0, clip_high=2.0,
+    *, ref_logp=None, weights, beta, clip_low, clip_high,
 ):
     """−Σ weights · (sg(ρ̂) A log π_θ − β KL). The ratio is a bounded weight, so no token loses its
     gradient.
 
-    The paper has no lower bound (clip_low = 1). It does not give the upper one: 2 is our choice.
+    The paper has no lower bound (so clip_low is 1 below). It does not give the upper one: 2 is our
+    choice.
     """
     # ρ̂ = clip(π_θ / π_old, 1 − ε_low, 1 + ε_high), without a gradient
     ratio = (logp.detach() - old_logp).exp()
@@ -56,6 +56,6 @@ def cispo_and_entropy(logp, *rest, weights, entropy, **options):
 
 if __name__ == "__main__":
     # a token mean, as in the paper
-    ALGORITHMS["cispo"] = replace(ALGORITHMS["dapo"], loss=cispo_loss)
-    ALGORITHMS["cispo_entropy"] = replace(ALGORITHMS["dapo"], loss=cispo_and_entropy)
+    cispo = replace(ALGORITHMS["dapo"], loss=cispo_loss, clip_low=1.0, clip_high=2.0)
+    ALGORITHMS |= {"cispo": cispo, "cispo_entropy": replace(cispo, loss=cispo_and_entropy)}
     run_program(train.main)

@@ -116,7 +116,7 @@ def longest_steps(networks, config, algorithm):
     rewards, sampling = [Reward("every second", every_second)], Sampling(config.max_new_tokens)
     for number in (1, 2):
         limits, rng = Limits(config.micro_batch_tokens, config.max_grad_norm), random.Random(number)
-        metrics, _ = train_step(
+        metrics, *_ = train_step(
             networks, algorithm, rewards, sampling, limits, lambda missing: questions, rng
         )
         yield metrics

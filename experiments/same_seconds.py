@@ -97,7 +97,7 @@ def train_for(config, at, eval_questions, label, step=train_step, order=in_order
         begin = time.process_time()
         asked = list(islice(questions, algorithm.questions_per_step))
         rng = random.Random(f"{config.seed} {len(steps) + 1}")
-        metrics, sample = step(
+        metrics, sample, mean_rewards, _ = step(
             networks, algorithm, rewards, sampling, Limits(), lambda _: asked, rng
         )  # noqa: B023
         last = time.process_time() - begin
@@ -107,7 +107,7 @@ def train_for(config, at, eval_questions, label, step=train_step, order=in_order
             evaluations.append(evaluate(at[len(evaluations)]))
             networks.model.load_state_dict(after)
         seconds += last
-        seen += zip(asked, metrics["mean_rewards"])
+        seen += zip(asked, mean_rewards)
         steps.append(logged(metrics, sample) | {"seconds/total": last, "seconds": seconds})
         bar.update(min(seconds, at[-1]) - bar.n)
         bar.set_postfix_str(f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}")

@@ -139,7 +139,7 @@ class Ours:
         )
         self.steps += 1
         begin = time.perf_counter()
-        metrics, _ = train_step(
+        metrics, *_ = train_step(
             self.networks, self.algorithm, [Reward("digit_share", digit_share)], self.sampling,
             Limits(), lambda missing: questions,
             random.Random(self.steps),

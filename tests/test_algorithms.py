@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from algorithms import ALGORITHMS, KEEP, over_the_kept, resolve, table
+from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve, table
 from cppo import batch_rows, prune
 from engine.base import ranks
 from engine.base.errors import UserError
@@ -45,9 +45,9 @@ def chosen(k, rewards, lengths=None, name="cppo", **options):
     algorithm = resolve(name, group_size=rollout.lengths.shape[1], **options)
     advantages = algorithm.advantages(rollout)
     rows = algorithm.keep(rollout, advantages, k)
-    return over_the_kept(
+    return advantages_over_kept(
         algorithm, rollout, rows
-    ) if algorithm.kept_first else advantages, rows.tolist()
+    ) if algorithm.over_kept else advantages, rows.tolist()
 
 
 # --- the settings ---
@@ -77,7 +77,7 @@ def test_the_settings_of_each_algorithm(name):
         row.minibatches, row.max_rollouts,
     )
     assert settings == SETTINGS[name]
-    assert row.critic == (name == "ppo") and row.kept_first == (
+    assert row.critic == (name == "ppo") and row.over_kept == (
         name in ("gfpo", "gfpo_adaptive", "pods")
     )
     assert getattr(row.loss, "keywords", {}) == (
@@ -247,11 +247,11 @@ def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised()
 
 def test_the_rule_and_not_the_algorithm_says_over_which_completions_the_advantages_are_taken():
     assert all(
-        resolve("grpo", keep=rule).kept_first for rule in ("shortest", "efficiency", "max_variance")
+        resolve("grpo", keep=rule).over_kept for rule in ("shortest", "efficiency", "max_variance")
     )
     assert (
-        not resolve("gfpo", keep="largest_abs").kept_first
-        and not resolve("pods", keep="all").kept_first
+        not resolve("gfpo", keep="largest_abs").over_kept
+        and not resolve("pods", keep="all").over_kept
     )
 
 
@@ -277,14 +277,14 @@ def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
         torch.testing.assert_close(advantages[q], expected)
 
 
-def test_advantages_over_the_kept_see_the_lengths_of_the_kept():
+def test_advantages_advantages_over_kept_see_the_lengths_of_the_kept():
     """For an idea such as a reward per token: rewards 1 and 6 with lengths 2 and 3, of which
     nothing is known but these two."""
     algorithm = replace(
         resolve("gfpo"), k=2, advantages=lambda rollout: rollout.total / rollout.lengths
     )
     rollout = a_rollout([[9.0, 1.0, 6.0]], [[9, 2, 3]])
-    assert over_the_kept(algorithm, rollout, torch.tensor([1, 2])).tolist() == [[0.0, 0.5, 2.0]]
+    assert advantages_over_kept(algorithm, rollout, torch.tensor([1, 2])).tolist() == [[0.0, 0.5, 2.0]]
 
 
 def test_adaptive_k_takes_its_numbers_from_the_row_and_its_quartiles_from_the_history():
@@ -307,7 +307,7 @@ def test_a_device_without_a_question_keeps_nothing_and_takes_part(name, keep):
         [1.0],
     )
     rows = algorithm.keep(rollout, algorithm.advantages(rollout), algorithm.how_many(rollout))
-    assert rows.tolist() == [] and over_the_kept(algorithm, rollout, rows).shape == (0, 16)
+    assert rows.tolist() == [] and advantages_over_kept(algorithm, rollout, rows).shape == (0, 16)
     assert len(calls) == (1 if algorithm.ks else 2)
 
 
@@ -325,7 +325,7 @@ def test_a_rule_of_ones_own_needs_no_row_of_the_table():
     assert chosen(1, rewards, lengths)[1] == [0, 4] and chosen(1, rewards, lengths, keep=by_length)[
         1
     ] == [1, 7]
-    assert resolve("gspo", keep=by_length).k == 4 and not resolve("gspo", keep=by_length).kept_first
+    assert resolve("gspo", keep=by_length).k == 4 and not resolve("gspo", keep=by_length).over_kept
 
 
 @pytest.mark.parametrize("rows", [

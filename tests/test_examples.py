@@ -56,7 +56,8 @@ def test_a_loss_of_ones_own_bounds_the_ratio_and_keeps_every_gradient():
         torch.randn(3, 4, dtype=torch.float64),
     )
     A, mask, weights = torch.tensor([1.0, -2.0, 0.5]), torch.ones(3, 4).bool(), torch.rand(3, 4)
-    loss, stats = cispo_loss(logp, old_logp, A, mask, weights=weights, clip_high=0.5)
+    loss, stats = cispo_loss(
+        logp, old_logp, A, mask, weights=weights, beta=0.0, clip_low=1.0, clip_high=0.5)
     (gradient,) = torch.autograd.grad(loss, logp)
     ratio = (logp.detach() - old_logp).exp()
     # ∂ loss / ∂ log π = −w min(ρ, 1.5) A
@@ -66,7 +67,8 @@ def test_a_loss_of_ones_own_bounds_the_ratio_and_keeps_every_gradient():
     )
     logp = old_logp.clone().requires_grad_()  # at the first update it is GRPO's gradient
     of_grpo, _ = grpo_loss(logp, old_logp, A, mask, weights=weights, beta=0.0)
-    ours, _ = cispo_loss(logp, old_logp, A, mask, weights=weights)
+    ours, _ = cispo_loss(
+        logp, old_logp, A, mask, weights=weights, beta=0.0, clip_low=1.0, clip_high=2.0)
     for one, other in zip(torch.autograd.grad(ours, logp), torch.autograd.grad(of_grpo, logp)):
         torch.testing.assert_close(one, other)
 

@@ -62,7 +62,7 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     given = Completions(tokens, lengths, truncated, torch.zeros(tokens.shape))
     networks.sampler.sample = lambda *_: given
     algorithm = resolve("cppo", pruning_rate=pruning_rate, mu=nano.MU, beta=nano.BETA)
-    metrics, _ = train_step(
+    metrics, *_ = train_step(
         networks, algorithm, named(rewards.toy_accuracy), Sampling(toy.MAX_NEW_TOKENS), Limits(),
         lambda _: questions, random.Random(0),
     )

@@ -41,7 +41,7 @@ def step_inputs(small):
 
 def run_step(step_inputs, functions, algorithm="cppo", number=1, **options):
     """(metrics, sample) of step `number` as the first one of a run, with these options."""
-    return stepper(*step_inputs, functions, algorithm, **options)(number)
+    return stepper(*step_inputs, functions, algorithm, **options)(number)[:2]
 
 
 def number_of_digits(completions, **columns):
@@ -102,7 +102,7 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     asked, trained = [], []
     monkeypatch.setattr(
         train, "update",
-        lambda networks, minibatches, *_: trained.extend(micro_batches_of(minibatches)) or {},
+        lambda networks, minibatches, *_: trained.extend(micro_batches_of(minibatches)) or ({}, []),
     )
 
     # 4 questions in all at first, then as many as are missing; the supply ends after 9
@@ -207,7 +207,7 @@ def test_dynamic_sampling_goes_by_the_rewards_before_the_overlong_penalty(step_i
 
 def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs, monkeypatch):
     trained = []
-    monkeypatch.setattr(train, "update", lambda networks, minibatches, *_: trained.extend(micro_batches_of(minibatches)) or {})
+    monkeypatch.setattr(train, "update", lambda networks, minibatches, *_: trained.extend(micro_batches_of(minibatches)) or ({}, []))
     options = {"group_size": 8, "max_new_tokens": 8, "mask_truncated": True, "overlong_cache": 4}
     metrics, sample = run_step(step_inputs, [number_of_digits], "grpo", **options)
     assert 0 < metrics["truncated"] < 1 and metrics["kept"] == round(
@@ -356,10 +356,10 @@ def test_gfpos_adaptive_k_goes_by_the_mean_rewards_of_the_questions_so_far(step_
         mine = lambda completions, reward=reward, **columns: [
             float(reward(i)) for i in range(len(completions))
         ]
-        metrics, sample = stepper(*step_inputs, [mine, ones], "gfpo_adaptive")(
+        metrics, sample, mean_rewards, _ = stepper(*step_inputs, [mine, ones], "gfpo_adaptive")(
             step, history=history
         )
-        history += metrics["mean_rewards"]
+        history += mean_rewards
         kept.append((metrics["kept"], sum(row["kept"] for row in sample["completions"])))
     assert history == [1, 2, 3, 4, 1, 2, 3, 4, 4, 3, 2, 1]
     # of all, and of the first question

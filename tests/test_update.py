@@ -2,6 +2,7 @@
 made."""
 
 import copy
+import inspect
 import math
 from dataclasses import replace
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 from transformers import masking_utils
 
-import algorithms
 from algorithms import ALGORITHMS, resolve
 from engine.base import ranks
 from engine.model import loading
@@ -17,6 +17,7 @@ from engine.model.critic import Critic, estimate
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config
+from grpo import grpo_loss
 from records import Batch, MiniBatch, micro_batches_of, of_shares, without_tokens
 from tests.training import CPU, LONGEST, completions, counted, updated, weights_of, with_reference
 from update import NO_UPDATE, OF_UPDATES, Limits, accumulate
@@ -177,9 +178,9 @@ def test_no_micro_batch_reads_anything_off_the_device(small, name, monkeypatch):
     )
     batch, model = completions(tokenizer), model.to("meta")
     critic = Critic(model.base_model) if algorithm.critic else None
+    advantages = batch.advantages.to("meta")
     batch = Batch(
-        batch.prompts, batch.tokens.to("meta"), batch.lengths, batch.advantages.to("meta")
-    )
+        batch.prompts, batch.tokens.to("meta"), batch.lengths, advantages, scores=advantages)
     micro_batches = batch.micro_batches(30)
     assert len(micro_batches) == 3
     for micro_batch in micro_batches:
@@ -242,7 +243,9 @@ def test_an_empty_completion_counts_in_n_however_the_batch_is_cut(small, max_tok
     it."""
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
-    batch.lengths[2] = 0
+    lengths = batch.lengths.clone()
+    lengths[2] = 0
+    batch = Batch(batch.prompts, batch.tokens, lengths, batch.advantages)
     (minibatch,) = of_shares([batch], max_tokens, Networks(model, tokenizer))
     assert minibatch.completions == 6 and minibatch.tokens == batch.lengths.sum()
 
@@ -385,7 +388,7 @@ def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_lear
     shares, critic = [batch.rows([2, 3]), batch.rows([])], Critic(copy.deepcopy(model.base_model))
     assert of_shares(shares, 40, Networks(model, tokenizer)) == []
     assert len(of_shares(shares, 40, Networks(model, tokenizer, critic=critic))) == 1
-    assert NO_UPDATE == {**dict.fromkeys(OF_UPDATES), "skipped_updates": 0, "skipped": []}
+    assert NO_UPDATE == {**dict.fromkeys(OF_UPDATES), "skipped_updates": 0}
 
 
 def test_a_critic_learns_from_completions_without_an_advantage(small):
@@ -464,13 +467,16 @@ def reinforce(
     return loss, {"likelihood": (weights * logp.detach()).sum() / weights.sum()}
 
 
-def test_a_row_with_another_loss_has_the_numbers_of_that_loss(monkeypatch):
-    rows = {name: replace(ALGORITHMS[name], loss=reinforce) for name in ("grpo", "gspo", "dapo")}
-    monkeypatch.setattr(algorithms, "ALGORITHMS", ALGORITHMS | rows)
-    for name in rows:
-        algorithm = resolve(name)
-        assert (algorithm.beta, algorithm.clip_low, algorithm.clip_high) == (0.0, 0.5, 0.5)
-    assert resolve("gspo", clip_high=0.7).clip_high == 0.7
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_row_has_the_numbers_of_its_own_loss(name):
+    """No row keeps those of another loss. GFPO's and PPO's β are their papers'."""
+    row, numbers = ALGORITHMS[name], {}
+    for function in (grpo_loss, getattr(row.loss, "func", row.loss)):  # the rest is grpo_loss's
+        numbers |= {k: p.default for k, p in inspect.signature(function).parameters.items()}
+    numbers["clip_high"] = numbers["clip_high"] or numbers["clip_low"]
+    numbers["beta"] = {"gfpo": 0.001, "gfpo_adaptive": 0.001, "ppo": 0.02}.get(name, numbers["beta"])
+    for number in ("beta", "clip_low", "clip_high"):
+        assert getattr(row, number) == numbers[number]
 
 
 def test_what_a_loss_of_ones_own_tells_reaches_the_logs(small, monkeypatch):

@@ -27,10 +27,9 @@ def completions(tokenizer, n=6, seed=0):
     generator = torch.Generator().manual_seed(seed)
     prompts = [tokenizer.encode(text) for text in ["1+2=?", "7+8-3=?", "9-8=?"] * (n // 3)]
     lengths = torch.randint(1, 9, (n,), generator=generator)
-    return Batch(
-        prompts, torch.randint(2, 22, (n, 8), generator=generator), lengths,
-        torch.randn(n, generator=generator),
-    )
+    tokens = torch.randint(2, 22, (n, 8), generator=generator)
+    advantages = torch.randn(n, generator=generator)  # and PPO's scores
+    return Batch(prompts, tokens, lengths, advantages, scores=advantages)
 
 
 def with_reference(micro_batches, model):
@@ -59,15 +58,15 @@ def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=Non
     Returns the metrics."""
     networks = Networks(model, tokenizer=None, optimizer=optimizer, critic=critic)
     minibatches = [counted(own) if isinstance(own, list) else own for own in minibatches]
-    return update(networks, minibatches, algorithm, Sampling(LONGEST), limits or Limits())
+    stats, skipped = update(networks, minibatches, algorithm, Sampling(LONGEST), limits or Limits())
+    return stats | {"skipped": skipped}
 
 
 def stepper(
     model, tokenizer, questions, rewards, algorithm="cppo", *,
     lr=3e-4, reference=None, max_new_tokens=LONGEST, temperature=1.0, micro_batch_tokens=2048, **options,
 ):  # fmt: skip
-    """step(number) → (metrics, sample): `train_step` on the same questions each time. rewards:
-    functions."""
+    """step(number) → Step: `train_step` on the same questions each time. rewards: functions."""
     algorithm = resolve(algorithm, **options)
     config = Config(lr=lr, beta=algorithm.beta)
     networks = whole_networks(

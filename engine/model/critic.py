@@ -38,14 +38,14 @@ class Critic(torch.nn.Module):
 
 @torch.no_grad()
 def estimate(critic, micro_batches, device, *, beta, lam):
-    """PPO's step 5: turn the scores of this device's micro-batches into advantages.
+    """PPO's step 5: turn the `scores` of this device's micro-batches into advantages.
 
-    Before the call `advantages` holds the scores (N,). Afterwards it holds the advantages (N, T),
-    whitened over all devices; `old_values` and `returns`, both (N, T), are set too. The
-    micro-batches need old_logp, and ref_logp if beta is not 0. """
+    Sets `advantages`, whitened over all devices, `old_values` and `returns`, all (N, T). The
+    micro-batches need old_logp, and ref_logp if beta is not 0.
+    """
     for batch in micro_batches:
         ref_logp = batch.old_logp if batch.ref_logp is None else batch.ref_logp
-        rewards = token_rewards(batch.advantages, batch.old_logp, ref_logp, batch.mask, beta=beta)
+        rewards = token_rewards(batch.scores, batch.old_logp, ref_logp, batch.mask, beta=beta)
         batch.old_values = critic.values(batch)
         batch.advantages, batch.returns = gae(rewards, batch.old_values, batch.mask, lam=lam)
     zero = torch.zeros((), dtype=torch.float64, device=device)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from algorithms import KEPT_FIRST
+from algorithms import OVER_KEPT
 from engine.base.errors import UserError
 from engine.base.files import own_function
 from engine.model.folders import refuse_missing, resolve_model
@@ -157,7 +157,7 @@ def fitting(config, table):
 
 def keeping(config, row, rules):
     """Check the options that say which completions are kept."""
-    name, keep, kept_first = config.algorithm, config.keep, row.keep in KEPT_FIRST
+    name, keep, over_kept = config.algorithm, config.keep, row.keep in OVER_KEPT
     if keep and keep not in rules:
         if not keep.partition(":")[0].endswith(".py"):
             raise UserError(
@@ -169,7 +169,7 @@ def keeping(config, row, rules):
             f"{name} keeps only some completions: --keep all needs an algorithm that keeps all, as "
             "grpo."
         )
-    if keep and kept_first and keep not in KEPT_FIRST:
+    if keep and over_kept and keep not in OVER_KEPT:
         raise UserError(
             f"{name} keeps completions by {row.keep}: it cannot be combined with pruning by |A|."
         )
@@ -177,7 +177,7 @@ def keeping(config, row, rules):
         raise UserError(
             f"{name} keeps completions by --keep shortest or efficiency, not by max_variance."
         )
-    if keep in KEPT_FIRST and not kept_first and row.keep != "all":
+    if keep in OVER_KEPT and not over_kept and row.keep != "all":
         raise UserError(
             f"{name} prunes by |A|: --keep {keep} needs gfpo, pods, or an algorithm that keeps all."
         )
@@ -298,7 +298,7 @@ def check_filled_in(config, algorithm, usual):
             f"--overlong_cache must lie in 1 … --max_new_tokens ({config.max_new_tokens}), "
             f"not {config.overlong_cache}."
         )
-    if algorithm.kept_first and algorithm.k < 2:
+    if algorithm.over_kept and algorithm.k < 2:
         raise UserError(
             f"{config.keep} keeps 1 completion of a question, which has nothing to be compared "
             "with: lower --pruning_rate."

@@ -42,8 +42,8 @@ class Clock:
 def summarize(rollout, advantages, rows):
     """The metrics of steps 1 to 4, over all devices.
 
-    advantages: (Q, G). rows: the kept completions. `mean_rewards` lists the mean reward of each
-    question of this device. """
+    advantages: (Q, G). rows: the kept completions.
+    """
     advantages, lengths = advantages.cpu(), rollout.lengths
     sums = {
         "questions": len(rollout.questions), "completions": len(rollout.texts), "kept": len(rows),
@@ -68,7 +68,7 @@ def summarize(rollout, advantages, rows):
     metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
     metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
     metrics |= {name: value / metrics["completions"] for name, value in sums.items()}
-    return metrics | {"mean_rewards": rollout.total.mean(1).tolist()}
+    return metrics
 
 
 def first_group(rollout, advantages, rows):

@@ -61,7 +61,7 @@ class Run:
 
         with run:
             while not run.over:
-                run.record(*train_step(…, run.next_questions, run.begin_step(), run.history))
+                run.record(train_step(…, run.next_questions, run.begin_step(), run.history))
     """
 
     def __init__(self, config, algorithm, networks, questions, source, saved=None):
@@ -205,14 +205,13 @@ class Run:
             ranks.share(take(self.questions, position, count, self.config.seed)) if count else None
         )
 
-    def record(self, metrics, sample):
-        """Log a step, update the state, save a checkpoint if one is due, and find out whether the
+    def record(self, of_step):
+        """Log a Step, update the state, save a checkpoint if one is due, and find out whether the
         run ends."""
-        state, step = self.state, self.state["step"] + 1
-        mean_rewards, were_skipped = metrics.pop("mean_rewards"), metrics.pop("skipped")
+        state, step, metrics = self.state, self.state["step"] + 1, of_step.metrics
         if self.algorithm.ks:
-            state["history"] += ranks.gather(mean_rewards)
-        for skipped in were_skipped:
+            state["history"] += ranks.gather(of_step.mean_rewards)
+        for skipped in of_step.skipped:
             state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
         state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
                   "no_signal_steps": state["no_signal_steps"] + (metrics["loss"] is None),
@@ -220,7 +219,7 @@ class Run:
         metrics = {"step": step} | metrics | {"lr": self.networks.optimizer.param_groups[0]["lr"]}
         if ranks.rank() == 0:
             files.append(self.folder / "metrics.jsonl", metrics)
-            files.append(self.folder / "samples.jsonl", {"step": step} | sample)
+            files.append(self.folder / "samples.jsonl", {"step": step} | of_step.sample)
             self.tracker.log(step, metrics)
         done = metrics["questions"] if self.in_questions else 1
         self.bar.update(done, f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}")

@@ -145,7 +145,8 @@ def test_estimate_equals_a_loop_however_the_completions_are_cut(beta, lam, max_t
     """Advantages are whitened over the tokens of all micro-batches; without β there is no
     reference."""
     batch = Batch(
-        [[i] for i in range(6)], torch.zeros(6, 9, dtype=torch.int64), torch.tensor(LENGTHS), SCORES
+        [[i] for i in range(6)], torch.zeros(6, 9, dtype=torch.int64), torch.tensor(LENGTHS), SCORES,
+        scores=SCORES,
     )
     micro_batches = batch.micro_batches(max_tokens)
     assert len(micro_batches) == cut

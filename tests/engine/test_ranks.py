@@ -101,14 +101,14 @@ def updated(networks, minibatches, algorithm, optimizer):
     from update import Limits, update
 
     networks.optimizer = optimizer
-    stats = update(networks, minibatches, algorithm, Sampling(48), Limits())
+    stats, skipped = update(networks, minibatches, algorithm, Sampling(48), Limits())
     ranks.barrier()
     weights = [
         tensor.flatten()
         for network in networks.learners
         for _, tensor in shards.whole_weights(network)
     ]
-    return {"weights": torch.cat(weights), "stats": stats}
+    return {"weights": torch.cat(weights), "stats": stats | {"skipped": skipped}}
 
 
 def sgd_update(folder, share, algorithm, shard="none", **options):
