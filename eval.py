@@ -36,8 +36,8 @@ from engine.run.answers import (
     scored_file,
     stamp_of,
 )
-from engine.run.checks import idle, unchanged
-from engine.run.options import LARGEST, at_least, inside, option, parse, run_program
+from engine.run.checks import unchanged, without_effect
+from engine.run.options import check_limits, option, parse, run_program
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
 from engine.tasks.table import task_of
@@ -245,20 +245,21 @@ class Config:
     model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
     benchmark: list[str] | None = option(
         None, "toy, toy_code, arithmetic, gsm8k, math500, amc23, aime24, .jsonl files; none: toy")
-    questions: int = option(0, "how many of each, from the first one on; 0: all of them")
+    questions: int = option(0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)")
     samples: int = option(
-        4, "k of avg@k, pass@k, maj@k: completions sampled per question; 0: only the greedy one")
+        4, "k of avg@k, pass@k, maj@k: completions sampled per question; 0: only the greedy one",
+        limits="[0, ∞)")
     temperature: float = option(1.0, "of the sampled completions")
-    top_p: float = option(1.0, "nucleus of the sampled completions")
-    top_k: int = option(0, "sample from so many of the most likely tokens; 0: from all")
-    max_new_tokens: int | None = option(None, "longest completion; none: the benchmark's")
-    max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted")
-    batch_size: int = option(256, "completions sampled at a time; the draws depend on it")
+    top_p: float = option(1.0, "nucleus of the sampled completions", limits="(0, 1]")
+    top_k: int = option(0, "sample from so many of the most likely tokens; 0: from all", limits="[0, ∞)")
+    max_new_tokens: int | None = option(None, "longest completion; none: the benchmark's", limits="[1, ∞)")
+    max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted", limits="[1, ∞)")
+    batch_size: int = option(256, "completions sampled at a time; the draws depend on it", limits="[1, ∞)")
     system_prompt: str | None = option(None, "of the chat; none: the benchmark's")
     judge: str | None = option(
         None, "the reward by which a completion is right, above 0, as in train.py's --rewards; "
         "none: the benchmark's")
-    seed: int = option(42, "of the sampling")
+    seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
     output_dir: str | None = option(
         None, "where the results go; none: the folder of the model or of --from_file; "
         "runs/eval-NAME for a model of the hub, or if that folder is read-only")
@@ -273,16 +274,14 @@ def check(config):
     """Refuse the mistakes that can be seen before any work."""
     names = {f.name for f in fields(Config)}
     sampled = {"temperature", "top_p", "top_k", "seed"}
-    for sentence in idle(config, Config(), None, [
+    for sentence in without_effect(config, Config(), None, [
         (names - {"compare"}, lambda c, _: not c.compare, "has no effect with --compare"),
         (names - {"from_file", "judge", "output_dir"}, lambda c, _: not c.from_file,
          "has no effect with --from_file"),
         (sampled, lambda c, _: c.samples, "has no effect with --samples 0: nothing is sampled"),
     ]):
         raise UserError(sentence)
-    at_least(config, {"questions": 0, "samples": 0, "top_k": 0, "batch_size": 1})
-    at_least(config, {"max_prompt_tokens": 1, "max_new_tokens": 1, "seed": -LARGEST})
-    inside(config, {"top_p": "(0, 1]"})
+    check_limits(config)
     if not config.temperature > 0:
         raise UserError(f"--temperature must be above 0, not {config.temperature}: "
                         "the greedy completion is always scored.")

@@ -23,6 +23,9 @@ loss is normalised over the kept completions of all devices. So the update does 
 the questions were shared out.
 """
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import torch
 
 from algorithms import table
@@ -31,12 +34,11 @@ from engine.model import shards
 from engine.model.critic import estimate
 from engine.model.folders import resolve_model
 from engine.model.networks import build
-from engine.model.sampling import Sampling
 from engine.run import checkpoint, plan, plan_command
 from engine.run.config import Config, notes_of, open_run
 from engine.run.folder import alone, run_folder
 from engine.run.metrics import Clock, first_group, summarize
-from engine.run.options import parse, run_program
+from engine.run.options import flat, parse, run_program
 from engine.run.state import Run, in_one_sentence
 from engine.scoring.preview import preview
 from engine.scoring.score import choose, judge
@@ -91,25 +93,26 @@ def train_step(
 def train(config, algorithm, device):
     """The whole run. Returns the exit code: 0, also after SIGTERM, or 130 after Ctrl-C."""
     folder, saved, notes = None, None, []
-    if config.resume:
-        folder, saved, notes = checkpoint.resume(config.output_dir)
+    data, sampling, seed = config.data, config.sampling, config.run.seed
+    if config.run.resume:
+        folder, saved, notes = checkpoint.resume(config.run.output_dir)
     earlier = saved["source"] if saved else None
-    source = resolve_model(base_model(config.model, config.dataset, earlier))
-    networks = build(source, config, device, critic=algorithm.critic, folder=folder)
-    questions, test, more_notes = questions_of_run(config, networks.tokenizer, networks.model)
+    source = resolve_model(base_model(data.model, data.dataset, earlier))
+    options = SimpleNamespace(**flat(config))
+    networks = build(source, options, device, critic=algorithm.critic, folder=folder)
+    questions, test, more_notes = questions_of_run(options, networks.tokenizer, networks.model)
     run = Run(config, algorithm, networks, questions, source, saved)
     if saved:
         checkpoint.restore(folder, networks, run.saved_networks)
 
-    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
-    limits = Limits(config.micro_batch_tokens, config.max_grad_norm)
-    rewards = choose(config.rewards, device, config.reward_timeout)
-    right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
-    batch_size, doubts = plan_command.fit(config) if device.type == "cuda" else (plan.EVALUATED, [])
+    limits = Limits(config.devices.micro_batch_tokens, config.update.max_grad_norm)
+    rewards = choose(data.rewards, device, data.reward_timeout)
+    right = judge(rewards, data.dataset, data.eval_dataset or data.dataset)
+    batch_size, doubts = plan_command.fit(options) if device.type == "cuda" else (plan.EVALUATED, [])
     notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + doubts
 
     def evaluate(label):
-        options = {"seed": config.seed, "batch_size": batch_size, "label": label}
+        options = {"seed": seed, "batch_size": batch_size, "label": label}
         if not test:
             return {}
         return examine(networks.sampler, networks.tokenizer, test, right, sampling, **options)
@@ -126,22 +129,27 @@ def train(config, algorithm, device):
 
 def main(argv):
     config, algorithm = open_run(argv)
-    if config.list:
+    run, look = config.run, config.look
+    if look.list:
         return print(table())
     device = ranks.start()
-    if config.plan:
-        return plan_command.print_plan(config, argv)
-    if config.check_rewards:
-        return preview(config, device, given=parse(Config, [*argv, "--recipe="]))
-    config.output_dir = ranks.from_first(run_folder(config) if ranks.rank() == 0 else None)
-    with alone(config.output_dir):
+    if look.plan:
+        return plan_command.print_plan(SimpleNamespace(**flat(config)), argv)
+    if look.check_rewards:
+        return preview(
+            SimpleNamespace(**flat(config)), device,
+            given=SimpleNamespace(**flat(parse(Config, [*argv, "--recipe="]))))
+    stem = f"{Path(config.data.dataset).stem}-{algorithm.name}"
+    run.output_dir = ranks.from_first(
+        run_folder(run.output_dir, stem) if ranks.rank() == 0 else None)
+    with alone(run.output_dir):
         try:
             code = train(config, algorithm, device)
         except KeyboardInterrupt:
-            progress.note(f"stopped at once. {checkpoint.how_to_resume(config.output_dir)}")
+            progress.note(f"stopped at once. {checkpoint.how_to_resume(run.output_dir)}")
             code = 130
         except (RuntimeError, OSError, FloatingPointError) as error:
-            raise in_one_sentence(error, config.output_dir) from None
+            raise in_one_sentence(error, run.output_dir) from None
     ranks.stop()
     return code
 

@@ -14,7 +14,8 @@ from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve, table
 from cppo import batch_rows, prune
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.run.config import Config, check, own_rule
+from engine.run.config import Config, fill_in, own_rule
+from engine.run.options import flat
 from experiments.rules import half_of_each_sign, importance, largest_abs_by_group
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
@@ -51,38 +52,6 @@ def chosen(k, rewards, lengths=None, name="cppo", **options):
 
 
 # --- the settings ---
-
-
-SETTINGS = {  # k of 16, questions that fill 16 places, β, clip, μ, mini-batches, rollouts
-    "grpo": (16, 1, 0.04, 0.2, 0.2, 2, 1, 1),
-    "cppo": (4, 4, 0.04, 0.2, 0.2, 2, 1, 1),
-    "cppo_published": (4, 4, 0.04, 0.2, 0.2, 2, 1, 1),
-    "drgrpo": (16, 1, 0.0, 0.2, 0.2, 2, 1, 1),
-    "dapo": (16, 1, 0.0, 0.2, 0.28, 2, 1, 4),
-    "gspo": (16, 1, 0.0, 3e-4, 4e-4, 2, 4, 1),
-    "gspo_token": (16, 1, 0.0, 3e-4, 4e-4, 2, 4, 1),
-    "gfpo": (8, 1, 0.001, 0.2, 0.2, 2, 1, 1),
-    "gfpo_adaptive": (8, 1, 0.001, 0.2, 0.2, 2, 1, 1),
-    "gdpo": (16, 1, 0.04, 0.2, 0.2, 2, 1, 1),
-    "pods": (4, 1, 0.04, 0.2, 0.2, 2, 1, 1),
-    "ppo": (16, 1, 0.02, 0.2, 0.2, 4, 1, 1),
-}
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_settings_of_each_algorithm(name):
-    row = resolve(name)
-    settings = (
-        row.k, row.questions_per_step, row.beta, row.clip_low, row.clip_high, row.mu,
-        row.minibatches, row.max_rollouts,
-    )
-    assert settings == SETTINGS[name]
-    assert row.critic == (name == "ppo") and row.over_kept == (
-        name in ("gfpo", "gfpo_adaptive", "pods")
-    )
-    assert getattr(row.loss, "keywords", {}) == (
-        {"token_level": True} if name == "gspo_token" else {}
-    )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -146,23 +115,16 @@ def test_the_freed_places_are_filled_for_cppo_but_not_for_gfpo_and_pods():
 
 
 def test_the_settings_of_ppo_and_of_gfpos_adaptive_k(small):
-    c = Config(algorithm="ppo")
-    ppo = check(c)
-    assert (ppo.mu, ppo.lam, ppo.beta, ppo.clip_low, ppo.clip_high, ppo.allocation) == (
-        4, 0.95, 0.02, 0.2, 0.2, False,
-    )
-    assert (c.mu, c.lam, c.beta, c.critic_lr, c.clip_low, c.clip_high) == (
-        4, 0.95, 0.02, 1e-3, 0.2, 0.2,
-    )
-    c = Config(algorithm="ppo", model=small, dataset="gsm8k")
-    check(c)
-    assert c.critic_lr == 1e-5
-    c = Config(algorithm="gfpo_adaptive")
-    adaptive = check(c)
-    assert (adaptive.k, adaptive.ks, adaptive.mu, adaptive.pruning_rate, adaptive.allocation) == (
-        8, (4, 6, 8, 8), 2, 0.0, False,
-    )
-    assert c.keep == "shortest" and adaptive.keep is KEEP["shortest"]
+    def options(**given):
+        config, _ = fill_in(Config.of(**given))
+        return SimpleNamespace(**flat(config))
+
+    ppo = options(algorithm="ppo")
+    assert (ppo.mu, ppo.lam, ppo.beta, ppo.critic_lr) == (4, 0.95, 0.02, 1e-3)
+    assert options(algorithm="ppo", model=small, dataset="gsm8k").critic_lr == 1e-5
+    adaptive = resolve("gfpo_adaptive")
+    assert (adaptive.k, adaptive.ks, adaptive.allocation) == (8, (4, 6, 8, 8), False)
+    assert options(algorithm="gfpo_adaptive").keep == "shortest"
 
 
 def test_the_table_has_a_line_for_every_algorithm():

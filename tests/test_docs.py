@@ -12,7 +12,7 @@ import torch
 
 import eval as evaluation
 from engine.run.config import Config, fill_in
-from engine.run.options import parse
+from engine.run.options import option_fields, parse
 from engine.scoring.score import choose
 from tests.training import one_step
 
@@ -154,7 +154,7 @@ def options_of(program):
     """Names of the options of a program, read from its source: `name: type = option(…)`, or an
     argument of argparse."""
     if program == "train.py":
-        return {f.name for f in fields(Config)}
+        return {f.name for f in option_fields(Config)}
     names = set()
     for node in ast.walk(ast.parse((ROOT / program).read_text())):
         if (
@@ -178,9 +178,8 @@ def command(line):
 
 def takes(words):
     """train.py takes these options, its recipe and its files of functions."""
-    config = parse(Config, words)
-    fill_in(config)
-    choose(config.rewards)
+    config, _ = fill_in(parse(Config, words))
+    choose(config.data.rewards)
 
 
 COMMANDS = sorted(

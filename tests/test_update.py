@@ -310,8 +310,8 @@ def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weig
 
 
 def test_the_limits_are_those_of_a_run_if_none_are_given():
-    config = Config()
-    assert Limits() == Limits(config.micro_batch_tokens, config.max_grad_norm)
+    config = Config.of()
+    assert Limits() == Limits(config.devices.micro_batch_tokens, config.update.max_grad_norm)
 
 
 # --- updates that are not made ---

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -14,6 +15,7 @@ from algorithms import resolve
 from engine.model.networks import Networks, whole_networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config
+from engine.run.options import flat
 from records import Batch, MiniBatch
 from tests.examples import named
 from update import Limits, update
@@ -68,7 +70,7 @@ def stepper(
 ):  # fmt: skip
     """step(number) → Step: `train_step` on the same questions each time. rewards: functions."""
     algorithm = resolve(algorithm, **options)
-    config = Config(lr=lr, beta=algorithm.beta)
+    config = SimpleNamespace(**flat(Config.of(lr=lr, beta=algorithm.beta)))
     networks = whole_networks(
         model, tokenizer, config, reference=reference, critic=algorithm.critic
     )

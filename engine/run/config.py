@@ -1,9 +1,9 @@
-"""The options of a training run, in groups, and how a command line becomes a Config and an
-Algorithm."""
+"""The options of a run, in records, and how a command line becomes a Config and an Algorithm."""
 
 import copy
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 
 import torch
 
@@ -11,8 +11,10 @@ import algorithms
 from engine.base import ranks
 from engine.base.errors import UserError, one_line
 from engine.base.files import own_function
+from engine.model.sampling import Sampling
 from engine.run import checkpoint, checks, folder
-from engine.run.options import as_words, option, parse
+from engine.run.options import as_words, compose, flat, option, parse
+from engine.run.state import SCHEDULES
 from engine.tasks.table import task_of
 
 
@@ -21,124 +23,100 @@ class DataOptions:
     _argument_group_name = "what to train, and on what"
 
     model: str = option(
-        "toy",
-        "name on the hub, folder of a model, folder of a run (its newest checkpoint), or toy (its "
-        "base model)",
-    )
+        "toy", "name on the hub, folder of a model, folder of a run (its newest checkpoint), or "
+        "toy (its base model)")
     dataset: str = option(
-        "toy",
-        "toy, toy_code or arithmetic; gsm8k, gsm8k_zh or math from the hub; or a .jsonl file of "
-        "questions",
-    )
+        "toy", "toy, toy_code or arithmetic; gsm8k, gsm8k_zh or math from the hub; or a .jsonl "
+        "file of questions")
     rewards: list[str] | None = option(
-        None,
-        "NAME, FILE.py:FUNCTION or RewardModel:MODEL, each with an optional :WEIGHT; the first is "
-        "the accuracy; None: the data set's",
-    )
+        None, "NAME, FILE.py:FUNCTION or RewardModel:MODEL, each with an optional :WEIGHT; the "
+        "first is the accuracy; None: the data set's")
     reward_timeout: float = option(
-        60.0, "seconds that one call of a FILE.py:FUNCTION may take; 0: no limit"
-    )
+        60.0, "seconds that one call of a FILE.py:FUNCTION may take; 0: no limit", limits="[0, ∞)")
     system_prompt: str | None = option(
-        None,
-        "system prompt of the chat; None: the data set's, which asks for <think> and <answer> tags",
-    )
+        None, "system prompt of the chat; None: the data set's, which asks for <think> and "
+        "<answer> tags")
     max_prompt_tokens: int = option(
-        512, "longest prompt in tokens; questions with a longer prompt are skipped"
-    )
+        512, "longest prompt in tokens; questions with a longer prompt are skipped",
+        limits="[1, ∞)")
     eval_dataset: str | None = option(
-        None,
-        "data set that is scored before and after training, named as in --dataset; None: only the "
-        "toy is scored",
-    )
-    eval_questions: int = option(512, "how many questions of --eval_dataset are scored")
+        None, "data set that is scored before and after training, named as in --dataset; None: "
+        "only the toy is scored")
+    eval_questions: int = option(
+        512, "how many questions of --eval_dataset are scored", limits="[1, ∞)")
 
 
 @dataclass
-class AlgorithmOptions:
+class RowOptions:
     _argument_group_name = "the algorithm (None: the value of the algorithm's row, see --list)"
 
     algorithm: str = option(
-        "cppo",
-        "a row of the table in algorithms.py: cppo, grpo, drgrpo, dapo, gspo, gfpo, gdpo, pods, "
-        "ppo, …",
-    )
-    group_size: int = option(16, "G, completions sampled per question")
+        "cppo", "a row of the table in algorithms.py: cppo, grpo, drgrpo, dapo, gspo, gfpo, gdpo, "
+        "pods, ppo, …")
+    group_size: int = option(16, "G, completions sampled per question", limits="[1, ∞)")
     questions_per_step: int | None = option(
-        None, "B, questions per device and step before allocation; None: the data set's")
+        None, "B, questions per device and step before allocation; None: the data set's",
+        limits="[1, ∞)")
     pruning_rate: float | None = option(
-        None, "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question"
-    )
+        None, "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question",
+        limits="[0, 1)")
     keep: str | None = option(
-        None,
-        "which are kept: largest_abs or smallest_abs (of |A|), largest (of A), random, pooled; "
-        "shortest or efficiency (GFPO), max_variance (PODS); or FILE.py:FUNCTION",
-    )
+        None, "which are kept: largest_abs or smallest_abs (of |A|), largest (of A), random, "
+        "pooled; shortest or efficiency (GFPO), max_variance (PODS); or FILE.py:FUNCTION")
     allocation: bool | None = option(
-        None, "use the freed places for more questions, ⌊B·G/k⌋ instead of B"
-    )
-    beta: float | None = option(None, "β, weight of the KL to the reference; 0: no reference")
-    clip_low: float | None = option(None, "ε_low: the ratio is clipped below 1 − ε_low")
-    clip_high: float | None = option(None, "ε_high: the ratio is clipped above 1 + ε_high")
-    mu: int | None = option(None, "μ, passes over each batch of completions")
+        None, "use the freed places for more questions, ⌊B·G/k⌋ instead of B")
+    beta: float | None = option(
+        None, "β, weight of the KL to the reference; 0: no reference", limits="[0, ∞)")
+    clip_low: float | None = option(
+        None, "ε_low: the ratio is clipped below 1 − ε_low", limits="(0, ∞)")
+    clip_high: float | None = option(
+        None, "ε_high: the ratio is clipped above 1 + ε_high", limits="(0, ∞)")
+    mu: int | None = option(None, "μ, passes over each batch of completions", limits="[1, ∞)")
     minibatches: int | None = option(
         None, "mini-batches that a batch is cut into; each pass makes one update per mini-batch; "
-              "None: the row's or the data set's, whichever is more")
+        "None: the row's or the data set's, whichever is more", limits="[1, ∞)")
     target_kl: float | None = option(
-        None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this; None: never"
-    )
+        None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this; None: never",
+        limits="(0, ∞)")
     importance_cap: float | None = option(
-        None,
-        "a token counts min(π_old / π_sampler, this), to correct for a different sampler; None: no "
-        "correction",
-    )
+        None, "a token counts min(π_old / π_sampler, this), to correct for a different sampler; "
+        "None: no correction", limits="(0, ∞)")
     max_rollouts: int | None = option(
-        None,
-        "DAPO: a step samples again until groups with a signal fill it, at most this many times",
-    )
+        None, "DAPO: a step samples again until groups with a signal fill it, at most this many "
+        "times", limits="[1, ∞)")
     overlong_cache: int | None = option(
-        None,
-        "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens; None: no "
-        "penalty",
-    )
+        None, "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens; "
+        "None: no penalty", limits="[1, ∞)")
     mask_truncated: bool = option(
-        False,
-        "do not train on completions cut off at max_new_tokens; their rewards still count in the "
-        "group",
-    )
+        False, "do not train on completions cut off at max_new_tokens; their rewards still count "
+        "in the group")
     lam: float | None = option(
-        None,
-        "PPO: λ of the generalised advantage estimate; 0 looks one step ahead, 1 looks to the end",
-    )
+        None, "PPO: λ of the generalised advantage estimate; 0 looks one step ahead, 1 looks to "
+        "the end", limits="[0, 1]")
 
 
-@dataclass
-class SamplingOptions:
+@dataclass(frozen=True)
+class SamplingOptions(Sampling):
     _argument_group_name = "sampling"
 
-    temperature: float = option(1.0, "sampling temperature")
+    temperature: float = option(1.0, "sampling temperature", limits="(0, ∞)")
     top_p: float = option(
-        1.0, "nucleus sampling; below 1, the sampled policy differs from the scored one"
-    )
+        1.0, "nucleus sampling; below 1, the sampled policy differs from the scored one",
+        limits="(0, 1]")
     top_k: int = option(
-        0,
-        "sample from the k most likely tokens; 0: from all; above 0, the sampled policy differs "
-        "from the scored one",
-    )
+        0, "sample from the k most likely tokens; 0: from all; above 0, the sampled policy differs "
+        "from the scored one", limits="[0, ∞)")
     max_new_tokens: int | None = option(
-        None, "longest completion in tokens; None: the data set's (1024 for most)"
-    )
+        None, "longest completion in tokens; None: the data set's (1024 for most)",
+        limits="[1, ∞)")
     sample_batch_size: int | None = option(
-        None,
-        "completions that a device samples at a time, rounded up to whole questions; None: all of "
-        "a step",
-    )
+        None, "completions that a device samples at a time, rounded up to whole questions; None: "
+        "all of a step", limits="[1, ∞)")
     rollout: str = option(
-        "own",
-        "the sampler: own (engine/model/sampling.py), or vllm (in this process; needs the package)",
-    )
+        "own", "the sampler: own (engine/model/sampling.py), or vllm (in this process; needs the "
+        "package)", choices=("own", "vllm"))
     vllm_share: float = option(
-        0.3, "share of a GPU's memory for vLLM's weights, activations and cache"
-    )
+        0.3, "share of a GPU's memory for vLLM's weights, activations and cache", limits="(0, 1)")
 
 
 @dataclass
@@ -146,23 +124,22 @@ class UpdateOptions:
     _argument_group_name = "the update"
 
     lr: float | None = option(
-        None, "peak learning rate of AdamW; None: the data set's (1e-6 for most)"
-    )
+        None, "peak learning rate of AdamW; None: the data set's (1e-6 for most)",
+        limits="[0, ∞)")
     critic_lr: float | None = option(
-        None, "PPO: peak learning rate of the critic; None: the data set's (1e-5 for most)")
+        None, "PPO: peak learning rate of the critic; None: the data set's (1e-5 for most)",
+        limits="[0, ∞)")
     warmup: float = option(
-        0.1, "share of the run in which the learning rate rises")
+        0.1, "share of the run in which the learning rate rises", limits="[0, 1)")
     lr_schedule: str = option(
-        "cosine",
-        "how the learning rate falls after that: cosine or linear, down to 0; constant: it does "
-        "not; another one is a line of SCHEDULES in engine/run/state.py",
-    )
-    max_grad_norm: float = option(1.0, "a gradient with a larger norm is scaled down to this norm")
+        "cosine", "how the learning rate falls after that: cosine or linear, down to 0; constant: "
+        "it does not; another one is a line of SCHEDULES in engine/run/state.py",
+        choices=SCHEDULES)
+    max_grad_norm: float = option(
+        1.0, "a gradient with a larger norm is scaled down to this norm", limits="(0, ∞)")
     refresh_reference: int | None = option(
-        None,
-        "steps between refreshes: the policy becomes the new reference, as in DeepSeek-R1; None: "
-        "never",
-    )
+        None, "steps between refreshes: the policy becomes the new reference, as in DeepSeek-R1; "
+        "None: never", limits="[1, ∞)")
 
 
 @dataclass
@@ -170,25 +147,19 @@ class DeviceOptions:
     _argument_group_name = "memory and devices"
 
     dtype: str = option(
-        "auto",
-        "what is computed in: float32 or bfloat16; auto: bfloat16 on a GPU, and on a CPU with AMX "
-        "for models of 10 million parameters and more; weights that are trained are always float32",
-    )
+        "auto", "what is computed in: float32 or bfloat16; auto: bfloat16 on a GPU, and on a CPU "
+        "with AMX for models of 10 million parameters and more; weights that are trained are "
+        "always float32", choices=("auto", "float32", "bfloat16"))
     micro_batch_tokens: int = option(
-        2048, "tokens in a micro-batch: prompts, completions and padding"
-    )
+        2048, "tokens in a micro-batch: prompts, completions and padding", limits="[1, ∞)")
     gradient_checkpointing: bool = option(
         False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
     shard: str = option(
-        "none",
-        "none: every device holds all; full: the devices divide weights, gradients, optimizer "
-        "(FSDP2)",
-    )
+        "none", "none: every device holds all; full: the devices divide weights, gradients, "
+        "optimizer (FSDP2)", choices=("none", "full"))
     lora: int | None = option(
-        None,
-        "train only low-rank adapters of this rank (peft); use about ten times the --lr; None: all "
-        "weights",
-    )
+        None, "train only low-rank adapters of this rank (peft); use about ten times the --lr; "
+        "None: all weights", limits="[1, ∞)")
     merge_lora: bool = option(
         False, "at the end, also save the model with its adapters merged in, as OUTPUT_DIR/merged")
 
@@ -200,25 +171,23 @@ class RunOptions:
     recipe: str | None = option(None, "a YAML file of options; the command line wins over the file")
     output_dir: str | None = option(None, "folder of the run; None: a new folder under runs/")
     resume: bool = option(
-        False, "continue the run in --output_dir, from its newest checkpoint and with its options"
-    )
-    seed: int = option(42, "seed of the sampling and of the order of the questions")
+        False, "continue the run in --output_dir, from its newest checkpoint and with its options")
+    seed: int = option(
+        42, "seed of the sampling and of the order of the questions", limits="(-∞, ∞)")
     epochs: float | None = option(
-        None, "passes over the questions; None: the data set's (1 for most)"
-    )
-    steps: int | None = option(None, "stop after this many steps; None: stop after the epochs")
+        None, "passes over the questions; None: the data set's (1 for most)", limits="(0, ∞)")
+    steps: int | None = option(
+        None, "stop after this many steps; None: stop after the epochs", limits="[1, ∞)")
     stop_kl: float | None = option(
-        None, "end the run when the KL to the reference exceeds this; None: never"
-    )
-    save_every: int = option(50, "steps between checkpoints")
+        None, "end the run when the KL to the reference exceeds this; None: never",
+        limits="(0, ∞)")
+    save_every: int = option(50, "steps between checkpoints", limits="[1, ∞)")
     save_total_limit: int = option(
-        2,
-        "checkpoints that are kept; with 1 there is none to fall back on if the newest is damaged",
-    )
+        2, "checkpoints that are kept; with 1 there is none to fall back on if the newest is "
+        "damaged", limits="[1, ∞)")
     log: str | None = option(
-        None,
-        "also log to tensorboard or wandb, which must be installed; JSON lines are always written",
-    )
+        None, "also log to tensorboard or wandb, which must be installed; JSON lines are always "
+        "written", choices=checks.TRACKERS)
 
 
 @dataclass
@@ -227,167 +196,158 @@ class LookOptions:
 
     list: bool = option(False, "print the table of algorithms")
     check_rewards: bool = option(
-        False,
-        "print a prompt, and the values of each reward for some questions: --questions_per_step, "
-        "or 8 (on a CPU 4)",
-    )
+        False, "print a prompt, and the values of each reward for some questions: "
+        "--questions_per_step, or 8 (on a CPU 4)")
     plan: bool = option(
-        False,
-        "print the memory that the run needs per device, and whether it fits; if not, print a "
-        "command that fits, and end with exit code 3",
-    )
+        False, "print the memory that the run needs per device, and whether it fits; if not, print "
+        "a command that fits, and end with exit code 3")
     devices: int | None = option(
-        None,
-        "for --plan: number of devices; None: the number of torchrun's processes, or 1 without "
-        "torchrun",
-    )
+        None, "for --plan: number of devices; None: the number of torchrun's processes, or 1 "
+        "without torchrun", limits="[1, ∞)")
     device_gb: float | None = option(
-        None,
-        "for --plan: memory of a device in GB; None: that of this machine's GPU, or 80 without a "
-        "GPU",
-    )
+        None, "for --plan: memory of a device in GB; None: that of this machine's GPU, or 80 "
+        "without a GPU", limits="(0, ∞)")
 
 
 @dataclass
-class Config(
-    LookOptions, RunOptions, DeviceOptions, UpdateOptions, SamplingOptions, AlgorithmOptions,
-    DataOptions,
-):
-    """All options of a run."""
+class Config:
+    """All options of a run. A function gets the record that it needs."""
+
+    data: DataOptions = field(default_factory=DataOptions)
+    row: RowOptions = field(default_factory=RowOptions)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)  # `train_step` takes this
+    update: UpdateOptions = field(default_factory=UpdateOptions)
+    devices: DeviceOptions = field(default_factory=DeviceOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+    look: LookOptions = field(default_factory=LookOptions)
+
+    @classmethod
+    def of(cls, **options):
+        """Config.of(algorithm="cppo", lr=1e-6): each option goes to its record."""
+        return compose(cls, options)
+
+
+# --- a rule of the user's own ---
 
 
 def own_rule(function, name):
     """A keep rule of the user's own. What it returns is checked: wrong rows would go unnoticed.
 
     It gets copies: what it changes in them changes nothing in the step. name: of the rule, for the
-    messages. """
+    messages.
+    """
 
     def keep(rollout, advantages, k):
         try:
             returned = function(copy.deepcopy(rollout), advantages.clone(), k)
         except (Exception, SystemExit) as error:
             raise UserError(f"--keep {name} failed: {one_line(error)}.") from error
-        rows, own = (
-            returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-        )
-        known, n = isinstance(rows, torch.Tensor | list), advantages.numel()
-        try:
-            rows = torch.as_tensor(rows if known else [], device="cpu")
-        except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
-            known, rows = False, torch.empty(0)
-        # nothing is kept: for torch an empty list holds float32
-        rows = rows if rows.numel() else rows.long()
-        once = (
-            known
-            and rows.dim() == 1
-            and rows.dtype == torch.int64
-            and len(rows.unique()) == len(rows)
-        )
+        pair = isinstance(returned, tuple) and len(returned) == 2
+        rows, own = returned if pair else (returned, None)
+        rows, n = as_tensor(rows, torch.int64), advantages.numel()
+        once = rows is not None and rows.dim() == 1 and len(rows.unique()) == len(rows)
         if not once or not ((0 <= rows) & (rows < n)).all():
             raise UserError(
                 f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and "
-                "each once, as cppo.batch_rows makes them."
-            )
+                "each once, as cppo.batch_rows makes them.")
         rows, order = rows.sort()
-        return rows if own is None else (rows, own_advantages(own, len(rows), name)[order])
+        if own is None:
+            return rows
+        own = as_tensor(own, torch.float32)
+        if own is None or own.shape != rows.shape or not own.isfinite().all():
+            raise UserError(
+                f"--keep {name} must return one finite advantage for each of its {len(rows)} rows.")
+        return rows, own[order]
 
     return keep
 
 
-def own_advantages(values, count, name):
-    """What a rule returns beside its rows: (count,) float32."""
+def as_tensor(values, dtype):
+    """A list or tensor on the CPU, or None if it is neither, or holds other numbers than `dtype`."""
     try:
-        values = torch.as_tensor(values, dtype=torch.float32, device="cpu")
-    except (TypeError, ValueError):
-        values = torch.empty(0)
-    if values.shape != (count,) or not values.isfinite().all():
-        raise UserError(
-            f"--keep {name} must return one finite advantage for each of its {count} rows."
-        )
-    return values
+        values = torch.as_tensor(values if isinstance(values, torch.Tensor | list) else None)
+    except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
+        return None
+    if values.numel() and dtype == torch.int64 and values.dtype != dtype:
+        return None  # for torch an empty list holds float32
+    return values.to("cpu", dtype)
 
+
+# --- from a command line to a Config and an Algorithm ---
 
 # the options that `resolve` takes, besides the algorithm's name and `keep`
-OF_THE_ALGORITHM = [f.name for f in fields(AlgorithmOptions) if f.name not in ("algorithm", "keep")]
+OF_THE_ROW = [f.name for f in fields(RowOptions) if f.name not in ("algorithm", "keep")]
 
 
-def algorithm_of(config):
-    """The row of the table with the options of a run applied. Raises UserError if they do not
-    fit."""
-    keep = config.keep
+def algorithm_of(row):
+    """The row of the table with these RowOptions applied. Raises UserError if they do not fit."""
+    keep = row.keep
     if keep and keep not in algorithms.KEEP:
         keep = own_rule(own_function(keep, "--keep"), keep)
     try:
-        options = {name: getattr(config, name) for name in OF_THE_ALGORITHM}
-        return algorithms.resolve(config.algorithm, keep=keep, **options)
+        options = {name: getattr(row, name) for name in OF_THE_ROW}
+        return algorithms.resolve(row.algorithm, keep=keep, **options)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
 
 
 def fill_in(config):
-    """Give each option that was not given a value, from the data set or the algorithm. Returns the
-    Algorithm."""
-    task = task_of(config.dataset)
-    for name in ("system_prompt", "max_new_tokens", "questions_per_step", "lr", "epochs"):
-        if getattr(config, name) is None:
-            setattr(config, name, getattr(task, name))
-    config.rewards = config.rewards or list(task.rewards)
-    if config.eval_dataset is None and task.evaluated:
-        config.eval_dataset = config.dataset
-    row = algorithms.ALGORITHMS[config.algorithm]
-    config.minibatches = config.minibatches or max(row.minibatches, task.minibatches)
-    algorithm = algorithm_of(config)
-    values = vars(algorithm) | {"keep": row.keep, "critic_lr": task.critic_lr}
-    for name in ("beta", "clip_low", "clip_high", "mu", *row.takes):
-        if getattr(config, name) is None:
-            setattr(config, name, values[name])
-    return algorithm
+    """(Config, Algorithm): an option that was not given gets the value of the data set or row."""
+    options, task = flat(config), task_of(config.data.dataset)
+    row = algorithms.ALGORITHMS[config.row.algorithm]
+    names = ("system_prompt", "max_new_tokens", "questions_per_step", "lr", "epochs")
+    defaults = {name: getattr(task, name) for name in names}
+    defaults |= {
+        "rewards": list(task.rewards), "minibatches": max(row.minibatches, task.minibatches),
+        "eval_dataset": config.data.dataset if task.evaluated else None,
+    }
+    options |= {name: value for name, value in defaults.items() if options[name] is None}
+    algorithm = algorithm_of(compose(Config, options).row)
+    of_row = vars(algorithm) | {"keep": row.keep, "critic_lr": task.critic_lr}
+    names = ("beta", "clip_low", "clip_high", "mu", *row.takes)
+    options |= {name: of_row[name] for name in names if options[name] is None}
+    return compose(Config, options), algorithm
 
 
 def check(config):
-    """Refuse options that cannot work, and fill in options that were not given. Returns the
-    Algorithm."""
-    checks.check_given(config, algorithms)
-    algorithm = fill_in(config)
-    checks.check_filled_in(config, algorithm, usual(config))
-    return algorithm
+    """Refuse options that cannot work. Returns (Config, Algorithm), as `fill_in`."""
+    checks.check_given(config)
+    usual, (config, algorithm) = usual_of(config), fill_in(config)
+    checks.check_filled_in(SimpleNamespace(**flat(config)), algorithm, usual)
+    return config, algorithm
 
 
-def usual(config):
-    """The Config of a run of the same algorithm on the same data set, if no other option is
-    given."""
-    same = Config(algorithm=config.algorithm, dataset=config.dataset)
-    fill_in(same)
-    return same
+def usual_of(config):
+    """All options of a run of the same algorithm on the same data set, if no other is given."""
+    same = Config.of(algorithm=config.row.algorithm, dataset=config.data.dataset)
+    return SimpleNamespace(**flat(fill_in(same)[0]))
 
 
 def notes_of(config, algorithm):
     """Sentences about options that have no effect, and about LoRA's learning rate."""
-    without = usual(config)
-    notes = checks.idle(config, without, algorithm, checks.NOTED) + checks.slow_sampler(config)
-    # who alone prints them, and then writes the run's folder
-    if config.resume and ranks.rank() == 0:
-        notes += changed(config)
-    if config.lora and config.lr == without.lr:
-        notes.append(
-            f"--lora: the learning rate is {config.lr:g}, that of all weights. Adapters usually "
-            f"need about ten times as much: --lr {10 * config.lr:g}."
-        )
+    usual, options = usual_of(config), SimpleNamespace(**flat(config))
+    notes = checks.without_effect(options, usual, algorithm, checks.NOTED)
+    notes += checks.slow_sampler(options)
+    if config.run.resume and ranks.rank() == 0:  # who alone prints them, and writes the run's folder
+        notes += changed(config.run.output_dir, flat(config))
+    lr = config.update.lr
+    if config.devices.lora and lr == usual.lr:
+        notes.append(f"--lora: the learning rate is {lr:g}, that of all weights. Adapters usually "
+                     f"need about ten times as much: --lr {10 * lr:g}.")
     return notes
 
 
-def changed(config):
+def changed(run_dir, options):
     """A sentence about each option by which a resumed run trains otherwise than it was started."""
-    started, _ = folder.options_of(config.output_dir)
-    groups = (DataOptions, AlgorithmOptions, SamplingOptions, UpdateOptions)
+    started, _ = folder.options_of(run_dir)
+    groups = (DataOptions, RowOptions, SamplingOptions, UpdateOptions)
     names = [f.name for group in groups for f in fields(group)] + ["epochs", "steps"]
-    options = {name: getattr(config, name) for name in names}
+    options = {name: options[name] for name in names}
     length = "; the learning rate now follows the new length of the run"
-    return [
-        f"the run goes on {folder.as_started(name, options[name])}; it was started "
-        f"{folder.as_started(name, started[name])}{length if name in ('epochs', 'steps') else ''}."
-        for name in folder.different(options, started)
-    ]
+    return [f"the run goes on {folder.as_started(name, options[name])}; it was started "
+            f"{folder.as_started(name, started[name])}"
+            f"{length if name in ('epochs', 'steps') else ''}."
+            for name in folder.different(options, started)]
 
 
 def open_run(argv):
@@ -395,43 +355,37 @@ def open_run(argv):
     config = parse(Config, argv)
     # allowed restarts, not past ones: the machines of a job may count past restarts differently
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
-    if restarts and not config.output_dir:
+    if restarts and not config.run.output_dir:
         raise UserError(
-            "--max-restarts needs --output_dir, by which a restarted job finds its run again."
-        )
-    if config.resume:
-        config = resumed(config, argv)
-    algorithm = check(config)
-    if config.shard == "full" and not config.plan and "WORLD_SIZE" not in os.environ:
-        raise UserError(
-            "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number "
-            "of your GPUs."
-        )
-    if config.output_dir and not (config.resume or config.check_rewards or config.plan):
-        config.resume = folder.holds_run(config, restarts)
+            "--max-restarts needs --output_dir, by which a restarted job finds its run again.")
+    if config.run.resume:
+        config = resumed(config.run, argv)
+    config, algorithm = check(config)
+    run, look = config.run, config.look
+    if config.devices.shard == "full" and not look.plan and "WORLD_SIZE" not in os.environ:
+        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
+                        "the number of your GPUs.")
+    if run.output_dir and not (run.resume or look.check_rewards or look.plan):
+        run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
     return config, algorithm
 
 
-def resumed(config, argv):
+def resumed(run, argv):
     """The options of the run in --output_dir. The command line wins over them."""
-    if config.output_dir is None:
+    if run.output_dir is None:
         raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
-    if config.recipe:
+    if run.recipe:
         raise UserError("--resume goes on with the run's own options: leave out --recipe.")
-    saved_file = folder.options_file(config.output_dir)
+    saved_file = folder.options_file(run.output_dir)
     if not saved_file:
         raise UserError(
-            f"nothing to resume: {config.output_dir} holds no run. Start it without --resume."
-        )
-    checkpoint.newest(config.output_dir)
-    _, saved = folder.options_of(config.output_dir)
+            f"nothing to resume: {run.output_dir} holds no run. Start it without --resume.")
+    checkpoint.newest(run.output_dir)
+    _, saved = folder.options_of(run.output_dir)
     config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
-    for name in (
-        "model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora",
-    ):
-        if getattr(config, name) != saved[name]:
-            raise UserError(
-                f"{config.output_dir} was started {folder.as_started(name, saved[name])}: "
-                "resume it like that, or start a new run."
-            )
+    options = flat(config)
+    for name in ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora"):
+        if options[name] != saved[name]:
+            raise UserError(f"{run.output_dir} was started {folder.as_started(name, saved[name])}: "
+                            "resume it like that, or start a new run.")
     return config

@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import socket
-from dataclasses import asdict
 from pathlib import Path
 
 from engine.base import files, progress, ranks
@@ -35,10 +34,10 @@ def new_folder(stem):
             n += 1
 
 
-def run_folder(config):
+def run_folder(output_dir, stem):
     """The folder of the run: --output_dir, or a new one. The folder is made if it does not
     exist."""
-    folder = config.output_dir or new_folder(f"{Path(config.dataset).stem}-{config.algorithm}")
+    folder = output_dir or new_folder(stem)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -66,10 +65,10 @@ def options_of(run_dir):
     return kept, now
 
 
-def holds_run(config, restarts):
+def holds_run(output_dir, options, restarts):
     """Whether --output_dir holds this run, which a restarted job resumes. Refuses a folder that
     holds something else."""
-    run_dir = Path(config.output_dir)
+    run_dir = Path(output_dir)
     if run_dir.is_file():
         raise UserError(f"--output_dir {run_dir} is a file: name a folder.")
     saved, metrics = checkpoints(run_dir), run_dir / "metrics.jsonl"
@@ -90,7 +89,7 @@ def holds_run(config, restarts):
             "--output_dir."
         )
     _, now = options_of(run_dir)
-    for name in different(asdict(config), now):
+    for name in different(options, now):
         raise UserError(
             f"{run_dir} holds a run {as_started(name, now[name])}: a restarted job needs the "
             "options that its run was started with; for other options name another --output_dir."
@@ -98,11 +97,12 @@ def holds_run(config, restarts):
     return True
 
 
-def keep_options(run_dir, config, step):
+def keep_options(run_dir, options, step):
     """Write run.json. A resume, which goes on after `step`, only adds the options that it
     changes."""
-    options, earlier = asdict(config) | {"resume": False}, options_file(run_dir)
-    if config.resume:
+    resumes, options = options["resume"], options | {"resume": False}
+    earlier = options_file(run_dir)
+    if resumes:
         kept, now = options_of(run_dir)
         changed = {name: options[name] for name in different(options, now)}
         more = [{"step": step, "options": changed}] if changed else []

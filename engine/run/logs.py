@@ -81,7 +81,7 @@ class Interrupt:
         return 130 if self.asked == signal.SIGINT else 0
 
 
-def a_step(config, algorithm, questions, evaluated):
+def a_step(update, algorithm, before_allocation, max_new_tokens, questions, evaluated):
     """One line: what a step samples and trains on. questions: of a step, all devices. evaluated:
     questions."""
     G, k, devices = algorithm.group_size, algorithm.k, ranks.world_size()
@@ -94,13 +94,13 @@ def a_step(config, algorithm, questions, evaluated):
             else f"{questions * k}, k = {k}"
         )
         kept = f"{rule} of each {G}"
-    if algorithm.questions_per_step > config.questions_per_step:
-        kept += f" (allocation: {algorithm.questions_per_step} questions per device in place of {config.questions_per_step})"
-    fall = "" if config.lr_schedule == "constant" else f", {config.lr_schedule} to 0"
+    if algorithm.questions_per_step > before_allocation:
+        kept += f" (allocation: {algorithm.questions_per_step} questions per device in place of {before_allocation})"
+    fall = "" if update.lr_schedule == "constant" else f", {update.lr_schedule} to 0"
     return (
         f"each step{f' on {devices} devices' * (devices > 1)}: {questions} questions × {G} "
-        f"completions = {questions * G} sampled{times}, at most {config.max_new_tokens} tokens "
-        f"each; trained on: {kept}. Learning rate: {config.lr:g} at its peak{fall}. "
+        f"completions = {questions * G} sampled{times}, at most {max_new_tokens} tokens "
+        f"each; trained on: {kept}. Learning rate: {update.lr:g} at its peak{fall}. "
         f"Evaluated: "
         f"{f'{evaluated} questions, before and after training' if evaluated else 'nothing'}."
     )

@@ -24,21 +24,74 @@ def refuse(message):
     raise UserError(f"{message}. `--help` lists all options.")
 
 
-def option(default, help):
-    """A dataclass field with a line of help."""
-    return field(default=default, metadata={"help": help.replace("%", "%%")})
+def option(default, help, *, limits=None, choices=None):
+    """A dataclass field with a line of help.
+
+    limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not, or
+    "[1, ∞)"; None is always allowed. choices: the words that are allowed.
+    """
+    more = {"help": help.replace("%", "%%")} | ({"choices": choices} if choices else {})
+    return field(default=default, metadata={"limits": limits, "argument": more})
+
+
+# --- a config made of records ---
+
+
+def records(config_class):
+    """{name: dataclass} of the records of a config; of a config without records {None: itself}."""
+    found = {f.name: f.type for f in fields(config_class) if is_dataclass(f.type)}
+    return found or {None: config_class}
+
+
+def flat(config):
+    """{name: value} of all options of a config."""
+    parts = [config] if None in records(type(config)) else vars(config).values()
+    return {name: value for part in parts for name, value in vars(part).items()}
+
+
+def compose(config_class, values):
+    """A config with these options, each in the record that has it. values: {name: value}."""
+    of = {f.name: name for name, record in records(config_class).items() for f in fields(record)}
+    if unknown := values.keys() - of:
+        raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
+    made = {
+        name: record(**{option: value for option, value in values.items() if of[option] == name})
+        for name, record in records(config_class).items()}
+    return made[None] if None in made else config_class(**made)
+
+
+def option_fields(config_class):
+    """The fields of all options, in their order."""
+    return [f for record in records(config_class).values() for f in fields(record)]
+
+
+def check_limits(config):
+    """Refuse a number outside the limits of its option. ∞ stands for LARGEST."""
+    values = flat(config)
+    for f in option_fields(type(config)):
+        value, limits = values[f.name], f.metadata["limits"]
+        if limits and value is not None:
+            ends = limits[1:-1].replace("∞", str(LARGEST)).split(", ")
+            low, high = map(float, ends)
+            above = low <= value if limits[0] == "[" else low < value
+            below = value <= high if limits[-1] == "]" or "∞" in limits else value < high
+            if not (above and below):
+                raise UserError(f"--{f.name} must lie in {limits}, not {value}.")
+
+
+# --- from words and files ---
 
 
 def as_words(values, config_class, source):
     """Options of a file as words of a command line, so that one parser checks both. source: the
     file, for messages."""
-    names = [f.name for f in fields(config_class)]
+    types = {f.name: str(f.type) for f in option_fields(config_class)}
     words = []
     for key, value in values.items():
-        if key not in names:
-            hint = meant(str(key), names).replace("--", "") or f"the keys are {', '.join(names)}."
+        if key not in types:
+            hint = meant(str(key), types).replace("--", "") or f"the keys are {', '.join(types)}."
             raise UserError(f"{source} has an unknown key '{key}': {hint}")
-        takes_list = "list" in str(next(f.type for f in fields(config_class) if f.name == key))
+        takes_list = "list" in types[key]
         if isinstance(value, dict) or (isinstance(value, list) and not takes_list):
             raise UserError(f"{source}: '{key}' must be a single value, not {value!r}.")
         if isinstance(value, list):
@@ -72,7 +125,7 @@ def add_option(group, f):
     else:
         how = {"type": truth, "nargs": "?", "const": True} if kind is bool else {"type": kind}
     names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # with hyphens, too
-    group.add_argument(*names, default=f.default, **how, **f.metadata)
+    group.add_argument(*names, default=f.default, **how, **f.metadata["argument"])
 
 
 def truth(word):
@@ -84,63 +137,31 @@ def truth(word):
 
 
 def parse(config_class, argv, earlier=()):
-    """The command line as a `config_class`. The words `argv` win over the recipe, the recipe wins
-    over `earlier` words.
-
-    If the class has several dataclasses as bases, each base is a group of `--help`; the last base
-    comes first. """
+    """The command line as a config. The words `argv` win over the recipe, the recipe wins over
+    `earlier` words. Each record of the config is a group of `--help`.
+    """
     # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait
     # for `--help`
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+        allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = refuse
-    for base in [base for base in reversed(config_class.__bases__) if is_dataclass(base)] or [
-        config_class
-    ]:
-        group = parser.add_argument_group(getattr(base, "_argument_group_name", None))
-        for f in fields(base):
+    for record in records(config_class).values():
+        group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
+        for f in fields(record):
             add_option(group, f)
-
-    def read(words):
-        values, unknown = parser.parse_known_args(words)
-        return config_class(**vars(values)), unknown
-
-    config, unknown = read(argv)
+    values, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
-        hint = meant(name.lstrip("-"), [f.name for f in fields(config_class)])
+        hint = meant(name.lstrip("-"), list(vars(values)))
         raise UserError(
-            f"unknown option {name}" + (f": {hint}" if hint else ". `--help` lists all options.")
-        )
-    recipe = read_recipe(config.recipe, config_class) if getattr(config, "recipe", None) else []
+            f"unknown option {name}" + (f": {hint}" if hint else ". `--help` lists all options."))
+    name = getattr(values, "recipe", None)
+    recipe = read_recipe(name, config_class) if name else []
     try:
         parser.parse_args(recipe)
     except UserError as error:
-        raise UserError(f"the recipe {config.recipe}: {error}") from None
-    return read([*earlier, *recipe, *argv])[0]
-
-
-def at_least(config, limits):
-    """Refuse a value that is too small, or above LARGEST. limits: {option: smallest value}. None
-    means "not given"."""
-    for name, least in limits.items():
-        value = getattr(config, name)
-        if value is not None and not least <= value <= LARGEST:
-            limit = f"at most {LARGEST:,}" if value > LARGEST else f"at least {least:,}"
-            raise UserError(f"--{name} must be {limit}, not {value}.")
-
-
-def inside(config, intervals):
-    """Refuse a share outside its interval. intervals: {option: "[0, 1)"}, in which 0 belongs to it,
-    and 1 does not."""
-    for name, interval in intervals.items():
-        value, ends = (
-            getattr(config, name),
-            [end for end, bracket in ((0, "["), (1, "]")) if bracket in interval],
-        )
-        if value is not None and not 0 < value < 1 and value not in ends:
-            raise UserError(f"--{name} must lie in {interval}, not {value}.")
+        raise UserError(f"the recipe {name}: {error}") from None
+    return compose(config_class, vars(parser.parse_args([*earlier, *recipe, *argv])))
 
 
 def run_program(main):

@@ -4,7 +4,6 @@ import contextlib
 import math
 import random
 from collections import deque
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from engine.base.errors import CANNOT_WRITE, UserError
 from engine.model.networks import save_merged
 from engine.run import checkpoint, folder, logs
 from engine.run.metrics import COUNTS
+from engine.run.options import flat
 from engine.run.trackers import Tracker
 from engine.scoring.score import overshadowing
 from engine.tasks.questions import fingerprint, take
@@ -68,8 +68,8 @@ class Run:
         self.config, self.algorithm, self.networks, self.questions = (
             config, algorithm, networks, questions,
         )
-        self.folder, world = Path(config.output_dir), ranks.world_size()
-        self.total = max(1, round(config.epochs * len(questions)))  # in questions
+        self.folder, world = Path(config.run.output_dir), ranks.world_size()
+        self.total = max(1, round(config.run.epochs * len(questions)))  # in questions
         # a resumed run starts from these values; the order of the questions and the random numbers
         # follow from the seed
         self.state = {
@@ -83,7 +83,7 @@ class Run:
             self.state |= checkpoint.agreed(self.folder, saved, self.state)
         # as at the start of the run, even if the number of devices has changed
         self.per_step = self.state["per_step"]
-        self.steps = min(config.steps or math.inf, math.ceil(self.total / self.per_step))
+        self.steps = min(config.run.steps or math.inf, math.ceil(self.total / self.per_step))
         if world > min(self.per_step, self.total):
             raise UserError(f"{world} devices for {min(self.per_step, self.total)} questions: "
                             "start at most one process per question.")
@@ -99,7 +99,7 @@ class Run:
         """The networks that a checkpoint holds besides the policy."""
         networks = {"critic": self.networks.critic} if self.networks.critic else {}
         return networks | (
-            {"reference": self.networks.reference} if self.config.refresh_reference else {}
+            {"reference": self.networks.reference} if self.config.update.refresh_reference else {}
         )
 
     @property
@@ -124,13 +124,16 @@ class Run:
 
         evaluated: how many questions `examine` asks.
         """
+        config = self.config
         for note in dict.fromkeys(notes + self.too_little()):
             progress.note(f"note: {note}")
         progress.note(
-            logs.a_step(self.config, self.algorithm, min(self.per_step, self.total), evaluated)
+            logs.a_step(
+                config.update, self.algorithm, config.row.questions_per_step,
+                config.sampling.max_new_tokens, min(self.per_step, self.total), evaluated)
         )
         if ranks.rank() == 0:
-            folder.keep_options(self.folder, self.config, self.state["step"])
+            folder.keep_options(self.folder, flat(config), self.state["step"])
         if not self.resumed:
             self.state["before"] = examine(label="evaluation before")
             if not self.save():
@@ -139,8 +142,8 @@ class Run:
         if ranks.rank() == 0:
             logs.start_logs(self.folder, self.state["step"])
         self.tracker = Tracker(
-            self.config.log if ranks.rank() == 0 else None, self.folder, self.state["step"],
-            asdict(self.config),
+            config.run.log if ranks.rank() == 0 else None, self.folder, self.state["step"],
+            flat(config),
         )
         ranks.barrier()
 
@@ -148,10 +151,11 @@ class Run:
         """A note if the whole run can hardly change the model. A run with --steps is a trial: it
         gets none."""
         updates = self.steps * self.algorithm.mu * self.algorithm.minibatches
-        if self.config.steps or updates * self.config.lr > LEAST_MOVE:
+        lr = self.config.update.lr
+        if self.config.run.steps or updates * lr > LEAST_MOVE:
             return []
         return [
-            f"{updates} updates at a learning rate of at most {self.config.lr:g} will hardly "
+            f"{updates} updates at a learning rate of at most {lr:g} will hardly "
             "change the model: raise --epochs or --lr. SmolLM2-135M learns arithmetic with --lr "
             "3e-5."
         ]
@@ -183,13 +187,13 @@ class Run:
         The generator follows from the seed and the step, so a resumed run draws the same numbers.
         It is the same on every rank: rollout.py says what is drawn for a question, and what for a
         rank. """
-        config, state = self.config, self.state
+        rates, state = self.config.update, self.state
         progress = run_progress(
             state["step"], self.steps, state["position"], self.total, self.per_step
         )
-        for group, peak in zip(self.networks.optimizer.param_groups, (config.lr, config.critic_lr)):
-            group["lr"] = learning_rate(progress, peak, config.warmup, config.lr_schedule)
-        return random.Random(f"{config.seed} {state['step'] + 1} 0")
+        for group, peak in zip(self.networks.optimizer.param_groups, (rates.lr, rates.critic_lr)):
+            group["lr"] = learning_rate(progress, peak, rates.warmup, rates.lr_schedule)
+        return random.Random(f"{self.config.run.seed} {state['step'] + 1} 0")
 
     def next_questions(self, count=None):
         """This device's share of the next `count` questions, or None if none are left.
@@ -202,7 +206,7 @@ class Run:
         )
         self.state["position"] += count
         return (
-            ranks.share(take(self.questions, position, count, self.config.seed)) if count else None
+            ranks.share(take(self.questions, position, count, self.config.run.seed)) if count else None
         )
 
     def record(self, of_step):
@@ -231,12 +235,12 @@ class Run:
             )
         self.check(metrics)
         self.watch(metrics)
-        refresh = self.config.refresh_reference
+        refresh = self.config.update.refresh_reference
         if refresh and step % refresh == 0:
             self.networks.reference.load_state_dict(self.networks.model.state_dict())
         self.interrupt.share(self.networks.model.device)
         # while updates fail, the last good checkpoint stays the newest
-        due = step % self.config.save_every == 0 and not state["skipped_in_a_row"]
+        due = step % self.config.run.save_every == 0 and not state["skipped_in_a_row"]
         if (due or self.over) and not self.save() and self.over:
             raise UserError(
                 f"the run has ended at step {step}, but what it learned since its last checkpoint "
@@ -245,7 +249,7 @@ class Run:
 
     def check(self, metrics):
         """End a run whose updates fail, or whose policy is too far from the reference."""
-        state, limit = self.state, self.config.stop_kl
+        state, limit = self.state, self.config.run.stop_kl
         if state["skipped_in_a_row"] >= BAD_UPDATES:
             raise UserError(
                 f"stopped at step {state['step']}: {state['skipped_in_a_row']} updates in a row "
@@ -288,7 +292,7 @@ class Run:
         progress.say("saving")
         problem = checkpoint.save(
             self.folder, self.networks, self.state, self.saved_networks,
-            self.config.save_total_limit,
+            self.config.run.save_total_limit,
         )
         if problem:
             progress.note(
@@ -330,7 +334,7 @@ class Run:
         curves([[self.folder]], self.folder / "curves.png")
 
     def merge(self):
-        if self.config.merge_lora:
+        if self.config.devices.merge_lora:
             save_merged(
                 str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged"
             )
