@@ -4,7 +4,6 @@ import ast
 import importlib
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest

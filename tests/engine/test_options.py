@@ -231,8 +231,8 @@ def test_help_lists_every_option_with_its_line(capsys):
         parse(Config, ["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert end.value.code == 0
-    for field in fields(Config):
-        assert f"--{field.name}" in text
+    for f in fields(Config):
+        assert f"--{f.name}" in text
     for words in (
         "how many steps", "learning rate, 100% yours", "what it is called", "go on",
         "a YAML file of options",
