@@ -32,7 +32,7 @@ from engine.model.critic import estimate
 from engine.model.folders import resolve_model
 from engine.model.networks import build
 from engine.model.sampling import Sampling
-from engine.run import checkpoint, plan_command
+from engine.run import checkpoint, plan, plan_command
 from engine.run.config import Config, notes_of, open_run
 from engine.run.folder import alone, run_folder
 from engine.run.metrics import Clock, first_group, summarize
@@ -103,8 +103,9 @@ def train(config, algorithm, device):
     limits = Limits(config.micro_batch_tokens, config.max_grad_norm)
     rewards = choose(config.rewards, device, config.reward_timeout)
     right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
-    batch_size, planned = plan_command.eval_batch_size(config, device)
-    notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + planned
+    batch_size, plan_notes = (
+        plan_command.eval_batch_size(config) if device.type == "cuda" else (plan.EVALUATED, []))
+    notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + plan_notes
 
     def evaluate(label):
         options = {"seed": config.seed, "batch_size": batch_size, "label": label}

@@ -158,11 +158,11 @@ def sampling_memory(of_one, questions, group_size=1):
 
     A prompt is read once for its group, before the group has keys, values and logits. """
     cache, logits, reading = of_one
-    rows = questions * group_size
+    completions = questions * group_size
     return {
-        "KV cache": rows * cache,
-        "activations": max(0, questions * reading - rows * (cache + logits)),
-        "logits": rows * logits,
+        "KV cache": completions * cache,
+        "activations": max(0, questions * reading - completions * (cache + logits)),
+        "logits": completions * logits,
     }
 
 
@@ -213,11 +213,11 @@ def add_evaluation(items, of_one, most):
     need no more memory than training, `most` at most. Adds their memory to `items`."""
     cache, logits, reading = of_one
     *training, evaluation = (sum(column) for column in zip(*items.values()))
-    room = (max(training) - evaluation) // max(cache + logits, reading)
-    rows = min(most, max(1, room))
-    for name, size in sampling_memory(of_one, rows).items():
+    free = (max(training) - evaluation) // max(cache + logits, reading)
+    completions = min(most, max(1, free))
+    for name, size in sampling_memory(of_one, completions).items():
         items[name] = (*items[name][:4], size)
-    return rows
+    return completions
 
 
 def plan(config, *, model=None, on_gpu=True):

@@ -121,13 +121,11 @@ def shortage(p):
     )
 
 
-def eval_batch_size(config, device):
-    """(completions that an evaluation samples at a time, notes) of a run.
+def eval_batch_size(config):
+    """(completions that an evaluation samples at a time, notes) of a run on a GPU.
 
     The plan's worst case may never come, so a run that does not fit gets a note and is not refused.
     So does a run whose model cannot be planned. """
-    if device.type != "cuda":
-        return EVALUATED, []
     try:
         p = plan(config)
     except UserError as error:
@@ -182,8 +180,8 @@ def table(p):
         "steps per epoch   " + (f"{steps:,} ({questions:,} questions)" if questions else "unknown"),
         f"\n{'GB per device':18}" + "".join(f"{phase:>16}" for phase in PHASES),
     ]
-    for name, row in [*p.items.items(), ("peak", p.peaks)]:
-        cells = (f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in row)
+    for name, sizes in [*p.items.items(), ("peak", p.peaks)]:
+        cells = (f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in sizes)
         lines.append(f"{name:18}" + "".join(cells))
     most, kept = max(p.peaks), config.save_total_limit
     return [

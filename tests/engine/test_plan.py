@@ -125,7 +125,7 @@ def test_a_run_whose_layers_differ_cannot_be_planned_and_goes_on_with_a_note(sha
     monkeypatch.setattr("engine.run.plan.widths", lambda _: widths(layers))
     with pytest.raises(UserError, match="odd"):
         planned()
-    evaluated, [note] = eval_batch_size(config(), torch.device("cuda"))
+    evaluated, [note] = eval_batch_size(config())
     assert evaluated == EVALUATED and "odd" in note
 
 
