@@ -108,8 +108,9 @@ def train(config, algorithm, device):
     limits = Limits(config.devices.micro_batch_tokens, config.update.max_grad_norm)
     rewards = choose(data.rewards, device, data.reward_timeout)
     right = judge(rewards, data.dataset, data.eval_dataset or data.dataset)
-    batch_size, doubts = plan_command.fit(options) if device.type == "cuda" else (plan.EVALUATED, [])
-    notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + doubts
+    batch_size, plan_notes = (
+        plan_command.eval_batch_size(config) if device.type == "cuda" else (plan.EVALUATED, []))
+    notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + plan_notes
 
     def evaluate(label):
         options = {"seed": seed, "batch_size": batch_size, "label": label}
@@ -134,7 +135,7 @@ def main(argv):
         return print(table())
     device = ranks.start()
     if look.plan:
-        return plan_command.print_plan(SimpleNamespace(**flat(config)), argv)
+        return plan_command.print_plan(config, argv)
     if look.check_rewards:
         return preview(
             SimpleNamespace(**flat(config)), device,

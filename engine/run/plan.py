@@ -30,12 +30,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.base import ranks
-from engine.base.errors import UserError
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
 from engine.run.config import algorithm_of
-from engine.run.skeleton import skeleton, widths
+from engine.run.shapes import skeleton, widths
 from micro_batches import cheaper, two_passes
 
 GB = 10**9
@@ -46,13 +45,18 @@ PHASES = ("building", "generation", "update", "optimizer step", "evaluation")
 # completions that an evaluation samples at a time; fewer if they would need more memory than
 # training
 EVALUATED = 256
+JUDGE = "AutoModelForSequenceClassification"  # what transformers calls a reward model
 
 
 @dataclass
 class Plan:
+    options: object  # of the run
+    shape: object  # the model's config
     parameters: int
     trained: int
     devices: int
+    device: int  # bytes of a device
+    prompt: int  # tokens of the longest prompt
     questions: int  # per device and step, like the next two
     completions: int
     kept: int
@@ -71,38 +75,122 @@ class Plan:
         """Bytes on a device in each of the PHASES."""
         return [sum(column) for column in zip(*self.items.values())]
 
-
-def judges(config):
-    """Bytes of the reward models of a run, in float32, counted from their config.json."""
-    total = 0
-    for name in (
-        word.split(":")[1] for word in config.rewards or () if word.startswith("RewardModel:")
-    ):
-        from transformers import AutoConfig, AutoModelForSequenceClassification
-
-        try:
-            with torch.device("meta"):
-                model = AutoModelForSequenceClassification.from_config(
-                    AutoConfig.from_pretrained(name, trust_remote_code=False),
-                    trust_remote_code=False,
-                )
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"the config.json of the reward model {name} cannot be read "
-                f"({str(error).split(chr(10))[0][:200]})."
-            ) from None
-        total += 4 * sum(p.numel() for p in model.parameters())
-    return total
+    @property
+    def fits(self):
+        return self.vllm_starts and max(self.peaks) <= USABLE * self.device
 
 
-def saved_by_layer(shape, compute, stream, lora, on_gpu=True):
-    """Bytes per token that a decoder layer keeps for its backward pass.
+def device_of(device_gb, dtype, on_gpu=True):
+    """(bytes of a device, bytes per number in the dtype that the run computes in).
 
-    compute: bytes per number in the layer's matrix products. stream: bytes per number in the
-    residual stream. """
+    --device_gb names another device than this machine's, which is taken to have bfloat16. Without a
+    GPU it has 80 GB. A CPU is planned in float32. """
+    here, gpu = device_gb is None and torch.cuda.is_available(), torch.device("cuda")
+    size = torch.cuda.get_device_properties(gpu).total_memory if here else (device_gb or 80) * GB
+    choice = dtype if here or dtype != "auto" else "bfloat16"
+    # a GPU's choice does not depend on the parameters
+    return size, choose_dtype(choice, gpu, TINY).itemsize if on_gpu else 4
+
+
+def count(network):
+    return sum(p.numel() for p in network.parameters())
+
+
+def parameter_memory(model, compute, *, devices, sharded, lora, critic, reference, own_sampler):
+    """(number of trained parameters, {item: bytes in each of the PHASES} that parameters need).
+
+    compute: bytes per number in products. reference, critic, own_sampler: whether there is one. """
+    sizes = [p.numel() for p in model.parameters()]
+    total = sum(sizes)
+    if lora:  # the adapter of an (out, in) matrix: (rank, in) and (out, rank)
+        # Conv1D: GPT-2's
+        linear = (m for m in model.base_model.modules() if type(m).__name__ in ("Linear", "Conv1D"))
+        sizes = [lora * n for m in linear for n in m.weight.shape]
+    trained = sum(sizes) + critic * count(model.base_model)
+    largest, frozen, sharing = max(sizes, default=0), compute * total if lora else 0, 1
+    rollout = compute * total if own_sampler and (sharded or (compute == 2 and not lora)) else 0
+    if sharded:
+        node = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
+        # devices that share one copy: those of a node
+        sharing = node if 1 < node < devices else devices
+        # a whole tensor for the copy: this device's share in the compute dtype, all shares, and
+        # these as one tensor
+        whole_tensor = compute * largest * (2 * devices + 1) // devices
+        # embedding, head, this layer and the next, and the gradients of these before they are
+        # divided
+        layers = next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))
+        others = max(0, len(layers) - 2) * count(layers[0])
+        copy, new_gradient = compute * (total - others) * 2, 0
+    else:
+        # the casts; and a tensor's new gradient, twice at most, before it is added to that of
+        # earlier micro-batches
+        whole_tensor, copy, new_gradient = 0, 2 * sum(sizes) if compute == 2 else 0, 8 * largest
+    gradients, moments = 4 * trained // sharing, 8 * trained // sharing
+    return trained, {
+        "weights": ((4 * trained + frozen) // sharing,) * 5,
+        "gradients": (0, 0, gradients + new_gradient, gradients, 0),
+        "optimizer": (0, moments, moments, moments, moments),
+        "reference": (compute * total // sharing if reference and not lora else 0,) * 5,
+        "compute copy": (whole_tensor, 0, copy, 0, 0),
+        "rollout copy": (rollout, rollout, 0, 0, rollout),  # it rests during the update
+    }
+
+
+def bytes_per_completion(shape, compute, prompt, completion, lora):
+    """Bytes to sample one completion: (keys and values, logits, activations while its prompt is
+    read)."""
+    hidden, _, kv_heads, head, inner = widths(shape)
+    layers = shape.num_hidden_layers
+    # keys and values; while the last layer gets more room, its old keys or values are there too, at
+    # most as many again
+    cache = (prompt + completion) * kv_heads * head * compute * (2 * layers + 1)
+    # a token's logits; in float32 its log-softmax, and in float64 the sums of probabilities, which
+    # choose the token
+    logits = shape.vocab_size * (compute + 12)
+    # the residual stream, what is added to it, and its norm; gate, up and their product; the keys
+    # and values so far. What an adapter adds to gate or up is float32, and so is the sum
+    of_a_token = compute * (4 * hidden + 3 * inner + 2 * layers * kv_heads * head)
+    return cache, logits, prompt * (of_a_token + (8 * inner if lora else 0))
+
+
+def sampling_memory(of_one, questions, group_size=1):
+    """{item: bytes} of completions that are sampled together. of_one: see `bytes_per_completion`.
+
+    A prompt is read once for its group, before the group has keys, values and logits. """
+    cache, logits, reading = of_one
+    completions = questions * group_size
+    return {
+        "KV cache": completions * cache,
+        "activations": max(0, questions * reading - completions * (cache + logits)),
+        "logits": completions * logits,
+    }
+
+
+def largest_micro_batch(limit, prompt, completion, questions, k, devices, minibatches):
+    """(tokens of the largest micro-batch, tokens of completions in it at most, whether it is a
+    whole mini-batch).
+
+    limit: --micro_batch_tokens. questions: per device and step. k: completions kept of each. """
+    # a mini-batch, which may begin and end within a question, and a device's share of it: whole
+    # questions, at the worst
+    kept = math.ceil(devices * questions * k / minibatches)
+    asked = min(questions, math.ceil((math.ceil(kept / k) + (kept % k > 0)) / devices))
+    kept = min(kept, asked * k)
+    passes = two_passes(asked, prompt, kept, completion)
+    minibatch, _ = cheaper(passes, kept * (prompt + completion))
+    # a completion that is longer than a micro-batch gets a micro-batch of its own
+    tokens = min(max(limit, prompt + completion), minibatch)
+    return tokens, min(tokens - prompt, kept * completion), tokens == minibatch
+
+
+def token_memory(shape, compute, *, sharded, lora, checkpointing=False, on_gpu=True):
+    """Bytes that an update keeps for the backward pass, per token of a micro-batch.
+
+    compute: bytes per number in the layers' matrix products. """
     hidden, heads, kv_heads, head, inner = widths(shape)
     if on_gpu and compute == 4:  # loading.repeat_keys_in_float32
         kv_heads = heads
+    stream = 2 if compute == 2 and (sharded or lora) else 4  # bytes per number between the layers
     # two norms: each keeps its input in float32 and, if its weight is trained, what that weight
     # multiplies
     norms = 2 * hidden * (4 + (0 if lora else stream))
@@ -114,193 +202,70 @@ def saved_by_layer(shape, compute, stream, lora, on_gpu=True):
     # scores again
     attention = compute * (2 * heads + 2 * kv_heads) * head + 4 * heads
     # the MLP: gate, silu(gate), up, and silu(gate) · up
-    return norms + inputs + attention + 4 * compute * inner
+    layer, layers = norms + inputs + attention + 4 * compute * inner, shape.num_hidden_layers
+    of_layers = layers * stream * hidden + layer if checkpointing else layers * layer
+    # also the inputs of the final norm and of the head, and their gradients
+    return of_layers + 5 * stream * hidden
 
 
-def compute_bytes(config, on_gpu):
-    """Bytes per number in the dtype that the run computes in. A CPU is planned in float32.
-
-    --dtype auto follows the GPU of this machine, unless --device_gb names another one, which is
-    taken to have bfloat16. """
-    if not on_gpu:
-        return 4
-    here = config.device_gb is None and torch.cuda.is_available()
-    choice = config.dtype if here or config.dtype != "auto" else "bfloat16"
-    # a GPU's choice does not depend on the parameters
-    return choose_dtype(choice, torch.device("cuda"), TINY).itemsize
-
-
-def of_parameters(config, model, critic, devices, on_gpu):
-    """(number of parameters, number of trained parameters, {item: bytes in each of the PHASES} that
-    they need)."""
-    shard, lora, compute = config.shard == "full", config.lora, compute_bytes(config, on_gpu)
-    sizes = [p.numel() for p in model.parameters()]
-    total = sum(sizes)
-    if lora:  # the adapter of an (out, in) matrix: (rank, in) and (out, rank)
-        # Conv1D: GPT-2's
-        linear = (m for m in model.base_model.modules() if type(m).__name__ in ("Linear", "Conv1D"))
-        sizes = [lora * n for m in linear for n in m.weight.shape]
-    largest, trained = (
-        max(sizes, default=0),
-        sum(sizes) + (sum(p.numel() for p in model.base_model.parameters()) if critic else 0),
-    )
-    node = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
-    # devices that share one copy: those of a node
-    sharing = (node if 1 < node < devices else devices) if shard else 1
-    weights = (4 * trained + (compute * total if lora else 0)) // sharing
-    gradients, moments = 4 * trained // sharing, 8 * trained // sharing
-    reference = compute * total // sharing if config.beta and not lora else 0
-    rollout = (
-        compute * total if (shard or (compute == 2 and not lora)) and config.rollout == "own" else 0
-    )
-    # embedding, head, this layer and the next, and the gradients of these before they are divided
-    if shard:
-        layers = next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))
-        layer = sum(p.numel() for p in layers[0].parameters())
-        copy, new_gradient = compute * (total - layer * max(0, len(layers) - 2)) * 2, 0
-    # the casts; and a tensor's new gradient, twice at most, before it is added to that of earlier
-    # micro-batches
-    else:
-        copy, new_gradient = (2 * sum(sizes) if compute == 2 else 0), 8 * largest
-    # a whole tensor for the copy: this device's share in the compute dtype, all shares, and these
-    # as one tensor
-    whole_tensor = compute * largest * (2 * devices + 1) // devices if shard else 0
-    return total, trained, {
-        "weights": (weights,) * 5,
-        "gradients": (0, 0, gradients + new_gradient, gradients, 0),
-        "optimizer": (0, moments, moments, moments, moments),
-        "reference": (reference,) * 5,
-        "compute copy": (whole_tensor, 0, copy, 0, 0),
-        "rollout copy": (rollout, rollout, 0, 0, rollout),  # it rests during the update
-    }
-
-
-def of_a_row(config, model, on_gpu):
-    """Bytes to sample one completion: (keys and values, logits, activations while its prompt is
-    read)."""
-    shape, compute = model.config.get_text_config(), compute_bytes(config, on_gpu)
-    hidden, heads, kv_heads, head, inner = widths(shape)
-    prompt = prompt_room(model, config.max_new_tokens, config.max_prompt_tokens)
-    # keys and values; while the last layer gets more room, its old keys or values are there too, at
-    # most as many again
-    cache = (
-        (prompt + config.max_new_tokens)
-        * kv_heads
-        * head
-        * compute
-        * (2 * shape.num_hidden_layers + 1)
-    )
-    # a token's logits; in float32 its log-softmax, and in float64 the sums of probabilities, which
-    # choose the token
-    logits = shape.vocab_size * (compute + 12)
-    # the residual stream, what is added to it, and its norm; gate, up and their product; the keys
-    # and values so far
-    reading = (
-        prompt * compute * (4 * hidden + 3 * inner + 2 * shape.num_hidden_layers * kv_heads * head)
-    )
-    if config.lora:  # what an adapter adds to gate or up is float32, and so is the sum
-        reading += prompt * 8 * inner
-    return cache, logits, reading
-
-
-def of_tokens(config, model, questions, k, devices, on_gpu):
-    """({item: bytes in each of the PHASES} that the tokens need, whether a mini-batch is one
-    micro-batch).
-
-    questions: per device and step. k: completions kept of each.
-    """
-    shape, compute = model.config.get_text_config(), compute_bytes(config, on_gpu)
-    hidden, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
-    prompt, completion = (
-        prompt_room(model, config.max_new_tokens, config.max_prompt_tokens), config.max_new_tokens,
-    )
-    rows, length = questions * config.group_size, prompt + completion
-    cache, logits, reading = of_a_row(config, model, on_gpu)
-    # whole questions are sampled together
-    group, at_a_time = config.group_size, config.sample_batch_size or rows
-    sampled = min(rows, math.ceil(at_a_time / group) * group)
-    # a prompt once for its group
-    reading = max(0, sampled // group * reading - sampled * (cache + logits))
-
-    stream = 2 if compute == 2 and (config.shard == "full" or config.lora) else 4
-    layer = saved_by_layer(shape, compute, stream, config.lora, on_gpu)
-    per_token = (
-        layers * stream * hidden + layer if config.gradient_checkpointing else layers * layer
-    )
-    # a mini-batch, which may begin and end within a question, and a device's share of it: whole
-    # questions, at the worst
-    kept = math.ceil(devices * questions * k / config.minibatches)
-    asked = min(questions, math.ceil((math.ceil(kept / k) + (kept % k > 0)) / devices))
-    kept = min(kept, asked * k)
-    # a completion that is longer than a micro-batch gets a micro-batch of its own
-    minibatch, _ = cheaper(two_passes(asked, prompt, kept, completion), kept * length)
-    tokens = min(max(config.micro_batch_tokens, length), minibatch)
-    # per token also the inputs of the final norm and of the head, and their gradients
-    activations = tokens * (per_token + 5 * stream * hidden)
-    # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
-    chunk = (
-        min(max(1, CHUNK_ELEMENTS // vocabulary), min(tokens - prompt, kept * completion))
-        * vocabulary
-        * 12
-    )
-    items = {
-        "KV cache": (0, sampled * cache, 0, 0, 0),
-        "activations": (0, reading, activations, 0, 0),
-        "logits": (0, sampled * logits, chunk, 0, 0),
-    }
-    if config.rollout == "vllm":  # vLLM always holds its share, which has room for its weights too
-        share = config.vllm_share * memory_of_device(config)
-        items = {
-            "vLLM": (share,) * 5, "activations": (0, 0, activations, 0, 0),
-            "logits": (0, 0, chunk, 0, 0),
-        }
-    return items, tokens == minibatch
-
-
-def evaluated(config, model, items, on_gpu):
-    """(completions that an evaluation samples at a time, `items` with their memory added).
-
-    They are at most EVALUATED, and need no more memory than training does. Each completion belongs
-    to another question. """
-    if not config.eval_dataset or config.rollout == "vllm":
-        return (EVALUATED if config.eval_dataset else 0), items
+def add_evaluation(items, of_one, most):
+    """How many completions an evaluation samples at a time, each of another question: as many as
+    need no more memory than training, `most` at most. Adds their memory to `items`."""
+    cache, logits, reading = of_one
     *training, evaluation = (sum(column) for column in zip(*items.values()))
-    cache, logits, reading = of_a_row(config, model, on_gpu)
-    room = (max(training) - evaluation) // max(cache + logits, reading)
-    rows = int(min(EVALUATED, config.sample_batch_size or EVALUATED, max(1, room)))
-    added = {
-        "KV cache": rows * cache, "logits": rows * logits,
-        "activations": rows * max(0, reading - cache - logits),
-    }
-    return rows, {name: (*row[:-1], row[-1] + added.get(name, 0)) for name, row in items.items()}
+    free = (max(training) - evaluation) // max(cache + logits, reading)
+    completions = min(most, max(1, free))
+    for name, size in sampling_memory(of_one, completions).items():
+        items[name] = (*items[name][:4], size)
+    return completions
 
 
-def plan(config, *, model=None, on_gpu=True):
-    """The Plan of a run. config: the result of `config.check`. model: the result of `skeleton`."""
-    model, algorithm = model or skeleton(config), algorithm_of(config)
-    devices = (config.plan and config.devices) or ranks.world_size()
-    questions = algorithm.questions_per_step
-    rows, kept = questions * config.group_size, questions * algorithm.k
-    total, trained, items = of_parameters(config, model, algorithm.critic, devices, on_gpu)
-    token_items, one_micro_batch = of_tokens(config, model, questions, algorithm.k, devices, on_gpu)
+def plan(options, *, model=None, on_gpu=True):
+    """The Plan of a run.
+
+    options: all of its options, filled in, as attributes. model: the result of `skeleton`.
+    """
+    model, algorithm = model or skeleton(options.model, options.dataset), algorithm_of(options)
+    shape, total = model.config.get_text_config(), count(model)
+    device, compute = device_of(options.device_gb, options.dtype, on_gpu)
+    devices = (options.plan and options.devices) or ranks.world_size()
+    questions, k, group_size = algorithm.questions_per_step, algorithm.k, options.group_size
+    completion, lora, sharded = options.max_new_tokens, options.lora, options.shard == "full"
+    prompt = prompt_room(model, completion, options.max_prompt_tokens)
+    own_sampler, evaluated = options.rollout == "own", EVALUATED if options.eval_dataset else 0
+    trained, items = parameter_memory(
+        model, compute, devices=devices, sharded=sharded, lora=lora, critic=algorithm.critic,
+        reference=options.beta > 0, own_sampler=own_sampler,
+    )
+    judges = [word.split(":")[1] for word in options.rewards if word.startswith("RewardModel:")]
+    if judges:
+        size = 4 * sum(count(skeleton(name, kind=JUDGE)) for name in judges)
+        items["reward models"] = (0, size, size, size, size)
+    of_one = bytes_per_completion(shape, compute, prompt, completion, lora)
+    if own_sampler:  # whole questions are sampled together
+        together = math.ceil((options.sample_batch_size or questions * group_size) / group_size)
+        sampled = sampling_memory(of_one, min(questions, together), group_size)
+    else:  # vLLM always holds its share, which has room for its weights too
+        items["vLLM"], sampled = (options.vllm_share * device,) * 5, {"activations": 0, "logits": 0}
+    tokens, scored, one_micro_batch = largest_micro_batch(
+        options.micro_batch_tokens, prompt, completion, questions, k, devices, options.minibatches)
+    per_token = token_memory(
+        shape, compute, sharded=sharded, lora=lora, on_gpu=on_gpu,
+        checkpointing=options.gradient_checkpointing,
+    )
+    # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
+    chunk = min(max(1, CHUNK_ELEMENTS // shape.vocab_size), scored) * shape.vocab_size * 12
+    update = {"KV cache": 0, "activations": tokens * per_token, "logits": chunk}
+    items |= {name: (0, size, update[name], 0, 0) for name, size in sampled.items()}
     # gradients grow while activations are freed: the peaks do not add up
     if one_micro_batch and not algorithm.critic:
-        *before, update, step, after = items["gradients"]
-        items["gradients"] = (
-            *before, max(update - step, update - token_items["activations"][2]), step, after,
-        )
-    if of_judges := judges(config):
-        items["reward models"] = (0, *(of_judges,) * 4)
-    at_a_time, items = evaluated(config, model, items | token_items, on_gpu)
-    vllm = compute_bytes(config, on_gpu) * total + of_a_row(config, model, on_gpu)[0]
-    checkpoint = 12 * trained + (
-        compute_bytes(config, on_gpu) * total if config.refresh_reference else 0
+        _, _, most, whole, _ = items["gradients"]
+        items["gradients"] = (0, 0, max(most - whole, most - update["activations"]), whole, 0)
+    if evaluated and own_sampler:
+        most = min(evaluated, options.sample_batch_size or evaluated)
+        evaluated = add_evaluation(items, of_one, most)
+    return Plan(
+        options, shape, total, trained, devices, device, prompt, questions, questions * group_size,
+        questions * k, evaluated, items, vllm=compute * total + of_one[0],
+        checkpoint=12 * trained + (compute * total if options.refresh_reference else 0),
     )
-    return Plan(total, trained, devices, questions, rows, kept, at_a_time, items, vllm, checkpoint)
-
-
-def memory_of_device(config):
-    """Bytes of a device: --device_gb, else the memory of this machine's GPU, else 80 GB."""
-    if config.device_gb is None and torch.cuda.is_available():
-        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return (config.device_gb or 80) * GB

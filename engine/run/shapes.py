@@ -1,5 +1,18 @@
-"""The published shapes of the usual models, so that their memory can be planned without a
-network."""
+"""The shapes of a model's weights, known before any weights are loaded.
+
+Only the model's config.json is read; the table below stands for that of the usual models, so their
+memory can be planned without a network. transformers makes the model on PyTorch's `meta` device,
+where a tensor has a shape but no memory. """
+
+import functools
+import operator
+
+import torch
+
+from engine.base.errors import UserError
+from engine.model.folders import checkpoints, find
+from engine.model.loading import why
+from engine.tasks.table import task_of
 
 KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -22,14 +35,52 @@ PUBLISHED = {  # from each model's config.json on the hub: the model type, and t
 }
 
 
-def published(name):
-    """The config of a model of the table, or of its -Instruct or -Base; None: the table does not
-    have it."""
-    from transformers import AutoConfig
+@functools.lru_cache(maxsize=4)  # the search for a command that fits asks again and again
+def skeleton(name, dataset=None, kind="AutoModelForCausalLM"):
+    """The model `name` on the `meta` device. Raises UserError if its config.json cannot be read.
 
-    row = PUBLISHED.get(name.removesuffix("-Instruct").removesuffix("-Base"))
-    if row is None:
-        return None
-    # of the other models: hidden size / heads
-    head = {"head_dim": 128} if row[0] == "qwen3" else {}
-    return AutoConfig.for_model(row[0], **dict(zip(KEYS, row[1:])), **head)
+    name: of the table (also with -Instruct or -Base), a folder's, a run's, or the hub's; `toy` is
+    the base model of `dataset`. kind: a class of transformers. """
+    import transformers  # takes a second, and `--help` does not need it
+
+    try:
+        row = PUBLISHED.get(name.removesuffix("-Instruct").removesuffix("-Base"))
+        if name == "toy":
+            from engine.tasks import toy_model
+
+            tokenizer = toy_model.make_tokenizer(task_of(dataset).base or "base")
+            shape = toy_model.make_config(tokenizer)
+        elif row:
+            # of the other models: hidden size / heads
+            head = {"head_dim": 128} if row[0] == "qwen3" else {}
+            shape = transformers.AutoConfig.for_model(row[0], **dict(zip(KEYS, row[1:])), **head)
+        else:
+            find(name)  # one question to the hub, in place of half a minute of them
+            source = [name, *checkpoints(name)][-1]
+            shape = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        with torch.device("meta"):
+            return getattr(transformers, kind).from_config(shape, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the config.json of {name} cannot be read ({why(error, name).rstrip('.')}): name a "
+            "folder that holds it, or go online."
+        ) from None
+
+
+def widths(shape):
+    """(hidden, heads, key-value heads, head, MLP) of a model's config. Raises UserError if they
+    differ by layer."""
+    try:
+        hidden, heads = shape.hidden_size, shape.num_attention_heads
+        usual = {
+            "num_key_value_heads": heads, "head_dim": hidden // heads,
+            "intermediate_size": 4 * hidden,
+        }
+        others = [getattr(shape, name, None) or value for name, value in usual.items()]
+        return tuple(map(operator.index, [hidden, heads, *others]))
+    except (AttributeError, TypeError):
+        raise UserError(
+            f"the memory of a model of type {shape.model_type} cannot be planned, because its "
+            "layers differ: train without --plan, and lower --micro_batch_tokens if memory runs "
+            "out."
+        ) from None

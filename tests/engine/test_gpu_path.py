@@ -31,12 +31,14 @@ pytestmark = [
     ),
 ]
 
-RUN = ["--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "24", "--eval_questions", "6", "--lr", "1e-3",
-       "--micro_batch_tokens", "256", "--mu", "1"]  # fmt: skip
+RUN = [
+    "--questions_per_step", "2", "--group_size", "8", "--max_new_tokens", "24", "--eval_questions",
+    "6", "--lr", "1e-3", "--micro_batch_tokens", "256", "--mu", "1",
+]
 RUNS = dict.fromkeys(ALGORITHMS, []) | {
-    "cppo": ["--gradient_checkpointing"], "dapo": ["--mask_truncated"], "gfpo": ["--importance_cap", "2"],
-    "pods": ["--lora", "4", "--seed", "2"],
-}  # fmt: skip
+    "cppo": ["--gradient_checkpointing"], "dapo": ["--mask_truncated"],
+    "gfpo": ["--importance_cap", "2"], "pods": ["--lora", "4", "--seed", "2"],
+}
 UPDATED = ("cppo", "gspo", "ppo")
 
 
@@ -206,15 +208,6 @@ def test_the_memory_planned_is_the_memory_held(tmp_path, ranks):
         assert held["resuming"] < 1.05 * max(planned.values()), row
 
 
-def test_the_gpu_benchmark_measures_every_point(tmp_path):
-    on_gpu(ROOT / "experiments/gpu.py", "--quick", "--output", tmp_path)
-    sections = json.loads((tmp_path / "gpu.json").read_text())["models"][0]["sections"]
-    points = [row for rows in sections.values() for row in rows]
-    assert len(points) > 15 and not any("error" in row for row in points), [
-        row for row in points if "error" in row
-    ]
-
-
 def test_more_processes_than_gpus_is_one_sentence():
     from engine.base import ranks
     from engine.base.errors import UserError
@@ -222,11 +215,7 @@ def test_more_processes_than_gpus_is_one_sentence():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "2")
         patch.setattr(torch.cuda, "device_count", lambda: 2)
-        with pytest.raises(
-            UserError,
-            match="^this machine has 2 GPUs, and torchrun started more processes: --nproc-per-node "
-                  "2.$",
-        ):
+        with pytest.raises(UserError, match="--nproc-per-node 2"):
             ranks.start()
 
 

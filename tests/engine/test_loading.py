@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from types import SimpleNamespace
 
 import datasets
 import huggingface_hub as hub
@@ -30,7 +29,7 @@ from engine.base.errors import UserError
 from engine.model.folders import ask_hub, context_of, prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
-from engine.run.skeleton import skeleton
+from engine.run.shapes import skeleton
 from engine.scoring.score import choose
 from engine.tasks import questions
 from tests.engine.test_logprobs import SIZES, batch, make
@@ -197,8 +196,7 @@ def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_p
         json.dumps(config | {"auto_map": brought, "model_type": "mine"})
     )
     reason = "it brings code of its own (auto_map), which is never run here: use a model that transformers knows"
-    plan = lambda name: skeleton(SimpleNamespace(model=name, dataset="gsm8k"))
-    assert reason in refused(folder) and reason in refused(folder, load=plan)
+    assert reason in refused(folder) and reason in refused(folder, load=skeleton)
     with pytest.raises(UserError, match="the reward model .* cannot be loaded: ValueError: "):
         choose([f"RewardModel:{folder}"], CPU)
     # transformers knows qwen2
