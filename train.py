@@ -102,15 +102,16 @@ def train(config, algorithm, device):
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
     limits = Limits(config.micro_batch_tokens, config.max_grad_norm)
     rewards = choose(config.rewards, device, config.reward_timeout)
-    right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
-    batch_size, doubts = plan_command.fit(config) if device.type == "cuda" else (plan.EVALUATED, [])
-    notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + doubts
+    is_right = judge(rewards, config.dataset, config.eval_dataset or config.dataset)
+    batch_size, fit_notes = (
+        plan_command.fit(config) if device.type == "cuda" else (plan.EVALUATED, []))
+    notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + fit_notes
 
     def evaluate(label):
         options = {"seed": config.seed, "batch_size": batch_size, "label": label}
         if not test:
             return {}
-        return examine(networks.sampler, networks.tokenizer, test, right, sampling, **options)
+        return examine(networks.sampler, networks.tokenizer, test, is_right, sampling, **options)
 
     run.open(evaluate, notes, len(test))
     with run:

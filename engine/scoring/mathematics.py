@@ -28,7 +28,8 @@ AND = r"[,;]|and|or|\\text *\{[\s,]*(?:and|or)\s*\}"
 BOXES = re.compile(rf"{BOX}(?:(?:{SPACE})*(?:{AND})(?:{SPACE}|{AND})*{BOX})+")
 # letters beside a number that may be factors, and no unit: 18 xy, 18 pi, 18π, 18 theta
 FACTOR = re.compile(
-    r"(?!(?:per|pct)$)[a-z]{1,3}|alpha|beta|gamma|delta|epsilon|zeta|theta|kappa|lambda|sigma|omega|.*[^a-z].*",
+    r"(?!(?:per|pct)$)[a-z]{1,3}|alpha|beta|gamma|delta|epsilon|zeta|theta|kappa|lambda|sigma|omega"
+    r"|.*[^a-z].*",
     re.IGNORECASE,
 )
 MATH_LENGTH = 1000  # characters; the longest gold answer of MATH-500 has 53
@@ -78,9 +79,8 @@ def _same_quantity(given, gold):
     "18 dollars" is 18, and 18 xy is not.
     """
     words, of_gold = (re.findall(r"[^\W\d_]+", DRESS.sub(" ", latex)) for latex in (given, gold))
-    whole = given.count("{") == given.count("}")
     return (
-        whole
+        given.count("{") == given.count("}")
         and of_gold in ([], words)
         and not any(map(FACTOR.fullmatch, words))
         and same_number(given, gold)
@@ -98,47 +98,40 @@ def _math_verdict(given, gold):
     # "6\text{ million}": to math-verify any text is a unit
     if MULTIPLE.findall(given) != MULTIPLE.findall(gold):
         return "wrong"
-    verdict = _ask_judge(gold, given)
-    if verdict == "no gold":
-        _warn_of_gold(gold)
-    return verdict
-
-
-@functools.cache
-def _warn_of_gold(gold):
-    warnings.warn(
-        f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.",
-        stacklevel=2,
-    )
+    return _ask_judge(gold, given)
 
 
 @functools.lru_cache(maxsize=4096)  # completions of one question often agree
 def _ask_judge(gold, given):
+    verdict = ""
     with JUDGE_LOCK:
-        if _judge().poll() is not None:
-            _judge.cache_clear()
-        judge = _judge()
+        if _process().poll() is not None:
+            _process.cache_clear()
+        judge = _process()
         try:
             print(json.dumps([gold, given, MATH_SECONDS]), file=judge.stdin, flush=True)
             verdict = judge.stdout.readline().strip()
-        # interrupted: this verdict would be taken for the verdict of the next answer
-        except BaseException:
-            judge.kill()
-            judge.wait()
-            raise
-        if not verdict:  # the judge ran out of time or memory, and has ended
-            judge.wait()
-        return verdict or "stopped"
+        finally:
+            # it ran out of time or memory; or it was interrupted, and this verdict would be taken
+            # for the verdict of the next answer
+            if not verdict:
+                judge.kill()
+                judge.wait()
+    if verdict == "no gold":
+        warnings.warn(
+            f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.",
+            stacklevel=2,
+        )
+    return verdict or "stopped"
 
 
 @functools.cache
-def _judge():
+def _process():
     """Start the process that judges. sympy may work for hours; from any thread, only a process can
     be stopped."""
-    pipe = subprocess.PIPE
     judge = subprocess.Popen(
-        [sys.executable, str(JUDGE), str(MATH_MEMORY)], stdin=pipe, stdout=pipe, text=True,
-        start_new_session=True,
+        [sys.executable, str(JUDGE), str(MATH_MEMORY)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
     )
     if judge.stdout.readline() != "ready\n":
         raise ImportError(
