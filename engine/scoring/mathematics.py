@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections import Counter
 from pathlib import Path
 
 from rewards import DRESS, MULTIPLE, extract_answer, gold_answer, same_number
@@ -46,19 +45,26 @@ def math_accuracy(completions, answer, **columns):
     it in `\\boxed{}`. If the gold answer is a number, the completion must give a number too, not an
     expression ("3*4"); a unit may follow ("18 dollars"). Otherwise, any equal expression counts.
     Boxes joined by commas, "and" or "or" are one answer. An answer is wrong if it cannot be parsed,
-    or not judged within MATH_SECONDS and MATH_MEMORY. `math_accuracy.verdicts` counts the
-    completions: right, wrong, none (no answer), unparsed, stopped, no gold. "no gold" means that
-    the gold answer cannot be parsed; one warning names that answer. Raises ImportError if
-    math-verify is not installed. POSIX only. """
-    verdicts = [
-        _math_verdict(extract_answer(_one_box(text)), gold_answer(_one_box(gold)))
-        for text, gold in zip(completions, map(str, answer), strict=True)
-    ]
-    math_accuracy.verdicts.update(verdicts)
-    return [1.0 if verdict == "right" else 0.0 for verdict in verdicts]
+    or not judged within MATH_SECONDS and MATH_MEMORY. If the gold answer cannot be parsed, a
+    warning names it. Raises ImportError if math-verify is not installed. POSIX only. """
+    pairs = zip(completions, map(str, answer), strict=True)
+    return [1.0 if _verdict(text, gold) == "right" else 0.0 for text, gold in pairs]
 
 
-math_accuracy.verdicts = Counter()
+def _verdict(text, gold):
+    """right, wrong, none (no answer), unparsed, stopped, or "no gold"."""
+    given, gold = extract_answer(_one_box(text)), gold_answer(_one_box(gold))
+    if given is None:
+        return "none"
+    given, gold = _plain(given), _plain(gold)
+    if given == gold or _same_quantity(given, gold):
+        return "right"
+    if len(given) > MATH_LENGTH:
+        return "unparsed"
+    # "6\text{ million}": to math-verify any text is a unit
+    if MULTIPLE.findall(given) != MULTIPLE.findall(gold):
+        return "wrong"
+    return _ask_judge(gold, given)
 
 
 def _one_box(text):
@@ -85,20 +91,6 @@ def _same_quantity(given, gold):
         and not any(map(FACTOR.fullmatch, words))
         and same_number(given, gold)
     )
-
-
-def _math_verdict(given, gold):
-    if given is None:
-        return "none"
-    given, gold = _plain(given), _plain(gold)
-    if given == gold or _same_quantity(given, gold):
-        return "right"
-    if len(given) > MATH_LENGTH:
-        return "unparsed"
-    # "6\text{ million}": to math-verify any text is a unit
-    if MULTIPLE.findall(given) != MULTIPLE.findall(gold):
-        return "wrong"
-    return _ask_judge(gold, given)
 
 
 @functools.lru_cache(maxsize=4096)  # completions of one question often agree

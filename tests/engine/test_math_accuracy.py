@@ -22,13 +22,7 @@ def r1(answer):
     return f"<think>so</think>\n<answer>{answer}</answer>"
 
 
-def verdict(completion, gold):
-    """The value and what it was counted as."""
-    before = math_accuracy.verdicts.copy()
-    (value,) = math_accuracy([completion], [gold])
-    ((name, count),) = (math_accuracy.verdicts - before).items()
-    assert count == 1 and value == (1.0 if name == "right" else 0.0)
-    return name
+verdict = mathematics._verdict
 
 
 @pytest.mark.parametrize(
