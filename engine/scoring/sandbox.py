@@ -23,11 +23,11 @@ Four layers protect the machine from a program:
    Python may lie in /root. So without Landlock it can read and write root's own files.
 
 Without layer 2 (on macOS, for example), a program has network, and can kill all that its user can
-kill, the server and the caller too. It cannot start processes or, on Linux, threads (RLIMIT_NPROC).
-But as root it can, and a process that leaves the session survives. Without layer 3, a program can
-read and write all that its user can. No system limits the total size of a program's files, or hides
-whether a file exists. `protections()` tries what each layer forbids. Trust it more than this page:
-the code for macOS and arm64 has not been tried on such machines.
+kill, the caller and its server too (whose folder then stays). It cannot start processes or, on
+Linux, threads (RLIMIT_NPROC). But as root it can, and a process that leaves the session survives.
+Without layer 3, a program can read and write all that its user can. No system limits the total size
+of a program's files, or hides whether a file exists. `protections()` tries what each layer forbids.
+Trust it more than this page: the code for macOS and arm64 has not been tried on such machines.
 
 The verdict. `.ok` means that the program ended with success, as Python sees it: after its last
 line, or by sys.exit(0) or exit(). The program itself decides this, because it may call sys.exit(0)
@@ -198,7 +198,7 @@ def _child(code, folder, timeout, memory_mb, output, report):
     except MemoryError:
         os.write(REPORT, b"memory")
     except BaseException as error:
-        line = " ".join(f"{type(error).__name__}: {error}"[:300].split()).rstrip(": ")
+        line = f"{type(error).__name__}: {error}"[:300].rstrip(": \n")
         os.write(REPORT, line.encode("utf-8", "replace"))
     finally:
         os._exit(0)
@@ -237,7 +237,8 @@ def _run(base, code, timeout, memory_mb):
     if late or status == -signal.SIGXCPU:
         error = "timeout"
     elif reported:
-        error = None if reported == DONE else reported.decode("utf-8", "replace")
+        line = " ".join(reported.decode("utf-8", "replace").split())
+        error = None if reported == DONE else line[:300]
     else:
         error = signal.Signals(-status).name if status < 0 else f"exit code {status} before its end"
     return {"ok": error is None, "stdout": stdout, "error": error}

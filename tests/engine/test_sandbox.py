@@ -517,8 +517,8 @@ MEDDLING = [
 def test_a_program_that_meddles_with_its_report_is_not_ok_and_harms_nobody():
     codes = [code for meddling in MEDDLING for code in (meddling, "print('next')")]
     results = run_many(codes, timeout=1, workers=2)
-    fooled = [code for code, x in zip(MEDDLING, results[::2]) if x.ok or not x.error]
-    assert fooled == []
+    told = {code: result.error or "" for code, result in zip(MEDDLING, results[::2])}
+    assert [code for code, error in told.items() if not error or "\n" in error] == []
     assert [result.stdout for result in results[1::2]] == ["next\n"] * len(MEDDLING)
 
 
