@@ -100,14 +100,15 @@ def train(config, algorithm, device):
     source = resolve_model(base_model(data.model, data.dataset, earlier))
     options = SimpleNamespace(**flat(config))
     networks = build(source, options, device, critic=algorithm.critic, folder=folder)
-    questions, test, more_notes = questions_of_run(options, networks.tokenizer, networks.model)
+    questions, test, more_notes = questions_of_run(
+        data, sampling.max_new_tokens, networks.tokenizer, networks.model)
     run = Run(config, algorithm, networks, questions, source, saved)
     if saved:
         checkpoint.restore(folder, networks, run.saved_networks)
 
     limits = Limits(config.devices.micro_batch_tokens, config.update.max_grad_norm)
     rewards = choose(data.rewards, device, data.reward_timeout)
-    right = judge(rewards, data.dataset, data.eval_dataset or data.dataset)
+    is_right = judge(rewards, data.dataset, data.eval_dataset or data.dataset)
     batch_size, plan_notes = (
         plan_command.eval_batch_size(config) if device.type == "cuda" else (plan.EVALUATED, []))
     notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + plan_notes
@@ -116,7 +117,7 @@ def train(config, algorithm, device):
         options = {"seed": seed, "batch_size": batch_size, "label": label}
         if not test:
             return {}
-        return examine(networks.sampler, networks.tokenizer, test, right, sampling, **options)
+        return examine(networks.sampler, networks.tokenizer, test, is_right, sampling, **options)
 
     run.open(evaluate, notes, len(test))
     with run:
@@ -137,9 +138,7 @@ def main(argv):
     if look.plan:
         return plan_command.print_plan(config, argv)
     if look.check_rewards:
-        return preview(
-            SimpleNamespace(**flat(config)), device,
-            given=SimpleNamespace(**flat(parse(Config, [*argv, "--recipe="]))))
+        return preview(config, device, given=parse(Config, [*argv, "--recipe="]))
     stem = f"{Path(config.data.dataset).stem}-{algorithm.name}"
     run.output_dir = ranks.from_first(
         run_folder(run.output_dir, stem) if ranks.rank() == 0 else None)

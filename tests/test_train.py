@@ -741,7 +741,7 @@ def test_a_bad_data_file_is_refused_before_the_model_is_loaded(small, tmp_path, 
         networks_module, "load_model", lambda *_: pytest.fail("the model was loaded")
     )
     for content, message in [
-        ("", "is empty"), ("{}\n", "no column 'question'"),
+        ("", "is empty"), ("{}\n", "line 1"),
         ('{"question": "a", "answer": "b"}\nno\n', "line 2"),
     ]:
         (tmp_path / "x.jsonl").write_text(content)

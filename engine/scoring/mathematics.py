@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections import Counter
 from pathlib import Path
 
 from rewards import DRESS, MULTIPLE, extract_answer, gold_answer, same_number
@@ -28,7 +27,8 @@ AND = r"[,;]|and|or|\\text *\{[\s,]*(?:and|or)\s*\}"
 BOXES = re.compile(rf"{BOX}(?:(?:{SPACE})*(?:{AND})(?:{SPACE}|{AND})*{BOX})+")
 # letters beside a number that may be factors, and no unit: 18 xy, 18 pi, 18π, 18 theta
 FACTOR = re.compile(
-    r"(?!(?:per|pct)$)[a-z]{1,3}|alpha|beta|gamma|delta|epsilon|zeta|theta|kappa|lambda|sigma|omega|.*[^a-z].*",
+    r"(?!(?:per|pct)$)[a-z]{1,3}|alpha|beta|gamma|delta|epsilon|zeta|theta|kappa|lambda|sigma|omega"
+    r"|.*[^a-z].*",
     re.IGNORECASE,
 )
 MATH_LENGTH = 1000  # characters; the longest gold answer of MATH-500 has 53
@@ -45,19 +45,26 @@ def math_accuracy(completions, answer, **columns):
     it in `\\boxed{}`. If the gold answer is a number, the completion must give a number too, not an
     expression ("3*4"); a unit may follow ("18 dollars"). Otherwise, any equal expression counts.
     Boxes joined by commas, "and" or "or" are one answer. An answer is wrong if it cannot be parsed,
-    or not judged within MATH_SECONDS and MATH_MEMORY. `math_accuracy.verdicts` counts the
-    completions: right, wrong, none (no answer), unparsed, stopped, no gold. "no gold" means that
-    the gold answer cannot be parsed; one warning names that answer. Raises ImportError if
-    math-verify is not installed. POSIX only. """
-    verdicts = [
-        _math_verdict(extract_answer(_one_box(text)), gold_answer(_one_box(gold)))
-        for text, gold in zip(completions, map(str, answer), strict=True)
-    ]
-    math_accuracy.verdicts.update(verdicts)
-    return [1.0 if verdict == "right" else 0.0 for verdict in verdicts]
+    or not judged within MATH_SECONDS and MATH_MEMORY. If the gold answer cannot be parsed, a
+    warning names it. Raises ImportError if math-verify is not installed. POSIX only. """
+    pairs = zip(completions, map(str, answer), strict=True)
+    return [1.0 if _verdict(text, gold) == "right" else 0.0 for text, gold in pairs]
 
 
-math_accuracy.verdicts = Counter()
+def _verdict(text, gold):
+    """right, wrong, none (no answer), unparsed, stopped, or "no gold"."""
+    given, gold = extract_answer(_one_box(text)), gold_answer(_one_box(gold))
+    if given is None:
+        return "none"
+    given, gold = _plain(given), _plain(gold)
+    if given == gold or _same_quantity(given, gold):
+        return "right"
+    if len(given) > MATH_LENGTH:
+        return "unparsed"
+    # "6\text{ million}": to math-verify any text is a unit
+    if MULTIPLE.findall(given) != MULTIPLE.findall(gold):
+        return "wrong"
+    return _ask_judge(gold, given)
 
 
 def _one_box(text):
@@ -78,67 +85,45 @@ def _same_quantity(given, gold):
     "18 dollars" is 18, and 18 xy is not.
     """
     words, of_gold = (re.findall(r"[^\W\d_]+", DRESS.sub(" ", latex)) for latex in (given, gold))
-    whole = given.count("{") == given.count("}")
     return (
-        whole
+        given.count("{") == given.count("}")
         and of_gold in ([], words)
         and not any(map(FACTOR.fullmatch, words))
         and same_number(given, gold)
     )
 
 
-def _math_verdict(given, gold):
-    if given is None:
-        return "none"
-    given, gold = _plain(given), _plain(gold)
-    if given == gold or _same_quantity(given, gold):
-        return "right"
-    if len(given) > MATH_LENGTH:
-        return "unparsed"
-    # "6\text{ million}": to math-verify any text is a unit
-    if MULTIPLE.findall(given) != MULTIPLE.findall(gold):
-        return "wrong"
-    verdict = _ask_judge(gold, given)
-    if verdict == "no gold":
-        _warn_of_gold(gold)
-    return verdict
-
-
-@functools.cache
-def _warn_of_gold(gold):
-    warnings.warn(
-        f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.",
-        stacklevel=2,
-    )
-
-
 @functools.lru_cache(maxsize=4096)  # completions of one question often agree
 def _ask_judge(gold, given):
+    verdict = ""
     with JUDGE_LOCK:
-        if _judge().poll() is not None:
-            _judge.cache_clear()
-        judge = _judge()
+        if _process().poll() is not None:
+            _process.cache_clear()
+        judge = _process()
         try:
             print(json.dumps([gold, given, MATH_SECONDS]), file=judge.stdin, flush=True)
             verdict = judge.stdout.readline().strip()
-        # interrupted: this verdict would be taken for the verdict of the next answer
-        except BaseException:
-            judge.kill()
-            judge.wait()
-            raise
-        if not verdict:  # the judge ran out of time or memory, and has ended
-            judge.wait()
-        return verdict or "stopped"
+        finally:
+            # it ran out of time or memory; or it was interrupted, and this verdict would be taken
+            # for the verdict of the next answer
+            if not verdict:
+                judge.kill()
+                judge.wait()
+    if verdict == "no gold":
+        warnings.warn(
+            f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.",
+            stacklevel=2,
+        )
+    return verdict or "stopped"
 
 
 @functools.cache
-def _judge():
+def _process():
     """Start the process that judges. sympy may work for hours; from any thread, only a process can
     be stopped."""
-    pipe = subprocess.PIPE
     judge = subprocess.Popen(
-        [sys.executable, str(JUDGE), str(MATH_MEMORY)], stdin=pipe, stdout=pipe, text=True,
-        start_new_session=True,
+        [sys.executable, str(JUDGE), str(MATH_MEMORY)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
     )
     if judge.stdout.readline() != "ready\n":
         raise ImportError(

@@ -20,13 +20,10 @@ class RewardModel:
         options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
         self.model, loading = AutoModelForSequenceClassification.from_pretrained(name, **options)
         self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-        if self.model.config.num_labels != 1:
+        if self.model.config.num_labels != 1 or loading["missing_keys"]:
             raise ValueError(
-                f"{name} has {self.model.config.num_labels} labels: a reward model has one."
-            )
-        if loading["missing_keys"]:
-            raise ValueError(
-                f"the weights of {name} lack {min(loading['missing_keys'])}: it is no reward model."
+                f"{name} is no reward model: it has {self.model.config.num_labels} labels in place "
+                f"of one, or lacks weights ({', '.join(loading['missing_keys']) or 'none'})."
             )
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token

@@ -31,13 +31,7 @@ REWARDS = {
         code_runs,
     )
 }
-# a gold answer that is no number is a mistake, mostly
-WANT_NUMBERS = (rewards.gsm8k_accuracy, rewards.number_accuracy)
 PATIENCE = 300  # seconds that one batch may lose because a reward hangs on some completions
-CURES = {  # by the type of what a reward returned
-    "NoneType": ", and it has no `return`", "coroutine": ", so write `def` in place of `async def`",
-    "generator": ", so write `return` in place of `yield`",
-}
 
 
 @dataclass
@@ -54,38 +48,48 @@ def choose(words, device=None, timeout=60.0, option="--rewards"):
     not loaded. timeout: seconds that a call of a FILE.py:FUNCTION may take; the other rewards have
     limits of their own. option: the option that has these words, for error messages. Raises
     UserError if there is no such reward. """
-    chosen = []
+    chosen, names = [], ["overlong"]  # in the logs, overlong is DAPO's penalty
     for word in words:
         name, _, last = word.rpartition(":")
         try:
             weight = float(last)
         except ValueError:
             name, weight = word, 1.0
-        if not name or not math.isfinite(weight):
-            raise UserError(
-                f"{option} {word}: the form is NAME or NAME:WEIGHT, as format_reward:0.5."
-            )
         kind, _, rest = name.partition(":")
         if kind.endswith(".py"):  # without a function, too: own_function says what is missing
-            chosen.append(Reward(rest, limited(own_function(name, option), timeout), weight))
+            name, function = rest, limited(own_function(name, option), timeout)
         elif kind == "RewardModel" and rest:
-            find(rest)  # a missing folder is told before any work
-            chosen.append(
-                Reward(Path(rest).name, load_judge(rest, device) if device else None, weight)
-            )
+            name, function = Path(rest).name, load_reward_model(rest, device)
         elif name in REWARDS:
-            chosen.append(Reward(name, REWARDS[name], weight))
+            function = REWARDS[name]
         else:
             raise UserError(
-                f"unknown reward '{name}': there are {', '.join(REWARDS)}, RewardModel:MODEL, and "
-                "FILE.py:FUNCTION."
+                f"{option}: unknown reward '{word}': there are {', '.join(REWARDS)}, "
+                "RewardModel:MODEL, and FILE.py:FUNCTION. A weight may follow: format_reward:0.5."
             )
-    # in the logs, overlong is DAPO's penalty
-    names = [*(reward.name for reward in chosen), "overlong"]
-    for name in {name for name in names if names.count(name) > 1}:
-        raise UserError(f"--rewards names {name} twice." if name != "overlong" else
-                        "--rewards: overlong is the name of DAPO's penalty.")
+        if name in names or not math.isfinite(weight):
+            raise UserError(
+                f"{option} {word}: a weight must be finite, and two rewards must not have one name "
+                "(overlong is DAPO's penalty)."
+            )
+        names.append(name)
+        chosen.append(Reward(name, function, weight))
     return chosen
+
+
+def load_reward_model(name, device):
+    find(name)  # a missing folder is told before any work
+    if device is None:
+        return None
+    # takes seconds to import, and few runs need it
+    from engine.scoring.reward_model import RewardModel
+
+    try:
+        return RewardModel(name, device=device)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--rewards: the reward model {name} cannot be loaded: {one_line(error)}."
+        ) from None
 
 
 def judge(chosen, dataset, eval_dataset):
@@ -94,11 +98,9 @@ def judge(chosen, dataset, eval_dataset):
     If `eval_dataset` is no local file and has other rewards than `dataset`, it is the first reward
     of `eval_dataset`. """
     eval_rewards = task_of(eval_dataset).rewards
-    return (
-        chosen[0].function
-        if eval_rewards == task_of(dataset).rewards or Path(eval_dataset).is_file()
-        else REWARDS[eval_rewards[0]]
-    )
+    if eval_rewards == task_of(dataset).rewards or Path(eval_dataset).is_file():
+        return chosen[0].function
+    return REWARDS[eval_rewards[0]]
 
 
 def overshadowing(differ):
@@ -113,29 +115,9 @@ def overshadowing(differ):
     return most if differ[most] > 4 * differ[first] else None
 
 
-def load_judge(name, device):
-    # takes seconds to import, and few runs need it
-    from engine.scoring.reward_model import RewardModel
-
-    try:
-        return RewardModel(name, device=device)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"--rewards: the reward model {name} cannot be loaded: {one_line(error)}."
-        ) from None
-
-
-class Hung(Exception):
-    """A call of a reward took longer than `seconds`."""
-
-    def __init__(self, seconds):
-        super().__init__(f"it took longer than {seconds:g} s")
-        self.seconds = seconds
-
-
-class Alarm(BaseException):
-    """What the alarm raises inside a reward. It is no Exception, so that an `except Exception`
-    there lets it pass."""
+class Hung(BaseException):
+    """What the alarm raises in a reward that takes too long. It is no Exception, so that an `except
+    Exception` there lets it pass."""
 
 
 def limited(function, seconds):
@@ -146,57 +128,43 @@ def limited(function, seconds):
     expression. It cannot interrupt C code that does not look for signals, such as a long call of
     numpy: the alarm waits until it returns. There is no limit outside the main thread, and none
     after the function sets its own alarm, as math-verify does. Threads and processes that the
-    function has started live on. An alarm that was set before is set again afterwards. It comes
-    late if it was due during the call. """
+    function has started live on. An alarm that was set before is late by the time of the call. """
+
+    def ring(number, frame):
+        raise Hung(f"it took longer than {seconds:g} s; if it is slow, raise --reward_timeout")
 
     @functools.wraps(function)
     def call(*args, **columns):
         if threading.current_thread() is not threading.main_thread():
             return function(*args, **columns)
-        running = True
-
-        def ring(number, frame):
-            if running:
-                raise Alarm
-
         handler = signal.signal(signal.SIGALRM, ring)
-        start = time.monotonic()
         # the alarm rings again every second, because a bare `except:` may catch the first ring
-        earlier, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        earlier = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         try:
             return function(*args, **columns)
-        except Alarm:
-            raise Hung(seconds) from None
         finally:
-            running = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, *earlier)
             signal.signal(signal.SIGALRM, handler)
-            if earlier:
-                signal.setitimer(
-                    signal.ITIMER_REAL, max(1e-6, earlier - (time.monotonic() - start)), interval
-                )
 
     return call
 
 
-def call(reward, texts, columns):
-    """The values of a reward: a float for each text. It gets copies: what it changes in them, no
-    other reward sees.
+def values_of(reward, texts, columns):
+    """(a float for each text, None), or (None, the error) if the reward fails. The reward gets
+    copies: what it changes in them, no other reward sees.
 
     numpy and torch may hold the values, too. Raises UserError if they are not one finite number for
     each text. """
-    values = reward.function(list(texts), **copy.deepcopy(columns))
+    try:
+        values = reward.function(list(texts), **copy.deepcopy(columns))
+    except (Exception, SystemExit, Hung) as error:
+        return None, error
     values = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(values, (list, tuple)):
-        kind = type(values).__name__
+    if not isinstance(values, (list, tuple)) or len(values) != len(texts):
+        found = len(values) if hasattr(values, "__len__") else "no"
         raise UserError(
-            f"the reward {reward.name} returned {kind}: it must return a list of "
-            f"numbers{CURES.get(kind, '')}."
-        )
-    if len(values) != len(texts):
-        raise UserError(
-            f"the reward {reward.name} returned {len(values)} values for {len(texts)} completions: "
-            "it must return one for each."
+            f"the reward {reward.name} returned a {type(values).__name__} with {found} values for "
+            f"{len(texts)} completions: it must return a list with one number for each."
         )
     values = [value.item() if getattr(value, "shape", None) == () else value for value in values]
     for value, text in zip(values, texts):
@@ -206,7 +174,7 @@ def call(reward, texts, columns):
                 f"the reward {reward.name} returned {value!r:.60} ({type(value).__name__}) for the "
                 f"completion {text!r:.200}: it must be a finite number."
             )
-    return [float(value) for value in values]
+    return [float(value) for value in values], None
 
 
 def one_by_one(reward, texts, columns):
@@ -214,32 +182,22 @@ def one_by_one(reward, texts, columns):
     (values, errors).
 
     If the reward fails on a completion, its value is None. Raises UserError if the reward fails on
-    all of several completions, or hangs so often that the run would stand still. """
-    values, errors, hung = [], [], 0
+    all of several completions, or hangs on some for longer than PATIENCE. """
+    values, errors, lost = [], [], 0.0
     for i, text in enumerate(texts):
-        try:
-            values += call(
-                reward, [text], {column: [entries[i]] for column, entries in columns.items()}
-            )
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            values.append(None)
+        start = time.monotonic()
+        value, error = values_of(reward, [text], {name: [x[i]] for name, x in columns.items()})
+        values += value or [None]
+        if error:
             errors.append(one_line(error))
-            if isinstance(error, Hung):
-                hung += 1
-                if hung >= max(3, PATIENCE / error.seconds):
-                    raise UserError(
-                        f"the reward {reward.name} took longer than {error.seconds:g} s on {hung} "
-                        f"of {i + 1} "
-                        "completions, one by one: repair it, or set another --reward_timeout."
-                    ) from None
-    if len(errors) == len(texts) > 1:
-        calls = f" It is called with completions and the columns {', '.join(columns)}, by name."
-        wrong_call = errors[0].startswith(("TypeError", "KeyError"))  # it may miss a column
+            lost += time.monotonic() - start
+        if len(errors) > 2 and lost > PATIENCE:
+            break
+    if len(errors) == len(values) > 1 or len(values) < len(texts):
         raise UserError(
-            f"the reward {reward.name} failed on all {len(texts)} completions: {errors[0]}."
-            + calls * wrong_call
+            f"the reward {reward.name} failed on {len(errors)} of {len(values)} completions: "
+            f"{errors[0]}. It is called with completions and the columns {', '.join(columns)}, by "
+            "name."
         )
     return values, errors
 
@@ -256,27 +214,16 @@ def score(chosen, texts, columns):
     several completions, hangs on many, or does not return numbers. """
     scores, failures = {}, 0
     for reward in chosen:
-        name, errors = reward.name, []
-        try:
-            values = call(reward, texts, columns) if texts else []
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            if isinstance(error, Hung):
-                tqdm.write(
-                    f"the reward {name} took longer than {error.seconds:g} s for {len(texts)} "
-                    "completions and is called for each by itself: if it is slow and does not "
-                    "hang, raise --reward_timeout."
-                )
+        values, error = values_of(reward, texts, columns) if texts else ([], None)
+        if error:
             values, errors = one_by_one(reward, texts, columns)
-        lowest = min([0.0, *(value for value in values if value is not None)])
-        if errors:
+            lowest = min([0.0, *(value for value in values if value is not None)])
+            values = [lowest if value is None else value for value in values]
+            failures += len(errors)
             tqdm.write(
-                f"the reward {name} failed on {len(errors)} of {len(texts)} completions, which get "
-                f"the lowest value, {lowest:g}: {errors[0]}"
+                f"the reward {reward.name} failed ({one_line(error)}) and was called again, for "
+                f"each completion by itself. It failed on {len(errors)} of {len(texts)}, which get "
+                f"the lowest value, {lowest:g}."
             )
-        failures += len(errors)
-        scores[name] = torch.tensor(
-            [lowest if value is None else value for value in values], dtype=torch.float32
-        )
+        scores[reward.name] = torch.tensor(values, dtype=torch.float32)
     return scores, failures

@@ -4,20 +4,16 @@ Every question has the columns `question` and `answer`, and two columns that rew
 `prompt` (token ids, after the chat template) and `begun` (the thought that the template has opened
 for the model: "<think>", or ""). """
 
-import contextlib
 import functools
 import hashlib
 import json
 import random
-import signal
 from itertools import islice
 from pathlib import Path
 
 from engine.base.errors import UserError, one_line
 from engine.model.folders import ask_hub, prompt_room
 from engine.tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
-
-TEMPLATE_SECONDS = 10  # that a chat template may take for a prompt; others take a millisecond
 
 
 def load_questions(
@@ -38,30 +34,21 @@ def load_questions(
     found = list(islice(rows, count))
     rows = [row for row in found if row["question"].strip() and row["answer"].strip()]
     texts, notes = prompt_texts(tokenizer, rows, system_prompt, task.examples)
-    if len(rows) < len(found):
-        notes.append(f"skipped {len(found) - len(rows)} of {len(found)} questions of {name}: "
-                     "the question or the answer is empty.")
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
-    if not all(prompts):
-        raise UserError(
-            f"the prompt of a question of {name} is empty: correct the model's chat template or "
-            "its tokenizer."
-        )
     questions = [
         {**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
         for row, text, prompt in zip(rows, texts, prompts)
-        if len(prompt) <= max_prompt_tokens
+        if 1 <= len(prompt) <= max_prompt_tokens
     ]
-    skipped = len(rows) - len(questions)
-    if skipped:
+    if len(questions) < len(found):
         notes.append(
-            f"skipped {skipped} of {len(rows)} questions of {name}: "
-            f"their prompts are longer than {max_prompt_tokens} tokens."
+            f"skipped {len(found) - len(questions)} of {len(found)} questions of {name}: their "
+            f"prompts are longer than {max_prompt_tokens} tokens, or something is empty."
         )
     if not questions:
         raise UserError(
-            f"no question of {name} has a prompt of at most {max_prompt_tokens} tokens: raise "
+            f"no question of {name} has a prompt of 1 to {max_prompt_tokens} tokens: raise "
             "--max_prompt_tokens, or lower --max_new_tokens if the model's context is short."
         )
     return questions, notes
@@ -78,43 +65,25 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
         ]
     import jinja2
 
-    def chat(*turns):
-        messages = [{"role": role, "content": content} for role, content in turns]
-        with at_most(TEMPLATE_SECONDS):
-            return tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+    def chats(system, before=""):
+        turns = ([*system, *examples, ("user", before + row["question"])] for row in rows)
+        return [
+            tokenizer.apply_chat_template(
+                [{"role": role, "content": content} for role, content in chat],
+                tokenize=False, add_generation_prompt=True,
             )
+            for chat in turns
+        ]
 
     try:
         try:
-            return [
-                chat(("system", system_prompt), *examples, ("user", row["question"]))
-                for row in rows
-            ], []
+            return chats([("system", system_prompt)]), []
         except jinja2.TemplateError:  # some templates do not allow a system turn
-            return [
-                chat(*examples, ("user", f"{system_prompt}\n\n{row['question']}")) for row in rows
-            ], []
+            return chats([], f"{system_prompt}\n\n"), []
     except Exception as error:  # a template is a program: it may fail like any other
         raise UserError(
             f"the model's chat template fails ({one_line(error)}): correct its chat_template.jinja."
         ) from None
-
-
-@contextlib.contextmanager
-def at_most(seconds):
-    """Raise TimeoutError if the block takes longer. Only a process's first thread may wait for such
-    a signal."""
-    def late(*_):
-        raise TimeoutError(f"it takes more than {seconds} seconds for a prompt")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def opened_thought(text, question):
@@ -140,30 +109,30 @@ def read_hub(name, hub, split):
             for row in rows
         ]
     except (OSError, RuntimeError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
         columns = {hub.question: "question", hub.answer: "answer"}
         code = (
             f"import datasets; datasets.load_dataset('{hub.path}', {hub.configuration!r}, "
-            f"split='{part}').select_columns({list(columns)}).rename_columns({columns}).to_json('{name}.jsonl')"
+            f"split='{part}').select_columns({list(columns)}).rename_columns({columns})"
+            f".to_json('{name}.jsonl')"
         )
         raise UserError(
-            f"{name} cannot be loaded from the hub ({reason}): go online, or make a file of it "
-            "where you are online, "
-            f'with python -c "{code}", and name {name}.jsonl in place of {name}.'
+            f"{name} cannot be loaded from the hub ({one_line(error)}): go online, or make a file "
+            f'of it where you are online, with python -c "{code}", and name {name}.jsonl in place '
+            f"of {name}."
         ) from None
 
 
-def questions_of_run(config, tokenizer, model):
+def questions_of_run(data, max_new_tokens, tokenizer, model):
     """(questions for training, questions for the evaluation, notes) of a run."""
     prompts = {
-        "tokenizer": tokenizer, "system_prompt": config.system_prompt,
-        "max_prompt_tokens": prompt_room(model, config.max_new_tokens, config.max_prompt_tokens),
+        "tokenizer": tokenizer, "system_prompt": data.system_prompt,
+        "max_prompt_tokens": prompt_room(model, max_new_tokens, data.max_prompt_tokens),
     }
-    questions, notes = load_questions(config.dataset, **prompts)
-    if not config.eval_dataset:
+    questions, notes = load_questions(data.dataset, **prompts)
+    if not data.eval_dataset:
         return questions, [], notes
     eval_questions, more = load_questions(
-        config.eval_dataset, split="test", limit=config.eval_questions, **prompts
+        data.eval_dataset, split="test", limit=data.eval_questions, **prompts
     )
     return questions, eval_questions, notes + more
 
@@ -171,9 +140,8 @@ def questions_of_run(config, tokenizer, model):
 def check_dataset(name, model=None):
     """Refuse, before any work, an unknown data set, a wrong line in a file, and word problems for
     the toy."""
-    if name in TASKS:
-        words = not TASKS[name].base
-    else:
+    words = name in TASKS and not TASKS[name].base
+    if name not in TASKS:
         words = any(c.isalpha() for row in read_jsonl(name) for c in row["question"])
     if model == "toy" and words:
         raise UserError(
@@ -199,11 +167,8 @@ def base_model(model, dataset, earlier=None):
 
 def plain(value):
     """A question or an answer as text; 27.0 becomes "27", and None becomes ""."""
-    return (
-        ""
-        if value is None
-        else str(int(value) if isinstance(value, float) and value.is_integer() else value)
-    )
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    return "" if value is None else str(value)
 
 
 def read_jsonl(path, reserved=("prompt", "completions")):
@@ -212,67 +177,47 @@ def read_jsonl(path, reserved=("prompt", "completions")):
 
     `question` (or `problem`) and `answer` must be among them.
     """
-    if Path(path).is_dir():
-        raise UserError(f"the data set {path} is a folder: name a .jsonl file.")
     if not Path(path).is_file():
-        if str(path).endswith((".jsonl", ".json")) or "/" in str(path):
-            raise UserError(f"the data file {path} does not exist.")
         raise UserError(
-            f"unknown data set '{path}': there are {', '.join(TASKS)}, or the path of a .jsonl "
-            "file."
+            f"unknown data set '{path}': there are {', '.join(TASKS)}, and a .jsonl file {path} "
+            "does not exist."
         )
-    rows = []
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not a text file in UTF-8.") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text in UTF-8: {one_line(error)}.") from None
+    rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row, reason = json.loads(line), ""
+            row = json.loads(line)
+            row["question"] = plain(row.get("question", row.get("problem")))
+            row["answer"] = plain(row.get("answer"))
             # finds a half of a surrogate pair, which is no text
             json.dumps(row, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
-            row, reason = None, f" ({error})"
-        if not isinstance(row, dict):
+            if not row["question"].strip() or not row["answer"].strip():
+                raise ValueError("the question or the answer is missing or empty")
+        except (ValueError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"{path}, line {number}: not a JSON object{reason}. Each line must be one, with a "
-                "question and an answer."
-            )
-        if "question" not in row and "problem" in row:
-            row["question"] = row["problem"]
-        for column in ("question", "answer"):
-            if column not in row:
-                raise UserError(
-                    f"{path}, line {number}: no column '{column}'. The columns there are "
-                    f"{', '.join(row)}."
-                )
-            row[column] = plain(row[column])
-            if not row[column].strip():
-                raise UserError(f"{path}, line {number}: the column '{column}' is empty.")
+                f"{path}, line {number}: each line must be a JSON object with the columns "
+                f"'question' (or 'problem') and 'answer' ({one_line(error)})."
+            ) from None
         rows.append(row)
     if not rows:
-        raise UserError(
-            f"{path} is empty: it must hold one JSON object per line, with a question and an "
-            "answer."
-        )
+        raise UserError(f"{path} is empty: it must hold one JSON object per line.")
     # a reward gets whole columns, so a column must be in every row
-    shared = set.intersection(*(set(row) for row in rows)) - set(reserved)
+    shared = set.intersection(*map(set, rows)) - set(reserved)
     return [{column: row[column] for column in row if column in shared} for row in rows]
 
 
 def reward_columns(questions, group_size=1):
     """The columns that a reward gets besides the completions: {name: values}, a value for each
     completion."""
-    names = [
-        name for name in (questions[0] if questions else ()) if name not in ("prompt", "begun")
-    ]
     return {
         name: [question[name] for question in questions for _ in range(group_size)]
-        for name in names
+        for name in (questions[0] if questions else ())
+        if name not in ("prompt", "begun")
     }
 
 

@@ -59,18 +59,14 @@ def demonstration(index, kind="base"):
     most print a guess. kind "wordy": all completions think, and then repeat the result up to WORDY
     times, which does neither good nor harm. """
     row, rng = question(index, "warm_start"), random.Random(f"demonstration {index}")
-    answer, thoughts, thinks = (
-        int(row["answer"]), row["thoughts"], kind == "wordy" or rng.random() < THINKING_SHARE,
-    )
+    answer, thoughts = int(row["answer"]), row["thoughts"]
+    thinks = kind == "wordy" or rng.random() < THINKING_SHARE
     if not thinks and rng.random() < WRONG_SHARE:
         answer += rng.choice([off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0])
     if kind == "code":
-        return (
-            row["question"],
-            f"<think></think>\n```python\nprint({row['question'].removesuffix('=?') if thinks else answer})\n```",
-        )
+        program = row["question"].removesuffix("=?") if thinks else answer
+        return row["question"], f"<think></think>\n```python\nprint({program})\n```"
     if kind == "wordy":
         thoughts += f"{answer};" * rng.randint(0, WORDY)
-    return row["question"], (
-        f"<think>{thoughts}</think>\n" if thinks else ""
-    ) + f"<answer>{answer}</answer>"
+    thought = f"<think>{thoughts}</think>\n" if thinks else ""
+    return row["question"], f"{thought}<answer>{answer}</answer>"

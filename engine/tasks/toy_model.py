@@ -59,21 +59,12 @@ def make_model(tokenizer):
     return Qwen2ForCausalLM(make_config(tokenizer))
 
 
-def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e-3, state=None):
+def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e-3):
     """Supervised training on the demonstrations: cross-entropy on the completion's tokens, EOS
-    included.
-
-    state: a file. Every 50 steps it is written, so that an interrupted warm start goes on from
-    there. """
+    included."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    learning, done = {"model": model, "optimizer": optimizer, "scheduler": scheduler}, 0
-    if state and state.exists():
-        saved = torch.load(state)
-        done = saved.pop("done")
-        for name, part in saved.items():
-            learning[name].load_state_dict(part)
-    for step in progress.over(range(done, steps), "warm start", "steps"):
+    for step in progress.over(range(steps), "warm start", "steps"):
         demonstrations = [
             toy.demonstration(i, kind) for i in range(step * batch_size, (step + 1) * batch_size)
         ]
@@ -92,13 +83,6 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        if state and (step + 1) % 50 == 0:
-            new = Path(f"{state}.{os.getpid()}")  # a whole file takes the place of the file before
-            torch.save(
-                {name: part.state_dict() for name, part in learning.items()} | {"done": step + 1},
-                new,
-            )
-            new.replace(state)
 
 
 def base(kind="base"):
@@ -115,14 +99,11 @@ def base(kind="base"):
         torch.manual_seed(0)
         tokenizer = make_tokenizer(kind)
         model = make_model(tokenizer)
-        state = Path(f"{folder}.state")
-        state.parent.mkdir(exist_ok=True)
-        warm_start(model, tokenizer, kind=kind, state=state)
+        warm_start(model, tokenizer, kind=kind)
         unfinished = Path(f"{folder}.{os.getpid()}")
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         if not folder.exists():  # another run may have been faster
             unfinished.rename(folder)
-        state.unlink(missing_ok=True)
     ranks.barrier()
     return str(folder)

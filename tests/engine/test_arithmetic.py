@@ -1,20 +1,21 @@
 """The word problems: every answer is worked out again from the words alone."""
 
+import json
 import random
 import re
 from fractions import Fraction
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 
-from engine.run.config import open_run
 from engine.tasks import arithmetic
 from engine.tasks.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
 from engine.tasks.questions import load_questions
-from engine.tasks.table import SYSTEM_PROMPT
 from eval import main as evaluate
 from rewards import number_accuracy
 
+FIRST = {"question": "Mei has 3 cards, gets 5 more and loses 7. How many cards now?", "answer": "1"}
 TRAIN, TEST = (list(islice(questions(split), 3000)) for split in ("train", "test"))
 
 # What a text says, in the reader's own words: a formula in the numbers x, y, z in the order in
@@ -89,12 +90,8 @@ def test_the_examples_stand_before_the_question(loaded):
     )
     load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     question = {"role": "user", "content": TRAIN[0]["question"]}
-    assert seen == [
-        [
-            {"role": "system", "content": "S"},
-            *({"role": r, "content": c} for r, c in EXAMPLES), question,
-        ]
-    ]
+    examples = [{"role": role, "content": content} for role, content in EXAMPLES]
+    assert seen == [[{"role": "system", "content": "S"}, *examples, question]]
 
 
 def test_a_model_without_a_chat_template_sees_them_too():
@@ -103,8 +100,7 @@ def test_a_model_without_a_chat_template_sees_them_too():
 
         def __call__(self, texts, **options):
             self.texts = texts
-            self.input_ids = [[1]] * len(texts)
-            return self
+            return SimpleNamespace(input_ids=[[1]] * len(texts))
 
     tokenizer = Tokenizer()
     load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
@@ -125,57 +121,33 @@ def test_no_question_comes_twice_and_none_of_the_test_split_is_trained_on():
 
 def test_the_supply_is_the_same_every_time():
     assert list(islice(questions("train"), 50)) == TRAIN[:50] != list(islice(questions("test"), 50))
-    random.seed(7)
-    assert next(questions("train")) == TRAIN[0]
+    # in every process and for ever: saved runs count on it
+    assert TRAIN[0] == FIRST
 
 
 def test_a_load_is_the_beginning_of_the_supply(loaded):
-    _, tokenizer = loaded
-    rows, notes = load_questions("arithmetic", tokenizer, split="test", limit=9)
-    assert [{"question": row["question"], "answer": row["answer"]} for row in rows] == TEST[
-        :9
-    ] and not notes
-    assert len(load_questions("arithmetic", tokenizer)[0]) == arithmetic.TRAIN_QUESTIONS
-    assert (
-        len(load_questions("arithmetic", tokenizer, split="test")[0]) == arithmetic.TEST_QUESTIONS
-    )
-    assert len(load_questions("arithmetic", tokenizer, limit=2500)[0]) == 2500  # without end
-
-
-def test_the_data_set_brings_its_defaults_and_the_user_has_the_last_word(small):
-    words = ["--dataset", "arithmetic", "--model", small]
-    chosen, _ = open_run(words)
-    assert (
-        chosen.rewards == ["number_accuracy"] and chosen.lr == 3e-5 and chosen.eval_dataset is None
-    )
-    assert (chosen.system_prompt, chosen.max_new_tokens) == (
-        arithmetic.SYSTEM_PROMPT, arithmetic.MAX_NEW_TOKENS,
-    )
-    own = open_run([*words, "--system_prompt", "Be brief.", "--max_new_tokens", "9"])[0]
-    assert (own.system_prompt, own.max_new_tokens) == ("Be brief.", 9)
-    assert open_run(["--dataset", "gsm8k", "--model", small])[0].system_prompt == SYSTEM_PROMPT
+    rows, notes = load_questions("arithmetic", loaded[1], split="test", limit=9)
+    assert [row["question"] for row in rows] == [row["question"] for row in TEST[:9]] and not notes
+    for limit, split, count in [(None, "train", 2048), (None, "test", 512), (2500, "train", 2500)]:
+        assert len(load_questions("arithmetic", loaded[1], split=split, limit=limit)[0]) == count
 
 
 def test_eval_takes_it_as_a_benchmark(small, tmp_path):
-    evaluate(
-        [
-            "--model", small, "--benchmark", "arithmetic", "--questions", "3", "--samples", "1",
-            "--output_dir", str(tmp_path),
-        ]
-    )
-    setting = (tmp_path / "eval-arithmetic.json").read_text()
-    assert (
-        '"judge": "number_accuracy"' in setting
-        and arithmetic.SYSTEM_PROMPT in setting
-        and '"max_new_tokens": 16' in setting
-    )
+    evaluate([
+        "--model", small, "--benchmark", "arithmetic", "--questions", "3", "--samples", "1",
+        "--output_dir", str(tmp_path),
+    ])
+    setting = json.loads((tmp_path / "eval-arithmetic.json").read_text())
+    assert setting["judge"] == "number_accuracy" and setting["max_new_tokens"] == 16
+    assert setting["system_prompt"] == arithmetic.SYSTEM_PROMPT
 
 
 @pytest.mark.parametrize(
     ("completion", "score"),
     [
-        ("7", 1), ("3 + 4 = 7.", 1), ("The answer is 7", 1), ("7.0", 1), ("**7** apples", 1), ("<think>9</think>7", 1), ("\\boxed{7}", 1),
-        ("7 of 9", 0), ("17", 0), ("7.5", 0), ("0.7", 0), ("seven", 0), ("", 0), ("<think>7", 0), ("7, no: 8", 0),
+        ("7", 1), ("3 + 4 = 7.", 1), ("The answer is 7", 1), ("7.0", 1), ("**7** apples", 1),
+        ("<think>9</think>7", 1), ("\\boxed{7}", 1), ("7 of 9", 0), ("17", 0), ("7.5", 0),
+        ("0.7", 0), ("seven", 0), ("", 0), ("<think>7", 0), ("7, no: 8", 0),
     ],
 )
 def test_the_last_number_counts(completion, score):

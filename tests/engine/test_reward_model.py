@@ -15,7 +15,10 @@ QUESTIONS = ["1+2=?", "9-4+7=?", "3=?", "8+8=?", "5-1=?"]
 COMPLETIONS = [
     "<answer>3</answer>", "<think>9-4=5;5+7=12;</think>\n<answer>12</answer>", "3", "", "<answer>4",
 ]
-TEMPLATE = "{% for m in messages %}{{ '?' if m['role'] == 'user' else '=' }}{{ m['content'] }}<eos>{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ '?' if m['role'] == 'user' else '=' }}{{ m['content'] }}<eos>"
+    "{% endfor %}"
+)
 
 
 def make(folder, *, template=None, pad=True, labels=1):
@@ -25,10 +28,12 @@ def make(folder, *, template=None, pad=True, labels=1):
     if not pad:
         tokenizer.pad_token = None
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=256, num_labels=labels, attention_dropout=0.5, initializer_range=0.5,
-        pad_token_id=tokenizer.convert_tokens_to_ids("="), eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256,
+        num_labels=labels, attention_dropout=0.5, initializer_range=0.5,
+        pad_token_id=tokenizer.convert_tokens_to_ids("="), eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
     # not what it must be judged in
     model = Qwen2ForSequenceClassification(config).to(torch.bfloat16)
     model.save_pretrained(folder)
@@ -36,34 +41,26 @@ def make(folder, *, template=None, pad=True, labels=1):
     return str(folder)
 
 
-def by_hand(judge, text):
-    """The score at the last token, of one text alone, without any padding."""
-    tokens = judge.tokenizer(text, return_tensors="pt", add_special_tokens=False).to(
-        judge.model.device
-    )
-    with torch.no_grad():
-        return judge.model.score(judge.model.model(**tokens).last_hidden_state)[0, -1, 0].item()
+def by_hand(judge, texts):
+    """The score at the last token, of each text alone, without any padding."""
+    scores = []
+    for text in texts:
+        tokens = judge.tokenizer(text, return_tensors="pt", add_special_tokens=False)
+        with torch.no_grad():
+            states = judge.model.model(**tokens.to(judge.model.device)).last_hidden_state
+            scores.append(judge.model.score(states)[0, -1, 0].item())
+    return pytest.approx(scores, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("template", [None, TEMPLATE])
+@pytest.mark.parametrize("template, text", [(None, "{}{}"), (TEMPLATE, "?{}<eos>={}<eos>")])
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_a_score_is_that_of_the_last_token_whatever_else_is_in_the_batch(
-    tmp_path, template, batch_size
+    tmp_path, template, text, batch_size
 ):
     judge = RewardModel(make(tmp_path, template=template), batch_size=batch_size)
     scores = judge(COMPLETIONS, question=QUESTIONS, answer=["3"] * 5)
     assert len(set(scores)) == 5
-    if template:
-        texts = [f"?{q}<eos>={c}<eos>" for q, c in zip(QUESTIONS, COMPLETIONS)]
-    else:
-        texts = [q + c for q, c in zip(QUESTIONS, COMPLETIONS)]
-    assert scores == pytest.approx([by_hand(judge, text) for text in texts], rel=1e-4, abs=1e-5)
-    assert judge(COMPLETIONS[::-1], question=QUESTIONS[::-1]) == pytest.approx(
-        scores[::-1], rel=1e-4, abs=1e-5
-    )
-    assert judge(COMPLETIONS[2:3], question=QUESTIONS[2:3]) == pytest.approx(
-        scores[2:3], rel=1e-4, abs=1e-5
-    )
+    assert scores == by_hand(judge, [text.format(*x) for x in zip(QUESTIONS, COMPLETIONS)])
 
 
 @pytest.mark.parametrize("template, text", [(None, "<eos>3=?3"), (TEMPLATE, "?3=?<eos>=3<eos>")])
@@ -73,63 +70,42 @@ def test_only_plain_text_gets_the_tokenizers_own_special_tokens(tmp_path, templa
     judge.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<eos> $A", special_tokens=[("<eos>", 1)]
     )
-    assert judge(["3"], question=["3=?"]) == pytest.approx(
-        [by_hand(judge, text)], rel=1e-4, abs=1e-5
-    )
+    assert judge(["3"], question=["3=?"]) == by_hand(judge, [text])
 
 
 def test_a_tokenizer_without_a_pad_token_pads_with_eos(tmp_path):
     judge = RewardModel(make(tmp_path, pad=False))
     assert judge.tokenizer.pad_token == judge.tokenizer.eos_token
     texts = [q + c for q, c in zip(QUESTIONS, COMPLETIONS)]
-    assert judge(COMPLETIONS, question=QUESTIONS) == pytest.approx(
-        [by_hand(judge, text) for text in texts], rel=1e-4, abs=1e-5
-    )
+    assert judge(COMPLETIONS, question=QUESTIONS) == by_hand(judge, texts)
 
 
 def test_it_judges_in_float32_without_dropout_and_gradients(tmp_path, monkeypatch):
     judge = RewardModel(make(tmp_path), device="cpu")
-    assert {p.dtype for p in judge.model.parameters()} == {
-        torch.float32
-    } and not judge.model.training
-    graded = []
-    forward = judge.model.forward
+    assert judge.model.dtype == torch.float32 and not judge.model.training
+    graded, forward = [], judge.model.forward
     monkeypatch.setattr(
         judge.model, "forward",
         lambda **inputs: graded.append(torch.is_grad_enabled()) or forward(**inputs),
     )
-    judge(COMPLETIONS, question=QUESTIONS)
-    assert graded == [False]
-
-
-def test_it_is_a_reward_like_the_others(tmp_path):
-    judge = RewardModel(make(tmp_path))
-    parts, _ = score(
-        [Reward(judge.__name__, judge)], COMPLETIONS, {"question": QUESTIONS, "answer": ["3"] * 5}
-    )
-    assert list(parts) == ["reward_model"] and parts["reward_model"].shape == (5,)
+    parts, _ = score([Reward(judge.__name__, judge)], COMPLETIONS, {"question": QUESTIONS})
+    assert graded == [False] and parts["reward_model"].shape == (5,)
 
 
 def test_what_is_too_long_for_it_loses_its_beginning(tmp_path):
     judge = RewardModel(make(tmp_path))
     judge.tokenizer.model_max_length = 8
-    assert judge(["<answer>3</answer>"], question=["1" * 50]) == pytest.approx(
-        [by_hand(judge, "11111<answer>3</answer>")], rel=1e-4
-    )
+    expected = by_hand(judge, ["11111<answer>3</answer>"])
+    assert judge(["<answer>3</answer>"], question=["1" * 50]) == expected
 
 
-def test_a_model_of_several_labels_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has 2 labels"):
-        RewardModel(make(tmp_path, labels=2))
-
-
-def test_a_model_without_a_head_is_refused(tmp_path):
-    """Its head would be drawn at random, by every rank for itself."""
-    model = RewardModel(make(tmp_path)).model
-    torch.manual_seed(0)
-    model.model.save_pretrained(tmp_path)  # the backbone alone
-    with pytest.raises(ValueError, match="lack score.weight: it is no reward model"):
-        RewardModel(tmp_path)
+def test_a_model_of_several_labels_or_without_a_head_is_refused(tmp_path):
+    """The head would be drawn at random, by every rank for itself."""
+    with pytest.raises(ValueError, match="2 labels"):
+        RewardModel(make(tmp_path / "two", labels=2))
+    RewardModel(make(tmp_path / "one")).model.model.save_pretrained(tmp_path / "one")
+    with pytest.raises(ValueError, match="score.weight"):
+        RewardModel(tmp_path / "one")
 
 
 def test_a_column_of_the_wrong_length_is_an_error(tmp_path):

@@ -6,8 +6,8 @@ import re
 import signal
 import sys
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,6 @@ from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
 from engine.scoring.score import REWARDS, Hung, choose, judge, limited, overshadowing, score
 from engine.tasks.questions import load_questions
-from engine.tasks.table import task_of
 from records import weighted_sum
 from rewards import gsm8k_accuracy
 from tests.engine.test_reward_model import make as make_reward_model
@@ -51,6 +50,9 @@ def mine(tmp_path):
     return str(tmp_path / "mine.py")
 
 
+# --- rewards by name ---
+
+
 def test_rewards_are_named_with_or_without_a_weight(mine):
     chosen = choose(["gsm8k_accuracy", "format_reward:0.5", f"{mine}:short", f"{mine}:picky:-2e-1"])
     assert [(r.name, r.weight) for r in chosen] == [
@@ -59,34 +61,27 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
     assert chosen[0].function is gsm8k_accuracy and chosen[2].function(["abc"]) == [-3.0]
 
 
-@pytest.mark.parametrize("word, message", [
-    ("gsm9k", "unknown reward 'gsm9k': there are gsm8k_accuracy, "),
-    ("re", "unknown reward 're'"),  # a name inside rewards.py that is no reward
-    ("format_reward:nan", "the form is NAME or NAME:WEIGHT"),
-    (":2", "the form is NAME or NAME:WEIGHT"),
-    ("none.py:f", "the file none.py does not exist"),
-    ("MINE:long", r"has no function 'long'. It has short, picky\.$"),
-    ("MINE", r"^--rewards: name a function of the file, as MINE:FUNCTION. It has short, picky\.$"),
-    ("MINE:0.5", r"^--rewards: name a function of the file, as MINE:FUNCTION. It has short, "
-                 r"picky\.$"),
-    ("RewardModel:", "unknown reward 'RewardModel:'"),
+@pytest.mark.parametrize("words, named", [
+    ("gsm9k", "gsm9k"), ("re", "re"),  # a name inside rewards.py that is no reward
+    ("format_reward:nan", "format_reward:nan"), (":2", ":2"), ("none.py:f", "none.py"),
+    ("MINE:long", "long.* short, picky"), ("MINE", "MINE:FUNCTION.* short, picky"),
+    ("MINE:0.5", "MINE:FUNCTION"), ("RewardModel:", "RewardModel:"),
+    ("format_reward format_reward:2", "format_reward:2"),
+    ("RewardModel:a/overlong", "overlong"),
 ])
-def test_a_reward_that_there_is_not_is_one_sentence(mine, word, message):
-    with pytest.raises(UserError, match=message.replace("MINE", mine)):
-        choose([word.replace("MINE", mine)])
+def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, tmp_path, monkeypatch):
+    (tmp_path / "a/overlong").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"--rewards.*{named.replace('MINE', mine)}") as error:
+        choose(words.replace("MINE", mine).split())
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("code, message", [
-    ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
-    ("def f(:", "SyntaxError"),
-    ("raise SystemExit(3)", "SystemExit: 3"),
-    ("import sys\nsys.exit(0)", "SystemExit: 0"),
-])
-def test_a_users_file_that_cannot_be_imported_shows_its_own_mistake_in_one_line(
-    tmp_path, code, message
-):
+@pytest.mark.parametrize("code", ["import nothing_of_that_name", "def f(:", "raise SystemExit(3)"])
+def test_a_users_file_that_cannot_be_imported_shows_its_own_mistake_in_one_line(tmp_path, code):
     (tmp_path / "own.py").write_text(code)
-    with pytest.raises(UserError, match=f"own.py cannot be imported: {message}") as error:
+    reason = "nothing_of_that_name|SyntaxError|SystemExit: 3"
+    with pytest.raises(UserError, match=f"own.py.*({reason})") as error:
         choose([f"{tmp_path / 'own.py'}:f"])
     assert "\n" not in str(error.value)
 
@@ -101,39 +96,12 @@ def test_a_users_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path):
     assert choose([f"{tmp_path / 'own.py'}:f"])[0].function(["a", "b"]) == [3.0, 3.0]
 
 
-def test_one_completion_that_fails_alone_does_not_end_the_run(mine):
-    parts, failures = score(choose([f"{mine}:picky"]), ["x"], {})
-    assert parts["picky"].tolist() == [0.0] and failures == 1
-
-
-def test_a_reward_is_named_once():
-    with pytest.raises(UserError, match="names format_reward twice"):
-        choose(["format_reward", "format_reward:2"])
-
-
-def test_the_rewards_of_a_data_set():
-    assert (
-        task_of("toy").rewards == ("toy_accuracy",)
-        and task_of("math500").rewards[0] == "math_accuracy"
-    )
-    assert (
-        task_of("gsm8k").rewards
-        == task_of("my.jsonl").rewards
-        == ("gsm8k_accuracy", "format_reward")
-    )
-    for given, chosen in [(None, ["toy_accuracy"]), (["toy_accuracy:2"], ["toy_accuracy:2"])]:
-        c = Config(rewards=given)
-        check(c)
-        assert c.rewards == chosen
-
-
 def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_need_another(
     tmp_path,
 ):
     chosen = choose(["code_accuracy", "format_reward"])
-    assert (
-        judge(chosen, "gsm8k_zh", "gsm8k_zh") is judge(chosen, "gsm8k_zh", "gsm8k") is code_accuracy
-    )
+    for eval_dataset in ("gsm8k_zh", "gsm8k"):
+        assert judge(chosen, "gsm8k_zh", eval_dataset) is code_accuracy
     assert judge(choose(["gsm8k_accuracy"]), "gsm8k", "math500") is math_accuracy
     (tmp_path / "x.jsonl").write_text("")
     assert judge(choose(["math_accuracy"]), "math", str(tmp_path / "x.jsonl")) is math_accuracy
@@ -146,19 +114,20 @@ def test_a_reward_model_by_name(tmp_path):
     parts, _ = score([chosen], ["3", "4"], {"question": ["1+2=?", "1+2=?"]})
     assert len(set(parts["judge"].tolist())) == 2
     assert choose([f"RewardModel:{folder}"])[0].function is None  # before any work it is only named
-    for name, message in [
-        ("./nowhere", "nowhere does not exist"),
-        (make_reward_model(tmp_path / "two", labels=2), "has 2 labels"),
-    ]:
-        with pytest.raises(UserError, match=message) as error:
+    for name in ("./nowhere", make_reward_model(tmp_path / "two", labels=2)):
+        with pytest.raises(UserError, match=name) as error:
             choose([f"RewardModel:{name}"], torch.device("cpu"))
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_run(recipe):
     c = parse(Config, ["--recipe", str(recipe), "--plan"])  # a run asks the hub for its model
     assert check(c).k >= 1
+
+
+# --- the values that they give ---
 
 
 def length(completions, **columns):
@@ -169,112 +138,50 @@ def bonus(completions, level, **columns):
     return [0.5 * n for n in level]
 
 
-def test_every_reward_judges_every_completion_from_its_columns():
-    parts, failures = score(
-        named(length, bonus), ["a", "bcd"], {"level": [1, 3], "answer": ["x", "y"]}
-    )
-    assert list(parts) == ["length", "bonus"] and failures == 0
-    assert all(values.dtype == torch.float32 for values in parts.values())
-    assert parts["length"].tolist() == [1.0, 3.0] and parts["bonus"].tolist() == [0.5, 1.5]
-    assert {
-        name: len(values) for name, values in score(named(length, bonus), [], {})[0].items()
-    } == {"length": 0, "bonus": 0}
-
-
-@pytest.mark.parametrize("level", [[], [1], [1, 2, 3]])
-def test_a_reward_that_returns_another_number_of_values_is_named(level):
-    with pytest.raises(UserError, match=f"bonus returned {len(level)} values for 2 completions"):
-        score(named(length, bonus), ["a", "bcd"], {"level": level})
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_reward_that_is_not_finite_is_named_with_its_completion(value):
-    with pytest.raises(
-        UserError, match=rf"bonus returned {value} \(float\) for the completion 'bcd'"
-    ):
-        score(named(length, bonus), ["a", "bcd"], {"level": [1, value]})
-
-
-async def asks(completions, **columns):
-    return [1.0, 2.0]
-
-
-@pytest.mark.parametrize("returned, message", [
-    (None, "odd returned NoneType: it must return a list of numbers, and it has no `return`."),
-    (asks([]), "odd returned coroutine: it must return a list of numbers, so write `def` in place "
-               "of `async def`."),
-    ((x for x in [1.0, 2.0]), "odd returned generator: it must return a list of numbers, so write "
-                              "`return` in place of `yield`."),
-    ({"a": 1.0}, "odd returned dict: it must return a list of numbers."),
-    (1.0, "odd returned float: it must return a list of numbers."),
-    ([1.0, None], "odd returned None (NoneType) for the completion 'bcd': it must be a finite "
-                  "number."),
-    ([1.0, "1.0"], "odd returned '1.0' (str) for the completion 'bcd': it must be a finite number."),
-    (torch.ones(2, 1), "odd returned [1.0] (list) for the completion 'a': it must be a finite "
-                       "number."),
-], ids=lambda x: type(x).__name__)  # fmt: skip
-@pytest.mark.filterwarnings("ignore:coroutine")
-def test_a_reward_that_returns_something_else_is_named_with_the_type_and_the_cure(
-    returned, message
-):
-    with pytest.raises(UserError) as error:
-        score(named(odd(returned)), ["a", "bcd"], {})
-    assert str(error.value) == f"the reward {message}"
-
-
-def odd(returned):
+def returning(returned):
     def odd(completions, **columns):
         return returned
 
     return odd
 
 
+def test_every_reward_judges_every_completion_from_its_columns():
+    columns = {"level": [1, 3], "answer": ["x", "y"]}
+    parts, failures = score(named(length, bonus), ["a", "bcd"], columns)
+    assert failures == 0 and all(values.dtype == torch.float32 for values in parts.values())
+    assert {name: values.tolist() for name, values in parts.items()} == {
+        "length": [1.0, 3.0], "bonus": [0.5, 1.5],
+    }
+    parts, _ = score(named(length, bonus), [], {})
+    assert [len(values) for values in parts.values()] == [0, 0]
+
+
+async def asks(completions, **columns):
+    return [1.0, 2.0]
+
+
+@pytest.mark.parametrize("returned, words", [
+    ([], "0 values for 2"), ([1.0], "1 values for 2"), ([1.0] * 3, "3 values for 2"),
+    (None, "NoneType"), (asks([]), "coroutine"), ((x for x in [1.0, 2.0]), "generator"),
+    ({"a": 1.0, "b": 2.0}, "dict"), (1.0, "float"),
+    ([1.0, None], r"None \(NoneType\) for the completion 'bcd'"),
+    ([1.0, "1.0"], r"'1.0' \(str\) for the completion 'bcd'"),
+    (torch.ones(2, 1), r"\[1.0\] \(list\) for the completion 'a'"),
+    ([1.0, float("nan")], "nan .* for the completion 'bcd'"),
+    ([-float("inf"), 1.0], "-inf .* for the completion 'a'"),
+], ids=str)
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_reward_that_does_not_return_one_number_for_each_is_named(returned, words):
+    with pytest.raises(UserError, match=f"the reward odd returned .*{words}"):
+        score(named(returning(returned)), ["a", "bcd"], {})
+
+
 @pytest.mark.parametrize("returned", [
-    [np.float32(1), np.int64(2)], [np.bool_(True), torch.tensor(2)], [torch.tensor(1.0), 2], np.array([1, 2]), torch.tensor([1.0, 2.0]),
-], ids=str)  # fmt: skip
+    [np.float32(1), np.int64(2)], [np.bool_(True), torch.tensor(2)], [torch.tensor(1.0), 2],
+    np.array([1, 2]), torch.tensor([1.0, 2.0]),
+], ids=str)
 def test_the_values_may_be_numpys_or_torchs(returned):
-    assert score(named(odd(returned)), ["a", "bcd"], {})[0]["odd"].tolist() == [1.0, 2.0]
-
-
-def test_a_completion_on_which_a_reward_fails_gets_its_lowest_value_and_it_says_so(mine, capsys):
-    parts, failures = score(
-        choose([f"{mine}:picky"]), ["1", "x", "22", "y"], {"answer": list("abcd")}
-    )
-    assert parts["picky"].tolist() == [1.0, 0.0, 1.0, 0.0] and failures == 2
-    said = capsys.readouterr().out
-    assert (
-        "picky failed on 2 of 4 completions, which get the lowest value, 0: ZeroDivisionError: "
-        "division by zero"
-        in said
-    )
-
-
-@pytest.mark.parametrize("values, lowest", [([1.0, -0.5, -2.0], -2.0), ([1.0, 0.5, 2.0], 0.0), ([-1.0, -3.0, -2.0], -3.0)])
-def test_to_crash_the_judge_pays_no_more_than_a_wrong_answer(values, lowest):
-    """And it is never a right one: that is a value above 0."""
-    def judge(completions, **columns):
-        return [values[int(text)] for text in completions]
-
-    assert score(named(judge), ["0", "crash", "1", "2"], {})[0]["judge"].tolist() == [
-        values[0], lowest,
-        *values[1:],
-    ]
-
-
-def test_sys_exit_in_a_reward_is_an_error_of_the_reward(capsys):
-    def leaves(completions, **columns):
-        return [len(text) if text != "x" else sys.exit(0) for text in completions]
-
-    parts, failures = score(named(leaves), ["x", "ab"], {})
-    assert parts["leaves"].tolist() == [0.0, 2.0] and failures == 1
-    assert (
-        "leaves failed on 1 of 2 completions, which get the lowest value, 0: SystemExit: 0"
-        in capsys.readouterr().out
-    )
-    with pytest.raises(
-        UserError, match="the reward leaves failed on all 2 completions: SystemExit: 0"
-    ):
-        score(named(leaves), ["x", "x"], {})
+    assert score(named(returning(returned)), ["a", "bcd"], {})[0]["odd"].tolist() == [1.0, 2.0]
 
 
 def test_a_reward_cannot_change_what_another_one_sees():
@@ -289,30 +196,55 @@ def test_a_reward_cannot_change_what_another_one_sees():
     texts, columns = ["a", "bcd"], {"level": [10, 20], "cases": [{"in": 100}, {"in": 200}]}
     assert score(named(blanks, full), texts, columns)[0]["full"].tolist() == [111.0, 223.0]
     # those of the data set
-    assert texts == ["a", "bcd"] and columns == {
-        "level": [10, 20], "cases": [{"in": 100}, {"in": 200}],
-    }
+    assert texts == ["a", "bcd"] and columns["level"] == [10, 20]
 
 
-def test_a_reward_that_raises_on_all_of_them_ends_the_run(mine):
-    with pytest.raises(UserError, match="picky failed on all 2 completions: ZeroDivisionError"):
-        score(choose([f"{mine}:picky"]), ["x", "y"], {})
+def test_weights_count_in_the_sum():
+    parts = torch.tensor([[[1.0, 0.0]], [[2.0, 3.0]]])
+    assert weighted_sum(parts, [1.0, 0.5]).tolist() == [[2.0, 1.5]]
 
 
-@pytest.mark.parametrize("function, error", [
-    (lambda completions, level, **columns: [0.0], "TypeError: .* missing 1 required positional "
-                                                  "argument: 'level'"),
-    (lambda completions, **columns: [columns["level"][0]], "KeyError: 'level'"),
-    (lambda completions, answer: [0.0], "TypeError: .* got an unexpected keyword argument "
-                                        "'question'"),
-])  # fmt: skip
-def test_a_reward_that_misses_a_column_is_told_which_there_are(function, error):
-    function.__name__ = "mine"
-    cure = r"\. It is called with completions and the columns question, answer, by name\.$"
-    with pytest.raises(
-        UserError, match=f"the reward mine failed on all 2 completions: {error}{cure}"
-    ):
-        score(named(function), ["x", "y"], {"question": ["a", "b"], "answer": ["1", "2"]})
+# --- a reward that fails ---
+
+
+@pytest.mark.parametrize("values, lowest", [
+    ([1.0, -0.5, -2.0], -2.0), ([1.0, 0.5, 2.0], 0.0), ([-1.0, -3.0, -2.0], -3.0),
+])
+def test_to_crash_the_reward_pays_no_more_than_a_wrong_answer(values, lowest, capsys):
+    """And it is never a right one: that is a value above 0."""
+    def crashes(completions, **columns):
+        return [values[int(text)] for text in completions]
+
+    parts, failures = score(named(crashes), ["0", "crash", "1", "2"], {"answer": list("abcd")})
+    assert parts["crashes"].tolist() == [values[0], lowest, *values[1:]] and failures == 1
+    said = capsys.readouterr().out
+    assert "the reward crashes failed" in said and "1 of 4" in said and f" {lowest:g}." in said
+
+
+def test_one_completion_that_fails_alone_does_not_end_the_run(mine):
+    parts, failures = score(choose([f"{mine}:picky"]), ["x"], {})
+    assert parts["picky"].tolist() == [0.0] and failures == 1
+
+
+def test_sys_exit_in_a_reward_is_an_error_of_the_reward():
+    def leaves(completions, **columns):
+        return [len(text) if text != "x" else sys.exit(0) for text in completions]
+
+    parts, failures = score(named(leaves), ["x", "ab"], {})
+    assert parts["leaves"].tolist() == [0.0, 2.0] and failures == 1
+    with pytest.raises(UserError, match="leaves failed on 2 of 2 completions: SystemExit: 0"):
+        score(named(leaves), ["x", "x"], {})
+
+
+def test_a_reward_that_misses_a_column_is_told_which_there_are():
+    def mine(completions, level, **columns):
+        return [0.0]
+
+    with pytest.raises(UserError, match="mine failed .*'level'.* columns question, answer"):
+        score(named(mine), ["x", "y"], {"question": ["a", "b"], "answer": ["1", "2"]})
+
+
+# --- a reward that hangs ---
 
 
 def loops(text):
@@ -355,18 +287,10 @@ def stuck(hang, on="x"):
 def test_completions_on_which_a_reward_hangs_get_the_lowest_value_and_it_says_so(hang, capsys):
     start = time.monotonic()
     parts, failures = score(named(stuck(hang)), ["a", "xx", "abc", "x"], {})
-    assert (
-        parts["slow"].tolist() == [1.0, 0.0, 3.0, 0.0]
-        and failures == 2
-        and time.monotonic() - start < 3
-    )
+    assert parts["slow"].tolist() == [1.0, 0.0, 3.0, 0.0] and failures == 2
+    assert time.monotonic() - start < 5
     said = capsys.readouterr().out
-    assert "slow took longer than 0.2 s for 4 completions and is called for each by itself" in said
-    assert (
-        "slow failed on 2 of 4 completions, which get the lowest value, 0: Hung: it took longer "
-        "than 0.2 s"
-        in said
-    )
+    assert "--reward_timeout" in said and "2 of 4" in said
 
 
 def test_what_swallows_the_alarm_is_interrupted_again():
@@ -374,86 +298,57 @@ def test_what_swallows_the_alarm_is_interrupted_again():
     assert stuck(ignores)(["x"]) == [0.0] and time.monotonic() - start < 5
 
 
-def test_a_reward_that_is_too_slow_for_all_at_once_judges_them_one_by_one(capsys):
+def test_a_reward_that_is_too_slow_for_all_at_once_judges_them_one_by_one():
     def slow(completions, **columns):
         time.sleep(0.1 * len(completions))
         return [1.0] * len(completions)
 
     parts, failures = score(named(limited(slow, 0.25)), list("abcd"), {})
-    assert (
-        parts["slow"].tolist() == [1.0] * 4
-        and failures == 0
-        and "raise --reward_timeout" in capsys.readouterr().out
-    )
+    assert parts["slow"].tolist() == [1.0] * 4 and failures == 0
 
 
-@pytest.mark.parametrize("patience, calls", [(0, 3), (1, 5)])
+@pytest.mark.parametrize("patience, calls", [(0, 3), (0.9, 5)])
 def test_a_reward_that_always_hangs_ends_the_run_soon(monkeypatch, patience, calls):
     monkeypatch.setattr("engine.scoring.score.PATIENCE", patience)
-    with pytest.raises(
-        UserError, match=f"slow took longer than 0.2 s on {calls} of {calls + 1} completions"
-    ) as error:
+    with pytest.raises(UserError, match=f"slow failed on {calls} of {calls + 1} .*longer than 0.2"):
         score(named(stuck(lambda text: time.sleep(30))), ["a", *["x"] * 255], {})
-    assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="slow failed on all 2 completions: Hung"):
-        score(named(stuck(loops)), ["x", "x"], {})
 
 
 def test_an_earlier_alarm_and_its_handler_are_put_back():
-    rung = []
-    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
-    start = time.monotonic()
+    handler = signal.getsignal(signal.SIGALRM)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.6, 50)
-        assert stuck(loops)(["a"]) == [1.0]
+        signal.setitimer(signal.ITIMER_REAL, 60, 50)
         with pytest.raises(Hung):
             stuck(loops)(["x"])
-        left, interval = signal.getitimer(signal.ITIMER_REAL)
-        assert 0.2 < left < 0.45 and interval == 50
-        time.sleep(0.5)
-        assert len(rung) == 1 and 0.55 < rung[0] - start < 0.75
-        # falls due while the reward runs: late, and not lost
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(Hung):
-            stuck(loops)(["x"])
-        time.sleep(0.01)
-        assert len(rung) == 2
+        assert signal.getsignal(signal.SIGALRM) == handler
+        assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx((60, 50), abs=5)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     stuck(loops)(["a"])
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_outside_the_main_thread_and_with_0_there_is_no_limit():
-    def nap(completions, **columns):
-        time.sleep(0.2)
-        return [1.0]
-
-    values = []
-    thread = threading.Thread(target=lambda: values.extend(limited(nap, 0.05)(["a"])))
-    thread.start()
-    thread.join()
-    assert values == limited(nap, 0)(["a"]) == [1.0]
+    nap = lambda *_: time.sleep(0.2) or [1.0]
+    assert limited(nap, 0)(["a"]) == [1.0]
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(limited(nap, 0.05), ["a"]).result() == [1.0]
 
 
 def test_only_a_users_own_function_is_limited(mine):
     for reward in choose(["math_accuracy", "code_accuracy"], timeout=0.001):
         assert reward.function is REWARDS[reward.name]
     Path(mine).write_text("import time\ndef nap(completions, **columns):\n    time.sleep(5)\n")
-    with pytest.raises(Hung, match="longer than 0.1 s"):
+    with pytest.raises(Hung):
         choose([f"{mine}:nap"], timeout=0.1)[0].function(["a"])
-    with pytest.raises(UserError, match="--reward_timeout must be at least 0"):
-        check(Config(reward_timeout=-1))
 
 
 def test_an_interrupted_judge_of_mathematics_does_not_answer_the_next_question():
     assert math_accuracy(["\\boxed{2}"], ["4/2"]) == [1.0]  # it has started
     with pytest.raises(Hung):
         limited(math_accuracy, 0.5)(["\\boxed{\\prod_{n=1}^{10^9} n}"], answer=["2\\sqrt{2}"])
-    assert math_accuracy(["\\boxed{3}", "\\boxed{4}", "\\boxed{5}"], ["6/2", "5", "10/2"]) == [
-        1.0, 0.0, 1.0,
-    ]
+    answers = ["\\boxed{3}", "\\boxed{4}", "\\boxed{5}"]
+    assert math_accuracy(answers, ["6/2", "5", "10/2"]) == [1.0, 0.0, 1.0]
 
 
 def test_an_interrupted_sandbox_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -465,47 +360,64 @@ def test_an_interrupted_sandbox_leaves_nothing_behind(tmp_path, monkeypatch):
     assert code_accuracy(answers[1:], answer=["7"]) == [1.0]
 
 
-def test_weights_count_in_the_sum():
-    parts = torch.tensor([[[1.0, 0.0]], [[2.0, 3.0]]])
-    assert weighted_sum(parts, [1.0, 0.5]).tolist() == [[2.0, 1.5]] and weighted_sum(
-        parts, [1.0, 1.0]
-    ).tolist() == [[3.0, 3.0]]
+# --- in a run ---
 
 
 def go(small, folder, *words):
-    return main(
-        [
-            "--model", small, "--output_dir", str(folder), "--questions_per_step", "2",
-            "--group_size", "4", "--steps", "2", "--eval_questions", "4",
-            *words,
-        ]
-    )
+    return main([
+        "--model", small, "--output_dir", str(folder), "--questions_per_step", "2",
+        "--group_size", "4", "--steps", "2", "--eval_questions", "4", *words,
+    ])
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_run_logs_each_reward_by_itself_and_their_weighted_sum_and_resumes_with_them(
     small, tmp_path, mine
 ):
-    go(
-        small, tmp_path / "run", "--rewards", "toy_accuracy:2", "format_reward:0.5",
-        f"{mine}:short:0.01", "--algorithm", "gdpo",
-    )
-    assert json.loads((tmp_path / "run/run.json").read_text())["rewards"][1] == "format_reward:0.5"
+    words = ["toy_accuracy:2", "format_reward:0.5", f"{mine}:short:0.01"]
+    go(small, tmp_path / "run", "--rewards", *words, "--algorithm", "gdpo")
     go(small, tmp_path / "run", "--resume", "--steps", "3")
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rows = metrics_of(tmp_path / "run")
     assert len(rows) == 3
     for row in rows:
         parts = [row[f"reward/{name}"] for name in ("toy_accuracy", "format_reward", "short")]
-        assert row["reward"] == pytest.approx(
-            2 * parts[0] + 0.5 * parts[1] + 0.01 * parts[2], rel=1e-5
-        )
+        total = 2 * parts[0] + 0.5 * parts[1] + 0.01 * parts[2]
+        assert row["reward"] == pytest.approx(total, rel=1e-5)
         assert row["accuracy"] == parts[0] and row["reward_failures"] == 0
 
 
-def test_a_recipe_may_name_several_rewards(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("rewards: [toy_accuracy, 'format_reward:0.5']\n")
-    assert parse(Config, ["--recipe", str(tmp_path / "recipe.yaml")]).rewards == [
-        "toy_accuracy", "format_reward:0.5",
-    ]
+def test_a_run_that_learns_another_reward_than_its_first_says_so_once(
+    small, tmp_path, mine, monkeypatch, capsys
+):
+    monkeypatch.setattr(state, "SIGNAL_STEPS", 2)
+    Path(mine).write_text(
+        "def never(completions, **columns):\n    return [0.0] * len(completions)\n" + MINE
+    )
+    go(small, tmp_path / "a", "--rewards", f"{mine}:never", f"{mine}:short:0.1", "--steps", "4")
+    assert len(re.findall(r"warning: .*never.*short", capsys.readouterr().out)) == 1
+    rows = metrics_of(tmp_path / "a")
+    assert [row["no_signal/never"] for row in rows] == [1.0] * 4
+    assert all(row["no_signal/short"] < 0.5 for row in rows)
+    for name, rewards in [("b", [f"{mine}:short", f"{mine}:never"]), ("c", [f"{mine}:never"])]:
+        go(small, tmp_path / name, "--rewards", *rewards)
+        assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("differ, other", [
+    ({"right": 0, "form": 1, "brevity": 3}, "brevity"), ({"right": 1, "brevity": 4}, None),
+    ({"right": 1, "brevity": 5}, "brevity"), ({"right": 0}, None),
+    ({"right": 0, "brevity": 0}, None), ({"right": 0.1, "brevity": 1.0}, "brevity"),
+])
+def test_another_reward_overshadows_the_first_if_it_differs_in_over_four_times_as_many_groups(
+    differ, other
+):
+    assert overshadowing(differ) == other
+
+
+# --- --check_rewards ---
 
 
 def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
@@ -518,56 +430,39 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     ]
     assert main(words) is None
     said = capsys.readouterr().out
-    assert (
-        "4 questions × 4 completions, at most 48 tokens each:\n16 completions of 4 questions"
-        in said
-    )
-    assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
-    assert (
-        said.count("  best, ") == said.count("  worst, ") >= 1
-        and said.count("  all, ") <= 1
-        and "gold answer" in said
-    )
-    conclusion = r"\n\nConclusion: the completions of a question differ by toy_accuracy in \d of 4, short in \d of 4 questions\. "
-    assert re.search(conclusion, said)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
-    main([*words, "--questions_per_step", "2", "--max_new_tokens", "5"])
-    assert (
-        "2 questions × 4 completions, at most 5 tokens each:\n8 completions of 2 questions"
-        in capsys.readouterr().out
-    )
-
-
-def test_check_rewards_shows_one_whole_prompt_as_the_model_sees_it(small, capsys):
-    main(
-        [
-            "--model", small, "--group_size", "4", "--check_rewards", "--questions_per_step", "1",
-            "--max_new_tokens", "2",
-        ]
-    )
     tokenizer = load_model(small, torch.device("cpu"))[1]
     (question, *_), _ = load_questions("toy", tokenizer, limit=1)
-    whole = tokenizer.decode(question["prompt"])
-    assert question["question"] in whole
-    assert (
-        f"The first prompt, as the model sees it:\n{whole}\n(here the model goes on)"
-        in capsys.readouterr().out
-    )
+    assert f"\n{tokenizer.decode(question['prompt'])}\n" in said
+    assert "4 questions × 4 completions, at most 48 tokens" in said
+    assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
+    assert said.count("  best, ") == said.count("  worst, ") == said.count("gold answer") / 2 == 2
+    assert re.search(r"\n\nConclusion: .* toy_accuracy in \d of 4, short in \d of 4", said)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
+    main([*words, "--questions_per_step", "2", "--max_new_tokens", "5"])
+    assert "2 questions × 4 completions, at most 5 tokens" in capsys.readouterr().out
+
+
+def test_check_rewards_shows_the_best_and_the_worst_completion(capsys):
+    (reward,) = named(length)
+    columns = {"question": ["p", "q", "r"], "answer": ["1", "so\n2", "3"]}
+    preview.show(reward, torch.tensor([2.0, 3.0, -1.0]), ["aa", "bbb", ""], columns)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [
+        "length, weight 1: mean 1.333, from -1 to 3, 67% above 0",
+        "  best, 3: 'q' (gold answer: '2')", "    'bbb'",
+        "  worst, -1: 'r' (gold answer: '3')", "    ''",
+    ]
 
 
 @pytest.mark.parametrize("rewards, golds, warned", [
-    (["number_accuracy"], ["12", "twelve", "#### 7", "x > 3"], "2 of 4 gold answers are no "
-                                                               "numbers, for example 'twelve', and "
-                                                               "number_"),
-    (["format_reward", "gsm8k_accuracy"], ["18", "$1,800", "a"], "1 of 3 gold answers are no "
-                                                                 "numbers, for example 'a', and "
-                                                                 "gsm8k_"),
-    (["number_accuracy"], ["12", "1/2", "so 3\n#### -3"], None), (["toy_accuracy"], ["twelve"], None),
-])  # fmt: skip
+    (["number_accuracy"], ["12", "twelve", "#### 7", "x > 3"], "2 of 4 .*'twelve'.* number_accur"),
+    (["format_reward", "gsm8k_accuracy"], ["18", "$1,800", "a"], "1 of 3 .*'a'.* gsm8k_accuracy"),
+    (["number_accuracy"], ["12", "1/2", "so 3\n#### -3"], None), (["toy_accuracy"], ["two"], None),
+])
 def test_check_rewards_warns_of_gold_answers_that_are_no_numbers(rewards, golds, warned, capsys):
     preview.warn_of_gold(choose(rewards), [{"answer": gold} for gold in golds])
     said = capsys.readouterr().out
-    assert f"warning: {warned}accuracy wants numbers: " in said if warned else said == ""
+    assert re.search(f"warning: {warned}", said) if warned else said == ""
 
 
 def test_check_rewards_says_what_it_does_while_nothing_else_is_printed(small, capsys, monkeypatch):
@@ -582,71 +477,27 @@ def test_check_rewards_says_what_it_does_while_nothing_else_is_printed(small, ca
         return sample(*arguments)
 
     monkeypatch.setattr(Sampler, "sample", slow)
-    main(["--model", small, "--group_size", "4", "--check_rewards", "--questions_per_step", "1", "--max_new_tokens", "2"])
+    main([
+        "--model", small, "--group_size", "4", "--check_rewards", "--questions_per_step", "1",
+        "--max_new_tokens", "2",
+    ])
     assert capsys.readouterr().out.count("sampling 3 of 9 tokens …\n") >= 3
-    threads = threading.active_count()
     time.sleep(0.2)
-    # it has ended
-    assert "…" not in capsys.readouterr().out and threading.active_count() <= threads
+    assert "…" not in capsys.readouterr().out  # it has ended
 
 
-def test_check_rewards_shows_no_example_twice(small, capsys, monkeypatch):
-    """Of three completions of a question, with two rewards that agree and one that is equal for
-    all."""
-    monkeypatch.setattr(
-        preview, "choose",
-        lambda *_: named(
-            renamed("one", lambda i, text: i == 0), renamed("two", lambda i, text: i == 0),
-            renamed("same", lambda i, text: 0),
-        ),
-    )
-    monkeypatch.setattr(
-        preview, "load_questions",
-        lambda *_, **__: ([{"question": "1+1=?", "answer": "2", "prompt": [3]}], []),
-    )
-    main(["--model", small, "--algorithm", "grpo", "--group_size", "3", "--check_rewards"])
-    said = capsys.readouterr().out.splitlines()
-    shown = [
-        line[:12].split(":")[0].strip() + " above" * line.endswith("shown above")
-        for line in said
-        if line.startswith("  ")
-    ]
-    labels = [label for label in shown if ", " in label]
-    assert labels[:3] + labels[4:] == ["best, 1", "worst, 0", "best, 1 above", "all, 0 above"]
-    examples = [line for line in said if line.startswith("    ")]
-    assert len(examples) == len(set(examples)) >= 2
+NO, YES, MIXED = [[0, 0], [0, 0]], [[1, 1], [1, 1]], [[0, 1], [1, 1]]
 
 
-def renamed(name, value):
-    def reward(completions, **columns):
-        return [float(value(i, text)) for i, text in enumerate(completions)]
-
-    reward.__name__ = name
-    return reward
-
-
-CUT_HERE = "of the completions were cut off at 48 tokens, the limit of this look on a CPU: add --max_new_tokens 1024 to see"
-
-
-@pytest.mark.parametrize("groups, cut, longest, words", [
-    ([[0, 1], [1, 1]], [0, 0, 0, 0], 1024, "differ by right in 1 of 2 questions. Training learns "
-                                           "from such differences."),
-    ([[0, 1], [1, 1]], [1, 0, 0, 0], 1024, "such differences. 25% of the completions were cut off: "
-                                           "raise --max_new_tokens (now 1024)."),
-    ([[0, 1], [1, 1]], [1, 0, 0, 0], 48, f"such differences. 25% {CUT_HERE}"),
-    ([[0, 0], [0, 0]], [0, 0, 0, 0], 1024, "would make no update (only PPO would). No completion "
-                                           "is right: read the examples"),
-    ([[0, 0], [0, 0]], [1, 1, 1, 0], 1024, "make no update (only PPO would). 75% of the "
-                                           "completions were cut off: raise --max_new_tokens"),
-    ([[0, 0], [0, 0]], [1, 1, 1, 0], 48, f"make no update (only PPO would). 75% {CUT_HERE}"),
-    ([[1, 1], [1, 1]], [0, 0, 0, 0], 1024, "make no update (only PPO would). Every completion is "
-                                           "right: take harder questions."),
-])  # fmt: skip
-def test_check_rewards_draws_the_conclusion(groups, cut, longest, words):
+@pytest.mark.parametrize("groups, cut, words", [
+    (MIXED, 0.0, r"right in 1 of 2 questions. Training learns from such differences.$"),
+    (MIXED, 0.25, r"such differences. 25% of the completions were cut off at 48 tokens"),
+    (NO, 0.0, r"no update .*No completion is right: .*--group_size.$"),
+    (YES, 0.1, r"no update .*Every completion is right: take harder questions.$"),
+])
+def test_check_rewards_draws_the_conclusion(groups, cut, words):
     groups = torch.tensor(groups).float()
-    assert words in preview.conclusion(
-        {"right": groups}, groups, torch.tensor(cut).bool(), longest, 1024
-    )
+    assert re.search(words, preview.conclusion({"right": groups}, groups, cut, 48))
 
 
 def test_check_rewards_speaks_for_each_reward():
@@ -654,48 +505,5 @@ def test_check_rewards_speaks_for_each_reward():
     would learn brevity."""
     right, brevity = torch.zeros(8, 16), torch.rand(8, 16)
     right[3, 5] = 1.0
-
-    def said(right):
-        return preview.conclusion(
-            {"right": right, "brevity": brevity}, right + 0.1 * brevity, torch.zeros(128), 9, 9
-        )
-
-    assert (
-        "differ by right in 1 of 8, brevity in 8 of 8 questions. Training would learn brevity and "
-        "hardly right: "
-        in said(right)
-    )
-    right[:2, 0] = 1.0
-    assert said(right).endswith(
-        "differ by right in 3 of 8, brevity in 8 of 8 questions. Training learns from such "
-        "differences."
-    )
-
-
-@pytest.mark.parametrize("differ, other", [
-    ({"right": 0, "form": 1, "brevity": 3}, "brevity"), ({"right": 1, "brevity": 4}, None), ({"right": 1, "brevity": 5}, "brevity"),
-    ({"right": 0}, None), ({"right": 0, "brevity": 0}, None), ({"right": 0.1, "brevity": 1.0}, "brevity"),
-])  # fmt: skip
-def test_another_reward_overshadows_the_first_if_it_differs_in_over_four_times_as_many_groups(
-    differ, other
-):
-    assert overshadowing(differ) == other
-
-
-def test_a_run_that_learns_another_reward_than_its_first_says_so_once(
-    small, tmp_path, mine, monkeypatch, capsys
-):
-    monkeypatch.setattr(state, "SIGNAL_STEPS", 2)
-    Path(mine).write_text(
-        "def never(completions, **columns):\n    return [0.0] * len(completions)\n" + MINE
-    )
-    warning = r"warning: in the last 2 steps never differed in 0% of the groups, and short in \d+%: the run learns short, even"
-    go(small, tmp_path / "a", "--rewards", f"{mine}:never", f"{mine}:short:0.1", "--steps", "4")
-    assert len(re.findall(warning, capsys.readouterr().out)) == 1
-    rows = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
-    assert [row["no_signal/never"] for row in rows] == [1.0] * 4 and all(
-        row["no_signal/short"] < 0.5 for row in rows
-    )
-    for name, rewards in [("b", [f"{mine}:short", f"{mine}:never"]), ("c", [f"{mine}:never"])]:
-        go(small, tmp_path / name, "--rewards", *rewards, "--steps", "2")
-        assert "warning" not in capsys.readouterr().out
+    said = preview.conclusion({"right": right, "brevity": brevity}, right + 0.1 * brevity, 0.0, 9)
+    assert "right in 1 of 8, brevity in 8 of 8 questions. Training would learn brevity" in said

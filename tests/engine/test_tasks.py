@@ -25,12 +25,7 @@ ANSWERS = ["<answer>{}</answer>", "{}", "\\boxed{{{}}}", "```python\nprint({})\n
 def test_a_row_is_whole(name):
     task = TASKS[name]
     assert isinstance(task.source, Hub) or callable(task.source)
-    assert task.rewards and set(task.rewards) <= set(REWARDS)
-    assert task.system_prompt and all(
-        role in ("user", "assistant") and text for role, text in task.examples
-    )
-    limits = [task.max_new_tokens, task.lr, task.critic_lr, task.questions_per_step]
-    assert all(limit > 0 for limit in limits)
+    assert task.rewards and set(task.rewards) <= set(REWARDS) and task.system_prompt
     for split, count in [("train", task.train_questions), ("test", task.test_questions)]:
         assert count is None or count > 0
         if not isinstance(task.source, Hub):
@@ -60,18 +55,14 @@ def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small
         and algorithm.questions_per_step == task.questions_per_step
     )
     assert config.eval_dataset == (name if task.evaluated else None)
-    own = open_run(
-        [*words, "--lr", "0.5", "--max_new_tokens", "9", "--rewards", "format_reward:2"]
-    )[0]
-    assert (own.lr, own.max_new_tokens, own.rewards) == (0.5, 9, ["format_reward:2"])
+    own, _ = open_run([*words, "--lr", "0.5", "--rewards", "format_reward:2"])
+    assert (own.lr, own.rewards) == (0.5, ["format_reward:2"])
 
 
 @pytest.mark.parametrize("name", ON_THE_HUB)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_hub_is_asked_for_the_rows_split_and_columns(name, split, monkeypatch):
     hub, asked = TASKS[name].source, []
-    columns = [hub.path, hub.configuration, hub.train, hub.test, hub.question, hub.answer]
-    assert all(columns[:1] + columns[2:]) and hub.question != hub.answer
 
     def load_dataset(*words, **options):
         asked.append((words, options))
@@ -80,27 +71,20 @@ def test_the_hub_is_asked_for_the_rows_split_and_columns(name, split, monkeypatc
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     ((row,), notes) = load_questions(name, make_tokenizer(), split=split)
     assert (row["question"], row["answer"], row["level"]) == ("1+1", "2", 3) and not notes
-    assert asked == [
-        ((hub.path, hub.configuration), {"split": hub.train if split == "train" else hub.test})
-    ]
+    assert asked == [((hub.path, hub.configuration), {"split": getattr(hub, split)})]
 
 
 def test_a_file_has_the_settings_of_gsm8k():
-    assert (
-        task_of("mine.jsonl")
-        == Task()
-        == replace(TASKS["gsm8k"], source=None, train_questions=None)
-    )
+    task = replace(TASKS["gsm8k"], source=None, train_questions=None)
+    assert task_of("mine.jsonl") == Task() == task
 
 
 def test_the_toy_is_not_asked_in_words_of_a_file(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"question": "1+1=?", "answer": 2}\n')
     open_run(["--dataset", str(path)])
-    path.write_text(
-        '{"question": "1+1=?", "answer": 2}\n{"question": "What is 2+2?", "answer": 4}\n'
-    )
-    with pytest.raises(UserError, match="mine.jsonl is written in words, .*: name a chat model"):
+    path.write_text('{"question": "1+1=?", "answer": 2}\n{"question": "2 and 2?", "answer": 4}\n')
+    with pytest.raises(UserError, match="mine.jsonl .*--model"):
         open_run(["--dataset", str(path)])
 
 
@@ -111,9 +95,6 @@ def test_the_toy_is_not_asked_in_words(name):
     for main, words in [
         (open_run, ["--dataset", name]), (open_run, ["--eval_dataset", name]),
         (open_run, ["--dataset", name, "--plan"]), (evaluate, ["--benchmark", name]),
-    ]:  # fmt: skip
-        with pytest.raises(
-            UserError, match=f"^{name} is written in words, .*: name a chat model"
-        ) as error:
+    ]:
+        with pytest.raises(UserError, match=f"{name} .*--model"):
             main(words)
-        assert "\n" not in str(error.value)
