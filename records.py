@@ -16,9 +16,7 @@ import torch.nn.functional as F
 from allocate import micro_batches, micro_batches_by_prompt
 from engine.base import ranks
 from engine.model import shards
-from engine.model.logprobs import completion_logprobs, completion_mask
-from engine.model.precision import autocast
-from engine.model.prompts import prompts_once
+from engine.model.logprobs import completion_mask
 
 
 @dataclass
@@ -138,16 +136,11 @@ class Batch:
             batches = micro_batches(whole, max_tokens)
         return [self.rows(indices) for indices in batches]
 
-    def logprobs(self, model, temperature, **options):
-        """`completion_logprobs` of these completions under `model`: (N, T).
-
-        A model that has a method of that name computes them by itself.
-        """
-        compute = getattr(model, "completion_logprobs", partial(completion_logprobs, model))
+    def logprobs(self, policy, temperature, **options):
+        """`completion_logprobs` of these completions under a Policy: (N, T)."""
         # as a list: FSDP would move a tensor to the device, and reading it there waits
         completions = self.prompts, self.tokens, self.lengths.tolist()
-        with autocast(model, self.tokens.device):
-            return compute(*completions, temperature=temperature, **options)
+        return policy.logprobs(*completions, temperature=temperature, **options)
 
 
 def without_tokens(device):
@@ -192,7 +185,7 @@ def of_shares(shares, max_tokens, networks):
         counts[f"completions {m}"] = len(batch.prompts)
         counts[f"tokens {m}"] = batch.lengths.sum().item()
         counts[f"signals {m}"] = signals[m]
-    counts, once, cut = ranks.all_sum(counts, device), prompts_once(model.base_model), []
+    counts, once, cut = ranks.all_sum(counts, device), networks.policy.shares_prompts, []
     for m, batch in enumerate(shares):
         n, tokens, signals = (int(counts[f"{x} {m}"]) for x in ("completions", "tokens", "signals"))
         if signals or (networks.critic and n):

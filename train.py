@@ -75,7 +75,7 @@ def train_step(
                 part.ref_logp = part.logprobs(networks.reference, sampling.temperature)
             # those of π_old come for free with the first update: π_θ is then still π_old
             for part in micro_batches_of(minibatches[0 if networks.critic else 1 :]):
-                part.old_logp = part.logprobs(model, sampling.temperature)
+                part.old_logp = part.logprobs(networks.policy, sampling.temperature)
             if networks.critic:  # PPO: the scores become advantages
                 options = {"beta": algorithm.beta, "lam": algorithm.lam}
                 estimate(networks.critic, micro_batches_of(minibatches), model.device, **options)
@@ -93,7 +93,10 @@ def train(config, algorithm, device):
         folder, saved, notes = checkpoint.resume(config.output_dir)
     earlier = saved["source"] if saved else None
     source = resolve_model(base_model(config.model, config.dataset, earlier))
-    networks = build(source, config, device, critic=algorithm.critic, folder=folder)
+    networks = build(
+        source, device, config, config, lr=config.lr, critic_lr=config.critic_lr, beta=config.beta,
+        seed=config.seed, longest=config.max_prompt_tokens + config.max_new_tokens,
+        critic=algorithm.critic, folder=folder)
     questions, test, more_notes = questions_of_run(config, networks.tokenizer, networks.model)
     run = Run(config, algorithm, networks, questions, source, saved)
     if saved:

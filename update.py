@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from engine.base import progress, ranks
 from engine.model import shards
-from engine.model.prompts import prompts_once
 from family.ppo import value_loss
 from family.tis import truncated_importance_weights
 from grpo import kl_k3
@@ -75,7 +74,7 @@ def gradient(networks, minibatch, algorithm, sampling, limits):
             # devices with shards compute in step: one of them cannot repeat alone
             if shards.is_sharded(networks.model) or minibatch.max_tokens <= LEAST_TOKENS:
                 raise
-        cut_smaller(minibatch, limits, prompts_once(networks.model.base_model))
+        cut_smaller(minibatch, limits, networks.policy.shares_prompts)
     for network in networks.learners:
         shards.sum_gradients(network)
     sums = ranks.all_sum(sums, networks.model.device)
@@ -98,7 +97,7 @@ def accumulate(networks, minibatch, algorithm, sampling):
     maxima = dict.fromkeys(["ratio_max", "sampler_gap_max"], zero)
     for i, part in enumerate(minibatch.micro_batches, 1):
         progress.say("update", i, len(minibatch.micro_batches), "micro-batches")
-        logp, entropy = part.logprobs(networks.model, sampling.temperature, with_entropy=True)
+        logp, entropy = part.logprobs(networks.policy, sampling.temperature, with_entropy=True)
         if part.old_logp is None:
             part.old_logp = logp.detach()  # the first update: π_θ is still π_old
         sampled_logp = part.old_logp if part.sampled_logp is None else part.sampled_logp
@@ -126,7 +125,7 @@ def accumulate(networks, minibatch, algorithm, sampling):
         }
         if critic:
             loss = value_loss(
-                critic.values(part), part.old_values, part.returns, part.mask, weights=weights)
+                critic(part), part.old_values, part.returns, part.mask, weights=weights)
             loss.backward()
             more["value_loss"] = loss.detach()
         sums |= {name: sums.get(name, zero) + x for name, x in more.items()}
