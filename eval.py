@@ -25,7 +25,6 @@ from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
-from engine.model.precision import compute_dtype
 from engine.model.sampling import Sampler, Sampling
 from engine.run.answers import (
     by_question,
@@ -345,7 +344,7 @@ def one_benchmark(benchmark, config, source, model, tokenizer, folder):
         "model": source, "benchmark": benchmark, "questions": len(questions),
         "data": fingerprint(questions), "judge": judge, "system_prompt": prompt,
         "max_new_tokens": longest, **{name: getattr(config, name) for name in options},
-        "dtype": str(compute_dtype(model)).removeprefix("torch."),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "torch": version("torch"), "transformers": version("transformers"),
         "judged_by": stamp_of(judge), "weights": stamp_of(source),
     }

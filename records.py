@@ -17,9 +17,7 @@ import torch.nn.functional as F
 
 from engine.base import ranks
 from engine.model import shards
-from engine.model.logprobs import completion_logprobs, completion_mask
-from engine.model.precision import autocast
-from engine.model.prompts import prompts_once
+from engine.model.logprobs import completion_mask
 from micro_batches import micro_batches, micro_batches_by_prompt
 
 
@@ -150,16 +148,11 @@ class Batch:
             batches = micro_batches(whole, max_tokens)
         return [self.rows(indices) for indices in batches]
 
-    def logprobs(self, model, temperature, **options):
-        """`completion_logprobs` of these completions under `model`: (N, T).
-
-        A model that has a method of that name computes them by itself.
-        """
-        compute = getattr(model, "completion_logprobs", partial(completion_logprobs, model))
+    def logprobs(self, policy, temperature, **options):
+        """`completion_logprobs` of these completions under a Policy: (N, T)."""
         # as a list: FSDP would move a tensor to the device, and reading it there waits
         completions = self.prompts, self.tokens, self.lengths.tolist()
-        with autocast(model, self.tokens.device):
-            return compute(*completions, temperature=temperature, **options)
+        return policy.logprobs(*completions, temperature=temperature, **options)
 
 
 def without_tokens(device):
@@ -212,7 +205,7 @@ def of_shares(shares, max_tokens, networks):
     for m, (batch, (tokens, signals)) in enumerate(zip(shares, sums)):
         counts[f"completions {m}"] = len(batch.prompts)
         counts[f"tokens {m}"], counts[f"signals {m}"] = tokens, signals
-    counts, once, cut = ranks.all_sum(counts, device), prompts_once(model.base_model), []
+    counts, once, cut = ranks.all_sum(counts, device), networks.policy.shares_prompts, []
     for m, batch in enumerate(shares):
         n, tokens, signals = (int(counts[f"{x} {m}"]) for x in ("completions", "tokens", "signals"))
         if signals or (networks.critic and n):

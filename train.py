@@ -24,7 +24,6 @@ the questions were shared out.
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
@@ -38,7 +37,7 @@ from engine.run import checkpoint, plan, plan_command
 from engine.run.config import Config, notes_of, open_run
 from engine.run.folder import alone, run_folder
 from engine.run.metrics import Clock, first_group, summarize
-from engine.run.options import flat, parse, run_program
+from engine.run.options import parse, run_program
 from engine.run.state import Run, in_one_sentence
 from engine.scoring.preview import preview
 from engine.scoring.score import choose, judge
@@ -77,7 +76,7 @@ def train_step(
                 batch.ref_logp = batch.logprobs(networks.reference, sampling.temperature)
             # those of π_old come for free with the first update: π_θ is then still π_old
             for batch in micro_batches_of(minibatches[0 if networks.critic else 1 :]):
-                batch.old_logp = batch.logprobs(model, sampling.temperature)
+                batch.old_logp = batch.logprobs(networks.policy, sampling.temperature)
             if networks.critic:  # PPO: the scores become advantages
                 options = {"beta": algorithm.beta, "lam": algorithm.lam}
                 estimate(networks.critic, micro_batches_of(minibatches), model.device, **options)
@@ -98,8 +97,11 @@ def train(config, algorithm, device):
         folder, saved, notes = checkpoint.resume(config.run.output_dir)
     earlier = saved["source"] if saved else None
     source = resolve_model(base_model(data.model, data.dataset, earlier))
-    options = SimpleNamespace(**flat(config))
-    networks = build(source, options, device, critic=algorithm.critic, folder=folder)
+    networks = build(
+        source, device, config.devices, sampling, lr=config.update.lr,
+        critic_lr=config.update.critic_lr, beta=algorithm.beta, seed=seed,
+        longest=data.max_prompt_tokens + sampling.max_new_tokens, critic=algorithm.critic,
+        folder=folder)
     questions, test, more_notes = questions_of_run(
         data, sampling.max_new_tokens, networks.tokenizer, networks.model)
     run = Run(config, algorithm, networks, questions, source, saved)

@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from engine.base import progress, ranks
 from engine.model import shards
-from engine.model.prompts import prompts_once
 from family.ppo import value_loss
 from family.tis import truncated_importance_weights
 from grpo import kl_k3
@@ -80,7 +79,7 @@ def gradient(networks, minibatch, algorithm, sampling, limits):
             if shards.is_sharded(networks.model) or minibatch.max_tokens <= LEAST_TOKENS:
                 raise
         minibatch = minibatch.cut(
-            smaller_limit(minibatch, limits), prompts_once(networks.model.base_model))
+            smaller_limit(minibatch, limits), networks.policy.shares_prompts)
     for network in networks.learners:
         shards.sum_gradients(network)
     sums = ranks.all_sum(sums, networks.model.device)
@@ -104,7 +103,7 @@ def accumulate(networks, minibatch, algorithm, sampling):
     options, wants_entropy = algorithm.loss_options, algorithm.wants_entropy
     for i, batch in enumerate(minibatch.micro_batches, 1):
         progress.say("update", i, len(minibatch.micro_batches), "micro-batches")
-        logp, entropy = batch.logprobs(networks.model, sampling.temperature, with_entropy=True)
+        logp, entropy = batch.logprobs(networks.policy, sampling.temperature, with_entropy=True)
         if batch.old_logp is None:
             batch.old_logp = logp.detach()  # the first update: π_θ is still π_old
         sampled_logp = batch.old_logp if batch.sampled_logp is None else batch.sampled_logp
@@ -134,7 +133,7 @@ def accumulate(networks, minibatch, algorithm, sampling):
         }
         if critic:
             loss = value_loss(
-                critic.values(batch), batch.old_values, batch.returns, batch.mask, weights=weights)
+                critic(batch), batch.old_values, batch.returns, batch.mask, weights=weights)
             loss.backward()
             more["value_loss"] = loss.detach()
         sums |= {name: sums.get(name, zero) + x for name, x in more.items()}

@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from cppo import prune
 from engine.model.loading import load_model
+from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler, Sampling
 from engine.run.options import option, parse, run_program
 from engine.tasks import toy, toy_model
@@ -150,7 +151,7 @@ def scores(model, batch):
     """∇ Σ_t log π(o_it) of each completion: (N, parameters)."""
     rows = []
     for i in tqdm(range(len(batch.prompts)), desc="gradients"):
-        logp = batch.rows([i]).logprobs(model, 1.0).sum()
+        logp = batch.rows([i]).logprobs(Policy(model), 1.0).sum()
         rows.append(
             torch.cat([g.flatten() for g in torch.autograd.grad(logp, list(model.parameters()))])
         )

@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import resolve
 from engine.model import logprobs
+from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.precision import autocast, choose_dtype
 from engine.model.sampling import Sampling
@@ -127,7 +128,8 @@ def ours(model, batch, micro_batch_tokens):
     )
     # AdamW would add its two moments, the same for every k
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    networks = Networks(model, tokenizer=None, optimizer=optimizer)
+    policy = Policy(model, choose_dtype("auto", model.device, 0))  # on every CPU float32
+    networks = Networks(policy, tokenizer=None, optimizer=optimizer)
     minibatches = of_shares([batch], micro_batch_tokens, networks)
     update(
         networks, minibatches, resolve("cppo", mu=1), Sampling(batch.tokens.shape[1]),
@@ -137,7 +139,7 @@ def ours(model, batch, micro_batch_tokens):
 
 def naive(model, batch):
     ids = torch.cat([torch.tensor(batch.prompts, device=model.device), batch.tokens], 1)
-    with autocast(model, model.device):
+    with autocast(choose_dtype("auto", model.device, 0), model.device):
         logits = model(ids).logits[:, PROMPT - 1 : -1]
     logp = logits.float().log_softmax(-1).gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
     ref_logp = torch.full_like(logp, -math.log(model.config.vocab_size))
@@ -180,7 +182,6 @@ def measure(point):
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = make_model(vocabulary, device)
-    model.compute_dtype = choose_dtype("auto", device, 0)  # on every CPU float32
     # what the very first update allocates for good
     naive(model, completions(1, 1, vocabulary, device))
     model.zero_grad()

@@ -161,7 +161,8 @@ def tracked(folder, config, algorithm, device):
     """(Plan, {phase: bytes}) of building, two steps, evaluating and resuming a run from the model
     in `folder`."""
     expected, tracker = plan(config), Tracker()
-    networks = build(str(folder), config, device, critic=algorithm.critic)
+    options = {"lr": config.lr, "beta": config.beta, "critic": algorithm.critic}
+    networks = build(str(folder), device, config, config, **options)
     tracker.close("building")
     tracker.watch(networks.optimizer)
     with patch.object(Clock, "phase", lambda clock, name: tracker.phase(name)):
@@ -186,7 +187,7 @@ def tracked(folder, config, algorithm, device):
     gc.collect()
     tracker.close("saving")
     saved = str(checkpoint.newest(run_dir))
-    networks = build(str(folder), config, device, critic=algorithm.critic, folder=saved)
+    networks = build(str(folder), device, config, config, folder=saved, **options)
     checkpoint.restore(saved, networks, {"critic": networks.critic} if algorithm.critic else {})
     tracker.close("resuming")
     return expected, tracker.peaks

@@ -58,7 +58,7 @@ class Subject:
         }
         self.config = Config(algorithm="grpo", **self.options)
         check(self.config)
-        self.networks = build(model, self.config, CPU)
+        self.networks = build(model, CPU, self.config, self.config, lr=1e-6, beta=0.04)
         torch.set_num_threads(1)
         self.questions, _ = load_questions(
             dataset, self.networks.tokenizer, system_prompt=self.config.system_prompt, limit=150
@@ -70,7 +70,7 @@ class Subject:
         tokens = torch.tensor([text[prompt : prompt + length]] * rows)
         batch = Batch([text[:prompt]] * rows, tokens, torch.full((rows,), length), torch.ones(rows))
         with torch.set_grad_enabled(backward):
-            logp = batch.logprobs(self.networks.model, 1.0)
+            logp = batch.logprobs(self.networks.policy, 1.0)
         if backward:
             logp.sum().backward()
             self.networks.optimizer.zero_grad()

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import resolve
 from engine.model.loading import load_model
+from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run.options import option, parse, run_program
@@ -80,19 +81,13 @@ def completions(k, prompt, length, vocabulary):
     )
 
 
-def prepared(model, batch, once):
-    """The micro-batches of an update. once: whether a prompt may be computed once."""
-    model.base_model.prompts_once = once
-    return batch.micro_batches(Limits().micro_batch_tokens, once)
-
-
 def seconds(model, batch, once):
     """CPU seconds of an update."""
     networks = Networks(
-        model, tokenizer=None, optimizer=torch.optim.SGD(model.parameters(), lr=0.0)
+        Policy(model, shares_prompts=once), tokenizer=None,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
     )
     begin = time.process_time()
-    model.base_model.prompts_once = once
     minibatches = of_shares([batch], Limits().micro_batch_tokens, networks)
     update(
         networks, minibatches, resolve("grpo", mu=1, beta=0.0), Sampling(batch.tokens.shape[1]),
@@ -118,10 +113,10 @@ def tokens_and_memory(model, batch, once):
         return tensor.detach()  # the tensor itself would keep its graph alive for ever
 
     hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    for part in prepared(model, batch, once):
+    for part in batch.micro_batches(Limits().micro_batch_tokens, once):
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            part.logprobs(model, 1.0, with_entropy=True)
+            part.logprobs(Policy(model, shares_prompts=once), 1.0, with_entropy=True)
         most = max(most, sum(kept.values()))
     hook.remove()
     return tokens, most

@@ -54,6 +54,7 @@ from algorithms import ALGORITHMS, constant, resolve, token_mean
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import loading
+from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler, Sampling
 from engine.run import checkpoint
 from engine.run.config import Config as Options
@@ -378,7 +379,7 @@ def kl_to_base(folder, base):
     batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
     with torch.no_grad():
         logp, ref_logp = (
-            batch.logprobs(m, 1.0) for m in (model, loading.load_model(base, device)[0])
+            batch.logprobs(Policy(m), 1.0) for m in (model, loading.load_model(base, device)[0])
         )
     return kl_k1(logp, ref_logp).sum(1).mean().item()
 

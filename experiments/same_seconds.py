@@ -66,7 +66,10 @@ def train_for(config, at, eval_questions, label, step=train_step, order=in_order
     at: the seconds of the evaluations, on `eval_questions` held-out questions. step: what
     `train_step` does. order(questions, seed, seen): which questions are asked, an iterator. """
     algorithm, device = check(config), torch.device("cpu")
-    networks = build(base_model(config.model, config.dataset), config, device)
+    networks = build(
+        base_model(config.model, config.dataset), device, config, config, lr=config.lr,
+        critic_lr=config.critic_lr, beta=config.beta, seed=config.seed,
+    )
     torch.set_num_threads(1)
     prompts = {"tokenizer": networks.tokenizer, "system_prompt": config.system_prompt}
     questions, _ = load_questions(config.dataset, **prompts)

@@ -22,6 +22,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import ALGORITHMS
+from engine.model.logprobs import Policy
 from engine.model.networks import whole_networks
 from engine.model.precision import choose_dtype
 from engine.model.sampling import Sampling
@@ -59,9 +60,10 @@ def one_step(options, hidden_size, device):
         .to(device)
         .eval()
     )
-    # on every CPU float32
-    model.compute_dtype = model.base_model.compute_dtype = choose_dtype("auto", device, 0)
-    networks = whole_networks(model, tokenizer, config, critic=algorithm.critic)
+    policy = Policy(model, choose_dtype("auto", device, 0))  # on every CPU float32
+    networks = whole_networks(
+        policy, tokenizer, lr=config.lr, beta=config.beta, critic=algorithm.critic
+    )
     rewards = [Reward("digits", digits)]
     train_step(
         networks, algorithm, rewards, Sampling(32), Limits(), lambda missing: questions,
@@ -69,7 +71,7 @@ def one_step(options, hidden_size, device):
     )
     everything = [
         p
-        for network in (*networks.learners, networks.reference)
+        for network in (*networks.learners, networks.reference and networks.reference.model)
         if network
         for p in network.parameters()
     ]

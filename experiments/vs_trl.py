@@ -46,6 +46,7 @@ from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Trainer
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
+from engine.model.logprobs import Policy
 from engine.model.networks import whole_networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config, check
@@ -129,7 +130,9 @@ class Ours:
         )
         self.algorithm = check(self.config)
         self.per_step = self.algorithm.questions_per_step
-        self.networks = whole_networks(deepcopy(model), tokenizer, self.config)
+        self.networks = whole_networks(
+            Policy(deepcopy(model)), tokenizer, lr=LEARNING_RATE, beta=self.config.beta
+        )
         self.questions, self.sampling = questions, Sampling(options.tokens)
         self.steps, self.seconds = 0, []
 
@@ -259,7 +262,7 @@ def agreement(trainer, inputs, reference):
     ]
     batch = Batch(prompts, inputs["completion_ids"], lengths, inputs["advantages"])
     with torch.no_grad():
-        batch.old_logp = batch.ref_logp = batch.logprobs(reference, 1.0)
+        batch.old_logp = batch.ref_logp = batch.logprobs(Policy(reference), 1.0)
 
     def gradient_of(loss):
         model.zero_grad()
@@ -267,7 +270,7 @@ def agreement(trainer, inputs, reference):
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
     ours, stats = grpo_loss(
-        batch.logprobs(model, 1.0), batch.old_logp, batch.advantages, batch.mask,
+        batch.logprobs(Policy(model), 1.0), batch.old_logp, batch.advantages, batch.mask,
         ref_logp=batch.ref_logp, beta=0.04,
     )
     theirs = trainer.compute_loss(

@@ -3,7 +3,6 @@
 import random
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ import nano
 import rewards
 from algorithms import resolve
 from engine.model.loading import load_model
+from engine.model.logprobs import Policy
 from engine.model.networks import whole_networks
 from engine.model.sampling import Completions, Sampling
-from engine.run.config import Config
-from engine.run.options import flat
 from engine.tasks import toy
 from engine.tasks.questions import load_questions
 from engine.tasks.table import TASKS
@@ -58,7 +56,7 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     [(tokens, _)] = drawn
     ends = [(row == tokenizer.eos_token_id).nonzero() for row in tokens]  # EOS counts
     lengths = torch.tensor([int(end[0]) + 1 if len(end) else tokens.shape[1] for end in ends])
-    networks = whole_networks(model, tokenizer, SimpleNamespace(**flat(Config.of(lr=0.1, beta=nano.BETA))))
+    networks = whole_networks(Policy(model), tokenizer, lr=0.1, beta=nano.BETA)
     networks.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     truncated = ~(tokens == tokenizer.eos_token_id).any(1)
     given = Completions(tokens, lengths, truncated, torch.zeros(tokens.shape))

@@ -14,6 +14,7 @@ from algorithms import ALGORITHMS, resolve
 from engine.base import ranks
 from engine.model import loading
 from engine.model.critic import Critic, estimate
+from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config
@@ -59,7 +60,7 @@ def test_updates_equal_those_of_a_plain_loop(small, name):
     cut = [[0, 1], [2, 3], [4], [5]] if algorithm.minibatches == 4 else [[0, 1, 2, 3, 4, 5]]
     minibatches = [with_reference(batch.rows(rows).micro_batches(40), model) for rows in cut]
     for micro_batch in [micro_batch for minibatch in minibatches for micro_batch in minibatch]:
-        micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach()
+        micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
     stats = updated(
         model, adamw(model, 1e-3), minibatches, algorithm, limits=Limits(max_grad_norm=0.5)
     )
@@ -127,7 +128,7 @@ def test_the_update_does_not_depend_on_whether_prompts_are_computed_once(
         micro_batches = with_reference(completions(tokenizer, n=12).micro_batches(budget), model)
         if critic:
             for batch in micro_batches:
-                batch.old_logp = batch.logprobs(model, 1.0).detach()
+                batch.old_logp = batch.logprobs(Policy(model), 1.0).detach()
             estimate(critic, micro_batches, CPU, beta=0.1, lam=0.95)
         networks = [model, critic] if critic else [model]
         optimizer = torch.optim.SGD([p for network in networks for p in network.parameters()], 1.0)
@@ -160,7 +161,7 @@ def test_kl_is_0_at_first_and_the_second_update_leaves_ratio_1(small):
     micro_batches = completions(tokenizer).micro_batches(10**6)
     for batch in micro_batches:
         with torch.no_grad():
-            batch.ref_logp = batch.logprobs(model, 1.0)
+            batch.ref_logp = batch.logprobs(Policy(model), 1.0)
     assert (
         updated(copy.deepcopy(model), sgd(model, 0.0), [micro_batches], resolve("grpo"))["kl"] == 0
     )
@@ -184,13 +185,13 @@ def test_no_micro_batch_reads_anything_off_the_device(small, name, monkeypatch):
     micro_batches = batch.micro_batches(30)
     assert len(micro_batches) == 3
     for micro_batch in micro_batches:
-        micro_batch.ref_logp = micro_batch.logprobs(model, 1.0).detach()
+        micro_batch.ref_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
         if critic:
             micro_batch.old_logp = micro_batch.ref_logp
     if critic:
         monkeypatch.setattr(ranks, "all_sum", lambda sums, device: dict.fromkeys(sums, 1.0))
         estimate(critic, micro_batches, model.device, beta=algorithm.beta, lam=algorithm.lam)
-    networks = Networks(model, tokenizer, critic=critic)
+    networks = Networks(Policy(model), tokenizer, critic=critic)
     sums, maxima = accumulate(
         networks, MiniBatch(micro_batches, 6, 30, 30), algorithm, Sampling(LONGEST)
     )
@@ -210,7 +211,7 @@ def test_the_largest_ratio_is_that_of_all_updates_and_not_their_mean(small):
 
     model, (batch,), _ = after(1)
     with torch.no_grad():
-        ratio = ((batch.logprobs(model, 1.0) - batch.old_logp)[batch.mask]).exp()
+        ratio = ((batch.logprobs(Policy(model), 1.0) - batch.old_logp)[batch.mask]).exp()
     assert (
         after(2)[2]["ratio_max"] == pytest.approx(ratio.max().item(), rel=1e-5)
         and ratio.max() > 1.001
@@ -246,7 +247,7 @@ def test_an_empty_completion_counts_in_n_however_the_batch_is_cut(small, max_tok
     lengths = batch.lengths.clone()
     lengths[2] = 0
     batch = Batch(batch.prompts, batch.tokens, lengths, batch.advantages)
-    (minibatch,) = of_shares([batch], max_tokens, Networks(model, tokenizer))
+    (minibatch,) = of_shares([batch], max_tokens, Networks(Policy(model), tokenizer))
     assert minibatch.completions == 6 and minibatch.tokens == batch.lengths.sum()
 
 
@@ -275,7 +276,7 @@ def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(s
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
     with torch.no_grad():
-        logp, entropies = batch.logprobs(model, 1.0, with_entropy=True)
+        logp, entropies = batch.logprobs(Policy(model), 1.0, with_entropy=True)
     batch.old_logp = logp + 0.5 * batch.mask
     batch.sampled_logp = batch.old_logp + 0.25 * batch.mask
     entropy = sum(entropies[i, :n].mean().item() for i, n in enumerate(batch.lengths.tolist())) / 6
@@ -297,7 +298,7 @@ def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weig
     def gradient(cap):
         model, tokenizer = loading.load_model(small, CPU)
         (batch,) = completions(tokenizer).micro_batches(10**6)
-        batch.old_logp = batch.logprobs(model, 1.0).detach()
+        batch.old_logp = batch.logprobs(Policy(model), 1.0).detach()
         batch.sampled_logp = batch.old_logp - 0.5 * batch.mask
         algorithm = resolve("grpo", mu=1, beta=0.0, importance_cap=cap)
         return updated(model, sgd(model, 0.0), [[batch]], algorithm)
@@ -361,9 +362,9 @@ def two_more_updates(small, name, cut):
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
     batch.advantages[2:4] = 0
-    minibatches = of_shares([batch.rows(rows) for rows in cut], 40, Networks(model, tokenizer))
+    minibatches = of_shares([batch.rows(rows) for rows in cut], 40, Networks(Policy(model), tokenizer))
     for micro_batch in with_reference(micro_batches_of(minibatches), model):
-        micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach()
+        micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
     optimizer = adamw(model, 1e-5)
     stats = updated(model, optimizer, minibatches, algorithm)
     steps = next(iter(optimizer.state.values()))["step"].item() if optimizer.state else 0
@@ -386,8 +387,8 @@ def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_lear
     batch = completions(tokenizer)
     batch.advantages[2:4] = 0
     shares, critic = [batch.rows([2, 3]), batch.rows([])], Critic(copy.deepcopy(model.base_model))
-    assert of_shares(shares, 40, Networks(model, tokenizer)) == []
-    assert len(of_shares(shares, 40, Networks(model, tokenizer, critic=critic))) == 1
+    assert of_shares(shares, 40, Networks(Policy(model), tokenizer)) == []
+    assert len(of_shares(shares, 40, Networks(Policy(model), tokenizer, critic=critic))) == 1
     assert NO_UPDATE == {**dict.fromkeys(OF_UPDATES), "skipped_updates": 0}
 
 
@@ -396,7 +397,7 @@ def test_a_critic_learns_from_completions_without_an_advantage(small):
     model, tokenizer = loading.load_model(small, CPU)
     critic = Critic(copy.deepcopy(model.base_model))
     (batch,) = completions(tokenizer).micro_batches(10**6)
-    batch.old_logp = batch.logprobs(model, 1.0).detach()
+    batch.old_logp = batch.logprobs(Policy(model), 1.0).detach()
     batch.old_values, batch.returns = (
         torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape),
     )
@@ -416,7 +417,7 @@ def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_po
         for gap in gaps:
             (batch,) = completions(tokenizer).micro_batches(10**6)
             # s = e^gap, and A > 0
-            batch.old_logp = batch.logprobs(model, 1.0).detach() - gap * batch.mask
+            batch.old_logp = batch.logprobs(Policy(model), 1.0).detach() - gap * batch.mask
             batch.old_values, batch.returns = (
                 torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape),
             )
@@ -441,7 +442,7 @@ def test_an_update_whose_whole_gradient_the_clip_has_taken_leaves_the_weights_al
         # those of the second are more likely than before: s = e, A > 0
         for (micro_batch,), gap in zip(minibatches, (0.0, 1.0)):
             micro_batch.old_logp = (
-                micro_batch.logprobs(model, 1.0).detach() - gap * micro_batch.mask
+                micro_batch.logprobs(Policy(model), 1.0).detach() - gap * micro_batch.mask
             )
         stats = updated(model, adamw(model, 1e-3), minibatches, resolve("gspo", mu=1))
         return weights_of(model), stats
@@ -485,7 +486,7 @@ def test_what_a_loss_of_ones_own_tells_reaches_the_logs(small, monkeypatch):
     batch = completions(tokenizer)
     likelihood = (
         sum(
-            batch.logprobs(model, 1.0)[i, :n].mean().item()
+            batch.logprobs(Policy(model), 1.0)[i, :n].mean().item()
             for i, n in enumerate(batch.lengths.tolist())
         )
         / 6

@@ -6,16 +6,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
 import train
 from algorithms import resolve
+from engine.model.logprobs import Policy
 from engine.model.networks import Networks, whole_networks
 from engine.model.sampling import Sampling
-from engine.run.config import Config
-from engine.run.options import flat
 from records import Batch, MiniBatch
 from tests.examples import named
 from update import Limits, update
@@ -38,7 +36,7 @@ def with_reference(micro_batches, model):
     for batch in micro_batches:
         with torch.no_grad():
             # a reference that differs from the policy
-            batch.ref_logp = batch.logprobs(model, 1.0) - 0.1 * batch.mask
+            batch.ref_logp = batch.logprobs(Policy(model), 1.0) - 0.1 * batch.mask
     return micro_batches
 
 
@@ -58,7 +56,7 @@ def counted(micro_batches):
 def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=None):
     """`update` of these networks. minibatches: of each, a MiniBatch or its list of micro-batches.
     Returns the metrics."""
-    networks = Networks(model, tokenizer=None, optimizer=optimizer, critic=critic)
+    networks = Networks(Policy(model), tokenizer=None, optimizer=optimizer, critic=critic)
     minibatches = [counted(own) if isinstance(own, list) else own for own in minibatches]
     stats, skipped = update(networks, minibatches, algorithm, Sampling(LONGEST), limits or Limits())
     return stats | {"skipped": skipped}
@@ -66,13 +64,14 @@ def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=Non
 
 def stepper(
     model, tokenizer, questions, rewards, algorithm="cppo", *,
-    lr=3e-4, reference=None, max_new_tokens=LONGEST, temperature=1.0, micro_batch_tokens=2048, **options,
+    lr=3e-4, reference=None, max_new_tokens=LONGEST, temperature=1.0, micro_batch_tokens=2048,
+    dtype=torch.float32, **options,
 ):  # fmt: skip
     """step(number) → Step: `train_step` on the same questions each time. rewards: functions."""
     algorithm = resolve(algorithm, **options)
-    config = SimpleNamespace(**flat(Config.of(lr=lr, beta=algorithm.beta)))
     networks = whole_networks(
-        model, tokenizer, config, reference=reference, critic=algorithm.critic
+        Policy(model, dtype), tokenizer, lr=lr, beta=algorithm.beta,
+        reference=reference and Policy(reference), critic=algorithm.critic,
     )
 
     def step(number=1, next_questions=lambda count: questions, history=()):

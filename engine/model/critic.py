@@ -5,7 +5,7 @@ import torch
 
 from engine.base import ranks
 from engine.model.logprobs import completion_states, spread
-from engine.model.precision import autocast, compute_dtype
+from engine.model.precision import autocast
 from family.ppo import gae, token_rewards, whiten
 
 
@@ -13,23 +13,24 @@ class Critic(torch.nn.Module):
     """V(s_t), the predicted score: a backbone and a linear head.
 
     The backbone starts as a copy of the policy's. The head starts at 0, so V is 0 at first.
+    dtype, shares_prompts: those of the Policy.
     """
 
-    def __init__(self, backbone):
+    def __init__(self, backbone, dtype=torch.float32, shares_prompts=True):
         super().__init__()
-        self.backbone, self.compute_dtype = backbone, compute_dtype(backbone)
+        self.backbone, self.dtype, self.shares_prompts = backbone, dtype, shares_prompts
         self.head = torch.nn.Linear(
             backbone.config.get_text_config().hidden_size, 1, device=backbone.device
         )
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 
-    def values(self, batch):
+    def forward(self, batch):
         """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0
         on padding."""
-        with autocast(self, batch.tokens.device):
+        with autocast(self.dtype, batch.tokens.device):
             states, _, places = completion_states(
-                self.backbone, batch.prompts, batch.tokens, batch.lengths
+                self.backbone, batch.prompts, batch.tokens, batch.lengths, self.shares_prompts
             )
         # float32, because the advantages depend on this one number
         values = self.head(states.float()).squeeze(-1)
@@ -46,25 +47,18 @@ def estimate(critic, micro_batches, device, *, beta, lam):
     for batch in micro_batches:
         ref_logp = batch.old_logp if batch.ref_logp is None else batch.ref_logp
         rewards = token_rewards(batch.scores, batch.old_logp, ref_logp, batch.mask, beta=beta)
-        batch.old_values = critic.values(batch)
+        batch.old_values = critic(batch)
         batch.advantages, batch.returns = gae(rewards, batch.old_values, batch.mask, lam=lam)
     zero = torch.zeros((), dtype=torch.float64, device=device)
     tokens = sum((batch.mask.sum() for batch in micro_batches), zero)
-    sums = {
-        "tokens": tokens, "total": sum((batch.advantages.sum() for batch in micro_batches), zero),
-    }
-    sums = ranks.all_sum(sums, device)  # no mask is needed: gae returns 0 on padding
+    # no mask is needed: gae returns 0 on padding
+    total = sum((batch.advantages.sum() for batch in micro_batches), zero)
+    sums = ranks.all_sum({"tokens": tokens, "total": total}, device)
     n = max(sums["tokens"], 1)
     mean = sums["total"] / n
-    squares = {
-        "squares": sum(
-            (
-                (batch.advantages - mean).masked_fill(~batch.mask, 0.0).pow(2).sum()
-                for batch in micro_batches
-            ),
-            zero,
-        )
-    }
-    variance = ranks.all_sum(squares, device)["squares"] / n
+    squares = sum(
+        (((batch.advantages - mean) * batch.mask).pow(2).sum() for batch in micro_batches), zero
+    )
+    variance = ranks.all_sum({"squares": squares}, device)["squares"] / n
     for batch in micro_batches:
         batch.advantages = whiten(batch.advantages, batch.mask, mean=mean, variance=variance)

@@ -1,11 +1,16 @@
-"""The cache of keys and values while completions are sampled, with room for the tokens to come.
+"""Keys and values, layer by layer, as transformers' Cache asks for them.
 
-The cache of transformers is copied as a whole for every new token, and again when a completion has
-ended. Here a token is written in place, and the last running completions move into the places of
-those that have ended. For most tokens nothing is copied and nothing is allocated. """
+In sampling a layer has room for the tokens to come. The cache of transformers is copied as a whole
+for every new token, and again when a completion has ended. Here a token is written in place, and
+the last running completions move into the places of those that have ended. For most tokens nothing
+is copied and nothing is allocated.
+
+In scoring a prompt's layer is computed once, and its completions see it. """
 
 import torch
 from transformers.cache_utils import DynamicLayer
+
+# --- sampling ---
 
 
 class RoomyLayer(DynamicLayer):
@@ -52,8 +57,7 @@ class RoomyLayer(DynamicLayer):
 
 
 def give_room(cache, rows, repeats, longest, device):
-    """Repeat each of the rows of a cache on a device, and give its layers room. Returns whether all
-    layers have it.
+    """Repeat each of the rows of a cache on a device, and give its layers room.
 
     Layers of another kind, for example of a sliding window or with a state in place of keys, stay
     as transformers made them. """
@@ -63,7 +67,6 @@ def give_room(cache, rows, repeats, longest, device):
             cache.layers[i] = RoomyLayer(layer, repeats, longest)
         else:
             layer.reorder_cache(repeated)
-    return all(type(layer) is RoomyLayer for layer in cache.layers)
 
 
 def keep_rows(cache, rows, device):
@@ -84,3 +87,32 @@ def keep_rows(cache, rows, device):
         else:
             layer.reorder_cache(order)
     return order
+
+
+# --- scoring ---
+
+
+class PromptLayer(DynamicLayer):
+    """The keys and values of prompts. They are written once: with gradient checkpointing a layer is
+    computed again."""
+
+    def update(self, keys, values, *args, **kwargs):
+        if not self.is_initialized:
+            self.keys, self.values, self.is_initialized = keys, values, True
+        return keys, values
+
+
+class CompletionLayer(DynamicLayer):
+    """What completions see: the keys and values of each row's prompt, then the row's own.
+
+    The row's own are not kept, because one pass reads whole completions.
+    """
+
+    def __init__(self, prompts, prompt_of_row):
+        super().__init__()
+        self.keys, self.values, self.is_initialized = prompts.keys, prompts.values, True
+        self.prompt_of_row = prompt_of_row
+
+    def update(self, keys, values, *args, **kwargs):
+        before = self.keys[self.prompt_of_row], self.values[self.prompt_of_row]
+        return torch.cat([before[0], keys], dim=-2), torch.cat([before[1], values], dim=-2)

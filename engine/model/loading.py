@@ -9,10 +9,7 @@ from safetensors.torch import load_file
 from engine.base.errors import UserError, one_line
 from engine.model.folders import resolve_model
 from engine.model.precision import TINY, choose_dtype
-from engine.model.prompts import check_once
 from engine.model.sampling import Sampling, sample
-
-FAILED = "the file is damaged, or a training run failed. Use an earlier checkpoint, or get the model again."
 
 
 def load_model(name, device, dtype="auto", *, frozen=False, place=None):
@@ -35,19 +32,15 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
         # experts: nothing here uses a router's logits
         if getattr(config, "output_router_logits", False):
             config.output_router_logits = False
-    compute = choose_dtype(dtype, device, model.num_parameters())
-    if frozen and compute != weights:  # a tiny model: its weights would be rounded for nothing
+    if frozen and choose_dtype(dtype, device, model.num_parameters()) != weights:
+        # a tiny model: its weights would be rounded for nothing
         return load_model(name, device, "float32", frozen=True)
     if is_adapter(name) and weights != torch.float32:
         adapters_in_float32(model, name)
     model.to(place or device).eval()
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    check_finite(model, name)
     check_head(model, name)
-    check_once(model.base_model)
-    # from here on a pass casts the weights. PPO's critic starts from the base model
-    model.compute_dtype = model.base_model.compute_dtype = compute
     if device.type == "cpu" and model.num_parameters() < TINY:
         torch.set_num_threads(1)  # a tiny model is several times slower with several threads
     return model, tokenizer
@@ -77,17 +70,12 @@ def read(name, dtype):
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
         raise UserError(f"the model {name} cannot be loaded: {why(error, name)}") from None
-    # transformers has filled these two with random numbers
-    if loading["missing_keys"]:
-        lacking = min(loading["missing_keys"])
+    # transformers has filled these with random numbers
+    lacking = [*loading["missing_keys"], *(weight for weight, *_ in loading["mismatched_keys"])]
+    if lacking:
         raise UserError(
-            f"the weights of {name} lack {lacking}: name a complete causal language model."
-        )
-    if loading["mismatched_keys"]:
-        weight, saved, expected = min(loading["mismatched_keys"])
-        raise UserError(
-            f"{weight} of {name} has the shape {[*saved]}, and its config.json says {[*expected]}: "
-            "they belong to different models."
+            f"the weights of {name} lack {min(lacking)}, or have it in another shape than its "
+            "config.json says: name a complete causal language model."
         )
     if tokenizer.eos_token_id is None:
         raise UserError(
@@ -129,25 +117,16 @@ def why(error, name):
     """The reason why transformers cannot load a model, without its advice to run code that came
     with the model."""
     if "trust_remote_code" in str(error):
-        return "it brings code of its own (auto_map), which is never run here: use a model that transformers knows."
+        return (
+            "it brings code of its own (auto_map), which is never run here: use a model that "
+            "transformers knows."
+        )
     if list(Path(name).glob("pytorch_model*.bin")) and not list(Path(name).glob("*.safetensors")):
         return (
             "its pytorch_model.bin is damaged, or holds more than tensors, which could run code: "
             f"get the weights as *.safetensors ({type(error).__name__})."
         )
     return one_line(error)
-
-
-def check_finite(model, name):
-    """Refuse weights that are NaN or infinite. Everything computed with them would be NaN, too."""
-    for weight, p in model.named_parameters():
-        # aminmax needs no memory, and passes NaN on. PyTorch cannot ask this of float8
-        if (
-            p.numel()
-            and p.dtype.itemsize > 1
-            and not torch.stack(torch.aminmax(p.detach())).isfinite().all()
-        ):
-            raise UserError(f"the weights of {name} are not finite ({weight}): {FAILED}")
 
 
 @torch.no_grad()
@@ -174,7 +153,8 @@ def check_head(model, name):
         )
     except FloatingPointError:
         raise UserError(
-            f"the weights of {name} are so large that its logits are not finite: {FAILED}"
+            f"the logits of {name} are not finite: the file is damaged, or a training run failed. "
+            "Use an earlier checkpoint, or get the model again."
         ) from None
     except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
         raise UserError(

@@ -1,21 +1,45 @@
 """Log-probabilities that a causal language model gives to sampled completions, without ever holding
 all logits."""
 
-import contextlib
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from engine.model.prompts import prompts_once, read_prompts_once, read_rows
-from engine.model.shards import is_sharded
+from engine.model.precision import autocast
+from engine.model.prompts import read_prompts_once, read_rows
+from engine.model.shards import as_forward, is_sharded
 from grpo import token_entropies, token_logprobs
 from micro_batches import forward_cost
 
 # tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist
 # together
 CHUNK_ELEMENTS = 2**24
+
+
+@dataclass
+class Policy:
+    """A model with what scoring has to know of it: the policy that learns, or the reference."""
+
+    model: torch.nn.Module  # a causal language model of transformers
+    dtype: torch.dtype = torch.float32  # of its arithmetic
+    shares_prompts: bool = True  # whether it can compute a prompt once for several completions
+    without_adapter: bool = False  # LoRA's reference: the same model with its adapter switched off
+
+    def logprobs(self, prompts, tokens, lengths, **options):
+        """`completion_logprobs` under this policy. options: temperature, with_entropy."""
+        score, share = as_forward(self.model, completion_logprobs), self.shares_prompts
+        if self.without_adapter:
+            self.model.disable_adapters()
+        try:
+            with autocast(self.dtype, tokens.device):
+                return score(prompts, tokens, lengths, shares_prompts=share, **options)
+        finally:
+            if self.without_adapter:
+                self.model.enable_adapters()
 
 
 def completion_mask(tokens, lengths):
@@ -25,7 +49,7 @@ def completion_mask(tokens, lengths):
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
 
 
-@contextlib.contextmanager
+@contextmanager
 def layers_recomputed(model):
     """Gradient checkpointing, if it is on: keep only each layer's input; the backward pass computes
     the layer again.
@@ -38,9 +62,10 @@ def layers_recomputed(model):
     layers = [
         m
         for m in model.modules()
-        if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing
+        if isinstance(m, GradientCheckpointingLayer)
+        and m.gradient_checkpointing
+        and torch.is_grad_enabled()
     ]
-    layers = layers if torch.is_grad_enabled() else []
     for layer in layers:
         layer.forward = partial(
             checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
@@ -52,21 +77,22 @@ def layers_recomputed(model):
             del layer.forward
 
 
-def completion_states(backbone, prompts, tokens, lengths):
+def completion_states(backbone, prompts, tokens, lengths, shares_prompts=True):
     """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M completion
     tokens, row by row.
 
     prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,), a list or a
     tensor; to read a tensor on a GPU, the host waits. transformers makes it wait at most once
     (engine/model/prompts.py). targets: the tokens. places: their positions in tokens.flatten().
-    Prompts that several rows share are computed once, if that pays (`micro_batches.forward_cost`) and
-    the model can (`prompts_once`). """
+    A prompt of several rows is computed once, if that pays (`micro_batches.forward_cost`) and the
+    model can (`shares_prompts`).
+    """
     lengths = torch.as_tensor(lengths).cpu()
     row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
     ids = tokens.masked_fill(~completion_mask(tokens, lengths), 0)
     # devices with shards gather weights together, so each makes as many passes as the others
     pays = is_sharded(backbone) or forward_cost(prompts, lengths.tolist())[1]
-    read = read_prompts_once if pays and prompts_once(backbone) else read_rows
+    read = read_prompts_once if pays and shares_prompts else read_rows
     with layers_recomputed(backbone):
         hidden, before = read(backbone, prompts, ids, lengths)
     # token t of a row is predicted by the state in column before[row] + t
@@ -141,16 +167,12 @@ def score(logits, targets, temperature, with_entropy):
 
     with_entropy: (log-probabilities, entropies), both (M,).
     """
-    logp = token_logprobs(
-        logits.unsqueeze(0), targets.unsqueeze(0), temperature=temperature
-    ).squeeze(0)
+    [logp] = token_logprobs(logits[None], targets[None], temperature=temperature)
     if not with_entropy:
         return (logp,)
     # in two halves, because token_entropies makes three tensors as large as its input
-    halves = logits.unsqueeze(0).chunk(2, dim=1)
-    return logp, torch.cat(
-        [token_entropies(half, temperature=temperature) for half in halves], dim=1
-    ).squeeze(0)
+    halves = [token_entropies(half[None], temperature=temperature)[0] for half in logits.chunk(2)]
+    return logp, torch.cat(halves)
 
 
 def cat(chunks):
@@ -158,20 +180,23 @@ def cat(chunks):
     return [torch.cat(column) for column in zip(*chunks)]
 
 
-def completion_logprobs(model, prompts, tokens, lengths, *, temperature=1.0, with_entropy=False):
+def completion_logprobs(
+    model, prompts, tokens, lengths, *, temperature=1.0, with_entropy=False, shares_prompts=True
+):
     """log π(o_t | q, o_<t) of completions under `model`: (N, T) float32, 0 on padding.
 
-    prompts, tokens, lengths: as for `completion_states`. temperature: the sampler's. with_entropy:
-    returns a pair; its second entry is the entropies of π(· | q, o_<t), (N, T) float32 in nats.
+    prompts, tokens, lengths, shares_prompts: as for `completion_states`. temperature: the
+    sampler's. with_entropy: returns a pair; its second entry is the entropies of π(· | q, o_<t),
+    (N, T) float32 in nats.
 
     Only hidden states that predict a completion token go through the output head, one chunk at a
     time. The backward pass computes each chunk again. So the logits of all tokens never exist
     together. """
-    states, targets, places = completion_states(model.base_model, prompts, tokens, lengths)
-    head, size = (
-        model.get_output_embeddings(),
-        max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size),
+    states, targets, places = completion_states(
+        model.base_model, prompts, tokens, lengths, shares_prompts
     )
+    head = model.get_output_embeddings()
+    size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
     if type(head) is torch.nn.Linear:
         scores = ThroughHead.apply(
             states, targets, head.weight, head.bias, size, temperature, with_entropy

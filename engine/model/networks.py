@@ -3,9 +3,7 @@ critic."""
 
 import warnings
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,28 +11,33 @@ from engine.base import ranks
 from engine.model import shards
 from engine.model.critic import Critic
 from engine.model.loading import adapters_in_float32, load_model
-from engine.model.logprobs import completion_logprobs
-from engine.model.precision import compute_dtype, frozen_copy, with_parameters
-from engine.model.prompts import prompts_once
+from engine.model.logprobs import Policy
+from engine.model.precision import choose_dtype, frozen_copy, with_parameters
+from engine.model.prompts import shares_prompts
 from engine.model.sampling import Sampler, stop_tokens
 from engine.model.vllm import VLLM
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # only this name of activation checkpointing is known to every version of transformers 5, and to
 # peft
 warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated")
 
+# samplers besides our own; sampling.py has their contract
+SAMPLERS = {"vllm": VLLM}
+
 
 @dataclass
 class Networks:
-    model: "PreTrainedModel"  # the policy
-    tokenizer: "PreTrainedTokenizerBase"
+    policy: Policy  # it learns
+    tokenizer: object  # of transformers
     sampler: Sampler | VLLM | None = None
     optimizer: torch.optim.Optimizer | None = None
-    reference: object = None  # a frozen model, or WithoutAdapter; None if β is 0
+    reference: Policy | None = None  # None if β is 0
     critic: Critic | None = None
+    peaks: list[float] = ()  # the highest learning rate of each parameter group of the optimizer
+
+    @property
+    def model(self):
+        return self.policy.model
 
     @property
     def learners(self):
@@ -43,7 +46,7 @@ class Networks:
     @property
     def notes(self):
         """A list with a sentence, if the model is slower than others."""
-        if prompts_once(self.model.base_model):
+        if self.policy.shares_prompts:
             return []
         return [
             "this model keeps more than keys and values, so a prompt is computed again for each of "
@@ -51,136 +54,131 @@ class Networks:
         ]
 
 
-class WithoutAdapter:
-    """The reference of a policy with a low-rank adapter: the same model with the adapter switched
-    off."""
-
-    def __init__(self, model):
-        self.model, self.compute_dtype = model, compute_dtype(model)
-
-    def completion_logprobs(self, *batch, **options):
-        self.model.disable_adapters()
-        try:
-            return completion_logprobs(self.model, *batch, **options)
-        finally:
-            self.model.enable_adapters()
-
-
-def build(source, config, device, *, critic=False, folder=None):
+def build(
+    source, device, devices, sampling, *,
+    lr, critic_lr=None, beta=0.0, seed=0, longest=None, critic=False, folder=None,
+):  # fmt: skip
     """The Networks of a run that starts from the model `source`. folder: the checkpoint to resume
     from, or None.
 
-    Reads these options: dtype, lr, beta, lora, seed, shard, rollout, sample_batch_size,
-    gradient_checkpointing, and for vLLM those of `VLLM`.
+    devices: dtype, shard, lora and gradient_checkpointing are read. sampling: rollout and
+    sample_batch_size, and what another sampler than our own reads; longest, seed: as in the
+    contract of sampling.py.
 
-    Weights that are trained are float32; all others have the `compute_dtype` of the policy. Each
+    Weights that are trained are float32; all others have the dtype of the policy's arithmetic. Each
     copy is made in its final precision, so that a device never holds more than in training. """
-    if config.shard == "full":
-        networks = sharded_networks(source, config, device, critic=critic, folder=folder)
+    options = {
+        "lr": lr, "critic_lr": critic_lr, "beta": beta, "critic": critic,
+        "gradient_checkpointing": devices.gradient_checkpointing,
+        "own_sampler": sampling.rollout == "own", "batch_size": sampling.sample_batch_size,
+    }
+    if devices.shard == "full":
+        networks = sharded_networks(source, device, devices.dtype, folder=folder, **options)
     else:
         reference = None
-        if config.lora:
-            model, tokenizer = load_model(source, device, config.dtype, frozen=True)
-            add_adapter(model, config.lora, config.seed, folder)
+        if devices.lora:
+            policy, tokenizer = load_policy(source, device, devices.dtype, frozen=True)
+            add_adapter(policy.model, devices.lora, seed, folder)
         else:
             # the reference of a resumed run is the model that the run started from
-            if folder and config.beta:
-                reference = load_model(source, device, config.dtype, frozen=True)[0].requires_grad_(
-                    False
-                )
-            model, tokenizer = load_model(folder or source, device, config.dtype)
-        networks = whole_networks(model, tokenizer, config, reference=reference, critic=critic)
-    if config.rollout == "vllm":
-        stop_ids = stop_tokens(networks.model, networks.tokenizer)
-        dtype = compute_dtype(networks.model)
-        networks.sampler = VLLM(folder or source, config, networks.tokenizer, stop_ids, dtype)
+            if folder and beta:
+                reference, _ = load_policy(source, device, devices.dtype, frozen=True)
+                reference.model.requires_grad_(False)
+            policy, tokenizer = load_policy(folder or source, device, devices.dtype)
+        networks = whole_networks(
+            policy, tokenizer, reference=reference, adapter=bool(devices.lora), **options
+        )
+    if sampling.rollout in SAMPLERS:
+        networks.sampler = SAMPLERS[sampling.rollout](
+            folder or source, networks.tokenizer, networks.policy.dtype, sampling,
+            stop_ids=stop_tokens(networks.model, networks.tokenizer), longest=longest, seed=seed,
+        )
     return networks
 
 
-def whole_networks(model, tokenizer, config, *, reference=None, critic=False):
-    """The Networks of a run in which each device holds the whole policy `model`.
-
-    reference: None: it is made from `model`, if beta is not 0. Reads the options lr, beta, lora,
-    rollout, sample_batch_size, gradient_checkpointing. """
-    if config.beta and reference is None:
-        reference = (
-            WithoutAdapter(model) if config.lora else frozen_copy(model, compute_dtype(model))
-        )
-    # for arithmetic in bf16 the sampler gets a bf16 copy: each of its small steps would cast
-    # float32 weights again
-    sampled = model
-    if compute_dtype(model) != torch.float32 and config.rollout == "own" and not config.lora:
-        sampled = frozen_copy(model, compute_dtype(model))
-    critic = Critic(deepcopy(model.base_model)) if critic else None
-    sampler = Sampler(
-        sampled, tokenizer, copy=sampled is not model, batch_size=config.sample_batch_size
-    )
-    networks = Networks(model, tokenizer, sampler, None, reference, critic)
-    return complete(networks, lr=config.lr, gradient_checkpointing=config.gradient_checkpointing)
+def load_policy(name, device, dtype, **options):
+    """(Policy, tokenizer). The arguments are those of `load_model`."""
+    model, tokenizer = load_model(name, device, dtype, **options)
+    computed = choose_dtype(dtype, device, model.num_parameters())
+    return Policy(model, computed, shares_prompts(model.base_model)), tokenizer
 
 
-def sharded_networks(source, config, device, *, critic=False, folder=None):
+def whole_networks(
+    policy, tokenizer, *, lr, critic_lr=None, beta=0.0, reference=None, critic=False,
+    adapter=False, gradient_checkpointing=False, own_sampler=True, batch_size=None,
+):  # fmt: skip
+    """The Networks of a run in which each device holds the whole policy.
+
+    reference: a Policy; None: it is made from the policy, if beta is not 0. adapter: whether the
+    policy has a low-rank adapter. batch_size: of our own sampler. """
+    model, dtype = policy.model, policy.dtype
+    if beta and reference is None:
+        frozen = model if adapter else frozen_copy(model, dtype)
+        reference = replace(policy, model=frozen, without_adapter=adapter)
+    networks = Networks(policy, tokenizer, reference=reference)
+    if own_sampler:
+        # for arithmetic in bf16 the sampler gets a bf16 copy: each of its small steps would cast
+        # float32 weights again
+        copy = dtype != torch.float32 and not adapter
+        sampled = frozen_copy(model, dtype) if copy else model
+        networks.sampler = Sampler(sampled, tokenizer, copy=copy, batch_size=batch_size)
+    if critic:
+        networks.critic = Critic(deepcopy(model.base_model), dtype, policy.shares_prompts)
+    return complete(networks, lr, critic_lr, gradient_checkpointing)
+
+
+def sharded_networks(
+    source, device, dtype, *, lr, critic_lr=None, beta=0.0, critic=False, folder=None,
+    gradient_checkpointing=False, own_sampler=True, batch_size=None,
+):  # fmt: skip
     """The Networks of `--shard full`: each device holds a part of each network, and a whole copy to
     sample from.
 
     The first rank reads a model into the host's memory and sends each device its part, one tensor
-    at a time. Reads the options dtype, lr, beta, rollout, sample_batch_size,
-    gradient_checkpointing. """
+    at a time. """
     def read(name):
-        return (
-            load_model(name, device, config.dtype, place="cpu")
-            if ranks.rank() == 0
-            else (None, None)
-        )
+        """(model, about it) on the first rank; (None, None) on the others."""
+        if ranks.rank() > 0:
+            return None, None
+        policy, tokenizer = load_policy(name, device, dtype, place="cpu")
+        return policy.model, (policy.dtype, policy.shares_prompts, tokenizer)
 
-    # the same network on every rank, with parameters on the meta device
-    def without_weights(network, dtype):
-        return ranks.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
-
-    def hand_out(network, dtype, *methods, **options):
-        empty = without_weights(network, dtype)
-        if "completion_logprobs" in methods:
-            empty.completion_logprobs = partial(completion_logprobs, empty)
-        return shards.hand_out(network, empty, device, *methods, **options)
-
-    whole, tokenizer = read(folder or source)
-    tokenizer = ranks.from_first(tokenizer)
-    networks = Networks(hand_out(whole, torch.float32, "completion_logprobs"), tokenizer)
+    whole, about = read(folder or source)
+    computed, share, tokenizer = ranks.from_first(about)
+    policy = Policy(shards.hand_out(whole, device, torch.float32, computed), computed, share)
+    networks = Networks(policy, tokenizer)
     if critic:
-        networks.critic = hand_out(
-            whole and Critic(whole.base_model), torch.float32, "values", exact=["head"]
-        )
-    sampled, dtype = networks.model, compute_dtype(networks.model)
-    if config.rollout == "own":
-        empty = without_weights(whole, dtype)
-        sampled = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
-    networks.sampler = Sampler(
-        sampled, tokenizer, copy=sampled is not networks.model, batch_size=config.sample_batch_size)
-    networks.sampler.refresh(shards.whole_weights(networks.model, dtype))
-    if config.beta:
+        first = whole and Critic(whole.base_model, computed, share)
+        networks.critic = shards.hand_out(first, device, torch.float32, computed, exact=["head"])
+    if own_sampler:
+        empty = shards.without_weights(whole, computed)
+        copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
+        networks.sampler = Sampler(copy, tokenizer, copy=True, batch_size=batch_size)
+        networks.sampler.refresh(shards.whole_weights(policy.model, computed))
+    if beta:
         if folder:
             del whole  # before the next model is read, so that the host never holds two
             whole, _ = read(source)
-        networks.reference = hand_out(
-            whole, dtype, "completion_logprobs", reshard_after_forward=True
-        )
-        networks.reference.requires_grad_(False)
-    return complete(networks, lr=config.lr, gradient_checkpointing=config.gradient_checkpointing)
+        frozen = shards.hand_out(whole, device, computed, computed, reshard_after_forward=True)
+        networks.reference = replace(policy, model=frozen.requires_grad_(False))
+    return complete(networks, lr, critic_lr, gradient_checkpointing)
 
 
-def complete(networks, *, lr, gradient_checkpointing):
-    """Add the optimizer to the networks, and switch gradient checkpointing on if it is asked
-    for."""
-    if gradient_checkpointing:
-        for backbone in filter(
-            None, [networks.model, networks.critic and networks.critic.backbone]
-        ):
-            backbone.gradient_checkpointing_enable({"use_reentrant": False})
-    groups = [
-        {"params": [p for p in network.parameters() if p.requires_grad]}
-        for network in networks.learners
-    ]
-    networks.optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.0, fused=True)
+def complete(networks, lr, critic_lr, gradient_checkpointing):
+    """Add the optimizer to the networks, and switch gradient checkpointing on if it is asked for.
+
+    critic_lr: None: lr, as for the policy.
+    """
+    groups = []
+    for network, peak in [(networks.model, lr), (networks.critic, critic_lr or lr)]:
+        if network:
+            learning = [p for p in network.parameters() if p.requires_grad]
+            groups.append({"params": learning, "lr": peak})
+            if gradient_checkpointing:
+                backbone = getattr(network, "backbone", network)
+                backbone.gradient_checkpointing_enable({"use_reentrant": False})
+    networks.peaks = [group["lr"] for group in groups]
+    networks.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
     return networks
 
 

@@ -1,8 +1,5 @@
 """Precision: weights that learn are float32. Arithmetic is float32 or bfloat16 (bf16), as `--dtype`
-says.
-
-The choice is made when a model is loaded, and noted on the network as `network.compute_dtype`.
-"""
+says."""
 
 import contextlib
 from copy import deepcopy
@@ -35,19 +32,12 @@ def multiplies_bfloat16(device):
     return torch.cpu.get_capabilities().get("amx_bf16", False)
 
 
-def compute_dtype(network):
-    """The dtype of a network's arithmetic. A network without a note computes in the dtype of its
-    weights."""
-    return getattr(network, "compute_dtype", torch.float32)
-
-
-def autocast(network, device):
-    """Arithmetic in `compute_dtype`. The weights stay float32: an update at lr 1e-6 is too small
-    for bf16."""
-    dtype = compute_dtype(network)
-    return (
-        contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
-    )
+def autocast(dtype, device):
+    """Arithmetic in `dtype`. The weights stay float32: an update at lr 1e-6 is too small for
+    bf16."""
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype)
 
 
 def with_parameters(network, make):

@@ -26,7 +26,7 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
     its prompt. There are two forward passes, even if T is 0 or 1. """
     from transformers.cache_utils import Cache
 
-    from engine.model.prompt_cache import CompletionLayer, PromptLayer
+    from engine.model.kv_cache import CompletionLayer, PromptLayer
 
     place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts]).to(
@@ -75,16 +75,10 @@ def read_rows(backbone, prompts, tokens, lengths):
     return backbone(input_ids=ids, use_cache=False).last_hidden_state, starts - 1
 
 
-def prompts_once(backbone):
-    """Whether the model can compute a prompt once. `check_once` has found out when the model was
-    loaded."""
-    return getattr(backbone, "prompts_once", True)
-
-
 @torch.no_grad()
-def check_once(backbone):
-    """Find out whether `read_prompts_once` gives the hidden states of whole rows. Most models can,
-    some have another cache."""
+def shares_prompts(backbone):
+    """Whether `read_prompts_once` gives the hidden states of whole rows. Some models keep more than
+    keys and values, so it does not."""
     rows = (
         [[0, 1], [0]], torch.tensor([[2, 3], [1, 2]], device=backbone.device), torch.tensor([2, 2]),
     )
@@ -93,6 +87,6 @@ def check_once(backbone):
     expected = torch.stack([states[b : b + 2] for states, b in zip(whole, before)])
     try:
         found, _ = read_prompts_once(backbone, *rows)
-        backbone.prompts_once = torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
     except (AttributeError, IndexError, TypeError, ValueError):
-        backbone.prompts_once = False
+        return False
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance)

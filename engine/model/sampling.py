@@ -1,7 +1,28 @@
-"""Sampling completions from the policy, and the contract between the sampler and the scorer."""
+"""Sampling completions from the policy.
+
+The contract of a sampler. The project's own (`Sampler`) keeps it, and so does vLLM's (vllm.py). One
+of your own is a class in a file, a line of SAMPLERS in networks.py, and a choice of --rollout.
+
+    Class(source, tokenizer, dtype, sampling, stop_ids=…, longest=…, seed=…)
+        samples from the weights of `source`, a hub name or a folder, until `refresh`. dtype: what
+        it computes in. sampling: the run's. stop_ids: only these ids end a completion. longest:
+        tokens of prompt and completion together.
+    sample(prompts, group_size, sampling, seed, places=None) → Completions
+        samples `group_size` completions of each prompt. prompts: token lists, maybe none; nothing
+        is added to them. sampling: a Sampling; temperature 0 takes the most likely token. `logp` is
+        that of the sampled tokens at the temperature (at 1 if it is 0), before top_p and top_k. The
+        same seed gives the same completions. places: of each prompt among those of all ranks; None:
+        0, 1, 2 …; two places draw different numbers.
+    refresh(weights)
+        samples from these weights from now on. weights: an iterator over (name of a parameter,
+        whole tensor in the sampler's `dtype`). Every rank consumes it, or no rank: with
+        `--shard full` each item is gathered from all ranks.
+    rest()
+        gives up memory until the next `refresh`, if the sampler can.
+    dtype
+        of the weights that `refresh` is given. """
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +32,6 @@ from tqdm import tqdm
 from engine.base import progress
 from engine.base.errors import UserError
 from engine.model.logprobs import completion_mask
-from engine.model.precision import autocast, compute_dtype
 from engine.model.prompts import left_pad
 
 # every so many tokens the CPU asks the device which completions have ended: while it waits, a GPU
@@ -51,38 +71,32 @@ class Completions:
     # (N, T) float32, log-probability of each token at the sampling temperature; 0 on padding
     logp: torch.Tensor
 
+    @classmethod
+    def none(cls, device):
+        """Of no prompt: in a run's last step a rank may have no question."""
+        empty = torch.zeros((0, 1), device=device)
+        return cls(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
+
     def texts(self, tokenizer, questions=()):
         """The completions as text, for the rewards, without EOS and other special tokens.
 
         questions: the Q questions that were asked, as `load_questions` returns them. If they are
         given, each text begins with the thought that its prompt has opened. """
-        rows = [tokens[:n] for tokens, n in zip(self.tokens.tolist(), self.lengths.tolist())]
-        thoughts = [
-            question.get("begun", "")
-            for question in questions
-            for _ in range(len(rows) // len(questions))
-        ]
-        texts = [
-            tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for row in rows
-        ]
-        return [
-            thought + text
-            for thought, text in zip(thoughts or [""] * len(rows), texts, strict=True)
-        ]
+        thoughts = [question.get("begun", "") for question in questions] or [""]
+        group_size, texts = len(self.tokens) // len(thoughts), []
+        for i, (row, n) in enumerate(zip(self.tokens.tolist(), self.lengths.tolist())):
+            text = tokenizer.decode(
+                row[:n], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            texts.append(thoughts[i // group_size] + text)
+        return texts
 
 
 def stop_tokens(model, tokenizer):
     """The ids that end a completion: the tokenizer's EOS, and all EOS of the model's generation
     config."""
     configured = model.generation_config.eos_token_id
-    ids = (
-        []
-        if configured is None
-        else [configured]
-        if isinstance(configured, int)
-        else list(configured)
-    )
+    ids = configured if isinstance(configured, list) else [configured]
     return sorted({*ids, tokenizer.eos_token_id} - {None})
 
 
@@ -124,7 +138,7 @@ class Sampler:
     """
 
     def __init__(self, model, tokenizer, copy=False, batch_size=None):
-        self.model, self.copy, self.dtype = model, copy, compute_dtype(model)
+        self.model, self.copy, self.dtype = model, copy, model.dtype
         self.batch_size = batch_size
         self.stop_ids, self.pad_id = stop_tokens(model, tokenizer), tokenizer.pad_token_id
 
@@ -188,9 +202,8 @@ def sample(
     place in its group and the token's place. So the same seed gives the same completions for every
     batch_size and every number of ranks, and, up to rounding, on every device. """
     device, n = model.device, len(prompts) * group_size
-    if not prompts:  # in a run's last step a rank may have no question
-        empty = torch.zeros((0, 1), device=device)
-        return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
+    if not prompts:
+        return Completions.none(device)
     largest, known = max(pad_id, *map(max, prompts)), model.get_input_embeddings().num_embeddings
     if largest >= known:  # a GPU would stop with an error that does not tell the cause
         raise UserError(
@@ -208,24 +221,21 @@ def sample(
     logps = torch.zeros((n, sampling.max_new_tokens), device=device)
     stop_ids = torch.tensor(stop_ids).to(device, non_blocking=True)
     at_a_time = math.ceil((batch_size or n) / group_size)  # questions
-    with autocast(model, device) if model.dtype == torch.float32 else nullcontext():
-        for i in range(0, len(prompts), at_a_time):
-            part = slice(i * group_size, (i + at_a_time) * group_size)
-            ids, mask = left_pad(prompts[i : i + at_a_time], pad_id, device)
-            _sample(model, ids, mask, sampling, stop_ids, u[part], tokens[part], logps[part])
+    for i in range(0, len(prompts), at_a_time):
+        rows = slice(i * group_size, (i + at_a_time) * group_size)
+        ids, mask = left_pad(prompts[i : i + at_a_time], pad_id, device)
+        _sample(model, ids, mask, sampling, stop_ids, u[rows], tokens[rows], logps[rows])
     # a completion ends with its first stop token; what its row has sampled after that is dropped
     stops = torch.isin(tokens, stop_ids)
     truncated = ~stops.any(1)
     lengths = torch.where(truncated, sampling.max_new_tokens, stops.int().argmax(1) + 1)
     # one wait for both
     longest, broken = torch.stack([lengths.max(), logps.isnan().any()]).tolist()
-    padding = ~completion_mask(tokens[:, :longest], lengths)
-    tokens, logps = (
-        tokens[:, :longest].masked_fill(padding, pad_id),
-        logps[:, :longest].masked_fill(padding, 0.0),
-    )
     if broken:
         raise FloatingPointError("the model's logits are not finite")
+    tokens, logps = tokens[:, :longest], logps[:, :longest]
+    padding = ~completion_mask(tokens, lengths)
+    tokens, logps = tokens.masked_fill(padding, pad_id), logps.masked_fill(padding, 0.0)
     return Completions(tokens, lengths, truncated, logps)
 
 
@@ -234,7 +244,8 @@ def _read_prompts(model, ids, mask, group_size, new_tokens):
     once, then repeated.
 
     mask and positions are None if no prompt is padded. The cache and the mask have room for
-    `new_tokens` tokens. """
+    `new_tokens` tokens.
+    """
     # it imports transformers, which takes seconds: only once there is a model
     from engine.model.kv_cache import give_room
 
@@ -244,24 +255,13 @@ def _read_prompts(model, ids, mask, group_size, new_tokens):
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
     )
     logits, cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
-    roomy = give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens, model.device)
+    give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens, model.device)
     if padded:
         positions = positions[:, -1:].repeat_interleave(group_size, 0)
         mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)
-        # alibi: such a model makes its biases from a mask of two dimensions
-        if (
-            roomy
-            and model.config._attn_implementation == "sdpa"
-            and not getattr(model.config, "alibi", False)
-        ):
-            # this is added to the scores. transformers takes a mask of four dimensions as it is,
-            # and makes none itself
-            zeros = torch.zeros_like(mask, dtype=cache.layers[0].keys.dtype)
-            mask = zeros.masked_fill_(mask == 0, -torch.inf)[:, None, None]
-        elif ASK_EVERY[model.device.type] > 1:
-            # otherwise transformers asks the GPU for each token whether the mask hides anything
-            for layer in cache.layers:
-                layer.is_compileable = True
+        # otherwise transformers asks the device for each token whether the mask hides anything
+        for layer in cache.layers:
+            layer.is_compileable = True
     return logits, cache, mask, positions
 
 
@@ -298,6 +298,6 @@ def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
             positions = positions + 1
         logits = model(
             input_ids=token[:, None],
-            attention_mask=None if mask is None else mask[..., : ids.shape[1] + t + 1],
+            attention_mask=None if mask is None else mask[:, : ids.shape[1] + t + 1],
             position_ids=positions, past_key_values=cache, use_cache=True,
         ).logits[:, -1]

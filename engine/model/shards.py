@@ -1,54 +1,60 @@
 """Splitting weights over the devices (`--shard full`, FSDP2), and adding up gradients over the
 devices."""
 
-import functools
 import os
 import warnings
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
 
 from engine.base import ranks
-from engine.model.precision import compute_dtype
+from engine.model.precision import with_parameters
 
 # of log-probabilities that are a part of a larger tensor: nothing writes into them
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 
-def shard(module, *methods, exact=(), **options):
+def shard(module, dtype, exact=(), **options):
     """FSDP2: split the weights of `module`, their gradients and the optimizer's moments over the
     ranks.
 
-    A layer's weights are gathered just before the layer is computed, in the compute dtype, and
-    freed afterwards. Gradients are added up in float32. methods: names of methods that are called
-    instead of `forward`; weights are gathered for them, too. exact: names of submodules that are
-    computed in float32. options: of `fully_shard`, for weights outside the layers. """
-    from torch.distributed.fsdp import (
-        MixedPrecisionPolicy,
-        fully_shard,
-        register_fsdp_forward_method,
-    )
+    A layer's weights are gathered just before the layer is computed, in `dtype`, and freed
+    afterwards. Gradients are added up in float32. exact: names of submodules that are computed in
+    float32. options: of `fully_shard`, for weights outside the layers. """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    mixed = compute_dtype(module) != torch.float32
-    computed = (
-        MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
-    )
+    as_stored = MixedPrecisionPolicy()
+    mixed = as_stored if dtype == torch.float32 else MixedPrecisionPolicy(dtype, torch.float32)
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
     parts = [
-        *((layer, computed, {}) for layer in layers),
-        *((module.get_submodule(name), MixedPrecisionPolicy(), {}) for name in exact),
+        *((layer, mixed, {}) for layer in layers),
+        *((module.get_submodule(name), as_stored, {}) for name in exact),
+        (module, mixed, options),
     ]
-    for part, policy, given in [*parts, (module, computed, options)]:
-        fully_shard(part, mesh=nodes_and_devices(), mp_policy=policy, **given)
+    for part, precision, given in parts:
+        fully_shard(part, mesh=nodes_and_devices(), mp_policy=precision, **given)
         # a sum over the ranks, not a mean: the loss weights are already those of the whole batch
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    for name in methods:
+
+
+def as_forward(module, function):
+    """`function(module, …)` as a function of the other arguments.
+
+    FSDP gathers the weights outside the layers only for `forward` and for methods that it knows. So
+    a module that is split gets the function as a method. """
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+    name = function.__name__
+    if isinstance(module, FSDPModule) and not hasattr(module, name):
+        setattr(module, name, partial(function, module))
         register_fsdp_forward_method(module, name)
+    return getattr(module, name, partial(function, module))
 
 
-@functools.cache
+@cache
 def nodes_and_devices():
     """The mesh (nodes, devices of a node), if several nodes have several devices each; else None:
     all devices in a row.
@@ -65,16 +71,23 @@ def nodes_and_devices():
     return init_device_mesh(device, (world // local, local), mesh_dim_names=("node", "device"))
 
 
-def hand_out(network, empty, device, *methods, **options):
+def without_weights(network, dtype):
+    """The network of the first rank on every rank, with its parameters on the meta device, where
+    they take no memory."""
+    return ranks.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
+
+
+def hand_out(network, device, stored, computed, **options):
     """A network split over the devices, from the whole network in the host's memory of the first
     rank.
 
-    network: that whole network; None on the other ranks. empty: the same network on every rank,
-    with its parameters on the meta device, where they take no memory. A device holds its part, and
-    at most one whole tensor at a time. methods, options: those of `shard`. """
+    network: that whole network; None on the other ranks. A device holds its part, and at most one
+    whole tensor at a time. stored, computed: the dtypes of the weights and of the arithmetic.
+    options: those of `shard`. """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    shard(empty, *methods, **options)  # this moves the buffers to the device
+    empty = without_weights(network, stored)
+    shard(empty, computed, **options)  # this moves the buffers to the device
     buffers = {name: buffer.clone() for name, buffer in empty.named_buffers()}
     empty.to_empty(device=device)
     for name, buffer in empty.named_buffers():
@@ -106,15 +119,13 @@ def sum_gradients(model):
     the whole batch."""
     if is_sharded(model):
         return  # FSDP has done it
-    for p in model.parameters():
-        if p.requires_grad and p.grad is None:  # a rank without a completion adds zeros
+    learning = [p for p in model.parameters() if p.requires_grad]
+    for p in learning:
+        if p.grad is None:  # a rank without a completion adds zeros
             p.grad = torch.zeros_like(p)
     if ranks.world_size() > 1:
-        work = [
-            dist.all_reduce(p.grad, async_op=True) for p in model.parameters() if p.requires_grad
-        ]
-        for w in work:
-            w.wait()
+        for work in [dist.all_reduce(p.grad, async_op=True) for p in learning]:
+            work.wait()
 
 
 def clip_gradients(network, longest):

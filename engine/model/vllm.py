@@ -1,5 +1,5 @@
-"""Sampling with vLLM (`--rollout vllm`), if it is installed. engine/model/sampling.py samples
-without it.
+"""Sampling with vLLM (`--rollout vllm`), if it is installed. sampling.py has the contract that it
+keeps.
 
 vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own
 copy of the weights, which `refresh` overwrites. It computes with other kernels than the trainer, so
@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from engine.base import ranks
-from engine.base.errors import UserError
+from engine.base.errors import UserError, one_line
 from engine.model.folders import context_of, resolve_model
 from engine.model.sampling import Completions, Sampling
 
@@ -30,54 +30,47 @@ def filtered(sampling):
 
 class VLLM:
     """A vLLM engine in this process. It samples from the weights of the last `refresh`, at first
-    from those of `name`.
+    from those of `source`.
 
-    name: hub name or folder of a model. config: the run's; max_prompt_tokens, max_new_tokens,
-    top_p, top_k, seed and vllm_share are read. tokenizer: for the padding. stop_ids: only these ids
-    end a completion. dtype: what it computes in.
+    The arguments are those of the contract. sampling: top_p, top_k and vllm_share are read.
 
     Creating an engine seeds the global random numbers with the run's seed. On a CPU
     torch.set_num_threads has no effect afterwards. Raises UserError if vLLM cannot run the model.
     """
 
-    def __init__(self, name, config, tokenizer, stop_ids, dtype):
+    def __init__(self, source, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
         # one process, so that weights are not copied
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from transformers import AutoConfig
         from vllm import LLM  # takes seconds, and reads the environment
 
-        name, gpu = resolve_model(name), torch.cuda.is_available()
-        context = context_of(AutoConfig.from_pretrained(name))
-        self.pad_id, self.stop_ids = tokenizer.pad_token_id, list(stop_ids)
-        self.dtype = dtype  # of the weights that `refresh` is given, too
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
-        )
+        source, gpu = resolve_model(source), torch.cuda.is_available()
+        context = context_of(AutoConfig.from_pretrained(source))
+        self.pad_id, self.stop_ids, self.dtype = tokenizer.pad_token_id, list(stop_ids), dtype
+        self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else "cpu"
         try:
             self.engine = LLM(
-                name,
+                source,
                 # prompts and completions are ids, and only our options say how to sample
                 skip_tokenizer_init=True,
                 generation_config="vllm",
                 dtype=self.dtype,
-                max_model_len=min(
-                    filter(None, (config.max_prompt_tokens + config.max_new_tokens, context))
-                ),
-                gpu_memory_utilization=config.vllm_share,
+                max_model_len=min(longest, context or longest),
+                gpu_memory_utilization=sampling.vllm_share,
                 kv_cache_memory_bytes=None if gpu else CPU_CACHE,
                 enable_prefix_caching=True,  # the G completions of a question share its prompt
                 # log π at the temperature, before top_p and top_k. raw: at temperature 1, the only
                 # one that engine/run/checks.py allows with top_p or top_k. processed: at the
                 # temperature, after top_p and top_k
-                logprobs_mode="raw_logprobs" if filtered(config) else "processed_logprobs",
+                logprobs_mode="raw_logprobs" if filtered(sampling) else "processed_logprobs",
                 # under torchrun each rank has its own engine, on the device of its LOCAL_RANK
                 distributed_executor_backend="external_launcher"
                 if ranks.world_size() > 1
                 else "uni",
                 # a CPU has no graphs to capture, and compiling takes longer than it saves
                 enforce_eager=not gpu,
-                seed=config.seed, use_tqdm_on_load=False,
+                seed=seed, use_tqdm_on_load=False,
             )
             # vLLM would end all process groups, the trainer's too, when its engine is deleted:
             # ranks.stop does it
@@ -86,7 +79,7 @@ class VLLM:
             self.sample([[self.pad_id]], 1, Sampling(1), 0)  # a missing kernel shows up only now
         except (ValueError, RuntimeError, NotImplementedError) as error:
             raise UserError(
-                f"vLLM cannot run the model {name} here: {' '.join(str(error).split())[:300]}"
+                f"vLLM cannot run the model {source} here: {one_line(error)}"
             ) from None
 
     def refresh(self, weights):
@@ -110,9 +103,8 @@ class VLLM:
         temperature is 0), before top_p and top_k. """
         from vllm import SamplingParams
 
-        if not prompts:  # in a run's last step a rank may have no question
-            empty = torch.zeros((0, 1), device=self.device)
-            return Completions(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
+        if not prompts:
+            return Completions.none(self.device)
         places, rng = list(places or range(len(prompts))), random.Random(seed)
         seeds = [[rng.getrandbits(62) for _ in range(group_size)] for _ in range(max(places) + 1)]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group_size)]

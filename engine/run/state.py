@@ -99,7 +99,8 @@ class Run:
         """The networks that a checkpoint holds besides the policy."""
         networks = {"critic": self.networks.critic} if self.networks.critic else {}
         return networks | (
-            {"reference": self.networks.reference} if self.config.update.refresh_reference else {}
+            {"reference": self.networks.reference.model}
+            if self.config.update.refresh_reference else {}
         )
 
     @property
@@ -191,7 +192,8 @@ class Run:
         progress = run_progress(
             state["step"], self.steps, state["position"], self.total, self.per_step
         )
-        for group, peak in zip(self.networks.optimizer.param_groups, (rates.lr, rates.critic_lr)):
+        groups = self.networks.optimizer.param_groups
+        for group, peak in zip(groups, self.networks.peaks, strict=True):
             group["lr"] = learning_rate(progress, peak, rates.warmup, rates.lr_schedule)
         return random.Random(f"{self.config.run.seed} {state['step'] + 1} 0")
 
@@ -237,7 +239,7 @@ class Run:
         self.watch(metrics)
         refresh = self.config.update.refresh_reference
         if refresh and step % refresh == 0:
-            self.networks.reference.load_state_dict(self.networks.model.state_dict())
+            self.networks.reference.model.load_state_dict(self.networks.model.state_dict())
         self.interrupt.share(self.networks.model.device)
         # while updates fail, the last good checkpoint stays the newest
         due = step % self.config.run.save_every == 0 and not state["skipped_in_a_row"]

@@ -18,9 +18,9 @@ import torch.distributed.checkpoint as dcp
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import folders, loading
+from engine.model.logprobs import Policy
 from engine.model.networks import whole_networks
 from engine.run import checkpoint, logs
-from engine.run.config import Config
 
 ROOT = Path(__file__).parents[2]
 SAME = {"source": "m", "data": "d"}
@@ -163,9 +163,14 @@ def test_exit_code_2_and_one_sentence_for_a_users_mistake(tmp_path):
     assert done.stderr == "error: --pruning_rate must lie in [0, 1), not 1.0.\n"
 
 
+def without_step(loaded):
+    model, tokenizer = loaded
+    return whole_networks(Policy(model), tokenizer, lr=1e-3)
+
+
 def networks_of(loaded):
     """A policy whose optimizer has made a step."""
-    networks = whole_networks(*loaded, Config(lr=1e-3, beta=0.0))
+    networks = without_step(loaded)
     networks.model(torch.tensor([[3, 4]])).logits.sum().backward()
     networks.optimizer.step()
     networks.optimizer.zero_grad()
@@ -284,7 +289,7 @@ def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_pat
     checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {"head": head})
     folder, _, _ = checkpoint.resume(tmp_path)
     again, other = (
-        whole_networks(*loading.load_model(folder, torch.device("cpu")), Config(lr=1e-3, beta=0.0)),
+        without_step(loading.load_model(folder, torch.device("cpu"))),
         torch.nn.Linear(3, 1),
     )
     checkpoint.restore(folder, again, {"head": other})
@@ -300,7 +305,7 @@ def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_pat
 
 
 def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(loaded, tmp_path):
-    networks = whole_networks(*loaded, Config(lr=1e-3, beta=0.0))
+    networks = without_step(loaded)
     checkpoint.save(tmp_path, networks, {"step": 0, **SAME}, {})
     # a made step, with gradients of 0, would count in AdamW's bias correction
     assert not networks.optimizer.state

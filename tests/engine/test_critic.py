@@ -11,6 +11,8 @@ import torch
 from algorithms import resolve
 from engine.model import loading, logprobs
 from engine.model.critic import Critic, estimate
+from engine.model.logprobs import Policy
+from engine.model.networks import whole_networks
 from records import Batch
 from tests.training import CPU, completions, updated, with_reference
 from update import Limits
@@ -31,13 +33,12 @@ def critic_of(model):
     return critic
 
 
-# ---- values
-# ---------------------------------------------------------------------------------------------------------
+# --- values ---
 
 
 def test_values_are_0_at_first(loaded):
     model, tokenizer = loaded
-    assert (Critic(model.base_model).values(completions(tokenizer)) == 0).all()
+    assert (Critic(model.base_model)(completions(tokenizer)) == 0).all()
 
 
 def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_before_it(loaded):
@@ -45,7 +46,7 @@ def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_be
     as a copy."""
     model, tokenizer = loaded
     critic, batch = critic_of(model), completions(tokenizer)
-    values = critic.values(batch)
+    values = critic(batch)
     assert (
         values.dtype == torch.float32
         and values.shape == batch.tokens.shape
@@ -63,45 +64,32 @@ def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_be
         assert (row[n:] == 0).all()
 
 
-@pytest.mark.parametrize("t", range(8))
-def test_the_value_before_a_token_does_not_know_it(loaded, t):
-    model, tokenizer = loaded
-    critic, batch = critic_of(model), completions(tokenizer)
-    values = critic.values(batch)
-    batch.tokens[:, t] = (batch.tokens[:, t] + 1) % 22
-    other = critic.values(batch)
-    torch.testing.assert_close(other[:, : t + 1], values[:, : t + 1])
-    assert ((other - values)[:, t + 1 :].abs() > 1e-4)[batch.mask[:, t + 1 :]].all()
-
-
 def test_the_head_is_computed_in_float32_whatever_the_backbone_is(loaded):
     """If the backbone's products are bfloat16, a value that is rounded to 8 bits is off by up to
     0.4 %."""
     model, tokenizer = loaded
     critic, batch = critic_of(model), completions(tokenizer)
-    critic.compute_dtype = torch.bfloat16
+    critic.dtype = torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
         states, _, places = logprobs.completion_states(
             critic.backbone, batch.prompts, batch.tokens, batch.lengths
         )
     exact = states.double() @ critic.head.weight.double().T + critic.head.bias.double()
     torch.testing.assert_close(
-        critic.values(batch).flatten()[places].double(), exact.squeeze(-1), rtol=1e-5, atol=1e-6
+        critic(batch).flatten()[places].double(), exact.squeeze(-1), rtol=1e-5, atol=1e-6
     )
 
 
-def test_the_critic_has_weights_of_its_own(loaded):
-    model, _ = loaded
-    critic = Critic(deepcopy(model.base_model))
+def test_the_critic_starts_as_a_copy_of_the_policys_backbone_with_weights_of_its_own(loaded):
+    model, tokenizer = loaded
+    critic = whole_networks(Policy(model), tokenizer, lr=1e-3, critic=True).critic
     torch.testing.assert_close(critic.backbone.state_dict(), model.base_model.state_dict())
-    assert not {p.data_ptr() for p in critic.parameters()} & {
-        p.data_ptr() for p in model.parameters()
-    }
+    own = {p.data_ptr() for p in critic.parameters()}
+    assert not own & {p.data_ptr() for p in model.parameters()}
     assert all(p.requires_grad for p in critic.parameters())
 
 
-# ---- advantages and returns
-# -----------------------------------------------------------------------------------------
+# --- advantages and returns ---
 
 
 LENGTHS = [5, 1, 3, 9, 2, 4]
@@ -112,7 +100,7 @@ SCORES = randn(6, seed=3, dtype=F64)
 class Oracle:
     """A critic whose values are known. The prompt of a completion is its number."""
 
-    def values(self, batch):
+    def __call__(self, batch):
         return rows_of(VALUES, batch)
 
 
@@ -175,14 +163,13 @@ def test_estimate_leaves_no_gradient(loaded):
     model, tokenizer = loaded
     micro_batches = with_reference(completions(tokenizer).micro_batches(40), model)
     for micro_batch in micro_batches:
-        micro_batch.old_logp = micro_batch.logprobs(model, 1.0)
+        micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0)
     estimate(critic_of(model), micro_batches, CPU, beta=0.1, lam=0.95)
     for batch in micro_batches:
         assert not any(x.requires_grad for x in (batch.advantages, batch.returns, batch.old_values))
 
 
-# ---- one update
-# -----------------------------------------------------------------------------------------------------
+# --- one update ---
 
 
 def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
@@ -193,8 +180,8 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
     critic, batch = critic_of(model), completions(tokenizer)
     plain, plain_critic = copy.deepcopy(model), copy.deepcopy(critic)
     with torch.no_grad():  # far enough from the present ones that both clips act at once
-        old_logp = batch.logprobs(model, 1.0) + 0.3 * randn(6, 8, seed=4)
-        old_values = critic.values(batch) + 0.3 * randn(6, 8, seed=5)
+        old_logp = batch.logprobs(Policy(model), 1.0) + 0.3 * randn(6, 8, seed=4)
+        old_values = critic(batch) + 0.3 * randn(6, 8, seed=5)
     advantages, returns = randn(6, 8, seed=6), randn(6, 8, seed=7)
 
     batch.advantages = torch.arange(6)  # tells which rows a micro-batch was given
@@ -256,7 +243,7 @@ def test_where_the_critics_update_is_not_finite_the_policys_is_skipped_too(loade
     model, tokenizer = loaded
     critic, (micro_batch,) = critic_of(model), completions(tokenizer).micro_batches(1000)
     before = copy.deepcopy([model.state_dict(), critic.state_dict()])
-    micro_batch.old_logp = micro_batch.logprobs(model, 1.0).detach()
+    micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
     estimate(critic, [micro_batch], CPU, beta=0.0, lam=0.95)
     micro_batch.returns[0, 0] = torch.nan
     optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()], lr=1.0)

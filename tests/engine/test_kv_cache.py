@@ -16,52 +16,27 @@ SMALL = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
 }
-LINEAR = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")} | {
-    "linear_key_head_dim": 4, "linear_value_head_dim": 4,
-}
 MODELS = {
-    "Qwen2": SMALL, "Llama": SMALL,
-    "GPT2": {
+    "Qwen2": SMALL,
+    "GPT2": {  # with a vector for each position
         "vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64,
         "bos_token_id": None, "eos_token_id": None,
     },
-    "Falcon": {
-        "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "alibi": True, "bos_token_id": None, "eos_token_id": None,
-    },
-    "Mistral": SMALL | {"sliding_window": 6},
-    "Gemma2": SMALL | {"sliding_window": 6, "query_pre_attn_scalar": 4},
-    "Gemma3": SMALL
-    | {
+    "Gemma3": SMALL | {
         "sliding_window": 6, "query_pre_attn_scalar": 4,
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "Lfm2": SMALL | {"full_attn_idxs": [1]},  # a state of the last tokens in layer 0
-    "Qwen3Next": SMALL
-    | LINEAR
-    | {
-        "layer_types": ["linear_attention", "full_attention"], "num_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
-    },
-    "FalconH1": SMALL
-    | {
-        "mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 16,
-        "mamba_chunk_size": 8,
-    },
-}
+}  # fmt: skip
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20, 21]]
 
 
-def make(name, **options):
+def make(name):
     """A model of this family with random weights, large enough that its tokens differ."""
     torch.manual_seed(0)
-    config = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")(
-        **MODELS[name], **options
-    )
-    model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(
-        config
-    ).eval()
+    kind = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+    config = getattr(transformers, kind)(**MODELS[name])
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(8) if p.dim() == 2 else None
@@ -99,22 +74,12 @@ def test_logp_is_that_of_a_pass_without_a_cache(name):
         torch.testing.assert_close(logp, drawn.logp[i, :n], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["Qwen2", "Mistral", "Gemma3"])
+@pytest.mark.parametrize("name", ["Qwen2", "Gemma3"])
 def test_the_host_waits_for_less_than_one_answer_a_token(name, monkeypatch):
     monkeypatch.setitem(ASK_EVERY, "cpu", 8)
     with Answers() as asked:
         assert draw(make(name), new_tokens=24, stop_ids=[-1]).truncated.all()
     assert asked.count <= 24 / 8 + 4
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bfloat16_and_eager_attention(dtype):
-    tokens = [
-        draw(make("Llama", attn_implementation=way).to(dtype), new_tokens=6).tokens
-        for way in ("sdpa", "eager")
-    ]
-    same = (tokens[0] == tokens[1]).all(1).float().mean()
-    assert same == 1 if dtype == torch.float32 else same > 0.5
 
 
 def filled(rows=3, length=4, repeats=2, longest=11):
@@ -138,34 +103,28 @@ def test_tokens_are_appended_in_place_into_room_that_doubles_until_it_is_large_e
     assert len({address for _, address in rooms}) == 2 and cache.get_seq_length() == 11
 
 
-@pytest.mark.parametrize("kept", [[0, 2, 5], [3, 4, 5], [0, 1, 2], [5], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("kept", [[0, 2, 5], [3, 4, 5], [5], [0, 1, 2, 3, 4, 5]])
 def test_rows_that_stay_keep_their_keys_and_a_larger_room_holds_only_them(kept):
     cache, expected = filled()
     address = cache.layers[0].rooms[0].data_ptr()
     order = keep_rows(cache, torch.tensor(kept), "cpu")
     assert sorted(order.tolist()) == kept and cache.layers[0].rooms[0].data_ptr() == address
     layer = cache.layers[0]
-    assert torch.equal(layer.keys, expected[0][order]) and torch.equal(
-        layer.values, expected[1][order]
-    )
+    for found, x in zip((layer.keys, layer.values), expected):
+        assert torch.equal(found, x[order])
     for _ in range(5):
         cache.update(*torch.randn(2, len(kept), 2, 1, 5), 0)
-    assert torch.equal(layer.keys[:, :, :4], expected[0][order]) and len(layer.rooms[0]) == len(
-        kept
-    )
+    assert torch.equal(layer.keys[:, :, :4], expected[0][order])
+    assert len(layer.rooms[0]) == len(kept)
 
 
 def test_layers_of_another_kind_stay_as_they_are():
     cache = DynamicCache(config=make("Gemma3").config)
     for i in range(2):
         cache.update(*torch.randn(2, 3, 2, 4, 5), i)
-    assert not give_room(cache, 3, 2, 11, "cpu")
+    give_room(cache, 3, 2, 11, "cpu")
     kinds = [type(layer) for layer in cache.layers]
-    assert (
-        kinds[1] is RoomyLayer
-        and not issubclass(kinds[0], RoomyLayer)
-        and issubclass(kinds[0], DynamicLayer)
-    )
+    assert kinds[1] is RoomyLayer and kinds[0] not in (RoomyLayer, DynamicLayer)
     assert [len(layer.keys) for layer in cache.layers] == [6, 6]
     keep_rows(cache, torch.tensor([1, 4]), "cpu")
     assert [len(layer.keys) for layer in cache.layers] == [2, 2]

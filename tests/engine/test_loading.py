@@ -32,81 +32,58 @@ from engine.model.logprobs import completion_logprobs
 from engine.run.shapes import skeleton
 from engine.scoring.score import choose
 from engine.tasks import questions
-from tests.engine.test_logprobs import SIZES, batch, make
+from tests.engine.test_logprobs import SIZES, make
 
 CPU = torch.device("cpu")
 
 
-def test_weights_are_float32_masters_that_a_step_of_1e_6_moves(small, tmp_path):
-    """In bfloat16 a step of lr 1e-6 is rounded away; weights saved in bfloat16 are loaded as
-    float32."""
-    model, tokenizer = load_model(small, CPU)
-    model.to(torch.bfloat16).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    model, _ = load_model(str(tmp_path), CPU)
+def save(model, folder, small):
+    """A model with random weights in a folder, with the toy's tokenizer."""
+    model.save_pretrained(folder)
+    load_model(small, CPU)[1].save_pretrained(folder)
+    return str(folder)
+
+
+def test_weights_that_were_saved_in_bfloat16_are_loaded_as_float32(small, tmp_path):
+    """In bfloat16 a step of lr 1e-6 is rounded away."""
+    model, _ = load_model(small, CPU)
+    model, _ = load_model(save(model.to(torch.bfloat16), tmp_path, small), CPU)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0).step()
-    for name, p in model.named_parameters():
-        assert (p != before[name]).float().mean() > 0.9
-        assert (
-            before[name].bfloat16() + torch.tensor(-1e-6).bfloat16() == before[name].bfloat16()
-        ).float().mean() > 0.9
 
 
 def test_dropout_is_off(tmp_path, small):
     """GPT-2 has dropout 0.1: with it on, π_θ would differ from π_old before the first update."""
-    make("gpt2").save_pretrained(tmp_path)
-    load_model(small, CPU)[1].save_pretrained(tmp_path)
-    model, _ = load_model(str(tmp_path), CPU)
-    assert model.config.resid_pdrop == 0.1 and not model.training
-    args = batch()
-    assert torch.equal(completion_logprobs(model, *args), completion_logprobs(model, *args))
+    model, _ = load_model(save(make("gpt2"), tmp_path, small), CPU)
+    assert model.config.resid_pdrop == 0.1 and not any(m.training for m in model.modules())
 
 
-def test_a_model_that_rescales_its_logits_is_refused(tmp_path, small):
-    GraniteForCausalLM(
-        GraniteConfig(**SIZES, num_key_value_heads=4, logits_scaling=8.0)
-    ).save_pretrained(tmp_path)
-    load_model(small, CPU)[1].save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="rescales its logits"):
-        load_model(str(tmp_path), CPU)
+def granite():
+    config = GraniteConfig(**SIZES, num_key_value_heads=4, logits_scaling=8.0)
+    return GraniteForCausalLM(config)
 
 
-def test_a_model_with_soft_capped_logits_is_refused_in_bfloat16_too(tmp_path, small):
-    """Gemma 2: tanh hardly changes the small logits of a probe."""
+def gemma2():
+    """tanh hardly changes the small logits of a probe."""
     config = Gemma2Config(**SIZES, num_key_value_heads=4, head_dim=8, final_logit_softcapping=30.0)
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    load_model(small, CPU)[1].save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="rescales its logits"):
-        load_model(str(tmp_path), CPU, "bfloat16", frozen=True)
+    return Gemma2ForCausalLM(config)
 
 
-def test_a_model_whose_cache_sampling_cannot_use_is_refused(tmp_path, small):
+def minimax():
     config = MiniMaxConfig(**SIZES, num_key_value_heads=4, num_local_experts=2, block_size=8)
-    MiniMaxForCausalLM(config).save_pretrained(tmp_path)
-    load_model(small, CPU)[1].save_pretrained(tmp_path)
-    before = torch.get_rng_state()
-    with pytest.raises(
-        UserError, match="has a cache of a kind that sampling cannot use: use another model"
-    ):
-        load_model(str(tmp_path), CPU)
+    return MiniMaxForCausalLM(config)
+
+
+@pytest.mark.parametrize("make_it, reason", [
+    (granite, "rescales its logits"), (gemma2, "rescales its logits"), (minimax, "has a cache"),
+])  # fmt: skip
+def test_a_model_that_cannot_be_scored_or_sampled_from_here_is_refused(
+    make_it, reason, tmp_path, small
+):
+    folder, before = save(make_it(), tmp_path, small), torch.get_rng_state()
+    with pytest.raises(UserError, match=reason):
+        load_model(folder, CPU, "bfloat16" if make_it is gemma2 else "auto", frozen=True)
     load_model(small, CPU)
     assert torch.equal(torch.get_rng_state(), before)  # of a run that is resumed, for example
-
-
-def test_quantized_weights_whose_package_is_missing_are_one_sentence(tmp_path, small):
-    model, tokenizer = load_model(small, CPU)
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}})
-    )
-    with pytest.raises(UserError, match="^the model .* cannot be loaded: "):
-        load_model(str(tmp_path), CPU)
 
 
 @pytest.fixture
@@ -123,40 +100,19 @@ def refused(folder, *, load=lambda name: load_model(name, CPU)):
     return str(error.value)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_weights_that_are_not_finite_are_refused_for_what_they_are(folder, value):
+@pytest.mark.parametrize("change, reason", [
+    (lambda x: x.fill_(torch.nan), "not finite"), (lambda x: x.fill_(torch.inf), "not finite"),
+    (lambda x: x.mul_(1e38), "not finite"), (lambda x: torch.ones(60), "in another shape"),
+    (lambda x: None, "lack model.norm.weight"),
+])  # fmt: skip
+def test_weights_that_are_damaged_or_lack_something_are_refused_for_what_they_are(
+    folder, change, reason
+):
     folder, tensors = folder
-    tensors["model.norm.weight"][3] = value
+    tensors["model.norm.weight"] = change(tensors["model.norm.weight"])
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert (
-        "are not finite (model.norm.weight): the file is damaged, or a training run failed."
-        in refused(folder)
-    )
-
-
-def test_weights_whose_logits_are_not_finite_are_refused_for_what_they_are(folder):
-    folder, tensors = folder
-    save_file(
-        {name: 1e30 * tensor for name, tensor in tensors.items()}, folder / "model.safetensors",
-        {"format": "pt"},
-    )
-    assert (
-        "are so large that its logits are not finite: the file is damaged, or a training run "
-        "failed."
-        in refused(folder)
-    )
-
-
-def test_a_tensor_of_another_shape_is_refused(folder):
-    folder, tensors = folder
-    save_file(
-        tensors | {"model.norm.weight": torch.ones(60)}, folder / "model.safetensors",
-        {"format": "pt"},
-    )
-    assert refused(folder) == (
-        f"model.norm.weight of {folder} has the shape [60], and its config.json says [64]: they "
-        "belong to different models."
-    )
+    assert reason in refused(folder)
 
 
 class Program:
@@ -174,11 +130,7 @@ def test_pickled_weights_are_loaded_if_they_are_tensors_and_never_run(folder, tm
     for content in (None, b"hello"):
         if content:
             (folder / "pytorch_model.bin").write_bytes(content)
-        assert (
-            "its pytorch_model.bin is damaged, or holds more than tensors, which could run code: "
-            "get the"
-            in refused(folder)
-        )
+        assert "its pytorch_model.bin is damaged, or holds more than tensors" in refused(folder)
     assert not (tmp_path / "it ran").exists()
 
 
@@ -195,9 +147,10 @@ def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_p
     (folder / "config.json").write_text(
         json.dumps(config | {"auto_map": brought, "model_type": "mine"})
     )
-    reason = "it brings code of its own (auto_map), which is never run here: use a model that transformers knows"
-    assert reason in refused(folder) and reason in refused(folder, load=skeleton)
-    with pytest.raises(UserError, match="the reward model .* cannot be loaded: ValueError: "):
+    reason = "it brings code of its own (auto_map), which is never run here"
+    plan = lambda name: skeleton(name, "gsm8k")
+    assert reason in refused(folder) and reason in refused(folder, load=plan)
+    with pytest.raises(UserError, match="the reward model"):
         choose([f"RewardModel:{folder}"], CPU)
     # transformers knows qwen2
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": brought}))
@@ -217,21 +170,20 @@ def test_a_broken_model_folder_is_told_in_one_sentence(small, tmp_path):
         resolve_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["runs/toy-cpo-1", "mine/toy-cppo-1", "./toy", "/nowhere/toy", "~/toy", "a/b/c"])
+@pytest.mark.parametrize(
+    "name", ["runs/toy-cpo-1", "mine/toy-cppo-1", "./toy", "/nowhere/toy", "~/toy", "a/b/c"]
+)
 def test_a_name_that_looks_like_a_folder_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         hub, "get_hf_file_metadata", lambda *_, **__: pytest.fail("the hub was asked")
     )
-    if name.startswith("runs"):
-        with pytest.raises(UserError, match=f"^the model folder {name} does not exist.$"):
-            resolve_model(name)
     (tmp_path / "runs/toy-cppo-1").mkdir(parents=True)
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError) as error:
         resolve_model(name)
-    cure = ": did you mean runs/toy-cppo-1?" if name.startswith("runs") else "."
-    assert str(error.value) == f"the model folder {name} does not exist{cure}"
+    assert name in str(error.value)
+    assert ("did you mean runs/toy-cppo-1?" in str(error.value)) == name.startswith("runs")
 
 
 def answering(monkeypatch, tmp_path, error):
@@ -256,22 +208,17 @@ def answering(monkeypatch, tmp_path, error):
     return asked
 
 
-@pytest.mark.parametrize("error, name, message", [
-    (ConnectionError, "me/model", "the model me/model is no folder here, and the hub cannot be "
-                                  "reached"),
-    (RepositoryNotFoundError, "me/model", "the hub has no model me/model, or shows it only to some "
-                                          "users"),
-    (None, "a:b", "the model a:b is neither a folder here nor a name of the hub"),
+@pytest.mark.parametrize("error, name", [
+    (ConnectionError, "me/model"), (RepositoryNotFoundError, "me/model"), (None, "a:b"),
 ])  # fmt: skip
 def test_a_model_that_the_hub_does_not_give_is_refused_after_one_question(
-    error, name, message, tmp_path, monkeypatch
+    error, name, tmp_path, monkeypatch
 ):
     asked = answering(monkeypatch, tmp_path, error)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=name):
         resolve_model(name)
-    assert len(asked) == (":" not in name) and all(
-        url.endswith("config.json") and timeout <= 5 for url, timeout in asked
-    )
+    assert len(asked) == (":" not in name)
+    assert all(url.endswith("config.json") and timeout <= 5 for url, timeout in asked)
 
 
 @pytest.mark.parametrize("error", [None, RemoteEntryNotFoundError])
@@ -298,7 +245,9 @@ def test_without_a_hub_what_is_in_its_cache_is_used_and_the_hub_is_not_asked_aga
     )
 
 
-@pytest.mark.parametrize("name, columns", [("gsm8k", ("question", "answer")), ("gsm8k_zh", ("question_zh-cn", "answer_only"))])
+@pytest.mark.parametrize("name, columns", [
+    ("gsm8k", ("question", "answer")), ("gsm8k_zh", ("question_zh-cn", "answer_only")),
+])  # fmt: skip
 def test_the_message_without_a_hub_makes_the_file(name, columns, tmp_path, monkeypatch):
     answering(monkeypatch, tmp_path, ConnectionError)
     with pytest.raises(UserError) as refused:
@@ -357,10 +306,5 @@ def test_routers_of_experts_hand_out_no_logits(tmp_path, small):
         **SIZES, num_key_value_heads=2, num_local_experts=4, output_router_logits=True,
         pad_token_id=0, bos_token_id=None, eos_token_id=1,
     )
-    MixtralForCausalLM(config).save_pretrained(tmp_path)
-    load_model(small, CPU)[1].save_pretrained(tmp_path)
-    model, _ = load_model(str(tmp_path), CPU)
-    assert (
-        not model.config.output_router_logits
-        and model(torch.tensor([[1, 2]])).router_logits is None
-    )
+    model, _ = load_model(save(MixtralForCausalLM(config), tmp_path, small), CPU)
+    assert model(torch.tensor([[1, 2]])).router_logits is None

@@ -12,6 +12,7 @@ import torch
 from transformers import GPT2Config, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from engine.base.errors import UserError
+from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, whole_networks
 from engine.run.config import Config, algorithm_of, check
 from engine.run.plan import EVALUATED, GB, PHASES, device_of, plan, token_memory
@@ -255,7 +256,11 @@ def steps(shape, given):
     p = plan(c, model=model, on_gpu=False)
     if c.lora:
         add_adapter(model, c.lora, c.seed)
-    networks = whole_networks(model, toy_model.make_tokenizer(), c, critic=algorithm.critic)
+    networks = whole_networks(
+        Policy(model), toy_model.make_tokenizer(), lr=c.lr, beta=c.beta, critic=algorithm.critic,
+        adapter=bool(c.lora), gradient_checkpointing=c.gradient_checkpointing,
+        batch_size=c.sample_batch_size,
+    )
     for metrics in longest_steps(networks, c, algorithm):
         assert metrics["tokens_generated"] == p.completions * c.max_new_tokens
         assert metrics["kept"] == p.kept

@@ -9,12 +9,10 @@ import eval as evaluation
 import train
 from engine.base import files, ranks
 from engine.model import loading, precision, sampling
-from engine.model.critic import Critic
 from engine.model.loading import load_model
-from engine.model.logprobs import completion_logprobs
-from engine.model.networks import whole_networks
+from engine.model.logprobs import Policy
+from engine.model.networks import load_policy, whole_networks
 from engine.model.precision import choose_dtype, frozen_copy
-from engine.run.config import Config
 from engine.tasks.questions import load_questions
 from tests.training import CPU, stepper, weights_of
 
@@ -36,8 +34,8 @@ def amx(monkeypatch):
 @pytest.mark.parametrize("choice, device, in_hardware, parameters, chosen", [
     ("auto", "cuda", True, 1e3, BF16), ("auto", "cuda", False, 1e9, F32),
     ("float32", "cuda", True, 1e9, F32), ("bfloat16", "cuda", False, 1e9, BF16),
-    ("auto", "cpu", True, 1e9, BF16), ("auto", "cpu", True, 1e7, BF16), ("auto", "cpu", True, 1e7 - 1, F32),
-    ("auto", "cpu", False, 1e9, F32), ("bfloat16", "cpu", False, 1e3, BF16), ("float32", "cpu", True, 1e9, F32),
+    ("auto", "cpu", True, 1e7, BF16), ("auto", "cpu", True, 1e7 - 1, F32),
+    ("auto", "cpu", False, 1e9, F32), ("bfloat16", "cpu", False, 1e3, BF16),
 ])  # fmt: skip
 def test_the_choice_of_arithmetic(monkeypatch, choice, device, in_hardware, parameters, chosen):
     monkeypatch.setattr(
@@ -50,69 +48,36 @@ def test_the_choice_of_arithmetic(monkeypatch, choice, device, in_hardware, para
     assert choose_dtype(choice, torch.device(device), parameters) == chosen
 
 
-def test_a_model_is_loaded_with_the_weights_and_the_note_of_its_arithmetic(small, amx):
-    for options, weights, computed in [
-        (["float32"], F32, F32), (["bfloat16"], F32, BF16), (["auto"], F32, BF16), ([], F32, BF16)
-    ]:
-        model, tokenizer = load_model(small, CPU, *options)
-        networks = whole_networks(model, tokenizer, Config(lr=1e-3, beta=0.04))
-        assert (
-            networks.sampler.model.dtype
-            == networks.sampler.dtype
-            == networks.reference.dtype
-            == computed
-        )
-        assert (model.dtype, model.compute_dtype, Critic(model.base_model).compute_dtype) == (
-            weights, computed, computed,
-        )
-        frozen, _ = load_model(small, CPU, *options, frozen=True)
-        assert (frozen.dtype, frozen.compute_dtype) == (computed, computed)
-
-
-@pytest.mark.parametrize("program, words", [
-    ("eval", ["--questions", "1"]), ("engine.scoring.preview", ["--check_rewards"]),
-])  # fmt: skip
-def test_what_only_samples_holds_no_float32_weights(
-    program, words, small, amx, tmp_path, monkeypatch
+@pytest.mark.parametrize("choice, computed", [("float32", F32), ("bfloat16", BF16), ("auto", BF16)])
+def test_weights_that_learn_are_float32_and_all_others_have_the_dtype_of_the_arithmetic(
+    small, amx, choice, computed
 ):
-    """With trainable weights, autocast would keep a bfloat16 cast of each beside them: three times
-    the memory."""
-    class Seen(Exception):
-        pass
-
-    def seen(model, *_, **__):
-        raise Seen(model.dtype)
-
-    monkeypatch.setattr(f"{program}.Sampler", seen)
-    main, folder = (
-        (evaluation.main, ["--output_dir", str(tmp_path)])
-        if program == "eval"
-        else (train.main, [])
-    )
-    with pytest.raises(Seen, match="bfloat16"):
-        main(["--model", small, *words, *folder])
+    policy, tokenizer = load_policy(small, CPU, choice)
+    networks = whole_networks(policy, tokenizer, lr=1e-3, beta=0.04, critic=True)
+    assert policy.model.dtype == F32 == networks.critic.head.weight.dtype
+    assert networks.sampler.model.dtype == networks.sampler.dtype == computed
+    assert networks.reference.model.dtype == networks.reference.dtype == computed
+    assert policy.dtype == networks.critic.dtype == computed
+    assert load_model(small, CPU, choice, frozen=True)[0].dtype == computed
 
 
 def test_a_frozen_tiny_model_is_not_rounded(small, monkeypatch):
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda device: True)
     exact, frozen = load_model(small, CPU)[0], load_model(small, CPU, frozen=True)[0]
-    assert frozen.compute_dtype == F32 and torch.equal(weights_of(frozen), weights_of(exact))
+    assert frozen.dtype == F32 and torch.equal(weights_of(frozen), weights_of(exact))
 
 
 def test_log_probabilities_of_a_long_context_are_those_of_float32_but_for_rounding(loaded):
     """1,500 tokens, with rotary frequencies as they were loaded. Measured: 0.013 on average, 0.034
     at most."""
-    model, tokenizer = loaded
+    model, _ = loaded
     prompt, tokens = torch.arange(1500).remainder(20).tolist(), torch.arange(2, 22).unsqueeze(0)
-    batch = [prompt], tokens, torch.tensor([20])
+    batch, copy = ([prompt], tokens, torch.tensor([20])), frozen_copy(model, BF16)
+    assert {b.dtype for b in copy.buffers()} == {b.dtype for b in model.buffers()} == {F32}
     with torch.no_grad():
-        exact = completion_logprobs(model, *batch)
-        copy = frozen_copy(model, BF16)
-        assert {b.dtype for b in copy.buffers()} == {b.dtype for b in model.buffers()} == {F32}
-        model.compute_dtype = copy.compute_dtype = BF16
+        exact = Policy(model).logprobs(*batch)
         for network in (model, copy):
-            with precision.autocast(network, CPU):
-                gap = (completion_logprobs(network, *batch) - exact).abs()
+            gap = (Policy(network, BF16).logprobs(*batch) - exact).abs()
             assert 0 < gap.mean() < 0.03 and gap.max() < 0.1
 
 
@@ -123,7 +88,7 @@ def test_a_step_in_bfloat16_samples_what_it_scores_and_moves_float32_masters(sma
     before, (questions, _) = weights_of(model), load_questions("toy", tokenizer, limit=2)
     step = stepper(
         model, tokenizer, questions, [number_of_digits], "grpo", lr=1e-6, beta=0.04, mu=1,
-        group_size=8,
+        group_size=8, dtype=BF16,
     )
     metrics, _ = step()
     assert 0 < metrics["sampler_gap"] < 0.02 and metrics["ratio_max"] == pytest.approx(1, abs=1e-6)
@@ -156,18 +121,18 @@ def test_a_run_goes_on_in_another_arithmetic(small, tmp_path, first, then):
         "def digits(completions, **columns): return [sum(map(str.isdigit, text)) for text in "
         "completions]"
     )
-    words = ["--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "2", "--group_size", "4", "--mu", "1",
-             "--max_new_tokens", "24", "--eval_questions", "2", "--algorithm", "grpo", "--refresh_reference", "2",
-             "--rewards", "toy_accuracy", f"{tmp_path}/own.py:digits"]  # fmt: skip
+    words = [
+        "--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "2",
+        "--group_size", "4", "--mu", "1", "--max_new_tokens", "24", "--eval_questions", "2",
+        "--algorithm", "grpo", "--refresh_reference", "2",
+        "--rewards", "toy_accuracy", f"{tmp_path}/own.py:digits",
+    ]  # fmt: skip
     assert train.main([*words, "--dtype", first, "--steps", "3"]) == 0
     assert train.main([*words, "--dtype", then, "--steps", "5", "--resume"]) == 0
     rows = files.read(tmp_path / "run/metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and all(
-        row["grad_norm"] > 0 for row in rows
-    )
-    assert [row["sampler_gap"] > 1e-4 for row in rows] == [first == "bfloat16"] * 3 + [
-        then == "bfloat16"
-    ] * 2
+    assert len(rows) == 5 and all(row["grad_norm"] > 0 for row in rows)
+    rounded = [row["sampler_gap"] > 1e-4 for row in rows]
+    assert rounded == [first == "bfloat16"] * 3 + [then == "bfloat16"] * 2
     assert load_model(str(tmp_path / "run"), CPU)[0].dtype == F32
 
 

@@ -48,7 +48,10 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, d
     )
     algorithm = check(config)
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
-    networks = build(folder, config, device, critic=algorithm.critic, folder=saved)
+    networks = build(
+        folder, device, config, config, lr=1e-3, beta=0.04, seed=1, critic=algorithm.critic,
+        folder=saved,
+    )
     if saved:
         checkpoint.restore(saved, networks, {})
     return networks, algorithm
@@ -81,12 +84,12 @@ def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
             batch.ref_logp = batch.logprobs(networks.reference, 1.0) - 0.05
         # no backward pass follows, and still its embedding and head are given up again
         if shards.is_sharded(model):
-            assert all(isinstance(p, DTensor) for p in networks.reference.parameters())
+            assert all(isinstance(p, DTensor) for p in networks.reference.model.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.copy_(0.1 * torch.ones_like(p))
             for batch in minibatches[0].micro_batches:
-                batch.old_logp = batch.logprobs(model, 1.0).detach()
+                batch.old_logp = batch.logprobs(networks.policy, 1.0).detach()
             estimate(
                 critic, minibatches[0].micro_batches, model.device, beta=algorithm.beta,
                 lam=algorithm.lam,

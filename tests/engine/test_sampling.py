@@ -7,7 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.logprobs import completion_logprobs
-from engine.model.prompts import left_pad
 from engine.model.sampling import ASK_EVERY, Sampler, Sampling, sample, sample_token, stop_tokens
 
 
@@ -55,16 +54,6 @@ def test_greedy_equals_generate_of_transformers(loaded):
         assert tokens[:length].tolist() == reference.tolist()
 
 
-def test_a_row_does_not_depend_on_the_rows_beside_it(loaded):
-    """Left padding and rows that leave early change nothing for the others."""
-    _, together = run(loaded, group=3, temperature=0.0)
-    for i, prompt in enumerate(PROMPTS):
-        _, alone = run(loaded, prompts=[prompt], group=1, temperature=0.0)
-        for row in range(3 * i, 3 * i + 3):
-            n = together.lengths[row]
-            assert together.tokens[row, :n].tolist() == alone.tokens[0, : alone.lengths[0]].tolist()
-
-
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
 def test_what_a_completion_draws_after_its_end_is_not_recorded(loaded, prompts, every, monkeypatch):
     _, drawn = run(loaded, prompts, group=8, max_new_tokens=40)
@@ -103,7 +92,7 @@ class Answers(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_p": 0.9, "top_k": 5}])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9, "top_k": 5}])
 @pytest.mark.parametrize("every", [8], indirect=True)
 def test_the_host_waits_for_less_than_one_answer_a_token(loaded, prompts, options):
     """If prompts are padded, transformers would ask for each token whether the mask hides
@@ -142,19 +131,14 @@ def test_out_of_memory_halves_what_is_sampled_at_a_time_and_changes_no_completio
         for name in ("tokens", "lengths", "truncated"):
             assert torch.equal(getattr(drawn, name), getattr(expected, name))
         torch.testing.assert_close(drawn.logp, expected.logp, rtol=1e-4, atol=1e-5)
-    line = "out of memory in sampling: it goes on with {} completions at a time.\n"
-    assert sampler.batch_size == 8 and capsys.readouterr().out == line.format(16) + line.format(8)
-
-
-def test_one_question_that_does_not_fit_ends_the_run(loaded, monkeypatch):
-    sampler = forgetful(loaded, monkeypatch, room=3)
-    with pytest.raises(torch.OutOfMemoryError):
-        sampler.sample([loaded[1].encode(p) for p in PROMPTS], 4, Sampling(20), 7)
-    assert sampler.batch_size == 4
+    assert sampler.batch_size == 8 and len(capsys.readouterr().out.splitlines()) == 2
+    with pytest.raises(torch.OutOfMemoryError):  # one question that does not fit
+        forgetful(loaded, monkeypatch, room=3).sample(prompts, 4, how, 7)
 
 
 def test_completions_end_with_eos_or_are_marked_truncated(loaded):
     eos = loaded[1].eos_token_id
+    loaded[1].pad_token = loaded[1].eos_token  # as many models have it
     _, drawn = run(loaded, group=16, max_new_tokens=8)
     assert drawn.truncated.any() and not drawn.truncated.all()
     for tokens, n, truncated in zip(
@@ -164,14 +148,6 @@ def test_completions_end_with_eos_or_are_marked_truncated(loaded):
         assert truncated == (tokens[n - 1] != eos)
         assert n == 8 or not truncated
         assert set(tokens[n:]) <= {loaded[1].pad_token_id}
-
-
-def test_lengths_count_eos_even_where_pad_is_eos(loaded):
-    model, tokenizer = loaded
-    _, usual = run(loaded)
-    tokenizer.pad_token = tokenizer.eos_token
-    _, drawn = run((model, tokenizer))
-    assert drawn.lengths.tolist() == usual.lengths.tolist()
 
 
 def test_the_seed_decides(loaded):
@@ -193,7 +169,7 @@ def test_any_number_of_ranks_draws_the_same_completions(loaded):
         )
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 5, 8, 100])
+@pytest.mark.parametrize("batch_size", [1, 5, 100])
 def test_sampling_in_parts_draws_the_same_completions(loaded, batch_size):
     _, whole = run(loaded)
     sizes, read = [], loaded[0].forward
@@ -202,7 +178,7 @@ def test_sampling_in_parts_draws_the_same_completions(loaded, batch_size):
     )
     _, parts = run(loaded, batch_size=batch_size)
     prompts = [rows for rows, width in sizes if width > 1]
-    assert prompts == {1: [1, 1, 1], 4: [1, 1, 1], 5: [2, 1], 8: [2, 1], 100: [3]}[batch_size]
+    assert prompts == {1: [1, 1, 1], 5: [2, 1], 100: [3]}[batch_size]
     for name in ("tokens", "lengths", "truncated"):
         assert torch.equal(getattr(parts, name), getattr(whole, name))
     torch.testing.assert_close(parts.logp, whole.logp, rtol=1e-4, atol=1e-5)
@@ -229,18 +205,8 @@ def test_all_stop_tokens_of_a_model_end_a_completion(loaded):
 
 def test_no_prompt_gives_no_completion(loaded):
     _, drawn = run(loaded, prompts=[])
-    assert (
-        drawn.tokens.shape[0]
-        == len(drawn.lengths)
-        == len(drawn.truncated)
-        == len(drawn.texts(loaded[1]))
-        == 0
-    )
-
-
-def test_prompts_are_padded_on_the_left():
-    ids, mask = left_pad([[5, 6, 7], [8]], 0, "cpu")
-    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    parts = drawn.tokens, drawn.logp, drawn.lengths, drawn.truncated, drawn.texts(loaded[1])
+    assert [len(part) for part in parts] == [0] * 5
 
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
@@ -284,23 +250,13 @@ def test_the_least_and_the_largest_random_number_draw_tokens_that_can_come(optio
     """0, and the largest number below 1. Tokens with probability 0 stand on both sides."""
     least, largest = 0.0, 1 - 2.0**-53
     nothing = torch.full((200, 1), -torch.inf)
-    logits = torch.cat(
-        [
-            nothing, torch.randn(200, 5, generator=torch.Generator().manual_seed(0)), nothing,
-            nothing,
-        ],
-        1,
-    )
+    some = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    logits = torch.cat([nothing, some, nothing, nothing], 1)
     for u, end in ((least, 0), (largest, -1)):
-        token, logp = sample_token(
-            logits, Sampling(1, **options), torch.full((200,), u, dtype=torch.float64)
-        )
-        assert logp.isfinite().all()
-        if not options.get("top_k"):
-            assert token.tolist() == [[1, 5][end]] * 200
-        else:
-            top = logits.topk(3).indices.sort(-1).values
-            assert token.tolist() == top[:, end].tolist()
+        us = torch.full((200,), u, dtype=torch.float64)
+        token, logp = sample_token(logits, Sampling(1, **options), us)
+        allowed = logits.topk(options.get("top_k", 5)).indices.sort(-1).values
+        assert logp.isfinite().all() and torch.equal(token, allowed[:, end])
 
 
 def test_top_k_and_top_p_draw_from_the_most_likely_only():

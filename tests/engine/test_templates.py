@@ -16,7 +16,6 @@ from engine.scoring.reward_model import RewardModel
 from engine.tasks.questions import fingerprint, load_questions, opened_thought, reward_columns
 from engine.tasks.table import SYSTEM_PROMPT
 from engine.tasks.toy_model import make_tokenizer
-from rewards import code_format, extract_answer, format_reward
 from tests.engine.test_reward_model import make as make_reward_model
 
 pytestmark = pytest.mark.slow
@@ -42,13 +41,8 @@ def test_what_a_template_has_begun(end, begun, system):
     """The template strips the question, as many do; what the system prompt and the question say of
     the tag begins nothing."""
     for question in ("9-8=?", " What does <think> mean? \n", "9"):
-        assert (
-            opened_thought(
-                f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question.strip()}{end}",
-                question,
-            )
-            == begun
-        )
+        before = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n"
+        assert opened_thought(before + question.strip() + end, question) == begun
 
 
 def tokenizer_that_opens(text):
@@ -94,11 +88,7 @@ def test_neither_the_rewards_columns_nor_the_fingerprint_see_it_and_the_prompt_s
     expected = opened if opened in ("<think>", "<think>\n1=") else ""
     drawn = completions_of(tokenizer, ["1", "2</think>", "3<eos>", "<eos>"])
     assert drawn.texts(tokenizer, rows) == [expected + text.replace("<eos>", "") for text in texts]
-    assert (
-        drawn.texts(tokenizer, [])
-        == drawn.texts(tokenizer)
-        == [text.replace("<eos>", "") for text in texts]
-    )
+    assert drawn.texts(tokenizer) == [text.replace("<eos>", "") for text in texts]
 
 
 RIGHT = "9-8=1;</think>\n<answer>1</answer><eos>"  # all that was asked for
@@ -114,72 +104,56 @@ def thinker(small, tmp_path, monkeypatch):
     tokenizer.chat_template = "{{ messages[-1]['content'] + '<think>\\n' }}"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    answers = lambda prompts, k: completions_of(
-        tokenizer, [(RIGHT, CUT_OFF)[i % 2] for _ in prompts for i in range(k)]
-    )
-    monkeypatch.setattr(
-        Sampler, "sample", lambda self, prompts, k, sampling, seed, places=None: answers(prompts, k)
-    )
+
+    def answers(self, prompts, k, *_):
+        texts = [(RIGHT, CUT_OFF)[i % 2] for _ in prompts for i in range(k)]
+        return completions_of(tokenizer, texts)
+
+    monkeypatch.setattr(Sampler, "sample", answers)
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"question": "9-8=?", "answer": "1"}\n' * 8)
-    (tmp_path / "own.py").write_text(
-        "def begins(completions, **columns):\n    return [float('begun' in columns) for _ in "
-        "completions]\n"
-    )
-    return SimpleNamespace(
-        folder=folder, questions=str(questions), own=f"{tmp_path / 'own.py'}:begins",
-        out=tmp_path / "out",
-    )
+    return SimpleNamespace(folder=folder, questions=str(questions), out=tmp_path / "out")
 
 
 TEXTS = ["<think>\n9-8=1;</think>\n<answer>1</answer>", "<think>\n9-8=<answer>1</answer>9"]
 
 
 def test_train_scores_and_logs_the_thought_that_the_prompt_opened(thinker):
-    train.main(["--model", thinker.folder, "--dataset", thinker.questions, "--rewards", "gsm8k_accuracy", "format_reward", thinker.own,
-                "--group_size", "4", "--questions_per_step", "2", "--steps", "1", "--eval_dataset", thinker.questions,
-                "--max_new_tokens", "40", "--output_dir", str(thinker.out)])  # fmt: skip
+    train.main([
+        "--model", thinker.folder, "--dataset", thinker.questions, "--rewards", "gsm8k_accuracy",
+        "format_reward", "--group_size", "4", "--questions_per_step", "2", "--steps", "1",
+        "--eval_dataset", thinker.questions, "--max_new_tokens", "40",
+        "--output_dir", str(thinker.out),
+    ])  # fmt: skip
     (row,) = files.read(thinker.out / "metrics.jsonl")
     # half of all are right: 2.0 and 1.0; the other half says nothing but an open thought
-    assert (
-        row["accuracy"], row["reward/gsm8k_accuracy"], row["reward/format_reward"],
-        row["reward/begins"],
-    ) == (0.5, 1.0, 0.5, 0.0)
+    assert (row["accuracy"], row["reward/gsm8k_accuracy"], row["reward/format_reward"]) == (
+        0.5, 1.0, 0.5,
+    )
     (sample,) = files.read(thinker.out / "samples.jsonl")
     assert [c["completion"] for c in sample["completions"]] == TEXTS * 2
     after = json.loads((thinker.out / "summary.json").read_text())["after"]
-    # the first of each question
-    assert (after["greedy"]["accuracy"], after["sampled"]["accuracy"]) == (1.0, 1.0)
+    assert after["greedy"]["accuracy"] == 1.0  # the first of each question
 
 
 def test_eval_judges_and_counts_the_answers_after_the_thought_only(thinker):
-    evaluation.main(["--model", thinker.folder, "--benchmark", thinker.questions, "--samples", "4", "--max_new_tokens", "40",
-                     "--output_dir", str(thinker.out)])  # fmt: skip
+    evaluation.main([
+        "--model", thinker.folder, "--benchmark", thinker.questions, "--samples", "4",
+        "--max_new_tokens", "40", "--output_dir", str(thinker.out),
+    ])  # fmt: skip
     _, records = evaluation.read_answers(thinker.out / "eval-questions.jsonl")
     assert [r["completion"] for r in records if r["part"] == "sampled"] == TEXTS * 16
     sampled = json.loads((thinker.out / "eval-questions.json").read_text())["sampled"]
-    assert (sampled["accuracy"], sampled["pass@4"], sampled["maj@4"], sampled["truncated"]) == (
-        0.5, 1.0, 1.0, 0.5,
-    )
+    assert (sampled["accuracy"], sampled["maj@4"], sampled["truncated"]) == (0.5, 1.0, 0.5)
 
 
 def test_check_rewards_shows_it(thinker, capsys):
-    train.main(["--model", thinker.folder, "--dataset", thinker.questions, "--rewards", "gsm8k_accuracy", "format_reward",
-                "--group_size", "4", "--max_new_tokens", "40", "--check_rewards"])  # fmt: skip
+    train.main([
+        "--model", thinker.folder, "--dataset", thinker.questions, "--rewards", "gsm8k_accuracy",
+        "--group_size", "4", "--max_new_tokens", "40", "--check_rewards",
+    ])  # fmt: skip
     said = capsys.readouterr().out
-    assert "gsm8k_accuracy, weight 1: mean 1.000, from 0 to 2, 50% above 0" in said
-    assert "format_reward, weight 1: mean 0.500, from 0 to 1, 50% above 0" in said
     assert repr(TEXTS[0]) in said and repr(TEXTS[1]) in said
-
-
-def test_the_form_of_an_opened_thought():
-    assert format_reward(TEXTS) == [1.0, 0.0]
-    assert code_format(
-        ["<think>\n" + "so</think>\n```python\nprint(1)\n```", "<think>\n```python\nprint(1)\n```"]
-    ) == [1.0, 0.0]
-    # opened twice
-    assert format_reward(["<think>\n<think>so</think>\n<answer>1</answer>"]) == [0.0]
-    assert [extract_answer(text) for text in TEXTS] == ["1", None]
 
 
 def test_a_reward_model_reads_it(tmp_path):

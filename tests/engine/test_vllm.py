@@ -32,18 +32,24 @@ CLOSE = 1e-4  # two sums in float32, in different orders
 LONG = "1+2+3+4+5+6+7+8+9" * 18 + "=?"  # fills blocks of the prefix cache
 
 
-# what is refused before any work
-
-
 def config(**options):
     return SimpleNamespace(**{**OPTIONS, **options})
 
 
+def vllm_of(folder, tokenizer, **options):
+    """The engine with these options, which only <eos> stops."""
+    return VLLM(
+        str(folder), tokenizer, torch.float32, config(**options),
+        stop_ids=[tokenizer.eos_token_id], longest=1020, seed=0,
+    )
+
+
+# what is refused before any work
+
+
 def test_without_the_package_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"--rollout vllm needs vLLM: pip install vllm \(tested: version 0\.32\)\.$"
-    ):
+    with pytest.raises(UserError, match="pip install vllm"):
         checks.vllm(config())
 
 
@@ -61,13 +67,15 @@ def test_what_vllm_cannot_sample_is_refused(monkeypatch):
             checks.vllm(config(**options))
 
 
-@pytest.mark.parametrize("options, noted", [({}, True), ({"rollout": "vllm"}, False), ({"lora": 4}, False), ({"model": "toy"}, False)])
+@pytest.mark.parametrize("options, noted", [
+    ({}, True), ({"rollout": "vllm"}, False), ({"lora": 4}, False), ({"model": "toy"}, False),
+])  # fmt: skip
 def test_on_a_gpu_a_run_says_that_vllm_is_missing(options, noted, monkeypatch):
     c = SimpleNamespace(**{"rollout": "own", "lora": None, "model": "some"} | options)
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     notes = checks.slow_sampler(c)
-    assert len(notes) == noted and all("add --rollout vllm." in note for note in notes)
+    assert len(notes) == noted
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert checks.slow_sampler(c) == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -85,8 +93,37 @@ def test_the_engine_gets_its_share_of_the_gpu(small, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=engine))
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     with pytest.raises(UserError, match="enough seen"):
-        VLLM(small, config(vllm_share=0.15), make_tokenizer(), [1], torch.float32)
+        vllm_of(small, make_tokenizer(), vllm_share=0.15)
     assert asked["gpu_memory_utilization"] == 0.15
+
+
+def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monkeypatch):
+    """A stand-in for vLLM notes what it is asked. So any number of ranks samples the same."""
+    asked = []
+
+    def generate(requests, options, use_tqdm):
+        asked.extend(zip([r["prompt_token_ids"] for r in requests], [o.seed for o in options]))
+        drawn = SimpleNamespace(
+            token_ids=[5, 1], logprobs=[{n: SimpleNamespace(logprob=-0.5)} for n in (5, 1)],
+            finish_reason="stop",
+        )
+        return [SimpleNamespace(outputs=[drawn]) for _ in requests]
+
+    llm = SimpleNamespace(generate=generate, llm_engine=SimpleNamespace(
+        engine_core=SimpleNamespace(_finalizer=SimpleNamespace(detach=lambda: None))))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(
+        LLM=lambda *_, **__: llm, SamplingParams=lambda **options: SimpleNamespace(**options)))
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    engine, seeds = vllm_of(small, make_tokenizer()), {}
+    for prompts, places in [([[3], [4], [5]], None), ([[3], [5]], [0, 2]), ([[4]], [1])]:
+        asked.clear()
+        drawn = engine.sample(prompts, 2, Sampling(20), 7, places)
+        assert drawn.tokens.tolist() == [[5, 1]] * 2 * len(prompts) and not drawn.truncated.any()
+        assert (drawn.logp == -0.5).all() and (drawn.lengths == 2).all()
+        for i, (prompt, seed) in enumerate(asked):
+            assert seeds.setdefault((*prompt, i % 2), seed) == seed
+    assert len(set(seeds.values())) == 6
+    assert engine.sample([], 2, Sampling(20), 7).tokens.shape == (0, 1)
 
 
 # the engine
@@ -123,7 +160,7 @@ def world(tmp_path_factory):
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    engine = VLLM(str(folder), config(), tokenizer, [tokenizer.eos_token_id], torch.float32)
+    engine = vllm_of(folder, tokenizer)
     yield SimpleNamespace(engine=engine, model=model, tokenizer=tokenizer, folder=str(folder))
     ranks.stop()
 
@@ -163,14 +200,6 @@ def test_greedy_equals_our_own_sampling(world):
     assert torch.equal(drawn.tokens, own.tokens) and torch.equal(drawn.lengths, own.lengths)
     assert torch.equal(drawn.truncated, own.truncated)
     torch.testing.assert_close(drawn.logp, own.logp, rtol=0, atol=CLOSE)
-
-
-def test_first_tokens_are_drawn_from_the_softmax(world):
-    prompts, drawn = run(world, prompts=PROMPTS[:1], group=1000, max_new_tokens=1)
-    observed = torch.bincount(drawn.tokens[:, 0], minlength=len(world.tokenizer)) / 1000
-    with torch.no_grad():
-        p = world.model(torch.tensor(prompts[:1])).logits[0, -1].softmax(-1)
-    assert ((observed - p).abs() < 5 * (p * (1 - p) / 1000).sqrt() + 1e-3).all()
 
 
 # a tied head is missing from the first
@@ -219,40 +248,15 @@ def test_completions_end_at_the_stop_ids_or_are_marked_truncated(world, monkeypa
     assert {1, 7} - set(stop_ids) <= inside
 
 
-def test_a_stop_id_as_the_last_token_allowed_is_not_truncation(world):
-    _, drawn = run(world, group=64, max_new_tokens=1)
-    assert (
-        torch.equal(drawn.truncated, drawn.tokens[:, 0] != world.tokenizer.eos_token_id)
-        and not drawn.truncated.all()
-    )
-
-
 def test_the_seed_decides(world):
     first, again, other = (run(world, group=16, seed=seed)[1].tokens.tolist() for seed in (1, 1, 2))
     assert first == again != other
-    for rows in (first[:16], other[:16]):
-        assert len(set(map(tuple, rows))) > 12  # of one question
-    # no shifted copy
-    assert not set(map(tuple, first[:16])) & {tuple(row) for row in other[:16] if row[-1] != 0}
-
-
-def test_no_prompt_gives_no_completion(world):
-    drawn = world.engine.sample([], 4, Sampling(20), 0)
-    assert (
-        drawn.tokens.shape[0]
-        == len(drawn.lengths)
-        == len(drawn.truncated)
-        == len(drawn.texts(world.tokenizer))
-        == 0
-    )
+    assert len(set(map(tuple, first[:16]))) > 12  # of one question
 
 
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.3}])
 def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilities(world, options):
-    engine = VLLM(
-        world.folder, config(**options), world.tokenizer, [world.tokenizer.eos_token_id],
-        torch.float32,
-    )
+    engine = vllm_of(world.folder, world.tokenizer, **options)
     prompts, drawn = run(world, group=64, engine=engine, **options)
     assert disagreement(world.model, prompts, drawn) < CLOSE
     with torch.no_grad():
@@ -266,21 +270,21 @@ def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilit
 def test_a_model_that_vllm_cannot_run_is_refused(world, small):
     """The toy's attention heads are too small for vLLM's kernels on a CPU."""
     with pytest.raises(UserError, match="vLLM cannot run the model"):
-        VLLM(small, config(), world.tokenizer, [1], torch.float32)
+        vllm_of(small, world.tokenizer)
 
 
 def test_the_process_group_outlives_the_engine(world):
     """Ranks go on talking after an engine is gone."""
-    engine = VLLM(
-        world.folder, config(), world.tokenizer, [world.tokenizer.eos_token_id], torch.float32
-    )
+    engine = vllm_of(world.folder, world.tokenizer)
     del engine
     gc.collect()
     assert torch.distributed.is_initialized()
     assert run(world, group=1)[1].lengths.all()
 
 
-@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
+@pytest.mark.parametrize("launcher", [
+    [], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+])  # fmt: skip
 def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path, launcher):
     """On one process, and on two that share the weights out."""
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 8)
