@@ -206,15 +206,6 @@ def test_the_memory_planned_is_the_memory_held(tmp_path, ranks):
         assert held["resuming"] < 1.05 * max(planned.values()), row
 
 
-def test_the_gpu_benchmark_measures_every_point(tmp_path):
-    on_gpu(ROOT / "experiments/gpu.py", "--quick", "--output", tmp_path)
-    sections = json.loads((tmp_path / "gpu.json").read_text())["models"][0]["sections"]
-    points = [row for rows in sections.values() for row in rows]
-    assert len(points) > 15 and not any("error" in row for row in points), [
-        row for row in points if "error" in row
-    ]
-
-
 def test_more_processes_than_gpus_is_one_sentence():
     from engine.base import ranks
     from engine.base.errors import UserError
