@@ -52,7 +52,7 @@ from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
-from experiments.bench import heading, in_turn, markdown_table, qwen, report
+from experiments.bench import digits, heading, in_turn, markdown_table, qwen, report
 from grpo import grpo_loss
 from records import Batch
 from train import train_step
@@ -76,12 +76,6 @@ class Options:
     )
     mu: int = option(1, "μ, updates on each batch of completions; TRL's num_iterations")
     output: str = option("experiments/results", "folder of vs_trl.json and vs_trl.md")
-
-
-def digit_share(completions, **columns):
-    """The reward: the share of digits in a completion. It is cheap, and differs between
-    completions."""
-    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
 
 
 def make_model():
@@ -125,7 +119,7 @@ class Ours:
             self.questions, steps * self.per_step, self.per_step, seed=0
         )
         metrics, _ = train_step(
-            self.networks, self.algorithm, [Reward("digit_share", digit_share)],
+            self.networks, self.algorithm, [Reward("digits", digits)],
             Sampling(self.config.max_new_tokens), Limits(), lambda missing: questions,
             random.Random(steps + 1),
         )
@@ -210,7 +204,7 @@ def make_trainer(kind, model, tokenizer, questions, options, folder, per_step, *
     )
     rows = Dataset.from_list([{"prompt": q["question"]} for q in questions])
     trainer = kind(
-        folder, reward_funcs=digit_share, args=config, train_dataset=rows,
+        folder, reward_funcs=digits, args=config, train_dataset=rows,
         processing_class=tokenizer, **more,
     )
     trainer.remove_callback(PrinterCallback)

@@ -97,18 +97,5 @@ def test_panels_that_say_nothing_are_left_out(tmp_path, figures):
     assert len(figures[0].axes) == 9 and len(one) == 7 and not figures[0].legends
 
 
-def test_a_legend_covers_nothing(tmp_path, figures):
-    fake_run(tmp_path / "one", 30)
-    fake_run(tmp_path / "two", 30)
-    plot.main([str(tmp_path / "one"), str(tmp_path / "two")])
-    plot.main([str(tmp_path / "one")])
-    for figure in figures:
-        figure.draw_without_rendering()
-        inside = [axis.get_legend() for axis in figure.axes if axis.get_legend()]
-        boxes = [legend.get_window_extent() for legend in (*figure.legends, *inside)]
-        shown = [axis for axis in figure.axes if axis.axison]
-        assert boxes and not any(axis.bbox.overlaps(box) for axis in shown for box in boxes)
-
-
 def test_the_mean_that_smooths_a_curve_looks_back_only():
     assert smooth([1.0, 2.0, 6.0], 2) == [1.0, 1.5, 4.0]
