@@ -1,8 +1,8 @@
 """The gradient of the kept completions beside GRPO's: which rule, and which divisor in the loss,
 points the right way?
 
-    python experiments/gradients.py                            writes gradients.json and
-                                                               gradients.md in experiments/results
+    python experiments/gradients.py                writes gradients.json and gradients.md in
+                                                   results/
 
 The toy's base model answers several sets of questions with 16 completions each. A step takes random
 questions of one half of a set and trains on 16 completions: GRPO on all of 1 question, a rule on k
@@ -20,10 +20,11 @@ same for both.)
 Under 1/|o| the length gets in: E[∇ log π(o) / |o|] = ∇ E[1/|o|] (notebook 2, section 11). So the
 page also compares the mean step with ∇ E[1/|o|], the direction of shorter completions, for hard
 questions (fewer than 8 right) and easy ones. A step is a weighted sum of gradients of completions:
-its length and its cosines need only their inner products. """
+its length and its cosines need only their inner products.
+"""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -41,7 +42,7 @@ from engine.model.sampling import Sampler, Sampling
 from engine.run.options import option, parse, run_program
 from engine.tasks import toy, toy_model
 from engine.tasks.questions import load_questions
-from experiments.setting import heading, markdown_table, setting, write
+from experiments.bench import heading, markdown_table, report
 from grpo import group_advantages
 from records import Batch
 from rewards import toy_accuracy
@@ -97,7 +98,8 @@ def half_of_each_sign(A, k, rng, weighted=False):
     more.
 
     weighted: by (k/G) / (chance to be kept), after Horvitz and Thompson. Then the mean step is that
-    of all completions. """
+    of all completions.
+    """
     up = A > 0
     m = up.sum(2, keepdim=True)
     n = m.clamp(max=k // 2).maximum(k - (G - m))  # kept ones with A > 0
@@ -133,17 +135,13 @@ def sampled(model, tokenizer, number, count):
     """Set `number` of the toy's questions, answered: (Batch of count·G completions, advantages,
     lengths (count, G))."""
     questions = load_questions("toy", tokenizer, limit=(number + 1) * count)[0][-count:]
-    drawn = Sampler(model, tokenizer).sample(
-        [q["prompt"] for q in questions], G, Sampling(toy.MAX_NEW_TOKENS), number
-    )
-    rewards = toy_accuracy(
-        drawn.texts(tokenizer, questions), answer=[q["answer"] for q in questions for _ in range(G)]
-    )
+    prompts = [q["prompt"] for q in questions]
+    drawn = Sampler(model, tokenizer).sample(prompts, G, Sampling(toy.MAX_NEW_TOKENS), number)
+    answers = [q["answer"] for q in questions for _ in range(G)]
+    rewards = toy_accuracy(drawn.texts(tokenizer, questions), answer=answers)
     advantages = group_advantages(torch.tensor(rewards).view(count, G))
-    batch = Batch(
-        [q["prompt"] for q in questions for _ in range(G)], drawn.tokens, drawn.lengths,
-        advantages.flatten(),
-    )
+    each = [prompt for prompt in prompts for _ in range(G)]
+    batch = Batch(each, drawn.tokens, drawn.lengths, advantages.flatten())
     return batch, advantages, batch.lengths.view(count, G).float()
 
 
@@ -152,13 +150,12 @@ def scores(model, batch):
     rows = []
     for i in tqdm(range(len(batch.prompts)), desc="gradients"):
         logp = batch.rows([i]).logprobs(Policy(model), 1.0).sum()
-        rows.append(
-            torch.cat([g.flatten() for g in torch.autograd.grad(logp, list(model.parameters()))])
-        )
+        gradients = torch.autograd.grad(logp, list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in gradients]))
     return torch.stack(rows)
 
 
-def step_weights(name, k, divisor, A, lengths, rng):
+def step_weights(name, k, divisor, A, lengths, rng=None):
     """How much each completion counts in steps of a method. A, lengths and the result: (steps, Q,
     G)."""
     times, advantages = METHODS[name](A, k, rng)
@@ -178,11 +175,8 @@ def measure(of_each, A, lengths, steps, seed):
     own, other = of_each.split(half * G)
     products, along = own @ own.T, lambda direction: own @ direction / direction.norm()
     (A, A_other), (lengths, lengths_other) = A.split(half), lengths.split(half)
-    A_other, lengths_other = A_other[:, None], lengths_other[:, None]  # steps of one question
-    targets = {
-        d: step_weights(GRPO, G, d, A_other, lengths_other, None).flatten() @ other
-        for d in DIVISORS
-    }
+    one = A_other[:, None], lengths_other[:, None]  # steps of one question
+    targets = {d: step_weights(GRPO, G, d, *one).flatten() @ other for d in DIVISORS}
     for d, k, name in product(DIVISORS, KEPT, METHODS):
         rng = torch.Generator().manual_seed(seed)  # the same questions and draws for all divisors
         count, k_of_each = {GRPO: (1, G), ALL: (G // k, G)}.get(name, (G // k, k))
@@ -190,56 +184,51 @@ def measure(of_each, A, lengths, steps, seed):
         rows = (picks[:, :, None] * G + torch.arange(G)).flatten(1)
         W = step_weights(name, k_of_each, d, A[picks], lengths[picks], rng).flatten(1)
         W = torch.zeros(steps, half * G).scatter(1, rows, W)
+        of_steps, _ = cosine_and_length(W, products, along(targets[d]))
         of_mean, norm = cosine_and_length(W.mean(0, keepdim=True), products, along(targets[d]))
         grpo = norm if name == GRPO else grpo  # GRPO comes first
-        figures[f"P = {1 - k / G}: cosine of a step", name, d] = cosine_and_length(
-            W, products, along(targets[d])
-        )[0].mean()
-        figures[f"P = {1 - k / G}: cosine of the mean step", name, d] = of_mean
-        figures[f"P = {1 - k / G}: length of the mean step, GRPO's = 1", name, d] = norm / grpo
+        P = f"P = {1 - k / G}"
+        figures[f"{P}: cosine of a step", name, d] = of_steps.mean()
+        figures[f"{P}: cosine of the mean step", name, d] = of_mean
+        figures[f"{P}: length of the mean step, GRPO's = 1", name, d] = norm / grpo
     # ∇ E[1/|o|]; the mean adds E[∇ log π] = 0
     shorter = (1 / lengths_other - (1 / lengths_other).mean()).flatten() @ other
     right = (A > 0).sum(1)
     kinds = {"hard": (right > 0) & (right < G / 2), "easy": (right > G / 2) & (right < G)}
-    for d, (kind, those), (name, k) in product(
-        DIVISORS, kinds.items(), ((ALL, G), (CPPO, KEPT[0]))
-    ):
-        W = torch.zeros(half, G)
-        W[those] = step_weights(name, k, d, A[None, those], lengths[None, those], None)[0]
-        push = cosine_and_length(W.view(1, -1), products, along(shorter))[0]
-        figures[
-            "Cosine of the mean step with ∇ E[1/|o|], shorter completions",
-            f"{kind} questions, {name}", d,
-        ] = push
+    title = "Cosine of the mean step with ∇ E[1/|o|], shorter completions"
+    for d, kind, (name, k) in product(DIVISORS, kinds, ((ALL, G), (CPPO, KEPT[0]))):
+        those, W = kinds[kind], torch.zeros(half, G)
+        W[those] = step_weights(name, k, d, A[None, those], lengths[None, those])[0]
+        push, _ = cosine_and_length(W.view(1, -1), products, along(shorter))
+        figures[title, f"{kind} questions, {name}", d] = push
     for d, target in targets.items():
-        figures["Cosine of the target with that of 1/|o|", "", d] = torch.cosine_similarity(
-            target, targets["1/|o|"], dim=0
-        )
+        cosine = torch.cosine_similarity(target, targets["1/|o|"], dim=0)
+        figures["Cosine of the target with that of 1/|o|", "", d] = cosine
     return {key: round(figure.item(), 4) for key, figure in figures.items()}
 
 
 # --- the page ---
 
 
-def page(about, tables):
+def page(result):
     text = (
-        f"{heading('The gradient of the kept completions', about)}\n"
-        f"{about['sets']} sets of {about['questions']} questions × {G} completions, "
-        f"{about['steps']} steps of each method; mean ± standard deviation over the sets. "
-        f"{about['accuracy']:.0%} of the completions are right; right ones have "
-        f"{about['right']:.1f} tokens, wrong ones {about['wrong']:.1f}. [What rows and columns "
+        f"{heading('The gradient of the kept completions', result)}\n"
+        f"{result['sets']} sets of {result['questions']} questions × {G} completions, "
+        f"{result['steps']} steps of each method; mean ± standard deviation over the sets. "
+        f"{result['accuracy']:.0%} of the completions are right; right ones have "
+        f"{result['right']:.1f} tokens, wrong ones {result['wrong']:.1f}. [What rows and columns "
         "are](../gradients.py).\n\nUnder 1/|o| the length gets in: Σ_o π ∇ log π / |o| = Σ_o ∇π / "
         "|o| = ∇ E[1/|o|]. With a constant this is ∇ 1 = 0. So kept advantages that are mostly "
         "positive (hard questions) push towards shorter completions, and mostly negative ones "
         "(easy questions) towards longer ones. How far a step turns depends on the lengths: the "
         "order under 1/|o| is that of this toy.\n"
     )
-    for title, rows in tables.items():
+    for title, rows in result["tables"].items():
         lines = [["", *DIVISORS]] + [
             [row, *(f"{mean(v):.3f} ± {stdev(v):.3f}" for v in own.values())]
             for row, own in rows.items()
         ]
-        text += f"\n{title}:\n\n" + markdown_table(lines) + "\n"
+        text += f"\n{title}:\n\n{markdown_table(lines)}\n"
     return text
 
 
@@ -253,15 +242,10 @@ def main(argv):
         sets.append(measure(scores(model, batch), A, lengths, options.steps, number))
         facts.append([(A > 0).float().mean(), lengths[A > 0].mean(), lengths[A < 0].mean()])
     for table, row, column in sets[0]:
-        tables.setdefault(table, {}).setdefault(row, {})[column] = [
-            figures[table, row, column] for figures in sets
-        ]
-    about = setting(["torch", "transformers"]) | {
-        name: getattr(options, name) for name in ("sets", "questions", "steps")
-    }
-    about |= dict(zip(("accuracy", "right", "wrong"), torch.tensor(facts).mean(0).tolist()))
-    write(options.output, "gradients", about | {"tables": tables}, page(about, tables))
-    print(page(about, tables))
+        own = [figures[table, row, column] for figures in sets]
+        tables.setdefault(table, {}).setdefault(row, {})[column] = own
+    about = dict(zip(("accuracy", "right", "wrong"), torch.tensor(facts).mean(0).tolist()))
+    report(options, "gradients", asdict(options) | about | {"tables": tables}, page)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Several runs in one picture, and the pictures of the tables of reproduce.py.
 
-    python experiments/plot.py runs/toy-cppo-1                            writes curves.png into the
-                                                                          run
+    python experiments/plot.py runs/toy-cppo-1             writes curves.png into the run
     python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
-    python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --x seconds --output
-    runs/compared.png
+    python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --x seconds --output compared.png
 
 Runs that differ only in their seed are one line, their mean, with a band from the lowest to the
-highest. """
+highest.
+"""
 
 import argparse
 import json
@@ -26,215 +25,80 @@ from engine.run.folder import NOT_COMPARED, options_file, options_of
 from engine.run.options import run_program
 
 MARKERS = ["o", "s", "^", "D", "v"]
+LABELS = {
+    "greedy": "accuracy, greedy", "sampled": "accuracy, sampled", "seconds": "seconds of training",
+    "length": "completion length (tokens)", "kl_to_base": "KL to the base (nats per completion)",
+}
 
 
-def accuracies(axis, x, rows, title=None, **style):
-    """Greedy and sampled accuracy, their spread over the seeds, and the base model's accuracy."""
-    for key, marker, offset in [("greedy", "o", -0.06), ("sampled", "s", 0.06)]:
-        means, stds = [row[key]["mean"] for row in rows], [row[key]["std"] for row in rows]
-        axis.errorbar(
-            [i + offset for i in x], means, stds, marker=marker, capsize=3, label=key,
-            linestyle="none",
-            **style,
-        )
-    axis.axhline(rows[0]["base"]["mean"], color="gray", linestyle=":", label="base, sampled")
-    axis.set_ylabel("accuracy, held-out questions")
-    axis.grid(alpha=0.3)
-    above(axis, title)
+# --- the pictures of the tables. rows: as of reproduce.summarize ---
 
 
-def speedups(axis, x, rows, label, style):
-    medians = [row["speedup"]["median"] for row in rows]
-    spread = [
-        [m - row["speedup"]["min"] for m, row in zip(medians, rows)],
-        [row["speedup"]["max"] - m for m, row in zip(medians, rows)],
-    ]
-    axis.errorbar(x, medians, spread, capsize=3, label=label, **style)
+def seeds(axis, rows, names, key):
+    """A line for each row: its mean and standard deviation, and a dot for each seed."""
+    for y, row in enumerate(rows):
+        of = row[key]
+        axis.errorbar(of["mean"], y, xerr=of["std"], fmt="|k", markersize=14, capsize=3)
+        axis.plot(of["values"], [y] * len(of["values"]), "o", color=f"C{y % 10}", alpha=0.6)
+    axis.set_yticks(range(len(rows)), names)
+    axis.set_xlabel(LABELS[key])
+    axis.grid(alpha=0.3, axis="x")
 
 
-def ticks(axis, labels, **style):
-    axis.set_xticks(range(len(labels)), labels, **style)
+def panels(count, height=5.0, **options):
+    return plt.subplots(1, count, figsize=(14, height), constrained_layout=True, **options)
 
 
-def pruning_rates(rows, output):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+def methods(rows, output, keys):
+    """A panel for each of several figures, a line for each method."""
+    figure, axes = panels(len(keys), 1.5 + len(rows) / 3.5, sharey=True)
+    for axis, key in zip(axes, keys):
+        seeds(axis, rows, [row["name"] for row in rows], key)
+    axes[0].invert_yaxis()
+    save(figure, output)
+
+
+def factorial(rows, output):
+    """Sampled accuracy: a panel for each loss, a line for each choice."""
+    losses = list(dict.fromkeys(row["method"] for row in rows))
+    figure, axes = panels(len(losses), 3, sharex=True, sharey=True)
+    for axis, loss in zip(axes, losses):
+        own = [row for row in rows if row["method"] == loss]
+        seeds(axis, own, [row["name"].removeprefix(f"{loss}, ") for row in own], "sampled")
+        axis.set_title(loss)
+    axes[0].invert_yaxis()
+    save(figure, output)
+
+
+def phases(rows, output):
+    """Accuracy, and the seconds of training by phase."""
+    figure, (left, right) = panels(2)
     names = [row["name"] for row in rows]
-    accuracies(left, range(len(rows)), rows, "accuracy")
+    seeds(left, rows, names, "sampled")
+    left.invert_yaxis()
     stacked(right, names, [row["phases"] for row in rows], PHASES)
     for i, row in enumerate(rows):
-        right.annotate(
-            f"{row['speedup']['median']:.2f}×", (i, row["seconds"]["mean"]), ha="center",
-            va="bottom",
-        )
+        text, top = f"{row['speedup']['median']:.2f}×", row["seconds"]["mean"]
+        right.annotate(text, (i, top), ha="center", va="bottom")
     above(right, "seconds of training, by phase; speed-up over GRPO")
-    right.margins(y=0.08)
-    for axis in (left, right):
-        ticks(axis, names, rotation=35, ha="right", rotation_mode="anchor")
+    right.tick_params(axis="x", rotation=35)
     save(figure, output)
 
 
 def speed(rows, output):
+    """The speed-ups of CPPO's two parts and of both, and Amdahl's bounds."""
     figure, axis = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
-    both = [row for row in rows if row["method"] == "both"]
-    styles = {"pruning alone": "o--", "larger batches alone": "s:", "both": "D-"}
-    for kind, style in styles.items():
-        chosen = [row for row in rows if row["method"] == kind]
-        speedups(axis, range(len(chosen)), chosen, kind, {"fmt": style})
-    for kind, style in [("pruning alone", "k_"), ("both", "kx")]:
-        bounds = [row["bound"] for row in rows if row["method"] == kind]
-        axis.plot(range(len(bounds)), bounds, style, markersize=14, label=f"Amdahl's bound, {kind}")
-    ticks(
-        axis,
-        [
-            f"P={row['pruning_rate']}\n{row['questions_per_step']} questions per step"
-            for row in both
-        ],
-    )
+    for i, kind in enumerate(("pruning alone", "larger batches alone", "both")):
+        own = [row for row in rows if row["method"] == kind]
+        axis.plot([row["speedup"]["median"] for row in own], f"{MARKERS[i]}-", label=kind)
+        if kind != "larger batches alone":
+            bounds = [row["bound"] for row in own]
+            axis.plot(bounds, f"C{i}{MARKERS[i]}:", label=f"Amdahl's bound, {kind}")
+    ticks = [f"P={row['pruning_rate']}\n{row['questions_per_step']} questions" for row in own]
+    axis.set_xticks(range(len(ticks)), ticks)
     axis.set_ylabel("speed-up over GRPO, seconds per question")
-    above(axis)
     axis.grid(alpha=0.3)
-    save(figure, output)
-
-
-def keep_rules(rows, output):
-    rates = sorted({row["pruning_rate"] for row in rows} - {0.0})
-    figure, axes = plt.subplots(
-        1, len(rates), figsize=(11, 4), sharey=True, constrained_layout=True
-    )
-    for axis, rate in zip(axes, rates):
-        chosen = [row for row in rows if row["pruning_rate"] in (0.0, rate)]
-        accuracies(
-            axis, range(len(chosen)), chosen, f"P = {rate}: k = {chosen[-1]['k']} of 16 are kept"
-        )
-        ticks(axis, [row["method"] for row in chosen], rotation=20)
-    save(figure, output)
-
-
-def dots(axis, names, values, colors):
-    """A dot for each seed, a stroke at their mean. values: of each name, one for each seed."""
-    for y, (own, color) in enumerate(zip(values, colors)):
-        axis.plot(own, [y] * len(own), "o", color=color, alpha=0.6)
-        axis.plot(np.mean(own), y, "|", color="black", markersize=14)
-    axis.set_yticks(range(len(names)), names)
-    axis.grid(alpha=0.3, axis="x")
-
-
-def factorial(rows, output):
-    """A panel for each loss, a line for each choice."""
-    losses = list(dict.fromkeys(row["method"] for row in rows))
-    figure, axes = plt.subplots(
-        1, len(losses), figsize=(13, 3), sharex=True, sharey=True, constrained_layout=True
-    )
-    for axis, loss in zip(axes, losses):
-        own = [row for row in rows if row["method"] == loss]
-        names = [row["name"].removeprefix(f"{loss}, ") for row in own]
-        dots(
-            axis, names, [row["sampled"]["values"] for row in own],
-            [f"C{i}" for i in range(len(own))],
-        )
-        axis.set(title=loss, xlabel="accuracy, sampled; a dot is a seed")
-    axes[0].invert_yaxis()
-    save(figure, output)
-
-
-def controls(rows, output):
-    """A line for each method: accuracy at the end, and seconds of training."""
-    figure, axes = plt.subplots(1, 2, figsize=(12, 5), sharey=True, constrained_layout=True)
-    names, colors = [row["name"] for row in rows], [f"C{i % 10}" for i in range(len(rows))]
-    for axis, key, label in [
-        (axes[0], "sampled", "accuracy, sampled; a dot is a seed"),
-        (axes[1], "seconds", "seconds of training"),
-    ]:
-        dots(axis, names, [row[key]["values"] for row in rows], colors)
-        axis.set_xlabel(label)
-    axes[0].invert_yaxis()
-    axes[1].set_xlim(left=0)
-    save(figure, output)
-
-
-def group_sizes(rows, output):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    sizes = sorted({row["group_size"] for row in rows})
-    for kind, name, style in [("grpo", "GRPO", "o-"), ("both", "CPPO, P=0.75", "s--")]:
-        chosen = [row for row in rows if row["method"] == kind]
-        for key, fill in [("greedy", "full"), ("sampled", "none")]:
-            means, stds = [row[key]["mean"] for row in chosen], [row[key]["std"] for row in chosen]
-            left.errorbar(
-                range(len(chosen)), means, stds, fmt=style, fillstyle=fill, capsize=3,
-                label=f"{name}, {key}",
-            )
-        right.plot(
-            range(len(chosen)), [row["seconds"]["mean"] for row in chosen], style, label=name
-        )
-    left.set_ylabel("accuracy, held-out questions")
-    right.set_ylabel("seconds of training")
-    for axis in (left, right):
-        ticks(axis, sizes)
-        axis.set_xlabel("group size G")
-        axis.grid(alpha=0.3)
-        above(axis, columns=2)
-    right.set_ylim(bottom=0)
-    save(figure, output)
-
-
-def family(rows, output):
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4.5), constrained_layout=True)
-    names = [row["name"] for row in rows]
-    accuracies(axes[0], range(len(rows)), rows)
-    bars = [
-        ("length", "completion length (tokens)"),
-        ("kl_to_base", "KL to the base (nats per completion)"),
-    ]
-    for axis, (key, label) in zip(axes[1:], bars):
-        axis.bar(
-            range(len(rows)), [row[key]["mean"] for row in rows],
-            yerr=[row[key]["std"] for row in rows], capsize=3, color="C7",
-        )
-        axis.set_ylabel(label)
-    for axis in axes:
-        ticks(axis, names, rotation=60, ha="right")
-    save(figure, output)
-
-
-def millions(rows):
-    """The parameters of the model whose memory was measured. GRPO is the first row: policy and
-    reference, in float32."""
-    return f"{rows[0]['memory']['parameters'] / 8e6:.2g}"
-
-
-def ppo(rows, output):
-    """What a critic costs and gives: the accuracy of each seed during training, the time and the
-    memory of a step."""
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4.5), constrained_layout=True)
-    for i, row in enumerate(rows):
-        for curve in row["curves"]:
-            _, completions, accuracy = zip(*curve)
-            label = row["name"] if curve is row["curves"][0] else None
-            marker = "o" if len(curve) == 1 else None  # a line through one point would not be seen
-            axes[0].plot(
-                completions, accuracy, STYLES[i % 4], color=f"C{i}", linewidth=1, marker=marker,
-                label=label,
-            )
-    axes[0].set(xlabel="completions generated", ylabel="accuracy, sampled (moving mean)")
-    axes[0].grid(alpha=0.3)
-    above(axes[0], "a line for each seed")
-    names = [row["name"] for row in rows]
-    stacked(
-        axes[1], names,
-        [
-            {name: 1000 * seconds / row["steps"] for name, seconds in row["phases"].items()}
-            for row in rows
-        ],
-        PHASES,
-    )
-    above(axes[1], "milliseconds of a step on the toy, by phase")
-    parts = [
-        {"parameters": held["parameters"] / 1e6, "AdamW's moments": held["optimizer"] / 1e6,
-         "gradients, activations": (held["peak"] - held["parameters"] - held["optimizer"]) / 1e6}
-        for held in (row["memory"] for row in rows)
-    ]
-    stacked(axes[2], names, parts, list(parts[0]))
-    above(axes[2], f"MB at the peak of a step, {millions(rows)} million parameters")
+    above(axis, columns=3)
     save(figure, output)
 
 
@@ -253,26 +117,25 @@ def band(axis, curves, column, i, label):
 def time_to_accuracy(rows, output):
     """Accuracy on training questions, which are new to the policy, against time and against
     completions."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, constrained_layout=True)
-    for column, axis, title in [
-        (0, axes[0], "seconds of training"), (1, axes[1], "completions generated"),
-    ]:
+    figure, axes = panels(2, 5, sharey=True)
+    for column, title in enumerate(("seconds of training", "completions generated")):
         for i, row in enumerate(rows):
-            band(axis, row["curves"], column, i, row["name"])
-        axis.set_xlabel(title)
-        axis.grid(alpha=0.3)
+            band(axes[column], row["curves"], column, i, row["name"])
+        axes[column].set_xlabel(title)
+        axes[column].grid(alpha=0.3)
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
     axes[0].set_xscale("log")
     axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[0].xaxis.set_major_formatter("{x:g}")
     axes[0].xaxis.set_minor_formatter("")
-    handles, names = axes[0].get_legend_handles_labels()
-    columns = min(len(rows), 130 // (10 + max(map(len, names))))  # as many as the figure is wide
     figure.legend(
-        handles, names, loc="outside upper center", ncols=columns, fontsize=9, handlelength=4,
-        frameon=False,
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=9,
+        handlelength=4, frameon=False,
     )
     save(figure, output)
+
+
+# --- runs ---
 
 
 def by_seed(folders):
@@ -298,9 +161,8 @@ def main(argv):
     )
     args = parser.parse_args(argv)
     for folder in args.runs:
-        if not (Path(folder) / "metrics.jsonl").exists() or not files.read(
-            Path(folder) / "metrics.jsonl"
-        ):
+        metrics = Path(folder) / "metrics.jsonl"
+        if not metrics.exists() or not files.read(metrics):
             raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
     output = args.output or Path(args.runs[0]) / "curves.png"
     curves(by_seed(args.runs), output, args.x)

@@ -1,30 +1,51 @@
-"""GRPO, CPPO and their controls on a real chat model: the same seconds for each of them.
+"""GRPO, CPPO and their controls on a real chat model: the same CPU seconds for each of them.
 
-    python experiments/real.py --model DIR                     all methods and seeds, and the page
-    python experiments/real.py --model DIR --second            the second plan: the published code,
-                                                               and sampling together
-    python experiments/real.py --model DIR --share 1/2         every second run: start 2/2 on
-                                                               another core
-    python experiments/real.py --page                          only the page and the picture, of the
-                                                               runs that are there
+    python experiments/real.py --model DIR             all methods and seeds, and the page
+    python experiments/real.py --model DIR --second    the second plan: the published code, and
+                                                       sampling together
+    python experiments/real.py --page                  only the page and the picture, of the runs
+                                                       that are there
 
-Writes real.json, real.md and real.png (real_second.*) in experiments/results; PLAN (SECOND_PLAN)
-below is the first part of the page. A finished run is one file in runs/real/ (runs/real_second/).
-To continue after an interruption, run the same command again: an interrupted run begins anew. """
+Writes real.json, real.md and real.png (real_second.*) in results/; PLAN (SECOND_PLAN) below is the
+first part of the page. A finished run is one file in runs/real/ (runs/real_second/). To continue
+after an interruption, run the same command again: an interrupted run begins anew. Several commands
+with other --seeds or --methods may run at the same time.
 
+A method that makes cheap steps makes more of them. The learning rate follows the seconds, so that
+every method has a whole schedule. Evaluation does not count. fewer.py uses the same loop.
+"""
+
+import json
+import random
+import statistics
 import sys
+import time
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice, product
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.run.config import Config
+from engine.base import files
+from engine.base.errors import UserError
+from engine.run.config import Config, check
 from engine.run.curves import above, plt, save
 from engine.run.options import option, parse, run_program
-from experiments import same_seconds
+from engine.run.state import learning_rate
+from engine.scoring.score import choose
+from engine.tasks.questions import base_model, load_questions, take
+from eval import examine
+from experiments.bench import built, heading, markdown_table, pm, report, spread
 from experiments.plot import band
-from experiments.reproduce import RULES
-from experiments.setting import heading, markdown_table, setting, write
+from experiments.reproduce import RULES, curve, name_of
+from train import train_step
+from update import Limits
 
 SETTING = {
     "dataset": "arithmetic", "questions_per_step": 4, "group_size": 16, "mu": 1, "beta": 0.0,
@@ -35,6 +56,10 @@ AT = (240, 480)  # seconds
 EVAL_QUESTIONS = 256
 REACHED = 0.5  # the accuracy to which the seconds are counted
 LONGER = 2  # times the learning rate
+LOGGED = (
+    "questions", "completions", "kept", "accuracy", "length", "no_signal", "entropy", "grad_norm",
+    "loss",
+)  # of a step, in the file of a run
 
 
 def cppo(rate, **options):
@@ -70,28 +95,37 @@ CLAIM = [
 PLAN = f"""
 ## Plan, written before the runs
 
-**Question.** CPPO says: GRPO's accuracy in a fraction of its time. Is that so on a real model, and if it is, what makes it so?
+**Question.** CPPO says: GRPO's accuracy in a fraction of its time. Is that so on a real model, and
+if it is, what makes it so?
 
-**Setting.** SmolLM2-135M-Instruct, all weights, `--dataset arithmetic`: word problems of one step (four of five) and two. G = 16, T = 1,
-μ = 1, no reference (β = 0), at most 16 tokens, the reward is 1 if the answer is right. GRPO takes 4 questions a step, so it trains on 64
-completions; every method with allocation trains on about as many. Each run gets {AT[-1]} CPU seconds of one thread in float32. Evaluation
-does not count. The learning rate warms up over the first tenth of the seconds and then falls along a cosine; an update takes the value
-of its moment. So every method has a whole schedule, however many steps it makes. Two runs are made at the same time, on two cores.
+**Setting.** SmolLM2-135M-Instruct, all weights, `--dataset arithmetic`: word problems of one step
+(four of five) and two. G = 16, T = 1, μ = 1, no reference (β = 0), at most 16 tokens, the reward is
+1 if the answer is right. GRPO takes 4 questions a step, so it trains on 64 completions; every
+method with allocation trains on about as many. Each run gets {AT[-1]} CPU seconds of one thread in
+float32. Evaluation does not count. The learning rate warms up over the first tenth of the seconds
+and then falls along a cosine; an update takes the value of its moment. So every method has a whole
+schedule, however many steps it makes. Two runs are made at the same time, on two cores.
 
-**Learning rate.** {LR:g} for all, at the top of the schedule, chosen with GRPO alone, on seed 0, which is not used below: with 1e-5 the
-accuracy on training questions was 0.19 after 140 s (the run was stopped there), with 3e-5 0.50 after 130 s and 0.67 on held-out questions
-after 500 s, with 1e-4 it fell to 0.00. (A first version of this program measured this; it set the rate at the start of a step.)
+**Learning rate.** {LR:g} for all, at the top of the schedule, chosen with GRPO alone, on seed 0,
+which is not used below: with 1e-5 the accuracy on training questions was 0.19 after 140 s (the run
+was stopped there), with 3e-5 0.50 after 130 s and 0.67 on held-out questions after 500 s, with 1e-4
+it fell to 0.00. (A first version of this program measured this; it set the rate at the start of a
+step.)
 
-"Longer steps" have {LONGER} times this learning rate. Before training, on the same 8 questions, GRPO's gradient has length 1.5, CPPO's with
-P = 0.875 6.3, and that of random pruning 3.5, because the mean of fewer completions is noisier. Four times the learning rate is more than
-GRPO bears, so it is {LONGER} times. AdamW divides a gradient by the size of earlier ones: a longer gradient is not by itself a longer step.
+"Longer steps" have {LONGER} times this learning rate. Before training, on the same 8 questions,
+GRPO's gradient has length 1.5, CPPO's with P = 0.875 6.3, and that of random pruning 3.5, because
+the mean of fewer completions is noisier. Four times the learning rate is more than GRPO bears, so
+it is {LONGER} times. AdamW divides a gradient by the size of earlier ones: a longer gradient is not
+by itself a longer step.
 
-**Evaluation.** After {AT[0]} and {AT[1]} s, {EVAL_QUESTIONS} held-out questions, greedy and sampled once at T = 1, by the newest weights of
-that moment: a step that is not over yet does not count. And the seconds until the accuracy on training questions, all of them new, is
-{REACHED} over the last 64 questions, or over as many as a quarter of the run's, if these are fewer.
+**Evaluation.** After {AT[0]} and {AT[1]} s, {EVAL_QUESTIONS} held-out questions, greedy and sampled
+once at T = 1, by the newest weights of that moment: a step that is not over yet does not count. And
+the seconds until the accuracy on training questions, all of them new, is {REACHED} over the last 64
+questions, or over as many as a quarter of the run's, if these are fewer.
 
-**What counts as a difference.** Three seeds each. One method is better than another if each of its seeds is above each seed of the other.
-By chance this happens in 1 of 20 comparisons in a given direction. Everything else is called no difference.
+**What counts as a difference.** Three seeds each. One method is better than another if each of its
+seeds is above each seed of the other. By chance this happens in 1 of 20 comparisons in a given
+direction. Everything else is called no difference.
 
 **Methods.**
 
@@ -101,72 +135,238 @@ By chance this happens in 1 of 20 comparisons in a given direction. Everything e
 | CPPO, P = 0.5, 0.75, 0.875 | the claim: 8, 16, 32 questions a step |
 | CPPO, P = 0.875, no allocation | pruning alone: 4 questions a step |
 | GRPO, 32 questions | larger batches alone: trains on 512 completions |
-| GRPO, G=2, 32 questions | does one need large groups at all? (2510.00977) trains on 64 completions |
+| GRPO, G=2, 32 questions | does one need large groups at all? (2510.00977) trains on 64 \
+completions |
 | random, P = 0.875 | is it the choice? |
-| one of each kind, P = 0.875 | is it the diversity? one right and one wrong completion (2609.36932) |
+| one of each kind, P = 0.875 | is it the diversity? one right and one wrong completion \
+(2609.36932) |
 | GRPO and CPPO, longer steps | is it the length of the step? |
-| Dr. GRPO, P = 0.875 | is it the bias of 1/\\|o\\| (gradients.md)? the sum over tokens, no division by the std |
+| Dr. GRPO, P = 0.875 | is it the bias of 1/\\|o\\| (gradients.md)? the sum over tokens, no \
+division by the std |
 """
 SECOND_PLAN = f"""
 ## Second plan, written on 2026-11-23, before its runs
 
-**Questions.** The first plan has the loss and the choice of the paper's formula. The published code has a token mean and keeps the largest
-\\|A\\| of the whole step (`cppo_published`): is it another method on a real model? And how much of CPPO's gain is sampling together? GRPO
-can have this, too: it samples as many questions together as CPPO with P = 0.75, 16, and trains on them in 4 mini-batches of its 4.
+**Questions.** The first plan has the loss and the choice of the paper's formula. The published code
+has a token mean and keeps the largest \\|A\\| of the whole step (`cppo_published`): is it another
+method on a real model? And how much of CPPO's gain is sampling together? GRPO can have this, too:
+it samples as many questions together as CPPO with P = 0.75, 16, and trains on them in 4
+mini-batches of its 4.
 
-**Setting.** That of the first plan (real.md): SmolLM2-135M-Instruct, `--dataset arithmetic`, G = 16, μ = 1, β = 0, {AT[-1]} CPU
-seconds of one thread, learning rate {LR:g}, evaluation after {AT[0]} and {AT[-1]} s, seeds 1, 2 and 3, and the same rule for what counts
-as a difference. The processor is another one, so GRPO and CPPO with P = 0.75, the best method of the first plan, run again beside the new
-methods. Only figures of one page may be compared.
+**Setting.** That of the first plan (real.md): SmolLM2-135M-Instruct, `--dataset arithmetic`, G =
+16, μ = 1, β = 0, {AT[-1]} CPU seconds of one thread, learning rate {LR:g}, evaluation after {AT[0]}
+and {AT[-1]} s, seeds 1, 2 and 3, and the same rule for what counts as a difference. The processor
+is another one, so GRPO and CPPO with P = 0.75, the best method of the first plan, run again beside
+the new methods. Only figures of one page may be compared.
 """
 
 
-@dataclass
-class Model:
-    _argument_group_name = "the model"
+class Task(NamedTuple):
+    name: str  # of the page, and of the folder with the finished runs
+    title: str
+    methods: dict  # name: (options of train.py on top of the setting, options of train_for)
+    setting: dict = SETTING
+    at: tuple[int, int] = AT
+    eval_questions: int = EVAL_QUESTIONS
+    reached: float = REACHED
+    plan: str = ""
+    model: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-    model: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of the model")
-    lr: float = option(LR, "learning rate of every method that has none of its own")
-    folder: str = option(
-        "runs/real", "folder of the finished runs; the second plan's get _second at the end"
+
+TITLE = "GRPO, CPPO and their controls on a real model"
+REAL = Task("real", TITLE, {name: (own, {}) for name, own in METHODS.items()}, plan=PLAN)
+REAL_SECOND = Task(
+    "real_second", TITLE, {name: (own, {}) for name, own in SECOND.items()}, plan=SECOND_PLAN
+)
+
+
+@dataclass
+class Runs:
+    _argument_group_name = "which runs, and where they go"
+
+    model: str | None = option(
+        None, "hub name or folder of a chat model; none: SmolLM2-135M-Instruct (fewer.py: the toy)"
     )
+    methods: list[str] | None = option(None, "which methods, by their names; none: all")
+    seeds: list[int] | None = option(None, "none: 1 2 3")
+    page: bool = option(False, "train nothing; write the page of the runs that are there")
+    folder: str | None = option(None, "folder of the finished runs; none: runs/NAME")
+    output: str = option("experiments/results", "folder of the page and of the picture")
+
+
+@dataclass
+class Plan:
+    _argument_group_name = "the plan"
+
     second: bool = option(False, "the second plan")
 
 
 @dataclass
-class Options(same_seconds.Runs, Model):
+class Options(Runs, Plan):
     pass
 
 
-def one_run(method, seed, label, options):
-    own = (METHODS | SECOND)[method]
-    config = Config(model=options.model, seed=seed, **{"lr": options.lr, **SETTING, **own})
-    made_with = {"lr": config.lr, "options": SETTING | own}
-    return made_with | same_seconds.train_for(config, AT, EVAL_QUESTIONS, label)
+# --- one run ---
+
+
+def in_order(questions, seed, seen):
+    """All questions in the order of the seed, again and again, each time in another order.
+
+    seen: (question, mean reward) of each question so far; a method that chooses its questions looks
+    at it.
+    """
+    for epoch in count():
+        yield from take(questions, epoch * len(questions), len(questions), seed)
+
+
+def train_for(config, at, eval_questions, label, step=train_step, order=in_order):
+    """Train for at[-1] CPU seconds of one thread. Returns {steps, evaluations}, lists with a dict
+    for each.
+
+    at: the seconds of the evaluations, on `eval_questions` held-out questions. step: what
+    `train_step` does. order(questions, seed, seen): which questions are asked, an iterator.
+    """
+    config, algorithm = check(config)
+    data, seed, lr = config.data, config.run.seed, config.update.lr
+    source = base_model(data.model, data.dataset)
+    networks = built(source, config, algorithm, torch.device("cpu"))
+    torch.set_num_threads(1)
+    prompts = {"tokenizer": networks.tokenizer, "system_prompt": data.system_prompt}
+    questions, _ = load_questions(data.dataset, **prompts)
+    test, _ = load_questions(data.dataset, split="test", limit=eval_questions, **prompts)
+    sampling, rewards = config.sampling, choose(data.rewards)
+
+    def evaluate(seconds, weights):
+        now = deepcopy(networks.model.state_dict())
+        networks.model.load_state_dict(weights)
+        scores = examine(
+            networks.sampler, networks.tokenizer, test, rewards[0].function, sampling, seed=0,
+            batch_size=128,
+        )
+        networks.model.load_state_dict(now)
+        kept = ("accuracy", "length", "truncated")
+        return {"at": seconds} | {
+            how: {key: scores[how][key] for key in kept} for how in ("greedy", "sampled")
+        }
+
+    def schedule(optimizer, *_):  # the learning rate at the moment of the update
+        now = min(1.0, (seconds + time.process_time() - begin) / at[-1])
+        optimizer.param_groups[0]["lr"] = learning_rate(now, lr, warmup=0.1)
+
+    networks.optimizer.register_step_pre_hook(schedule)
+    steps, evaluations, seconds, seen, asked = [], [], 0.0, [], []
+    questions = order(questions, seed, seen)
+    bar = tqdm(total=at[-1], desc=label, unit="s")
+    while len(evaluations) < len(at):
+        before, begin = deepcopy(networks.model.state_dict()), time.process_time()
+        asked[:] = islice(questions, algorithm.questions_per_step)
+        rng = random.Random(f"{seed} {len(steps) + 1}")
+        metrics, sample, mean_rewards, _ = step(
+            networks, algorithm, rewards, sampling, Limits(), lambda missing: asked, rng
+        )
+        last = time.process_time() - begin
+        while len(evaluations) < len(at) and seconds + last > at[len(evaluations)]:
+            evaluations.append(evaluate(at[len(evaluations)], before))
+        seconds += last
+        seen += zip(asked, mean_rewards)
+        steps.append({key: metrics[key] for key in LOGGED} | {
+            "sampling": metrics["seconds/generate"] / metrics["seconds/total"],
+            "text": sample["completions"][0]["completion"],
+            "seconds/total": last, "seconds": seconds,
+        })
+        bar.update(min(seconds, at[-1]) - bar.n)
+    bar.close()
+    return {"steps": steps, "evaluations": evaluations}
+
+
+# --- all runs, and their figures ---
+
+
+def rows(task, options):
+    """Make the runs that are not there yet. Returns {method: its figures} of all runs that are
+    there. options: Runs. A run is one file in the folder."""
+    methods = task.methods
+    if unknown := set(options.methods or ()) - set(methods):
+        raise UserError(f"unknown method '{unknown.pop()}': there are {'; '.join(methods)}.")
+    folder = Path(options.folder or f"runs/{task.name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = product(options.seeds or (1, 2, 3), options.methods or methods)
+    for seed, method in () if options.page else jobs:
+        path, (own, how) = folder / f"{name_of(method, seed)}.json", methods[method]
+        if not path.exists():
+            made_with = {"lr": LR} | task.setting | own
+            config = Config.of(model=options.model or task.model, seed=seed, **made_with)
+            run = {"method": method, "seed": seed, "lr": made_with["lr"]}
+            run["options"] = task.setting | own
+            label = f"{method}, seed {seed}"
+            run |= train_for(config, task.at, task.eval_questions, label, **how)
+            files.write(path, json.dumps(run) + "\n")
+    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if not runs:
+        raise UserError(f"{folder} holds no finished run: leave out --page.")
+    return {
+        name: summary(own, task)
+        for name in methods
+        if (own := [run for run in runs if run["method"] == name])
+    }
+
+
+def summary(runs, task):
+    """The figures of one method, over its seeds."""
+    row = {
+        "seeds": [run["seed"] for run in runs],
+        "steps": statistics.fmean(len(run["steps"]) - 1 for run in runs),
+        "length": statistics.fmean(run["evaluations"][-1]["sampled"]["length"] for run in runs),
+        "curves": [curve(run["steps"]) for run in runs],
+    }
+    for n, seconds in enumerate(task.at):
+        for how in ("greedy", "sampled"):
+            accuracies = [run["evaluations"][n][how]["accuracy"] for run in runs]
+            row[f"{how} {seconds}"] = spread(accuracies)
+    for name in ("questions", "completions"):
+        row[name] = statistics.fmean(sum(step[name] for step in run["steps"][:-1]) for run in runs)
+    for name in ("sampling", "no_signal"):
+        row[name] = statistics.fmean(step[name] for run in runs for step in run["steps"])
+    within = (
+        [s for s, _, accuracy in points if accuracy >= task.reached and s <= task.at[-1]]
+        for points in row["curves"]
+    )
+    return row | {"seconds": [min(seconds, default=None) for seconds in within]}
+
+
+def table(rows, task):
+    """The figures of all methods as a Markdown table."""
+    at = task.at
+    lines = [[
+        "", "seeds", "steps", "questions", "completions", f"greedy, {at[0]} s", "sampled",
+        f"greedy, {at[1]} s", "sampled", "tokens long", f"seconds to {task.reached}, each seed",
+        "share of sampling", "questions without signal",
+    ]]
+    for name, row in rows.items():
+        lines.append([
+            name, len(row["seeds"]),
+            *(f"{row[key]:.0f}" for key in ("steps", "questions", "completions")),
+            *(pm(row[f"{how} {seconds}"]) for seconds in at for how in ("greedy", "sampled")),
+            f"{row['length']:.1f}", ", ".join(f"{x:.0f}" if x else "–" for x in row["seconds"]),
+            f"{row['sampling']:.0%}", f"{row['no_signal']:.0%}",
+        ])
+    return markdown_table(lines)
 
 
 # --- the page ---
 
 
-def differences(rows, how):
+def differences(rows, how, at=AT):
     """Whether each seed of a method is above (or below) each seed of another, as a Markdown table.
     how: greedy, sampled."""
     others = [name for name in ("GRPO", "CPPO, P=0.875", "CPPO, P=0.75") if name in rows][:2]
-    head = [""]
-    for when in AT:
-        head += [
-            f"{when} s, lowest and highest",
-            *(f"{when} s, beside {other}" for other in others),
-        ]
-    lines = [head]
-    for name, row in rows.items():
+    shown = ["lowest and highest", *(f"beside {other}" for other in others)]
+    lines = [["", *(f"{when} s, {what}" for when in at for what in shown)]]
+    for name in rows:
         lines.append([name])
-        for when in AT:
-            key = f"{how} {when}"
-            lines[-1] += [
-                "{min:.3f}, {max:.3f}".format_map(row[key]),
-                *(beside(row[key], rows[other][key]) for other in others),
-            ]
+        for when in at:
+            own, *theirs = (rows[one][f"{how} {when}"] for one in (name, *others))
+            lines[-1] += ["{min:.3f}, {max:.3f}".format_map(own), *(beside(own, x) for x in theirs)]
     return markdown_table(lines)
 
 
@@ -175,60 +375,46 @@ def beside(own, other):
     return "above" if own["min"] > other["max"] else "below" if own["max"] < other["min"] else "–"
 
 
-def page(about, rows, plan, picture):
-    head, table = (
-        heading("GRPO, CPPO and their controls on a real model", about),
-        same_seconds.table(rows, AT, REACHED),
-    )
+def page(result, task):
+    rows = result["rows"]
     found = [
-        f"What counts as a difference, {how} accuracy:\n\n{differences(rows, how)}\n"
+        f"What counts as a difference, {how} accuracy:\n\n{differences(rows, how, task.at)}\n"
         for how in ("sampled", "greedy")
     ]
-    return "\n".join(
-        [
-            f"{head}{plan}\n## Results\n\n{table}\n",
-            *found, f"![Accuracy against seconds]({picture})\n",
-        ]
-    )
+    return "\n".join([
+        heading(task.title, result) + task.plan, f"## Results\n\n{table(rows, task)}\n", *found,
+        f"![Accuracy against seconds]({task.name}.png)\n",
+    ])
 
 
 def picture(rows, output):
+    """Accuracy against seconds in two panels, and the seconds to an accuracy."""
     figure, axes = plt.subplots(1, 3, figsize=(15, 5), constrained_layout=True)
-    for axis, names in [
-        (axes[0], CLAIM), (axes[1], ["GRPO", *(name for name in rows if name not in CLAIM)]),
-    ]:
+    others = ["GRPO", *(name for name in rows if name not in CLAIM)]
+    for axis, names in zip(axes, (CLAIM, others)):
         for i, name in enumerate(name for name in names if name in rows):
             band(axis, rows[name]["curves"], 0, i, name)
-        axis.set(
-            xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)", ylim=(0, 1),
-            xlim=(0, AT[-1]),
-        )
-        axis.grid(alpha=0.3)
+        axis.set(xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)",
+                 xlim=(0, AT[-1]), ylim=(0, 1))
         above(axis, columns=2)
     for y, row in enumerate(rows.values()):
         for x in row["seconds"]:
             axes[2].plot(x or AT[-1], y, "ko" if x else "k>", fillstyle="full" if x else "none")
     axes[2].set_yticks(range(len(rows)), list(rows))
     axes[2].invert_yaxis()
-    axes[2].set(
-        xlabel=f"seconds to accuracy {REACHED}, each seed (arrow: not reached)",
-        xlim=(0, AT[-1] * 1.05),
-    )
-    axes[2].grid(alpha=0.3)
+    axes[2].set_xlabel(f"seconds to accuracy {REACHED}, each seed (arrow: not reached)")
+    axes[2].set_xlim(0, AT[-1] * 1.05)
+    for axis in axes:
+        axis.grid(alpha=0.3)
     save(figure, output)
 
 
 def main(argv):
     options = parse(Options, argv)
-    name, plan, methods = (
-        ("real_second", SECOND_PLAN, SECOND) if options.second else ("real", PLAN, METHODS)
-    )
-    if options.second:
-        options.folder += "_second"
-    rows = same_seconds.rows(options, methods, one_run, AT, REACHED)
-    about = setting(["torch", "transformers"]) | {"setting": SETTING, "lr": LR}
-    write(options.output, name, about | {"rows": rows}, page(about, rows, plan, f"{name}.png"))
-    picture(rows, Path(options.output) / f"{name}.png")
+    task = REAL_SECOND if options.second else REAL
+    result = {"setting": task.setting, "lr": LR, "rows": rows(task, options)}
+    report(options, task.name, result, partial(page, task=task))
+    picture(result["rows"], Path(options.output) / f"{task.name}.png")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,24 @@
 """The tables of the CPPO paper (2503.22342), on the toy: what pruning saves, and where the time
 goes.
 
-    python experiments/reproduce.py --table 1 --seeds 3        pruning rates, and accuracy against
-                                                               time
-    python experiments/reproduce.py --table speed              pruning alone, larger batches alone,
-                                                               both; Amdahl's bound
-    python experiments/reproduce.py --table keep               which completions to keep
-    python experiments/reproduce.py --table group              the group size
-    python experiments/reproduce.py --table family             GRPO and its relatives side by side
-    python experiments/reproduce.py --table ppo                what a critic costs, and what it
-                                                               gives
-    python experiments/reproduce.py --table length             GFPO on a base model whose thoughts
-                                                               are too long
-    python experiments/reproduce.py --table controls           what a sceptic asks: is it the
-                                                               pruning, or something else?
-    python experiments/reproduce.py --table together           sampling more questions together than
-                                                               are trained on together
-    python experiments/reproduce.py --table factorial          four losses × five rules: which of
-                                                               the two matters?
-    python experiments/reproduce.py --table all                one after the other
-    python experiments/reproduce.py --quick                    all of them, small, in about 5
-                                                               minutes: not a result
+    python experiments/reproduce.py --table 1 --seeds 3    pruning rates, and accuracy against time
+    python experiments/reproduce.py --table speed          pruning alone, larger batches alone,
+                                                           both; Amdahl's bound
+    python experiments/reproduce.py --table keep           which completions to keep
+    python experiments/reproduce.py --table group          the group size
+    python experiments/reproduce.py --table family         GRPO and its relatives side by side
+    python experiments/reproduce.py --table ppo            what a critic costs, and what it gives
+    python experiments/reproduce.py --table length         GFPO on a base model whose thoughts are
+                                                           too long
+    python experiments/reproduce.py --table controls       what a sceptic asks: is it the pruning,
+                                                           or something else?
+    python experiments/reproduce.py --table together       sampling more questions together than
+                                                           are trained on together
+    python experiments/reproduce.py --table factorial      four losses × five rules: which of the
+                                                           two matters?
+    python experiments/reproduce.py --table all            one after the other
+    python experiments/reproduce.py --quick                all of them, small, in about 5 minutes:
+                                                           not a result
 
 The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in
 each step, so GRPO takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the
@@ -29,7 +27,8 @@ the options in its run.json, on one thread.
 
 All methods run with one seed, then all with the next. So if the machine is slow for a while, it is
 slow for all methods. A speed-up is a ratio within one seed. Finished runs are kept under
-runs/reproduce/. To continue after an interruption, run the same command again. """
+runs/reproduce/. To continue after an interruption, run the same command again.
+"""
 
 import contextlib
 import io
@@ -37,8 +36,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -59,13 +57,13 @@ from engine.model.sampling import Sampler, Sampling
 from engine.run import checkpoint
 from engine.run.config import Config as Options
 from engine.run.config import check
+from engine.run.curves import PHASES
 from engine.run.folder import options_file, options_of
-from engine.run.options import option, parse, run_program
+from engine.run.options import flat, option, parse, run_program
 from engine.tasks import questions as questions_module
 from engine.tasks import toy, toy_model
-from experiments import plot
-from experiments.setting import heading, markdown_table, setting
-from experiments.step_memory import memory
+from experiments import memory, plot
+from experiments.bench import heading, markdown_table, pm, setting, spread
 from grpo import kl_k1
 from records import Batch
 
@@ -88,170 +86,111 @@ class Config:
     table: str = option(
         "all", "1, speed, keep, group, family, ppo, length, controls, together, factorial, or all"
     )
-    seeds: int = option(3, "how many runs of every method; a spread over fewer than 3 says little")
-    quick: bool = option(False, "one seed and 16 questions, into runs/reproduce-quick/")
-    output_dir: str | None = option(
-        None, "where the tables and pictures go; none: experiments/results/"
+    seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
+    quick: bool = option(
+        False, "one seed and 16 questions, into runs/reproduce-quick/: these are no results"
     )
 
 
 class Method(NamedTuple):
     kind: str  # grpo, pruning alone, larger batches alone, both; of the table keep: the rule
     options: dict  # of train.py, on top of PROTOCOL
-    baseline: str  # the method that its speed-up is measured against
+    baseline: str = "GRPO"  # the method that its speed-up is measured against
     # the method that differs from it in the pruning alone, for Amdahl's law
     unpruned: str | None = None
     passes: int = 1  # over the questions of the table
 
 
-class Table(NamedTuple):
-    title: str
-    questions: int  # of one pass
-    methods: Callable  # () → {name: Method}
-    picture: Callable  # (rows, path)
-    # what is measured besides: kl (to the base), memory (of a step of a larger model)
-    measures: tuple[str, ...] = ()
-    base: Callable | None = None  # () → folder of the base model; None: the toy's
-    plan: str = ""  # what the page says first
-    seeds: int = 3  # at least
+def grpo(kind="grpo", **options):
+    return Method(kind, {"algorithm": "grpo"} | options)
 
 
-def grpo(**options):
-    return Method("grpo", {"algorithm": "grpo", **options}, "GRPO")
+def cppo(kind, rate, **options):
+    return Method(kind, {"algorithm": "cppo", "pruning_rate": rate} | options)
 
 
-def cppo(kind, rate, *, baseline="GRPO", **options):
-    return Method(kind, {"algorithm": "cppo", "pruning_rate": rate} | options, baseline)
-
-
-def pruning_rates():
-    """Each method as published, and with four times the questions in four mini-batches."""
-    methods = {"GRPO": grpo()} | {f"P={p}": cppo("both", p) for p in RATES}
-    return methods | {
-        f"{name}, 4 mini-batches": in_minibatches(method, 4) for name, method in methods.items()
-    }
-
-
-def in_minibatches(method, n):
+def in_minibatches(methods, n):
     """n times the questions of a step, sampled together, and trained on in n mini-batches: as many
     updates as before."""
-    questions = n * method.options.get("questions_per_step", 1)
-    return method._replace(
-        options=method.options | {"questions_per_step": questions, "minibatches": n}
-    )
-
-
-def speed():
-    """CPPO's two parts alone: pruning without allocation, and GRPO with as many questions per step
-    as CPPO."""
-    methods = {"GRPO": grpo()}
-    for p in RATES:
-        questions = round(1 / (1 - p))
-        methods |= {
-            f"pruning alone, P={p}": cppo("pruning alone", p, allocation=False)._replace(
-                unpruned="GRPO"
-            ),
-            f"larger batches alone, B={questions}": grpo(questions_per_step=questions)._replace(
-                kind="larger batches alone"
-            ),
-            f"both, P={p}": cppo("both", p)._replace(
-                unpruned=f"larger batches alone, B={questions}"
-            ),
-        }
-    return methods
-
-
-def keep_rules():
-    methods = {"GRPO": grpo()}
-    for p in (0.5, 0.875):
-        for rule in ("largest_abs", "largest", "random", "smallest_abs"):
-            methods[f"{rule}, P={p}"] = cppo(rule, p, keep=rule)
-        methods[f"pooled, P={p}"] = cppo("pooled", p, keep="pooled")
-    return methods
-
-
-def group_sizes():
-    """The device trains on 16 completions in each step for every G; if G is larger than 16, on G
-    completions."""
-    methods = {}
-    for g in (4, 8, 16, 32):
-        b = max(1, 16 // g)
-        methods[f"GRPO, G={g}"] = grpo(group_size=g, questions_per_step=b)._replace(
-            baseline=f"GRPO, G={g}"
-        )
-        methods[f"P=0.75, G={g}"] = cppo(
-            "both", 0.75, group_size=g, questions_per_step=b, baseline=f"GRPO, G={g}"
-        )
-    return methods
+    found = {}
+    for name, method in methods.items():
+        questions = n * method.options.get("questions_per_step", 1)
+        more = {"questions_per_step": questions, "minibatches": n}
+        found[f"{name}, {n} mini-batches"] = method._replace(options=method.options | more)
+    return found
 
 
 def own(name, **more):
     """An algorithm with its own β, μ and mini-batches. It takes four questions per step, before
     allocation."""
-    row = resolve(name)
-    numbers = {key: getattr(row, key) for key in ("beta", "mu", "minibatches")}
-    return Method(
-        name, {"algorithm": name, **numbers, "questions_per_step": 4, "lr": 3e-4, **more}, "grpo"
-    )
+    numbers = {key: getattr(resolve(name), key) for key in ("beta", "mu", "minibatches")}
+    options = {"algorithm": name, **numbers, "questions_per_step": 4, "lr": 3e-4, **more}
+    return Method(name, options, "grpo")
 
 
-def family():
-    """Every algorithm as in its paper, and GSPO with CPPO's pruning."""
-    return {name: own(name) for name in ALGORITHMS} | {
-        "gspo + cppo": own("gspo", keep="largest_abs")
-    }
+# --- the methods of the tables: {name: Method} ---
 
+PRUNED = {"GRPO": grpo(), **{f"P={p}": cppo("both", p) for p in RATES}}
 
-def with_a_critic():
-    """GRPO, CPPO and PPO, with both numbers of updates.
+# CPPO's two parts alone: pruning without allocation, and as many questions per step as CPPO has
+SPEED = {"GRPO": grpo()}
+for p in RATES:
+    batch = f"larger batches alone, B={round(1 / (1 - p))}"
+    alone = cppo("pruning alone", p, allocation=False)
+    SPEED[f"pruning alone, P={p}"] = alone._replace(unpruned="GRPO")
+    SPEED[batch] = grpo("larger batches alone", questions_per_step=round(1 / (1 - p)))
+    SPEED[f"both, P={p}"] = cppo("both", p)._replace(unpruned=batch)
 
-    PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with
-    PPO's μ, and PPO with GRPO's. """
-    return {
-        "grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo"), "ppo": own("ppo"),
-        "ppo, μ=2": own("ppo", mu=2),
-    }
+KEEP = {"GRPO": grpo()} | {
+    f"{rule}, P={p}": cppo(rule, p, keep=rule)
+    for p in (0.5, 0.875) for rule in ("largest_abs", "largest", "random", "smallest_abs", "pooled")
+}
 
+# the device trains on 16 completions in each step for every G; if G is larger than 16, on G of them
+GROUP = {}
+for g in (4, 8, 16, 32):
+    size = {"group_size": g, "questions_per_step": max(1, 16 // g)}
+    GROUP[f"GRPO, G={g}"] = grpo(**size)._replace(baseline=f"GRPO, G={g}")
+    GROUP[f"P=0.75, G={g}"] = cppo("both", 0.75, **size)._replace(baseline=f"GRPO, G={g}")
 
-def length():
-    room = {"max_new_tokens": 72}
-    return {
-        "grpo": own("grpo", **room), "gfpo": own("gfpo", **room),
-        "gfpo, efficiency": own("gfpo", keep="efficiency", **room),
-        "gfpo_adaptive": own("gfpo_adaptive", **room),
-    }
+# every algorithm as in its paper, and GSPO with CPPO's pruning
+FAMILY = {name: own(name) for name in ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
 
+# PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with
+# PPO's μ, and PPO with GRPO's
+CRITIC = {
+    "grpo": own("grpo"), "grpo, μ=4": own("grpo", mu=4), "cppo": own("cppo"), "ppo": own("ppo"),
+    "ppo, μ=2": own("ppo", mu=2),
+}
 
-def controls():
-    """CPPO, and what else could explain its result. G = 2 passes eight times over the questions: as
-    many completions."""
-    larger = {"questions_per_step": 8}
-    return {
-        "GRPO": grpo(),
-        "CPPO, P=0.875": cppo("both", 0.875),
-        "GRPO, 4 mini-batches": in_minibatches(grpo(), 4),
-        "CPPO, P=0.875, 4 mini-batches": in_minibatches(cppo("both", 0.875), 4),
-        "as published, P=0.875": cppo("published", 0.875, algorithm="cppo_published"),
-        "GRPO, 8 questions": grpo(**larger)._replace(kind="larger batches alone"),
-        "random, P=0.875": cppo("random", 0.875, keep="random"),
-        "one of each kind, P=0.875": cppo("distinct", 0.875, keep=f"{RULES}:distinct"),
-        "GRPO, G=2, 8 questions": grpo(group_size=2, **larger)._replace(passes=8),
-        "GRPO, lr × 2": grpo(lr=2 * PROTOCOL["lr"]),
-        "CPPO, P=0.875, no allocation": cppo("pruning alone", 0.875, allocation=False),
-        "Dr. GRPO": grpo()._replace(options={"algorithm": "drgrpo"}),
-        "Dr. GRPO, P=0.875": cppo("both", 0.875, algorithm="drgrpo", keep="largest_abs"),
-    }
+ROOM = {"max_new_tokens": 72}
+LENGTH = {
+    "grpo": own("grpo", **ROOM), "gfpo": own("gfpo", **ROOM),
+    "gfpo, efficiency": own("gfpo", keep="efficiency", **ROOM),
+    "gfpo_adaptive": own("gfpo_adaptive", **ROOM),
+}
 
+BASIC = {"GRPO": grpo(), "CPPO, P=0.875": cppo("both", 0.875)}
+# what else could explain CPPO's result. G = 2 passes eight times over the questions: as many
+# completions
+CONTROLS = BASIC | in_minibatches(BASIC, 4) | {
+    "as published, P=0.875": cppo("published", 0.875, algorithm="cppo_published"),
+    "GRPO, 8 questions": grpo("larger batches alone", questions_per_step=8),
+    "random, P=0.875": cppo("random", 0.875, keep="random"),
+    "one of each kind, P=0.875": cppo("distinct", 0.875, keep=f"{RULES}:distinct"),
+    "GRPO, G=2, 8 questions": grpo(group_size=2, questions_per_step=8)._replace(passes=8),
+    "GRPO, lr × 2": grpo(lr=2 * PROTOCOL["lr"]),
+    "CPPO, P=0.875, no allocation": cppo("pruning alone", 0.875, allocation=False),
+    "Dr. GRPO": grpo(algorithm="drgrpo"),
+    "Dr. GRPO, P=0.875": cppo("both", 0.875, algorithm="drgrpo", keep="largest_abs"),
+}
 
-def together():
-    """How many mini-batches are best?"""
-    methods = {}
-    for name, method in {"GRPO": grpo(), "CPPO, P=0.875": cppo("both", 0.875)}.items():
-        methods[name] = method
-        for n in (2, 4, 8, 16):
-            methods[f"{name}, {n} mini-batches"] = in_minibatches(method, n)
-    return methods
-
+# how many mini-batches are best?
+TOGETHER = {}
+for one, method in BASIC.items():
+    TOGETHER[one] = method
+    for n in (2, 4, 8, 16):
+        TOGETHER |= in_minibatches({one: method}, n)
 
 GROUP_LENGTH = "mean |o| of the group"  # in place of |o_i|
 LOSSES = ("1/|o|", "token mean", "constant", GROUP_LENGTH)
@@ -259,61 +198,69 @@ CHOICES = {
     "largest |A|": "largest_abs", "pooled": "pooled", "random": "random",
     "half of each sign": f"{RULES}:half_of_each_sign", "importance": f"{RULES}:importance",
 }
-FACTORIAL = """
+PLAN = """
 ## Plan, written on 2026-11-23, before the runs
 
-**Question.** CPPO is a choice (which completions are kept) with a loss (what divides a completion's sum over its tokens). The published
-code has another loss and another choice than the paper. Which of the two matters, and by how much?
+**Question.** CPPO is a choice (which completions are kept) with a loss (what divides a completion's
+sum over its tokens). The published code has another loss and another choice than the paper. Which
+of the two matters, and by how much?
 
-**Runs.** The toy, P = 0.875, 8 questions a step, one pass over 1,024 questions, learning rate 1e-4, the protocol of Table 1. Four losses:
-1/|o| (the paper's), the token mean (the published code's), a constant (1/48 for each completion), and the mean length of the group's 16
-completions in place of |o|. Five choices: the largest |A| of each question (the paper's), of the whole step (pooled, the published code's),
-random, half of each sign, and importance. The last two draw completions with unequal chances and count each with the inverse of its chance
-(experiments/rules.py). 20 cells, seeds 1 to 5 each.
+**Runs.** The toy, P = 0.875, 8 questions a step, one pass over 1,024 questions, learning rate 1e-4,
+the protocol of Table 1. Four losses: 1/|o| (the paper's), the token mean (the published code's), a
+constant (1/48 for each completion), and the mean length of the group's 16 completions in place of
+|o|. Five choices: the largest |A| of each question (the paper's), of the whole step (pooled, the
+published code's), random, half of each sign, and importance. The last two draw completions with
+unequal chances and count each with the inverse of its chance (experiments/rules.py). 20 cells,
+seeds 1 to 5 each.
 
-**What counts.** The sampled accuracy on 512 held-out questions. The effect of a loss is the mean over the five choices, and the other way
-round. A difference of two means counts if it is larger than twice its standard error over the 5 seeds (paired by seed).
+**What counts.** The sampled accuracy on 512 held-out questions. The effect of a loss is the mean
+over the five choices, and the other way round. A difference of two means counts if it is larger
+than twice its standard error over the 5 seeds (paired by seed).
 """
-
-
 # rows of the table of algorithms that only the runs of `factorial` know: CPPO with another loss
 OTHER_LOSSES = {
     f"cppo, {name}": replace(ALGORITHMS["cppo"], token_weights=weights)
     for name, weights in {"token mean": token_mean, "constant": constant}.items()
 }
+FACTORIAL = {}
+for loss in LOSSES:
+    row = f"cppo, {loss}" if f"cppo, {loss}" in OTHER_LOSSES else "cppo"
+    for choice, keep in CHOICES.items():
+        if loss == GROUP_LENGTH:
+            keep = f"{RULES}:{keep.split(':')[-1]}_by_group"
+        method = cppo(loss, 0.875, algorithm=row, keep=keep)
+        FACTORIAL[f"{loss}, {choice}"] = method._replace(baseline=f"{LOSSES[0]}, largest |A|")
 
 
-def factorial():
-    methods = {}
-    for loss in LOSSES:
-        for choice, keep in CHOICES.items():
-            if loss == GROUP_LENGTH:
-                keep = f"{RULES}:{keep.split(':')[-1]}_by_group"
-            row = f"cppo, {loss}" if f"cppo, {loss}" in OTHER_LOSSES else "cppo"
-            methods[f"{loss}, {choice}"] = cppo(
-                loss, 0.875, algorithm=row, keep=keep, baseline=f"{LOSSES[0]}, largest |A|"
-            )
-    return methods
+class Table(NamedTuple):
+    title: str
+    questions: int  # of one pass
+    methods: dict
+    picture: object  # (rows, path)
+    measures: tuple = ()  # besides: kl (to the base), memory (of a step of a larger model)
+    base: str | None = None  # another base model of the toy
+    plan: str = ""  # what the page says first
+    seeds: int = 3  # at least
 
 
+ACCURACY = partial(plot.methods, keys=("greedy", "sampled"))
+ACCURACY_SECONDS = partial(plot.methods, keys=("sampled", "seconds"))
+ACCURACY_LENGTH_KL = partial(plot.methods, keys=("sampled", "length", "kl_to_base"))
 TABLES = {
-    "1": Table("Table 1: pruning rates", 2048, pruning_rates, plot.pruning_rates),
-    "speed": Table("Where the speed comes from", 512, speed, plot.speed),
-    "keep": Table("Which completions to keep", 1024, keep_rules, plot.keep_rules),
-    "group": Table("Group size", 1024, group_sizes, plot.group_sizes),
-    "family": Table("The family", 1024, family, plot.family, ("kl", "memory")),
-    "ppo": Table("With a critic, and without", 1024, with_a_critic, plot.ppo, ("kl", "memory")),
-    "length": Table(
-        "GFPO and a long-winded base model", 1024, length, plot.family, ("kl",),
-        partial(toy_model.base, "wordy"),
-    ),
-    "controls": Table("Controls", 1024, controls, plot.controls),
-    "together": Table(
-        "Sampling together is not training together", 1024, together, plot.time_to_accuracy
-    ),
-    "factorial": Table(
-        "Which of loss and choice matters", 1024, factorial, plot.factorial, plan=FACTORIAL, seeds=5
-    ),
+    "1": Table("Table 1: pruning rates", 2048, PRUNED | in_minibatches(PRUNED, 4),
+               plot.phases),
+    "speed": Table("Where the speed comes from", 512, SPEED, plot.speed),
+    "keep": Table("Which completions to keep", 1024, KEEP, ACCURACY),
+    "group": Table("Group size", 1024, GROUP, ACCURACY_SECONDS),
+    "family": Table("The family", 1024, FAMILY, ACCURACY_LENGTH_KL, ("kl", "memory")),
+    "ppo": Table("With a critic, and without", 1024, CRITIC, plot.phases, ("kl", "memory")),
+    "length": Table("GFPO and a long-winded base model", 1024, LENGTH, ACCURACY_LENGTH_KL, ("kl",),
+                    base="wordy"),
+    "controls": Table("Controls", 1024, CONTROLS, ACCURACY_SECONDS),
+    "together": Table("Sampling together is not training together", 1024, TOGETHER,
+                      plot.time_to_accuracy),
+    "factorial": Table("Which of loss and choice matters", 1024, FACTORIAL, plot.factorial,
+                       plan=PLAN, seeds=5),
 }
 
 
@@ -323,44 +270,37 @@ def one_run(folder, options):
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
     if options_file(folder):
         wanted = parse(Options, words)
-        check(wanted)
-        if options_of(folder)[1] != asdict(wanted):
+        wanted, _ = check(wanted)
+        if options_of(folder)[1] != flat(wanted):
             raise UserError(
                 f"{folder} holds a run with other options: remove it, and it is made anew."
             )
         if checkpoint.checkpoints(folder):  # else it was killed before its first step
             words.append("--resume")
     if not (folder / "summary.json").exists():
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()):
             code = train.main(words)
         if code or not (folder / "summary.json").exists():  # Ctrl-C, or SIGTERM
-            print(said.getvalue().strip().splitlines()[-1])
             print("Finished runs are kept: the same command of reproduce.py goes on from here.")
             sys.exit(code or 130)
     summary, config = json.loads((folder / "summary.json").read_text()), options_of(folder)[1]
     metrics = files.read(folder / "metrics.jsonl")
-    points = curve(metrics)
+    points, phases, after = curve(metrics), summary["phases"], summary["after"]
+    accuracies = [accuracy for *_, accuracy in points]
     reached = next((point for point in points if point[2] >= 0.85), (math.inf, math.inf))
-    phases = summary["phases"]
-    phases["other"] = phases["total"] - sum(
-        phases[name] for name in ("generate", "score", "logprobs", "update")
-    )
-    return {
-        "seed": config["seed"], "group_size": config["group_size"],
-        "pruning_rate": config["pruning_rate"], "k": summary["k"],
-        "questions_per_step": summary["per_step"], "base": summary["before"]["sampled"]["accuracy"],
-        "greedy": summary["after"]["greedy"]["accuracy"],
-        "sampled": summary["after"]["sampled"]["accuracy"],
-        "length": summary["after"]["sampled"]["length"], "seconds": summary["seconds"],
-        "steps": summary["step"],
+    phases["other"] = phases["total"] - sum(phases[name] for name in PHASES[:-1])
+    counted = ("k", "seconds", "questions", "completions", "kept", "tokens_generated",
+               "tokens_trained")
+    return {name: config[name] for name in ("seed", "group_size", "pruning_rate")} | {
+        name: summary[name] for name in counted
+    } | {
+        "questions_per_step": summary["per_step"], "steps": summary["step"],
+        "base": summary["before"]["sampled"]["accuracy"], "greedy": after["greedy"]["accuracy"],
+        "sampled": after["sampled"]["accuracy"], "length": after["sampled"]["length"],
         "no_signal": statistics.fmean(row["no_signal"] for row in metrics),
-        "no_update": summary["no_signal_steps"] / summary["step"], "seconds_to_85": reached[0],
-        "completions_to_85": reached[1],
-        "fall": max(max(a for *_, a in points[: i + 1]) - points[i][2] for i in range(len(points))),
-        **{
-            name: summary[name]
-            for name in ("questions", "completions", "kept", "tokens_generated", "tokens_trained")
-        },
+        "no_update": summary["no_signal_steps"] / summary["step"],
+        "seconds_to_85": reached[0], "completions_to_85": reached[1],
+        "fall": max(max(accuracies[: i + 1]) - a for i, a in enumerate(accuracies)),
         "phases": phases, "curve": points,
     }
 
@@ -370,18 +310,17 @@ def kl_to_base(folder, base):
 
     It is the mean of Σ_t k1 over 256 held-out questions, with one completion each.
     """
-    device = torch.device("cpu")
-    model, tokenizer = loading.load_model(folder, device)
+    (model, tokenizer), (reference, _) = (
+        loading.load_model(path, torch.device("cpu")) for path in (folder, base)
+    )
     questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=256)
     prompts = [question["prompt"] for question in questions]
-    longest = options_of(folder)[1]["max_new_tokens"]
-    drawn = Sampler(model, tokenizer).sample(prompts, 1, Sampling(longest), seed=0)
+    longest = Sampling(options_of(folder)[1]["max_new_tokens"])
+    drawn = Sampler(model, tokenizer).sample(prompts, 1, longest, seed=0)
     batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
     with torch.no_grad():
-        logp, ref_logp = (
-            batch.logprobs(Policy(m), 1.0) for m in (model, loading.load_model(base, device)[0])
-        )
-    return kl_k1(logp, ref_logp).sum(1).mean().item()
+        k1 = kl_k1(*(batch.logprobs(Policy(m), 1.0) for m in (model, reference)))
+    return k1.sum(1).mean().item()
 
 
 def name_of(method, seed):
@@ -424,164 +363,115 @@ def amdahl(phases, share):
     return phases["total"] / (phases["total"] - pruned + share * pruned)
 
 
+SAME = ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions",
+        "completions")  # for every seed
+SPREADS = ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "fall",
+           "kl_to_base")  # the last one is not in every table
+
+
 def summarize(methods, runs):
     """One row per method: mean and std over the seeds; the speed-up is the median of the ratios
     within a seed."""
     rows = []
     for name, method in methods.items():
         own, base = runs[name], runs[method.baseline]
-        row = {"name": name, "method": method.kind}
-        row |= {
-            key: own[0][key]
-            for key in (
-                "group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions",
-                "completions",
-            )
-        }
-        for key in (
-            "base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "fall",
-            "kl_to_base",
-        ):
-            if key in own[0]:  # the last one is not in every table
-                row[key] = spread([r[key] for r in own])
-        row |= {
-            key: statistics.fmean(r[key] for r in own)
-            for key in ("tokens_generated", "tokens_trained")
+        row = {"name": name, "method": method.kind} | {key: own[0][key] for key in SAME}
+        row |= {key: spread([r[key] for r in own]) for key in SPREADS if key in own[0]}
+        for key in ("tokens_generated", "tokens_trained"):
+            row[key] = statistics.fmean(r[key] for r in own)
+        for key in ("seconds_to_85", "completions_to_85"):
+            median = statistics.median(r[key] for r in own)
+            row[key] = median if median < math.inf else None
+        row["phases"] = {
+            phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]
         }
         ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
         row["speedup"] = {
             "median": statistics.median(ratios), "min": min(ratios), "max": max(ratios),
         }
-        row["phases"] = {
-            phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]
-        }
-        for key in ("seconds_to_85", "completions_to_85"):
-            median = statistics.median(r[key] for r in own)
-            row[key] = median if median < math.inf else None
-        ratios = [
-            b["seconds"] / b["tokens_generated"] / (r["seconds"] / r["tokens_generated"])
-            for b, r in zip(base, own)
-        ]
-        row["speedup_per_token"] = statistics.median(ratios)
-        row["bound"] = None
-        if method.unpruned:
-            # first the larger batches, if any, as measured; then the law on top of them
-            row["bound"] = statistics.median(
-                b["seconds"] / u["seconds"] * amdahl(u["phases"], r["k"] / r["group_size"])
-                for b, u, r in zip(base, runs[method.unpruned], own)
-            )
+        row["speedup_per_token"] = statistics.median(
+            ratio * r["tokens_generated"] / b["tokens_generated"]
+            for ratio, b, r in zip(ratios, base, own)
+        )
+        # first the larger batches, if any, as measured; then the law on top of them
+        row["bound"] = statistics.median(
+            b["seconds"] / u["seconds"] * amdahl(u["phases"], r["k"] / r["group_size"])
+            for b, u, r in zip(base, runs[method.unpruned], own)
+        ) if method.unpruned else None
         row["curves"] = [r["curve"] for r in own]
         rows.append(row)
     return rows
-
-
-def spread(values):
-    """Of one figure over the seeds."""
-    std = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {
-        "mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values),
-        "values": values,
-    }
-
-
-def pm(value, digits=3):
-    return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"
 
 
 def effects(rows):
     """Sampled accuracy: losses × choices, and the means over each, with their standard errors over
     the seeds."""
     cells = {row["name"]: row["sampled"]["values"] for row in rows}
-    seeds = range(len(rows[0]["sampled"]["values"]))
 
-    def mean(names):
+    def mean(losses, choices):
         """Of some cells: their mean, and its standard error over the seeds."""
-        values = [statistics.fmean(cells[name][s] for name in names) for s in seeds]
-        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        return f"{statistics.fmean(values):.3f} ± {error:.3f}"
+        own = [cells[f"{loss}, {choice}"] for loss in losses for choice in choices]
+        values = spread([statistics.fmean(of_seed) for of_seed in zip(*own)])
+        return f"{values['mean']:.3f} ± {values['std'] / len(own[0]) ** 0.5:.3f}"
 
+    choices = {choice: [choice] for choice in CHOICES} | {"all choices": CHOICES}
     lines = [["sampled accuracy ± standard error", *LOSSES, "all losses"]]
-    for choice in CHOICES:
-        names = [f"{loss}, {choice}" for loss in LOSSES]
-        lines.append([choice, *(mean([name]) for name in names), mean(names)])
-    lines.append(
-        [
-            "all choices",
-            *(mean([f"{loss}, {choice}" for choice in CHOICES]) for loss in LOSSES), mean(cells),
-        ]
-    )
-    return "\n## Loss and choice\n\n" + markdown_table(lines) + "\n"
+    for name, some in choices.items():
+        lines.append([name, *(mean([loss], some) for loss in LOSSES), mean(LOSSES, some)])
+    return f"\n## Loss and choice\n\n{markdown_table(lines)}\n"
 
 
 def markdown(about, rows, plan=""):
     """The table as Markdown, with all that is needed to make it again."""
-    columns = [  # (title, what stands in a row)
-        ("", lambda r: r["name"]), ("k", lambda r: r["k"]),
-        ("questions per step", lambda r: r["questions_per_step"]),
-        ("greedy", lambda r: pm(r["greedy"])), ("sampled", lambda r: pm(r["sampled"])),
-        ("tokens long", lambda r: pm(r["length"], 1)),
-        ("seconds", lambda r: pm(r["seconds"], 1)),
-        (
-            "speed-up (min to max)",
+    columns = {  # title: what stands in a row
+        "": lambda r: r["name"], "k": lambda r: r["k"],
+        "questions per step": lambda r: r["questions_per_step"],
+        "greedy": lambda r: pm(r["greedy"]), "sampled": lambda r: pm(r["sampled"]),
+        "tokens long": lambda r: pm(r["length"], 1), "seconds": lambda r: pm(r["seconds"], 1),
+        "speed-up (min to max)":
             lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"]),
-        ),
-        ("per token generated", lambda r: f"{r['speedup_per_token']:.2f}"),
-        ("steps", lambda r: r["steps"]),
-    ]
+        "per token generated": lambda r: f"{r['speedup_per_token']:.2f}",
+        "steps": lambda r: r["steps"],
+    }
     if any(row["bound"] for row in rows):
-        columns += [
-            ("Amdahl's bound", lambda r: f"{r['bound']:.2f}" if r["bound"] else ""),
-            (
-                "measured / bound",
+        columns |= {
+            "Amdahl's bound": lambda r: f"{r['bound']:.2f}" if r["bound"] else "",
+            "measured / bound":
                 lambda r: f"{r['speedup']['median'] / r['bound']:.2f}" if r["bound"] else "",
-            ),
-        ]
+        }
     if "kl_to_base" in rows[0]:
-        columns += [("KL to the base", lambda r: pm(r["kl_to_base"], 1))]
+        columns["KL to the base"] = lambda r: pm(r["kl_to_base"], 1)
     if about["table"] == "ppo":
-        columns += [("ms per step", lambda r: f"{1000 * r['seconds']['mean'] / r['steps']:.0f}"),
-                    ("sampled, worst seed", lambda r: f"{r['sampled']['min']:.3f}"),
-                    ("largest fall while training", lambda r: f"{r['fall']['max']:.3f}")]
+        columns |= {
+            "ms per step": lambda r: f"{1000 * r['seconds']['mean'] / r['steps']:.0f}",
+            "sampled, worst seed": lambda r: f"{r['sampled']['min']:.3f}",
+            "largest fall while training": lambda r: f"{r['fall']['max']:.3f}",
+        }
     if about["table"] == "1":
-        columns += [
-            ("paper: accuracy", lambda r: PAPER[r["pruning_rate"]][0]),
-            ("seconds", lambda r: PAPER[r["pruning_rate"]][1]),
-            ("speed-up", lambda r: PAPER[r["pruning_rate"]][2]),
-        ]
-    lines = [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
-    held = []
+        for i, title in enumerate(("accuracy", "seconds", "speed-up")):
+            columns[f"paper: {title}"] = lambda r, i=i: PAPER[r["pruning_rate"]][i]
+    work = {
+        "": lambda r: r["name"], "completions": lambda r: r["completions"],
+        "tokens generated": lambda r: f"{r['tokens_generated']:.0f}",
+        "tokens trained": lambda r: f"{r['tokens_trained']:.0f}",
+        **{f"seconds: {phase}": lambda r, phase=phase: f"{r['phases'][phase]:.1f}"
+           for phase in PHASES},
+        "groups without signal": lambda r: f"{r['no_signal']['mean']:.0%}",
+        "steps without update": lambda r: f"{r['no_update']['mean']:.0%}",
+        "seconds to accuracy 0.85":
+            lambda r: f"{r['seconds_to_85']:.1f}" if r["seconds_to_85"] else "not reached",
+        "completions to 0.85":
+            lambda r: f"{r['completions_to_85']:.0f}" if r["completions_to_85"] else "not reached",
+    }
     if "memory" in rows[0]:
-        held = [
-            f"MB at the peak of a step ({plot.millions(rows)} million parameters)", "parameters",
-            "AdamW's moments",
-        ]
-    work = [
-        [
-            "", "completions", "tokens generated", "tokens trained", "seconds: generate", "score",
-            "logprobs", "update", "other", "groups without signal", "steps without update",
-            "seconds to accuracy 0.85", "completions to 0.85",
-            *held,
-        ]
-    ]
-    for row in rows:
-        seconds = [
-            f"{row['phases'][name]:.1f}"
-            for name in ("generate", "score", "logprobs", "update", "other")
-        ]
-        work.append(
-            [
-                row["name"], row["completions"], f"{row['tokens_generated']:.0f}",
-                f"{row['tokens_trained']:.0f}",
-                *seconds, f"{row['no_signal']['mean']:.0%}", f"{row['no_update']['mean']:.0%}",
-                f"{row['seconds_to_85']:.1f}" if row["seconds_to_85"] else "not reached",
-                f"{row['completions_to_85']:.0f}" if row["completions_to_85"] else "not reached",
-                *(
-                    f"{row['memory'][part] / 1e6:.0f}"
-                    for part in ("peak", "parameters", "optimizer")
-                    if "memory" in row
-                ),
-            ]
-        )
+        # GRPO is the first row: policy and reference, in float32
+        millions = f"{rows[0]['memory']['parameters'] / 8e6:.2g}"
+        for part in ("peak", "parameters", "optimizer"):
+            title = f"MB of a step, {millions} million parameters: {part}"
+            work[title] = lambda r, part=part: f"{r['memory'][part] / 1e6:.0f}"
+
+    def table(columns):
+        return markdown_table([list(columns), *([f(r) for f in columns.values()] for r in rows)])
 
     return (
         f"{heading(about['title'], about)}{plan}\n"
@@ -589,63 +479,48 @@ def markdown(about, rows, plan=""):
         f"{about['questions']} questions; accuracy on {about['eval_questions']} held-out "
         f"questions, base model {rows[0]['base']['mean']:.3f} sampled; "
         "speed-up over GRPO: median over the seeds.\n\n"
-        f"{markdown_table(lines)}\n\nWhere the work went:\n\n{markdown_table(work)}\n"
+        f"{table(columns)}\n\nWhere the work went:\n\n{table(work)}\n"
     )
 
 
-def reproduce(table, config):
+def reproduce(name, config):
     """Run all methods of one table; write its JSON, its Markdown and its picture."""
-    title, questions, make_methods, picture, measures, base, plan, _ = TABLES[table]
-    questions, eval_questions = (16, 32) if config.quick else (questions, 512)
-    methods, runs = make_methods(), {}
-    base = base and base()
-    folder = Path("runs") / ("reproduce-quick" if config.quick else "reproduce") / table
-    jobs = [(seed, name) for seed in range(1, config.seeds + 1) for name in methods]
-    for seed, name in tqdm(jobs, desc=title):
-        method = methods[name]
-        options = (
-            PROTOCOL
-            | method.options
-            | {
-                "seed": seed, "epochs": method.passes * questions / toy.TRAIN_QUESTIONS,
-                "eval_questions": eval_questions, "save_every": 500,
-            }
-        )
-        run_folder = folder / name_of(name, seed)
+    table, quick, runs = TABLES[name], config.quick, {}
+    questions, eval_questions = (16, 32) if quick else (table.questions, 512)
+    seeds = 1 if quick else max(config.seeds, table.seeds)
+    base = {"model": toy_model.base(table.base)} if table.base else {}
+    folder = Path("runs") / ("reproduce-quick" if quick else "reproduce")
+    jobs = [(seed, key) for seed in range(1, seeds + 1) for key in table.methods]
+    for seed, key in tqdm(jobs, desc=table.title):
+        method = table.methods[key]
+        options = PROTOCOL | method.options | base | {
+            "seed": seed, "epochs": method.passes * questions / toy.TRAIN_QUESTIONS,
+            "eval_questions": eval_questions, "save_every": 500,
+        }
+        run_folder = folder / name / name_of(key, seed)
         with mock.patch.dict(ALGORITHMS, OTHER_LOSSES):
-            runs.setdefault(name, []).append(
-                one_run(run_folder, options | ({"model": base} if base else {}))
-            )
-        if "kl" in measures:
-            runs[name][-1]["kl_to_base"] = kl_to_base(run_folder, base or toy_model.base())
-    rows = summarize(methods, runs)
-    if "memory" in measures:
-        held = memory(
-            {name: PROTOCOL | method.options for name, method in methods.items()},
-            hidden_size=32 if config.quick else 512,
-        )
+            run = one_run(run_folder, options)
+        if "kl" in table.measures:
+            run["kl_to_base"] = kl_to_base(run_folder, base.get("model") or toy_model.base())
+        runs.setdefault(key, []).append(run)
+    rows = summarize(table.methods, runs)
+    if "memory" in table.measures:
+        jobs = {key: PROTOCOL | method.options for key, method in table.methods.items()}
+        held = memory.of_steps(jobs, hidden_size=32 if quick else 512)
         rows = [row | {"memory": held[row["name"]]} for row in rows]
-    about = {
-        "table": table, "title": title,
-        **setting(["torch", "transformers"]), "seeds": config.seeds, "questions": questions,
-        "eval_questions": eval_questions, "protocol": PROTOCOL,
+    about = {"table": name, "title": table.title} | setting() | {
+        "seeds": seeds, "questions": questions, "eval_questions": eval_questions,
+        "protocol": PROTOCOL,
     }
-    output = Path(
-        config.output_dir or ("runs/reproduce-quick" if config.quick else "experiments/results")
-    )
-    output.mkdir(parents=True, exist_ok=True)
-    stem = output / ("table1" if table == "1" else table)
-    text = markdown(about, rows, plan)
-    if table == "factorial":
-        text += effects(rows)
+    text = markdown(about, rows, table.plan) + (effects(rows) if name == "factorial" else "")
+    output = folder if quick else Path("experiments/results")
+    stem = output / ("table1" if name == "1" else name)
     files.write(stem.with_suffix(".json"), json.dumps(about | {"rows": rows}) + "\n")
     files.write(stem.with_suffix(".md"), text)
-    picture(rows, stem.with_suffix(".png"))
-    if table == "1":
-        plot.time_to_accuracy(
-            [row for row in rows if "mini-batches" not in row["name"]],
-            output / "time_to_accuracy.png",
-        )
+    table.picture(rows, stem.with_suffix(".png"))
+    if name == "1":
+        published = [row for row in rows if "mini-batches" not in row["name"]]
+        plot.time_to_accuracy(published, output / "time_to_accuracy.png")
     print(f"\n{text}\nwritten: {stem}.json, .md and .png")
 
 
@@ -653,21 +528,8 @@ def main(argv):
     config = parse(Config, argv)
     if config.table not in (*TABLES, "all"):
         raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, or all.")
-    if config.quick:
-        config.seeds = 1
-        print(
-            "One seed and 16 questions of each: about 5 minutes for all tables, on one thread. "
-            "These are no results.",
-            flush=True,
-        )
-    elif config.seeds < 3:
-        raise UserError(
-            f"--seeds must be at least 3, not {config.seeds}: a spread over fewer says little. For "
-            "a look: --quick."
-        )
-    for table in TABLES if config.table == "all" else [config.table]:
-        seeds = config.seeds if config.quick else max(config.seeds, TABLES[table].seeds)
-        reproduce(table, replace(config, seeds=seeds))
+    for name in TABLES if config.table == "all" else [config.table]:
+        reproduce(name, config)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Programs per second: in the sandbox, and with a new Python interpreter for each program.
 
-    python experiments/sandbox.py                              200 programs, as many at a time as
-                                                               there are cores
+    python experiments/sandbox.py              200 programs, as many at a time as there are cores
     python experiments/sandbox.py --programs 1000 --workers 8
 
 A new interpreter has the same flags as the sandbox's and no protections. So its figure is the best
 that a sandbox without a fork server could reach. The sandbox's figure includes the start of its
-servers. """
+servers.
+"""
 
 import argparse
 import os

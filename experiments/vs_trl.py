@@ -2,12 +2,11 @@
 beside CPPO in TRL.
 
     pip install trl
-    python experiments/vs_trl.py                               writes vs_trl.json and vs_trl.md in
-                                                               experiments/results
-    python experiments/vs_trl.py --mu 2                        CPPO's published μ: two updates per
-                                                               batch; vs_trl_mu2.*
-    python experiments/vs_trl.py --prompt 150                  long prompts, as word problems have;
-                                                               vs_trl_prompt150.*
+    python experiments/vs_trl.py                   writes vs_trl.json and vs_trl.md in results/
+    python experiments/vs_trl.py --mu 2            CPPO's published μ: two updates per batch;
+                                                   vs_trl_mu2.*
+    python experiments/vs_trl.py --prompt 150      long prompts, as word problems have;
+                                                   vs_trl_prompt150.*
 
 All four train the same Qwen2 (random weights, about 406,000 parameters, float32, one CPU thread) on
 the same prompts and with the same reward: G = 16 completions per question, 8 questions per step of
@@ -26,7 +25,8 @@ Ours is `train.train_step` with its default micro-batches, so the benchmark meas
 runs.
 
 At the end both losses and their gradients are computed on TRL's last completions: they must be
-equal. """
+equal.
+"""
 
 import random
 import sys
@@ -34,37 +34,34 @@ import tempfile
 import threading
 import time
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import quantiles
 
 import torch
-from tqdm import tqdm
-from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
 from engine.model.logprobs import Policy
 from engine.model.networks import whole_networks
-from engine.model.sampling import Sampling
 from engine.run.config import Config, check
 from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
-from experiments.setting import heading, setting, write
+from experiments.bench import digits, heading, in_turn, markdown_table, qwen, report
 from grpo import grpo_loss
 from records import Batch
 from train import train_step
 from update import Limits
 
-QUESTIONS, LEARNING_RATE = 8, 1e-4
-RATE = 0.875
-NAMES = {
-    "trl": "TRL, GRPO", "trl_cppo": f"TRL, CPPO, P = {RATE}", "grpo": "ours, GRPO", "cppo": f"ours, CPPO, P = {RATE}",
-}  # fmt: skip
+QUESTIONS, LEARNING_RATE, RATE = 8, 1e-4, 0.875
+BATCHES = 4  # of a step of TRL
+NAMES = {"trl": "TRL, GRPO", "trl_cppo": f"TRL, CPPO, P = {RATE}",
+         "grpo": "ours, GRPO", "cppo": f"ours, CPPO, P = {RATE}"}
 
 
 @dataclass
@@ -78,20 +75,7 @@ class Options:
         "10 tokens",
     )
     mu: int = option(1, "μ, updates on each batch of completions; TRL's num_iterations")
-    trl_batch: int = option(
-        32, "TRL's per_device_train_batch_size, a divisor of 128: the rest is accumulated"
-    )
-    output: str = option(
-        "experiments/results",
-        "folder of vs_trl.json and vs_trl.md; with --mu 2 vs_trl_mu2.json and so on",
-    )
-    quick: bool = option(False, "two rounds: only to see that all of this still runs")
-
-
-def digit_share(completions, **columns):
-    """The reward: the share of digits in a completion. It is cheap, and differs between
-    completions."""
-    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+    output: str = option("experiments/results", "folder of vs_trl.json and vs_trl.md")
 
 
 def make_model():
@@ -100,16 +84,12 @@ def make_model():
     tokenizer = toy_model.make_tokenizer()
     vocabulary = len(tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<never>"})
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocabulary, hidden_size=128, intermediate_size=352, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=1024,
-            tie_word_embeddings=True, initializer_range=0.1, pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=None, bos_token_id=None,
-        )
+    model = qwen(
+        vocab_size=vocabulary, hidden_size=128, intermediate_size=352, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=1024,
+        initializer_range=0.1, pad_token_id=tokenizer.pad_token_id,
     )
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 def lengthened(question, tokenizer, tokens):
@@ -119,58 +99,50 @@ def lengthened(question, tokenizer, tokens):
 
 
 class Ours:
-    """One of our algorithms in training. `step()` trains on the next questions and adds its time to
-    `seconds`."""
+    """One of our algorithms in training. `step()` trains on the next questions and notes the
+    seconds of its sampling."""
 
     def __init__(self, algorithm, model, tokenizer, questions, options):
-        self.config = Config(
+        config = Config.of(
             algorithm=algorithm, mu=options.mu, questions_per_step=QUESTIONS,
             max_new_tokens=options.tokens, lr=LEARNING_RATE,
             pruning_rate=RATE if algorithm == "cppo" else None,
         )
-        self.algorithm = check(self.config)
+        config, self.algorithm = check(config)
+        self.sampling = config.sampling
         self.per_step = self.algorithm.questions_per_step
         self.networks = whole_networks(
-            Policy(deepcopy(model)), tokenizer, lr=LEARNING_RATE, beta=self.config.beta
-        )
-        self.questions, self.sampling = questions, Sampling(options.tokens)
-        self.steps, self.seconds = 0, []
+            Policy(deepcopy(model)), tokenizer, lr=LEARNING_RATE, beta=self.algorithm.beta)
+        self.questions, self.generate = questions, []
 
     def step(self):
+        steps = len(self.generate)
         questions = questions_module.take(
-            self.questions, self.steps * self.per_step, self.per_step, seed=0
+            self.questions, steps * self.per_step, self.per_step, seed=0
         )
-        self.steps += 1
-        begin = time.perf_counter()
         metrics, *_ = train_step(
-            self.networks, self.algorithm, [Reward("digit_share", digit_share)], self.sampling,
-            Limits(), lambda missing: questions,
-            random.Random(self.steps),
+            self.networks, self.algorithm, [Reward("digits", digits)],
+            self.sampling, Limits(), lambda missing: questions,
+            random.Random(steps + 1),
         )
-        total = time.perf_counter() - begin
-        assert metrics["length"] == self.config.max_new_tokens
-        self.seconds.append(
-            {
-                "generate": metrics["seconds/generate"],
-                "rest": total - metrics["seconds/generate"], "total": total,
-            }
-        )
+        assert metrics["length"] == self.sampling.max_new_tokens
+        self.generate.append(metrics["seconds/generate"])
 
 
 class Theirs(TrainerCallback):
-    """A trainer of TRL in a thread of its own. `step()` lets it make a step, and adds its time to
-    `seconds`."""
+    """A trainer of TRL in a thread of its own. `step()` lets it make a step and notes the seconds
+    of its sampling."""
 
     def __init__(self, trainer, per_step, mu):
         self.trainer, self.per_step, self.mu = trainer, per_step, mu
-        self.seconds, self.generate, self.last, self.error = [], 0.0, {}, None
+        self.generate, self.sampling, self.last, self.error = [], 0.0, {}, None
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
         generate, compute_loss = trainer.model.generate, trainer.compute_loss
 
         def timed(*args, **kwargs):
             begin = time.perf_counter()
             output = generate(*args, **kwargs)
-            self.generate += time.perf_counter() - begin
+            self.sampling += time.perf_counter() - begin
             return output
 
         def remembered(model, inputs, *args, **kwargs):
@@ -179,8 +151,7 @@ class Theirs(TrainerCallback):
 
         trainer.model.generate, trainer.compute_loss = timed, remembered
         trainer.add_callback(self)
-        self.thread = threading.Thread(target=self.train, daemon=True)
-        self.thread.start()
+        threading.Thread(target=self.train, daemon=True).start()
         self.wait_for_it()
 
     def train(self):
@@ -191,23 +162,16 @@ class Theirs(TrainerCallback):
             self.error = error
         self.done.release()
 
-    def wait(self):
+    def my_turn_is_over(self):
+        self.done.release()
         self.go.acquire()
-        self.generate, self.begin = 0.0, time.perf_counter()
 
     def on_train_begin(self, *args, **kwargs):
-        self.done.release()
-        self.wait()
+        self.my_turn_is_over()
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step % self.mu:  # TRL counts each of the μ updates as a step
-            return
-        total = time.perf_counter() - self.begin
-        self.seconds.append(
-            {"generate": self.generate, "rest": total - self.generate, "total": total}
-        )
-        self.done.release()
-        self.wait()
+        if state.global_step % self.mu == 0:  # TRL counts each of the μ updates as a step
+            self.my_turn_is_over()
 
     def wait_for_it(self):
         self.done.acquire()
@@ -215,21 +179,22 @@ class Theirs(TrainerCallback):
             raise self.error
 
     def step(self):
+        self.sampling = 0.0
         self.go.release()
         self.wait_for_it()
+        self.generate.append(self.sampling)
 
 
 def make_trainer(kind, model, tokenizer, questions, options, folder, per_step, **more):
-    """A trainer of TRL that takes `per_step` questions a step, in four batches or more."""
+    """A trainer of TRL that takes `per_step` questions a step."""
     from datasets import Dataset
     from trl import GRPOConfig
 
     model.save_pretrained(folder)  # TRL reads policy and reference from there
-    parts = QUESTIONS * 16 // options.trl_batch
     config = GRPOConfig(
         output_dir=folder, model_init_kwargs={"dtype": "float32"}, use_cpu=True, bf16=False,
         fp16=False, gradient_checkpointing=False, disable_dropout=True, dataloader_pin_memory=False,
-        per_device_train_batch_size=per_step * 16 // parts, gradient_accumulation_steps=parts,
+        per_device_train_batch_size=per_step * 16 // BATCHES, gradient_accumulation_steps=BATCHES,
         num_generations=16, max_completion_length=options.tokens, num_iterations=options.mu,
         max_steps=options.mu * (options.warmup + options.rounds),
         loss_type="grpo", scale_rewards="group", beta=0.04, epsilon=0.2, temperature=1.0,
@@ -241,9 +206,8 @@ def make_trainer(kind, model, tokenizer, questions, options, folder, per_step, *
     )
     rows = Dataset.from_list([{"prompt": q["question"]} for q in questions])
     trainer = kind(
-        folder, reward_funcs=digit_share, args=config, train_dataset=rows,
-        processing_class=tokenizer,
-        **more,
+        folder, reward_funcs=digits, args=config, train_dataset=rows,
+        processing_class=tokenizer, **more,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -254,15 +218,16 @@ def agreement(trainer, inputs, reference):
 
     The reference policy also serves as the old policy. It is many updates away, so the ratio is not
     1, the KL is not 0, and some tokens are clipped. Each side computes all log-probabilities for
-    itself. """
+    itself.
+    """
     model = trainer.model
-    lengths = inputs["completion_mask"].sum(1)
     prompts = [
         ids[mask.bool()].tolist() for ids, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"])
     ]
+    lengths = inputs["completion_mask"].sum(1)
     batch = Batch(prompts, inputs["completion_ids"], lengths, inputs["advantages"])
     with torch.no_grad():
-        batch.old_logp = batch.ref_logp = batch.logprobs(Policy(reference), 1.0)
+        old_logp = batch.logprobs(Policy(reference), 1.0)
 
     def gradient_of(loss):
         model.zero_grad()
@@ -270,27 +235,17 @@ def agreement(trainer, inputs, reference):
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
     ours, stats = grpo_loss(
-        batch.logprobs(Policy(model), 1.0), batch.old_logp, batch.advantages, batch.mask,
-        ref_logp=batch.ref_logp, beta=0.04,
+        batch.logprobs(Policy(model), 1.0), old_logp, batch.advantages, batch.mask, ref_logp=old_logp,
+        beta=0.04,
     )
-    theirs = trainer.compute_loss(
-        model, inputs | {"old_per_token_logps": inputs["ref_per_token_logps"]}
-    )
-    theirs = theirs * trainer.args.gradient_accumulation_steps
+    inputs = inputs | {"old_per_token_logps": inputs["ref_per_token_logps"]}
+    theirs = trainer.compute_loss(model, inputs) * BATCHES
     our_gradient, their_gradient = gradient_of(ours), gradient_of(theirs)
+    distance = (our_gradient - their_gradient).norm() / their_gradient.norm()
     return {
-        "loss": {"trl": theirs.item(), "ours": ours.item()},
-        "gradient_norm": {"trl": their_gradient.norm().item(), "ours": our_gradient.norm().item()},
-        "gradient_distance": (
-            (our_gradient - their_gradient).norm() / their_gradient.norm()
-        ).item(),
+        "loss": {"trl": theirs.item(), "ours": ours.item()}, "gradient_distance": distance.item(),
         **{name: stats[name].item() for name in ("kl", "clip_fraction", "ratio_max")},
     }
-
-
-def spread(values):
-    low, median, high = quantiles(values, n=4, method="inclusive")
-    return {"median": median, "quartiles": [low, high]}
 
 
 def measure(options):
@@ -314,81 +269,68 @@ def measure(options):
             )
             theirs.append(Theirs(trainer, per_step, options.mu))
         everyone = dict(zip(NAMES, theirs + ours))
-        for _ in tqdm(range(options.warmup + options.rounds), desc="rounds"):
-            for one in everyone.values():
-                one.step()
+        totals = in_turn(
+            {name: one.step for name, one in everyone.items()}, options.warmup + options.rounds
+        )
         for one in theirs:  # to the end of their training
             one.step()
-        check_loss = agreement(theirs[0].trainer, theirs[0].last, model)
+        same = agreement(theirs[0].trainer, theirs[0].last, model)
 
-    seconds = {name: one.seconds[options.warmup :] for name, one in everyone.items()}
-    per_step = {name: one.per_step for name, one in everyone.items()}
-    each = {name: [row["total"] / per_step[name] for row in rows] for name, rows in seconds.items()}
+    seconds = {}
+    for name, one in everyone.items():
+        phases = list(zip(one.generate, totals[name]))[options.warmup :]
+        seconds[name] = [
+            {"generate": part, "rest": total - part, "total": total} for part, total in phases
+        ]
     return {
-        **setting(["torch", "transformers", "trl"]), "options": asdict(options),
         "parameters": model.num_parameters(),
-        "questions_per_step": per_step,
-        "step": {
-            name: {phase: spread([row[phase] for row in rows]) for phase in rows[0]}
-            for name, rows in seconds.items()
-        },
-        "question": {name: spread(values) for name, values in each.items()},
-        "speedup_per_question": {
-            name: spread([t / o for t, o in zip(each["trl"], each[name])]) for name in NAMES
-        },
-        "same_completions": check_loss, "seconds": seconds,
+        "questions_per_step": {name: one.per_step for name, one in everyone.items()},
+        "same_completions": same, "seconds": seconds,
     }
 
 
 def page(result):
     """The results as Markdown."""
-    def show(value, scale=1.0, digits=3):
-        low, high = value["quartiles"]
-        return f"{value['median'] * scale:.{digits}f} ({low * scale:.{digits}f}–{high * scale:.{digits}f})"
+    def show(values, digits):
+        """Their median, and the quartiles in brackets."""
+        low, median, high = quantiles(values, n=4, method="inclusive")
+        return f"{median:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
     options, same = result["options"], result["same_completions"]
-    lines = [
-        heading("GRPO and CPPO beside TRL's GRPOTrainer", result),
-        f"Qwen2 with {result['parameters']:,} random weights, float32, one thread; G = 16; "
+    lines = [["", "questions a step", "seconds a step", "of it generation", "of it the rest",
+              "ms a question", "speed-up"]]
+    of_trl = [1e3 * row["total"] / QUESTIONS for row in result["seconds"]["trl"]]
+    for name, title in NAMES.items():
+        rows, questions = result["seconds"][name], result["questions_per_step"][name]
+        each = [1e3 * row["total"] / questions for row in rows]
+        phases = [[row[phase] for row in rows] for phase in ("total", "generate", "rest")]
+        lines.append([
+            title, questions, *(show(values, 3) for values in phases), show(each, 1),
+            show([trl / own for trl, own in zip(of_trl, each)], 2),
+        ])
+    return (
+        heading("GRPO and CPPO beside TRL's GRPOTrainer", result)
+        + f"\nQwen2 with {result['parameters']:,} random weights, float32, one thread; G = 16; "
         f"prompts of {options['prompt'] or 'about 10'} tokens, completions of {options['tokens']}; "
         f"μ = {options['mu']}; {options['rounds']} rounds after {options['warmup']} of warm-up. "
         "Medians, with quartiles in brackets. The speed-up is TRL's time for a question over ours, "
-        "round by round.\n",
-        "| | questions a step | seconds a step | of it generation | of it the rest | ms a question "
-        "| speed-up |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, title in NAMES.items():
-        step = result["step"][name]
-        lines.append(
-            f"| {title} | {result['questions_per_step'][name]} | {show(step['total'])} | "
-            f"{show(step['generate'])} | {show(step['rest'])} | "
-            f"{show(result['question'][name], 1e3, 1)} | "
-            f"{show(result['speedup_per_question'][name], 1, 2)} |"
-        )
-    lines.append(
-        f"\nOn the same completions (KL {same['kl']:.3g}, {same['clip_fraction']:.1%} of the "
-        f"tokens clipped), TRL's loss is {same['loss']['trl']:.7f} and ours "
-        f"{same['loss']['ours']:.7f}; the gradients' relative distance is "
-        f"{same['gradient_distance']:.1e}."
+        f"round by round.\n\n{markdown_table(lines)}\n\n"
+        f"On the same completions (KL {same['kl']:.3g}, {same['clip_fraction']:.1%} of the tokens "
+        f"clipped), TRL's loss is {same['loss']['trl']:.7f} and ours {same['loss']['ours']:.7f}; "
+        f"the gradients' relative distance is {same['gradient_distance']:.1e}.\n"
     )
-    return "\n".join(lines) + "\n"
 
 
 def main(argv):
     options = parse(Options, argv)
     if find_spec("trl") is None:
         raise UserError("this benchmark needs TRL, which is not installed: `pip install trl`.")
-    if options.quick:
-        options.rounds, options.warmup, options.tokens = 2, 1, 8
-    result = measure(options)
     name = (
         "vs_trl"
         + f"_mu{options.mu}" * (options.mu > 1)
         + f"_prompt{options.prompt}" * bool(options.prompt)
     )
-    write(options.output, name, result, page(result))
-    print(page(result))
+    report(options, name, measure(options), page, "trl")
 
 
 if __name__ == "__main__":

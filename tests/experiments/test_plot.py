@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from engine.base.errors import UserError
 from engine.run.curves import smooth
@@ -39,56 +38,49 @@ def titles(figure):
     return {axis.get_title() or axis.get_legend().get_title().get_text(): axis for axis in shown}
 
 
+def heights(figure):
+    """Of all bars of the seconds by phase."""
+    return {bar.get_height() for bar in titles(figure)["seconds by phase"].patches}
+
+
 def test_several_runs_on_one_picture(tmp_path, figures):
     fake_run(tmp_path / "one", 30)
     fake_run(tmp_path / "two", 3)
-    plot.main(
-        [str(tmp_path / "one"), str(tmp_path / "two"), "--output", str(tmp_path / "both.png")]
-    )
-    assert (tmp_path / "both.png").stat().st_size > 10_000
+    output = tmp_path / "both.png"
+    plot.main([str(tmp_path / "one"), str(tmp_path / "two"), "--output", str(output)])
+    assert output.stat().st_size > 10_000
     assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["one", "two"]
-    panels = titles(figures[0])
-    accuracy = panels["accuracy (sampled, training questions)"].lines[0]
+    accuracy = titles(figures[0])["accuracy (sampled, training questions)"].lines[0]
     assert accuracy.get_xdata()[-1] == 120 and accuracy.get_ydata()[-1] == 1.0  # against questions
-    assert {bar.get_height() for bar in panels["seconds by phase"].patches} == {
-        30.0, 60.0, 3.0, 6.0, 0.0,
-    }
-    with pytest.raises(UserError, match="holds no run"):
+    assert heights(figures[0]) == {30.0, 60.0, 3.0, 6.0, 0.0}
+    with pytest.raises(UserError):
         plot.main([str(tmp_path)])
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, figures):
-    for seed, accuracy in [(1, 0.2), (2, 0.3), (3, 0.7)]:
-        fake_run(tmp_path / f"run-{seed}", 30, accuracy=accuracy)
-        (tmp_path / f"run-{seed}/run.json").write_text(
-            json.dumps({"lr": 1e-6, "seed": seed, "output_dir": f"run-{seed}"})
-        )
-    fake_run(tmp_path / "other", 30, accuracy=0.9)
-    (tmp_path / "other/run.json").write_text(
-        json.dumps({"lr": 1e-5, "seed": 1, "output_dir": "other"})
-    )
-    plot.main(
-        [
-            *(str(tmp_path / name) for name in ("run-1", "run-2", "other", "run-3")), "--output",
-            str(tmp_path / "all.png"),
-        ]
-    )
-    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
-        "run-1 and 2 more", "other",
-    ]
-    panels = titles(figures[0])
-    accuracy = panels["accuracy (sampled, training questions)"]
+    for name, lr, seed, accuracy in [
+        ("run-1", 1e-6, 1, 0.2), ("run-2", 1e-6, 2, 0.3), ("run-3", 1e-6, 3, 0.7),
+        ("other", 1e-5, 1, 0.9),
+    ]:
+        fake_run(tmp_path / name, 30, accuracy=accuracy)
+        options = {"lr": lr, "seed": seed, "output_dir": name}
+        (tmp_path / name / "run.json").write_text(json.dumps(options))
+    runs = [str(tmp_path / name) for name in ("run-1", "run-2", "other", "run-3")]
+    plot.main([*runs, "--output", str(tmp_path / "all.png")])
+    names = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert names == ["run-1 and 2 more", "other"]
+    accuracy = titles(figures[0])["accuracy (sampled, training questions)"]
     assert accuracy.lines[0].get_ydata() == pytest.approx([0.4] * 30)
     assert {round(y, 6) for _, y in accuracy.collections[0].get_paths()[0].vertices} == {0.2, 0.7}
-    assert {bar.get_height() for bar in panels["seconds by phase"].patches} == {30.0, 60.0, 0.0}
+    assert heights(figures[0]) == {30.0, 60.0, 0.0}
 
 
-@pytest.mark.parametrize("x, end, label", [("seconds", 105.0, "seconds of training"), ("completions", 1920, "completions generated")])
-def test_what_stands_on_the_x_axis(x, end, label, tmp_path, figures):
+@pytest.mark.parametrize("x, end", [("seconds", 105.0), ("completions", 1920)])
+def test_what_stands_on_the_x_axis(x, end, tmp_path, figures):
     fake_run(tmp_path / "one", 30)
     plot.main([str(tmp_path / "one"), "--x", x])
     axis = figures[0].axes[0]
-    assert axis.lines[0].get_xdata()[-1] == end and axis.get_xlabel() == label
+    assert axis.lines[0].get_xdata()[-1] == end and axis.get_xlabel().startswith(x)
 
 
 def test_panels_that_say_nothing_are_left_out(tmp_path, figures):
@@ -97,33 +89,13 @@ def test_panels_that_say_nothing_are_left_out(tmp_path, figures):
     for name in ("one", "two"):
         plot.main([str(tmp_path / name)])
     one, two = map(titles, figures)
-    # which is the accuracy of the second run
-    assert "reward" in one and set(one) - set(two) == {"reward"}
+    assert set(one) - set(two) == {"reward"}  # which is the accuracy of the second run
     assert [text.get_text() for text in one["reward"].get_legend().get_texts()] == [
         "reward", "a", "b",
     ]
-    # 0 throughout
-    assert "clip fraction" not in one and "share of groups without signal" not in one
+    assert "clip fraction" not in one  # 0 throughout
     assert len(figures[0].axes) == 9 and len(one) == 7 and not figures[0].legends
-
-
-def test_a_legend_covers_nothing(tmp_path, figures):
-    fake_run(tmp_path / "one", 30)
-    fake_run(tmp_path / "two", 30)
-    plot.main([str(tmp_path / "one"), str(tmp_path / "two")])
-    plot.main([str(tmp_path / "one")])
-    for figure in figures:
-        figure.draw_without_rendering()
-        legends = [
-            *figure.legends,
-            *(axis.get_legend() for axis in figure.axes if axis.get_legend()),
-        ]
-        boxes = [legend.get_window_extent() for legend in legends]
-        assert legends and not any(
-            axis.bbox.overlaps(box) for axis in figure.axes if axis.axison for box in boxes
-        )
 
 
 def test_the_mean_that_smooths_a_curve_looks_back_only():
     assert smooth([1.0, 2.0, 6.0], 2) == [1.0, 1.5, 4.0]
-    assert torch.allclose(torch.tensor(smooth([3.0, 4.0], 1)), torch.tensor([3.0, 4.0]))

@@ -1,0 +1,173 @@
+"""What the programs of this folder share.
+
+A random model and completions for it, rounds in which several ways take turns, points that have a
+process of their own, a spread over seeds, and the two files of a result: NAME.json and NAME.md.
+"""
+
+import json
+import multiprocessing
+import os
+import platform
+import shlex
+import statistics
+import sys
+import time
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from algorithms import resolve
+from engine.model.logprobs import Policy
+from engine.model.networks import Networks, build
+from engine.model.sampling import Sampling
+from records import Batch, of_shares
+from update import Limits, update
+
+ROOT = Path(__file__).parents[1]  # the project's
+
+
+# --- what is measured ---
+
+
+def qwen(**shape):
+    """A Qwen2 of this shape with random weights, which are the same each time."""
+    torch.manual_seed(0)
+    usual = {"tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
+    return Qwen2ForCausalLM(Qwen2Config(**usual | shape)).eval()
+
+
+def made_up(n, k, prompt, lengths, vocabulary):
+    """A Batch of n completions of random tokens, k of each question.
+
+    prompt: tokens of each prompt. lengths: the shortest completion and the longest.
+    """
+    rng = torch.Generator().manual_seed(k)
+    questions = torch.randint(vocabulary, (n // k, prompt), generator=rng).tolist()
+    lengths = torch.randint(lengths[0], lengths[1] + 1, (n,), generator=rng)
+    tokens = torch.randint(vocabulary, (n, int(lengths.max())), generator=rng)
+    advantages = torch.randn(n, generator=rng)
+    return Batch([q for q in questions for _ in range(k)], tokens, lengths, advantages)
+
+
+def built(source, config, algorithm, device, folder=None):
+    """The Networks of a run of this Config, as train.py builds them."""
+    return build(
+        source, device, config.devices, config.sampling, lr=config.update.lr, beta=algorithm.beta,
+        critic_lr=config.update.critic_lr, critic=algorithm.critic, folder=folder)
+
+
+def one_update(model, batch, micro_batch_tokens=None, once=True, **options):
+    """One update on the batch, forward and backward. options: of the algorithm, besides μ.
+
+    once: whether a prompt may be computed once for all its completions. The optimizer is SGD that does not move: AdamW would add its two moments.
+    """
+    policy = Policy(model, shares_prompts=once)
+    networks = Networks(policy, None, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+    limits = Limits(micro_batch_tokens or Limits().micro_batch_tokens)
+    minibatches = of_shares([batch], limits.micro_batch_tokens, networks)
+    longest = batch.tokens.shape[1]
+    update(networks, minibatches, resolve("grpo", mu=1, **options), Sampling(longest), limits)
+
+
+def digits(completions, **columns):
+    """A reward that differs between completions: the number of digits."""
+    return [float(sum(c.isdigit() for c in text)) for text in completions]
+
+
+# --- how it is measured ---
+
+
+def in_turn(ways, rounds, seconds=0.0, clock=time.perf_counter):
+    """{name: seconds in each round}. ways: {name: function}. In a round each way is called once.
+
+    If the machine is slow for a while, it is slow for all ways. Rounds begin until there are enough
+    of them and `seconds` have passed.
+    """
+    found, begin = {name: [] for name in ways}, time.perf_counter()
+    with tqdm(total=rounds, desc="rounds") as bar:
+        while bar.n < rounds or time.perf_counter() - begin < seconds:
+            for name, way in ways.items():
+                start = clock()
+                way()
+                found[name].append(clock() - start)
+            bar.update()
+    return found
+
+
+def alone(function, points, start="fork"):
+    """function(point) of each point, in a process of its own: it finds no memory that is in use."""
+    with multiprocessing.get_context(start).Pool(1, maxtasksperchild=1) as pool:
+        return list(tqdm(pool.imap(function, points, chunksize=1), "points", len(points)))
+
+
+def spread(values):
+    """Of one figure over the seeds."""
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {
+        "mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values),
+        "values": values,
+    }
+
+
+def pm(value, digits=3):
+    return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"
+
+
+# --- the two files, and their first lines: where, when and with what they were made ---
+
+
+def processor():
+    """The processor's name, from Linux if possible, otherwise from Python."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def setting(*packages):
+    """Date, command, versions and processor of this run."""
+    versions = {name: version(name) for name in ("torch", "transformers", *packages)}
+    return {
+        "date": date.today().isoformat(),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "versions": {"python": platform.python_version()} | versions,
+        "processor": processor(),
+    }
+
+
+def heading(title, where):
+    """The first lines of a results page."""
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    return (
+        f"# {title}\n\n`{where['command']}`\n\n{where['date']}, {where['processor']}, {versions}.\n"
+    )
+
+
+def markdown_table(lines):
+    """Lines of cells as a Markdown table; the first line is its head. A | within a cell, as in |A|,
+    is escaped."""
+    lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+def write(folder, name, result, page):
+    """`result` as NAME.json and `page`, Markdown, as NAME.md in a folder, which is made if it is
+    not there."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.md").write_text(page, encoding="utf-8")
+
+
+def report(options, name, result, page, *packages):
+    """Write the two files of a benchmark to options.output, and print the page."""
+    result = setting(*packages) | {"options": asdict(options)} | result
+    write(options.output, name, result, page(result))
+    print(page(result))
