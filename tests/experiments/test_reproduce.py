@@ -158,3 +158,4 @@ def test_a_table_and_its_picture_are_made(name, tmp_path, monkeypatch):
         "ppo": "0.1 million parameters: peak", "factorial": "| all choices |",
     }
     assert of_its_own[name] in text
+    assert (stem.parent / "time_to_accuracy.png").exists() == (name == "1")
