@@ -72,14 +72,14 @@ def test_the_gradients_of_a_mini_batch_in_one_piece_come_while_its_activations_g
     assert ppo.items["gradients"][2] > 4 * ppo.trained  # the critic's are there already
 
 
-def test_with_several_nodes_the_devices_of_each_node_share_all_weights(monkeypatch):
-    def weights(devices):
-        return planned("7B", devices=devices, shard="full").items["weights"][0]
-
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # as torchrun sets it
-    assert [weights(n) for n in (2, 4, 8, 16)] == [4 * W_LARGE // n for n in (2, 4, 4, 4)]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # one device in each node: all in a row
-    assert weights(8) == W_LARGE // 2
+@pytest.mark.parametrize("of_a_node, devices, sharing", [
+    (4, 2, 2), (4, 4, 4), (4, 8, 4), (2, 16, 2),
+    (1, 8, 8),  # one device in each node: all in a row
+])
+def test_the_devices_of_a_node_share_all_weights(of_a_node, devices, sharing, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of_a_node))  # as torchrun sets it
+    weights = planned("7B", devices=devices, shard="full").items["weights"]
+    assert weights == (4 * W_LARGE // sharing,) * 5
 
 
 def test_a_mini_batch_may_lie_on_one_device():
@@ -321,6 +321,11 @@ def test_vllm_has_its_share_and_starts_if_this_holds_its_weights_and_one_complet
     assert p.items["vLLM"] == (10 * GB,) * 5 and p.evaluated == EVALUATED
     assert p.items["rollout copy"] == (0,) * 5 and "KV cache" not in p.items
     assert planned(device_gb=1).vllm_starts  # our own sampler
+
+
+def test_a_parameter_takes_8_bytes_in_building_and_18_in_the_optimizers_step():
+    peaks = planned().peaks
+    assert (peaks[0], peaks[3]) == (8 * W_SMALL, 18 * W_SMALL)
 
 
 def test_a_checkpoint_holds_float32_weights_two_moments_and_a_reference_that_changes():

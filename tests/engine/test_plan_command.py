@@ -92,6 +92,7 @@ def test_the_memory_in_the_docs_is_that_of_the_plan(recipe, heading, capsys):
 ])
 def test_the_hours_in_the_docs_are_those_of_the_plan(run, name, words, capsys):
     out, _, _ = told(["--recipe", GSM8K, *words], capsys)
+    assert "1 x 80 GB" in out  # there is no GPU here
     for row, cells in table("seconds of a step").items():
         gpu, _, what = row.partition(", ")
         if what == run:
