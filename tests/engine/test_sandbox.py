@@ -232,7 +232,7 @@ def test_the_limit_is_on_the_time_of_the_processor():
     assert run_python("import time; time.sleep(0.5); print(1)", timeout=0.1).ok
     start = time.monotonic()
     assert run_python("import time; time.sleep(1e6)", timeout=0.1).error == "timeout"
-    assert time.monotonic() - start >= 0.1 * sandbox.WALL
+    assert 1 <= time.monotonic() - start < 50
 
 
 def test_a_verdict_does_not_depend_on_the_number_of_programs_at_a_time():
