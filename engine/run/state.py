@@ -13,6 +13,7 @@ from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError
 from engine.model.networks import save_merged
 from engine.run import checkpoint, folder, logs
+from engine.run.interrupt import Interrupt
 from engine.run.metrics import COUNTS
 from engine.run.trackers import Tracker
 from engine.scoring.score import overshadowing
@@ -127,7 +128,7 @@ class Run:
         for note in dict.fromkeys(notes + self.too_little()):
             progress.note(f"note: {note}")
         progress.note(
-            logs.a_step(self.config, self.algorithm, min(self.per_step, self.total), evaluated)
+            logs.describe_step(self.config, self.algorithm, min(self.per_step, self.total), evaluated)
         )
         if ranks.rank() == 0:
             folder.keep_options(self.folder, self.config, self.state["step"])
@@ -157,7 +158,7 @@ class Run:
         ]
 
     def __enter__(self):
-        self.interrupt = logs.Interrupt().__enter__()
+        self.interrupt = Interrupt().__enter__()
         step, position = self.state["step"], self.state["position"]
         # dynamic sampling uses more questions than `per_step`: then the steps do not tell how far
         # the run is
@@ -169,7 +170,7 @@ class Run:
             if self.in_questions
             else (step, self.steps, "steps")
         )
-        self.bar = progress.Bar(self.algorithm.name, total, unit, done=done, leave=True)
+        self.bar = progress.bar(self.algorithm.name, total, unit, done=done, leave=True)
         self.first = step + 1
         return self
 
@@ -223,8 +224,10 @@ class Run:
             files.append(self.folder / "samples.jsonl", {"step": step} | sample)
             self.tracker.log(step, metrics)
         done = metrics["questions"] if self.in_questions else 1
-        self.bar.update(done, f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}")
-        left = (self.bar.total - self.bar.done) / done * metrics["seconds/total"]
+        facts = f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}"
+        self.bar.set_description_str(f"{self.algorithm.name}, {facts}", refresh=False)
+        self.bar.update(done)
+        left = (self.bar.total - self.bar.n) / done * metrics["seconds/total"]
         if step == self.first and left:
             progress.note(
                 f"step {step} took {logs.duration(metrics['seconds/total'])}: the others take "
