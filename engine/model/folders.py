@@ -9,15 +9,18 @@ from pathlib import Path
 
 from engine.base.errors import UserError
 
+NEEDED = {  # what `load_model` reads in a folder: the files of which it needs one
+    "weights (*.safetensors)": ("*.safetensors", "pytorch_model*.bin"),
+    "config.json": ("config.json", "adapter_config.json"),
+    "tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model", "vocab.json"),
+}
+
 
 def checkpoints(run_dir):
     """The checkpoints of a run, the newest last. Their names end in the number of the step, of six
     digits or more."""
-    found = [
-        path
-        for path in Path(run_dir).glob("checkpoint-*")
-        if re.fullmatch("checkpoint-[0-9]{6,}", path.name)
-    ]
+    found = [path for path in Path(run_dir).glob("checkpoint-*")
+             if re.fullmatch("checkpoint-[0-9]{6,}", path.name)]
     return sorted(found, key=lambda path: int(path.name.split("-")[1]))
 
 
@@ -26,29 +29,22 @@ def resolve_model(name):
 
     name: a hub name, a model's folder, or a run's folder, which stands for its newest checkpoint.
     Raises UserError if the folder does not exist, or lacks its weights, config or tokenizer. """
-    folder = Path(name)
     if not find(name):
         return name
-    if checkpoints(folder):
-        folder = checkpoints(folder)[-1]
-    if not list(folder.glob("*.safetensors")) and not list(folder.glob("pytorch_model*.bin")):
-        raise UserError(f"the model folder {folder} holds no weights (*.safetensors).")
-    if not any((folder / f).exists() for f in ("config.json", "adapter_config.json")):
-        raise UserError(f"the model folder {folder} holds no config.json.")
-    if not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise UserError(
-            f"the model folder {folder} holds no tokenizer (tokenizer.json): save it there with "
-            "the weights."
-        )
+    folder = [Path(name), *checkpoints(name)][-1]
+    for what, files in NEEDED.items():
+        if not any(any(folder.glob(file)) for file in files):
+            raise UserError(f"the model folder {folder} holds no {what}.")
     return str(folder)
 
 
 def find(name):
     """Whether a model is a folder here. Refuses a model that is neither here nor on the hub."""
-    if not Path(name).is_dir():
-        refuse_missing(name)
-        ask_hub(name)
-    return Path(name).is_dir()
+    if Path(name).is_dir():
+        return True
+    refuse_missing(name)
+    ask_hub(name)
+    return False
 
 
 def refuse_missing(name):
@@ -56,17 +52,14 @@ def refuse_missing(name):
     asked for it."""
     first, *rest = name.split("/")
     local = (
-        name.startswith((".", "/", "~"))
-        or len(rest) > 1
-        or (rest and (first == "runs" or Path(first).is_dir()))
+        name.startswith((".", "/", "~")) or len(rest) > 1
+        or rest and (first == "runs" or Path(first).is_dir())
     )
     if local and not Path(name).is_dir():
         beside = [str(path) for path in Path(name).parent.glob("*") if path.is_dir()]
         similar = difflib.get_close_matches(str(Path(name)), beside, n=1)
-        raise UserError(
-            f"the model folder {name} does not exist"
-            + (f": did you mean {similar[0]}?" if similar else ".")
-        )
+        hint = f": did you mean {similar[0]}?" if similar else "."
+        raise UserError(f"the model folder {name} does not exist{hint}")
 
 
 @functools.cache
@@ -82,7 +75,6 @@ def ask_hub(name, kind="model"):
 
     file = "config.json" if kind == "model" else "README.md"
     try:
-        cached = isinstance(hub.try_to_load_from_cache(name, file, repo_type=kind), str)
         hub.get_hf_file_metadata(hub.hf_hub_url(name, file, repo_type=kind), timeout=5)
     except HFValidationError:
         raise UserError(
@@ -98,13 +90,13 @@ def ask_hub(name, kind="model"):
     # of a library for networks; the hub's library changes it now and then
     except Exception as error:
         hub.constants.HF_HUB_OFFLINE, os.environ["HF_HUB_OFFLINE"] = True, "1"
-        if kind == "dataset" or cached:
-            return
-        raise UserError(
-            f"the model {name} is no folder here, and the hub cannot be reached "
-            f"({' '.join(str(error).split())[:120]}). Offline: on another machine run `hf download "
-            f"{name} --local-dir DIR`, copy DIR, and name DIR as the model."
-        ) from None
+        cached = isinstance(hub.try_to_load_from_cache(name, file, repo_type=kind), str)
+        if kind == "model" and not cached:
+            raise UserError(
+                f"the model {name} is no folder here, and the hub cannot be reached "
+                f"({' '.join(str(error).split())[:120]}). Offline: on another machine run `hf "
+                f"download {name} --local-dir DIR`, copy DIR, and name DIR as the model."
+            ) from None
 
 
 def context_of(config):

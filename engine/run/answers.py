@@ -2,6 +2,8 @@
 the records."""
 
 import hashlib
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from engine.base import files
@@ -26,10 +28,8 @@ def judged(indices, rows, texts, reward):
 
 def by_question(records):
     """{index of a question: its records}, in the order of the questions."""
-    groups = {}
-    for record in records:
-        groups.setdefault(record["index"], []).append(record)
-    return dict(sorted(groups.items()))
+    index = itemgetter("index")
+    return {i: list(group) for i, group in groupby(sorted(records, key=index), index)}
 
 
 def questions_in_a_batch(batch_size, samples):
@@ -66,15 +66,17 @@ def open_answers(path, setting):
             f"{path} holds answers in another setting ({changed}): name another --output_dir, or "
             "remove it."
         )
+    samples = {"greedy": 1, "sampled": setting["samples"] or 1}
+    size = {part: questions_in_a_batch(setting["batch_size"], n) for part, n in samples.items()}
     kept = []
-    for part, samples in [("greedy", 1), ("sampled", setting["samples"])] if records else []:
-        groups = by_question([record for record in records if record["part"] == part])
-        complete = {i for i, group in groups.items() if len(group) == samples}
-        size = questions_in_a_batch(setting["batch_size"], max(1, samples))
-        for start in range(0, setting["questions"], size):
-            indices = range(start, min(start + size, setting["questions"]))
-            if complete.issuperset(indices):
-                kept += [record for i in indices for record in groups[i]]
+
+    def batch_of(record):
+        return record["part"], record["index"] // size[record["part"]]
+
+    for (part, batch), group in groupby(records, batch_of):
+        answers, questions = list(group), min(size[part], setting["questions"] - batch * size[part])
+        if len(answers) == questions * samples[part]:
+            kept += answers
     files.write(path, files.as_lines([{"setting": setting}, *kept]))
     return kept
 
@@ -87,20 +89,14 @@ def scored_file(path, reward):
     in the file must begin with it. """
     indices, rows, texts, seen = [], [], [], {}
     for number, row in enumerate(read_jsonl(path, reserved=["prompt"]), 1):
-        completions = (
-            row.pop("completions") if "completions" in row else [row.pop("completion", None)]
-        )
-        if (
-            not isinstance(completions, list)
-            or not completions
-            or not all(isinstance(x, str) for x in completions)
-        ):
+        completions = row.pop("completions", [row.pop("completion", None)])
+        is_list = isinstance(completions, list) and completions
+        if not is_list or not all(isinstance(text, str) for text in completions):
             raise UserError(f"{path}, question {number}: each line needs 'completion', a text, "
                             "or each line 'completions', a list of texts.")
-        for text in completions:
-            indices.append(seen.setdefault(row["question"], len(seen)))
-            rows.append(row)
-            texts.append(text)
+        indices += [seen.setdefault(row["question"], len(seen))] * len(completions)
+        rows += [row] * len(completions)
+        texts += completions
     return judged(indices, rows, texts, reward)
 
 

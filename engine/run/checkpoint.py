@@ -16,10 +16,9 @@ machines, all ranks must see the same run folder. """
 
 import contextlib
 import hashlib
-import itertools
 import json
-import pickle
 import shutil
+import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 
 from engine.base import ranks
-from engine.base.errors import UserError
+from engine.base.errors import UserError, one_line
 from engine.model import shards
 from engine.model.folders import checkpoints
 
@@ -48,12 +47,15 @@ def save(run_dir, networks, state, others, limit=2):
     still there. """
     import torch.distributed.checkpoint as dcp  # imports in functions here are slow ones
 
-    run_dir, own = Path(run_dir), {}  # own: the checksums of the files that this rank has written
+    run_dir = Path(run_dir)
     final, unfinished = (
         run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint",
     )
-    # save_pretrained finds whole weights by itself
-    weights = gathered(networks.model) if shards.is_sharded(networks.model) else None
+    weights = None  # save_pretrained finds whole weights by itself
+    if shards.is_sharded(networks.model):
+        weights = {}  # in the memory of the first rank's host
+        for name, tensor in shards.whole_weights(networks.model):
+            weights |= {name: tensor.cpu()} if ranks.rank() == 0 else {}
 
     def export():
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -64,42 +66,24 @@ def save(run_dir, networks, state, others, limit=2):
         )
 
     def share():
-        dcp.save(sharded_state(networks, others), checkpoint_id=unfinished / "networks")
-
-    def add_up():
-        own.update(checksums(unfinished, lambda path: writer(path) == ranks.rank()))
+        trained = bool(networks.optimizer.state)  # empty before the first update
+        dcp.save(sharded_state(networks, others, trained), checkpoint_id=unfinished / "networks")
 
     def finish():
-        sums = dict(sorted(ranks.gather(list(own.items()))))
-        if ranks.rank() == 0:
-            (unfinished / "checksums.json").write_text(json.dumps(sums, indent=2), encoding="utf-8")
-            # an interrupted start may have left this folder
-            shutil.rmtree(final, ignore_errors=True)
-            unfinished.rename(final)
-            for path in checkpoints(run_dir)[:-limit]:
-                shutil.rmtree(path)
+        sums = json.dumps(checksums(unfinished), indent=2)
+        (unfinished / "checksums.json").write_text(sums, encoding="utf-8")
+        shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
+        unfinished.rename(final)
+        for path in checkpoints(run_dir)[:-limit]:
+            shutil.rmtree(path)
 
-    for work in (export, share, add_up, finish):
-        problem = attempt(work, run_dir) if ranks.rank() == 0 or work is not export else None
+    for work in (export, share, finish):
+        problem = attempt(work, run_dir) if ranks.rank() == 0 or work is share else None
         problem = next(filter(None, ranks.gather([problem])), None)
         if problem:
             if ranks.rank() == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
             return problem
-    return None
-
-
-def gathered(model):
-    """{name: tensor} of a model with shards. The first rank gathers the tensors of all ranks in the
-    host's memory."""
-    from torch.distributed.checkpoint import state_dict
-
-    whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = state_dict.get_model_state_dict(model, options=whole)
-    all_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for name in all_names - {name for name, _ in model.named_parameters()}:
-        weights.pop(name, None)  # a tied head shares the embedding's tensor
-    return weights
 
 
 def attempt(work, folder):
@@ -109,24 +93,27 @@ def attempt(work, folder):
 
     try:
         work()
-    # Python, torch, safetensors write
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
-        if isinstance(error, CheckpointException):
-            # the error of the first rank that failed
-            error, _ = next(iter(error.failures.values()))
-        free = ""
+        reason = one_line(reason_of(error))
         with contextlib.suppress(OSError):  # the disk itself may be gone
-            free = f"; {shutil.disk_usage(folder).free / 1e6:.0f} MB are free there"
-        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}{free}"
+            reason += f"; {shutil.disk_usage(folder).free / 1e6:.0f} MB are free there"
+        return reason
 
 
-def sharded_state(networks, others):
+def reason_of(error):
+    """The error of the first rank that failed, if torch.distributed.checkpoint wraps it; else the
+    error itself."""
+    failures = getattr(error, "failures", None)
+    return next(iter(failures.values()))[0] if failures else error
+
+
+def sharded_state(networks, others, with_optimizer):
     """What torch.distributed.checkpoint saves and loads, under names that do not depend on the
     number of ranks."""
     from torch.distributed.checkpoint import state_dict
 
     state = {name: state_dict.get_model_state_dict(network) for name, network in others.items()}
-    if networks.optimizer.state:  # empty before the first update
+    if with_optimizer:
         learners = torch.nn.ModuleList(networks.learners)
         state["optimizer"] = state_dict.get_optimizer_state_dict(learners, networks.optimizer)
     return state
@@ -145,57 +132,34 @@ def restore(folder, networks, others):
     from engine.run.reader import Planner, Reader
 
     reader = Reader(Path(folder) / "networks")
-    refused = UserError(
-        f"{folder}/networks holds code, as no checkpoint of this project does: do not use this run."
-    )
-    try:
-        names = {name.split(".")[0] for name in reader.read_metadata().state_dict_metadata}
-    except pickle.UnpicklingError:
-        raise refused from None
-    learners = torch.nn.ModuleList(networks.learners)
-    state = {
-        name: state_dict.get_model_state_dict(network)
-        for name, network in others.items()
-        if name in names
-    }
-    if "optimizer" in names:
-        state["optimizer"] = state_dict.get_optimizer_state_dict(learners, networks.optimizer)
+    names = {name.split(".")[0] for name in reader.read_metadata().state_dict_metadata}
+    others = {name: network for name, network in others.items() if name in names}
+    state = sharded_state(networks, others, with_optimizer="optimizer" in names)
     try:
         dcp.load(state, storage_reader=reader, planner=Planner())
     except CheckpointException as error:
-        if any(isinstance(reason, pickle.UnpicklingError) for reason, _ in error.failures.values()):
-            raise refused from None
-        raise
-    for name, loaded in state.items():
-        if name == "optimizer":
-            state_dict.set_optimizer_state_dict(learners, networks.optimizer, loaded)
-        else:
-            state_dict.set_model_state_dict(others[name], loaded)
+        raise reason_of(error) from None
+    for name, network in others.items():
+        state_dict.set_model_state_dict(network, state[name])
+    if "optimizer" in names:
+        learners = torch.nn.ModuleList(networks.learners)
+        state_dict.set_optimizer_state_dict(learners, networks.optimizer, state["optimizer"])
 
 
-def writer(path):
-    """The rank that has written a file of a checkpoint: networks/__3_0.distcp is rank 3's; all
-    others are the first's."""
-    return int(path.name.split("_")[2]) if path.suffix == ".distcp" else 0
-
-
-def checksums(folder, which=lambda path: path.name != "checksums.json"):
+def checksums(folder, which=lambda path: True):
     """{file: SHA-256} of the files under `folder`; which(path) says of which."""
     def digest(path):
-        sha = hashlib.sha256()
         with open(path, "rb") as file:
-            while part := file.read(1 << 20):
-                sha.update(part)
-        return sha.hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and which(path))
+    files = [path for path in sorted(Path(folder).rglob("*"))
+             if path.is_file() and path.name != "checksums.json" and which(path)]
     with ThreadPoolExecutor() as pool:  # threads help: hashing does not hold Python's lock
-        return {
-            str(path.relative_to(folder)): sha for path, sha in zip(files, pool.map(digest, files))
-        }
+        names = (str(path.relative_to(folder)) for path in files)
+        return dict(zip(names, pool.map(digest, files)))
 
 
-def damaged(folder, which=lambda path: path.name != "checksums.json"):
+def damaged(folder, which=lambda path: True):
     """The files of a checkpoint that have changed since they were written. which: as for
     `checksums`.
 
@@ -231,21 +195,7 @@ def resume(run_dir):
     Newer, damaged checkpoints get another name. Then the checkpoint that is resumed is the newest
     one of the run. """
     newest(run_dir)
-    folder, notes = None, []
-    if ranks.rank() == 0:
-        damaged_files = {}  # {checkpoint: its damaged files}, the newest first
-        for path in reversed(checkpoints(run_dir)):
-            if not (files := damaged(path)):
-                folder = path
-                break
-            damaged_files[path] = files
-        for path, files in damaged_files.items() if folder else []:
-            renamed = set_aside(path)
-            notes.append(
-                f"{path} is damaged ({', '.join(files)}) and was renamed to {renamed.name}: "
-                f"the run goes on from {folder.name}."
-            )
-    folder, notes = ranks.from_first((folder, notes))
+    folder, notes = ranks.from_first(undamaged(run_dir) if ranks.rank() == 0 else None)
     if folder is None:
         raise UserError(
             f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new run in "
@@ -254,12 +204,19 @@ def resume(run_dir):
     return str(folder), json.loads((folder / "state.json").read_text(encoding="utf-8")), notes
 
 
-def set_aside(path):
-    """Rename a damaged checkpoint, so that the run no longer counts it. No file is deleted. Returns
-    the new path."""
-    name = f"damaged-{path.name}"
-    names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
-    return path.rename(next(free for free in map(path.with_name, names) if not free.exists()))
+def undamaged(run_dir):
+    """(the newest undamaged checkpoint, notes about the newer ones, which are renamed); (None, [])
+    if all are damaged. No file is deleted."""
+    found, harmed, notes = checkpoints(run_dir), [], []
+    while found and damaged(found[-1]):
+        harmed.append(found.pop())
+    if not found:
+        return None, []
+    for path in harmed:
+        place = path.rename(tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir))
+        notes.append(f"{path} is damaged and was renamed to {place.name}: the run goes on from "
+                     f"{found[-1].name}.")
+    return found[-1], notes
 
 
 def agreed(run_dir, saved, state):

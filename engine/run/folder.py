@@ -9,8 +9,10 @@ does. """
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -24,14 +26,11 @@ NOT_COMPARED = ("output_dir", "resume", "recipe")
 
 def new_folder(stem):
     """Make the folder runs/STEM-N, with the first free N: every run gets a folder of its own."""
-    n = 1
-    while True:
+    for n in itertools.count(1):
         folder = Path("runs") / f"{stem}-{n}"
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return str(folder)
-        except FileExistsError:
-            n += 1
 
 
 def run_folder(output_dir, stem):
@@ -49,18 +48,16 @@ def run_folder(output_dir, stem):
 def options_file(run_dir):
     """The file with the options of a run, or None if the folder holds no run."""
     for path in (Path(run_dir, "run.json"), Path(run_dir, "config.json")):
-        # no such file, or not one of ours
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            # a model's config.json has no such key
-            if "output_dir" in json.loads(path.read_text(encoding="utf-8")):
-                return path
+        # a model's config.json has no such key
+        if path.is_file() and '"output_dir":' in path.read_text(encoding="utf-8", errors="replace"):
+            return path
 
 
 def options_of(run_dir):
     """(what the file of a run's options holds, the options that the run has now)."""
     kept = json.loads(options_file(run_dir).read_text(encoding="utf-8"))
-    now = {name: value for name, value in kept.items() if name != "resumed"}
-    for change in kept.get("resumed", []):
+    now = dict(kept)
+    for change in now.pop("resumed", []):
         now |= change["options"]
     return kept, now
 
@@ -69,17 +66,13 @@ def holds_run(output_dir, options, restarts):
     """Whether --output_dir holds this run, which a restarted job resumes. Refuses a folder that
     holds something else."""
     run_dir = Path(output_dir)
-    if run_dir.is_file():
-        raise UserError(f"--output_dir {run_dir} is a file: name a folder.")
     saved, metrics = checkpoints(run_dir), run_dir / "metrics.jsonl"
     if not options_file(run_dir):
         of_a_model = run_dir / "config.json", run_dir / "adapter_config.json"
-        foreign = [path.name for path in (*saved, metrics, *of_a_model) if path.exists()]
-        if foreign:
-            raise UserError(
-                f"{run_dir} holds {foreign[0]}, but not the run.json of a run: name another "
-                "--output_dir."
-            )
+        for path in (*saved, metrics, *of_a_model):
+            if path.exists():
+                raise UserError(f"{run_dir} holds {path.name}, but not the run.json of a run: "
+                                "name another --output_dir.")
         return False
     if not saved and not metrics.exists():
         return False  # the run ended before its first checkpoint: it starts anew
@@ -104,9 +97,9 @@ def keep_options(run_dir, options, step):
     earlier = options_file(run_dir)
     if resumes:
         kept, now = options_of(run_dir)
-        changed = {name: options[name] for name in different(options, now)}
-        more = [{"step": step, "options": changed}] if changed else []
-        options = kept | ({"resumed": kept.get("resumed", []) + more} if more else {})
+        if changed := {name: options[name] for name in different(options, now)}:
+            kept.setdefault("resumed", []).append({"step": step, "options": changed})
+        options = kept
     files.write(Path(run_dir, "run.json"), files.as_json(options, indent=2))
     if earlier and earlier.name == "config.json":
         earlier.unlink()  # transformers would take it for a model's
@@ -133,38 +126,31 @@ def alone(run_dir):
     The lock ends with the process, however that ends. A folder in which nothing was written is
     removed. """
     path = Path(run_dir, "run.lock")
-    file, problem = lock(path) if ranks.rank() == 0 else (None, None)
-    problem = ranks.from_first(problem)
-    if problem:
-        raise UserError(problem)
-    try:
-        yield
-    finally:
-        if file:
+    with contextlib.ExitStack() as held:
+        problem = ranks.from_first(lock(path, held) if ranks.rank() == 0 else None)
+        if problem:
+            raise UserError(problem)
+        try:
+            yield
+        finally:
             with contextlib.suppress(OSError):
-                if os.listdir(run_dir) == [path.name]:
-                    path.unlink()
-                    os.rmdir(run_dir)
-            file.close()
+                if ranks.rank() == 0 and os.listdir(run_dir) == [path.name]:
+                    shutil.rmtree(run_dir)
 
 
-def lock(path):
-    """(the locked file, None), or (None, why not). A file system that knows no locks is no reason
-    to refuse a run."""
+def lock(path, held):
+    """Lock a file until `held`, an ExitStack, ends. Returns None, or why another process has it. A
+    file system that knows no locks is no reason to refuse a run."""
     try:
-        file = open(path, "a+", encoding="utf-8")
+        file = held.enter_context(open(path, "a+", encoding="utf-8"))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.truncate(0)
         print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
-        return file, None
     except BlockingIOError:
-        file.seek(0)
-        return None, (
-            f"{path.parent} is being written by {file.read().strip() or 'another process'}: "
-            "wait for its end, stop it, or name another --output_dir."
-        )
+        holder = path.read_text(encoding="utf-8").strip() or "another process"
+        return (f"{path.parent} is being written by {holder}: wait for its end, stop it, or name "
+                "another --output_dir.")
     except OSError as error:
         progress.note(
             f"note: {path} cannot be locked ({error.strerror}): start no second run in this folder."
         )
-        return None, None

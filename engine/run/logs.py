@@ -1,108 +1,51 @@
 """What a run writes and prints: its logs, the seconds of each phase, the table at its end."""
 
-import os
-import signal
-import time
-
 from engine.base import files, progress, ranks
 from engine.run import checkpoint
 
 
-def start_logs(run_dir, step):
-    """Prepare the logs of a run that starts, or continues, after `step`."""
-    for log in ("metrics.jsonl", "samples.jsonl"):
-        cut(run_dir / log, step)
+def start_logs(run_dir, last_step):
+    """Prepare the logs of a run that starts, or continues, after `last_step`. The lines of later
+    steps are removed: the resumed run writes them again."""
+    for path in (run_dir / "metrics.jsonl", run_dir / "samples.jsonl"):
+        rows = [row for row in files.read_whole(path)
+                if isinstance(row, dict) and row["step"] <= last_step]
+        files.write(path, files.as_lines(rows))
+        if len(rows) < last_step:
+            progress.note(
+                f"note: {path} lacks {last_step - len(rows)} of the {last_step} steps so far: "
+                "their lines cannot be read."
+            )
     (run_dir / "summary.json").unlink(missing_ok=True)  # this file marks a finished run
 
 
 def summed_up(run_dir, summary, counts):
     """The summary of a finished run. counts: the metrics that are added up over the steps."""
     rows = files.read(run_dir / "metrics.jsonl")
-    summary |= {name: sum(row[name] for row in rows) for name in counts}
-    summary |= {"phases": phase_totals(rows), "checkpoint": str(checkpoint.newest(run_dir))}
-    del summary["history"]
-    return summary
+    kept = {name: value for name, value in summary.items() if name != "history"}
+    kept |= {name: sum(row[name] for row in rows) for name in counts}
+    return kept | {"phases": phase_totals(rows), "checkpoint": str(checkpoint.newest(run_dir))}
 
 
-def cut(path, last_step):
-    """Remove the lines of the steps after `last_step`: the resumed run writes them again."""
-    rows = [
-        row for row in files.read_whole(path) if isinstance(row, dict) and row["step"] <= last_step
-    ]
-    files.write(path, files.as_lines(rows))
-    if len(rows) < last_step:
-        progress.note(
-            f"note: {path} lacks {last_step - len(rows)} of the {last_step} steps so far: "
-            "their lines cannot be read."
-        )
-
-
-class Interrupt:
-    """After Ctrl-C, a scheduler's SIGTERM, or SIGHUP, the run finishes its step and ends. A second
-    one ends it at once.
-
-    SIGHUP says that the terminal is gone, for example with its ssh connection; `nohup` lets a run
-    ignore it. A scheduler and torchrun may both pass on one signal, so a signal within a second of
-    the first does not count. """
-
-    def __enter__(self):
-        self.asked = self.noted = 0
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
-        self.before = {number: signal.signal(number, self.note) for number in numbers}
-        return self
-
-    def __exit__(self, *_):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def note(self, number, frame):
-        if not self.noted:
-            self.noted, self.when = number, time.monotonic()
-            patience = (
-                os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)
-                if "TORCHELASTIC_RUN_ID" in os.environ
-                else 0
-            )
-            progress.note("finishing this step; once more to stop now"
-                          + (f" (torchrun waits {patience} s for it)" if patience else ""))
-        elif time.monotonic() > self.when + 1:
-            raise KeyboardInterrupt
-
-    def share(self, device):
-        """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the
-        same step."""
-        self.asked = int(ranks.all_sum({"noted": self.noted}, device, op="max")["noted"])
-
-    @property
-    def exit_code(self):
-        """130 after Ctrl-C. 0 after SIGTERM or SIGHUP, because a run that is ended from outside has
-        not failed."""
-        return 130 if self.asked == signal.SIGINT else 0
-
-
-def a_step(update, algorithm, before_allocation, max_new_tokens, questions, evaluated):
+def describe_step(
+    update, algorithm, before_allocation, max_new_tokens, questions, evaluated,
+):  # fmt: skip
     """One line: what a step samples and trains on. questions: of a step, all devices. evaluated:
     questions."""
     G, k, devices = algorithm.group_size, algorithm.k, ranks.world_size()
     times = f", up to {algorithm.max_rollouts} times" if algorithm.max_rollouts > 1 else ""
-    kept = "all of them"
-    if k < G:
-        rule = (
-            f"at most {questions * k}, {min(algorithm.ks)} to {k}"
-            if algorithm.ks
-            else f"{questions * k}, k = {k}"
-        )
-        kept = f"{rule} of each {G}"
+    at_most = "at most " if algorithm.ks else ""
+    kept = f"{at_most}{questions * k}, k = {k} of each {G}" if k < G else "all of them"
     if algorithm.questions_per_step > before_allocation:
-        kept += f" (allocation: {algorithm.questions_per_step} questions per device in place of {before_allocation})"
+        kept += (f" (allocation: {algorithm.questions_per_step} questions per device in place of "
+                 f"{before_allocation})")
     fall = "" if update.lr_schedule == "constant" else f", {update.lr_schedule} to 0"
+    before_and_after = f"{evaluated} questions, before and after training"
     return (
         f"each step{f' on {devices} devices' * (devices > 1)}: {questions} questions × {G} "
         f"completions = {questions * G} sampled{times}, at most {max_new_tokens} tokens "
-        f"each; trained on: {kept}. Learning rate: {update.lr:g} at its peak{fall}. "
-        f"Evaluated: "
-        f"{f'{evaluated} questions, before and after training' if evaluated else 'nothing'}."
+        f"each; trained on: {kept}. Learning rate: {update.lr:g} at its peak{fall}. Evaluated: "
+        f"{before_and_after if evaluated else 'nothing'}."
     )
 
 
@@ -127,32 +70,25 @@ def report(summary):
     before, after = summary["before"], summary["after"]
     if before:
         print(f"\n{'':36}{'before':>10}{'after':>10}")
-        for name, key in [("accuracy, greedy", "greedy"), ("accuracy, sampled", "sampled")]:
-            print(f"{name:36}{before[key]['accuracy']:10.3f}{after[key]['accuracy']:10.3f}")
-        print(f"{'completion length, sampled (tokens)':36}"
-              f"{before['sampled']['length']:10.1f}{after['sampled']['length']:10.1f}")
-        print(
-            f"{'seconds to sample these answers':36}{before['seconds']:10.1f}{after['seconds']:10.1f}"
-        )
+        for title, value in [
+            ("accuracy, greedy", lambda scores: scores["greedy"]["accuracy"]),
+            ("accuracy, sampled", lambda scores: scores["sampled"]["accuracy"]),
+            ("completion length, sampled (tokens)", lambda scores: scores["sampled"]["length"]),
+            ("seconds to sample these answers", lambda scores: scores["seconds"]),
+        ]:
+            print(f"{title:36}{value(before):10.3f}{value(after):10.3f}")
         for old, new in zip(before["examples"], after["examples"]):
-            print(
-                f"\n{old['question'].strip()}   (gold answer: "
-                f"{old['answer'].strip().splitlines()[-1]})"
-            )
+            gold = old["answer"].strip().splitlines()[-1]
+            print(f"\n{old['question'].strip()}   (gold answer: {gold})")
             for name, row in [("before", old), ("after", new)]:
-                print(
-                    f"  {name:7}{'right' if row['correct'] else 'wrong'}   "
-                    f"{row['completion']!r:.200}"
-                )
-    print(
-        f"\ntrained on {summary['questions']} questions in {summary['step']} steps and "
-        f"{summary['seconds']:.0f} s: ",
-        end="",
-    )
-    print(", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["phases"].items()))
-    print(
-        f"the model: {summary['checkpoint']}\n\nfrom transformers import AutoModelForCausalLM, "
-        "AutoTokenizer"
-    )
-    for name, kind in [("model", "AutoModelForCausalLM"), ("tokenizer", "AutoTokenizer")]:
-        print(f'{name} = {kind}.from_pretrained("{summary["checkpoint"]}")')
+                verdict = "right" if row["correct"] else "wrong"
+                print(f"  {name:7}{verdict}   {row['completion']!r:.200}")
+    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["phases"].items())
+    print(f"\ntrained on {summary['questions']} questions in {summary['step']} steps and "
+          f"{summary['seconds']:.0f} s: {phases}")
+    print(f"""\
+the model: {summary['checkpoint']}
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("{summary['checkpoint']}")
+tokenizer = AutoTokenizer.from_pretrained("{summary['checkpoint']}")""")

@@ -21,7 +21,7 @@ class Clock:
 
     def __init__(self, device):
         self.device, self.start = device, time.perf_counter()
-        self.spent = dict.fromkeys(["generate", "score", "logprobs", "update"], 0.0)
+        self.spent = dict.fromkeys(WORDS, 0.0)
 
     @contextmanager
     def phase(self, name):
@@ -77,17 +77,11 @@ def first_group(rollout, advantages, rows):
 
     For PPO, the score stands in the place of the advantage.
     """
-    question = rollout.questions[0] if rollout.questions else {}
-    kept = set(rows.tolist())
-    columns = zip(
-        rollout.texts[: advantages.shape[1]], rollout.total.flatten().tolist(),
-        advantages.flatten().tolist(),
-    )
+    question, kept = (rollout.questions or [{}])[0], set(rows.tolist())
+    columns = zip(rollout.texts, rollout.total.flatten().tolist(), advantages.flatten().tolist())
     completions = [
         {"completion": text, "reward": reward, "advantage": advantage, "kept": i in kept}
-        for i, (text, reward, advantage) in enumerate(columns)
+        for i, (text, reward, advantage) in enumerate(columns) if i < advantages.shape[1]
     ]
-    return {
-        "question": question.get("question"), "answer": question.get("answer"),
-        "completions": completions,
-    }
+    about = {name: question.get(name) for name in ("question", "answer")}
+    return about | {"completions": completions}

@@ -10,6 +10,8 @@ import pickle
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 
+from engine.base.errors import UserError
+
 ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
@@ -24,13 +26,15 @@ ALLOWED = {
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},  # its name in Python 3.13
 }
+REFUSED = ("the checkpoint holds code in its folder networks, as no checkpoint of this project "
+           "does: do not use this run.")
 
 
 class Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
-        if name in ALLOWED.get(module, ()):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name}")
+        if name not in ALLOWED.get(module, ()):
+            raise UserError(REFUSED)
+        return super().find_class(module, name)
 
 
 class Reader(FileSystemReader):
@@ -42,6 +46,9 @@ class Reader(FileSystemReader):
 
 class Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item, value):
-        torch.load(value, weights_only=True)
+        try:
+            torch.load(value, weights_only=True)
+        except pickle.UnpicklingError:
+            raise UserError(REFUSED) from None
         value.seek(0)
         super().load_bytes(read_item, value)

@@ -12,6 +12,7 @@ from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError
 from engine.model.networks import save_merged
 from engine.run import checkpoint, folder, logs
+from engine.run.interrupt import Interrupt
 from engine.run.metrics import COUNTS
 from engine.run.options import flat
 from engine.run.trackers import Tracker
@@ -129,7 +130,7 @@ class Run:
         for note in dict.fromkeys(notes + self.too_little()):
             progress.note(f"note: {note}")
         progress.note(
-            logs.a_step(
+            logs.describe_step(
                 config.update, self.algorithm, config.row.questions_per_step,
                 config.sampling.max_new_tokens, min(self.per_step, self.total), evaluated)
         )
@@ -162,7 +163,7 @@ class Run:
         ]
 
     def __enter__(self):
-        self.interrupt = logs.Interrupt().__enter__()
+        self.interrupt = Interrupt().__enter__()
         step, position = self.state["step"], self.state["position"]
         # dynamic sampling uses more questions than `per_step`: then the steps do not tell how far
         # the run is
@@ -174,7 +175,7 @@ class Run:
             if self.in_questions
             else (step, self.steps, "steps")
         )
-        self.bar = progress.Bar(self.algorithm.name, total, unit, done=done, leave=True)
+        self.bar = progress.bar(self.algorithm.name, total, unit, done=done, leave=True)
         self.first = step + 1
         return self
 
@@ -228,8 +229,10 @@ class Run:
             files.append(self.folder / "samples.jsonl", {"step": step} | of_step.sample)
             self.tracker.log(step, metrics)
         done = metrics["questions"] if self.in_questions else 1
-        self.bar.update(done, f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}")
-        left = (self.bar.total - self.bar.done) / done * metrics["seconds/total"]
+        facts = f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}"
+        self.bar.set_description_str(f"{self.algorithm.name}, {facts}", refresh=False)
+        self.bar.update(done)
+        left = (self.bar.total - self.bar.n) / done * metrics["seconds/total"]
         if step == self.first and left:
             progress.note(
                 f"step {step} took {logs.duration(metrics['seconds/total'])}: the others take "

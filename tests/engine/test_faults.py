@@ -65,16 +65,19 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def assert_about_the_same(rows, expected):
+    for row, other in zip(rows, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-5)  # of sums in another order
+
+
 @pytest.fixture(scope="module")
 def undisturbed(small, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     done = job(folder, small)
     assert done.returncode == 0, done.stderr[-3000:]
     # ⌊1·8/2⌋ = 4 questions on each of two devices
-    done = [
-        (row["step"], row["questions"], row["completions"], row["kept"]) for row in metrics(folder)
-    ]
-    assert done == [(step, 8, 64, 16) for step in range(1, STEPS + 1)]
+    counts = [[row[name] for name in ("step", "questions", "kept")] for row in metrics(folder)]
+    assert counts == [[step, 8, 16] for step in range(1, STEPS + 1)]
     return folder
 
 
@@ -96,10 +99,7 @@ def test_a_job_whose_processes_are_killed_goes_on_from_its_last_checkpoint(
 def test_without_restarts_it_ends_and_says_how_to_go_on(small, tmp_path):
     done = job(tmp_path, small, faults=["kill update 1 5 0"])
     assert done.returncode != 0 and time.time() - float((tmp_path / "at-kill-0").read_text()) < 60
-    assert (
-        "error: another process of this job has ended; torchrun names it" in done.stderr
-        and "(SIGKILL)" in done.stderr
-    )
+    assert "error: another process of this job has ended" in done.stderr
     assert "To go on from checkpoint-000004: --output_dir run --resume" in done.stderr
     assert "gloo" not in done.stderr and done.stderr.count("Traceback") == 1  # torchrun's own
 
@@ -109,13 +109,9 @@ def test_one_rank_out_of_memory_and_one_with_bad_gradients(small, undisturbed, t
     second makes all skip."""
     done = job(tmp_path, small, faults=["memory update 1 4 0", "nan update 0 6 0"])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert (
-        "out of memory in an update: it is repeated, and --micro_batch_tokens is 1024 from now on."
-        in done.stdout + done.stderr
-    )
-    rows, expected = metrics(tmp_path), metrics(undisturbed)
-    for row, other in zip(rows[:5], expected):
-        assert row == pytest.approx(other, rel=1e-3, abs=1e-5)  # of sums in another order
+    assert "--micro_batch_tokens is 1024 from now on" in done.stdout + done.stderr
+    rows = metrics(tmp_path)
+    assert_about_the_same(rows[:5], metrics(undisturbed)[:5])
     assert [row["skipped_updates"] for row in rows] == [0, 0, 0, 0, 0, 1]
     sums = [path.read_text() for path in sorted(tmp_path.glob("weights-*"))]
     assert len(sums) == 2 and sums[0] == sums[1]
@@ -125,7 +121,7 @@ def test_preemption_saves_and_exits_0_and_the_run_goes_on(small, undisturbed, tm
     # as a scheduler does, to every process
     done = job(tmp_path, small, faults=["preempt sample 0 3 0", "preempt sample 1 3 0"])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "stopped after step 3 of 6. To go on from checkpoint-000003" in done.stdout + done.stderr
+    assert "To go on from checkpoint-000003" in done.stdout + done.stderr
     assert job(tmp_path, small, "--resume").returncode == 0
     assert metrics(tmp_path) == metrics(undisturbed) and same(
         weights(tmp_path, STEPS), weights(undisturbed, STEPS)
@@ -144,22 +140,16 @@ def test_on_a_full_disk_the_checkpoint_before_stays_and_the_run_goes_on(small, t
     one = sum(path.stat().st_size for path in Path(small).iterdir())
     # room for the first checkpoint, which has no optimizer yet, and half of the second
     words = subprocess.list2cmdline(command(small, steps=3))
-    script = f"mount -t tmpfs -o size={one * 3} small run && {words}; code=$?; cp -r run kept; exit $code"
+    mount = f"mount -t tmpfs -o size={one * 3} small run"
+    script = f"{mount} && {words}; code=$?; cp -r run kept; exit $code"
     alone = ["unshare", "-rm", "sh", "-c", script]
     done = subprocess.run(
         alone, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=ENVIRONMENT
     )
     said = done.stdout + done.stderr
     for step in (2, 3):
-        assert re.search(
-            rf"step {step}: the checkpoint could not be written \(\w+: .*; 0 MB are free there\)",
-            said,
-        )
-    assert done.returncode != 0
-    assert (
-        "error: the run has ended at step 3, but what it learned since its last checkpoint is lost."
-        in said
-    )
+        assert re.search(rf"step {step}: the checkpoint .* 0 MB are free there", said)
+    assert done.returncode != 0 and "error: the run has ended at step 3" in said
     assert [path.name for path in (tmp_path / "kept").glob("*checkpoint*")] == ["checkpoint-000000"]
     assert len((tmp_path / "kept/metrics.jsonl").read_text().splitlines()) == 3
     from engine.run.checkpoint import damaged
@@ -183,10 +173,7 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
     ]
     said = [node.communicate(timeout=240)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said[0][-2000:] + said[1][-2000:]
-    rows, expected = metrics(tmp_path), metrics(undisturbed)
-    assert len(rows) == STEPS
-    for row, other in zip(rows, expected):
-        assert row == pytest.approx(other, rel=1e-3, abs=1e-5)  # of sums in another order
+    assert_about_the_same(metrics(tmp_path), metrics(undisturbed))
 
 
 if __name__ == "__main__":

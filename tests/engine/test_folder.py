@@ -5,7 +5,6 @@ import errno
 import fcntl
 import json
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -43,7 +42,13 @@ def run(small, tmp_path):
 # --- the lock ---
 
 
-HOLD = "import sys, time; from engine.run import folder\nwith folder.alone(sys.argv[1]):\n    print('held', flush=True); time.sleep(100)"
+HOLD = """
+import sys, time
+from engine.run import folder
+with folder.alone(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(100)
+"""
 
 
 def test_two_processes_cannot_write_one_folder_and_the_lock_dies_with_its_process(run):
@@ -52,15 +57,10 @@ def test_two_processes_cannot_write_one_folder_and_the_lock_dies_with_its_proces
         [sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout.readline() == "held\n"
-    before = (folder / "metrics.jsonl").read_text()
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"process {holder.pid} on {socket.gethostname()}: "):
         train.main([*words, "--resume", "--steps", "2"])
-    assert str(error.value) == (
-        f"{folder} is being written by process {holder.pid} on {socket.gethostname()}: "
-        "wait for its end, stop it, or name another --output_dir."
-    )
-    assert (folder / "metrics.jsonl").read_text() == before
-    holder.send_signal(signal.SIGKILL)
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+    holder.kill()
     holder.communicate()
     assert train.main([*words, "--resume", "--steps", "2"]) == 0
     assert train.main([*words, "--resume", "--steps", "3"]) == 0  # and with the end of the run
@@ -76,10 +76,7 @@ def test_all_ranks_of_a_job_end_with_the_sentence(small, tmp_path):
             ROOT / "train.py", "--model", small,
             *BRIEF, "--steps", "1", "--output_dir", "run", cwd=tmp_path, ranks=2,
         )
-    assert (
-        done.returncode != 0
-        and "error: run is being written by process 7 on node0: wait" in done.stderr
-    )
+    assert done.returncode != 0 and "error: run is being written by process 7" in done.stderr
     assert "gloo" not in done.stderr and "Signal" not in done.stderr, done.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]  # the other job's
 
@@ -91,16 +88,9 @@ def test_a_file_system_without_locks_does_not_keep_a_run_from_its_work(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    assert (
-        train.main(
-            ["--model", small, *BRIEF, "--steps", "1", "--output_dir", str(tmp_path / "run")]
-        )
-        == 0
-    )
-    assert (
-        "run.lock cannot be locked (No locks available): start no second run in this folder."
-        in capsys.readouterr().out
-    )
+    words = ["--model", small, *BRIEF, "--steps", "1", "--output_dir", str(tmp_path / "run")]
+    assert train.main(words) == 0
+    assert "run.lock cannot be locked" in capsys.readouterr().out
 
 
 # --- whose a folder is ---
@@ -113,40 +103,30 @@ def test_the_folder_of_a_model_is_refused_and_nothing_of_it_is_lost(
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3" if restarted else "0")
     shutil.copytree(small, tmp_path / "model")
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    with pytest.raises(
-        UserError,
-        match="model holds config.json, but not the run.json of a run: name another --output_dir.$",
-    ):
-        train.main(
-            ["--model", small, *BRIEF, "--steps", "1", "--output_dir", str(tmp_path / "model")]
-        )
+    with pytest.raises(UserError, match="model holds config.json"):
+        train.main(["--model", small, *BRIEF, "--output_dir", str(tmp_path / "model")])
     assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
 
 
 @pytest.mark.parametrize("name", ["checkpoint-000003", "metrics.jsonl", "adapter_config.json"])
 def test_a_folder_with_something_else_and_no_run_file_is_refused(tmp_path, restarts, name):
     (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match=f"holds {name}, but not the run.json of a run"):
+    with pytest.raises(UserError, match=f"holds {name}"):
         open_run(["--output_dir", str(tmp_path)])
 
 
 def test_a_restarted_job_goes_on_only_with_the_options_of_its_run(run, restarts, tmp_path):
     folder, words = run
-    config, _ = open_run(words)
-    assert config.resume
     # other words for the same options
     (tmp_path / "recipe.yaml").write_text("lr: 0.001\nsteps: 1\n")
     at = words.index("--lr")
-    recipe = words[:at] + words[at + 4 :]
-    assert open_run([*recipe, "--recipe", str(tmp_path / "recipe.yaml")])[0].resume
+    others = words[:at] + words[at + 4 :] + ["--recipe", str(tmp_path / "recipe.yaml")]
+    assert open_run(words)[0].resume and open_run(others)[0].resume
     for option, value, started in [
         ("--lr", "0.1", "with --lr 0.001"), ("--stop_kl", "0.5", "without --stop_kl"),
         ("--rewards", "format_reward", "with --rewards toy_accuracy"),
     ]:
-        with pytest.raises(
-            UserError,
-            match=f"run holds a run {started}: a restarted job needs the options that its run",
-        ):
+        with pytest.raises(UserError, match=f"holds a run {started}: "):
             open_run([*words, option, value])
 
 
@@ -173,38 +153,25 @@ def test_run_json_keeps_what_a_run_was_started_with_and_what_a_resume_changes(ru
     started = json.loads((folder / "run.json").read_text())
     again = ["--output_dir", str(folder), "--resume"]
     capsys.readouterr()
-    train.main([*again, "--steps", "2", "--beta", "0.1", "--temperature", "0.9", "--rewards", "toy_accuracy", "format_reward:0.5",
-                "--keep", "random"])  # fmt: skip
+    changed = ["--beta", "0.1", "--rewards", "toy_accuracy", "format_reward:0.5", "--steps", "2"]
+    train.main([*again, *changed])
     said = capsys.readouterr().out
-    for now, before in [
-        ("--beta 0.1", "--beta 0.04"), ("--temperature 0.9", "--temperature 1.0"),
-        ("--keep random", "--keep largest_abs"),
-        ("--rewards toy_accuracy format_reward:0.5", "--rewards toy_accuracy"),
-    ]:
-        assert f"note: the run goes on with {now}; it was started with {before}.\n" in said
-    assert said.count("the run goes on") == 5  # and with other --steps
-    kept = json.loads((folder / "run.json").read_text())
-    changed = {
-        "beta": 0.1, "temperature": 0.9, "keep": "random",
-        "rewards": ["toy_accuracy", "format_reward:0.5"], "steps": 2,
-    }
-    assert kept == started | {"resumed": [{"step": 1, "options": changed}]}
+    for now in ("--beta 0.1", "--rewards toy_accuracy format_reward:0.5", "--steps 2"):
+        assert f"note: the run goes on with {now}; it was started with --" in said
+    assert said.count("the run goes on") == 3
+    options = {"rewards": ["toy_accuracy", "format_reward:0.5"], "beta": 0.1, "steps": 2}
+    first = {"step": 1, "options": options}
+    assert json.loads((folder / "run.json").read_text()) == started | {"resumed": [first]}
     train.main([*again, "--steps", "3"])  # goes on with the changed options
-    said = capsys.readouterr().out
-    assert "goes on with --beta 0.1; it was started with --beta 0.04" in said
-    assert (
-        "with --steps 3; it was started with --steps" in said
-        and "the learning rate now follows the new length" in said
-    )
-    assert json.loads((folder / "run.json").read_text())["resumed"][1:] == [
-        {"step": 2, "options": {"steps": 3}}
-    ]
+    assert "goes on with --beta 0.1; it was started with --beta 0.04" in capsys.readouterr().out
+    second = {"step": 2, "options": {"steps": 3}}
+    assert json.loads((folder / "run.json").read_text())["resumed"] == [first, second]
 
 
 def test_a_run_of_before_whose_options_are_in_config_json_goes_on(run):
     folder, words = run
     (folder / "run.json").rename(folder / "config.json")
-    with pytest.raises(UserError, match="already holds a run: add --resume"):
+    with pytest.raises(UserError, match="--resume"):
         open_run(words)
     assert train.main(["--output_dir", str(folder), "--resume", "--steps", "2"]) == 0
     assert (folder / "run.json").exists() and not (folder / "config.json").exists()

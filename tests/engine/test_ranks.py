@@ -192,40 +192,20 @@ def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
 def test_two_nodes_of_two_devices_gather_layers_inside_a_node_and_make_the_same_update(
     small, tmp_path
 ):
-    from engine.run import checkpoint
-
     done = torchrun(__file__, "nodes", small, tmp_path, ranks=4)
     assert done.returncode == 0, done.stderr[-6000:]
-    one, networks = sgd_update(small, SHARES["one"][0], "ppo"), fixed(small, "cppo", "none")
+    one = sgd_update(small, SHARES["one"][0], "ppo")
     for rank in range(4):
         found = torch.load(tmp_path / f"ppo-{rank}.pt")
         assert found["gathered_from"] == [rank // 2 * 2, rank // 2 * 2 + 1]
-        torch.testing.assert_close(found["weights"], one["weights"], rtol=1e-5, atol=1e-7)
-        for key, value in one["stats"].items():
-            assert found["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
-    # each rank has hashed its own part of the optimizer, and the first one all else
-    hashed = [json.loads((tmp_path / f"hashed-{rank}.json").read_text()) for rank in range(4)]
-    assert (
-        hashed[1:] == [[f"__{rank}_0.distcp"] for rank in (1, 2, 3)]
-        and "model.safetensors" in hashed[0]
-    )
-    assert checkpoint.damaged(tmp_path / "run/checkpoint-000001") == []
-    written = json.loads((tmp_path / "run/checkpoint-000001/checksums.json").read_text())
-    assert sorted(Path(name).name for name in written) == sorted(sum(hashed, []))
-    # the second update is that of one process, which reads the checkpoint of the nodes
-    saved_update(*networks, SHARES["one"][0], tmp_path / "alone", step=1)
-    saved_update(*networks, SHARES["one"][0], tmp_path / "alone", step=2)
-    saved_update(
-        *fixed(small, "cppo", "none", tmp_path / "run"), SHARES["one"][0], tmp_path / "run", step=2
-    )
+        assert_same_result(found, one)
+    # one process goes on from the checkpoint of the nodes, as one that made the first update itself
+    alone = fixed(small, "cppo", "none")
     for step in (1, 2):
-        alone, together = (
-            load_file(tmp_path / f"{run}/checkpoint-{step:06d}/model.safetensors")
-            for run in ("alone", "run")
-        )
-        for name in alone:
-            difference = (together[name] - alone[name]).abs()
-            assert (difference > 1e-4).sum() <= 1 and difference.mean() < 1e-6
+        saved_update(*alone, SHARES["one"][0], tmp_path / "alone", step)
+    resumed = fixed(small, "cppo", "none", tmp_path / "run")
+    saved_update(*resumed, SHARES["one"][0], tmp_path / "run", step=2)
+    assert_same_checkpoints(tmp_path / "alone", tmp_path / "run", steps=(1, 2))
 
 
 @pytest.mark.slow
@@ -244,11 +224,27 @@ def assert_same_update(small, folder, algorithm, names):
             ]
             for other in ranks[1:]:
                 assert torch.equal(ranks[0]["weights"], other["weights"])
-            torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
-            for key, value in one["stats"].items():
-                assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), (
-                    name, shard, key,
-                )
+            assert_same_result(ranks[0], one)
+
+
+def assert_same_result(found, expected):
+    """But for the rounding of sums in another order."""
+    torch.testing.assert_close(found["weights"], expected["weights"], rtol=1e-5, atol=1e-7)
+    for key, value in expected["stats"].items():
+        assert found["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+def assert_same_checkpoints(alone, run, steps):
+    for step in steps:
+        expected, found = (
+            load_file(folder / f"checkpoint-{step:06d}/model.safetensors")
+            for folder in (alone, run)
+        )
+        assert expected.keys() == found.keys()
+        for name in expected:
+            # AdamW makes much of a gradient that is all rounding
+            difference = (found[name] - expected[name]).abs()
+            assert (difference > 1e-4).sum() <= 1 and difference.mean() < 1e-6
 
 
 def test_adapters_are_the_same_on_every_rank(small, by_ranks):
@@ -282,10 +278,8 @@ def test_ranks_leave_the_same_mini_batches_out(small, by_ranks, shard):
     one = update_with_signal_in_one(small, WITH_SIGNAL_IN_ONE[1][0])
     ranks = [torch.load(by_ranks / f"signal-{shard}-{rank}.pt") for rank in (0, 1)]
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
-    torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-5, atol=1e-7)
     assert len(one["stats"]["skipped"]) == 2
-    for key, value in one["stats"].items():
-        assert ranks[0]["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+    assert_same_result(ranks[0], one)
 
 
 @pytest.mark.slow
@@ -298,16 +292,9 @@ def test_shared_out_weights_are_exported_whole_and_resumed_by_any_number_of_rank
     uninterrupted = fixed(small, "cppo", "none")
     for step in (1, 2, 3):
         saved_update(*uninterrupted, SHARES["one"][0], tmp_path / "alone", step)
-    saved_update(
-        *fixed(small, "cppo", "none", tmp_path / "run"), SHARES["one"][0], tmp_path / "run", step=3
-    )
-    for step in (2, 3):
-        alone, together = (load_file(tmp_path / f"{run}/checkpoint-{step:06d}/model.safetensors") for run in ("alone", "run"))
-        assert alone.keys() == together.keys()
-        for name in alone:
-            # AdamW makes much of a gradient that is all rounding
-            difference = (together[name] - alone[name]).abs()
-            assert (difference > 1e-4).sum() <= 1 and difference.mean() < 1e-6
+    resumed = fixed(small, "cppo", "none", tmp_path / "run")
+    saved_update(*resumed, SHARES["one"][0], tmp_path / "run", step=3)
+    assert_same_checkpoints(tmp_path / "alone", tmp_path / "run", steps=(2, 3))
 
 
 @pytest.mark.slow
@@ -330,51 +317,41 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
 
     sampled, updates = [], []
     for ranks in (1, 3):
-        done = torchrun(ROOT / "train.py", "--model", small, "--output_dir", ranks, "--algorithm", "dapo", "--minibatches", "4",
-                        "--lr", "1e-3", "--questions_per_step", 6 // ranks, "--group_size", "4", "--max_new_tokens", "24", "--steps", "2",
-                        "--eval_questions", "1", ranks=ranks, cwd=tmp_path)  # fmt: skip
+        done = torchrun(
+            ROOT / "train.py", "--model", small, "--output_dir", ranks, "--algorithm", "dapo",
+            "--minibatches", "4", "--lr", "1e-3", "--questions_per_step", 6 // ranks,
+            "--group_size", "4", "--max_new_tokens", "24", "--steps", "2", "--eval_questions", "1",
+            ranks=ranks, cwd=tmp_path,
+        )
         assert done.returncode == 0, done.stderr[-6000:]
         rows = files.read(tmp_path / str(ranks) / "metrics.jsonl")
-        sampled.append(
-            [
-                [row[name] for name in ("questions", "rollouts", "accuracy", "length", "truncated")]
-                for row in rows
-            ]
-        )
-        updates += [
-            [row[name] for name in ("loss", "grad_norm", "kl_old", "ratio_max")] for row in rows[:1]
-        ]
+        names = ("questions", "rollouts", "accuracy", "length", "truncated")
+        sampled.append([[row[name] for name in names] for row in rows])
+        updates.append([rows[0][name] for name in ("loss", "grad_norm", "kl_old", "ratio_max")])
     assert sampled[0][0][1] > 1
     for row, expected in zip(*sampled, strict=True):
         assert row == pytest.approx(expected, rel=1e-9)
     assert updates[0] == pytest.approx(updates[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("algorithm", ["dapo", "gfpo_adaptive", "ppo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "gfpo_adaptive", "ppo"])
 @pytest.mark.slow
 def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
-    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
-    done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", algorithm,
-                    "--group_size", "8", "--max_new_tokens", "8", "--allocation", "false", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:]
+    """Two ranks and three questions: the last step leaves a rank without one."""
     from engine.run import checkpoint
 
-    history = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())[
-        "history"
-    ]
-    # a mean reward for each question of all ranks
-    assert len(history) == (3 if algorithm == "gfpo_adaptive" else 0)
-
-
-@pytest.mark.slow
-def test_the_last_step_may_leave_a_rank_without_a_question(small, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
-    done = torchrun(ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run", "--algorithm", "grpo",
-                    "--group_size", "4", "--max_new_tokens", "8", cwd=tmp_path)  # fmt: skip
+    done = torchrun(
+        ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run",
+        "--algorithm", algorithm, "--group_size", "8", "--max_new_tokens", "8", "--allocation",
+        "false",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr[-6000:]
-    from engine.base import files
-
-    assert [row["questions"] for row in files.read(tmp_path / "run/metrics.jsonl")] == [2, 1]
+    state = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())
+    # a mean reward for each question of all ranks
+    assert len(state["history"]) == (3 if algorithm == "gfpo_adaptive" else 0)
+    assert state["position"] == 3
 
 
 @pytest.mark.slow
@@ -387,9 +364,8 @@ def test_a_failing_rank_takes_the_job_down_with_its_own_message(small, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words, message", [
-    (["--algorithm", "nosuch"], "error: unknown algorithm 'nosuch': there are "),
-    (["--dataset", "x.jsonl", "--max_new_tokens", "8"], "error: 2 devices for 1 questions: start "
-                                                        "at most one process per question."),
+    (["--algorithm", "nosuch"], "error: unknown algorithm 'nosuch'"),
+    (["--dataset", "x.jsonl", "--max_new_tokens", "8"], "error: 2 devices for 1 questions"),
 ])  # fmt: skip
 def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints(
     words, message, small, tmp_path
@@ -398,8 +374,8 @@ def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints
     done = torchrun(ROOT / "train.py", "--model", small, *words, cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and sum(line.startswith(message) for line in lines) == 1
-    assert message in lines[-2] and set(lines[-1]) == {"="}
-    assert lines[0].startswith(message) and done.stderr.count("Traceback") == 1  # torchrun's own
+    assert lines[0].startswith(message) and message in lines[-2] and set(lines[-1]) == {"="}
+    assert done.stderr.count("Traceback") == 1  # torchrun's own
 
 
 if __name__ == "__main__":
@@ -420,8 +396,6 @@ if __name__ == "__main__":
         ranks.stop()
         sys.exit()
     if job == "nodes":
-        from engine.run import checkpoint
-
         os.environ["LOCAL_WORLD_SIZE"] = "2"  # as if torchrun had started two nodes
         share = SHARES["four"][ranks.rank()]
         networks, algorithm = fixed(folder, "ppo", "full")
@@ -430,10 +404,7 @@ if __name__ == "__main__":
         parameters = [p for network in networks.learners for p in network.parameters()]
         result = fixed_update(networks, algorithm, share, torch.optim.SGD(parameters, lr=0.1))
         torch.save(result | {"gathered_from": gathered_from}, Path(out) / f"ppo-{ranks.rank()}.pt")
-        hashed = []
-        checkpoint.open = lambda path, mode: hashed.append(Path(path).name) or open(path, mode)
         saved_update(*fixed(folder, "cppo", "full"), share, Path(out) / "run", step=1)
-        Path(out, f"hashed-{ranks.rank()}.json").write_text(json.dumps(hashed))
         ranks.stop()
         sys.exit()
     for algorithm, name, shard in product(UPDATED, SHARES, BOTH):
