@@ -48,10 +48,8 @@ def weights_of(model):
 
 def counted(micro_batches):
     """A mini-batch of one device."""
-    n, tokens = (
-        sum(len(batch.prompts) for batch in micro_batches),
-        sum(batch.lengths.sum().item() for batch in micro_batches),
-    )
+    n = sum(len(batch.prompts) for batch in micro_batches)
+    tokens = sum(batch.lengths.sum().item() for batch in micro_batches)
     return MiniBatch(micro_batches, n, tokens, Limits().micro_batch_tokens)
 
 
@@ -65,8 +63,8 @@ def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=Non
 
 
 def stepper(
-    model, tokenizer, questions, rewards, algorithm="cppo", *,
-    lr=3e-4, reference=None, max_new_tokens=LONGEST, temperature=1.0, micro_batch_tokens=2048, **options,
+    model, tokenizer, questions, rewards, algorithm="cppo", *, lr=3e-4, reference=None,
+    max_new_tokens=LONGEST, temperature=1.0, micro_batch_tokens=2048, **options,
 ):  # fmt: skip
     """step(number) → Step: `train_step` on the same questions each time. rewards: functions."""
     algorithm = resolve(algorithm, **options)
