@@ -44,11 +44,13 @@ def trained(kind, folder, *, beta=0.04, mu=1, steps=2, options=(), **more):
     torch.manual_seed(0)
     make_model(tokenizer).save_pretrained(folder)
     config = trl.GRPOConfig(**{
-        "output_dir": str(folder), "model_init_kwargs": {"dtype": "float32"}, "use_cpu": True, "bf16": False,
-        "gradient_checkpointing": False, "disable_dropout": True, "dataloader_pin_memory": False, "report_to": "none",
-        "per_device_train_batch_size": G, "gradient_accumulation_steps": 2, "num_generations": G, "max_completion_length": 12,
-        "num_iterations": mu, "max_steps": steps * mu, "loss_type": "grpo", "beta": beta, "use_bias_correction_kl": False,
-        "max_grad_norm": 0.0, "learning_rate": 1e-3, "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "seed": 1,
+        "output_dir": str(folder), "model_init_kwargs": {"dtype": "float32"}, "use_cpu": True,
+        "bf16": False, "gradient_checkpointing": False, "disable_dropout": True,
+        "dataloader_pin_memory": False, "report_to": "none", "per_device_train_batch_size": G,
+        "gradient_accumulation_steps": 2, "num_generations": G, "max_completion_length": 12,
+        "num_iterations": mu, "max_steps": steps * mu, "loss_type": "grpo", "beta": beta,
+        "use_bias_correction_kl": False, "max_grad_norm": 0.0, "learning_rate": 1e-3,
+        "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "seed": 1,
     } | dict(options))  # fmt: skip
     rows, norms = Dataset.from_list([{"prompt": q} for q in QUESTIONS]), Norms()
     trainer = kind(
@@ -108,9 +110,8 @@ def test_a_quarter_is_trained_on_and_nothing_is_computed_for_the_others(mu, tmp_
     # π_old has a pass of its own if μ > 1; each update has one; the reference one for each batch of
     # completions
     assert passes == {"policy": (mu + (mu > 1)) * sampled // 4, "reference": sampled // 4}
-    assert inputs[0]["num_items_in_batch"] == sum(
-        batch["completion_mask"].sum() for batch in inputs[:2]
-    )
+    tokens = sum(batch["completion_mask"].sum() for batch in inputs[:2])
+    assert inputs[0]["num_items_in_batch"] == tokens
 
 
 def test_the_gradient_is_that_of_grpo_loss_on_the_kept(tmp_path):
@@ -132,16 +133,14 @@ def test_the_gradient_is_that_of_grpo_loss_on_the_kept(tmp_path):
         logp, batch["old_per_token_logps"], batch["advantages"], batch["completion_mask"].float(),
         ref_logp=batch["ref_per_token_logps"], beta=0.04)  # fmt: skip
     mine = gradient(ours)
-    theirs = gradient(
-        trainer._compute_loss(model, batch) * trainer.current_gradient_accumulation_steps
-    )
+    theirs = trainer._compute_loss(model, batch) * trainer.current_gradient_accumulation_steps
     assert stats["kl"] > 0 and stats["ratio_max"] != 1
-    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(mine, gradient(theirs), rtol=1e-5, atol=1e-6)
 
 
 def test_kept_rows_that_trl_would_drop_are_refused(tmp_path):
     options = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4}
-    with pytest.raises(ValueError, match="2 kept completions do not fill 4 equal batches"):
+    with pytest.raises(ValueError, match="4 equal batches"):
         trained(CPPOTrainer, tmp_path, options=options, pruning_rate=0.875)
 
 
@@ -154,8 +153,7 @@ def two_devices(folder, rows):
     print(f"\nlosses {losses} rows {[len(batch['advantages']) for batch in inputs]}", flush=True)
 
 
-@pytest.mark.parametrize(("rows", "said"), [(8, "rows [2]"), (4, "4 completions on a device split "
-                                                                 "a group of 8")])
+@pytest.mark.parametrize("rows, said", [(8, "rows [2]"), (4, "split a group of 8")])
 def test_on_two_devices_each_holds_whole_groups(rows, said, tmp_path):
     program = (
         f"from tests.test_cppo_in_trl import two_devices; two_devices({str(tmp_path)!r}, {rows})"
@@ -178,15 +176,3 @@ def test_adapters_without_a_reference_are_refused(tmp_path):
     adapter = LoraConfig(r=2, target_modules=["q_proj"])
     with pytest.raises(ValueError, match="needs beta=0"):
         trained(CPPOTrainer, tmp_path, peft_config=adapter)
-
-
-def test_a_model_of_images_is_refused(tmp_path, monkeypatch):
-    made = trl.GRPOTrainer.__init__
-
-    def init(self, *args, **kwargs):
-        made(self, *args, **kwargs)
-        self._is_vlm = True  # as TRL says of a model with a processor for images
-
-    monkeypatch.setattr(trl.GRPOTrainer, "__init__", init)
-    with pytest.raises(ValueError, match="CPPOTrainer prunes text only"):
-        trained(CPPOTrainer, tmp_path)

@@ -35,32 +35,19 @@ def write(folder, file, names):
 def run(folder, tests, *words):
     """(passed, failed, which functions the failed tests ask for) of the tests with a student's
     folder."""
-    command = [
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rpfE", "--tb=line",
-        *words,
-    ]
-    command += [*map(str, tests), "--solutions", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rpfE", "--tb=line"]
+    command += [*words, *map(str, tests), "--solutions", str(folder)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode in (0, 1) and "ERROR" not in done.stdout, (
-        done.stdout[-3000:] + done.stderr[-3000:]
-    )
-    results = re.findall(r"^(PASSED|FAILED) \S*/test_(\w+)\.py::", done.stdout, re.MULTILINE)
+    assert done.returncode in (0, 1) and "ERROR" not in done.stdout, done.stdout[-3000:]
     passed, failed = (
-        [file for result, file in results if result == word] for word in ("PASSED", "FAILED")
+        re.findall(rf"^{word} \S*/test_(\w+)\.py::", done.stdout, re.MULTILINE)
+        for word in ("PASSED", "FAILED")
     )
     return passed, failed, set(re.findall(r"NotImplementedError: write (\w+);", done.stdout))
 
 
 # --- what is made ---
-
-
-def test_there_are_the_functions_of_a_course():
-    names = {name for names in NAMES.values() for name in names}
-    assert len(names) >= 40
-    assert names >= {
-        "group_advantages", "kl_k3", "grpo_loss", "prune", "fill", "gspo_loss", "gae", "whiten",
-    }
 
 
 def test_only_the_bodies_are_gone(tmp_path):
@@ -70,32 +57,23 @@ def test_only_the_bodies_are_gone(tmp_path):
     for file in FILES:
         made, source = (tmp_path / file).read_text(), (ROOT / file).read_text()
         for blank, whole in zip(exercises(made), exercises(source), strict=True):
-            assert ast.unparse(blank.args) == ast.unparse(whole.args)
-            assert ast.get_docstring(blank) == ast.get_docstring(whole) and ast.get_docstring(whole)
             _, statement = blank.body  # the docstring, and:
-            form = r"raise NotImplementedError\('write (\w+); (\S+) tests it'\)"
-            sentence = re.fullmatch(form, ast.unparse(statement))
-            assert sentence[1] == whole.name and (ROOT / sentence[2]) in TESTED
+            form = rf"raise NotImplementedError\('write {whole.name}; (\S+) tests it'\)"
+            assert ROOT / re.fullmatch(form, ast.unparse(statement))[1] in TESTED
         write(tmp_path, file, NAMES[str(file)])
         assert (tmp_path / file).read_text() == source
 
 
 def test_the_work_of_a_student_is_kept(tmp_path, capsys):
     (tmp_path / "family").mkdir()
-    (tmp_path / "cppo.py").write_text("mine")
-    (tmp_path / "family" / "gspo.py").write_text("")
+    mine = {tmp_path / "cppo.py": "mine", tmp_path / "family/gspo.py": ""}
+    for path, text in mine.items():
+        path.write_text(text)
     main([str(tmp_path)])
     made, kept = capsys.readouterr().out.splitlines()
-    assert "grpo.py" in made and "cppo.py" not in made
-    assert kept.startswith(
-        "kept, because they may hold your work: cppo.py, family/gspo.py. To make one again, delete"
-    )
-    assert (tmp_path / "cppo.py").read_text() == "mine" and (
-        tmp_path / "family" / "gspo.py"
-    ).read_text() == ""
+    assert "grpo.py" in made and "cppo.py" not in made and "cppo.py, family/gspo.py" in kept
     main([str(tmp_path)])
-    assert "family/tis.py. To make one again" in capsys.readouterr().out
-    assert (tmp_path / "cppo.py").read_text() == "mine"
+    assert all(path.read_text() == text for path, text in mine.items())
 
 
 # --- how it is tested ---
@@ -105,9 +83,7 @@ def test_the_work_of_a_student_is_kept(tmp_path, capsys):
 def test_a_folder_without_exercises_is_told_in_one_sentence(folder, tmp_path):
     (tmp_path / "file").write_text("")
     config = SimpleNamespace(getoption={"solutions": str(tmp_path / folder)}.get)
-    with pytest.raises(
-        pytest.UsageError, match="there is no exercise in this folder; `python exercises/make.py`"
-    ):
+    with pytest.raises(pytest.UsageError, match="python exercises/make.py"):
         conftest.pytest_configure(config)
 
 
@@ -117,15 +93,10 @@ def test_a_file_that_is_done_is_green_while_others_are_blank_and_a_mistake_is_re
     make(tmp_path)
     write(tmp_path, "family/drgrpo.py", NAMES["family/drgrpo.py"])
     write(tmp_path, "cppo.py", NAMES["cppo.py"])
-    text = (tmp_path / "cppo.py").read_text()
-    (tmp_path / "cppo.py").write_text(
-        text.replace("advantages.abs() >= threshold", "advantages >= threshold")
-    )
-    tests = [
-        TESTS / f"test_{name}.py"
-        for name in ("grpo_advantages", "cppo", "drgrpo", "tis", "copying")
-    ]
-    passed, failed, asked = run(tmp_path, tests, "-n", "0")
+    text = (tmp_path / "cppo.py").read_text().replace(".abs() >= threshold", " >= threshold")
+    (tmp_path / "cppo.py").write_text(text)
+    names = ("grpo_advantages", "cppo", "drgrpo", "tis", "copying")
+    passed, failed, asked = run(tmp_path, [TESTS / f"test_{name}.py" for name in names], "-n", "0")
     assert set(passed) == {"cppo", "drgrpo"}
     assert set(failed) == {"cppo", "grpo_advantages", "tis"} and failed.count("cppo") == 1
     assert asked == {"group_advantages", "truncated_importance_weights"}
@@ -145,8 +116,4 @@ def test_every_blank_function_fails_a_test_and_the_right_ones_pass_all(tmp_path)
             write(tmp_path, file, asked & set(names))
         left, processes = left - asked, ["-n", "0"]
     passed, failed, _ = run(tmp_path, TESTED, *processes)
-    assert (
-        failed == []
-        and len(passed) > 700
-        and set(passed) == {test.stem.removeprefix("test_") for test in TESTED}
-    )
+    assert failed == [] and {f"test_{name}" for name in passed} == {test.stem for test in TESTED}

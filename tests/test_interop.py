@@ -22,15 +22,13 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
+from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
 from engine.model.loading import load_model
-from engine.model.logprobs import completion_logprobs
-from engine.model.sampling import Completions, Sampling, sample, stop_tokens
+from engine.model.sampling import Completions
 from engine.run import checkpoint
 from engine.tasks import toy_model
 from train import main
@@ -48,71 +46,54 @@ def letters(completions, **columns):
 """
 
 
-def bytes_tokenizer(eos="<eos>", pad=None, template=None):
+def bytes_tokenizer(eos="<eos>", pad=None):
     """One token per byte, and one for EOS: GPT-2's and Llama 3's tokenizers without their
     merges."""
-    vocabulary = {
-        token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "<eos>"])
-    }
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<eos>"]
+    vocabulary = {token: i for i, token in enumerate(letters)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel(),
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=eos, pad_token=pad, chat_template=template
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, pad_token=pad)
 
 
-def qwen2(vocab_size, **options):
-    return Qwen2ForCausalLM(
-        Qwen2Config(vocab_size=vocab_size, **SIZES, num_key_value_heads=2, **options)
-    )
+def qwen2(**options):
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, **options))
 
 
-def llama(vocab_size, **options):
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=vocab_size, **SIZES, num_key_value_heads=4, **options)
-    )
+def llama(**options):
+    return LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4, **options))
 
 
-def gpt2(vocab_size, **options):
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=96, **options)
-    )
+def gpt2(**options):
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=96, **options))
 
 
 DROPOUT = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
-CASES = {  # shape, its options, tokenizer, its options, dtype on disk, logits beyond the vocabulary
+CASES = {  # shape, its options, tokenizer, dtype on disk, logits beyond the vocabulary
     "qwen2, tied, the toy's tokenizer": (
-        qwen2, {"tie_word_embeddings": True}, toy_model.make_tokenizer, {}, torch.float32, 0,
+        qwen2, {"tie_word_embeddings": True}, toy_model.make_tokenizer, torch.float32, 0,
     ),
-    "qwen2, untied, in bfloat16": (
-        qwen2, {"tie_word_embeddings": False}, bytes_tokenizer, {}, torch.bfloat16, 0,
-    ),
-    "llama, untied, no pad, no template": (
-        llama, {"tie_word_embeddings": False}, bytes_tokenizer, {}, torch.float32, 0,
+    "llama, untied, no pad, in bfloat16": (
+        llama, {"tie_word_embeddings": False}, bytes_tokenizer, torch.bfloat16, 0,
     ),
     "llama, tied, pad is EOS": (
-        llama, {"tie_word_embeddings": True}, bytes_tokenizer, {"pad": "<eos>"}, torch.float32, 0,
+        llama, {"tie_word_embeddings": True}, lambda: bytes_tokenizer(pad="<eos>"), torch.float32,
+        0,
     ),
-    "gpt2, dropout, in bfloat16": (gpt2, DROPOUT, bytes_tokenizer, {}, torch.bfloat16, 0),
-    "gpt2, more logits than tokens": (
-        gpt2, {}, bytes_tokenizer, {"template": "{{ messages[-1]['content'] }}="}, torch.float32,
-        64,
-    ),
+    "gpt2, dropout, more logits than tokens": (gpt2, DROPOUT, bytes_tokenizer, torch.bfloat16, 64),
 }
 
 
 def make(folder, name):
     """The folder of a tiny model with random weights, as somebody else would have saved it."""
-    shape, options, make_tokenizer, words, dtype, beyond = CASES[name]
+    shape, options, make_tokenizer, dtype, beyond = CASES[name]
     torch.manual_seed(0)
-    tokenizer = make_tokenizer(**words)
+    tokenizer = make_tokenizer()
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
-    return write(
-        folder, shape(len(tokenizer) + beyond, **ids, initializer_range=0.2, **options).to(dtype),
-        tokenizer,
-    )
+    size = len(tokenizer) + beyond
+    model = shape(vocab_size=size, **ids, initializer_range=0.2, **options)
+    return write(folder, model.to(dtype), tokenizer)
 
 
 def write(folder, model, tokenizer):
@@ -132,22 +113,16 @@ def go(tmp_path, monkeypatch):
     )
 
     def go(model, *questions):
-        rows = [
-            {"question": text, "answer": "1"}
-            for text in questions or ("3+4=?", "12-5+1=?", "9=?", "8+8=?")
+        questions = questions or ("3+4=?", "12-5+1=?", "9=?", "8+8=?")
+        rows = [json.dumps({"question": text, "answer": "1"}) + "\n" for text in questions]
+        (tmp_path / "questions.jsonl").write_text("".join(rows))
+        words = [
+            "--model", model, "--dataset", str(tmp_path / "questions.jsonl"), "--rewards",
+            f"{tmp_path / 'mine.py'}:letters", "--output_dir", str(tmp_path / "run"),
+            "--algorithm", "grpo", "--group_size", "4", "--questions_per_step", "2",
+            "--max_new_tokens", "12", "--lr", "1e-2", "--system_prompt", "1",
         ]
-        (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert (
-            main(
-                [
-                    "--model", model, "--dataset", str(tmp_path / "questions.jsonl"), "--rewards",
-                    f"{tmp_path / 'mine.py'}:letters", "--output_dir", str(tmp_path / "run"),
-                    "--algorithm", "grpo", "--group_size", "4", "--questions_per_step", "2",
-                    "--max_new_tokens", "12", "--lr", "1e-2", "--system_prompt", "1",
-                ]
-            )
-            == 0
-        )
+        assert main(words) == 0
         model, tokenizer = loaded[0]
         return tmp_path / "run", model.to(CPU), tokenizer
 
@@ -159,48 +134,22 @@ def test_two_steps_train_it_and_the_checkpoint_is_the_trained_model(name, tmp_pa
     shape, options, *_ = CASES[name]
     source = make(tmp_path / "model", name)
     folder, model, tokenizer = go(source)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert len(rows) == 2 and all(
-        row["loss"] is not None and row["skipped_updates"] == 0 for row in rows
-    )
+    rows = files.read(folder / "metrics.jsonl")
+    assert len(rows) == 2 and all(row["skipped_updates"] == 0 for row in rows)
     before = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     assert all((p != q).any() for p, q in zip(before.parameters(), model.parameters(), strict=True))
-    assert not any(
-        module.training and module.p
-        for module in model.modules()
-        if isinstance(module, torch.nn.Dropout)
-    )
+    dropouts = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert not any(module.training and module.p for module in dropouts)
 
     saved = checkpoint.newest(folder)
     again = AutoModelForCausalLM.from_pretrained(saved)  # as anybody would load it
     ids = torch.arange(30).view(2, 15) % again.config.vocab_size
     assert again.dtype == torch.float32 and torch.equal(again(ids).logits, model(ids).logits)
     tied = options.get("tie_word_embeddings", shape is gpt2)
-    assert (again.get_output_embeddings().weight is again.get_input_embeddings().weight) == tied
     assert ("lm_head.weight" in load_file(saved / "model.safetensors")) == (not tied)
     assert AutoTokenizer.from_pretrained(saved).get_vocab() == tokenizer.get_vocab()
-    assert again.config.vocab_size == before.config.vocab_size
-    for option, value in (options if shape is gpt2 else {}).items():
-        # off in our training, and still the model's own in the checkpoint
-        assert getattr(again.config, option) == value
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_sampled_log_probabilities_are_the_scored_ones(name, tmp_path):
-    model, tokenizer = load_model(make(tmp_path / "model", name), CPU)
-    # of different lengths: two are padded, with EOS where there is no pad
-    prompts = tokenizer(["3+4=?", "12-5+1=?", "9=?"]).input_ids
-    drawn = sample(
-        model, prompts, 8, Sampling(12), stop_ids=[*stop_tokens(model, tokenizer), *range(5, 20)],
-        pad_id=tokenizer.pad_token_id,
-        generator=torch.Generator().manual_seed(0),
-    )
-    assert not drawn.truncated.all()  # some have ended, and left the batch
-    scored = completion_logprobs(
-        model, [p for p in prompts for _ in range(8)], drawn.tokens, drawn.lengths
-    )
-    torch.testing.assert_close(scored, drawn.logp, rtol=1e-4, atol=1e-4)
-    assert all(isinstance(text, str) for text in drawn.texts(tokenizer))
+    # off in our training, and still the model's own in the checkpoint
+    assert {option: getattr(again.config, option) for option in options} == options
 
 
 def test_a_token_beyond_the_vocabulary_says_nothing():
@@ -216,36 +165,34 @@ def test_a_token_beyond_the_vocabulary_says_nothing():
 def test_the_completion_stays_within_gpt2s_context(tmp_path, go):
     """Of 96 positions 12 are for the completion, so a prompt has at most 84 bytes, 20 of which
     stand around the question."""
-    folder, model, _ = go(
-        make(tmp_path / "model", "gpt2, dropout, in bfloat16"), *("1" * n for n in (10, 64, 65, 80))
-    )
-    assert model.config.n_positions == 96
+    source = make(tmp_path / "model", "gpt2, dropout, more logits than tokens")
+    folder, *_ = go(source, *("1" * n for n in (10, 64, 65, 80)))
     notes = json.loads((folder / "summary.json").read_text())["notes"]
-    assert any("skipped 2 of 4" in note and "longer than 84 tokens" in note for note in notes)
-    assert any("no chat template: prompts are plain text" in note for note in notes)
+    assert any("skipped 2 of 4" in note and "84 tokens" in note for note in notes)
 
 
 IDS = {"bos_token_id": None, "eos_token_id": 256, "pad_token_id": None}
 SMALL = {
-    "vocab_size": 257, "d_model": 32, "num_layers": 1, "num_heads": 2, "encoder_layers": 1,
-    "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "d_ff": 32, "d_kv": 16,
+    "vocab_size": 257, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
 }
 
 
+NO_EOS = {"bos_token_id": None, "eos_token_id": None}
+
+
 @pytest.mark.parametrize("message, model, eos", [
-    ("has no end-of-sequence token, so no completion would end", lambda: llama(257, bos_token_id=None, eos_token_id=None), None),
-    ("writes token 256, and the model has embeddings for 100 only", lambda: llama(100, bos_token_id=None, eos_token_id=None), "<eos>"),
-    ("is an encoder-decoder", lambda: T5ForConditionalGeneration(T5Config(**SMALL)), "<eos>"),
+    ("no end-of-sequence token", lambda: llama(vocab_size=257, **NO_EOS), None),
+    ("token 256", lambda: llama(vocab_size=100, **NO_EOS), "<eos>"),
     # its decoder would load
-    ("is an encoder-decoder", lambda: BartForConditionalGeneration(BartConfig(**SMALL)), "<eos>"),
-    ("lack lm_head.weight: name a complete causal language model",
-     lambda: Qwen2ForSequenceClassification(Qwen2Config(vocab_size=257, num_labels=1, **SIZES, num_key_value_heads=2, **IDS)), "<eos>"),
-    ("keeps no keys and values",
-     lambda: MambaForCausalLM(MambaConfig(vocab_size=257, hidden_size=32, num_hidden_layers=1, **IDS)), "<eos>"),
-], ids=["no EOS", "too few embeddings", "T5", "BART", "a classifier", "Mamba"])
-def test_what_cannot_be_trained_is_one_sentence(message, model, eos, tmp_path, go):
+    ("encoder-decoder", lambda: BartForConditionalGeneration(BartConfig(**SMALL)), "<eos>"),
+    ("lm_head.weight", lambda: Qwen2ForSequenceClassification(
+        Qwen2Config(vocab_size=257, num_labels=1, **SIZES, num_key_value_heads=2, **IDS)), "<eos>"),
+    ("keeps no keys and values", lambda: MambaForCausalLM(
+        MambaConfig(vocab_size=257, hidden_size=32, num_hidden_layers=1, **IDS)), "<eos>"),
+], ids=["no EOS", "too few embeddings", "BART", "a classifier", "Mamba"])  # fmt: skip
+def test_what_cannot_be_trained_is_refused(message, model, eos, tmp_path, go):
     source = write(tmp_path / "model", model(), bytes_tokenizer(eos=eos))
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message):
         go(source)
-    assert "\n" not in str(error.value)

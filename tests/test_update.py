@@ -11,17 +11,16 @@ import torch
 from transformers import masking_utils
 
 from algorithms import ALGORITHMS, resolve
-from engine.base import ranks
 from engine.model import loading
-from engine.model.critic import Critic, estimate
+from engine.model.critic import Critic
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config
 from grpo import grpo_loss
-from records import Batch, MiniBatch, micro_batches_of, of_shares, without_tokens
-from tests.training import CPU, LONGEST, completions, counted, updated, weights_of, with_reference
-from update import NO_UPDATE, OF_UPDATES, Limits, accumulate
+from records import Batch, MiniBatch, micro_batches_of, of_shares
+from tests.training import CPU, LONGEST, completions, updated, weights_of, with_reference
+from update import Limits, accumulate
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
 # one ratio per sequence
@@ -93,108 +92,41 @@ def test_updates_equal_those_of_a_plain_loop(small, name):
         if norms[-1] > 0:  # GSPO's clip takes whole completions, here of one mini-batch all
             optimizer.step()
     assert stats["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-3, abs=1e-4)
-    assert (
-        stats["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3)
-        and stats["skipped_updates"] == 0
-    )
+    assert stats["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3)
     for p, q in zip(model.parameters(), plain.parameters()):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
 
 
-def test_the_update_does_not_depend_on_the_cut_into_micro_batches(small):
-    weights = []
-    for budget, count in (1, 6), (30, 3), (10**6, 1):
-        model, tokenizer = loading.load_model(small, CPU)
-        micro_batches = with_reference(completions(tokenizer).micro_batches(budget), model)
-        assert len(micro_batches) == count
-        updated(model, sgd(model, 1.0), [micro_batches], resolve("cppo", mu=1))
-        weights.append(weights_of(model))
-    for other in weights[1:]:
-        torch.testing.assert_close(other, weights[0], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-@pytest.mark.parametrize("budget", [60, 10**6])
-def test_the_update_does_not_depend_on_whether_prompts_are_computed_once(
-    small, name, budget, monkeypatch
-):
-    weights, passes = [], []
-    for second_pass in (10**6, -(10**6)):  # never; always
-        monkeypatch.setattr("micro_batches.SECOND_PASS", second_pass)
-        model, tokenizer = loading.load_model(small, CPU)
-        critic = Critic(copy.deepcopy(model.base_model)) if name == "ppo" else None
-        read = []
-        model.base_model.register_forward_pre_hook(lambda *_, read=read: read.append(1))
-        micro_batches = with_reference(completions(tokenizer, n=12).micro_batches(budget), model)
-        if critic:
-            for batch in micro_batches:
-                batch.old_logp = batch.logprobs(Policy(model), 1.0).detach()
-            estimate(critic, micro_batches, CPU, beta=0.1, lam=0.95)
-        networks = [model, critic] if critic else [model]
-        optimizer = torch.optim.SGD([p for network in networks for p in network.parameters()], 1.0)
-        updated(model, optimizer, [micro_batches], resolve(name, mu=2), critic=critic)
-        weights.append(torch.cat([weights_of(network) for network in networks]))
-        passes.append(len(read) / len(micro_batches))
-    assert passes[1] == 2 * passes[0]
-    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=2e-6)
-
-
-def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(small):
-    """Advantages of a group add up to 0, and every ratio is 1: so the loss is 0, while each token
-    still has its gradient."""
+@pytest.mark.parametrize("name", ["grpo", "drgrpo", "dapo"])
+def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(small, name):
+    """Advantages of a group add up to 0, and every ratio is 1: so the loss of equally long
+    completions is 0, while each token still has its gradient. The means in the logs are means,
+    also for Dr. GRPO, whose weights add up to less than 1."""
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
+    batch = Batch(batch.prompts, batch.tokens, batch.lengths.clamp(min=8), batch.advantages)
     batch.advantages -= batch.advantages.mean()
-    stats = updated(
-        model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("grpo", mu=1, beta=0.0)
-    )
-    assert (
-        stats["ratio_max"] == 1.0
-        and stats["ratio_mean"] == pytest.approx(1.0)
-        and stats["clip_fraction"] == 0
-    )
-    assert stats["loss"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] > 0.01
+    algorithm = resolve(name, mu=1, beta=0.0)
+    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], algorithm)
+    assert stats["loss"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] > 1e-3
+    assert stats["ratio_max"] == 1 and stats["ratio_mean"] == pytest.approx(1)
+    assert stats["clip_fraction"] == stats["sampler_gap"] == stats["kl_old"] == 0
 
 
-def test_kl_is_0_at_first_and_the_second_update_leaves_ratio_1(small):
-    model, tokenizer = loading.load_model(small, CPU)
-    micro_batches = completions(tokenizer).micro_batches(10**6)
-    for batch in micro_batches:
-        with torch.no_grad():
-            batch.ref_logp = batch.logprobs(Policy(model), 1.0)
-    assert (
-        updated(copy.deepcopy(model), sgd(model, 0.0), [micro_batches], resolve("grpo"))["kl"] == 0
-    )
-    stats = updated(model, sgd(model, 0.5), [micro_batches], resolve("grpo", mu=2))
-    assert stats["ratio_max"] > 1.001 and stats["kl"] > 0
-
-
-@pytest.mark.parametrize("name", ["grpo", "gspo_token", "ppo"])
+@pytest.mark.parametrize("name", ["grpo", "gspo_token"])
 def test_no_micro_batch_reads_anything_off_the_device(small, name, monkeypatch):
     """On the device `meta` a tensor has no numbers: whoever asks for one gets an error."""
     # transformers' own question
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
-    algorithm, (model, tokenizer) = (
-        resolve(name, importance_cap=2.0), loading.load_model(small, CPU),
-    )
+    model, tokenizer = loading.load_model(small, CPU)
     batch, model = completions(tokenizer), model.to("meta")
-    critic = Critic(model.base_model) if algorithm.critic else None
-    advantages = batch.advantages.to("meta")
-    batch = Batch(
-        batch.prompts, batch.tokens.to("meta"), batch.lengths, advantages, scores=advantages)
-    micro_batches = batch.micro_batches(30)
-    assert len(micro_batches) == 3
+    tokens, advantages = batch.tokens.to("meta"), batch.advantages.to("meta")
+    micro_batches = Batch(batch.prompts, tokens, batch.lengths, advantages).micro_batches(30)
     for micro_batch in micro_batches:
         micro_batch.ref_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
-        if critic:
-            micro_batch.old_logp = micro_batch.ref_logp
-    if critic:
-        monkeypatch.setattr(ranks, "all_sum", lambda sums, device: dict.fromkeys(sums, 1.0))
-        estimate(critic, micro_batches, model.device, beta=algorithm.beta, lam=algorithm.lam)
-    networks = Networks(Policy(model), tokenizer, critic=critic)
-    sums, maxima = accumulate(
-        networks, MiniBatch(micro_batches, 6, 30, 30), algorithm, Sampling(LONGEST)
-    )
+    networks, minibatch = Networks(Policy(model), tokenizer), MiniBatch(micro_batches, 6, 30, 30)
+    algorithm = resolve(name, importance_cap=2.0)
+    sums, maxima = accumulate(networks, minibatch, algorithm, Sampling(LONGEST))
     assert all(x.is_meta for x in [*sums.values(), *maxima.values()])
     assert all(p.grad is not None for p in model.parameters())
 
@@ -203,19 +135,13 @@ def test_the_largest_ratio_is_that_of_all_updates_and_not_their_mean(small):
     """The first update sees ratios of 1 only. The second sees those that the first has made."""
     def after(mu):
         model, tokenizer = loading.load_model(small, CPU)
-        micro_batches = completions(tokenizer).micro_batches(10**6)
-        return (
-            model, micro_batches,
-            updated(model, sgd(model, 0.5), [micro_batches], resolve("dapo", mu=mu)),
-        )
+        (batch,) = completions(tokenizer).micro_batches(10**6)
+        return model, batch, updated(model, sgd(model, 0.5), [[batch]], resolve("dapo", mu=mu))
 
-    model, (batch,), _ = after(1)
+    model, batch, _ = after(1)
     with torch.no_grad():
-        ratio = ((batch.logprobs(Policy(model), 1.0) - batch.old_logp)[batch.mask]).exp()
-    assert (
-        after(2)[2]["ratio_max"] == pytest.approx(ratio.max().item(), rel=1e-5)
-        and ratio.max() > 1.001
-    )
+        ratio = (batch.logprobs(Policy(model), 1.0) - batch.old_logp)[batch.mask].exp().max().item()
+    assert after(2)[2]["ratio_max"] == pytest.approx(ratio, rel=1e-5) and ratio > 1.001
 
 
 def test_the_updates_end_by_the_distance_to_the_sampling_policy_and_not_to_the_reference(small):
@@ -223,19 +149,6 @@ def test_the_updates_end_by_the_distance_to_the_sampling_policy_and_not_to_the_r
     micro_batches = with_reference(completions(tokenizer).micro_batches(10**6), model)
     stats = updated(model, sgd(model, 0.0), [micro_batches], resolve("grpo", mu=3, target_kl=1e-3))
     assert stats["kl"] > 1e-3 and stats["kl_old"] == 0 and len(stats["skipped"]) == 3
-
-
-def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(small):
-    """Devices with shards need equally many micro-batches. What fills up one of them is not a
-    completion in N."""
-    results = []
-    for fill in ([], [without_tokens(CPU)]):
-        model, tokenizer = loading.load_model(small, CPU)
-        minibatch = counted(completions(tokenizer).micro_batches(10**6))
-        minibatch.micro_batches += fill
-        stats = updated(model, sgd(model, 1.0), [minibatch], resolve("grpo", mu=1, beta=0.0))
-        results.append((weights_of(model), stats))
-    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 10**6])
@@ -249,18 +162,6 @@ def test_an_empty_completion_counts_in_n_however_the_batch_is_cut(small, max_tok
     batch = Batch(batch.prompts, batch.tokens, lengths, batch.advantages)
     (minibatch,) = of_shares([batch], max_tokens, Networks(Policy(model), tokenizer))
     assert minibatch.completions == 6 and minibatch.tokens == batch.lengths.sum()
-
-
-@pytest.mark.parametrize("name", ["grpo", "drgrpo", "dapo"])
-def test_the_logs_hold_means_whatever_the_weights_add_up_to(small, name):
-    """Those of Dr. GRPO add up to less than 1. Every ratio of a first update is 1, and so is their
-    mean."""
-    model, tokenizer = loading.load_model(small, CPU)
-    stats = updated(
-        model, sgd(model, 0.0), [completions(tokenizer).micro_batches(30)],
-        resolve(name, mu=1, beta=0.0),
-    )
-    assert stats["ratio_mean"] == pytest.approx(1) and stats["sampler_gap"] == stats["kl_old"] == 0
 
 
 def test_after_the_updates_neither_gradients_nor_graphs_take_up_memory(small):
@@ -279,13 +180,12 @@ def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(s
         logp, entropies = batch.logprobs(Policy(model), 1.0, with_entropy=True)
     batch.old_logp = logp + 0.5 * batch.mask
     batch.sampled_logp = batch.old_logp + 0.25 * batch.mask
-    entropy = sum(entropies[i, :n].mean().item() for i, n in enumerate(batch.lengths.tolist())) / 6
-    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("grpo", mu=1, beta=0.0))
+    entropy = ((entropies * batch.mask).sum(1) / batch.lengths).mean().item()
+    algorithm = resolve("grpo", mu=1, beta=0.0)
+    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], algorithm)
     # r = π_θ / π_old, samples of π_old
     assert stats["kl_old"] == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-5)
-    assert stats["sampler_gap"] == pytest.approx(0.25) and stats[
-        "sampler_gap_max"
-    ] == pytest.approx(0.25)
+    assert [stats["sampler_gap"], stats["sampler_gap_max"]] == pytest.approx([0.25, 0.25])
     assert stats["entropy_trained"] == pytest.approx(entropy, rel=1e-5)
 
 
@@ -303,11 +203,8 @@ def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weig
         algorithm = resolve("grpo", mu=1, beta=0.0, importance_cap=cap)
         return updated(model, sgd(model, 0.0), [[batch]], algorithm)
 
-    stats = gradient(cap)
-    assert stats["grad_norm"] == pytest.approx(factor * gradient(None)["grad_norm"], rel=1e-4)
-    assert stats["sampler_gap"] == pytest.approx(0.5) and stats["sampler_gap_max"] == pytest.approx(
-        0.5
-    )
+    norm = gradient(None)["grad_norm"]
+    assert gradient(cap)["grad_norm"] == pytest.approx(factor * norm, rel=1e-4)
 
 
 def test_the_limits_are_those_of_a_run_if_none_are_given():
@@ -318,41 +215,30 @@ def test_the_limits_are_those_of_a_run_if_none_are_given():
 # --- updates that are not made ---
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_update_that_is_not_finite_is_skipped_and_counted(small, bad):
+def a_gradient(model, batch):
+    next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+
+
+def a_loss(model, batch):
+    """A reference that excludes a token: k3 is infinite, and its gradient, 1 − r = 1, is not."""
+    batch.ref_logp = torch.full(batch.tokens.shape, -math.inf)
+
+
+def both(model, batch):
+    batch.advantages[2] = math.nan
+
+
+@pytest.mark.parametrize("poison", [a_gradient, a_loss, both])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(small, poison):
     model, tokenizer = loading.load_model(small, CPU)
-    before = weights_of(model)
-    batch = completions(tokenizer)
-    batch.advantages[2] = bad
-    stats = updated(model, adamw(model, 1.0), [batch.micro_batches(30)], resolve("grpo", beta=0.0))
+    before, (batch,) = weights_of(model), completions(tokenizer).micro_batches(10**6)
+    batch.ref_logp = batch.logprobs(Policy(model), 1.0).detach()
+    poison(model, batch)
+    stats = updated(model, adamw(model, 1.0), [[batch]], resolve("grpo", mu=2))
+    assert math.isfinite(stats["loss"]) == (poison is a_gradient)
+    assert math.isfinite(stats["grad_norm"]) == (poison is a_loss)
     assert stats["skipped_updates"] == 2 and stats["skipped"] == [True, True]
     assert torch.equal(weights_of(model), before)
-
-
-def test_a_loss_that_is_not_finite_is_enough_to_skip_an_update(small):
-    """A reference that excludes a token: its k3 is infinite, and the gradient of k3, 1 − r = 1, is
-    not."""
-    model, tokenizer = loading.load_model(small, CPU)
-    before, micro_batches = weights_of(model), completions(tokenizer).micro_batches(10**6)
-    micro_batches[0].ref_logp = torch.full(micro_batches[0].tokens.shape, -math.inf)
-    stats = updated(model, sgd(model, 1.0), [micro_batches], resolve("grpo", mu=1))
-    assert math.isfinite(stats["grad_norm"]) and stats["loss"] == math.inf
-    assert stats["skipped"] == [True] and torch.equal(weights_of(model), before)
-
-
-def test_a_gradient_that_is_not_finite_is_enough_to_skip_an_update(small):
-    model, tokenizer = loading.load_model(small, CPU)
-    before = weights_of(model)
-    next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
-    stats = updated(
-        model, sgd(model, 1.0), [completions(tokenizer).micro_batches(30)],
-        resolve("grpo", mu=1, beta=0.0),
-    )
-    assert (
-        math.isfinite(stats["loss"])
-        and stats["skipped"] == [True]
-        and torch.equal(weights_of(model), before)
-    )
 
 
 def two_more_updates(small, name, cut):
@@ -378,8 +264,7 @@ def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(sma
     weights, steps, stats = two_more_updates(small, name, [[0, 1], [2, 3], [4, 5], []])
     expected, _, expected_stats = two_more_updates(small, name, [[0, 1], [4, 5]])
     assert steps == 4 and torch.equal(weights, expected)
-    # nor does it count in the means
-    assert stats == expected_stats and stats["skipped"] == [False] * 4
+    assert stats == expected_stats  # nor does it count in the means
 
 
 def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_learns(small):
@@ -389,23 +274,6 @@ def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_lear
     shares, critic = [batch.rows([2, 3]), batch.rows([])], Critic(copy.deepcopy(model.base_model))
     assert of_shares(shares, 40, Networks(Policy(model), tokenizer)) == []
     assert len(of_shares(shares, 40, Networks(Policy(model), tokenizer, critic=critic))) == 1
-    assert NO_UPDATE == {**dict.fromkeys(OF_UPDATES), "skipped_updates": 0}
-
-
-def test_a_critic_learns_from_completions_without_an_advantage(small):
-    """Without β nothing else is learnt from them."""
-    model, tokenizer = loading.load_model(small, CPU)
-    critic = Critic(copy.deepcopy(model.base_model))
-    (batch,) = completions(tokenizer).micro_batches(10**6)
-    batch.old_logp = batch.logprobs(Policy(model), 1.0).detach()
-    batch.old_values, batch.returns = (
-        torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape),
-    )
-    batch.advantages = torch.zeros(batch.tokens.shape)
-    before, heads = weights_of(model), critic.head.bias.clone()
-    optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()], lr=0.1)
-    updated(model, optimizer, [[batch]], resolve("ppo", mu=1, beta=0.0), critic=critic)
-    assert torch.equal(weights_of(model), before) and not torch.equal(critic.head.bias, heads)
 
 
 def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_policy_alone(small):
@@ -418,42 +286,15 @@ def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_po
             (batch,) = completions(tokenizer).micro_batches(10**6)
             # s = e^gap, and A > 0
             batch.old_logp = batch.logprobs(Policy(model), 1.0).detach() - gap * batch.mask
-            batch.old_values, batch.returns = (
-                torch.zeros(batch.tokens.shape), torch.ones(batch.tokens.shape),
-            )
-            batch.advantages = torch.ones(batch.tokens.shape)
+            batch.old_values = torch.zeros(batch.tokens.shape)
+            batch.returns = batch.advantages = torch.ones(batch.tokens.shape)
             minibatches.append([batch])
-        optimizer = torch.optim.AdamW(
-            [*model.parameters(), *critic.parameters()], lr=1e-3, weight_decay=0.0
-        )
+        optimizer = torch.optim.AdamW([*model.parameters(), *critic.parameters()], lr=1e-3)
         updated(model, optimizer, minibatches, resolve("ppo", mu=1), critic=critic)
         return weights_of(model), critic.head.bias.item()
 
     (policy, bias), (expected, before) = weights(0.0, 1.0), weights(0.0)
     assert torch.equal(policy, expected) and bias > before
-
-
-def test_an_update_whose_whole_gradient_the_clip_has_taken_leaves_the_weights_alone(small):
-    def weights_and_stats(*rows):
-        model, tokenizer = loading.load_model(small, CPU)
-        batch = completions(tokenizer)
-        batch.advantages = batch.advantages.abs()
-        minibatches = [batch.rows(own).micro_batches(10**6) for own in rows]
-        # those of the second are more likely than before: s = e, A > 0
-        for (micro_batch,), gap in zip(minibatches, (0.0, 1.0)):
-            micro_batch.old_logp = (
-                micro_batch.logprobs(Policy(model), 1.0).detach() - gap * micro_batch.mask
-            )
-        stats = updated(model, adamw(model, 1e-3), minibatches, resolve("gspo", mu=1))
-        return weights_of(model), stats
-
-    (weights, stats), (expected, other) = (
-        weights_and_stats([0, 1], [2, 3]), weights_and_stats([0, 1]),
-    )
-    assert torch.equal(weights, expected)
-    # it still counts in the means
-    assert stats["clip_fraction"] == pytest.approx(0.5) and other["clip_fraction"] == 0
-    assert stats["skipped"] == [False, False]
 
 
 # --- a loss of one's own ---
@@ -475,7 +316,8 @@ def test_a_row_has_the_numbers_of_its_own_loss(name):
     for function in (grpo_loss, getattr(row.loss, "func", row.loss)):  # the rest is grpo_loss's
         numbers |= {k: p.default for k, p in inspect.signature(function).parameters.items()}
     numbers["clip_high"] = numbers["clip_high"] or numbers["clip_low"]
-    numbers["beta"] = {"gfpo": 0.001, "gfpo_adaptive": 0.001, "ppo": 0.02}.get(name, numbers["beta"])
+    of_papers = {"gfpo": 0.001, "gfpo_adaptive": 0.001, "ppo": 0.02}
+    numbers["beta"] = of_papers.get(name, numbers["beta"])
     for number in ("beta", "clip_low", "clip_high"):
         assert getattr(row, number) == numbers[number]
 
@@ -484,13 +326,7 @@ def test_what_a_loss_of_ones_own_tells_reaches_the_logs(small, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["grpo"], loss=reinforce))
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
-    likelihood = (
-        sum(
-            batch.logprobs(Policy(model), 1.0)[i, :n].mean().item()
-            for i, n in enumerate(batch.lengths.tolist())
-        )
-        / 6
-    )
+    likelihood = (batch.logprobs(Policy(model), 1.0).sum(1) / batch.lengths).mean().item()
     stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("mine", mu=1))
     assert stats["likelihood"] == pytest.approx(likelihood, rel=1e-5) and stats["grad_norm"] > 0.01
     assert stats["clip_fraction"] == 0 == stats["ratio_max"]  # it tells nothing of these

@@ -46,10 +46,8 @@ def weights_of(model):
 
 def counted(micro_batches):
     """A mini-batch of one device."""
-    n, tokens = (
-        sum(len(batch.prompts) for batch in micro_batches),
-        sum(batch.lengths.sum().item() for batch in micro_batches),
-    )
+    n = sum(len(batch.prompts) for batch in micro_batches)
+    tokens = sum(batch.lengths.sum().item() for batch in micro_batches)
     return MiniBatch(micro_batches, n, tokens, Limits().micro_batch_tokens)
 
 
