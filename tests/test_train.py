@@ -16,6 +16,7 @@ from cppo import prune
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks as networks_module
+from engine.model.logprobs import Policy
 from engine.run import checkpoint
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
@@ -187,7 +188,7 @@ def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, m
     # the first one gets π_old from its first update, for nothing
     assert not any(batch.old_logp is not None for batch in given[0].micro_batches)
     for batch in micro_batches_of(given[1:]):
-        expected = batch.logprobs(step_inputs[0], 1.0).detach()
+        expected = batch.logprobs(Policy(step_inputs[0]), 1.0).detach()
         torch.testing.assert_close(batch.old_logp, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transformers import Qwen2Config
-
 ROOT = Path(__file__).parents[2]
 HEAVY = [
     "transformers.modeling_utils", "transformers.modeling_layers", "torch._dynamo",
@@ -20,9 +18,6 @@ for main in (eval.main, train.main):
         main(["--help"])
 train.main(["--list"])
 assert "transformers" not in sys.modules
-train.main(["--plan"])
-train.main(["--plan", "--model", {model!r}, "--dataset", "gsm8k"])
-assert "transformers.models.qwen2" in sys.modules  # the names below would be noticed
 print("heavy:", [name for name in {heavy} if name in sys.modules])
 """
 
@@ -57,11 +52,9 @@ def test_a_users_mistake_is_told_before_anything_slow_is_imported():
     assert len(told) == len(MISTAKES) and heavy == "heavy: []"
 
 
-def test_help_list_and_plan_import_no_code_of_models(tmp_path):
-    Qwen2Config(num_hidden_layers=2).save_pretrained(tmp_path)
-    code = ASK.format(model=str(tmp_path), heavy=HEAVY)
+def test_help_and_list_import_no_code_of_models():
+    code = ASK.format(heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "heavy: []"
-    for words in ("--compare", "--algorithm", "gspo_token", "parameters 108,608", "It fits."):
-        assert words in done.stdout
+    assert "--compare" in done.stdout and "gspo_token" in done.stdout

@@ -156,12 +156,12 @@ def bytes_per_parameter(folder, start):
     """By how many bytes this process grows while it builds the networks of a run with a bfloat16
     reference, at the peak."""
     torch.set_num_threads(1)
-    config, built = Config(dtype="bfloat16"), []
+    config, built = Config.of(dtype="bfloat16"), []
 
     def build_from(name, start):
         folder_of = start and f"{folder}/{start}"
         options = {"lr": 1e-3, "beta": 0.04, "folder": folder_of}
-        built.append(build(f"{folder}/{name}", CPU, config, config, **options))
+        built.append(build(f"{folder}/{name}", CPU, config.devices, config.sampling, **options))
 
     build_from("small", "small")  # what the first call allocates for good
     return_what_is_freed()

@@ -32,9 +32,9 @@ def config(size="0.5B", **given):
     """Options as they are after the command line was checked: CPPO's published setting, unless
     other options are given."""
     published = {"dataset": "gsm8k", "pruning_rate": 0.875, "micro_batch_tokens": 8192}
-    c = Config(plan=True, **{"model": f"Qwen/Qwen2.5-{size}"} | published | given)
-    check(c)
-    return c
+    options = {"model": f"Qwen/Qwen2.5-{size}"} | published | given
+    c, _ = check(Config.of(plan=True, **options))
+    return SimpleNamespace(**flat(c))
 
 
 def planned(size="0.5B", **given):

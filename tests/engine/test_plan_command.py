@@ -3,8 +3,8 @@ a run does not fit."""
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +13,7 @@ from algorithms import KEEP, token_mean
 from engine.base import ranks
 from engine.run import options
 from engine.run.config import Config, check
+from engine.run.options import compose, flat
 from engine.run.plan import GB, USABLE, plan
 from engine.run.plan_command import command, cure, eval_batch_size
 from engine.tasks import questions
@@ -28,11 +29,13 @@ SMALL, MIDDLE, LARGE = (f"Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "1.
 
 def config(model=SMALL, **given):
     """Options as they are after the command line was checked."""
-    c = Config(
-        plan=True, **{"model": model, "dataset": "gsm8k", "devices": 1, "device_gb": 80} | given
-    )
-    check(c)
-    return c
+    options = {"model": model, "dataset": "gsm8k", "devices": 1, "device_gb": 80} | given
+    c, _ = check(Config.of(plan=True, **options))
+    return SimpleNamespace(**flat(c))
+
+
+def with_memory(c, gb):
+    return SimpleNamespace(**vars(c) | {"device_gb": gb})
 
 
 def peak(c):
@@ -56,8 +59,8 @@ def cured(c):
     values = {"devices": after.devices}
     for _, change in changes:
         values |= change
-    run = replace(c, **values)
-    check(run)
+    run = SimpleNamespace(**vars(c) | values)
+    check(compose(Config, vars(run)))
     assert peak(run) == max(after.peaks) <= USABLE * c.device_gb * GB
     return {name: value for name, value in values.items() if value != getattr(c, name)}
 
@@ -157,7 +160,7 @@ CURES = [  # options, share of the peak that there is room for, what is changed
 @pytest.mark.parametrize("given, share, changes", CURES)
 def test_a_cure_changes_the_least(given, share, changes):
     c = config(**given, device_gb=1000)
-    assert cured(replace(c, device_gb=share * peak(c) / USABLE / GB)) == changes
+    assert cured(with_memory(c, share * peak(c) / USABLE / GB)) == changes
 
 
 def test_vllm_takes_no_adapters_samples_in_no_parts_and_may_get_a_larger_share():
@@ -197,9 +200,8 @@ def test_the_recipes_of_the_paper_are_its_first_code(recipe):
     """Token mean, the largest |A| of a device's whole batch, μ = 2, β = 0.04; its GRPO is the same
     row with P = 0."""
     words = ["--plan", "--recipe", str(recipe)]
-    row, grpo = (
-        check(options.parse(Config, [*words, *more])) for more in ([], ["--pruning_rate", "0"])
-    )
+    (_, row), (_, grpo) = (
+        check(options.parse(Config, [*words, *more])) for more in ([], ["--pruning_rate", "0"]))
     assert row.loss is grpo_loss and row.token_weights is token_mean and row.keep is KEEP["pooled"]
     assert (row.group_size, row.k, row.questions_per_step, row.mu, row.beta) == (16, 2, 8, 2, 0.04)
     assert (grpo.token_weights, grpo.k, grpo.questions_per_step) == (token_mean, 16, 1)
@@ -234,4 +236,4 @@ def test_a_real_run_is_planned_on_as_many_devices_as_there_are(monkeypatch):
 @pytest.mark.parametrize("share, fits", [(1.001, True), (0.999, False)])
 def test_a_device_gives_95_percent(share, fits):
     c = config()
-    assert plan(replace(c, device_gb=share * peak(c) / 0.95 / GB)).fits == fits
+    assert plan(with_memory(c, share * peak(c) / 0.95 / GB)).fits == fits

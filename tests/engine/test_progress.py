@@ -15,7 +15,7 @@ import train
 from algorithms import resolve
 from engine.base import progress
 from engine.run import interrupt, logs
-from engine.run.config import Config
+from engine.run.config import Config, UpdateOptions
 from engine.run.state import Run
 
 
@@ -51,7 +51,7 @@ def test_a_file_gets_a_line_a_minute_and_no_bar(capsys):
     assert capsys.readouterr() == (lines, "")
 
 
-CONFIG = Config(questions_per_step=2, max_new_tokens=96, lr=1e-6)
+UPDATE = UpdateOptions(lr=1e-6)
 
 
 @pytest.mark.parametrize("name, options, words", [
@@ -64,17 +64,18 @@ CONFIG = Config(questions_per_step=2, max_new_tokens=96, lr=1e-6)
 ])  # fmt: skip
 def test_one_line_says_what_a_step_is(name, options, words):
     algorithm = resolve(name, questions_per_step=2, **options)
-    line = logs.describe_step(CONFIG, algorithm, algorithm.questions_per_step, 512)
+    line = logs.describe_step(UPDATE, algorithm, 2, 96, algorithm.questions_per_step, 512)
     assert words in line and "1e-06 at its peak, cosine" in line and "512 questions" in line
-    constant = replace(CONFIG, lr_schedule="constant")
-    assert "peak. Evaluated: nothing" in logs.describe_step(constant, algorithm, 2, 0)
+    constant = replace(UPDATE, lr_schedule="constant")
+    assert "peak. Evaluated: nothing" in logs.describe_step(constant, algorithm, 2, 96, 2, 0)
 
 
 @pytest.mark.parametrize("steps, asked, lr, notes", [
     (4, None, 1e-6, 1), (4, 4, 1e-6, 0), (934, None, 1e-6, 0), (4, None, 3e-5, 0),
 ])  # fmt: skip
 def test_a_run_that_can_hardly_change_the_model_says_so(steps, asked, lr, notes):
-    run = SimpleNamespace(steps=steps, algorithm=resolve("cppo"), config=Config(steps=asked, lr=lr))
+    config = Config.of(steps=asked, lr=lr)
+    run = SimpleNamespace(steps=steps, algorithm=resolve("cppo"), config=config)
     assert len(Run.too_little(run)) == notes  # 8 updates of 1e-6
 
 

@@ -41,15 +41,15 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, d
     from engine.run import checkpoint
     from engine.run.config import Config, check
 
-    config = Config(
+    config = Config.of(
         algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard,
         gradient_checkpointing=shard == "full", lora=lora, seed=1,
         dtype=dtype,
     )
-    algorithm = check(config)
+    config, algorithm = check(config)
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(
-        folder, device, config, config, lr=1e-3, beta=0.04, seed=1, critic=algorithm.critic,
+        folder, device, config.devices, config.sampling, lr=1e-3, beta=0.04, seed=1, critic=algorithm.critic,
         folder=saved,
     )
     if saved:
@@ -66,7 +66,8 @@ def six_completions(device, scale=1.0):
         torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5]),
     )
     advantages = scale * torch.randn(6, generator=generator)
-    return Batch(prompts, tokens.to(device), lengths, advantages.to(device))
+    advantages = advantages.to(device)
+    return Batch(prompts, tokens.to(device), lengths, advantages, scores=advantages)
 
 
 def fixed_update(networks, algorithm, share, optimizer, scale=1.0):

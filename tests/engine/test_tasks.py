@@ -9,6 +9,7 @@ import pytest
 
 from engine.base.errors import UserError
 from engine.run.config import open_run
+from engine.run.options import flat
 from engine.scoring.score import REWARDS
 from engine.tasks.questions import load_questions
 from engine.tasks.table import TASKS, Hub, Task, task_of
@@ -48,6 +49,7 @@ def test_the_first_reward_is_the_accuracy(name):
 def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small):
     task, words = TASKS[name], ["--dataset", name, "--model", small, "--algorithm", "ppo"]
     config, algorithm = open_run(words)
+    config = SimpleNamespace(**flat(config))
     for option in ("system_prompt", "max_new_tokens", "lr", "critic_lr", "questions_per_step"):
         assert getattr(config, option) == getattr(task, option), option
     assert (
@@ -56,7 +58,7 @@ def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small
     )
     assert config.eval_dataset == (name if task.evaluated else None)
     own, _ = open_run([*words, "--lr", "0.5", "--rewards", "format_reward:2"])
-    assert (own.lr, own.rewards) == (0.5, ["format_reward:2"])
+    assert (own.update.lr, own.data.rewards) == (0.5, ["format_reward:2"])
 
 
 @pytest.mark.parametrize("name", ON_THE_HUB)
