@@ -36,7 +36,7 @@ from engine.run.answers import (
     stamp_of,
 )
 from engine.run.checks import unchanged, without_effect
-from engine.run.options import check_limits, option, parse, run_program
+from engine.run.options import LARGEST, check_limits, option, parse, run_program
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
 from engine.tasks.table import task_of
@@ -258,7 +258,7 @@ class Config:
     judge: str | None = option(
         None, "the reward by which a completion is right, above 0, as in train.py's --rewards; "
         "none: the benchmark's")
-    seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
+    seed: int = option(42, "of the sampling", limits=f"[{-LARGEST}, {LARGEST}]")
     output_dir: str | None = option(
         None, "where the results go; none: the folder of the model or of --from_file; "
         "runs/eval-NAME for a model of the hub, or if that folder is read-only")

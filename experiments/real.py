@@ -402,7 +402,7 @@ def picture(rows, output):
             axes[2].plot(x or AT[-1], y, "ko" if x else "k>", fillstyle="full" if x else "none")
     axes[2].set_yticks(range(len(rows)), list(rows))
     axes[2].invert_yaxis()
-    axes[2].set_xlabel(f"seconds to accuracy {REACHED}, each seed (arrow: not reached)")
+    axes[2].set_xlabel(f"seconds to accuracy {REACHED} (arrow: not reached)")
     axes[2].set_xlim(0, AT[-1] * 1.05)
     for axis in axes:
         axis.grid(alpha=0.3)

@@ -13,7 +13,7 @@ from engine.base.errors import UserError, one_line
 from engine.base.files import own_function
 from engine.model.sampling import Sampling
 from engine.run import checkpoint, checks, folder
-from engine.run.options import as_words, compose, flat, option, parse
+from engine.run.options import LARGEST, as_words, compose, flat, option, parse
 from engine.run.state import SCHEDULES
 from engine.tasks.table import task_of
 
@@ -173,7 +173,7 @@ class RunOptions:
     resume: bool = option(
         False, "continue the run in --output_dir, from its newest checkpoint and with its options")
     seed: int = option(
-        42, "seed of the sampling and of the order of the questions", limits="(-∞, ∞)")
+        42, "seed of the sampling and of the order of the questions", limits=f"[{-LARGEST}, {LARGEST}]")
     epochs: float | None = option(
         None, "passes over the questions; None: the data set's (1 for most)", limits="(0, ∞)")
     steps: int | None = option(

@@ -49,7 +49,8 @@ def test_several_runs_on_one_picture(tmp_path, figures):
     output = tmp_path / "both.png"
     plot.main([str(tmp_path / "one"), str(tmp_path / "two"), "--output", str(output)])
     assert output.stat().st_size > 10_000
-    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["one", "two"]
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
+        str(tmp_path / name) for name in ("one", "two")]
     accuracy = titles(figures[0])["accuracy (sampled, training questions)"].lines[0]
     assert accuracy.get_xdata()[-1] == 120 and accuracy.get_ydata()[-1] == 1.0  # against questions
     assert heights(figures[0]) == {30.0, 60.0, 3.0, 6.0, 0.0}
@@ -68,7 +69,7 @@ def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, fi
     runs = [str(tmp_path / name) for name in ("run-1", "run-2", "other", "run-3")]
     plot.main([*runs, "--output", str(tmp_path / "all.png")])
     names = [text.get_text() for text in figures[0].legends[0].get_texts()]
-    assert names == ["run-1 and 2 more", "other"]
+    assert names == [f"{tmp_path / 'run-1'} and 2 more", str(tmp_path / "other")]
     accuracy = titles(figures[0])["accuracy (sampled, training questions)"]
     assert accuracy.lines[0].get_ydata() == pytest.approx([0.4] * 30)
     assert {round(y, 6) for _, y in accuracy.collections[0].get_paths()[0].vertices} == {0.2, 0.7}
