@@ -314,7 +314,7 @@ def test_a_comparison_notes_what_makes_it_unfair_in_a_fixed_order(tmp_path, caps
     ("--benchmark gsm9k", "gsm9k"), ("--benchmark toy toy", "--benchmark"),
     ("--benchmark toy toy_code", "toy_code"), ("--model ./nowhere", "nowhere"),
     ("--samples -1", "--samples"), ("--samples 0 --top_p 0.9", "--top_p .*--samples 0"),
-    ("--seed 9223372036854775807", "--seed must lie in"), ("--top_p 0", "--top_p"),
+    ("--seed 9223372036854775807", "--seed"), ("--top_p 0", "--top_p"),
     ("--temperature 0", "--temperature"), ("--temperature nan", "--temperature"),
     ("--dataset toy", "--dataset"), ("--judge nobody", "nobody"),
     (f"--judge {ROOT}/examples/my_reward.py", "--judge.*FUNCTION.*brevity"),

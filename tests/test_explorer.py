@@ -146,8 +146,6 @@ const readDevice = node => ({
   places: all(".places i", node).map(i => i.textContent),
   titles: all(".places i[title]", node).map(i => i.title.match(/\\d+/g).map(Number)),
   parts: all(".work i", node).map(i => Number(i.style.flexGrow)),
-  work: box(node.querySelector(".work")).width,
-  waits: box(node.querySelector(".waits"))?.width ?? 0,
   time: text(".time span", node), busiest: !!node.querySelector(".busiest"),
 });
 const PARAGRAPHS = ["summary", "no_signal", "advantage", "keep_count", "gradient", "cosine",
@@ -163,9 +161,8 @@ const read = () => ({
     o => ({ title: text("h3", o), bars: all(".strip > div", o).map(readBar) })),
   angle: text("#arrows text"),
   arrows: ["full", "own"].map(name => readArrow(document.querySelector("#arrows line." + name))),
-  split: { text: text("#split > span"), widths: all("#split i").map(i => box(i).width) },
-  rates: all("#rates div").map(
-    d => ({ text: text("span", d), height: box(d.children[1]).height, now: !!d.className })),
+  split: { text: text("#split > span") },
+  rates: all("#rates div").map(d => ({ text: text("span", d), now: !!d.className })),
   stages: all(".stage").map(
     s => ({ text: text("p", s), devices: all(".device", s).map(readDevice) })),
 });
@@ -450,7 +447,6 @@ def test_direction_and_length_of_the_gradient(shown):
         same(view["gradient"], [1, 1, e.B * e.G, len(pruned[0])] + [0] * nothing)
         if nothing:
             assert view["cosine"] == view["ratio"] == ""
-            assert [arrow is not None for arrow in view["arrows"]] == [g.any(), False]
             continue
         cosine, ratio = min(1, (g @ h / g.norm() / h.norm()).item()), (h.norm() / g.norm()).item()
         same(view["cosine"], [g @ h, g.norm(), h.norm(), cosine])
@@ -458,10 +454,8 @@ def test_direction_and_length_of_the_gradient(shown):
         same(view["angle"], [e.G, 1, math.degrees(math.acos(cosine)), ratio])
         # the arrows: y goes down on a screen
         full, kept = (complex(x2 - x1, y1 - y2) for x1, y1, x2, y2 in view["arrows"])
-        assert full.imag == 0 < full.real and kept.imag >= 0
-        assert kept / full == pytest.approx(
-            ratio * complex(cosine, math.sqrt(1 - cosine**2)), abs=1e-6 * max(1, ratio)
-        )
+        expected = ratio * complex(cosine, math.sqrt(1 - cosine**2))
+        assert kept / full == pytest.approx(expected, abs=1e-6 * max(1, ratio))
 
 
 def test_what_pruning_alone_can_save(shown):
@@ -472,20 +466,16 @@ def test_what_pruning_alone_can_save(shown):
         same(view["limit"], [1, 1 / s] if s else [])
         after = [s, (1 - s) * kept / sampled]
         same(view["split"]["text"], [1, sum(after)])
-        widths = view["split"]["widths"]
-        assert widths == pytest.approx([sum(widths[:2]) * w for w in (s, 1 - s, *after)], abs=0.1)
         rates = [P for P in RATES if e.G * (1 - P) >= 1]
         speeds = [amdahl(phases, keep_count(e.G, P) / e.G) for P in rates]
         for rate, P, speed in zip(view["rates"], rates, speeds, strict=True):
             same(rate["text"], [speed, P])
-            assert rate["height"] == pytest.approx(60 * speed / max(speeds), abs=0.1)
             assert rate["now"] == (P == e.P)
 
 
 def test_places_and_times_of_the_devices(shown):
     for e, view, (pruned, allocated) in shown:
         sampled = [[(q, i) for q in questions for i in range(e.G)] for questions in e.own]
-        drawn = []  # (seconds, pixels)
         for completions, B, stage in zip(
             (sampled, pruned, allocated), (e.B, e.B, e.n), view["stages"], strict=True
         ):
@@ -502,10 +492,6 @@ def test_places_and_times_of_the_devices(shown):
                 assert device["parts"] == [200, *tokens]
                 same(device["time"], [seconds])
                 assert device["busiest"] == (seconds == step)
-                drawn += [(seconds, device["work"]), (step, device["work"] + device["waits"])]
-        times, widths = zip(*drawn)
-        a_second = max(widths) / max(times)
-        assert list(widths) == pytest.approx([seconds * a_second for seconds in times], abs=1.1)
         tokens = [n for row in lengths for n in row]  # after allocation
         shares = [sum(tokens[i] for i in share) for share in balance(tokens, e.devices)]
         shared = step_time(shares, **COST)

@@ -180,6 +180,7 @@ class Run:
         return self
 
     def __exit__(self, *error):
+        progress.say("")
         self.bar.close()
         self.interrupt.__exit__(*error)
 

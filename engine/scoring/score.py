@@ -163,8 +163,8 @@ def values_of(reward, texts, columns):
     if not isinstance(values, (list, tuple)) or len(values) != len(texts):
         found = len(values) if hasattr(values, "__len__") else "no"
         raise UserError(
-            f"the reward {reward.name} returned a {type(values).__name__} with {found} values for "
-            f"{len(texts)} completions: it must return a list with one number for each."
+            f"the reward {reward.name} returned {found} values for {len(texts)} completions, as a "
+            f"{type(values).__name__}: it must return a list with one number for each."
         )
     values = [value.item() if getattr(value, "shape", None) == () else value for value in values]
     for value, text in zip(values, texts):
