@@ -244,16 +244,26 @@ class Config:
     model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
     benchmark: list[str] | None = option(
         None, "toy, toy_code, arithmetic, gsm8k, math500, amc23, aime24, .jsonl files; none: toy")
-    questions: int = option(0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)")
+    questions: int = option(
+        0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)"
+    )
     samples: int = option(
         4, "k of avg@k, pass@k, maj@k: completions sampled per question; 0: only the greedy one",
         limits="[0, ∞)")
     temperature: float = option(1.0, "of the sampled completions")
     top_p: float = option(1.0, "nucleus of the sampled completions", limits="(0, 1]")
-    top_k: int = option(0, "sample from so many of the most likely tokens; 0: from all", limits="[0, ∞)")
-    max_new_tokens: int | None = option(None, "longest completion; none: the benchmark's", limits="[1, ∞)")
-    max_prompt_tokens: int = option(512, "questions with a longer prompt are skipped and counted", limits="[1, ∞)")
-    batch_size: int = option(256, "completions sampled at a time; the draws depend on it", limits="[1, ∞)")
+    top_k: int = option(
+        0, "sample from so many of the most likely tokens; 0: from all", limits="[0, ∞)"
+    )
+    max_new_tokens: int | None = option(
+        None, "longest completion; none: the benchmark's", limits="[1, ∞)"
+    )
+    max_prompt_tokens: int = option(
+        512, "questions with a longer prompt are skipped and counted", limits="[1, ∞)"
+    )
+    batch_size: int = option(
+        256, "completions sampled at a time; the draws depend on it", limits="[1, ∞)"
+    )
     system_prompt: str | None = option(None, "of the chat; none: the benchmark's")
     judge: str | None = option(
         None, "the reward by which a completion is right, above 0, as in train.py's --rewards; "

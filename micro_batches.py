@@ -64,8 +64,7 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens):
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         groups.setdefault(tuple(prompts[i]), []).append(i)
     pieces = [
-        group[start:end]
-        for prompt, group in groups.items()
+        group[start:end] for prompt, group in groups.items()
         for start, end in best_cuts([lengths[i] for i in group], len(prompt), max_tokens)
     ]
     batches = []

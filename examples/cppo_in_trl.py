@@ -6,7 +6,8 @@ question stay.
 
 Allocation: make per_device_train_batch_size G/k times as large. For example, with G = 16 and P =
 0.75, put 64 in place of 16. Then a device samples 64 completions of 4 questions and trains on 16 of
-them. """
+them.
+"""
 
 import torch
 from trl import GRPOTrainer

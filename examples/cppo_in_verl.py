@@ -13,7 +13,8 @@ Allocation: GRPO would have 64 for both batch sizes. CPPO keeps k = 4 completion
 questions: 1,024. That is one of verl's mini-batches: ppo_mini_batch_size · n = 64 · 16.
 
 These methods have run on a CPU with verl's classes. We only read in what order verl calls them. No
-training has run. """
+training has run.
+"""
 
 import torch
 import transfer_queue as tq

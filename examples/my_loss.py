@@ -15,7 +15,8 @@ A loss takes, in the order and with the names below:
                      names it
 
 It returns (loss, stats): a scalar that is a sum over these completions, because micro-batches and
-devices add up; and a dict of detached means under `weights`, for metrics.jsonl. """
+devices add up; and a dict of detached means under `weights`, for metrics.jsonl.
+"""
 
 import sys
 from dataclasses import replace

@@ -9,6 +9,7 @@ def brevity(completions, **columns):
     characters.
 
     completions: N texts. columns: the columns of the data set, N values each; this reward needs
-    none of them. """
+    none of them.
+    """
     # max(0, 1 − characters / 100)
     return [max(0.0, 1 - len(text) / 100) for text in completions]

@@ -11,7 +11,8 @@ def per_token(rollout, advantages, k):
     """The k completions of each question with the largest |A_i| / |o_i|.
 
     rollout: what was sampled (records.py: Rollout). advantages: (Q, G). Returns rows of the batch,
-    (Q·k,). """
+    (Q·k,).
+    """
     # |A_i| / |o_i|
     score = advantages.abs() / rollout.lengths
     return batch_rows(prune(score, k), advantages.shape[1])
@@ -22,7 +23,8 @@ def group_length(rollout, advantages, k):
     not by its own.
 
     Returns (rows, advantages of these rows): the loss divides by |o_i|, so A_i |o_i| / mean |o|
-    makes it the mean. """
+    makes it the mean.
+    """
     rows = batch_rows(prune(advantages, k), advantages.shape[1])
     lengths = rollout.lengths.float()
     return rows, (advantages * lengths / lengths.mean(1, keepdim=True)).flatten()[rows]

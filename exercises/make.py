@@ -37,7 +37,8 @@ def blank(source, tests):
     """The source with one line in place of each exercise's body. The docstring stays.
 
     tests: {name: text} of the test files. The line names the one that mentions the function most
-    often. """
+    often.
+    """
     lines = source.split("\n")
     # from the last to the first: line numbers above a cut stay right
     for function in reversed(exercises(source)):

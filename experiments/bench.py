@@ -64,8 +64,8 @@ def built(source, config, algorithm, device, folder=None):
 def one_update(model, batch, micro_batch_tokens=None, once=True, **options):
     """One update on the batch, forward and backward. options: of the algorithm, besides μ.
 
-    once: whether a prompt may be computed once for all its completions. The optimizer is SGD that does not move: AdamW would add its two moments.
-    """
+    once: whether a prompt may be computed once for all its completions. The optimizer is SGD that
+    does not move: AdamW would add its two moments. """
     policy = Policy(model, shares_prompts=once)
     networks = Networks(policy, None, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
     limits = Limits(micro_batch_tokens or Limits().micro_batch_tokens)

@@ -57,7 +57,8 @@ class Subject:
         self.networks = built(model, self.config, algorithm, CPU)
         torch.set_num_threads(1)
         self.questions, _ = load_questions(
-            dataset, self.networks.tokenizer, system_prompt=self.config.data.system_prompt, limit=150
+            dataset, self.networks.tokenizer, system_prompt=self.config.data.system_prompt,
+            limit=150,
         )
 
     def score(self, rows, prompt, length, backward=False):
@@ -139,8 +140,7 @@ def page(result):
     return (
         heading("float32 beside bfloat16 on a CPU", result)
         + f"\n{result['parameters']:,} parameters, one thread. This processor has "
-        f"{', '.join(has)}: `--dtype auto` is {result['auto']}.\n\n"
-        + markdown_table(lines) + "\n"
+        f"{', '.join(has)}: `--dtype auto` is {result['auto']}.\n\n" + markdown_table(lines) + "\n"
     )
 
 

@@ -305,8 +305,7 @@ def rows(task, options):
     if not runs:
         raise UserError(f"{folder} holds no finished run: leave out --page.")
     return {
-        name: summary(own, task)
-        for name in methods
+        name: summary(own, task) for name in methods
         if (own := [run for run in runs if run["method"] == name])
     }
 

@@ -14,7 +14,8 @@ def distinct(rollout, advantages, k):
 
     If a reward is 0 or 1, a question with a signal keeps one right and one wrong completion. A
     question without a signal keeps one completion, whose advantage is 0. (An ablation of FastRL,
-    2609.36932) """
+    2609.36932)
+    """
     rows = []
     for q, group in enumerate(advantages.tolist()):
         # of equal |A| the lower index comes first
@@ -49,7 +50,8 @@ def drawn(rollout, advantages, k, weights, order=None):
     weights, 1 at most.
 
     A kept completion has the advantage A · k/(G p). So the mean over the draws is GRPO's gradient,
-    if |o| or a constant divides it. weights: (Q, G). """
+    if |o| or a constant divides it. weights: (Q, G).
+    """
     G = advantages.shape[1]
     p = chances(weights.double(), k)
     order = torch.arange(G).expand_as(p) if order is None else order

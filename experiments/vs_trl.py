@@ -235,7 +235,8 @@ def agreement(trainer, inputs, reference):
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
     ours, stats = grpo_loss(
-        batch.logprobs(Policy(model), 1.0), old_logp, batch.advantages, batch.mask, ref_logp=old_logp,
+        batch.logprobs(Policy(model), 1.0), old_logp, batch.advantages, batch.mask,
+        ref_logp=old_logp,
         beta=0.04,
     )
     inputs = inputs | {"old_per_token_logps": inputs["ref_per_token_logps"]}
@@ -326,8 +327,7 @@ def main(argv):
     if find_spec("trl") is None:
         raise UserError("this benchmark needs TRL, which is not installed: `pip install trl`.")
     name = (
-        "vs_trl"
-        + f"_mu{options.mu}" * (options.mu > 1)
+        "vs_trl" + f"_mu{options.mu}" * (options.mu > 1)
         + f"_prompt{options.prompt}" * bool(options.prompt)
     )
     report(options, name, measure(options), page, "trl")

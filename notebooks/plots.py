@@ -1,4 +1,5 @@
-"""What the five notebooks share: the source of a function, two comparisons, the style of the figures, a few plots.
+"""What the five notebooks share: the source of a function, two comparisons, the style of the
+figures, a few plots.
 
 Import it before the project's modules: it puts the project's folder on Python's path.
 """
@@ -12,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]  # the project's folder
 sys.path.insert(0, str(ROOT))
-warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, if there are no notebook widgets
+# of tqdm, if there are no notebook widgets
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
@@ -27,7 +29,8 @@ plt.rcParams.update({
     "savefig.dpi": 90, "font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8,
     "hatch.linewidth": 0.6, "grid.alpha": 0.3, "axes.axisbelow": True,
 })
-BARS = [("white", ""), ("lightgrey", "//"), ("grey", ".."), ("0.9", "xx"), ("black", "")]  # colour and hatch
+# colour and hatch
+BARS = [("white", ""), ("lightgrey", "//"), ("grey", ".."), ("0.9", "xx"), ("black", "")]
 
 
 def show(*functions):
@@ -46,7 +49,8 @@ def cosine(a, b):
 
 
 def within_5_standard_errors(samples, exact):
-    """The mean of independent samples (rows) must lie within 5 standard errors of the exact value."""
+    """The mean of independent samples (rows) must lie within 5 standard errors of the exact
+    value."""
     error = np.abs(samples.mean(axis=0) - exact)
     assert np.all(error <= 5 * samples.std(axis=0, ddof=1) / math.sqrt(len(samples)) + 1e-12), error
 
@@ -56,7 +60,9 @@ def within_5_standard_errors(samples, exact):
 
 def panels(columns=1, height=3.2, *, rows=1, width=9.6, grid=True, **options):
     """A figure and its axes."""
-    figure, axes = plt.subplots(rows, columns, figsize=(width, height), constrained_layout=True, **options)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width, height), constrained_layout=True, **options
+    )
     for axis in np.ravel(axes):
         axis.grid(grid)
     return figure, axes
@@ -83,7 +89,9 @@ def bars(axis, x, groups, **options):
     width = 0.8 / len(groups)
     for i, ((label, y), (color, hatch)) in enumerate(zip(groups.items(), BARS)):
         place = np.asarray(x) + (i - (len(groups) - 1) / 2) * width
-        axis.bar(place, y, width, color=color, edgecolor="black", hatch=hatch, label=label, **options)
+        axis.bar(
+            place, y, width, color=color, edgecolor="black", hatch=hatch, label=label, **options
+        )
 
 
 def stacked(axis, names, parts, *, across=True, at=0.0, width=0.8, labels=True):
@@ -103,7 +111,8 @@ def stacked(axis, names, parts, *, across=True, at=0.0, width=0.8, labels=True):
 
 
 def twice(axis, x, written, computed, function):
-    """The same numbers twice: bars are those of the formula, written out; crosses are those of the function."""
+    """The same numbers twice: bars are those of the formula, written out; crosses are those of the
+    function."""
     axis.bar(x, written, color="lightgrey", edgecolor="black", hatch="//", label="written out")
     axis.plot(x, computed, "kx", markersize=8, label=function)
 

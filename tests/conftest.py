@@ -78,8 +78,7 @@ def exercise(path, config):
     folder = config.getoption("solutions")
     if folder and path.parent == TESTS:  # test_grpo_advantages.py tests grpo.py
         found = [
-            file
-            for file in FILES
+            file for file in FILES
             if file.stem == path.stem.split("_")[1] and (Path(folder) / file).is_file()
         ]
         return found[0] if found else None

@@ -1,4 +1,5 @@
-"""The house: imports go one way, and there is no circle. The imports inside functions count, too."""
+"""The house: imports go one way, and there is no circle. The imports inside functions count,
+too."""
 
 import ast
 from pathlib import Path

@@ -248,7 +248,9 @@ def two_more_updates(small, name, cut):
     model, tokenizer = loading.load_model(small, CPU)
     batch = completions(tokenizer)
     batch.advantages[2:4] = 0
-    minibatches = of_shares([batch.rows(rows) for rows in cut], 40, Networks(Policy(model), tokenizer))
+    minibatches = of_shares(
+        [batch.rows(rows) for rows in cut], 40, Networks(Policy(model), tokenizer)
+    )
     for micro_batch in with_reference(micro_batches_of(minibatches), model):
         micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
     optimizer = adamw(model, 1e-5)

@@ -37,8 +37,7 @@ def read_whole(path):
     line. No file: []."""
     rows = []
     for line in (
-        Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
-        if Path(path).is_file()
+        Path(path).read_text(encoding="utf-8", errors="replace").split("\n") if Path(path).is_file()
         else []
     ):
         with contextlib.suppress(json.JSONDecodeError):
@@ -59,7 +58,8 @@ def own_function(word, option):
     folder.
 
     option: the option that has this value, for error messages. Raises UserError if there is no such
-    function. """
+    function.
+    """
     path, _, name = word.partition(":")
     if not Path(path).is_file():
         raise UserError(f"{option}: the file {path} does not exist.")
@@ -73,8 +73,7 @@ def own_function(word, option):
     function = getattr(module, name, None)
     if not callable(function):
         own = [
-            key
-            for key, value in vars(module).items()
+            key for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", "") == spec.name
         ]
         has = f"It has {', '.join(own) or 'none'}."

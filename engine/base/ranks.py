@@ -78,7 +78,8 @@ def all_sum(values, device, op="sum"):
     same keys.
 
     values: numbers, or 0-dimensional tensors on `device`. The tensors are read off the device all
-    at once. """
+    at once.
+    """
     packed = list(values.values())
     if isinstance(packed[0], torch.Tensor):
         packed = torch.stack(packed).double()

@@ -28,7 +28,8 @@ def resolve_model(name):
     """The hub name or folder that `load_model` loads for `name`.
 
     name: a hub name, a model's folder, or a run's folder, which stands for its newest checkpoint.
-    Raises UserError if the folder does not exist, or lacks its weights, config or tokenizer. """
+    Raises UserError if the folder does not exist, or lacks its weights, config or tokenizer.
+    """
     if not find(name):
         return name
     folder = [Path(name), *checkpoints(name)][-1]
@@ -69,7 +70,8 @@ def ask_hub(name, kind="model"):
 
     If the hub cannot be reached, its library would try every file for half a minute. So the library
     goes offline, as with HF_HUB_OFFLINE=1: it uses its cache. A model that is not in the cache is
-    refused. """
+    refused.
+    """
     import huggingface_hub as hub  # takes half a second to import, and a folder does not need it
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
@@ -106,7 +108,8 @@ def context_of(config):
     LongRoPE (Phi-3.5, Phi-4-mini) turns all rows of a batch by other angles if one row is longer
     than the original length. Then log-probabilities would depend on the other rows, so the original
     length is the limit. Dynamic NTK does so beyond max_position_embeddings, which is the limit
-    anyway. """
+    anyway.
+    """
     shape = config.get_text_config()
     rope = getattr(shape, "rope_parameters", None) or {}
     of_layers = [rope, *(value for value in rope.values() if isinstance(value, dict))]

@@ -5,7 +5,8 @@ for every new token, and again when a completion has ended. Here a token is writ
 the last running completions move into the places of those that have ended. For most tokens nothing
 is copied and nothing is allocated.
 
-In scoring a prompt's layer is computed once, and its completions see it. """
+In scoring a prompt's layer is computed once, and its completions see it.
+"""
 
 import torch
 from transformers.cache_utils import DynamicLayer
@@ -19,7 +20,8 @@ class RoomyLayer(DynamicLayer):
 
     layer: a DynamicLayer that holds the prompts. repeats: completions of each prompt. longest:
     tokens that will come at most, with the prompt. If the room is full, a layer gets twice as much
-    of it. """
+    of it.
+    """
 
     def __init__(self, layer, repeats, longest):
         super().__init__()
@@ -60,7 +62,8 @@ def give_room(cache, rows, repeats, longest, device):
     """Repeat each of the rows of a cache on a device, and give its layers room.
 
     Layers of another kind, for example of a sliding window or with a state in place of keys, stay
-    as transformers made them. """
+    as transformers made them.
+    """
     repeated = torch.arange(rows, device=device).repeat_interleave(repeats)
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:

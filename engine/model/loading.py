@@ -19,7 +19,8 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     that sampled, and the first ratio would not be 1. dtype: what the model computes in, as
     `choose_dtype` takes it. Its weights are float32; those of a frozen model, which are never
     trained, have the dtype that it computes in. place: None, or the device that holds the weights
-    at first. """
+    at first.
+    """
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of loading and saving weights; the run has a bar of its own
@@ -91,7 +92,8 @@ def repeat_keys_in_float32():
 
     If queries share keys and there is no mask, transformers leaves it to PyTorch to repeat the keys
     (enable_gqa). In float32 PyTorch has no fused kernel on a GPU that can do this. So here
-    transformers repeats the keys. """
+    transformers repeats the keys.
+    """
     from transformers.integrations import sdpa_attention
 
     usual = sdpa_attention.use_gqa_in_sdpa
@@ -135,7 +137,8 @@ def check_head(model, name):
 
     `completion_logprobs` applies the output head by itself, so the logits must be what the head
     returns, unchanged. `sample` needs a cache of keys and values in which it can repeat the
-    prompts. """
+    prompts.
+    """
     ids = torch.arange(4, device=model.device).unsqueeze(0)
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
     from_head = model.get_output_embeddings()(

@@ -56,15 +56,13 @@ def layers_recomputed(model):
 
     transformers' layers do this by themselves, but only in training mode, in which some layers turn
     their dropout on. So this block does it without training mode. Outside the block the layers are
-    unchanged: the sampler needs their cache. """
+    unchanged: the sampler needs their cache.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [
-        m
-        for m in model.modules()
-        if isinstance(m, GradientCheckpointingLayer)
-        and m.gradient_checkpointing
-        and torch.is_grad_enabled()
+        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
+        and m.gradient_checkpointing and torch.is_grad_enabled()
     ]
     for layer in layers:
         layer.forward = partial(
@@ -114,7 +112,8 @@ class ThroughHead(torch.autograd.Function):
 
     The weight is cast to autocast's dtype once. The backward pass computes each chunk's logits
     again. It adds up the gradients of the weight and of the bias in float32, so that their error
-    does not grow with the number of chunks. """
+    does not grow with the number of chunks.
+    """
 
     @staticmethod
     def forward(ctx, states, targets, weight, bias, size, temperature, with_entropy):
@@ -191,7 +190,8 @@ def completion_logprobs(
 
     Only hidden states that predict a completion token go through the output head, one chunk at a
     time. The backward pass computes each chunk again. So the logits of all tokens never exist
-    together. """
+    together.
+    """
     states, targets, places = completion_states(
         model.base_model, prompts, tokens, lengths, shares_prompts
     )

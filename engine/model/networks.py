@@ -66,7 +66,8 @@ def build(
     contract of sampling.py.
 
     Weights that are trained are float32; all others have the dtype of the policy's arithmetic. Each
-    copy is made in its final precision, so that a device never holds more than in training. """
+    copy is made in its final precision, so that a device never holds more than in training.
+    """
     options = {
         "lr": lr, "critic_lr": critic_lr, "beta": beta, "critic": critic,
         "gradient_checkpointing": devices.gradient_checkpointing,
@@ -110,7 +111,8 @@ def whole_networks(
     """The Networks of a run in which each device holds the whole policy.
 
     reference: a Policy; None: it is made from the policy, if beta is not 0. adapter: whether the
-    policy has a low-rank adapter. batch_size: of our own sampler. """
+    policy has a low-rank adapter. batch_size: of our own sampler.
+    """
     model, dtype = policy.model, policy.dtype
     if beta and reference is None:
         frozen = model if adapter else frozen_copy(model, dtype)
@@ -135,7 +137,8 @@ def sharded_networks(
     sample from.
 
     The first rank reads a model into the host's memory and sends each device its part, one tensor
-    at a time. """
+    at a time.
+    """
     def read(name):
         """(model, about it) on the first rank; (None, None) on the others."""
         if ranks.rank() > 0:
@@ -188,7 +191,8 @@ def add_adapter(model, rank, seed, folder=None):
 
     W x becomes W x + (α / rank) B A x with α = 2 rank. B starts at 0. A starts at random numbers
     that follow from `seed`, so that all devices start with the same adapters. folder: a checkpoint;
-    its adapters are loaded in place of new ones. """
+    its adapters are loaded in place of new ones.
+    """
     from peft import LoraConfig  # takes a second to import, and few runs need it
 
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):

@@ -14,7 +14,8 @@ def choose_dtype(choice, device, parameters):
     """The dtype of arithmetic, and of weights that are not trained.
 
     choice: the option --dtype. auto: bf16 if the device multiplies bf16 matrices in hardware and
-    the model is not tiny. parameters: how many the model has. """
+    the model is not tiny. parameters: how many the model has.
+    """
     if choice != "auto":
         return getattr(torch, choice)
     fast = multiplies_bfloat16(device) and (device.type == "cuda" or parameters >= TINY)
@@ -44,7 +45,8 @@ def with_parameters(network, make):
     """A copy of a network with make(p) for each parameter p.
 
     Its buffers stay as they were loaded: rotary frequencies rounded to bf16 would turn the keys of
-    the thousandth token by a radian too much or too little. """
+    the thousandth token by a radian too much or too little.
+    """
     memo = {
         id(p): torch.nn.Parameter(make(p.detach()), requires_grad=p.requires_grad)
         for p in network.parameters()

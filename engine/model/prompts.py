@@ -2,7 +2,8 @@
 
 Prompts are padded on the left, so that all of them end in the same column. The model reads them and
 keeps their keys and values. Then it reads only the completions; each row sees the keys and values
-of its prompt. """
+of its prompt.
+"""
 
 import torch
 from torch.nn.functional import pad
@@ -23,7 +24,8 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
 
     prompts: N token lists; equal ones are computed once. tokens: (N, T) int64, 0 on padding.
     lengths: (N,), on the CPU. The gradient flows from a completion through the keys and values of
-    its prompt. There are two forward passes, even if T is 0 or 1. """
+    its prompt. There are two forward passes, even if T is 0 or 1.
+    """
     from transformers.cache_utils import Cache
 
     from engine.model.kv_cache import CompletionLayer, PromptLayer
@@ -63,7 +65,8 @@ def read_rows(backbone, prompts, tokens, lengths):
 
     All padding is on the right. A causal model never looks to the right, so no attention mask is
     needed. A GPU makes the host wait once: without a mask and a cache transformers looks at the
-    positions, in case they begin again within a row. """
+    positions, in case they begin again within a row.
+    """
     starts = torch.tensor([len(prompt) for prompt in prompts])
     longest, width = int(starts.max()), int((starts + lengths).max())
     ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])

@@ -20,7 +20,8 @@ of your own is a class in a file, a line of SAMPLERS in networks.py, and a choic
     rest()
         gives up memory until the next `refresh`, if the sampler can.
     dtype
-        of the weights that `refresh` is given. """
+        of the weights that `refresh` is given.
+"""
 
 import math
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class Completions:
         """The completions as text, for the rewards, without EOS and other special tokens.
 
         questions: the Q questions that were asked, as `load_questions` returns them. If they are
-        given, each text begins with the thought that its prompt has opened. """
+        given, each text begins with the thought that its prompt has opened.
+        """
         thoughts = [question.get("begun", "") for question in questions] or [""]
         group_size, texts = len(self.tokens) // len(thoughts), []
         for i, (row, n) in enumerate(zip(self.tokens.tolist(), self.lengths.tolist())):
@@ -200,7 +202,8 @@ def sample(
 
     The random number of a token depends only on the generator, the prompt's place, the completion's
     place in its group and the token's place. So the same seed gives the same completions for every
-    batch_size and every number of ranks, and, up to rounding, on every device. """
+    batch_size and every number of ranks, and, up to rounding, on every device.
+    """
     device, n = model.device, len(prompts) * group_size
     if not prompts:
         return Completions.none(device)
@@ -270,7 +273,8 @@ def _sample(model, ids, mask, sampling, stop_ids, u, tokens, logps):
     (N, T).
 
     A completion that has ended leaves the batch: on a CPU at once, on a GPU at the next multiple of
-    ASK_EVERY tokens. """
+    ASK_EVERY tokens.
+    """
     from engine.model.kv_cache import keep_rows
 
     device, every, new_tokens = model.device, ASK_EVERY[model.device.type], sampling.max_new_tokens

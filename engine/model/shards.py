@@ -21,7 +21,8 @@ def shard(module, dtype, exact=(), **options):
 
     A layer's weights are gathered just before the layer is computed, in `dtype`, and freed
     afterwards. Gradients are added up in float32. exact: names of submodules that are computed in
-    float32. options: of `fully_shard`, for weights outside the layers. """
+    float32. options: of `fully_shard`, for weights outside the layers.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -44,7 +45,8 @@ def as_forward(module, function):
     """`function(module, …)` as a function of the other arguments.
 
     FSDP gathers the weights outside the layers only for `forward` and for methods that it knows. So
-    a module that is split gets the function as a method. """
+    a module that is split gets the function as a method.
+    """
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
     name = function.__name__
@@ -60,7 +62,8 @@ def nodes_and_devices():
     all devices in a row.
 
     With the mesh, each node holds all weights, split over its devices. So a layer is gathered
-    inside a node, by fast links. Between the nodes only gradients travel. """
+    inside a node, by fast links. Between the nodes only gradients travel.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     world = ranks.world_size()
@@ -83,7 +86,8 @@ def hand_out(network, device, stored, computed, **options):
 
     network: that whole network; None on the other ranks. A device holds its part, and at most one
     whole tensor at a time. stored, computed: the dtypes of the weights and of the arithmetic.
-    options: those of `shard`. """
+    options: those of `shard`.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     empty = without_weights(network, stored)

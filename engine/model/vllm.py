@@ -4,7 +4,8 @@ keeps.
 vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own
 copy of the weights, which `refresh` overwrites. It computes with other kernels than the trainer, so
 its log-probabilities differ a little from the trainer's: `family.tis.truncated_importance_weights`
-corrects for that. """
+corrects for that.
+"""
 
 import gc
 import os
@@ -65,8 +66,7 @@ class VLLM:
                 # temperature, after top_p and top_k
                 logprobs_mode="raw_logprobs" if filtered(sampling) else "processed_logprobs",
                 # under torchrun each rank has its own engine, on the device of its LOCAL_RANK
-                distributed_executor_backend="external_launcher"
-                if ranks.world_size() > 1
+                distributed_executor_backend="external_launcher" if ranks.world_size() > 1
                 else "uni",
                 # a CPU has no graphs to capture, and compiling takes longer than it saves
                 enforce_eager=not gpu,
@@ -78,9 +78,7 @@ class VLLM:
             gc.unfreeze()  # vLLM has hidden objects from the garbage collector
             self.sample([[self.pad_id]], 1, Sampling(1), 0)  # a missing kernel shows up only now
         except (ValueError, RuntimeError, NotImplementedError) as error:
-            raise UserError(
-                f"vLLM cannot run the model {source} here: {one_line(error)}"
-            ) from None
+            raise UserError(f"vLLM cannot run the model {source} here: {one_line(error)}") from None
 
     def refresh(self, weights):
         """Sample from these weights from now on. weights: all (Hugging Face name, whole tensor) of
@@ -100,7 +98,8 @@ class VLLM:
         prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its
         own random seed. It follows from `seed`, the prompt's place among those of all ranks, and
         the completion's place in its group. `logp` is vLLM's: at the temperature (at 1 if the
-        temperature is 0), before top_p and top_k. """
+        temperature is 0), before top_p and top_k.
+        """
         from vllm import SamplingParams
 
         if not prompts:

@@ -16,7 +16,8 @@ def judged(indices, rows, texts, reward):
     """One record for each completion, judged by `reward`.
 
     texts: the completions. indices, rows: for each text, the number of its question and the columns
-    of its question. """
+    of its question.
+    """
     rewards = [Reward(getattr(reward, "__name__", "judge"), reward)]
     (values,) = score(rewards, texts, reward_columns(rows))[0].values()
     return [
@@ -86,7 +87,8 @@ def scored_file(path, reward):
 
     Each line of the file holds question, answer, and either completion (a text) or completions (a
     list of texts). If the model's chat template writes `<think>` into the prompt, each completion
-    in the file must begin with it. """
+    in the file must begin with it.
+    """
     indices, rows, texts, seen = [], [], [], {}
     for number, row in enumerate(read_jsonl(path, reserved=["prompt"]), 1):
         completions = row.pop("completions", [row.pop("completion", None)])

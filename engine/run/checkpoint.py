@@ -12,7 +12,8 @@ stopped.
 No random state is saved: step s draws from a generator seeded by (seed, s), and the order of the
 questions follows from the seed, so the number of the step is enough. No scheduler is saved either:
 the learning rate follows from the steps made and the questions taken. If a run uses several
-machines, all ranks must see the same run folder. """
+machines, all ranks must see the same run folder.
+"""
 
 import contextlib
 import hashlib
@@ -44,7 +45,8 @@ def save(run_dir, networks, state, others, limit=2):
 
     others: {name: network}, saved besides the policy. Returns None, or the reason if saving failed
     on any rank, for example because the disk is full. If saving failed, all earlier checkpoints are
-    still there. """
+    still there.
+    """
     import torch.distributed.checkpoint as dcp  # imports in functions here are slow ones
 
     run_dir = Path(run_dir)
@@ -193,7 +195,8 @@ def resume(run_dir):
     first reads the files.
 
     Newer, damaged checkpoints get another name. Then the checkpoint that is resumed is the newest
-    one of the run. """
+    one of the run.
+    """
     newest(run_dir)
     folder, notes = ranks.from_first(undamaged(run_dir) if ranks.rank() == 0 else None)
     if folder is None:

@@ -18,9 +18,9 @@ from engine.tasks.questions import check_dataset
 
 # values that mean the same as None: the option was not given
 SAME_AS_NONE = {"pruning_rate": 0.0, "allocation": False}
-# Options that have no effect in some runs: (options, whether they have one in the run of the options
-# o and the Algorithm a, what is the matter). The first list is refused, because the run would not do
-# what it was asked for.
+# Options that have no effect in some runs: (options, whether they have one in the run of the
+# options o and the Algorithm a, what is the matter). The first list is refused, because the run
+# would not do what it was asked for.
 REFUSED = [
     ({"device_gb"}, lambda o, a: o.plan, "is for --plan: leave it out"),
     ({"check_rewards"}, lambda o, a: not o.plan,
@@ -84,9 +84,8 @@ def check_model(model, plan):
 def unchanged(model):
     """The folder or name of a model.
 
-    Refuses a checkpoint of a run if a file that is loaded is not as the run wrote it. Under torchrun
-    the first process of a machine looks; the others would find the same.
-    """
+    Refuses a checkpoint of a run if a file that is loaded is not as the run wrote it. Under
+    torchrun the first process of a machine looks; the others would find the same. """
     folder, first = Path(model), os.environ.get("LOCAL_RANK", "0") == "0"
     loaded = lambda path: path.parent == folder and path.name != "checksums.json"
     if first and (folder / "checksums.json").exists() and (files := damaged(folder, loaded)):
@@ -174,8 +173,10 @@ def slow_sampler(options):
     own = options.rollout == "own" and not options.lora and options.model != "toy"
     if not torch.cuda.is_available() or not own or find_spec("vllm"):
         return []
-    return [f"vLLM is not installed. On a GPU it samples several times as fast: {INSTALL}, then add "
-            "--rollout vllm."]
+    return [
+        f"vLLM is not installed. On a GPU it samples several times as fast: {INSTALL}, then add "
+        "--rollout vllm."
+    ]
 
 
 def check_tracker(name):

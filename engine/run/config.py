@@ -173,7 +173,9 @@ class RunOptions:
     resume: bool = option(
         False, "continue the run in --output_dir, from its newest checkpoint and with its options")
     seed: int = option(
-        42, "seed of the sampling and of the order of the questions", limits=f"[{-LARGEST}, {LARGEST}]")
+        42, "seed of the sampling and of the order of the questions",
+        limits=f"[{-LARGEST}, {LARGEST}]",
+    )
     epochs: float | None = option(
         None, "passes over the questions; None: the data set's (1 for most)", limits="(0, ∞)")
     steps: int | None = option(
@@ -263,7 +265,8 @@ def own_rule(function, name):
 
 
 def as_tensor(values, dtype):
-    """A list or tensor on the CPU, or None if it is neither, or holds other numbers than `dtype`."""
+    """A list or tensor on the CPU, or None if it is neither, or holds other numbers than
+    `dtype`."""
     try:
         values = torch.as_tensor(values if isinstance(values, torch.Tensor | list) else None)
     except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
@@ -328,7 +331,8 @@ def notes_of(config, algorithm):
     usual, options = usual_of(config), SimpleNamespace(**flat(config))
     notes = checks.without_effect(options, usual, algorithm, checks.NOTED)
     notes += checks.slow_sampler(options)
-    if config.run.resume and ranks.rank() == 0:  # who alone prints them, and writes the run's folder
+    # who alone prints them, and writes the run's folder
+    if config.run.resume and ranks.rank() == 0:
         notes += changed(config.run.output_dir, flat(config))
     lr = config.update.lr
     if config.devices.lora and lr == usual.lr:
@@ -384,7 +388,9 @@ def resumed(run, argv):
     _, saved = folder.options_of(run.output_dir)
     config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
     options = flat(config)
-    for name in ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora"):
+    for name in (
+        "model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora",
+    ):
         if options[name] != saved[name]:
             raise UserError(f"{run.output_dir} was started {folder.as_started(name, saved[name])}: "
                             "resume it like that, or start a new run.")

@@ -53,12 +53,12 @@ def curves(groups, output, x="questions"):
 
     groups: lists of folders; the runs of a list differ only in the seed. A thick line shows the
     mean over a twentieth of the run, and over the seeds. A thin line shows single steps of a single
-    run; a band shows the seeds' range. """
+    run; a band shows the seeds' range.
+    """
     runs = {  # the steps: a tuple with a row of each seed
         str(first) + f" and {len(more)} more" * bool(more): list(
             zip(*(files.read(Path(folder) / "metrics.jsonl") for folder in (first, *more)))
-        )
-        for first, *more in groups
+        ) for first, *more in groups
     }
     shown = panels([row for steps in runs.values() for step in steps for row in step])
     height = math.ceil((len(shown) + 1) / 3)

@@ -5,7 +5,8 @@
     run.lock    is locked while a job writes the folder, and names the first process of the job
 
 A folder holds a run only if it holds run.json. Older runs call that file config.json, as a model
-does. """
+does.
+"""
 
 import contextlib
 import fcntl
@@ -124,7 +125,8 @@ def alone(run_dir):
     first holds the lock.
 
     The lock ends with the process, however that ends. A folder in which nothing was written is
-    removed. """
+    removed.
+    """
     path = Path(run_dir, "run.lock")
     with contextlib.ExitStack() as held:
         problem = ranks.from_first(lock(path, held) if ranks.rank() == 0 else None)

@@ -13,7 +13,8 @@ class Interrupt:
 
     SIGHUP says that the terminal is gone, for example with its ssh connection; `nohup` lets a run
     ignore it. A scheduler and torchrun may both pass on one signal, so a signal within a second of
-    the first does not count. """
+    the first does not count.
+    """
 
     def __enter__(self):
         self.asked = self.noted = 0

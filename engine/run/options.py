@@ -187,7 +187,8 @@ def tell(sentence):
 
     Under torchrun every process of a machine may find the same mistake. The first one tells it,
     also to torchrun, which repeats it as the last line of its own report. The others end with code
-    0, so that the report is short. """
+    0, so that the report is short.
+    """
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # …/attempt_0/RANK/error.json
     if file:
         try:

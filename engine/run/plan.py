@@ -21,7 +21,8 @@ second backbone that is trained. A reward model takes 4 bytes per parameter.
 
 The rest grows with the tokens. The plan assumes the worst case: all prompts and completions are as
 long as allowed. Activations are those of a dense decoder with RMSNorm, a gated MLP and fused
-attention (Qwen, Llama, Mistral, …). """
+attention (Qwen, Llama, Mistral, …).
+"""
 
 import math
 import os
@@ -84,7 +85,8 @@ def device_of(device_gb, dtype, on_gpu=True):
     """(bytes of a device, bytes per number in the dtype that the run computes in).
 
     --device_gb names another device than this machine's, which is taken to have bfloat16. Without a
-    GPU it has 80 GB. A CPU is planned in float32. """
+    GPU it has 80 GB. A CPU is planned in float32.
+    """
     here, gpu = device_gb is None and torch.cuda.is_available(), torch.device("cuda")
     size = torch.cuda.get_device_properties(gpu).total_memory if here else (device_gb or 80) * GB
     choice = dtype if here or dtype != "auto" else "bfloat16"
@@ -99,7 +101,8 @@ def count(network):
 def parameter_memory(model, compute, *, devices, sharded, lora, critic, reference, own_sampler):
     """(number of trained parameters, {item: bytes in each of the PHASES} that parameters need).
 
-    compute: bytes per number in products. reference, critic, own_sampler: whether there is one. """
+    compute: bytes per number in products. reference, critic, own_sampler: whether there is one.
+    """
     sizes = [p.numel() for p in model.parameters()]
     total = sum(sizes)
     if lora:  # the adapter of an (out, in) matrix: (rank, in) and (out, rank)
@@ -156,7 +159,8 @@ def bytes_per_completion(shape, compute, prompt, completion, lora):
 def sampling_memory(of_one, questions, group_size=1):
     """{item: bytes} of completions that are sampled together. of_one: see `bytes_per_completion`.
 
-    A prompt is read once for its group, before the group has keys, values and logits. """
+    A prompt is read once for its group, before the group has keys, values and logits.
+    """
     cache, logits, reading = of_one
     completions = questions * group_size
     return {
@@ -170,7 +174,8 @@ def largest_micro_batch(limit, prompt, completion, questions, k, devices, miniba
     """(tokens of the largest micro-batch, tokens of completions in it at most, whether it is a
     whole mini-batch).
 
-    limit: --micro_batch_tokens. questions: per device and step. k: completions kept of each. """
+    limit: --micro_batch_tokens. questions: per device and step. k: completions kept of each.
+    """
     # a mini-batch, which may begin and end within a question, and a device's share of it: whole
     # questions, at the worst
     kept = math.ceil(devices * questions * k / minibatches)
@@ -186,7 +191,8 @@ def largest_micro_batch(limit, prompt, completion, questions, k, devices, miniba
 def token_memory(shape, compute, *, sharded, lora, checkpointing=False, on_gpu=True):
     """Bytes that an update keeps for the backward pass, per token of a micro-batch.
 
-    compute: bytes per number in the layers' matrix products. """
+    compute: bytes per number in the layers' matrix products.
+    """
     hidden, heads, kv_heads, head, inner = widths(shape)
     if on_gpu and compute == 4:  # loading.repeat_keys_in_float32
         kv_heads = heads

@@ -3,7 +3,8 @@ fits.
 
 `cure` climbs a ladder of changes until the run fits. The changes on the first rungs leave the
 result as it is, those on the last rungs change the training. Then `cure` takes back as much as it
-can, from the last rung to the first. """
+can, from the last rung to the first.
+"""
 
 import math
 import shlex
@@ -36,19 +37,31 @@ def ladder(p):
     share = math.ceil(100 * p.vllm / p.device) / 100
     lengths = halves(options.max_new_tokens, options.overlong_cache or 1)[:2]
     rungs = [
-        ("a larger share of the device for vLLM",
-         [{"vllm_share": share}] if share < 1 and not p.vllm_starts else []),
-        ("the same update in more passes",
-         [{"micro_batch_tokens": n} for n in halves(options.micro_batch_tokens, 256)]),
-        ("the same completions, sampled in parts",
-         [{"sample_batch_size": n * options.group_size} for n in questions if own_sampler]),
+        (
+            "a larger share of the device for vLLM",
+            [{"vllm_share": share}] if share < 1 and not p.vllm_starts else [],
+        ),
+        (
+            "the same update in more passes",
+            [{"micro_batch_tokens": n} for n in halves(options.micro_batch_tokens, 256)],
+        ),
+        (
+            "the same completions, sampled in parts",
+            [{"sample_batch_size": n * options.group_size} for n in questions if own_sampler],
+        ),
         ("the same update, a third slower", [{"gradient_checkpointing": True}]),
-        ("the same update, divided among the devices",
-         [{"shard": "full"}] if p.devices > 1 and not options.lora else []),
+        (
+            "the same update, divided among the devices",
+            [{"shard": "full"}] if p.devices > 1 and not options.lora else [],
+        ),
         # from here on, the training changes
         ("no KL term, so no reference model", [] if reference else [{"beta": 0.0}]),
-        ("trains adapters only, which take ten times the learning rate",
-         [{"lora": RANK, "lr": float(f"{10 * options.lr:g}"), "shard": "none"}] if adapters else []),
+        (
+            "trains adapters only, which take ten times the learning rate",
+            [{"lora": RANK, "lr": float(f"{10 * options.lr:g}"), "shard": "none"}]
+            if adapters
+            else [],
+        ),
         ("shorter completions", [{"max_new_tokens": n} for n in lengths]),
     ]
     return [(words, changes) for words, changes in rungs if changes]
@@ -126,7 +139,8 @@ def eval_batch_size(config):
     """(completions that an evaluation samples at a time, notes) of a run on a GPU.
 
     The plan's worst case may never come, so a run that does not fit gets a note and is not refused.
-    So does a run whose model cannot be planned. """
+    So does a run whose model cannot be planned.
+    """
     try:
         p = plan(SimpleNamespace(**flat(config)))
     except UserError as error:
@@ -140,7 +154,8 @@ def print_plan(config, argv):
     """Print the plan of a run on GPUs. argv: its command line.
 
     Returns the exit code: 0: it fits; 3: another command fits. Raises UserError if no command was
-    found that fits. """
+    found that fits.
+    """
     p = plan(SimpleNamespace(**flat(config)))
     found = None if p.fits else cure(p)
     lines = [*table(p), *(f"note: {n}" for n in notes_of(config, algorithm_of(config.row)))]

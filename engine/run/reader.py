@@ -3,7 +3,8 @@ may be a stranger's.
 
 torch itself reads `.metadata`, and single values such as a learning rate, by pickle. A pickle may
 call any function of Python. So each pickle is read here first, where it may name only the few
-things that a checkpoint needs. torch reads the same bytes after that. """
+things that a checkpoint needs. torch reads the same bytes after that.
+"""
 
 import pickle
 

@@ -2,7 +2,8 @@
 
 Only the model's config.json is read; the table below stands for that of the usual models, so their
 memory can be planned without a network. transformers makes the model on PyTorch's `meta` device,
-where a tensor has a shape but no memory. """
+where a tensor has a shape but no memory.
+"""
 
 import functools
 import operator
@@ -40,7 +41,8 @@ def skeleton(name, dataset=None, kind="AutoModelForCausalLM"):
     """The model `name` on the `meta` device. Raises UserError if its config.json cannot be read.
 
     name: of the table (also with -Instruct or -Base), a folder's, a run's, or the hub's; `toy` is
-    the base model of `dataset`. kind: a class of transformers. """
+    the base model of `dataset`. kind: a class of transformers.
+    """
     import transformers  # takes a second, and `--help` does not need it
 
     try:

@@ -4,7 +4,8 @@ yet.
 A decoding step takes the longer of two times: reading the weights and the cache from memory, and
 starting the kernels of all layers. The second one does not grow with the rows. Reading prompts,
 scoring and updating take the time of their products: 2 operations for each parameter and token
-forward, and 4 backward. What the devices send each other, rewards and evaluations are left out. """
+forward, and 4 backward. What the devices send each other, rewards and evaluations are left out.
+"""
 
 import math
 from pathlib import Path
@@ -60,7 +61,8 @@ def times(p, of_data):
             reading = number * (p.parameters + cache) / (OF_BANDWIDTH * bandwidth)
             starting = [start * layers * (2 if options.lora else 1) for start in START.values()]
             sampling = [
-                LONGEST * options.max_new_tokens * max(reading, start) + forward * questions * prompt
+                LONGEST * options.max_new_tokens * max(reading, start)
+                + forward * questions * prompt
                 for start in starting
             ]
             once = networks * forward * (questions * prompt + kept * completion)

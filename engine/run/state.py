@@ -171,8 +171,7 @@ class Run:
             self.algorithm.max_rollouts > 1 and self.steps * self.per_step >= self.total
         )
         done, total, unit = (
-            (position, self.total, "questions")
-            if self.in_questions
+            (position, self.total, "questions") if self.in_questions
             else (step, self.steps, "steps")
         )
         self.bar = progress.bar(self.algorithm.name, total, unit, done=done, leave=True)
@@ -189,7 +188,8 @@ class Run:
 
         The generator follows from the seed and the step, so a resumed run draws the same numbers.
         It is the same on every rank: rollout.py says what is drawn for a question, and what for a
-        rank. """
+        rank.
+        """
         rates, state = self.config.update, self.state
         progress = run_progress(
             state["step"], self.steps, state["position"], self.total, self.per_step
@@ -210,7 +210,9 @@ class Run:
         )
         self.state["position"] += count
         return (
-            ranks.share(take(self.questions, position, count, self.config.run.seed)) if count else None
+            ranks.share(take(self.questions, position, count, self.config.run.seed))
+            if count
+            else None
         )
 
     def record(self, of_step):
@@ -276,8 +278,7 @@ class Run:
         start = "no_signal/"
         self.differ.append(
             {
-                name.removeprefix(start): 1 - x
-                for name, x in metrics.items()
+                name.removeprefix(start): 1 - x for name, x in metrics.items()
                 if name.startswith(start)
             }
         )
@@ -357,7 +358,9 @@ def in_one_sentence(error, run_dir):
     elif isinstance(error, OSError) and error.errno in CANNOT_WRITE:
         reason = f"{CANNOT_WRITE[error.errno]}."
     elif isinstance(error, FloatingPointError):
-        reason = "the model's logits are no longer finite, because its updates were too large: lower --lr."
+        reason = (
+            "the model's logits are no longer finite, because its updates were too large: lower "
+            "--lr.")
     elif isinstance(error, BrokenPipeError):
         reason = "stopped, because the program that read the output has ended."
     elif ranks.is_alone(error):

@@ -12,7 +12,8 @@ class Tracker:
 
     A run that continues after `step` repeats later steps. TensorBoard hides the earlier records of
     these steps. Weights & Biases keeps the earlier records; it finds the run by the id in the run's
-    folder. options: shown beside the run. """
+    folder. options: shown beside the run.
+    """
 
     def __init__(self, name, run_dir, step, options):
         self.writer = self.run = None

@@ -46,7 +46,8 @@ def math_accuracy(completions, answer, **columns):
     expression ("3*4"); a unit may follow ("18 dollars"). Otherwise, any equal expression counts.
     Boxes joined by commas, "and" or "or" are one answer. An answer is wrong if it cannot be parsed,
     or not judged within MATH_SECONDS and MATH_MEMORY. If the gold answer cannot be parsed, a
-    warning names it. Raises ImportError if math-verify is not installed. POSIX only. """
+    warning names it. Raises ImportError if math-verify is not installed. POSIX only.
+    """
     pairs = zip(completions, map(str, answer), strict=True)
     return [1.0 if _verdict(text, gold) == "right" else 0.0 for text, gold in pairs]
 
@@ -86,10 +87,8 @@ def _same_quantity(given, gold):
     """
     words, of_gold = (re.findall(r"[^\W\d_]+", DRESS.sub(" ", latex)) for latex in (given, gold))
     return (
-        given.count("{") == given.count("}")
-        and of_gold in ([], words)
-        and not any(map(FACTOR.fullmatch, words))
-        and same_number(given, gold)
+        given.count("{") == given.count("}") and of_gold in ([], words)
+        and not any(map(FACTOR.fullmatch, words)) and same_number(given, gold)
     )
 
 

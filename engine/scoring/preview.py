@@ -26,13 +26,15 @@ def preview(config, device, given):
     completion, a conclusion.
 
     given: the options of the command line alone. If it names --questions_per_step or
-    --max_new_tokens, they hold here. """
+    --max_new_tokens, they hold here.
+    """
     on_cpu, longest = device.type == "cpu", config.sampling.max_new_tokens
     if on_cpu and not given.sampling.max_new_tokens:
         longest = min(longest, TOKENS_ON_CPU)
     progress.say("loading the model")
     model, tokenizer = load_model(
-        base_model(config.data.model, config.data.dataset), device, config.devices.dtype, frozen=True
+        base_model(config.data.model, config.data.dataset), device, config.devices.dtype,
+        frozen=True,
     )
     chosen = choose(config.data.rewards, device, config.data.reward_timeout)
     progress.say("reading the questions")
@@ -41,17 +43,21 @@ def preview(config, device, given):
         max_prompt_tokens=prompt_room(model, longest, config.data.max_prompt_tokens),
     )
     warn_of_gold(chosen, questions)
-    questions = questions[: given.row.questions_per_step or (QUESTIONS_ON_CPU if on_cpu else QUESTIONS)]
+    questions = questions[
+        : given.row.questions_per_step or (QUESTIONS_ON_CPU if on_cpu else QUESTIONS)
+    ]
     progress.note(
         "The first prompt, as the model sees it:\n"
         f"{tokenizer.decode(questions[0]['prompt'])}\n(here the model goes on)\n\n"
-        f"{len(questions)} questions × {config.row.group_size} completions, at most {longest} tokens "
-        "each:"
+        f"{len(questions)} questions × {config.row.group_size} completions, at most {longest} "
+        "tokens each:"
     )
     progress.say("sampling")
     sampling = replace(config.sampling, max_new_tokens=longest)
     sampled = Sampler(model, tokenizer).sample(
-        [question["prompt"] for question in questions], config.row.group_size, sampling, config.run.seed)
+        [question["prompt"] for question in questions], config.row.group_size, sampling,
+        config.run.seed,
+    )
     progress.say("scoring")
     texts = sampled.texts(tokenizer, questions)
     columns = reward_columns(questions, config.row.group_size)
@@ -95,7 +101,8 @@ def conclusion(groups, total, cut, longest):
     """What the rewards of a few groups say about training.
 
     groups: {name: (Q, G)}, each reward. total: (Q, G), the weighted sums. cut: share of the
-    completions that were cut off, at `longest` tokens. """
+    completions that were cut off, at `longest` tokens.
+    """
     first, accuracy = next(iter(groups.items()))
     differ = {name: has_signal(values).sum().item() for name, values in groups.items()}
     counts = ", ".join(f"{name} in {n} of {len(total)}" for name, n in differ.items())

@@ -13,7 +13,8 @@ def code_accuracy(completions, answer, **columns):
     else 0.0.
 
     Numbers may differ by 1e-9 of their size, because 0.1 + 0.2 is not exactly 0.3. answer: as in
-    `gsm8k_accuracy`. """
+    `gsm8k_accuracy`.
+    """
     pairs = [
         (output, gold_answer(gold))
         for output, gold in zip(_outputs(tuple(completions)), answer, strict=True)

@@ -11,7 +11,8 @@ class RewardModel:
     If its tokenizer has a chat template, the model reads question and completion as a chat; else
     one after the other. Weights are float32, dropout is off. device: None means this process's GPU,
     if it has one. Raises ValueError if the model has more labels, or if weights are missing:
-    transformers would fill them at random, differently on each rank. """
+    transformers would fill them at random, differently on each rank.
+    """
 
     def __init__(self, name, *, device=None, batch_size=16):
         self.__name__, self.batch_size = "reward_model", batch_size

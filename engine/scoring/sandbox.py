@@ -33,7 +33,8 @@ The verdict. `.ok` means that the program ended with success, as Python sees it:
 line, or by sys.exit(0) or exit(). The program itself decides this, because it may call sys.exit(0)
 anywhere and may write the interpreter's memory. So tests that are appended to a program prove
 nothing: let the program print, and compare `.stdout`. A program may find in memory what earlier
-programs of its server printed, but not the right answers: a server gets only programs. """
+programs of its server printed, but not the right answers: a server gets only programs.
+"""
 
 import atexit
 import builtins
@@ -289,7 +290,8 @@ def run_many(codes, *, timeout=5.0, memory_mb=512, workers=None):
 
     timeout: seconds of CPU time for each program, so that other work of the machine does not change
     a verdict. workers: programs at a time; default: one per core. The ranks of a machine
-    (LOCAL_WORLD_SIZE) share its cores. """
+    (LOCAL_WORLD_SIZE) share its cores.
+    """
     from multiprocessing.connection import wait  # a server does not need it
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

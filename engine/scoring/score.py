@@ -47,7 +47,8 @@ def choose(words, device=None, timeout=60.0, option="--rewards"):
     NAME is one of REWARDS, FILE.py:FUNCTION, or RewardModel:MODEL. device None: a reward model is
     not loaded. timeout: seconds that a call of a FILE.py:FUNCTION may take; the other rewards have
     limits of their own. option: the option that has these words, for error messages. Raises
-    UserError if there is no such reward. """
+    UserError if there is no such reward.
+    """
     chosen, names = [], ["overlong"]  # in the logs, overlong is DAPO's penalty
     for word in words:
         name, _, last = word.rpartition(":")
@@ -96,7 +97,8 @@ def judge(chosen, dataset, eval_dataset):
     """The function that judges whether a completion is right: the run's first reward.
 
     If `eval_dataset` is no local file and has other rewards than `dataset`, it is the first reward
-    of `eval_dataset`. """
+    of `eval_dataset`.
+    """
     eval_rewards = task_of(eval_dataset).rewards
     if eval_rewards == task_of(dataset).rewards or Path(eval_dataset).is_file():
         return chosen[0].function
@@ -109,7 +111,8 @@ def overshadowing(differ):
     differ: {name: in how many groups the values of this reward differ}. Where the first reward is
     equal for all completions, the std of the group divides away the weight of another one, which
     then trains at full strength. So another reward is in the way if it differs in more than four
-    times as many groups. """
+    times as many groups.
+    """
     first, *others = differ
     most = max(others, key=differ.get, default=first)
     return most if differ[most] > 4 * differ[first] else None
@@ -128,7 +131,8 @@ def limited(function, seconds):
     expression. It cannot interrupt C code that does not look for signals, such as a long call of
     numpy: the alarm waits until it returns. There is no limit outside the main thread, and none
     after the function sets its own alarm, as math-verify does. Threads and processes that the
-    function has started live on. An alarm that was set before is late by the time of the call. """
+    function has started live on. An alarm that was set before is late by the time of the call.
+    """
 
     def ring(number, frame):
         raise Hung(f"it took longer than {seconds:g} s; if it is slow, raise --reward_timeout")
@@ -154,7 +158,8 @@ def values_of(reward, texts, columns):
     copies: what it changes in them, no other reward sees.
 
     numpy and torch may hold the values, too. Raises UserError if they are not one finite number for
-    each text. """
+    each text.
+    """
     try:
         values = reward.function(list(texts), **copy.deepcopy(columns))
     except (Exception, SystemExit, Hung) as error:
@@ -182,7 +187,8 @@ def one_by_one(reward, texts, columns):
     (values, errors).
 
     If the reward fails on a completion, its value is None. Raises UserError if the reward fails on
-    all of several completions, or hangs on some for longer than PATIENCE. """
+    all of several completions, or hangs on some for longer than PATIENCE.
+    """
     values, errors, lost = [], [], 0.0
     for i, text in enumerate(texts):
         start = time.monotonic()
@@ -211,7 +217,8 @@ def score(chosen, texts, columns):
     reward gives to any of these texts, and at most 0. So a policy that learns how to make a reward
     fail gains nothing. If the completion were left out of its group, the failure would cost nothing
     either, and the policy would not learn to avoid it. Raises UserError if a reward fails on all of
-    several completions, hangs on many, or does not return numbers. """
+    several completions, hangs on many, or does not return numbers.
+    """
     scores, failures = {}, 0
     for reward in chosen:
         values, error = values_of(reward, texts, columns) if texts else ([], None)

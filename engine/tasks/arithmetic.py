@@ -75,7 +75,8 @@ def numbers(operations, rng):
     """([a, b] or [a, b, c], result) for a chain of operations.
 
     The numbers are from 2 to 9, a dividend up to 20. All intermediate results are whole and above
-    0. """
+    0.
+    """
     while True:
         drawn = [rng.randint(2, 20 if operations[0] == "÷" else 9)] + [
             rng.randint(2, 9) for _ in operations

@@ -2,7 +2,8 @@
 
 Every question has the columns `question` and `answer`, and two columns that rewards do not get:
 `prompt` (token ids, after the chat template) and `begun` (the thought that the template has opened
-for the model: "<think>", or ""). """
+for the model: "<think>", or "").
+"""
 
 import functools
 import hashlib
@@ -24,7 +25,8 @@ def load_questions(
 
     A question whose prompt is longer than `max_prompt_tokens` is left out. No prompt is cut,
     because its end holds the question and the header of the assistant's turn. notes: sentences that
-    the user should read. """
+    the user should read.
+    """
     task = task_of(name)
     count = limit or (task.train_questions if split == "train" else task.test_questions)
     if isinstance(task.source, Hub):
@@ -38,8 +40,7 @@ def load_questions(
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
     questions = [
         {**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
-        for row, text, prompt in zip(rows, texts, prompts)
-        if 1 <= len(prompt) <= max_prompt_tokens
+        for row, text, prompt in zip(rows, texts, prompts) if 1 <= len(prompt) <= max_prompt_tokens
     ]
     if len(questions) < len(found):
         notes.append(
@@ -71,8 +72,7 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
             tokenizer.apply_chat_template(
                 [{"role": role, "content": content} for role, content in chat],
                 tokenize=False, add_generation_prompt=True,
-            )
-            for chat in turns
+            ) for chat in turns
         ]
 
     try:
@@ -155,7 +155,8 @@ def base_model(model, dataset, earlier=None):
     made on first use.
 
     earlier: the model that a resumed run started from. It stays the run's, even if the project now
-    makes another base. """
+    makes another base.
+    """
     if model != "toy":
         return model
     if earlier and Path(earlier).is_dir():
@@ -216,8 +217,7 @@ def reward_columns(questions, group_size=1):
     completion."""
     return {
         name: [question[name] for question in questions for _ in range(group_size)]
-        for name in (questions[0] if questions else ())
-        if name not in ("prompt", "begun")
+        for name in (questions[0] if questions else ()) if name not in ("prompt", "begun")
     }
 
 

@@ -1,7 +1,8 @@
 """The table of data sets. Each data set has one row, which holds all that is special to it.
 
 To add a data set, write a row: where its questions come from, which rewards judge the answers, how
-long an answer may be. A local file of JSON lines needs no row. """
+long an answer may be. A local file of JSON lines needs no row.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -8,7 +8,8 @@ warm start, whose demonstrations are messy on purpose. Some of them think step b
 
 and most of them only guess, `<answer>19</answer>`. Half of these guesses are wrong by 1 to 3. So
 the base model mostly guesses, and its answers are mostly wrong. Nobody tells it to think:
-reinforcement learning discovers that thinking pays, and accuracy and length rise together. """
+reinforcement learning discovers that thinking pays, and accuracy and length rise together.
+"""
 
 import random
 from itertools import count
@@ -28,7 +29,8 @@ def question(index, split="train"):
     that lead to it.
 
     split: train, test or warm_start. No question of the test split is in another split. No running
-    total is negative. """
+    total is negative.
+    """
     rng = random.Random(f"{split} {index}")
     while True:
         total = rng.randint(1, LARGEST_DIGIT)
@@ -57,7 +59,8 @@ def demonstration(index, kind="base"):
 
     kind "code": each completion is a program that prints the answer. Some programs calculate it,
     most print a guess. kind "wordy": all completions think, and then repeat the result up to WORDY
-    times, which does neither good nor harm. """
+    times, which does neither good nor harm.
+    """
     row, rng = question(index, "warm_start"), random.Random(f"demonstration {index}")
     answer, thoughts = int(row["answer"]), row["thoughts"]
     thinks = kind == "wordy" or rng.random() < THINKING_SHARE

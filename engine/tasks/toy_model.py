@@ -90,7 +90,8 @@ def base(kind="base"):
     under runs/.
 
     The folder's name holds a fingerprint of the toy's two files: if one changes, a new base model
-    is made. kind: see `toy.demonstration`. """
+    is made. kind: see `toy.demonstration`.
+    """
     sources = [Path(toy.__file__), Path(__file__)]
     fingerprint = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     folder = Path("runs") / f"toy-{kind}-{fingerprint}"

@@ -15,6 +15,9 @@ def without_gradient(ratio, advantages):
 def loss_in_two_parts(logp, old_logp, advantages, mask):
     loss = 0.0
     for part in (slice(0, 2), slice(2, None)):
-        weights = sequence_mean_weights(mask[part], num_sequences=len(mask))  # N is that of the whole batch
-        loss += grpo_loss(logp[part], old_logp[part], advantages[part], mask[part], beta=0, weights=weights)[0]
+        # N is that of the whole batch
+        weights = sequence_mean_weights(mask[part], num_sequences=len(mask))
+        loss += grpo_loss(
+            logp[part], old_logp[part], advantages[part], mask[part], beta=0, weights=weights
+        )[0]
     return loss

@@ -11,7 +11,9 @@ def empty_places(questions, group_size, pruning_rate):
 
 
 def padding(lengths, max_tokens):
-    area = sum(len(batch) * max(lengths[i] for i in batch) for batch in micro_batches(lengths, max_tokens))
+    area = sum(
+        len(batch) * max(lengths[i] for i in batch) for batch in micro_batches(lengths, max_tokens)
+    )
     return 1 - sum(lengths) / area
 
 

@@ -299,8 +299,7 @@ def test_the_mean_and_the_std_are_taken_before_pruning():
     torch.testing.assert_close(advantages.gather(1, kept), expected, rtol=1e-3, atol=0)
 
 
-# --- the length gets in: E[∇ log π(o) / |o|] = ∇ E[1/|o|]
-# ------------------------------------------
+# --- the length gets in: E[∇ log π(o) / |o|] = ∇ E[1/|o|] ---
 
 
 THETA, RIGHT = TinyPolicy.table(14), (TinyPolicy.REWARDS > 0).double()

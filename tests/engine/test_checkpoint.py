@@ -259,8 +259,7 @@ def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_pat
     for p, q in zip(networks.model.parameters(), again.model.parameters(), strict=True):
         ours, theirs = networks.optimizer.state[p], again.optimizer.state[q]
         assert (
-            ours["step"] == theirs["step"] == 1
-            and torch.equal(ours["exp_avg"], theirs["exp_avg"])
+            ours["step"] == theirs["step"] == 1 and torch.equal(ours["exp_avg"], theirs["exp_avg"])
             and ours["exp_avg"].any()
         )
         assert torch.equal(ours["exp_avg_sq"], theirs["exp_avg_sq"]) and torch.equal(p, q)

@@ -94,7 +94,8 @@ def test_a_damaged_checkpoint_is_no_model_whoever_loads_it(small, tmp_path, prog
 def test_logits_that_are_not_finite_end_a_run_in_a_sentence_about_the_learning_rate(
     small, tmp_path
 ):
-    words = ["--model", small, "--lr", "1e12", "--warmup", "0", "--steps", "3", "--eval_questions", "1", "--questions_per_step", "1",
+    words = ["--model", small, "--lr", "1e12", "--warmup", "0", "--steps", "3",
+             "--eval_questions", "1", "--questions_per_step", "1",
              "--output_dir", str(tmp_path / "run")]  # fmt: skip
     with pytest.raises(
         UserError,
@@ -123,7 +124,8 @@ def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(
 
 
 @pytest.mark.parametrize("error, words", [
-    (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "), (OSError(errno.ENOSPC, "x"), "^the disk is full, "),
+    (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "),
+    (OSError(errno.ENOSPC, "x"), "^the disk is full, "),
     (OSError(errno.EROFS, "x"), "^the folder is read-only: make it writable. "),
     (PermissionError(errno.EACCES, "x"), "^the folder is read-only"),
     (FloatingPointError("x"), "^the model's logits .*lower --lr. "),
@@ -152,7 +154,8 @@ def notes(words):
     ("--devices 2", "--devices"), ("--reward_timeout 5", "--reward_timeout"),
     ("--mu 1 --minibatches 1 --clip_high 0.28", "--clip_high"),
     ("--mu 1 --minibatches 1 --target_kl 0.1", "--target_kl"),
-    ("--pruning_rate 0 --keep random", "--keep"), ("--algorithm grpo --allocation false", "--alloc"),
+    ("--pruning_rate 0 --keep random", "--keep"),
+    ("--algorithm grpo --allocation false", "--alloc"),
     ("--steps 5 --refresh_reference 5", "--refresh_reference"),
     ("--system_prompt think", "--system_prompt"), ("--lora 4", "--lora"),
 ])  # fmt: skip

@@ -48,8 +48,7 @@ def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_be
     critic, batch = critic_of(model), completions(tokenizer)
     values = critic(batch)
     assert (
-        values.dtype == torch.float32
-        and values.shape == batch.tokens.shape
+        values.dtype == torch.float32 and values.shape == batch.tokens.shape
         and len(set(map(len, batch.prompts))) > 1
     )
     for prompt, tokens, n, row in zip(
@@ -133,7 +132,8 @@ def test_estimate_equals_a_loop_however_the_completions_are_cut(beta, lam, max_t
     """Advantages are whitened over the tokens of all micro-batches; without β there is no
     reference."""
     batch = Batch(
-        [[i] for i in range(6)], torch.zeros(6, 9, dtype=torch.int64), torch.tensor(LENGTHS), SCORES,
+        [[i] for i in range(6)], torch.zeros(6, 9, dtype=torch.int64), torch.tensor(LENGTHS),
+        SCORES,
         scores=SCORES,
     )
     micro_batches = batch.micro_batches(max_tokens)

@@ -2,7 +2,8 @@
 that are not finite, preemption.
 
 pytest starts torchrun on this very file, whose __main__ trains as train.py does, with faults at
-places named on its command line. """
+places named on its command line.
+"""
 
 import json
 import os

@@ -46,8 +46,7 @@ def on_gpu(*words, ranks=1, cwd=ROOT, timeout=400):
     """Run a Python program on the GPU, or on the pretended one. Returns what it printed."""
     pretend = [] if GPUS else [TOOL]
     launch = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-        if ranks > 1
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks > 1
         else []
     )
     more = {

@@ -22,7 +22,8 @@ print("heavy:", [name for name in {heavy} if name in sys.modules])
 """
 
 MISTAKES = [
-    "--bogus", "--lr fast", "--algorithm nope", "--shard full --lora 4", "--dataset nope", "--dataset nope.jsonl", "--model ./nope",
+    "--bogus", "--lr fast", "--algorithm nope", "--shard full --lora 4",
+    "--dataset nope", "--dataset nope.jsonl", "--model ./nope",
     "--rewards nope", "--rewards RewardModel:./nope", "--rewards math_accuracy --dataset gsm8k "
                                                       "--steps 0", "--recipe nope.yaml",
     "--keep nope.py:f", "--resume --output_dir nope", "--check_rewards --dtype half", "--plan "

@@ -239,8 +239,7 @@ def test_without_a_hub_what_is_in_its_cache_is_used_and_the_hub_is_not_asked_aga
     with pytest.raises(UserError, match="gsm8k cannot be loaded from the hub .*: go online"):
         questions.read_hub("gsm8k", questions.TASKS["gsm8k"].source, "train")
     assert (
-        len(asked) == 1
-        and asked[0][0].endswith("datasets/openai/gsm8k/resolve/main/README.md")
+        len(asked) == 1 and asked[0][0].endswith("datasets/openai/gsm8k/resolve/main/README.md")
         and hub.constants.HF_HUB_OFFLINE
     )
 

@@ -70,8 +70,7 @@ def plain_logprobs(model, prompts, tokens, lengths, temperature=1.0):
         logits = model(torch.tensor([prompt + row[:n].tolist()])).logits[0].double() / temperature
         rows.append(
             torch.stack([logits[len(prompt) - 1 + t].log_softmax(-1)[row[t]] for t in range(n)])
-            if n
-            else torch.zeros(0)
+            if n else torch.zeros(0)
         )
     return rows
 
@@ -109,9 +108,7 @@ class OfShape(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
         if (
-            isinstance(result, torch.Tensor)
-            and result.dim() == 2
-            and result.shape[1] == self.width
+            isinstance(result, torch.Tensor) and result.dim() == 2 and result.shape[1] == self.width
             and not operation.is_view
         ):
             self.made.append((operation.overloadpacket.__name__, len(result), result.dtype))

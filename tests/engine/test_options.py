@@ -53,7 +53,9 @@ def test_an_empty_command_line_gives_the_defaults():
     assert parse(Config, []) == Config(10, 1e-3, "toy", None, False, True, None)
 
 
-@pytest.mark.parametrize("words", [["--steps", "3", "--lr", "1e-6", "--name", "a b"], ["--steps=3", "--lr=1e-6", "--name=a b"]])
+@pytest.mark.parametrize("words", [
+    ["--steps", "3", "--lr", "1e-6", "--name", "a b"], ["--steps=3", "--lr=1e-6", "--name=a b"],
+])
 def test_the_command_line_sets_options_of_every_type(words):
     assert parse(Config, words) == Config(steps=3, lr=1e-6, name="a b")
 
@@ -194,8 +196,10 @@ def test_a_recipe_that_does_not_exist_or_is_no_text_is_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("word, ours", [
-    ("--learning_rate", "--lr"), ("--learning-rate=1e-6", "--lr"), ("--num_generations", "--group_size"), ("--epsilon_high", "--clip_high"),
-    ("actor_rollout_ref.actor.optim.lr=1e-6", "--lr"), ("actor_rollout_ref.rollout.n=5", "--group_size"),
+    ("--learning_rate", "--lr"), ("--learning-rate=1e-6", "--lr"),
+    ("--num_generations", "--group_size"), ("--epsilon_high", "--clip_high"),
+    ("actor_rollout_ref.actor.optim.lr=1e-6", "--lr"),
+    ("actor_rollout_ref.rollout.n=5", "--group_size"),
     ("--per_device_train_batch_size", "--questions_per_step or --micro_batch_tokens"),
 ])  # fmt: skip
 def test_a_name_of_trl_or_verl_is_answered_with_ours(word, ours):
@@ -208,7 +212,8 @@ def test_the_page_of_names_agrees_with_the_names_that_are_answered():
     """Of each row of docs/names.md whose first cell holds options: each name of TRL and of verl,
     without folder and value."""
     options, page = (
-        {f.name for f in option_fields(run.Config)}, (ROOT / "docs/names.md").read_text(encoding="utf-8"),
+        {f.name for f in option_fields(run.Config)},
+        (ROOT / "docs/names.md").read_text(encoding="utf-8"),
     )
     found = {}
     for row in page.split("\n## ")[0].splitlines():
@@ -241,8 +246,9 @@ def test_help_lists_every_option_with_its_line(capsys):
 
 
 def test_a_users_mistake_ends_the_program_with_one_line_and_code_2():
-    code = "from engine.base.errors import UserError\nfrom engine.run.options import run_program\n" \
-           "def main(argv):\n    raise UserError('no model: name one.')\nrun_program(main)"  # fmt: skip
+    code = (
+        "from engine.base.errors import UserError\nfrom engine.run.options import run_program\n"
+        "def main(argv):\n    raise UserError('no model: name one.')\nrun_program(main)")
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (
         2, "", "error: no model: name one.\n",

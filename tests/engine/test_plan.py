@@ -15,6 +15,7 @@ from engine.base.errors import UserError
 from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, whole_networks
 from engine.run.config import Config, algorithm_of, check
+from engine.run.options import flat
 from engine.run.plan import EVALUATED, GB, PHASES, device_of, plan, token_memory
 from engine.run.plan_command import eval_batch_size
 from engine.run.shapes import widths
@@ -236,8 +237,7 @@ CASES = {
     "LoRA": (WIDE, STEP | {"lora": 8, "beta": 0.0}),
     "many rows": (
         DEEP,
-        STEP
-        | {
+        STEP | {
             "group_size": 64, "micro_batch_tokens": 128, "pruning_rate": 0.98, "allocation": False,
             "beta": 0.0,
         },

@@ -49,7 +49,8 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, d
     config, algorithm = check(config)
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(
-        folder, device, config.devices, config.sampling, lr=1e-3, beta=0.04, seed=1, critic=algorithm.critic,
+        folder, device, config.devices, config.sampling, lr=1e-3, beta=0.04, seed=1,
+        critic=algorithm.critic,
         folder=saved,
     )
     if saved:
@@ -108,8 +109,7 @@ def updated(networks, minibatches, algorithm, optimizer):
     stats, skipped = update(networks, minibatches, algorithm, Sampling(48), Limits())
     ranks.barrier()
     weights = [
-        tensor.flatten()
-        for network in networks.learners
+        tensor.flatten() for network in networks.learners
         for _, tensor in shards.whole_weights(network)
     ]
     return {"weights": torch.cat(weights), "stats": stats | {"skipped": skipped}}

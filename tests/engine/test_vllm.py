@@ -215,9 +215,7 @@ def test_refresh_samples_from_the_new_weights_alone(world, names):
         for texts in ([LONG], PROMPTS):
             prompts, drawn = run(world, prompts=texts)
             assert (
-                disagreement(new, prompts, drawn)
-                < CLOSE
-                < 0.1
+                disagreement(new, prompts, drawn) < CLOSE < 0.1
                 < disagreement(world.model, prompts, drawn)
             )
     finally:
@@ -240,8 +238,7 @@ def test_completions_end_at_the_stop_ids_or_are_marked_truncated(world, monkeypa
         assert n == 20 or not truncated
         assert set(tokens[n:]) <= {20} and not logp[n:].any()
     inside = {
-        token
-        for tokens, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())
+        token for tokens, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())
         for token in tokens[: n - 1]
     }
     # neither the tokenizer's EOS nor the generation config's ends one

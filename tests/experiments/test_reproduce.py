@@ -96,7 +96,9 @@ def test_every_method_is_a_valid_run_and_trains_on_as_many_completions_as_its_ro
         assert method.baseline in table.methods
         if table.measures:  # four questions a step for each
             continue
-        other = method.kind in ("pruning alone", "larger batches alone") or algorithm.group_size > 16
+        other = (
+            method.kind in ("pruning alone", "larger batches alone") or algorithm.group_size > 16
+        )
         trained = algorithm.questions_per_step * algorithm.k
         assert (trained == 16 * algorithm.minibatches) == (not other)
 
