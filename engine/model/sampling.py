@@ -1,7 +1,7 @@
 """Sampling completions from the policy.
 
 The contract of a sampler. The project's own (`Sampler`) keeps it, and so does vLLM's (vllm.py). One
-of your own is a class in a file, a line of SAMPLERS in networks.py, and a choice of --rollout.
+of your own is a class in a file, and a line of SAMPLERS in networks.py: --rollout NAME takes it.
 
     Class(source, tokenizer, dtype, sampling, stop_ids=…, longest=…, seed=…)
         samples from the weights of `source`, a hub name or a folder, until `refresh`. dtype: what

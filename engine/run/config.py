@@ -11,6 +11,7 @@ import algorithms
 from engine.base import ranks
 from engine.base.errors import UserError, one_line
 from engine.base.files import own_function
+from engine.model.networks import SAMPLERS
 from engine.model.sampling import Sampling
 from engine.run import checkpoint, checks, folder
 from engine.run.options import LARGEST, as_words, compose, flat, option, parse
@@ -114,7 +115,7 @@ class SamplingOptions(Sampling):
         "all of a step", limits="[1, ∞)")
     rollout: str = option(
         "own", "the sampler: own (engine/model/sampling.py), or vllm (in this process; needs the "
-        "package)", choices=("own", "vllm"))
+        "package)", choices=("own", *SAMPLERS))
     vllm_share: float = option(
         0.3, "share of a GPU's memory for vLLM's weights, activations and cache", limits="(0, 1)")
 
