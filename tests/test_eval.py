@@ -177,7 +177,7 @@ def test_the_number_of_ranks_changes_nothing(small, tmp_path):
     assert (tmp_path / "b/eval-toy.jsonl").read_text().splitlines() == alone
 
 
-def test_several_benchmarks_each_with_its_setting(small, tmp_path):
+def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
     rows = [
         {"question": "1+1=?", "answer": "One and one.\n#### 2"},
         {"problem": "2+2=?", "answer": "4", "level": 1},
@@ -186,6 +186,8 @@ def test_several_benchmarks_each_with_its_setting(small, tmp_path):
     words = ["--model", small, "--questions", "3", "--samples", "0", "--max_new_tokens", "9"]
     words += ["--output_dir", str(tmp_path / "out"), "--benchmark", str(tmp_path / "mine.jsonl")]
     evaluation.main([*words, "toy"])
+    said = capsys.readouterr().out
+    assert said.count("greedy") == 2 and said.count("judged by") == 2
     summary = json.loads((tmp_path / "out/eval-mine.json").read_text())
     assert (summary["questions"], summary["max_new_tokens"]) == (2, 9)
     assert summary["judge"] == "gsm8k_accuracy" and "sampled" not in summary

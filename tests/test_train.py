@@ -87,7 +87,7 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
 
 
 def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
-    step_inputs, monkeypatch
+    step_inputs, monkeypatch, capsys
 ):
     asked, given = [], noted_updates(monkeypatch)
 
@@ -113,6 +113,7 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     trained = micro_batches_of(given)
     assert sum(len(batch.prompts) for batch in trained) == 12
     assert all(len(set(batch.advantages.tolist())) > 1 for batch in trained)
+    assert "1 groups are still without signal" in capsys.readouterr().out
     asked.clear()
     assert step(2)["rollouts"] == 2
 

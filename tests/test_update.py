@@ -18,8 +18,8 @@ from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from engine.run.config import Config
 from grpo import grpo_loss
-from records import Batch, MiniBatch, micro_batches_of, of_shares
-from tests.training import CPU, LONGEST, completions, updated, weights_of, with_reference
+from records import Batch, MiniBatch, micro_batches_of, of_shares, without_tokens
+from tests.training import CPU, LONGEST, completions, counted, updated, weights_of, with_reference
 from update import Limits, accumulate
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
@@ -149,6 +149,19 @@ def test_the_updates_end_by_the_distance_to_the_sampling_policy_and_not_to_the_r
     micro_batches = with_reference(completions(tokenizer).micro_batches(10**6), model)
     stats = updated(model, sgd(model, 0.0), [micro_batches], resolve("grpo", mu=3, target_kl=1e-3))
     assert stats["kl"] > 1e-3 and stats["kl_old"] == 0 and len(stats["skipped"]) == 3
+
+
+def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(small):
+    """Devices with shards need equally many micro-batches. What fills up one of them is not a
+    completion in N."""
+    def results(*fill):
+        model, tokenizer = loading.load_model(small, CPU)
+        minibatch = counted(completions(tokenizer).micro_batches(10**6))
+        minibatch.micro_batches += fill
+        stats = updated(model, sgd(model, 1.0), [minibatch], resolve("grpo", mu=1, beta=0.0))
+        return weights_of(model), stats
+
+    torch.testing.assert_close(results(), results(without_tokens(CPU)))
 
 
 @pytest.mark.parametrize("max_tokens", [1, 10**6])
