@@ -101,13 +101,13 @@ def test_committed_notebook_holds_a_whole_run(path):
 
 
 @notebooks
-def test_a_cell_has_at_most_36_lines(path):
+def test_a_cell_has_at_most_40_lines(path):
     """Its imports do not count."""
     for cell in read(path)[1]:
         statements = [
             n for n in python(cell).body if not isinstance(n, ast.Import | ast.ImportFrom)
         ]
-        assert sum(n.end_lineno - n.lineno + 1 for n in statements) <= 36
+        assert sum(n.end_lineno - n.lineno + 1 for n in statements) <= 40
 
 
 @notebooks

@@ -170,7 +170,9 @@ def _confine(folder, timeout, memory_mb):
     for name, value in limits.items():
         # macOS refuses the limit of memory. The user's own limits stay if they are lower
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+            # at its limit of CPU time a program gets SIGXCPU, and a second later SIGKILL
+            most = value + (name == "CPU")
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, most))
 
 
 def _child(code, folder, timeout, memory_mb, output, report):

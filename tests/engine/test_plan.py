@@ -15,7 +15,7 @@ from engine.base.errors import UserError
 from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, whole_networks
 from engine.run.config import Config, algorithm_of, check
-from engine.run.options import flat
+from engine.run.options import compose, flat
 from engine.run.plan import EVALUATED, GB, PHASES, device_of, plan, token_memory
 from engine.run.plan_command import eval_batch_size
 from engine.run.shapes import widths
@@ -127,7 +127,7 @@ def test_a_run_whose_layers_differ_cannot_be_planned_and_goes_on_with_a_note(sha
     monkeypatch.setattr("engine.run.plan.widths", lambda _: widths(layers))
     with pytest.raises(UserError, match="odd"):
         planned()
-    evaluated, [note] = eval_batch_size(config())
+    evaluated, [note] = eval_batch_size(compose(Config, vars(config())))
     assert evaluated == EVALUATED and "odd" in note
 
 
@@ -261,7 +261,7 @@ def steps(shape, given):
         adapter=bool(c.lora), gradient_checkpointing=c.gradient_checkpointing,
         batch_size=c.sample_batch_size,
     )
-    for metrics in longest_steps(networks, c, algorithm):
+    for metrics in longest_steps(networks, compose(Config, vars(c)), algorithm):
         assert metrics["tokens_generated"] == p.completions * c.max_new_tokens
         assert metrics["kept"] == p.kept
     trained = sum(

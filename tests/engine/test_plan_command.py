@@ -225,11 +225,12 @@ def test_a_real_run_is_planned_on_as_many_devices_as_there_are(monkeypatch):
         LARGE, shard="full", gradient_checkpointing=True, pruning_rate=0.875,
         micro_batch_tokens=8192, devices=100,
     )
-    assert eval_batch_size(c) == (plan(c).evaluated, [])  # on 100 devices, as --plan was told
+    # on 100 devices, as --plan was told
+    assert eval_batch_size(compose(Config, vars(c))) == (plan(c).evaluated, [])
     c.plan = False  # a real run has as many as there are
     for devices, fits in ((2, False), (4, True)):
         monkeypatch.setattr(ranks, "world_size", lambda n=devices: n)
-        evaluated, notes = eval_batch_size(c)
+        evaluated, notes = eval_batch_size(compose(Config, vars(c)))
         assert evaluated == plan(c).evaluated and len(notes) == (not fits)
 
 

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 OPTIONS = {
     "plan": False, "max_prompt_tokens": 1000, "max_new_tokens": 20, "temperature": 1.0,
     "top_p": 1.0, "top_k": 0, "seed": 0, "lora": None, "vllm_share": 0.3,
+    "rollout": "vllm", "sample_batch_size": None,
 }
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
 ROOT = Path(__file__).parents[2]
@@ -50,21 +51,23 @@ def vllm_of(folder, tokenizer, **options):
 def test_without_the_package_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install vllm"):
-        checks.vllm(config())
+        checks.check_sampler(config(), None, False)
 
 
 def test_what_vllm_cannot_sample_is_refused(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: name)
     for fine in ({}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
-        checks.vllm(config(**fine))
+        checks.check_sampler(config(**fine), None, False)
     for options, word in [
         ({"temperature": 2.5}, "--temperature"), ({"temperature": 0.001}, "--temperature"),
         ({"temperature": 0.7, "top_p": 0.9}, "--top_p"),
-        ({"temperature": 0.7, "top_k": 5}, "--top_k"), ({"lora": 4}, "--lora"),
-        ({"vllm_share": 1.0}, "--vllm_share must be below 1"),
+        ({"temperature": 0.7, "top_k": 5}, "--top_k"),
+        ({"sample_batch_size": 8}, "--sample_batch_size"),
     ]:
         with pytest.raises(UserError, match=word):
-            checks.vllm(config(**options))
+            checks.check_sampler(config(**options), None, False)
+    with pytest.raises(UserError, match="--lora"):
+        checks.check_sampler(config(), 4, False)
 
 
 @pytest.mark.parametrize("options, noted", [
