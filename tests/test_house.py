@@ -43,6 +43,12 @@ def test_the_paper_the_family_and_the_table_do_not_know_the_machine():
             assert others <= {"grpo"}, name
 
 
+def test_the_machine_does_not_know_the_loop():
+    loop = {"train", "rollout", "update", "records", "eval"}
+    for name, others in GRAPH.items():
+        assert not (name.startswith("engine.") and others & loop), name
+
+
 def test_there_is_no_circle():
     left = dict(GRAPH)
     while done := [name for name, others in left.items() if not others & set(left)]:

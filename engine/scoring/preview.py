@@ -3,8 +3,6 @@ training."""
 
 from dataclasses import replace
 
-import torch
-
 from engine.base import progress
 from engine.model.folders import prompt_room
 from engine.model.loading import load_model
@@ -12,7 +10,6 @@ from engine.model.sampling import Sampler
 from engine.scoring.score import choose, overshadowing, score
 from engine.tasks.questions import base_model, load_questions, reward_columns
 from family.dapo import has_signal
-from records import weighted_sum
 from rewards import gold_answer, gsm8k_accuracy, number_accuracy, to_number
 
 # On a CPU a look shall take a minute. 1,024 tokens of a few endless completions alone would take
@@ -70,7 +67,7 @@ def preview(config, device, given):
     for reward in chosen:
         show(reward, values[reward.name], texts, columns)
     groups = {name: scores.view(len(questions), -1) for name, scores in values.items()}
-    total = weighted_sum(torch.stack(list(groups.values())), [reward.weight for reward in chosen])
+    total = sum(reward.weight * groups[reward.name] for reward in chosen)
     cut = sampled.truncated.float().mean().item()
     print(f"\nConclusion: {conclusion(groups, total, cut, longest)}")
 
