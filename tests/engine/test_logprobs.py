@@ -26,6 +26,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.model import logprobs
+from engine.model.critic import Critic
 from engine.model.logprobs import Policy, completion_logprobs
 from engine.model.prompts import shares_prompts
 from records import Batch
@@ -379,10 +380,13 @@ def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows(mo
         p.data.mul_(8 if p.dim() > 1 else 1)
     for model, can in ((other, False), *((make(kind), True) for kind in KINDS)):
         assert shares_prompts(model.base_model) == can
-    found = scored(other, in_groups((4, 4)), monkeypatch, once=False)
-    assert len(found[3]) == 1
-    expected = plain_logprobs(other, *in_groups((4, 4)))
-    for row, logp in zip(expected, found[0]):
+    monkeypatch.setattr(logprobs, "forward_cost", lambda prompts, lengths: (0, True))
+    rows, passes = in_groups((4, 4)), []
+    other.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
+    found = Policy(other, shares_prompts=False).logprobs(*rows)
+    Critic(other.base_model, shares_prompts=False)(Batch(*rows, torch.zeros(8)))
+    assert len(passes) == 2  # one each
+    for row, logp in zip(plain_logprobs(other, *rows), found):
         torch.testing.assert_close(logp[: len(row)].double(), row.double(), rtol=1e-4, atol=1e-4)
 
 

@@ -76,6 +76,10 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
         for path in (tmp_path / "run", tmp_path / "run/merged", small)
     )
     assert adapted.model.active_adapters()
+    config = Config.of(lora=4)
+    resumed = build(
+        small, CPU, config.devices, config.sampling, lr=1e-2, folder=str(folder)).model
+    torch.testing.assert_close(adapter_of(resumed), adapter_of(adapted.model), rtol=0, atol=0)
     assert [*merged.model.state_dict()] == [*base.model.state_dict()]
     trained, as_one, before = (
         completions(tokenizer).logprobs(policy, 1.0) for policy in (adapted, merged, base)
