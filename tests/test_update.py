@@ -164,6 +164,25 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
     torch.testing.assert_close(results(), results(without_tokens(CPU)))
 
 
+@pytest.mark.parametrize("max_tokens", [30, 10**6])
+def test_a_token_that_the_mask_leaves_out_is_neither_trained_on_nor_counted(small, max_tokens):
+    """For example a token of a tool. Here it is the second token of each completion."""
+    model, tokenizer = loading.load_model(small, CPU)
+    batch = completions(tokenizer)
+    mask = batch.mask.clone()
+    mask[:, 1] = False
+    batch = Batch(batch.prompts, batch.tokens, batch.lengths, batch.advantages, mask)
+    # at the first update every ratio is 1, so this is the gradient of DAPO's token mean
+    weighted = mask * batch.advantages[:, None] * batch.logprobs(Policy(model), 1.0)
+    gradient = torch.autograd.grad(-weighted.sum() / mask.sum(), list(model.parameters()))
+    before = weights_of(model)
+    minibatches = of_shares([batch], max_tokens, Networks(Policy(model), tokenizer))
+    limits = Limits(max_grad_norm=1e9)
+    updated(model, sgd(model, 1.0), minibatches, resolve("dapo", mu=1), limits=limits)
+    expected = torch.cat([g.flatten() for g in gradient])
+    torch.testing.assert_close(before - weights_of(model), expected, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("max_tokens", [1, 10**6])
 def test_an_empty_completion_counts_in_n_however_the_batch_is_cut(small, max_tokens):
     """Alone in a micro-batch it looks like what fills up a device, and it is none: vLLM may return
