@@ -268,7 +268,7 @@ class Config:
     judge: str | None = option(
         None, "the reward by which a completion is right, above 0, as in train.py's --rewards; "
         "none: the benchmark's")
-    seed: int = option(42, "of the sampling", limits=f"[{-LARGEST}, {LARGEST}]")
+    seed: int = option(42, "of the sampling", limits=f"[{-LARGEST}, ∞)")
     output_dir: str | None = option(
         None, "where the results go; none: the folder of the model or of --from_file; "
         "runs/eval-NAME for a model of the hub, or if that folder is read-only")

@@ -175,7 +175,7 @@ class RunOptions:
         False, "continue the run in --output_dir, from its newest checkpoint and with its options")
     seed: int = option(
         42, "seed of the sampling and of the order of the questions",
-        limits=f"[{-LARGEST}, {LARGEST}]",
+        limits=f"[{-LARGEST}, ∞)",
     )
     epochs: float | None = option(
         None, "passes over the questions; None: the data set's (1 for most)", limits="(0, ∞)")
@@ -228,6 +228,11 @@ class Config:
     def of(cls, **options):
         """Config.of(algorithm="cppo", lr=1e-6): each option goes to its record."""
         return compose(cls, options)
+
+    @property
+    def options(self):
+        """All options, as attributes."""
+        return SimpleNamespace(**flat(self))
 
 
 # --- a rule of the user's own ---
@@ -284,7 +289,10 @@ OF_THE_ROW = [f.name for f in fields(RowOptions) if f.name not in ("algorithm", 
 
 
 def algorithm_of(row):
-    """The row of the table with these RowOptions applied. Raises UserError if they do not fit."""
+    """The row of the table with the options of a run applied. row: RowOptions, or all options.
+
+    Raises UserError if they do not fit.
+    """
     keep = row.keep
     if keep and keep not in algorithms.KEEP:
         keep = own_rule(own_function(keep, "--keep"), keep)
@@ -306,7 +314,7 @@ def fill_in(config):
         "eval_dataset": config.data.dataset if task.evaluated else None,
     }
     options |= {name: value for name, value in defaults.items() if options[name] is None}
-    algorithm = algorithm_of(compose(Config, options).row)
+    algorithm = algorithm_of(SimpleNamespace(**options))
     of_row = vars(algorithm) | {"keep": row.keep, "critic_lr": task.critic_lr}
     names = ("beta", "clip_low", "clip_high", "mu", *row.takes)
     options |= {name: of_row[name] for name in names if options[name] is None}
@@ -317,19 +325,19 @@ def check(config):
     """Refuse options that cannot work. Returns (Config, Algorithm), as `fill_in`."""
     checks.check_given(config)
     usual, (config, algorithm) = usual_of(config), fill_in(config)
-    checks.check_filled_in(SimpleNamespace(**flat(config)), algorithm, usual)
+    checks.check_filled_in(config.options, algorithm, usual)
     return config, algorithm
 
 
 def usual_of(config):
     """All options of a run of the same algorithm on the same data set, if no other is given."""
     same = Config.of(algorithm=config.row.algorithm, dataset=config.data.dataset)
-    return SimpleNamespace(**flat(fill_in(same)[0]))
+    return fill_in(same)[0].options
 
 
 def notes_of(config, algorithm):
     """Sentences about options that have no effect, and about LoRA's learning rate."""
-    usual, options = usual_of(config), SimpleNamespace(**flat(config))
+    usual, options = usual_of(config), config.options
     notes = checks.without_effect(options, usual, algorithm, checks.NOTED)
     notes += checks.slow_sampler(options)
     # who alone prints them, and writes the run's folder

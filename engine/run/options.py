@@ -27,8 +27,8 @@ def refuse(message):
 def option(default, help, *, limits=None, choices=None):
     """A dataclass field with a line of help.
 
-    limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not, or
-    "[1, ∞)"; None is always allowed. choices: the words that are allowed.
+    limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not; "∞)"
+    stands for "LARGEST]". None is always allowed. choices: the words that are allowed.
     """
     more = {"help": help.replace("%", "%%")} | ({"choices": choices} if choices else {})
     return field(default=default, metadata={"limits": limits, "argument": more})
@@ -66,16 +66,16 @@ def option_fields(config_class):
 
 
 def check_limits(config):
-    """Refuse a number outside the limits of its option. ∞ stands for LARGEST."""
+    """Refuse a number outside the limits of its option."""
     values = flat(config)
     for f in option_fields(type(config)):
         value, limits = values[f.name], f.metadata["limits"]
         if limits and value is not None:
-            ends = limits[1:-1].replace("∞", str(LARGEST)).split(", ")
-            low, high = map(float, ends)
-            above = low <= value if limits[0] == "[" else low < value
-            below = value <= high if limits[-1] == "]" or "∞" in limits else value < high
-            if not (above and below):
+            limits = limits.replace("∞)", f"{LARGEST}]")
+            low, high = map(float, limits[1:-1].split(", "))
+            inside = low < value < high
+            at_an_end = (value == low and limits[0] == "[") or (value == high and limits[-1] == "]")
+            if not (inside or at_an_end):
                 raise UserError(f"--{f.name} must lie in {limits}, not {value}.")
 
 

@@ -14,7 +14,6 @@ from algorithms import ALGORITHMS
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.run.config import algorithm_of, notes_of
-from engine.run.options import flat
 from engine.run.plan import EVALUATED, GB, PHASES, USABLE, plan
 from engine.run.speed import questions_of, times
 
@@ -142,7 +141,7 @@ def eval_batch_size(config):
     So does a run whose model cannot be planned.
     """
     try:
-        p = plan(SimpleNamespace(**flat(config)))
+        p = plan(config.options)
     except UserError as error:
         return EVALUATED, [f"--plan: {error}"]
     return p.evaluated, [] if p.fits else [
@@ -156,7 +155,7 @@ def print_plan(config, argv):
     Returns the exit code: 0: it fits; 3: another command fits. Raises UserError if no command was
     found that fits.
     """
-    p = plan(SimpleNamespace(**flat(config)))
+    p = plan(config.options)
     found = None if p.fits else cure(p)
     lines = [*table(p), *(f"note: {n}" for n in notes_of(config, algorithm_of(config.row)))]
     if p.fits:

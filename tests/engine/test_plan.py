@@ -15,7 +15,7 @@ from engine.base.errors import UserError
 from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, whole_networks
 from engine.run.config import Config, algorithm_of, check
-from engine.run.options import compose, flat
+from engine.run.options import compose
 from engine.run.plan import EVALUATED, GB, PHASES, device_of, plan, token_memory
 from engine.run.plan_command import eval_batch_size
 from engine.run.shapes import widths
@@ -35,7 +35,7 @@ def config(size="0.5B", **given):
     published = {"dataset": "gsm8k", "pruning_rate": 0.875, "micro_batch_tokens": 8192}
     options = {"model": f"Qwen/Qwen2.5-{size}"} | published | given
     c, _ = check(Config.of(plan=True, **options))
-    return SimpleNamespace(**flat(c))
+    return c.options
 
 
 def planned(size="0.5B", **given):

@@ -13,7 +13,7 @@ from algorithms import KEEP, token_mean
 from engine.base import ranks
 from engine.run import options
 from engine.run.config import Config, check
-from engine.run.options import compose, flat
+from engine.run.options import compose
 from engine.run.plan import GB, USABLE, plan
 from engine.run.plan_command import command, cure, eval_batch_size
 from engine.tasks import questions
@@ -31,7 +31,7 @@ def config(model=SMALL, **given):
     """Options as they are after the command line was checked."""
     options = {"model": model, "dataset": "gsm8k", "devices": 1, "device_gb": 80} | given
     c, _ = check(Config.of(plan=True, **options))
-    return SimpleNamespace(**flat(c))
+    return c.options
 
 
 def with_memory(c, gb):

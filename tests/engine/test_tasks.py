@@ -9,7 +9,6 @@ import pytest
 
 from engine.base.errors import UserError
 from engine.run.config import open_run
-from engine.run.options import flat
 from engine.scoring.score import REWARDS
 from engine.tasks.questions import load_questions
 from engine.tasks.table import TASKS, Hub, Task, task_of
@@ -49,7 +48,7 @@ def test_the_first_reward_is_the_accuracy(name):
 def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small):
     task, words = TASKS[name], ["--dataset", name, "--model", small, "--algorithm", "ppo"]
     config, algorithm = open_run(words)
-    config = SimpleNamespace(**flat(config))
+    config = config.options
     for option in ("system_prompt", "max_new_tokens", "lr", "critic_lr", "questions_per_step"):
         assert getattr(config, option) == getattr(task, option), option
     assert (
