@@ -89,6 +89,15 @@ def train_step(
     return Step(metrics | clock.seconds(), sample, mean_rewards, skipped)
 
 
+def networks_of(config, algorithm, source, device, folder=None):
+    """The Networks of a run. source, folder: as for `build`."""
+    update, longest = config.update, config.data.max_prompt_tokens + config.sampling.max_new_tokens
+    return build(
+        source, device, config.devices, config.sampling, lr=update.lr, critic_lr=update.critic_lr,
+        beta=algorithm.beta, critic=algorithm.critic, seed=config.run.seed, longest=longest,
+        folder=folder)
+
+
 def train(config, algorithm, device):
     """The whole run. Returns the exit code: 0, also after SIGTERM, or 130 after Ctrl-C."""
     folder, saved, notes = None, None, []
@@ -97,11 +106,7 @@ def train(config, algorithm, device):
         folder, saved, notes = checkpoint.resume(config.run.output_dir)
     earlier = saved["source"] if saved else None
     source = resolve_model(base_model(data.model, data.dataset, earlier))
-    networks = build(
-        source, device, config.devices, sampling, lr=config.update.lr,
-        critic_lr=config.update.critic_lr, beta=algorithm.beta, seed=seed,
-        longest=data.max_prompt_tokens + sampling.max_new_tokens, critic=algorithm.critic,
-        folder=folder)
+    networks = networks_of(config, algorithm, source, device, folder)
     questions, test, more_notes = questions_of_run(
         data, sampling.max_new_tokens, networks.tokenizer, networks.model)
     run = Run(config, algorithm, networks, questions, source, saved)

@@ -23,7 +23,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from algorithms import resolve
 from engine.model.logprobs import Policy
-from engine.model.networks import Networks, build
+from engine.model.networks import Networks
 from engine.model.sampling import Sampling
 from records import Batch, of_shares
 from update import Limits, update
@@ -52,13 +52,6 @@ def made_up(n, k, prompt, lengths, vocabulary):
     tokens = torch.randint(vocabulary, (n, int(lengths.max())), generator=rng)
     advantages = torch.randn(n, generator=rng)
     return Batch([q for q in questions for _ in range(k)], tokens, lengths, advantages)
-
-
-def built(source, config, algorithm, device, folder=None):
-    """The Networks of a run of this Config, as train.py builds them."""
-    return build(
-        source, device, config.devices, config.sampling, lr=config.update.lr, beta=algorithm.beta,
-        critic_lr=config.update.critic_lr, critic=algorithm.critic, folder=folder)
 
 
 def one_update(model, batch, micro_batch_tokens=None, once=True, **options):

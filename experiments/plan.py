@@ -18,7 +18,6 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -31,13 +30,13 @@ from engine.base.errors import UserError
 from engine.run import checkpoint
 from engine.run.config import Config, check
 from engine.run.metrics import Clock
-from engine.run.options import flat, option, parse, run_program
+from engine.run.options import option, parse, run_program
 from engine.run.plan import PHASES, plan
 from engine.scoring.score import Reward
 from engine.tasks import toy_model
 from eval import evaluate
-from experiments.bench import built, heading, markdown_table, qwen, setting, write
-from train import train_step
+from experiments.bench import heading, markdown_table, qwen, setting, write
+from train import networks_of, train_step
 from update import Limits
 
 WIDE = {
@@ -143,8 +142,8 @@ def tracked(folder, config, device):
     """(Plan, {phase: bytes}) of building, two steps, evaluating and resuming a run from the model
     in `folder`."""
     config, algorithm = check(config)
-    expected, tracker = plan(SimpleNamespace(**flat(config))), Tracker()
-    networks = built(folder, config, algorithm, device)
+    expected, tracker = plan(config.options), Tracker()
+    networks = networks_of(config, algorithm, folder, device)
     tracker.close("building")
     tracker.watch(networks.optimizer)
     with patch.object(Clock, "phase", lambda clock, name: tracker.phase(name)):
@@ -165,7 +164,7 @@ def tracked(folder, config, device):
     gc.collect()
     tracker.close("saving")
     saved = str(checkpoint.newest(run_dir))
-    networks = built(folder, config, algorithm, device, folder=saved)
+    networks = networks_of(config, algorithm, folder, device, saved)
     checkpoint.restore(saved, networks, {"critic": networks.critic} if algorithm.critic else {})
     tracker.close("resuming")
     return expected, tracker.peaks

@@ -28,9 +28,9 @@ from engine.run.config import Config, check
 from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks.questions import load_questions
-from experiments.bench import alone, built, digits, heading, in_turn, markdown_table, report
+from experiments.bench import alone, digits, heading, in_turn, markdown_table, report
 from records import Batch
-from train import train_step
+from train import networks_of, train_step
 from update import Limits
 
 DTYPES, CPU = ("float32", "bfloat16"), torch.device("cpu")
@@ -54,7 +54,7 @@ class Subject:
             "minibatches": 1, "beta": 0.04, "lr": 1e-6,
         }
         self.config, algorithm = check(Config.of(algorithm="grpo", **self.options))
-        self.networks = built(model, self.config, algorithm, CPU)
+        self.networks = networks_of(self.config, algorithm, model, CPU)
         torch.set_num_threads(1)
         self.questions, _ = load_questions(
             dataset, self.networks.tokenizer, system_prompt=self.config.data.system_prompt,

@@ -41,10 +41,10 @@ from engine.run.state import learning_rate
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, load_questions, take
 from eval import examine
-from experiments.bench import built, heading, markdown_table, pm, report, spread
+from experiments.bench import heading, markdown_table, pm, report, spread
 from experiments.plot import band
 from experiments.reproduce import RULES, curve, name_of
-from train import train_step
+from train import networks_of, train_step
 from update import Limits
 
 SETTING = {
@@ -229,7 +229,7 @@ def train_for(config, at, eval_questions, label, step=train_step, order=in_order
     config, algorithm = check(config)
     data, seed, lr = config.data, config.run.seed, config.update.lr
     source = base_model(data.model, data.dataset)
-    networks = built(source, config, algorithm, torch.device("cpu"))
+    networks = networks_of(config, algorithm, source, torch.device("cpu"))
     torch.set_num_threads(1)
     prompts = {"tokenizer": networks.tokenizer, "system_prompt": data.system_prompt}
     questions, _ = load_questions(data.dataset, **prompts)
