@@ -35,11 +35,9 @@ def read(path):
 def read_whole(path):
     """The rows of a log, without lines that cannot be read: a program that is killed leaves such a
     line. No file: []."""
-    rows = []
-    for line in (
-        Path(path).read_text(encoding="utf-8", errors="replace").split("\n") if Path(path).is_file()
-        else []
-    ):
+    path, rows = Path(path), []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for line in text.split("\n"):
         with contextlib.suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
     return rows

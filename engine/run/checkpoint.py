@@ -210,15 +210,15 @@ def resume(run_dir):
 def undamaged(run_dir):
     """(the newest undamaged checkpoint, notes about the newer ones, which are renamed); (None, [])
     if all are damaged. No file is deleted."""
-    found, harmed, notes = checkpoints(run_dir), [], []
-    while found and damaged(found[-1]):
-        harmed.append(found.pop())
+    found, harmed, notes = checkpoints(run_dir), {}, []
+    while found and (names := damaged(found[-1])):
+        harmed[found.pop()] = names
     if not found:
         return None, []
-    for path in harmed:
+    for path, names in harmed.items():
         place = path.rename(tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir))
-        notes.append(f"{path} is damaged and was renamed to {place.name}: the run goes on from "
-                     f"{found[-1].name}.")
+        notes.append(f"{path} is damaged ({', '.join(names)}) and was renamed to {place.name}: the "
+                     f"run goes on from {found[-1].name}.")
     return found[-1], notes
 
 

@@ -170,10 +170,9 @@ class Run:
         self.in_questions = (
             self.algorithm.max_rollouts > 1 and self.steps * self.per_step >= self.total
         )
-        done, total, unit = (
-            (position, self.total, "questions") if self.in_questions
-            else (step, self.steps, "steps")
-        )
+        done, total, unit = step, self.steps, "steps"
+        if self.in_questions:
+            done, total, unit = position, self.total, "questions"
         self.bar = progress.bar(self.algorithm.name, total, unit, done=done, leave=True)
         self.first = step + 1
         return self
@@ -204,16 +203,11 @@ class Run:
 
         count None: the questions of a whole step.
         """
-        position, count = (
-            self.state["position"],
-            min(count or self.per_step, self.total - self.state["position"]),
-        )
+        position = self.state["position"]
+        count = min(count or self.per_step, self.total - position)
         self.state["position"] += count
-        return (
-            ranks.share(take(self.questions, position, count, self.config.run.seed))
-            if count
-            else None
-        )
+        if count:
+            return ranks.share(take(self.questions, position, count, self.config.run.seed))
 
     def record(self, of_step):
         """Log a Step, update the state, save a checkpoint if one is due, and find out whether the
@@ -276,12 +270,8 @@ class Run:
         """Say once if the first reward has had hardly a signal for some steps, and another one
         has."""
         start = "no_signal/"
-        self.differ.append(
-            {
-                name.removeprefix(start): 1 - x for name, x in metrics.items()
-                if name.startswith(start)
-            }
-        )
+        groups = {name: x for name, x in metrics.items() if name.startswith(start)}
+        self.differ.append({name.removeprefix(start): 1 - x for name, x in groups.items()})
         share = {
             name: sum(step[name] for step in self.differ) / SIGNAL_STEPS for name in self.differ[0]
         }
