@@ -140,6 +140,7 @@ def test_an_empty_batch_has_weights_of_0_and_not_nan():
     assert token_mean_weights(torch.zeros(2, 3)).tolist() == [[0.0] * 3] * 2
 
 
+@pytest.mark.ours
 def test_the_cache_may_be_as_long_as_the_completion_but_not_longer():
     penalty = overlong_penalty(torch.tensor([0, 5, 10]), max_length=10, cache=10)
     assert penalty.tolist() == [0.0, -0.5, -1.0]

@@ -116,6 +116,7 @@ def test_a_long_wrong_answer_is_punished_as_much_per_token_as_a_short_one():
 # --- bad input ------------------------------------------------------------------------------------
 
 
+@pytest.mark.ours
 def test_max_tokens_or_weights_must_be_given():
     logp, old_logp, _ = example()
     with pytest.raises(ValueError, match="max_tokens"):

@@ -63,6 +63,7 @@ def test_the_advantages_equal_the_papers_three_steps(weights, eps, normalize_bat
     )
 
 
+@pytest.mark.ours
 def test_the_batch_is_normalised_and_eps_is_1e_4_by_default():
     rewards = torch.rand(2, 3, 4, generator=seeded(1), dtype=F64)
     expected = by_loop(rewards.tolist(), [1.0, 1.0], 1e-4, True)
@@ -124,6 +125,7 @@ def test_how_rewards_are_merged_decides_what_cppo_prunes():
 # --- bad input ------------------------------------------------------------------------------------
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 1.0], []])
 def test_there_must_be_one_weight_for_each_reward(weights):
     with pytest.raises(ValueError, match="weights for 2 rewards"):

@@ -146,6 +146,7 @@ def test_difficulty_gives_k_and_k_the_kept_and_the_kept_the_advantages():
 # --- bad input ------------------------------------------------------------------------------------
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("k", [0, -1, 5])
 def test_k_outside_1_to_g_is_refused(k):
     with pytest.raises(ValueError, match="k must lie in 1 … 4"):

@@ -22,6 +22,7 @@ from tests.examples import (
     ADVANTAGES,
     F64,
     LENGTHS,
+    NOT_FINITE,
     TinyPolicy,
     by_loop,
     example,
@@ -82,6 +83,7 @@ def test_the_clipped_surrogate_in_every_quadrant(ratio, advantage, clip, value, 
     assert ratio.grad.item() == pytest.approx(gradient, abs=1e-12)
 
 
+@pytest.mark.ours
 def test_the_clip_range_is_a_fifth_by_default():
     ratio, one = torch.tensor([[1.19, 1.21, 0.81, 0.79]], dtype=F64), torch.ones(1, dtype=F64)
     good, bad = clipped_surrogate(ratio, one)[0], clipped_surrogate(ratio, -one)[0]
@@ -175,6 +177,7 @@ def loss_by_loop(beta):
     )[0]
 
 
+@pytest.mark.ours
 def test_beta_is_004_and_the_clip_02_by_default():
     logp, old_logp, ref_logp = example()
     loss, _ = grpo_loss(logp, old_logp, ADVANTAGES, MASK, ref_logp=ref_logp)
@@ -201,6 +204,7 @@ def test_advantages_per_token_give_the_same_loss_and_stats(per_token):
     assert torch.equal(gradient, expected_gradient)
 
 
+@pytest.mark.ours
 def test_only_the_current_policy_gets_a_gradient():
     logp, old_logp, ref_logp = (x.detach().requires_grad_() for x in example())
     grpo_loss(logp, old_logp, ADVANTAGES, MASK, ref_logp=ref_logp)[0].backward()
@@ -312,13 +316,14 @@ def test_after_an_update_the_ratio_and_the_clip_matter():
     assert (3 * logp.grad[0]).tolist() == pytest.approx([-0.5, -1.1, 0.0])
 
 
+@pytest.mark.ours
 def test_the_ratio_is_new_over_old_and_not_the_other_way_round():
     logp, old_logp = torch.tensor([[0.6]]).log(), torch.tensor([[0.5]]).log()
     _, stats = grpo_loss(logp, old_logp, torch.ones(1), mask_of([1]))
     assert stats["ratio_mean"] == pytest.approx(1.2, rel=1e-6)
 
 
-@pytest.mark.parametrize("junk", [0.0, -50.0, 100.0, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("junk", [0.0, -50.0, 100.0, *NOT_FINITE])
 @pytest.mark.parametrize("where", ["logp", "old_logp", "ref_logp", "all three"])
 def test_what_stands_on_the_padding_changes_nothing(where, junk):
     clean = example()
@@ -394,6 +399,7 @@ def test_micro_batches_with_their_part_of_the_weights_add_up_to_the_whole(cut):
 # --- the statistics -------------------------------------------------------------------------------
 
 
+@pytest.mark.ours
 def test_the_statistics_by_hand():
     """Ratios 1.5, 1.0 (A > 0) and 0.5 (A < 0); weights 1/4, 1/4, 1/2. The 9.0 are on padding."""
     ratio = torch.tensor([[1.5, 1.0], [0.5, 9.0]], dtype=F64)
@@ -409,6 +415,7 @@ def test_the_statistics_by_hand():
     assert stats["kl"] == pytest.approx(k3)
 
 
+@pytest.mark.ours
 def test_the_clip_fraction_counts_only_tokens_that_lost_their_gradient():
     """Not clipped: ρ on the side that the clip leaves alone, or A = 0."""
     ratio = torch.tensor([[0.5], [1.5], [0.5], [1.5], [1.5]])
@@ -417,6 +424,7 @@ def test_the_clip_fraction_counts_only_tokens_that_lost_their_gradient():
     assert stats["clip_fraction"] == pytest.approx(1 / 5)
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize(
     "ratio, clip_high, clipped",
     [(1.25, None, 1), (1.25, 0.28, 0), (1.1, None, 0), (1.1, 0.05, 1), (1.1, 0.0, 1)],
@@ -427,6 +435,7 @@ def test_the_clip_fraction_knows_the_upper_bound(ratio, clip_high, clipped):
     assert stats["clip_fraction"] == clipped
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize(
     "ratio, clip_low, clipped", [(0.75, 0.2, 1), (0.75, 0.3, 0), (0.9, 0.05, 1)]
 )
@@ -437,12 +446,14 @@ def test_the_clip_fraction_knows_the_lower_bound(ratio, clip_low, clipped):
     assert stats["clip_fraction"] == clipped
 
 
+@pytest.mark.ours
 def test_ratio_max_does_not_see_the_ones_on_padding():
     half = torch.full((2, 3), 0.5).log()
     _, stats = grpo_loss(half, torch.zeros(2, 3), torch.ones(2), mask_of([3, 1]))
     assert stats["ratio_max"] == pytest.approx(0.5)
 
 
+@pytest.mark.ours
 def test_the_statistics_are_means_even_if_the_weights_are_a_part_of_the_batch():
     *_, stats = run(*example(), MASK)
     *_, part = run(*example(), MASK, weights=sequence_mean_weights(MASK, num_sequences=60))
@@ -457,11 +468,13 @@ def test_a_mask_of_zeros_and_ones_is_as_good_as_a_boolean_one(dtype):
     assert run(*example(), MASK.to(dtype))[0] == run(*example(), MASK)[0]
 
 
+@pytest.mark.ours
 def test_a_batch_of_empty_completions_has_loss_0():
     loss, gradient, stats = run(*example(), mask_of([0] * 6, width=5))
     assert loss == 0 and (gradient == 0).all() and all(value == 0 for value in stats.values())
 
 
+@pytest.mark.ours
 def test_a_batch_without_any_token_has_loss_0():
     """T = 0: the largest ratio of no tokens is 0."""
     none = torch.zeros(6, 0, dtype=F64)
@@ -469,6 +482,7 @@ def test_a_batch_without_any_token_has_loss_0():
     assert loss == 0 and all(value == 0 for value in stats.values())
 
 
+@pytest.mark.ours
 def test_with_beta_0_a_reference_that_excludes_a_token_does_no_harm():
     excluded = torch.full((6, 5), -math.inf, dtype=F64)
     logp, old_logp, _ = example()

@@ -83,6 +83,7 @@ def test_equal_rewards_give_exactly_zero(reward, group_size, eps):
 # --- bad input ------------------------------------------------------------------------------------
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize(
     "shape, ddof", [((4,), 1), ((2, 3, 4), 1), ((2, 1), 1), ((2, 0), 0), ((), 0)]
 )

@@ -130,6 +130,7 @@ def test_each_question_is_treated_alone():
 # --- bad input ------------------------------------------------------------------------------------
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("m", [0, -1, 5])
 def test_m_outside_1_to_g_is_refused(m):
     with pytest.raises(ValueError, match="m must lie in 1 … 4"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from family.tis import truncated_importance_weights
-from tests.examples import mask_of, seeded
+from tests.examples import NOT_FINITE, mask_of, seeded
 
 # --- the definition -------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def test_above_the_cap_each_outcome_counts_as_c_times_the_samplers():
 # --- input at the edge ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("junk", [50.0, math.inf, math.nan])
+@pytest.mark.parametrize("junk", [50.0, *NOT_FINITE])
 def test_the_weight_on_padding_is_1_whatever_stands_there(junk):
     old = torch.tensor([[-1.0, junk]])
     weights = truncated_importance_weights(old, torch.zeros(1, 2), mask_of([1], width=2), cap=2.0)

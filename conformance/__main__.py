@@ -1,0 +1,210 @@
+"""Checks other people's GRPO against the concept tests of this project.
+
+    python -m conformance MINE.py                 # see docs/conformance.md
+    python -m conformance conformance/adapters/tiny_grpo.py --path ../tiny-grpo
+
+MINE.py maps names of ours to your own code, with our arguments and results: `kl_k3`, `grpo_loss`,
+`gae`, … What it does not define is left out, and so is a test that needs an argument that your
+function does not take. Two things are done with each function, while all others are ours:
+
+1. the tests of tests/concepts that speak about it, without those of our own argument checks;
+2. probes: small inputs, on which its answers and gradients are compared with ours. If they differ,
+   they are compared with the known mistakes and the known choices (conformance/mistakes.py).
+
+Needs torch and pytest. The exit code is 0 if everything is held or a choice, and 1 if not.
+"""
+
+import argparse
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests" / "concepts"
+OURS = ("grpo", "cppo", "allocate", "micro_batches", "family", "tests", "conformance.mistakes")
+
+
+def forget():
+    """Make Python import the project's modules anew: a function of theirs stands in one of them."""
+    for name in [*sys.modules]:
+        if any(name == ours or name.startswith(ours + ".") for ours in OURS):
+            del sys.modules[name]
+
+
+def load(path, folder=None):
+    """The module of a file. folder: a checkout that its imports look into first."""
+    spec = importlib.util.spec_from_file_location("mine", path)
+    if spec is None or not Path(path).is_file():
+        raise SystemExit(f"{path} is no Python file; write one that maps your functions to ours: "
+                         "docs/conformance.md")
+    module = importlib.util.module_from_spec(spec)
+    forget()  # a checkout may have a grpo.py of its own
+    sys.path[:0] = [str(folder)] if folder else []
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise SystemExit(f"{path}: {error}. Install it, or name its checkout: --path") from error
+    finally:
+        sys.path[:] = sys.path[1:] if folder else sys.path
+        forget()
+    return module
+
+
+def stand_in(theirs, ours):
+    """Their function as the tests call it.
+
+    A call with an argument that it does not take skips the test, unless that option is off. The
+    dtype of an answer becomes ours, and the statistics of a loss are ours: nobody else promises the
+    same.
+    """
+    signature, our = inspect.signature(theirs), inspect.signature(ours).parameters
+    names = signature.parameters
+
+    def off(key, value):  # an option that is left alone
+        default = our[key].default if key in our else True
+        return value is default and (default is None or default is False)
+
+    @functools.wraps(ours)
+    def function(*args, **options):
+        options = {key: x for key, x in options.items() if key in names or not off(key, x)}
+        try:
+            signature.bind(*args, **options)
+        except TypeError as error:
+            pytest.skip(str(error))
+        answer, right = theirs(*args, **options), ours(*args, **options)
+        if isinstance(right, tuple):  # (loss, stats), or (advantages, returns)
+            answer = answer if isinstance(answer, tuple) else (answer,)
+            return tuple(
+                b if isinstance(b, dict) else a.to(b.dtype)
+                for a, b in zip((*answer, None)[: len(right)], right))
+        return answer.to(right.dtype) if hasattr(right, "dtype") else answer
+
+    return function
+
+
+# --- 1. the tests that speak about a function ---
+
+
+def mentions(function, name, seen):
+    """Whether a test or a helper of its file uses a name. seen: functions looked at already."""
+    codes = [function.__code__]
+    seen.add(function)
+    for code in codes:
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        if name in code.co_names:
+            return True
+        helpers = (function.__globals__.get(other) for other in code.co_names)
+        for helper in helpers:
+            if isinstance(helper, FunctionType) and helper.__module__ == function.__module__:
+                if helper not in seen and mentions(helper, name, seen):
+                    return True
+    return False
+
+
+class About:
+    """A plugin of pytest: only the tests about one function. results: {test: (outcome, why)}."""
+
+    def __init__(self, name):
+        self.name, self.results = name, {}
+
+    def pytest_collection_modifyitems(self, items):
+        def chosen(item):
+            values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+            names = [getattr(value, "__name__", "") for value in values]
+            about = self.name in names or mentions(item.function, self.name, set())
+            return about and not item.get_closest_marker("ours")
+
+        items[:] = filter(chosen, items)
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message if crash else str(report.longrepr or "")
+            self.results[report.nodeid.split("::")[-1]] = report.outcome, why
+
+
+def tested(module, name, theirs):
+    """Run the concept tests about a function with theirs in its place: {test: (outcome, why)}."""
+    about, speaks = About(name), re.compile(rf"\b{name}\b")
+    files = [str(p) for p in sorted(TESTS.glob("test_*.py")) if speaks.search(p.read_text())]
+    forget()
+    place = importlib.import_module(module)
+    setattr(place, name, stand_in(theirs, getattr(place, name)))
+    options = ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:terminal"]
+    options += ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore"]
+    if files and pytest.main([*options, *files], plugins=[about]) > pytest.ExitCode.TESTS_FAILED:
+        raise SystemExit(f"pytest could not run {files}")
+    forget()
+    return about.results
+
+
+# --- 2. the verdict ---
+
+SIGNS = {"choice": "≈", "edge": "△"}
+
+
+def verdict(name, theirs):
+    """(sign, sentence, lines): what the tests and the probes say about one function of theirs."""
+    from conformance import mistakes  # only now, because `load` must import their modules first
+
+    module = mistakes.MODULES[name]
+    results = tested(module, name, theirs)
+    failed = {test: why for test, (outcome, why) in results.items() if outcome == "failed"}
+    held = sum(outcome == "passed" for outcome, _ in results.values())
+    counts = f"{held} of {held + len(failed)}"
+    lines = [f"does not hold: {sentence(test)}: {first_line(why)}" for test, why in failed.items()]
+    found = mistakes.diagnose(name, theirs)
+    if found and found.kind in SIGNS:
+        return SIGNS[found.kind], counts, found.sentence, [found.evidence]
+    if found:
+        return "✗", counts, found.sentence, [found.evidence, *lines[:3]]
+    if failed:
+        return "✗", counts, "a test does not hold", lines[:3]
+    if not held and name not in mistakes.PROBES:
+        return "–", counts, "no test could be run: it takes other arguments", []
+    return "✓", counts, "", []
+
+
+def sentence(test):
+    """test_k1_can_be_negative → k1 can be negative"""
+    return test.removeprefix("test_").replace("_", " ")
+
+
+def first_line(why):
+    return why.strip().split("\n")[0][:100]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance", description="Checks your GRPO against this project's tests.")
+    parser.add_argument("mine", metavar="MINE.py", help="maps our names to your functions")
+    parser.add_argument("--path", metavar="FOLDER", help="a checkout that MINE.py imports from")
+    options = parser.parse_args(argv)
+    sys.path.insert(0, str(ROOT))
+    mine = load(options.mine, options.path)
+    from conformance.mistakes import MODULES
+
+    names = [name for name in MODULES if callable(getattr(mine, name, None))]
+    if not names:
+        raise SystemExit(f"{options.mine} defines none of our functions: {', '.join(MODULES)}")
+    print(f"{'function':30}{'properties':>12}   verdict")
+    bad = 0
+    for name in names:
+        sign, counts, words, lines = verdict(name, getattr(mine, name))
+        bad += sign in "✗△–"
+        print(f"{name:30}{counts:>12}   {sign} {words}", flush=True)
+        print(*(f"      {line:.240}\n" for line in lines), sep="", end="")
+    print("\n✓ held   ≈ differs by choice   △ wrong at an edge only   ✗ wrong   – not checked")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

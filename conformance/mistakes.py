@@ -1,0 +1,741 @@
+"""What public code does otherwise: probes, known mistakes and known choices, function by function.
+
+A probe is a small input. A version is a function that makes one mistake, or one choice that is no
+mistake. `diagnose` compares somebody's function with ours on the probes, and if they differ, with
+the versions. So it can say what is wrong, and not only that two numbers differ.
+
+The numbers in brackets are those of the list of known mistakes in docs/conformance.md.
+"""
+
+import importlib
+import inspect
+import itertools
+import json
+import math
+import pkgutil
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+import allocate
+import cppo
+import family
+import grpo
+from family import gdpo, gspo, ppo, tis
+
+FILES = [module.name for module in pkgutil.iter_modules(family.__path__)]
+FAMILY = [importlib.import_module(f"family.{name}") for name in FILES]
+# {function: its module}: all that a file of one's own may define
+MODULES = {
+    name: module.__name__
+    for module in (grpo, cppo, allocate, *FAMILY)
+    for name, value in vars(module).items()
+    if inspect.isfunction(value) and (value.__module__ == module.__name__ or name == "cppo_loss")
+    and name != "surrogate_loss"  # what the losses have in common, and no test speaks about it
+}
+
+
+@dataclass(frozen=True)
+class Version:
+    sentence: str
+    function: Any
+    kind: str = "mistake"  # or "choice"; or "edge": wrong only where few inputs ever are
+
+
+@dataclass(frozen=True)
+class Found:
+    kind: str
+    sentence: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    args: tuple
+    options: dict = field(default_factory=dict)
+
+
+def wrong(sentence, function):
+    return Version(sentence, function)
+
+
+def choice(sentence, function):
+    return Version(sentence, function, "choice")
+
+
+def edge(sentence, function):
+    return Version(sentence, function, "edge")
+
+
+# --- how two functions are compared ---
+
+# besides the losses, functions through which a gradient flows
+LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",
+         "truncated_importance_weights")
+
+
+def answers(function, probe, learns):
+    """Tensors: what a function returns and, if it `learns`, the gradient of its sum on the first
+    argument; or a sentence, if it raises an error. Of a loss, the statistics are left out."""
+    first, *rest = (a.clone() if torch.is_tensor(a) else a for a in probe.args)
+    first = first.requires_grad_() if learns else first
+    try:
+        out = function(first, *rest, **probe.options)
+        out = out if isinstance(out, tuple) else (out,)
+        out = [torch.as_tensor(x) for x in out if not isinstance(x, dict)]
+        if any(x.requires_grad for x in out) and not any(x.isnan().any() for x in out):
+            out += torch.autograd.grad(sum(x.double().sum() for x in out), first)
+    except Exception as error:
+        return f"it raises {type(error).__name__}: {error}".split("\n")[0]
+    return [x.detach() for x in out]
+
+
+def same(a, b):
+    if isinstance(a, str) or isinstance(b, str):
+        return isinstance(a, str) and isinstance(b, str)
+    close = partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
+    return len(a) == len(b) and all(
+        x.shape == y.shape and close(x.double(), y.double()) for x, y in zip(a, b))
+
+
+def diagnose(name, theirs):
+    """Found: which version gives the same answers as their function on all probes, and the small
+    probe on which theirs differs most from ours. None: no probe shows a difference."""
+    ours = getattr(importlib.import_module(MODULES[name]), name)
+    learns = name.endswith("_loss") or name in LEARN
+    answer = partial(answers, learns=learns)
+    probes = [probe for probe in PROBES.get(name, ()) if takes(theirs, probe)]
+    got = [answer(theirs, probe) for probe in probes]
+    right = [answer(ours, probe) for probe in probes]
+    differ = [i for i in range(len(probes)) if not same(got[i], right[i])]
+    if not differ:
+        return None
+    i = max([i for i in differ if small(probes[i])] or differ[:1],
+            key=lambda i: (difference(got[i], right[i]), -i))
+    evidence = shown(ours, probes[i], got[i], right[i], learns)
+    for version in VERSIONS.get(name, ()):
+        if all(same(answer(version.function, p), g) for p, g in zip(probes, got)):
+            return Found(version.kind, version.sentence, evidence)
+    return Found("mistake", "no known mistake gives these numbers", evidence)
+
+
+def small(probe):
+    return not torch.is_tensor(probe.args[0]) or probe.args[0].numel() <= 8
+
+
+def difference(got, right):
+    """How far two answers are apart; infinity if one is an error, has another shape, or is NaN."""
+    if isinstance(got, str) or isinstance(right, str) or len(got) != len(right):
+        return math.inf
+    pairs = [(a.double(), b.double()) for a, b in zip(got, right)]
+    if any(a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()) for a, b in pairs):
+        return math.inf
+    return max((a - b).abs().nan_to_num().max().item() for a, b in pairs if a.numel())
+
+
+def takes(function, probe):
+    try:
+        inspect.signature(function).bind(*probe.args, **probe.options)
+    except TypeError:
+        return False
+    return True
+
+
+def shown(ours, probe, got, right, learns):
+    """One line: the input, their answer and the right one."""
+    given = inspect.signature(ours).bind(*probe.args, **probe.options).arguments
+    given |= given.pop("options", {})  # what a loss hands on as **options
+    inputs = ", ".join(f"{name} = {text(value)}" for name, value in given.items())
+    if isinstance(got, str) or isinstance(right, str):
+        return f"{inputs}: {got if isinstance(got, str) else text(got[0])}"
+    i = next((i for i, (a, b) in enumerate(zip(got, right)) if not same([a], [b])), 0)
+    gradient = "gradient " if learns and i and i == len(right) - 1 else ""
+    return f"{inputs}: yours {gradient}{text(got[i])}, right {text(right[i])}"
+
+
+def text(value):
+    if not torch.is_tensor(value):
+        return str(value)
+    if not value.is_floating_point():
+        return str(value.tolist())
+    rows = value.detach().double().tolist()
+    return str(json.loads(json.dumps(rows), parse_float=lambda x: float(f"{float(x):.5g}")))
+
+
+# --- inputs ---
+
+F64 = torch.float64
+
+
+def t(*values):
+    return torch.tensor(values, dtype=F64)
+
+
+def normal(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def mask_of(*lengths):
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+ONE, HALF, QUARTER = torch.ones(1, 1), t([0.5]).log(), t([0.25]).log()
+LENGTHS = (5, 1, 3, 2, 4, 2)
+MASK, A = mask_of(*LENGTHS), t(1.5, -0.7, 2.0, -1.2, 0.9, 0.3)
+LOGP = -1 - normal(1, 6, 5).abs()
+OLD, REF = LOGP + 0.4 * normal(2, 6, 5), LOGP + 0.4 * normal(3, 6, 5)
+
+
+def losses(**options):
+    """Probes of a loss: one token, the four corners of the clip, unequal lengths, with a KL."""
+    corners = t([1.5], [1.5], [0.5], [0.5]).log()
+    signs, zero = t(1, -1, 1, -1), torch.zeros(4, 1, dtype=F64)
+    two = t([0.0, 0.0, 0.0, 0.0], [0.0, -7.0, -7.0, -7.0])  # the −7 stand on padding
+    kl = {"ref_logp": QUARTER, "beta": 1.0}
+    return [Probe(args, options | more) for args, more in [
+        ((HALF, HALF, t(1.0), ONE), {}),
+        *(((corners[i:i + 1], zero[:1], signs[i:i + 1], ONE), {}) for i in range(4)),
+        ((t([1.25]).log(), zero[:1], t(1.0), ONE), {"clip_low": 0.2, "clip_high": 0.28}),
+        ((t([5.0, 3.0]).log(), t([0.0, 0.0]), t(-1.0), mask_of(2)), {}),  # a dual clip acts
+        ((two[:, :2], 0 * two[:, :2], t(1, -2), mask_of(2, 1)), {}),
+        ((two, 0 * two, t(1, -2), mask_of(4, 1)), {}),
+        ((HALF, HALF, t(0.0), ONE), kl),
+        ((corners[:1] + HALF, HALF, t(0.0), ONE), kl),
+        ((two[:1, :2], two[:1, :2], t(0.0), mask_of(2)),
+         {"ref_logp": two[:1, :2] + 12, "beta": 1.0}),  # a clamp acts
+        ((LOGP, OLD, A, MASK), {}),
+        ((t([-1.0], [-2.0]), t([-1.0], [-2.0]), t(1, 1), torch.tensor([[1], [0]])), {}),  # empty
+        ((LOGP, OLD, A, MASK), {"ref_logp": REF, "beta": 0.3}),
+        ((LOGP, OLD, A, MASK), {"weights": torch.rand(6, 5, dtype=F64,
+                                                      generator=torch.Generator().manual_seed(4))}),
+    ]]
+
+
+# --- versions of a loss: each part of it may be another one ---
+
+
+def per_row(mask, values):
+    return mask.double() * values.unsqueeze(1)
+
+
+def without_last(mask):
+    return mask.bool() & torch.nn.functional.pad(mask.bool()[:, 1:], (0, 1))
+
+
+def mean_weights(mask, L):
+    return mask.double() / (len(mask) * mask.sum(1, keepdim=True).clamp(min=1))
+
+
+WEIGHTS = {
+    "mean": mean_weights,
+    "tokens": lambda mask, L: mask.double() / mask.sum(),
+    "constant": lambda mask, L: mask.double() / (len(mask) * L),
+    "sum": lambda mask, L: mask.double() / len(mask),
+}
+WEIGHTS_SAY = {
+    "mean": "a mean over each completion, 1/(N |o|), as in GRPO",
+    "tokens": "a mean over all tokens, as in DAPO",
+    "sum": "a sum over the tokens of a completion, divided by N alone",
+}
+weigh_is = {False: "other weights", True: "the weights of another algorithm [6]"}
+
+
+def clip(r, a, low, high):
+    return torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
+
+
+BOUND = {
+    "the clip is turned round for A < 0: max in place of min, or min(ρ, 1+ε)·A [1]":
+        lambda r, a, low, high: r.clamp(max=1 + high) * a,
+    "max in place of min: the clip acts on the wrong side [1]":
+        lambda r, a, low, high: torch.maximum(r * a, r.clamp(1 - low, 1 + high) * a),
+    "clip(ρ)A without the min: the way back has no gradient [1]":
+        lambda r, a, low, high: r.clamp(1 - low, 1 + high) * a,
+    "the ratio is not clipped at all [6]": lambda r, a, low, high: r * a,
+    "clip_high is ignored": lambda r, a, low, high: clip(r, a, low, low),
+}
+DUAL = "the loss at A < 0 is bounded a second time, at a ratio of 3 (dual clip)"
+dual = lambda r, a, low, high: torch.where(
+    a < 0, torch.maximum(clip(r, a, low, high), 3 * a), clip(r, a, low, high))
+
+
+def k3(p, q, r):
+    return grpo.kl_k3(p, q)
+
+
+KL = {
+    "KL upside down: k3 with π/π_ref for π_ref/π, so its mean is not KL(π‖π_ref) [2]":
+        lambda p, q, r: grpo.kl_k3(q, p),
+    "k1 as a loss: its expected gradient is 0 [2]": lambda p, q, r: p - q,
+    "the sign of the KL term is turned round: the policy is driven away from π_ref":
+        lambda p, q, r: -grpo.kl_k3(p, q),
+    "the KL term is missing": lambda p, q, r: 0 * p,
+    "the KL term has no gradient": lambda p, q, r: grpo.kl_k3(p, q).detach(),
+    "r − log r without the −1": lambda p, q, r: grpo.kl_k3(p, q) + 1,
+}
+KL_CHOICES = {
+    "k2 in place of k3: its gradient is that of KL(π‖π_ref)": lambda p, q, r: grpo.kl_k2(p, q),
+    "the KL is clamped to ±10": lambda p, q, r: grpo.kl_k3(p, q).clamp(-10, 10),
+    "k3 × ratio: then the gradient, too, is that of KL(π‖π_ref)":
+        lambda p, q, r: r * grpo.kl_k3(p, q),
+}
+
+
+def token_ratio(logp, old, mask):
+    return (logp - old.detach()).exp()
+
+
+RATIO = {
+    "the ratio is upside down: π_old / π_θ": lambda p, o, m: (o.detach() - p).exp(),
+    "the ratio is always 1 (π_θ over itself): no clip ever acts [6]":
+        lambda p, o, m: (p - p.detach()).exp(),
+    "a difference of log-probabilities in place of the ratio": lambda p, o, m: p - o,
+}
+REINFORCE = "−A log π: no ratio and no clip, which is REINFORCE [6]"
+SEQUENCE = {
+    "one ratio per token, not per completion: this is GRPO [6]": token_ratio,
+    "the log-ratios of a completion are added up, not divided by |o|":
+        lambda p, o, m: expand(((p - o) * m).sum(1).exp(), p),
+    "an arithmetic mean of the ratios in place of the geometric one":
+        lambda p, o, m: expand(((p - o).exp() * m).sum(1) / m.sum(1), p),
+    "the mean of the log-ratios is divided by the padded length [3]":
+        lambda p, o, m: expand(((p - o) * m).mean(1).exp(), p),
+}
+
+
+EMPTY = "an empty completion gives NaN (0/0): mask none away as a whole"
+
+
+def unbounded(logp, old, mask):
+    return expand((((logp - old.detach()) * mask).sum(1) / mask.sum(1)).exp(), logp)
+
+
+def expand(x, like):
+    return x.unsqueeze(1).expand_as(like)
+
+
+def sequence_ratio(logp, old, mask):
+    return expand(gspo.sequence_ratio(logp, old, mask), logp)
+
+
+def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True, low=0.2, high=None,
+         beta=0.0):
+    """A loss of these parts. on: which tokens are trained on. given: `weights` is used if it is
+    given. The numbers are the defaults."""
+    low_, high_, beta_ = low, high, beta
+
+    def function(logp, old_logp, advantages, mask, *, ref_logp=None, beta=beta_, clip_low=low_,
+                 clip_high=high_, weights=None, max_tokens=None):
+        keep = on(mask.bool())
+        p, o = (x.masked_fill(~keep, 0.0) for x in (logp, old_logp))
+        a = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
+        r = ratio(p, o, keep)
+        out = bound(r, a, clip_low, clip_low if clip_high is None else clip_high)
+        if ref_logp is not None and beta:
+            out = out - beta * kl(p, ref_logp.masked_fill(~keep, 0.0), r)
+        w = weights if given and weights is not None else weigh(keep, max_tokens)
+        return sign * -(w * out).sum()
+
+    return function
+
+
+def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, **numbers):
+    """All versions of a loss whose weights are WEIGHTS[weigh]: first those with one other part."""
+    base = {"ratio": ratio, "bound": clip, "kl": k3, "weigh": WEIGHTS[weigh]} | numbers
+    named = weigh != "mean" or ratio is not token_ratio  # the weights are what the name says
+    weights = [((f"{weigh_is[named]}: {words}"), {"weigh": WEIGHTS[name]})
+               for name, words in WEIGHTS_SAY.items() if name != weigh]
+    choices = [(DUAL, {"bound": dual})]
+    if weigh == "mean":
+        mean = lambda mask, L: mask.double() / (len(mask) * mask.sum(1, keepdim=True))
+        empty = {"weigh": mean} if ratio is token_ratio else {"ratio": unbounded, "weigh": mean}
+        choices.append((EMPTY, empty))
+    choices += [(words, {"kl": other}) for words, other in KL_CHOICES.items() if with_kl]
+    mistakes = [
+        ("J in place of −J: the sign of the loss is turned round", {"sign": -1.0}),
+        *((words, {"ratio": other}) for words, other in ratios.items()),
+        (REINFORCE, {"ratio": lambda p, o, m: p, "bound": lambda r, a, low, high: r * a}),
+        *((words, {"bound": other}) for words, other in BOUND.items()),
+        *((words, {"kl": other}) for words, other in KL.items() if with_kl),
+        ("the last token, the EOS, is not trained on [4]", {"on": without_last}),
+        ("padding is trained on like a token [3]", {"on": torch.ones_like}),
+        ("the sum over a completion is divided by the padded length, not by |o| [3]",
+         {"weigh": lambda mask, L: mask.double() / mask.numel()}),
+        ("summed over completions, not divided by N",
+         {"weigh": lambda mask, L: len(mask) * base["weigh"](mask, L)}),
+        ("`weights` is ignored", {"given": False}),
+    ]
+    kinds = dict.fromkeys((words for words, _ in choices), "choice") | {EMPTY: "edge"}
+    kinds |= {} if named else dict.fromkeys((words for words, _ in weights), "choice")
+
+    def made(*parts):
+        changes = {key: part for _, change in parts for key, part in change.items()}
+        found = {kinds.get(words, "mistake") for words, _ in parts}
+        kind = next(kind for kind in ("mistake", "edge", "choice") if kind in found)
+        return Version("; ".join(words for words, _ in parts), loss(**base | changes), kind)
+
+    pairs = [*itertools.combinations([*weights, *choices], 2),
+             *itertools.product(mistakes, [*weights, *choices])]
+    return [*map(made, [*mistakes, *weights, *choices]),
+            *(made(*pair) for pair in pairs if not pair[0][1].keys() & pair[1][1].keys())]
+
+
+# --- the other functions ---
+
+
+def advantages_of(eps, ddof, shift=True):
+    def function(rewards, *, divide_by_std=True, eps=eps, ddof=ddof):
+        rewards = rewards - rewards[:, :1] if shift else rewards
+        centred = rewards - rewards.mean(1, keepdim=True)
+        std = rewards.std(1, keepdim=True, correction=ddof)
+        return centred / (std + eps) if divide_by_std else centred
+
+    return function
+
+
+def std_says(eps, ddof):
+    return f"the {'unbiased' if ddof else 'population'} std plus {eps:g}"
+
+
+OURS = 1e-4, 1
+ROUNDED = "; equal rewards such as 3.3 do not give 0: their rounding error is divided by the eps"
+
+
+def over_all(rewards, **options):
+    return ((rewards - rewards.mean()) / (rewards.std() + 1e-4))
+
+
+ADVANTAGES = [
+    wrong("mean and std of the whole batch, not of each question's group [8]", over_all),
+    wrong("the mean over the questions, not over the group [17]",
+          lambda r, **o: (r - r.mean(0)) / (r.std(0) + 1e-4)),
+    wrong("divided by the variance", lambda r, **o: (
+        (r - r.mean(1, keepdim=True)) / (r.var(1, keepdim=True) + 1e-4))),
+    wrong("the mean is not subtracted", lambda r, **o: r / (r.std(1, keepdim=True) + 1e-4)),
+    wrong("the sign is turned round", lambda r, **o: -grpo.group_advantages(r)),
+    choice("no division by the std, as in Dr. GRPO",
+           lambda r, **o: grpo.group_advantages(r, divide_by_std=False)),
+    choice("each compared with the mean of the others (RLOO)", lambda r, **o:
+           r.shape[1] / (r.shape[1] - 1) * grpo.group_advantages(r, divide_by_std=False)),
+    choice("the std of the whole batch (REINFORCE++-baseline)", lambda r, **o:
+           (r - r.mean(1, keepdim=True)) / (r.std() + 1e-4)),
+    *(choice(std_says(eps, ddof), advantages_of(eps, ddof))
+      for eps, ddof in itertools.product((1e-6, 1e-5, 1e-4, 1e-3), (1, 0)) if (eps, ddof) != OURS),
+    *(choice(std_says(eps, ddof) + "; a rounding error of equal rewards, at most 0.02, is left",
+             advantages_of(eps, ddof, shift=False))
+      for eps, ddof in itertools.product((1e-5, 1e-4, 1e-3), (1, 0))),
+    *(edge(std_says(eps, ddof) + ROUNDED, advantages_of(eps, ddof, shift=False))
+      for eps, ddof in itertools.product((1e-6, 1e-8, 1e-9), (1, 0))),
+    *(wrong(f"no eps: equal rewards give NaN (ddof = {ddof})", advantages_of(0.0, ddof))
+      for ddof in (1, 0)),
+]
+
+
+def decoupled(eps):
+    def function(rewards, *, weights=None):
+        weights, one = weights or [1.0] * len(rewards), advantages_of(eps, 1, shift=False)
+        total = sum(w * one(r) for w, r in zip(weights, rewards))
+        return (total - total.mean()) / (total.std() + eps)
+
+    return function
+
+
+def gather(x, tokens):
+    return x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def logprobs(change=lambda x: x, of=lambda x, T: torch.log_softmax(x / T, -1)):
+    return lambda logits, tokens, *, temperature=1.0: gather(
+        change(of(logits.float(), temperature)), tokens)
+
+
+def deltas(rewards, values, mask, gamma, lam, after=None, whitened=False):
+    """GAE, with V(s_T) = `after` behind the last token."""
+    mask = mask.bool()
+    r, v = rewards.masked_fill(~mask, 0.0), values.masked_fill(~mask, 0.0)
+    last = mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
+    nxt = torch.nn.functional.pad(v[:, 1:], (0, 1))
+    nxt = nxt if after is None else torch.where(last, after(v), nxt)
+    delta, a, acc = (r + gamma * nxt - v) * mask, torch.zeros_like(r), 0.0
+    for i in reversed(range(r.shape[1])):
+        acc = delta[:, i] + gamma * lam * acc
+        a[:, i] = acc
+    raw = a
+    if whitened:
+        a = ppo.whiten(a, mask)
+    return a, (a if whitened else raw) + v
+
+
+def gaes(**changes):
+    return lambda rewards, values, mask, *, gamma=1.0, lam=0.95: deltas(
+        rewards, values, mask, *(changes.get("set", lambda g, x: (g, x))(gamma, lam)),
+        after=changes.get("after"), whitened=changes.get("whitened", False))
+
+
+def pruned(score, pooled=False):
+    def function(advantages, k, **options):
+        s = score(advantages)
+        if pooled:
+            s = s.flatten()
+            kept = s.argsort(descending=True, stable=True)[: k * len(advantages)]
+            return kept.sort().values.view(len(advantages), k) % advantages.shape[1]
+        return s.argsort(dim=1, descending=True, stable=True)[:, :k].sort(dim=1).values
+
+    return function
+
+
+def max_value(change=torch.maximum, half=0.5, clipped=True):
+    def function(values, old_values, returns, mask, *, clip=0.2):
+        w = mask.double() / mask.sum()
+        plain = (values - returns) ** 2
+        c = (old_values + (values - old_values).clamp(-clip, clip) - returns) ** 2
+        return half * (w * (change(plain, c) if clipped else plain).nan_to_num() * mask).sum()
+
+    return function
+
+
+GRPO = versions(weigh="mean", beta=0.04)
+GSPO = versions(weigh="mean", ratio=sequence_ratio, ratios=SEQUENCE, low=3e-4, high=4e-4)
+VERSIONS = {
+    "kl_k1": [
+        wrong("k1 upside down: log π_ref − log π, so its mean is −KL [2]", lambda p, q: q - p),
+        wrong("|k1| in place of k1: biased", lambda p, q: (p - q).abs()),
+    ],
+    "kl_k2": [
+        wrong("the ½ is missing: its gradient is twice that of the KL", lambda p, q: (p - q) ** 2),
+        wrong("|log r| in place of ½ (log r)²", lambda p, q: (p - q).abs()),
+    ],
+    "kl_k3": [
+        wrong("k3 with the ratio upside down, π/π_ref for π_ref/π: its mean under π is not the KL "
+              "[2]", lambda p, q: grpo.kl_k3(q, p)),
+        wrong("k3 with the sign of log r turned round: r + log r − 1, which can be negative [2]",
+              lambda p, q: (q - p).exp() + (q - p) - 1),
+        wrong("k1 in place of k3: its expected gradient is 0 [2]", lambda p, q: p - q),
+        wrong("the −1 is missing: not 0 if the policies agree", lambda p, q: grpo.kl_k3(p, q) + 1),
+        wrong("the sign is turned round", lambda p, q: -grpo.kl_k3(p, q)),
+        choice("k2 in place of k3: its gradient is that of KL(π‖π_ref)",
+               lambda p, q: grpo.kl_k2(p, q)),
+        *(choice(words, lambda p, q, f=f: f(p, q, 1.0)) for words, f in KL_CHOICES.items()
+          if "clamped" in words),
+    ],
+    "group_advantages": ADVANTAGES,
+    "decoupled_advantages": [
+        *(choice(f"std plus {eps:g}; the batch's mean is subtracted, which leaves a rounding error",
+                 decoupled(eps)) for eps in (1e-4, 1e-6, 1e-8)),
+        wrong("the rewards are added up first: this is GRPO [6]",
+              lambda r, **o: grpo.group_advantages(r.sum(0))),
+        choice("not normalised over the batch", lambda r, *, weights=None:
+               gdpo.decoupled_advantages(r, weights=weights, normalize_batch=False)),
+    ],
+    "clipped_surrogate": [
+        *(wrong(words, lambda r, a, *, clip_low=0.2, clip_high=None, f=f: f(
+            r, a if a.dim() == r.dim() else a.unsqueeze(-1), clip_low,
+            clip_low if clip_high is None else clip_high)) for words, f in BOUND.items()),
+        wrong("a loss in place of the objective: the sign is turned round",
+              lambda r, a, **o: -grpo.clipped_surrogate(r, a, **o)),
+        choice(DUAL, lambda r, a, *, clip_low=0.2, clip_high=None: dual(
+            r, a if a.dim() == r.dim() else a.unsqueeze(-1), clip_low,
+            clip_low if clip_high is None else clip_high)),
+    ],
+    "sequence_mean_weights": [
+        wrong("divided by the padded length, not by |o| [3]",
+              lambda m, **o: m.double() / m.numel()),
+        wrong("padding weighs as much as a token [3]", lambda m, **o: 0 * m + 1 / m.numel()),
+        wrong("num_sequences is ignored: a mean of means over micro-batches [3]",
+              lambda m, *, num_sequences=None: mean_weights(m, 0)),
+        choice(WEIGHTS_SAY["tokens"], lambda m, **o: m.double() / m.sum()),
+        edge(EMPTY, lambda m, *, num_sequences=None:
+               m.double() / (num_sequences or len(m)) / m.sum(1, keepdim=True)),
+    ],
+    "grpo_loss": GRPO,
+    "cppo_loss": GRPO,
+    "gspo_loss": [
+        wrong("clip range 0.2, as GRPO's: a ratio per completion never reaches it [6]",
+              loss(sequence_ratio, clip, k3, mean_weights, low=0.2)),
+        *GSPO,
+    ],
+    "dapo_loss": [
+        wrong("the clip is not higher above: 0.2 on both sides",
+              loss(token_ratio, clip, k3, WEIGHTS["tokens"], low=0.2)),
+        *versions(weigh="tokens", high=0.28),
+    ],
+    "drgrpo_loss": versions(weigh="constant"),
+    "ppo_loss": versions(weigh="tokens", with_kl=False),
+    "token_logprobs": [
+        wrong("the temperature is ignored: another policy is scored than the one that sampled [5]",
+              logprobs(of=lambda x, T: torch.log_softmax(x, -1))),
+        wrong("log-probabilities are divided by the temperature, logits must be [5]",
+              logprobs(of=lambda x, T: torch.log_softmax(x, -1) / T)),
+        wrong("logits are multiplied by the temperature [5]",
+              logprobs(of=lambda x, T: torch.log_softmax(x * T, -1))),
+        wrong("raw logits: the log-sum-exp is missing", logprobs(of=lambda x, T: x / T)),
+        wrong("probabilities: the log is missing", logprobs(of=lambda x, T: (x / T).softmax(-1))),
+        wrong("shifted by one: the logits at t must predict token t",
+              logprobs(change=lambda x: x.roll(1, -2))),
+        wrong("shifted by one: the logits at t must predict token t",
+              logprobs(change=lambda x: x.roll(-1, -2))),
+    ],
+    "token_entropies": [
+        wrong("the sign is turned round", lambda x, **o: -grpo.token_entropies(x, **o)),
+        wrong("in bits, not in nats", lambda x, **o: grpo.token_entropies(x, **o) / math.log(2)),
+        wrong("the temperature is ignored", lambda x, **o: grpo.token_entropies(x)),
+    ],
+    "keep_count": [
+        wrong("⌊G(1−P)⌋ in floats: 10·(1−0.9) is below 1 [8]",
+              lambda G, P: math.floor(G * (1 - P))),
+        wrong("rounded to the nearest, not down [8]", lambda G, P: round(G * (1 - P))),
+        wrong("rounded up, not down [8]", lambda G, P: math.ceil(G * (1 - P) - 1e-9)),
+        wrong("how many are pruned, not how many are kept", lambda G, P: math.floor(G * P + 1e-9)),
+    ],
+    "prune": [
+        wrong("the largest |A| of all questions together, not of each question [8]",
+              pruned(torch.abs, pooled=True)),
+        wrong("the largest A, not the largest |A|: wrong answers are never kept",
+              pruned(lambda a: a)),
+        wrong("the smallest |A| are kept", pruned(lambda a: -a.abs())),
+        wrong("the first k are kept, whatever A is", pruned(lambda a: 0 * a)),
+    ],
+    "prune_below": [
+        wrong("A ≥ γ, not |A| ≥ γ", lambda a, g: a >= g),
+        wrong("|A| ≤ γ: the wrong half", lambda a, g: a.abs() <= g),
+        choice("|A| > γ: the threshold itself is pruned", lambda a, g: a.abs() > g),
+    ],
+    "prune_pooled": [
+        wrong("the largest A, not the largest |A|",
+              lambda a, n: a.flatten().argsort(descending=True, stable=True)[:n].sort().values),
+    ],
+    "batch_rows": [
+        wrong("rows of other questions: q·k + i in place of q·G + i [17]", lambda kept, G: (
+            kept + kept.shape[1] * torch.arange(len(kept)).unsqueeze(1)).flatten()),
+        wrong("rows of other questions: i·Q + q in place of q·G + i [17]", lambda kept, G: (
+            kept * len(kept) + torch.arange(len(kept)).unsqueeze(1)).flatten()),
+    ],
+    "questions_per_step": [
+        wrong("B·⌊G/k⌋: rounded too early, so places stay empty", lambda B, G, k: B * (G // k)),
+        wrong("rounded up: more completions than places", lambda B, G, k: -(-B * G // k)),
+    ],
+    "token_mean_weights": [
+        wrong("a mean over each completion first: 1/(N |o|), which is GRPO's [6]",
+              lambda m, **o: mean_weights(m, 0)),
+        wrong("padding counts in the number of tokens [3]", lambda m, **o: m.double() / m.numel()),
+    ],
+    "constant_weights": [
+        wrong("it keeps 1/|o| [6]", lambda m, *, max_tokens, **o: mean_weights(m, 0)),
+        wrong("divided by the longest completion of this batch, not by one constant [6]",
+              lambda m, *, max_tokens, **o: m.double() / m.numel()),
+    ],
+    "gae": [
+        wrong("λ is left out: A is the return minus the value",
+              gaes(set=lambda g, x: (g, 1.0))),
+        wrong("γ is left out", gaes(set=lambda g, x: (1.0, x))),
+        wrong("γ alone discounts the next δ, in place of γλ; or λ alone",
+              gaes(set=lambda g, x: (g, x / g if g else x))),
+        wrong("the last token bootstraps from its own value: V behind the end must be 0",
+              gaes(after=lambda v: v)),
+        wrong("whitened before the returns are taken: the critic learns whitened targets [13]",
+              gaes(whitened=True)),
+        wrong("the returns are the advantages: V is not added", lambda *args, **options: (
+            ppo.gae(*args, **options)[0],) * 2),
+    ],
+    "value_loss": [
+        wrong("min in place of max: the optimistic square", max_value(change=torch.minimum)),
+        choice("without the ½", max_value(half=1.0)),
+        choice("not clipped", max_value(clipped=False)),
+        choice("without the ½, not clipped", max_value(half=1.0, clipped=False)),
+    ],
+    "token_rewards": [
+        wrong("the KL is a gain, not a cost",
+              lambda s, p, q, m, *, beta: ppo.token_rewards(s, q, p, m, beta=beta)),
+        wrong("the score stands on the last column, not on the last token [3]",
+              lambda s, p, q, m, *, beta: (-beta * (p - q) * m) + torch.nn.functional.pad(
+                  s.unsqueeze(1), (m.shape[1] - 1, 0))),
+        wrong("every token gets the score",
+              lambda s, p, q, m, *, beta: (-beta * (p - q) + s.unsqueeze(1)) * m),
+    ],
+    "whiten": [
+        wrong("padding counts in the mean and the variance [3]",
+              lambda x, m: (x * m - (x * m).mean()) / (x * m).var(correction=0).sqrt() * m),
+        wrong("the mean is not subtracted", lambda x, m: x * m / x[m.bool()].std(correction=0)),
+        choice("the unbiased variance",
+               lambda x, m: (x - x[m.bool()].mean()) / (x[m.bool()].var() + 1e-8).sqrt() * m),
+    ],
+    "overlong_penalty": [
+        wrong("the sign is turned round: long completions gain",
+              lambda n, *, max_length, cache: ((n - max_length + cache) / cache).clamp(0, 1)),
+    ],
+    "truncated_importance_weights": [
+        wrong("upside down: π_sampler / π_old", lambda p, s, m, *, cap:
+              tis.truncated_importance_weights(s, p, m, cap=cap)),
+        wrong("not truncated: one token can outweigh all others", lambda p, s, m, *, cap:
+              tis.truncated_importance_weights(p, s, m, cap=math.inf)),
+        wrong("a gradient flows through the weights", lambda p, s, m, *, cap:
+              (p - s).exp().clamp(max=cap).masked_fill(~m.bool(), 1.0)),
+        choice("0 on padding", lambda p, s, m, *, cap:
+               tis.truncated_importance_weights(p, s, m, cap=cap) * m),
+    ],
+}
+
+
+# --- probes, the smallest first ---
+
+
+def probes(*all_args, **options):
+    return [Probe(args, options) for args in all_args]
+
+
+FAR = t([1.0, 2.0, -0.3], [0.2, 9.0, 9.0])
+PAIRS = [(HALF, HALF), (HALF, QUARTER), (QUARTER, HALF), (LOGP, REF)]
+CORNERS = [(t([r]), t(a)) for a in (1.0, -1.0) for r in (1.0, 1.5, 0.5)]
+REWARDS = [torch.full((1, 7), 3.3), t([1, 0]), t([1, 0, 0, 0]), t([1, 0, 0, 0], [5, 9, 5, 5]),
+           t([1, 1, 1]), normal(5, 3, 6)]
+TOKENS = [(t([[0.0, math.log(3)]]), torch.tensor([[1]])),
+          (normal(6, 2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]]))]
+LOGP_OF = {"kl_k1": PAIRS, "kl_k2": PAIRS,
+           "kl_k3": [*PAIRS, (HALF, HALF + 12), (HALF, HALF + 25)]}
+PPO_ARGS = [(t([1, 1]), t([0.0, 0.5]), ONE.expand(1, 2)),
+            (t([1, 2, 4, 9]), t([10, 20, 30, 99]), mask_of(3, 4)[:1]),
+            (normal(7, 6, 5), normal(8, 6, 5), MASK)]
+VALUES = [(t([v]), t([1.0]), t([r]), ONE) for v, r in
+          ((1.1, 2), (1.5, 2), (0.5, 0), (0.5, 2), (1.5, 1.3))]
+ADVANTAGE_ROWS = [t([0.1, -2.0, 0.5, 1.0]), t([1.0, -1.0, 0.5, -0.25], [0, 0.01, -0.03, 0.02])]
+PROBES = {
+    **{name: probes(*pairs) for name, pairs in LOGP_OF.items()},
+    "group_advantages": [*probes(*((r,) for r in REWARDS)),
+                         Probe((normal(5, 3, 6),), {"divide_by_std": False}),
+                         Probe((normal(5, 3, 6),), {"eps": 0.5, "ddof": 0})],
+    "decoupled_advantages": [
+        *probes((torch.full((1, 1, 7), 3.3),), (normal(12, 2, 3, 4),)),
+        Probe((normal(12, 2, 3, 4),), {"weights": [1.0, 0.5]})],
+    "clipped_surrogate": [*probes(*CORNERS, (t([1.25]), t(1.0)), (t([4.0]), t(-1.0)),
+                                  (t([1.5, 1.5], [0.5, 0.9]), t(1, -2))),
+                          Probe((t([1.25, 1.35]), t(1.0)), {"clip_low": 0.2, "clip_high": 0.28})],
+    "sequence_mean_weights": [*probes((ONE,), (mask_of(2, 1),), (MASK,), (mask_of(2, 0),)),
+                              Probe((mask_of(2, 1),), {"num_sequences": 4})],
+    "grpo_loss": losses(), "cppo_loss": losses(), "dapo_loss": losses(),
+    "ppo_loss": [probe for probe in losses() if "beta" not in probe.options],
+    "gspo_loss": losses() + losses(clip_low=0.2, clip_high=0.3),
+    "drgrpo_loss": losses(max_tokens=8),
+    "token_logprobs": [*probes(*TOKENS), *(Probe(a, {"temperature": 0.5}) for a in TOKENS)],
+    "token_entropies": [Probe((TOKENS[i][0],), o) for o in ({}, {"temperature": 0.5})
+                        for i in (0, 1)],
+    "keep_count": probes(*((16, rate) for rate in (0.5, 0.75, 0.9375, 0.8, 0.9)), (10, 0.9)),
+    "prune": probes(*((a, k) for k in (2, 1, 3) for a in ADVANTAGE_ROWS)),
+    "prune_below": probes(*((a, g) for g in (0.5, 1.0) for a in ADVANTAGE_ROWS)),
+    "prune_pooled": probes(*((a, n) for n in (2, 4) for a in ADVANTAGE_ROWS)),
+    "batch_rows": probes((torch.tensor([[0, 3], [1, 2]]), 4), (torch.tensor([[1], [0], [2]]), 3)),
+    "questions_per_step": probes((1, 16, 4), (1, 16, 3), (5, 8, 3)),
+    "token_mean_weights": probes((mask_of(2, 1),), (MASK,)),
+    "constant_weights": [Probe((m,), {"max_tokens": 8}) for m in (mask_of(2, 1), MASK)],
+    "gae": [*probes(*PPO_ARGS), *(Probe(a, {"gamma": 0.5, "lam": 0.8}) for a in PPO_ARGS)],
+    "value_loss": probes(*VALUES, (normal(9, 6, 5), normal(10, 6, 5), normal(11, 6, 5), MASK)),
+    "token_rewards": [
+        Probe((t(5.0), t([1, 2, 3]), t([0, 0, 0]), mask_of(2, 3)[:1]), {"beta": 0.1}),
+        Probe((A, LOGP, REF, MASK), {"beta": 0.3})],
+    "whiten": probes((t([2, -2]), ONE.expand(1, 2)), (FAR, mask_of(3, 1)), (LOGP, MASK)),
+    "overlong_penalty": [Probe((t(4, 16, 17, 20, 25),), {"max_length": 20, "cache": 4})],
+    "truncated_importance_weights": [
+        Probe((t([0.6, 0.2, 0.9]).log(), t([0.4, 0.4, 0.1]).log(), torch.ones(1, 3)), {"cap": 2.0}),
+        Probe((LOGP, OLD, MASK), {"cap": 1.5})],
+}
