@@ -222,11 +222,6 @@ def measure(name, rows, options):
     }
 
 
-def rate(point, way, kind):
-    """Tokens per second, the median over the rounds."""
-    return point["tokens"][kind] / median(point["ways"][way][kind])
-
-
 def speedup(point, way, kind):
     """The speed-up over `generate` with the dynamic cache: the median of the ratios within a round.
 
@@ -250,7 +245,8 @@ def page(points):
         for way, title in WAYS.items():
             row, cells = point["ways"][way], []
             for kind in ("alike", "ragged"):
-                cells += [f"{rate(point, way, kind):,.0f}", f"{speedup(point, way, kind):.2f}"]
+                rate = point["tokens"][kind] / median(row[kind])
+                cells += [f"{rate:,.0f}", f"{speedup(point, way, kind):.2f}"]
             lines.append([title, *cells, f"{row['first']:.1f}", f"{row['greedy']['same']:.0%}"])
         text += (
             f"\n{NAMES[point['model']]}, {point['parameters']:,} random weights, float32, "

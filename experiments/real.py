@@ -273,10 +273,13 @@ def summary(runs):
     }
     for (n, seconds), how in product(enumerate(AT), ("greedy", "sampled")):
         row[f"{how} {seconds}"] = spread([run["evaluations"][n][how]["accuracy"] for run in runs])
-    for name in ("questions", "completions"):
-        row[name] = statistics.fmean(sum(step[name] for step in run["steps"][:-1]) for run in runs)
-    for name in ("sampling", "no_signal"):
-        row[name] = statistics.fmean(step[name] for run in runs for step in run["steps"])
+    row |= {
+        name: statistics.fmean(sum(step[name] for step in run["steps"][:-1]) for run in runs)
+        for name in ("questions", "completions")
+    } | {
+        name: statistics.fmean(step[name] for run in runs for step in run["steps"])
+        for name in ("sampling", "no_signal")
+    }
     within = (
         [s for s, _, accuracy in points if accuracy >= REACHED and s <= AT[-1]]
         for points in row["curves"]

@@ -136,10 +136,12 @@ PRUNED = {"GRPO": grpo(), **{f"P={p}": cppo("both", p) for p in RATES}}
 SPEED = {"GRPO": grpo()}
 for p in RATES:
     batch = f"larger batches alone, B={round(1 / (1 - p))}"
-    alone = cppo("pruning alone", p, allocation=False)
-    SPEED[f"pruning alone, P={p}"] = alone._replace(unpruned="GRPO")
-    SPEED[batch] = grpo("larger batches alone", questions_per_step=round(1 / (1 - p)))
-    SPEED[f"both, P={p}"] = cppo("both", p)._replace(unpruned=batch)
+    SPEED |= {
+        f"pruning alone, P={p}":
+            cppo("pruning alone", p, allocation=False)._replace(unpruned="GRPO"),
+        batch: grpo("larger batches alone", questions_per_step=round(1 / (1 - p))),
+        f"both, P={p}": cppo("both", p)._replace(unpruned=batch),
+    }
 
 KEEP = {"GRPO": grpo()} | {
     f"{rule}, P={p}": cppo(rule, p, keep=rule)
@@ -150,8 +152,10 @@ KEEP = {"GRPO": grpo()} | {
 GROUP = {}
 for g in (4, 8, 16, 32):
     size = {"group_size": g, "questions_per_step": max(1, 16 // g)}
-    GROUP[f"GRPO, G={g}"] = grpo(**size)._replace(baseline=f"GRPO, G={g}")
-    GROUP[f"P=0.75, G={g}"] = cppo("both", 0.75, **size)._replace(baseline=f"GRPO, G={g}")
+    GROUP |= {
+        name: method._replace(baseline=f"GRPO, G={g}") for name, method in
+        {f"GRPO, G={g}": grpo(**size), f"P=0.75, G={g}": cppo("both", 0.75, **size)}.items()
+    }
 
 # every algorithm as in its paper, and GSPO with CPPO's pruning
 FAMILY = {name: own(name) for name in ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
@@ -223,13 +227,13 @@ OTHER_LOSSES = {
     for name, weights in {"token mean": token_mean, "constant": constant}.items()
 }
 FACTORIAL = {}
-for loss in LOSSES:
+for loss, (choice, keep) in product(LOSSES, CHOICES.items()):
     row = f"cppo, {loss}" if f"cppo, {loss}" in OTHER_LOSSES else "cppo"
-    for choice, keep in CHOICES.items():
-        if loss == GROUP_LENGTH:
-            keep = f"{RULES}:{keep.split(':')[-1]}_by_group"
-        method = cppo(loss, 0.875, algorithm=row, keep=keep)
-        FACTORIAL[f"{loss}, {choice}"] = method._replace(baseline=f"{LOSSES[0]}, largest |A|")
+    if loss == GROUP_LENGTH:
+        keep = f"{RULES}:{keep.split(':')[-1]}_by_group"
+    FACTORIAL[f"{loss}, {choice}"] = cppo(loss, 0.875, algorithm=row, keep=keep)._replace(
+        baseline=f"{LOSSES[0]}, largest |A|"
+    )
 
 
 # --- the columns of a page: {title: row of `summarize` → what stands in it} ---
