@@ -146,16 +146,6 @@ def test_no_signal_is_the_share_of_groups_whose_advantages_are_all_0(step_inputs
     assert no_signal(rewarded((1, 0), (0, 2)), "ppo") == 0
 
 
-def test_no_signal_counts_a_gdpo_group_of_equal_rewards_beside_others(step_inputs):
-    """The mean over the batch is 0, and its rounding is not."""
-    def equal_in_the_first(completions, **columns):
-        return [i // 4 and i * i % 7 / 10 for i in range(len(completions))]
-
-    metrics, sample = run_step(step_inputs, [equal_in_the_first], "gdpo", group_size=4)
-    assert metrics["no_signal"] == 0.25
-    assert [row["advantage"] for row in sample["completions"]] == [0.0] * 4
-
-
 def test_dynamic_sampling_goes_by_the_rewards_before_the_overlong_penalty(step_inputs):
     step_inputs = (*step_inputs[:2], step_inputs[2][:1])
     options = {"group_size": 4, "max_new_tokens": 8, "overlong_cache": 7, "max_rollouts": 2}
@@ -294,23 +284,6 @@ def test_stop_kl_ends_the_run_with_a_checkpoint(small, tmp_path, monkeypatch):
     assert summary["checkpoint"].endswith(f"checkpoint-{summary['step']:06d}")
 
 
-def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
-    options = ["--mu", "1", "--minibatches", "1", "--refresh_reference", "2"]
-    go(small, tmp_path / "straight", *options, steps=5)
-    go_in_two(
-        small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=3, steps=5
-    )
-    kls, resumed = (
-        [row["kl"] for row in files.read(tmp_path / name / "metrics.jsonl")]
-        for name in ("straight", "resumed")
-    )
-    # in steps 1, 3 and 5 the reference is the policy again
-    assert max(kls[0::2]) == 0 < min(kls[1::2])
-    # step 4 is measured against the reference of step 2
-    assert resumed == kls
-
-
 def run_of(folder):
     """What a run has come to: its metrics without the seconds, GFPO's history, and the networks and
     moments of its checkpoint."""
@@ -324,23 +297,29 @@ def run_of(folder):
 
 
 @pytest.mark.parametrize("options", [
+    ["--mu", "1", "--minibatches", "1", "--refresh_reference", "2"],
     ["--algorithm", "ppo"],
     ["--algorithm", "ppo", "--group_size", "1", "--questions_per_step", "16"],
     ["--algorithm", "gfpo_adaptive", "--group_size", "16", "--keep", "efficiency"],
-], ids=["ppo", "ppo, one completion of a question", "gfpo_adaptive"])  # fmt: skip
-def test_the_critic_and_the_history_survive_a_resume(small, tmp_path, monkeypatch, options):
+], ids=["reference", "ppo", "ppo, one completion of a question", "gfpo_adaptive"])  # fmt: skip
+def test_a_reference_a_critic_and_the_history_survive_a_resume(
+    small, tmp_path, monkeypatch, options
+):
     monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
-    go(small, tmp_path / "straight", *options, steps=4)
+    go(small, tmp_path / "straight", *options, steps=5)
     go_in_two(
-        small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=2, steps=4
+        small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=3, steps=5
     )
     (rows, history, saved), resumed = run_of(tmp_path / "straight"), run_of(tmp_path / "resumed")
-    assert (rows, history) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert (rows, history) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     torch.testing.assert_close(saved, resumed[2], rtol=0, atol=0)
     if "ppo" in options:
         assert saved["critic"]["head.bias"] != 0 and all(row["value_loss"] > 0 for row in rows)
-    else:
-        assert len(history) == 8 and rows[0]["kept"] == 2 * 8 > min(row["kept"] for row in rows)
+    elif "gfpo_adaptive" in options:
+        assert len(history) == 10 and rows[0]["kept"] == 2 * 8 > min(row["kept"] for row in rows)
+    else:  # in steps 1, 3 and 5 the reference is the policy again
+        kls = [row["kl"] for row in rows]
+        assert max(kls[0::2]) == 0 < min(kls[1::2])
 
 
 def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp_path, monkeypatch):
