@@ -158,8 +158,6 @@ and {AT[-1]} s, seeds 1, 2 and 3, and the same rule for what counts as a differe
 is another one, so GRPO and CPPO with P = 0.75, the best method of the first plan, run again beside
 the new methods. Only figures of one page may be compared.
 """
-
-
 PLANS = {"real": (METHODS, PLAN), "real_second": (SECOND, SECOND_PLAN)}
 
 
@@ -181,9 +179,9 @@ class Options:
 # --- one run ---
 
 
-def train_for(config, at, label):
-    """Train for at[-1] CPU seconds of one thread. Returns {steps, evaluations}, lists with a dict
-    for each. at: the seconds of the evaluations."""
+def train_for(config, label):
+    """Train for AT[-1] CPU seconds of one thread. Returns {steps, evaluations}, lists with a dict
+    for each."""
     config, algorithm = check(config)
     data, sampling, per_step = config.data, config.sampling, algorithm.questions_per_step
     source = base_model(data.model, data.dataset)
@@ -195,12 +193,12 @@ def train_for(config, at, label):
     rewards, steps, evaluations, seconds = choose(data.rewards), [], [], 0.0
 
     def schedule(optimizer, *_):  # the learning rate at the moment of the update
-        now = min(1.0, (seconds + time.process_time() - begin) / at[-1])
+        now = min(1.0, (seconds + time.process_time() - begin) / AT[-1])
         optimizer.param_groups[0]["lr"] = learning_rate(now, config.update.lr, warmup=0.1)
 
     networks.optimizer.register_step_pre_hook(schedule)
-    bar = tqdm(total=at[-1], desc=label, unit="s")
-    while len(evaluations) < len(at):
+    bar = tqdm(total=AT[-1], desc=label, unit="s")
+    while len(evaluations) < len(AT):
         before, begin = deepcopy(networks.model.state_dict()), time.process_time()
         asked = take(questions, len(steps) * per_step, per_step, config.run.seed)
         rng = random.Random(f"{config.run.seed} {len(steps) + 1}")
@@ -208,16 +206,16 @@ def train_for(config, at, label):
             networks, algorithm, rewards, sampling, Limits(), lambda missing, own=asked: own, rng
         )
         last = time.process_time() - begin
-        while len(evaluations) < len(at) and seconds + last > at[len(evaluations)]:
+        while len(evaluations) < len(AT) and seconds + last > AT[len(evaluations)]:
             found = evaluate(networks, before, test, rewards[0].function, sampling)
-            evaluations.append({"at": at[len(evaluations)]} | found)
+            evaluations.append({"at": AT[len(evaluations)]} | found)
         seconds += last
         steps.append({key: metrics[key] for key in LOGGED} | {
             "sampling": metrics["seconds/generate"] / metrics["seconds/total"],
             "text": sample["completions"][0]["completion"],
             "seconds/total": last, "seconds": seconds,
         })
-        bar.update(min(seconds, at[-1]) - bar.n)
+        bar.update(min(seconds, AT[-1]) - bar.n)
     bar.close()
     return {"steps": steps, "evaluations": evaluations}
 
@@ -252,7 +250,7 @@ def rows(options, name):
             own = SETTING | methods[method]
             config = Config.of(model=options.model, seed=seed, **{"lr": LR} | own)
             run = {"method": method, "seed": seed, "lr": config.update.lr, "options": own}
-            run |= train_for(config, AT, f"{method}, seed {seed}")
+            run |= train_for(config, f"{method}, seed {seed}")
             files.write(path, json.dumps(run) + "\n")
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not runs:

@@ -1,24 +1,18 @@
 """The tables of the CPPO paper (2503.22342), on the toy: what pruning saves, and where the time
 goes.
 
-    python experiments/reproduce.py --table 1 --seeds 3    pruning rates, and accuracy against time
-    python experiments/reproduce.py --table speed          pruning alone, larger batches alone,
-                                                           both; Amdahl's bound
-    python experiments/reproduce.py --table keep           which completions to keep
-    python experiments/reproduce.py --table group          the group size
-    python experiments/reproduce.py --table family         GRPO and its relatives side by side
-    python experiments/reproduce.py --table ppo            what a critic costs, and what it gives
-    python experiments/reproduce.py --table length         GFPO on a base model whose thoughts are
-                                                           too long
-    python experiments/reproduce.py --table controls       what a sceptic asks: is it the pruning,
-                                                           or something else?
-    python experiments/reproduce.py --table together       sampling more questions together than
-                                                           are trained on together
-    python experiments/reproduce.py --table factorial      four losses × five rules: which of the
-                                                           two matters?
-    python experiments/reproduce.py --table all            one after the other
+    python experiments/reproduce.py --table 1 --seeds 3    pruning rates; accuracy against time
+    python experiments/reproduce.py --table all            every table, one after the other
     python experiments/reproduce.py --quick                all of them, small, in about 5 minutes:
                                                            not a result
+
+- speed: pruning alone, larger batches alone, both; Amdahl's bound
+- keep: which completions to keep; group: the group size
+- family: GRPO and its relatives side by side; ppo: what a critic costs, and what it gives
+- length: GFPO on a base model whose thoughts are too long
+- controls: what a sceptic asks: is it the pruning, or something else?
+- together: sampling more questions together than are trained on together
+- factorial: four losses × five rules: which of the two matters?
 
 The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in
 each step, so GRPO takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the
