@@ -269,7 +269,7 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
         go(small, tmp_path / name, *words)
     capsys.readouterr()
     evaluation.main(["--compare", *paths[:2]])
-    *_, note, greedy, sampled = capsys.readouterr().out.splitlines()
+    _, _, note, greedy, sampled = capsys.readouterr().out.splitlines()
     assert note.startswith("note: not the same top_p: 1.0 and 0.9")  # and no note of the seed
     assert "+0.0000 [-0.2775, +0.2775], p = 1.0000, 10 questions" in greedy
     assert sampled.startswith("sampled")
