@@ -1,7 +1,7 @@
 """What the programs of this folder share.
 
-A random model and completions for it, rounds in which several ways take turns, points that have a
-process of their own, a spread over seeds, and the two files of a result: NAME.json and NAME.md.
+A random model, rounds in which several ways take turns, points that have a process of their own, a
+spread over seeds, and the two files of a result: NAME.json and NAME.md.
 """
 
 import json
@@ -21,12 +21,7 @@ import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from algorithms import resolve
-from engine.model.logprobs import Policy
-from engine.model.networks import Networks
-from engine.model.sampling import Sampling
-from records import Batch, of_shares
-from update import Limits, update
+from engine.base import files
 
 ROOT = Path(__file__).parents[1]  # the project's
 
@@ -39,32 +34,6 @@ def qwen(**shape):
     torch.manual_seed(0)
     usual = {"tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
     return Qwen2ForCausalLM(Qwen2Config(**usual | shape)).eval()
-
-
-def made_up(n, k, prompt, lengths, vocabulary):
-    """A Batch of n completions of random tokens, k of each question.
-
-    prompt: tokens of each prompt. lengths: the shortest completion and the longest.
-    """
-    rng = torch.Generator().manual_seed(k)
-    questions = torch.randint(vocabulary, (n // k, prompt), generator=rng).tolist()
-    lengths = torch.randint(lengths[0], lengths[1] + 1, (n,), generator=rng)
-    tokens = torch.randint(vocabulary, (n, int(lengths.max())), generator=rng)
-    advantages = torch.randn(n, generator=rng)
-    return Batch([q for q in questions for _ in range(k)], tokens, lengths, advantages)
-
-
-def one_update(model, batch, micro_batch_tokens=None, once=True, **options):
-    """One update on the batch, forward and backward. options: of the algorithm, besides μ.
-
-    once: whether a prompt may be computed once for all its completions. The optimizer is SGD that
-    does not move: AdamW would add its two moments. """
-    policy = Policy(model, shares_prompts=once)
-    networks = Networks(policy, None, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
-    limits = Limits(micro_batch_tokens or Limits().micro_batch_tokens)
-    minibatches = of_shares([batch], limits.micro_batch_tokens, networks)
-    longest = batch.tokens.shape[1]
-    update(networks, minibatches, resolve("grpo", mu=1, **options), Sampling(longest), limits)
 
 
 def digits(completions, **columns):
@@ -155,12 +124,12 @@ def write(folder, name, result, page):
     not there."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    files.write(folder / f"{name}.json", json.dumps(result) + "\n")
+    files.write(folder / f"{name}.md", page)
+    print(f"{page}\nwritten: {folder / name}.json and .md")
 
 
 def report(options, name, result, page, *packages):
-    """Write the two files of a benchmark to options.output, and print the page."""
+    """Write the two files of a benchmark to options.output. page: result → Markdown."""
     result = setting(*packages) | {"options": asdict(options)} | result
     write(options.output, name, result, page(result))
-    print(page(result))

@@ -1,4 +1,4 @@
-"""Tokens per second of four ways to sample completions: three of transformers, and this project's
+"""Tokens per second of three ways to sample completions: two of transformers, and this project's
 `sample`.
 
     python experiments/generation.py               the toy, 16 and 128 completions: a minute
@@ -6,22 +6,20 @@
 Writes generation.json and generation.md in results/. Their figures for other models and rows are
 kept.
 
-All four sample G = 16 completions of each question at temperature 1, from the same model with
+All sample G = 16 completions of each question at temperature 1, from the same model with
 random weights, on one thread of the CPU. In each round every way takes its turn:
 
 - generate, dynamic cache: `model.generate` with its defaults;
 - generate, static cache: the same with `cache_implementation="static"`; torch.compile compiles its
   decoding steps;
-- continuous batching: transformers' paged cache and scheduler. They keep running between the calls,
-  and a question is forked into its completions;
 - ours: the loop of this project. It takes a completion out of the batch when the completion has
   ended.
 
 There are two kinds of lengths: all alike, and ragged (log-normal, with a mean of a third of the
 longest, as on GSM8K). Only tokens of completions count, not the tokens that `generate` computes for
 a completion after its end. Random weights do not say EOS at the right moment, so the lengths are
-imposed: on `generate` by a stopping criterion, on continuous batching by each request's limit, and
-on our loop by a token that stands for EOS and is sampled at the right moment only.
+imposed: on `generate` by a stopping criterion, on our loop by a token that stands for EOS and is
+sampled at the right moment only.
 
 All ways must agree: each one also decodes greedily, and its tokens must be those of the first way.
 """
@@ -30,7 +28,7 @@ import json
 import os
 import sys
 import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -40,16 +38,7 @@ from statistics import fmean, median
 from unittest.mock import patch
 
 import torch
-from transformers import (
-    CompileConfig,
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
-from transformers.generation.continuous_batching.requests import RequestState
-from transformers.generation.continuous_batching.utils import WorkloadHints
-from transformers.utils.logging import set_verbosity_error
+from transformers import CompileConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
@@ -63,7 +52,7 @@ from experiments.bench import heading, in_turn, markdown_table, setting, write
 
 G = 16
 WAYS = {"dynamic": "generate, dynamic cache", "static": "generate, static cache, compiled",
-        "continuous": "continuous batching", "ours": "ours"}
+        "ours": "ours"}
 NAMES = {"toy": "the toy", "135m": "SmolLM2-135M"}
 SIZES = {"toy": (12, 48), "135m": (12, 12)}  # tokens of the longest prompt and completion
 
@@ -119,16 +108,7 @@ def ragged(rows, mean, longest, generator):
     return (mean * draws.exp()).round().long().clamp(1, longest)
 
 
-# --- the ways: each yields a function, lengths (N,) → token lists, question by question ---
-
-
-def how(model, longest, greedy, **options):
-    """What transformers is told. The token that stands for EOS in our loop is not decoded greedily,
-    so that all can agree."""
-    return GenerationConfig(
-        do_sample=True, top_k=int(greedy), num_return_sequences=G, max_new_tokens=longest,
-        suppress_tokens=[stand_in(model)] if greedy else None, **options,
-    )
+# --- the ways: each is a function, lengths (N,) → token lists, question by question ---
 
 
 def stand_in(model):
@@ -136,11 +116,14 @@ def stand_in(model):
     return model.config.vocab_size - 1
 
 
-@contextmanager
 def generate(model, prompts, longest, greedy, **cache):
-    """transformers' `generate`. cache: options of its cache."""
+    """transformers' `generate`. cache: options of its cache. The token that stands for EOS in our
+    loop is not decoded greedily, so that all can agree."""
     ids, mask = left_pad(prompts, 0, model.device)
-    config, width = how(model, longest, greedy, pad_token_id=0, **cache), ids.shape[1]
+    config, width = GenerationConfig(
+        do_sample=True, top_k=int(greedy), num_return_sequences=G, max_new_tokens=longest,
+        suppress_tokens=[stand_in(model)] if greedy else None, pad_token_id=0, **cache,
+    ), ids.shape[1]
 
     def way(lengths):
         # until all completions have ended, `generate` computes all of them
@@ -150,48 +133,9 @@ def generate(model, prompts, longest, greedy, **cache):
         )
         return [row[:n] for row, n in zip(out[:, width:].tolist(), lengths.tolist())]
 
-    yield way
+    return way
 
 
-@contextmanager
-def continuous(model, prompts, longest, greedy):
-    """transformers' continuous batching. Its thread waits for requests."""
-    rows, asked = G * len(prompts), max(map(len, prompts))
-    room = ContinuousBatchingConfig(
-        num_blocks=rows * (2 + (asked + longest) // 256),  # of 256 tokens: more than all rows fill
-        max_batch_tokens=rows + sum(map(len, prompts)),  # of one forward pass: it never waits
-        seed=0,
-    )
-    names = [[f"{q}", *(f"{q}__child#{i}" for i in range(G - 1))] for q in range(len(prompts))]
-    names = sum(names, [])
-
-    with model.continuous_batching_context_manager(
-        how(model, longest, greedy, eos_token_id=-1), continuous_batching_config=room,
-        workload_hints=WorkloadHints(asked, longest, rows),
-    ) as manager:
-
-        def way(lengths):
-            limits, done, fork = dict(zip(names, lengths.tolist())), {}, RequestState.fork
-
-            def fork_with_limit(state, name):
-                child = fork(state, name)
-                child.max_new_tokens = child._new_tokens_limit = limits[name]
-                return child
-
-            with patch.object(RequestState, "fork", fork_with_limit):
-                for q, prompt in enumerate(prompts):
-                    manager.add_request(prompt, f"{q}", max_new_tokens=limits[f"{q}"])
-                while len(done) < rows:
-                    if result := manager.get_result(timeout=60):
-                        done[result.request_id] = result.generated_tokens
-                    else:
-                        raise RuntimeError("continuous batching has answered nothing for a minute")
-            return [done[name] for name in names]
-
-        yield way
-
-
-@contextmanager
 def ours(model, prompts, longest, greedy):
     """This project's `sample`."""
     chosen, end = Sampling(longest, 0.0 if greedy else 1.0), stand_in(model)
@@ -201,7 +145,7 @@ def ours(model, prompts, longest, greedy):
             drawn = sample(model, prompts, G, chosen, stop_ids=[end], pad_id=0)
         return [row[:n] for row, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())]
 
-    yield way
+    return way
 
 
 @contextmanager
@@ -230,14 +174,13 @@ def imposed(lengths, end):
 
 
 def make_ways(model, prompts, longest, compiles, greedy=False):
-    """{name: a way that is not set up yet}. Each has its own model, because continuous batching and
-    compiling change the model."""
+    """{name: way}. Each has its own model, because compiling changes the model."""
     everywhere = CompileConfig()
     everywhere._compile_all_devices = True  # else `generate` compiles on accelerators only
     static = {"compile_config": everywhere} if compiles else {"disable_compile": True}
     makers = {
         "dynamic": generate, "static": partial(generate, cache_implementation="static", **static),
-        "continuous": continuous, "ours": ours,
+        "ours": ours,
     }
     return {name: make(deepcopy(model), prompts, longest, greedy) for name, make in makers.items()}
 
@@ -258,22 +201,16 @@ def measure(name, rows, options):
     }
     # another number of rows would be taken for a reason to compile for any number
     torch.compiler.reset()
-    ways = {}
-    with ExitStack() as stack:
-
-        def set_up(name, way):
-            ways[name] = stack.enter_context(way)
-            ways[name](torch.full((rows,), 2))
-
-        made = make_ways(model, prompts, longest, options.compile)
-        first = in_turn({name: partial(set_up, name, way) for name, way in made.items()}, 1)
-        calls = {(name, kind): partial(way, n)
-                 for name, way in ways.items() for kind, n in lengths.items()}
-        seconds = in_turn(calls, 2, options.seconds)
+    ways = make_ways(model, prompts, longest, options.compile)
+    two = torch.full((rows,), 2)
+    first = in_turn({name: partial(way, two) for name, way in ways.items()}, 1)
+    calls = {(name, kind): partial(way, n)
+             for name, way in ways.items() for kind, n in lengths.items()}
+    seconds = in_turn(calls, 2, options.seconds)
     greedy, result = {}, {}
     for name, way in make_ways(model, prompts, longest, options.compile, greedy=True).items():
-        with way as call:  # the last token stands for EOS in our loop
-            greedy[name] = [row[:-1] for row in call(lengths["ragged"])]
+        # the last token stands for EOS in our loop
+        greedy[name] = [row[:-1] for row in way(lengths["ragged"])]
         same = fmean(a == b for a, b in zip(greedy["dynamic"], greedy[name], strict=True))
         own = {kind: seconds[name, kind] for kind in lengths}
         result[name] = {"first": first[name][0], **own, "greedy": {"same": same}}
@@ -283,11 +220,6 @@ def measure(name, rows, options):
         "rounds": len(seconds["ours", "alike"]), "ways": result,
         "different_tokens": len({token for row in greedy["dynamic"] for token in row}),
     }
-
-
-def rate(point, way, kind):
-    """Tokens per second, the median over the rounds."""
-    return point["tokens"][kind] / median(point["ways"][way][kind])
 
 
 def speedup(point, way, kind):
@@ -313,7 +245,8 @@ def page(points):
         for way, title in WAYS.items():
             row, cells = point["ways"][way], []
             for kind in ("alike", "ragged"):
-                cells += [f"{rate(point, way, kind):,.0f}", f"{speedup(point, way, kind):.2f}"]
+                rate = point["tokens"][kind] / median(row[kind])
+                cells += [f"{rate:,.0f}", f"{speedup(point, way, kind):.2f}"]
             lines.append([title, *cells, f"{row['first']:.1f}", f"{row['greedy']['same']:.0%}"])
         text += (
             f"\n{NAMES[point['model']]}, {point['parameters']:,} random weights, float32, "
@@ -330,7 +263,6 @@ def main(argv):
     models, rows = options.models or ["toy"], options.rows or [16, 128]
     if not set(models) <= set(NAMES) or any(n < G or n % G for n in rows):
         raise UserError(f"--models knows {', '.join(NAMES)}; --rows must be multiples of {G}.")
-    set_verbosity_error()  # of advice on how to set up continuous batching
     torch.set_num_threads(1)
     path = Path(options.output) / "generation.json"
     known = json.loads(path.read_text(encoding="utf-8"))["points"] if path.is_file() else []
@@ -344,7 +276,6 @@ def main(argv):
             points[name, n] = {"model": name, "rows": n} | about | measure(name, n, options)
     points = sorted(points.values(), key=lambda p: (list(NAMES).index(p["model"]), p["rows"]))
     write(options.output, "generation", {"points": points}, page(points))
-    print(page(points))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
+from algorithms import resolve
 from engine.model import logprobs
 from engine.model.logprobs import Policy
-from engine.model.networks import whole_networks
+from engine.model.networks import Networks, whole_networks
 from engine.model.precision import choose_dtype
 from engine.model.sampling import Sampling
 from engine.run.config import Config, check
@@ -39,19 +40,11 @@ from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import toy_model
 from engine.tasks.questions import load_questions
-from experiments.bench import (
-    alone,
-    digits,
-    heading,
-    made_up,
-    markdown_table,
-    one_update,
-    qwen,
-    report,
-)
+from experiments.bench import alone, digits, heading, markdown_table, qwen, report
 from grpo import grpo_loss
+from records import Batch, of_shares
 from train import train_step
-from update import Limits
+from update import Limits, update
 
 HIDDEN, LAYERS, PROMPT = 64, 12, 16
 KEPT, LENGTHS = [16, 8, 4, 2, 1], [64, 128, 256, 512]
@@ -100,11 +93,24 @@ def return_what_is_freed():
 
 
 def completions(k, length, model):
-    """k completions with a reference that knows nothing."""
-    vocabulary = model.config.vocab_size
-    batch = made_up(k, 1, PROMPT, (length, length), vocabulary)
-    batch.ref_logp = torch.full(batch.tokens.shape, -math.log(vocabulary))
+    """k completions of random tokens, each of a question of its own, with a reference that knows
+    nothing."""
+    rng, vocabulary = torch.Generator().manual_seed(k), model.config.vocab_size
+    questions = torch.randint(vocabulary, (k, PROMPT), generator=rng).tolist()
+    tokens = torch.randint(vocabulary, (k, length), generator=rng)
+    advantages = torch.randn(k, generator=rng)
+    batch = Batch(questions, tokens, torch.full((k,), length), advantages)
+    batch.ref_logp = torch.full(tokens.shape, -math.log(vocabulary))
     return batch
+
+
+def ours(model, batch, micro_batch_tokens):
+    """One update. Its optimizer does not move: AdamW would add its two moments."""
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    networks = Networks(Policy(model), None, optimizer=still)
+    minibatches = of_shares([batch], micro_batch_tokens, networks)
+    sampling, limits = Sampling(batch.tokens.shape[1]), Limits(micro_batch_tokens)
+    update(networks, minibatches, resolve("grpo", mu=1), sampling, limits)
 
 
 def naive(model, batch):
@@ -125,13 +131,11 @@ def peak_of_update(point):
     )
     naive(model, completions(1, 1, model))  # what the very first update allocates for good
     model.zero_grad()
-    batch, whole = completions(k, length, model), k * (PROMPT + length)
-    work = {
-        "naive": partial(naive, model, batch),
-        "whole": partial(one_update, model, batch, whole),
-        "default": partial(one_update, model, batch),
-    }
-    return {"k": k, "length": length, "way": way, "peak": growth(work[way], CPU)}
+    batch = completions(k, length, model)
+    tokens = {"whole": k * (PROMPT + length), "default": Limits().micro_batch_tokens}
+    work = naive if way == "naive" else partial(ours, micro_batch_tokens=tokens[way])
+    peak = growth(lambda: work(model, batch), CPU)
+    return {"k": k, "length": length, "way": way, "peak": peak}
 
 
 def measure(options):

@@ -12,7 +12,7 @@ after an interruption, run the same command again: an interrupted run begins ane
 with other --seeds or --methods may run at the same time.
 
 A method that makes cheap steps makes more of them. The learning rate follows the seconds, so that
-every method has a whole schedule. Evaluation does not count. fewer.py uses the same loop.
+every method has a whole schedule. Evaluation does not count.
 """
 
 import json
@@ -23,9 +23,8 @@ import time
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice, product
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -159,158 +158,110 @@ and {AT[-1]} s, seeds 1, 2 and 3, and the same rule for what counts as a differe
 is another one, so GRPO and CPPO with P = 0.75, the best method of the first plan, run again beside
 the new methods. Only figures of one page may be compared.
 """
-
-
-class Task(NamedTuple):
-    name: str  # of the page, and of the folder with the finished runs
-    title: str
-    methods: dict  # name: (options of train.py on top of the setting, options of train_for)
-    setting: dict = SETTING
-    at: tuple[int, int] = AT
-    eval_questions: int = EVAL_QUESTIONS
-    reached: float = REACHED
-    plan: str = ""
-    model: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
-
-
-TITLE = "GRPO, CPPO and their controls on a real model"
-REAL = Task("real", TITLE, {name: (own, {}) for name, own in METHODS.items()}, plan=PLAN)
-REAL_SECOND = Task(
-    "real_second", TITLE, {name: (own, {}) for name, own in SECOND.items()}, plan=SECOND_PLAN
-)
+PLANS = {"real": (METHODS, PLAN), "real_second": (SECOND, SECOND_PLAN)}
 
 
 @dataclass
-class Runs:
-    _argument_group_name = "which runs, and where they go"
-
-    model: str | None = option(
-        None, "hub name or folder of a chat model; none: SmolLM2-135M-Instruct (fewer.py: the toy)"
+class Options:
+    model: str = option(
+        "HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of a chat model"
     )
     methods: list[str] | None = option(None, "which methods, by their names; none: all")
     seeds: list[int] | None = option(None, "none: 1 2 3")
-    page: bool = option(False, "train nothing; write the page of the runs that are there")
-    folder: str | None = option(None, "folder of the finished runs; none: runs/NAME")
-    output: str = option("experiments/results", "folder of the page and of the picture")
-
-
-@dataclass
-class Plan:
-    _argument_group_name = "the plan"
-
     second: bool = option(False, "the second plan")
-
-
-@dataclass
-class Options(Runs, Plan):
-    pass
+    page: bool = option(False, "train nothing; write the page of the runs that are there")
+    folder: str | None = option(
+        None, "folder of the finished runs; none: runs/real, or runs/real_second"
+    )
+    output: str = option("experiments/results", "folder of the page and of the picture")
 
 
 # --- one run ---
 
 
-def in_order(questions, seed, seen):
-    """All questions in the order of the seed, again and again, each time in another order.
-
-    seen: (question, mean reward) of each question so far; a method that chooses its questions looks
-    at it.
-    """
-    for epoch in count():
-        yield from take(questions, epoch * len(questions), len(questions), seed)
-
-
-def train_for(config, at, eval_questions, label, step=train_step, order=in_order):
-    """Train for at[-1] CPU seconds of one thread. Returns {steps, evaluations}, lists with a dict
-    for each.
-
-    at: the seconds of the evaluations, on `eval_questions` held-out questions. step: what
-    `train_step` does. order(questions, seed, seen): which questions are asked, an iterator.
-    """
+def train_for(config, label):
+    """Train for AT[-1] CPU seconds of one thread. Returns {steps, evaluations}, lists with a dict
+    for each."""
     config, algorithm = check(config)
-    data, seed, lr = config.data, config.run.seed, config.update.lr
+    data, sampling, per_step = config.data, config.sampling, algorithm.questions_per_step
     source = base_model(data.model, data.dataset)
     networks = networks_of(config, algorithm, source, torch.device("cpu"))
     torch.set_num_threads(1)
     prompts = {"tokenizer": networks.tokenizer, "system_prompt": data.system_prompt}
     questions, _ = load_questions(data.dataset, **prompts)
-    test, _ = load_questions(data.dataset, split="test", limit=eval_questions, **prompts)
-    sampling, rewards = config.sampling, choose(data.rewards)
-
-    def evaluate(seconds, weights):
-        now = deepcopy(networks.model.state_dict())
-        networks.model.load_state_dict(weights)
-        scores = examine(
-            networks.sampler, networks.tokenizer, test, rewards[0].function, sampling, seed=0,
-            batch_size=128,
-        )
-        networks.model.load_state_dict(now)
-        kept = ("accuracy", "length", "truncated")
-        return {"at": seconds} | {
-            how: {key: scores[how][key] for key in kept} for how in ("greedy", "sampled")
-        }
+    test, _ = load_questions(data.dataset, split="test", limit=EVAL_QUESTIONS, **prompts)
+    rewards, steps, evaluations, seconds = choose(data.rewards), [], [], 0.0
 
     def schedule(optimizer, *_):  # the learning rate at the moment of the update
-        now = min(1.0, (seconds + time.process_time() - begin) / at[-1])
-        optimizer.param_groups[0]["lr"] = learning_rate(now, lr, warmup=0.1)
+        now = min(1.0, (seconds + time.process_time() - begin) / AT[-1])
+        optimizer.param_groups[0]["lr"] = learning_rate(now, config.update.lr, warmup=0.1)
 
     networks.optimizer.register_step_pre_hook(schedule)
-    steps, evaluations, seconds, seen, asked = [], [], 0.0, [], []
-    questions = order(questions, seed, seen)
-    bar = tqdm(total=at[-1], desc=label, unit="s")
-    while len(evaluations) < len(at):
+    bar = tqdm(total=AT[-1], desc=label, unit="s")
+    while len(evaluations) < len(AT):
         before, begin = deepcopy(networks.model.state_dict()), time.process_time()
-        asked[:] = islice(questions, algorithm.questions_per_step)
-        rng = random.Random(f"{seed} {len(steps) + 1}")
-        metrics, sample, mean_rewards, _ = step(
-            networks, algorithm, rewards, sampling, Limits(), lambda missing: asked, rng
+        asked = take(questions, len(steps) * per_step, per_step, config.run.seed)
+        rng = random.Random(f"{config.run.seed} {len(steps) + 1}")
+        metrics, sample, *_ = train_step(
+            networks, algorithm, rewards, sampling, Limits(), lambda missing, own=asked: own, rng
         )
         last = time.process_time() - begin
-        while len(evaluations) < len(at) and seconds + last > at[len(evaluations)]:
-            evaluations.append(evaluate(at[len(evaluations)], before))
+        while len(evaluations) < len(AT) and seconds + last > AT[len(evaluations)]:
+            found = evaluate(networks, before, test, rewards[0].function, sampling)
+            evaluations.append({"at": AT[len(evaluations)]} | found)
         seconds += last
-        seen += zip(asked, mean_rewards)
         steps.append({key: metrics[key] for key in LOGGED} | {
             "sampling": metrics["seconds/generate"] / metrics["seconds/total"],
             "text": sample["completions"][0]["completion"],
             "seconds/total": last, "seconds": seconds,
         })
-        bar.update(min(seconds, at[-1]) - bar.n)
+        bar.update(min(seconds, AT[-1]) - bar.n)
     bar.close()
     return {"steps": steps, "evaluations": evaluations}
+
+
+def evaluate(networks, weights, questions, reward, sampling):
+    """The accuracies of the model with these weights, which it has only meanwhile."""
+    now = deepcopy(networks.model.state_dict())
+    networks.model.load_state_dict(weights)
+    scores = examine(
+        networks.sampler, networks.tokenizer, questions, reward, sampling, seed=0, batch_size=128
+    )
+    networks.model.load_state_dict(now)
+    return {
+        how: {key: scores[how][key] for key in ("accuracy", "length", "truncated")}
+        for how in ("greedy", "sampled")
+    }
 
 
 # --- all runs, and their figures ---
 
 
-def rows(task, options):
+def rows(options, name):
     """Make the runs that are not there yet. Returns {method: its figures} of all runs that are
-    there. options: Runs. A run is one file in the folder."""
-    methods = task.methods
+    there. A run is one file in the folder."""
+    methods, folder = PLANS[name][0], Path(options.folder or f"runs/{name}")
     if unknown := set(options.methods or ()) - set(methods):
         raise UserError(f"unknown method '{unknown.pop()}': there are {'; '.join(methods)}.")
-    folder = Path(options.folder or f"runs/{task.name}")
     folder.mkdir(parents=True, exist_ok=True)
     jobs = product(options.seeds or (1, 2, 3), options.methods or methods)
     for seed, method in () if options.page else jobs:
-        path, (own, how) = folder / f"{name_of(method, seed)}.json", methods[method]
-        if not path.exists():
-            made_with = {"lr": LR} | task.setting | own
-            config = Config.of(model=options.model or task.model, seed=seed, **made_with)
-            run = {"method": method, "seed": seed, "lr": made_with["lr"]}
-            run["options"] = task.setting | own
-            label = f"{method}, seed {seed}"
-            run |= train_for(config, task.at, task.eval_questions, label, **how)
+        if not (path := folder / f"{name_of(method, seed)}.json").exists():
+            own = SETTING | methods[method]
+            config = Config.of(model=options.model, seed=seed, **{"lr": LR} | own)
+            run = {"method": method, "seed": seed, "lr": config.update.lr, "options": own}
+            run |= train_for(config, f"{method}, seed {seed}")
             files.write(path, json.dumps(run) + "\n")
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not runs:
         raise UserError(f"{folder} holds no finished run: leave out --page.")
     return {
-        name: summary(own, task) for name in methods
-        if (own := [run for run in runs if run["method"] == name])
+        method: summary(own) for method in methods
+        if (own := [run for run in runs if run["method"] == method])
     }
 
 
-def summary(runs, task):
+def summary(runs):
     """The figures of one method, over its seeds."""
     row = {
         "seeds": [run["seed"] for run in runs],
@@ -318,52 +269,52 @@ def summary(runs, task):
         "length": statistics.fmean(run["evaluations"][-1]["sampled"]["length"] for run in runs),
         "curves": [curve(run["steps"]) for run in runs],
     }
-    for n, seconds in enumerate(task.at):
-        for how in ("greedy", "sampled"):
-            accuracies = [run["evaluations"][n][how]["accuracy"] for run in runs]
-            row[f"{how} {seconds}"] = spread(accuracies)
-    for name in ("questions", "completions"):
-        row[name] = statistics.fmean(sum(step[name] for step in run["steps"][:-1]) for run in runs)
-    for name in ("sampling", "no_signal"):
-        row[name] = statistics.fmean(step[name] for run in runs for step in run["steps"])
+    for (n, seconds), how in product(enumerate(AT), ("greedy", "sampled")):
+        row[f"{how} {seconds}"] = spread([run["evaluations"][n][how]["accuracy"] for run in runs])
+    row |= {
+        name: statistics.fmean(sum(step[name] for step in run["steps"][:-1]) for run in runs)
+        for name in ("questions", "completions")
+    } | {
+        name: statistics.fmean(step[name] for run in runs for step in run["steps"])
+        for name in ("sampling", "no_signal")
+    }
     within = (
-        [s for s, _, accuracy in points if accuracy >= task.reached and s <= task.at[-1]]
+        [s for s, _, accuracy in points if accuracy >= REACHED and s <= AT[-1]]
         for points in row["curves"]
     )
     return row | {"seconds": [min(seconds, default=None) for seconds in within]}
 
 
-def table(rows, task):
-    """The figures of all methods as a Markdown table."""
-    at = task.at
-    lines = [[
-        "", "seeds", "steps", "questions", "completions", f"greedy, {at[0]} s", "sampled",
-        f"greedy, {at[1]} s", "sampled", "tokens long", f"seconds to {task.reached}, each seed",
-        "share of sampling", "questions without signal",
-    ]]
-    for name, row in rows.items():
-        lines.append([
-            name, len(row["seeds"]),
-            *(f"{row[key]:.0f}" for key in ("steps", "questions", "completions")),
-            *(pm(row[f"{how} {seconds}"]) for seconds in at for how in ("greedy", "sampled")),
-            f"{row['length']:.1f}", ", ".join(f"{x:.0f}" if x else "–" for x in row["seconds"]),
-            f"{row['sampling']:.0%}", f"{row['no_signal']:.0%}",
-        ])
-    return markdown_table(lines)
-
-
 # --- the page ---
 
 
-def differences(rows, how, at=AT):
+def table(rows):
+    """The figures of all methods as a Markdown table."""
+    head = [
+        "", "seeds", "steps", "questions", "completions", f"greedy, {AT[0]} s", "sampled",
+        f"greedy, {AT[1]} s", "sampled", "tokens long", f"seconds to {REACHED}, each seed",
+        "share of sampling", "questions without signal",
+    ]
+    return markdown_table([head] + [
+        [
+            name, len(row["seeds"]),
+            *(f"{row[key]:.0f}" for key in ("steps", "questions", "completions")),
+            *(pm(row[f"{how} {when}"]) for when in AT for how in ("greedy", "sampled")),
+            f"{row['length']:.1f}", ", ".join(f"{x:.0f}" if x else "–" for x in row["seconds"]),
+            f"{row['sampling']:.0%}", f"{row['no_signal']:.0%}",
+        ] for name, row in rows.items()
+    ])
+
+
+def differences(rows, how):
     """Whether each seed of a method is above (or below) each seed of another, as a Markdown table.
     how: greedy, sampled."""
     others = [name for name in ("GRPO", "CPPO, P=0.875", "CPPO, P=0.75") if name in rows][:2]
     shown = ["lowest and highest", *(f"beside {other}" for other in others)]
-    lines = [["", *(f"{when} s, {what}" for when in at for what in shown)]]
+    lines = [["", *(f"{when} s, {what}" for when in AT for what in shown)]]
     for name in rows:
         lines.append([name])
-        for when in at:
+        for when in AT:
             own, *theirs = (rows[one][f"{how} {when}"] for one in (name, *others))
             lines[-1] += ["{min:.3f}, {max:.3f}".format_map(own), *(beside(own, x) for x in theirs)]
     return markdown_table(lines)
@@ -374,15 +325,15 @@ def beside(own, other):
     return "above" if own["min"] > other["max"] else "below" if own["max"] < other["min"] else "–"
 
 
-def page(result, task):
+def page(result, name):
     rows = result["rows"]
     found = [
-        f"What counts as a difference, {how} accuracy:\n\n{differences(rows, how, task.at)}\n"
+        f"What counts as a difference, {how} accuracy:\n\n{differences(rows, how)}\n"
         for how in ("sampled", "greedy")
     ]
     return "\n".join([
-        heading(task.title, result) + task.plan, f"## Results\n\n{table(rows, task)}\n", *found,
-        f"![Accuracy against seconds]({task.name}.png)\n",
+        heading("GRPO, CPPO and their controls on a real model", result) + PLANS[name][1],
+        f"## Results\n\n{table(rows)}\n", *found, f"![Accuracy against seconds]({name}.png)\n",
     ])
 
 
@@ -410,10 +361,10 @@ def picture(rows, output):
 
 def main(argv):
     options = parse(Options, argv)
-    task = REAL_SECOND if options.second else REAL
-    result = {"setting": task.setting, "lr": LR, "rows": rows(task, options)}
-    report(options, task.name, result, partial(page, task=task))
-    picture(result["rows"], Path(options.output) / f"{task.name}.png")
+    name = "real_second" if options.second else "real"
+    result = {"setting": SETTING, "lr": LR, "rows": rows(options, name)}
+    report(options, name, result, partial(page, name=name))
+    picture(result["rows"], Path(options.output) / f"{name}.png")
 
 
 if __name__ == "__main__":

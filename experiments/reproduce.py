@@ -1,24 +1,18 @@
 """The tables of the CPPO paper (2503.22342), on the toy: what pruning saves, and where the time
 goes.
 
-    python experiments/reproduce.py --table 1 --seeds 3    pruning rates, and accuracy against time
-    python experiments/reproduce.py --table speed          pruning alone, larger batches alone,
-                                                           both; Amdahl's bound
-    python experiments/reproduce.py --table keep           which completions to keep
-    python experiments/reproduce.py --table group          the group size
-    python experiments/reproduce.py --table family         GRPO and its relatives side by side
-    python experiments/reproduce.py --table ppo            what a critic costs, and what it gives
-    python experiments/reproduce.py --table length         GFPO on a base model whose thoughts are
-                                                           too long
-    python experiments/reproduce.py --table controls       what a sceptic asks: is it the pruning,
-                                                           or something else?
-    python experiments/reproduce.py --table together       sampling more questions together than
-                                                           are trained on together
-    python experiments/reproduce.py --table factorial      four losses × five rules: which of the
-                                                           two matters?
-    python experiments/reproduce.py --table all            one after the other
+    python experiments/reproduce.py --table 1 --seeds 3    pruning rates; accuracy against time
+    python experiments/reproduce.py --table all            every table, one after the other
     python experiments/reproduce.py --quick                all of them, small, in about 5 minutes:
                                                            not a result
+
+- speed: pruning alone, larger batches alone, both; Amdahl's bound
+- keep: which completions to keep; group: the group size
+- family: GRPO and its relatives side by side; ppo: what a critic costs, and what it gives
+- length: GFPO on a base model whose thoughts are too long
+- controls: what a sceptic asks: is it the pruning, or something else?
+- together: sampling more questions together than are trained on together
+- factorial: four losses × five rules: which of the two matters?
 
 The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in
 each step, so GRPO takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the
@@ -38,6 +32,7 @@ import statistics
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -63,7 +58,7 @@ from engine.run.options import flat, option, parse, run_program
 from engine.tasks import questions as questions_module
 from engine.tasks import toy, toy_model
 from experiments import memory, plot
-from experiments.bench import heading, markdown_table, pm, setting, spread
+from experiments.bench import heading, markdown_table, pm, setting, spread, write
 from grpo import kl_k1
 from records import Batch
 
@@ -112,12 +107,11 @@ def cppo(kind, rate, **options):
 def in_minibatches(methods, n):
     """n times the questions of a step, sampled together, and trained on in n mini-batches: as many
     updates as before."""
-    found = {}
-    for name, method in methods.items():
-        questions = n * method.options.get("questions_per_step", 1)
-        more = {"questions_per_step": questions, "minibatches": n}
-        found[f"{name}, {n} mini-batches"] = method._replace(options=method.options | more)
-    return found
+    return {
+        f"{name}, {n} mini-batches": method._replace(options=method.options | {
+            "questions_per_step": n * method.options.get("questions_per_step", 1), "minibatches": n,
+        }) for name, method in methods.items()
+    }
 
 
 def own(name, **more):
@@ -136,10 +130,12 @@ PRUNED = {"GRPO": grpo(), **{f"P={p}": cppo("both", p) for p in RATES}}
 SPEED = {"GRPO": grpo()}
 for p in RATES:
     batch = f"larger batches alone, B={round(1 / (1 - p))}"
-    alone = cppo("pruning alone", p, allocation=False)
-    SPEED[f"pruning alone, P={p}"] = alone._replace(unpruned="GRPO")
-    SPEED[batch] = grpo("larger batches alone", questions_per_step=round(1 / (1 - p)))
-    SPEED[f"both, P={p}"] = cppo("both", p)._replace(unpruned=batch)
+    SPEED |= {
+        f"pruning alone, P={p}":
+            cppo("pruning alone", p, allocation=False)._replace(unpruned="GRPO"),
+        batch: grpo("larger batches alone", questions_per_step=round(1 / (1 - p))),
+        f"both, P={p}": cppo("both", p)._replace(unpruned=batch),
+    }
 
 KEEP = {"GRPO": grpo()} | {
     f"{rule}, P={p}": cppo(rule, p, keep=rule)
@@ -150,8 +146,10 @@ KEEP = {"GRPO": grpo()} | {
 GROUP = {}
 for g in (4, 8, 16, 32):
     size = {"group_size": g, "questions_per_step": max(1, 16 // g)}
-    GROUP[f"GRPO, G={g}"] = grpo(**size)._replace(baseline=f"GRPO, G={g}")
-    GROUP[f"P=0.75, G={g}"] = cppo("both", 0.75, **size)._replace(baseline=f"GRPO, G={g}")
+    GROUP |= {
+        name: method._replace(baseline=f"GRPO, G={g}") for name, method in
+        {f"GRPO, G={g}": grpo(**size), f"P=0.75, G={g}": cppo("both", 0.75, **size)}.items()
+    }
 
 # every algorithm as in its paper, and GSPO with CPPO's pruning
 FAMILY = {name: own(name) for name in ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
@@ -223,13 +221,55 @@ OTHER_LOSSES = {
     for name, weights in {"token mean": token_mean, "constant": constant}.items()
 }
 FACTORIAL = {}
-for loss in LOSSES:
+for loss, (choice, keep) in product(LOSSES, CHOICES.items()):
     row = f"cppo, {loss}" if f"cppo, {loss}" in OTHER_LOSSES else "cppo"
-    for choice, keep in CHOICES.items():
-        if loss == GROUP_LENGTH:
-            keep = f"{RULES}:{keep.split(':')[-1]}_by_group"
-        method = cppo(loss, 0.875, algorithm=row, keep=keep)
-        FACTORIAL[f"{loss}, {choice}"] = method._replace(baseline=f"{LOSSES[0]}, largest |A|")
+    if loss == GROUP_LENGTH:
+        keep = f"{RULES}:{keep.split(':')[-1]}_by_group"
+    FACTORIAL[f"{loss}, {choice}"] = cppo(loss, 0.875, algorithm=row, keep=keep)._replace(
+        baseline=f"{LOSSES[0]}, largest |A|"
+    )
+
+
+# --- the columns of a page: {title: row of `summarize` → what stands in it} ---
+
+USUAL = {
+    "": lambda r: r["name"], "k": lambda r: r["k"],
+    "questions per step": lambda r: r["questions_per_step"],
+    "greedy": lambda r: pm(r["greedy"]), "sampled": lambda r: pm(r["sampled"]),
+    "tokens long": lambda r: pm(r["length"], 1), "seconds": lambda r: pm(r["seconds"], 1),
+    "speed-up (min to max)":
+        lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"]),
+    "per token generated": lambda r: f"{r['speedup_per_token']:.2f}",
+    "steps": lambda r: r["steps"],
+}
+BOUND = {
+    "Amdahl's bound": lambda r: f"{r['bound']:.2f}" if r["bound"] else "",
+    "measured / bound":
+        lambda r: f"{r['speedup']['median'] / r['bound']:.2f}" if r["bound"] else "",
+}
+KL = {"KL to the base": lambda r: pm(r["kl_to_base"], 1)}
+OF_STEPS = {
+    "ms per step": lambda r: f"{1000 * r['seconds']['mean'] / r['steps']:.0f}",
+    "sampled, worst seed": lambda r: f"{r['sampled']['min']:.3f}",
+    "largest fall while training": lambda r: f"{r['fall']['max']:.3f}",
+}
+PUBLISHED = {
+    f"paper: {title}": lambda r, i=i: PAPER[r["pruning_rate"]][i]
+    for i, title in enumerate(("accuracy", "seconds", "speed-up"))
+}
+WORK = {
+    "": lambda r: r["name"], "completions": lambda r: r["completions"],
+    "tokens generated": lambda r: f"{r['tokens_generated']:.0f}",
+    "tokens trained": lambda r: f"{r['tokens_trained']:.0f}",
+    **{f"seconds: {phase}": lambda r, phase=phase: f"{r['phases'][phase]:.1f}"
+       for phase in PHASES},
+    "groups without signal": lambda r: f"{r['no_signal']['mean']:.0%}",
+    "steps without update": lambda r: f"{r['no_update']['mean']:.0%}",
+    "seconds to accuracy 0.85":
+        lambda r: f"{r['seconds_to_85']:.1f}" if r["seconds_to_85"] else "not reached",
+    "completions to 0.85":
+        lambda r: f"{r['completions_to_85']:.0f}" if r["completions_to_85"] else "not reached",
+}
 
 
 class Table(NamedTuple):
@@ -238,6 +278,7 @@ class Table(NamedTuple):
     methods: dict
     picture: object  # (rows, path)
     measures: tuple = ()  # besides: kl (to the base), memory (of a step of a larger model)
+    columns: dict = {}  # of the page besides the usual ones: {title: row → what stands in it}
     base: str | None = None  # another base model of the toy
     plan: str = ""  # what the page says first
     seeds: int = 3  # at least
@@ -247,15 +288,16 @@ ACCURACY = partial(plot.methods, keys=("greedy", "sampled"))
 ACCURACY_SECONDS = partial(plot.methods, keys=("sampled", "seconds"))
 ACCURACY_LENGTH_KL = partial(plot.methods, keys=("sampled", "length", "kl_to_base"))
 TABLES = {
-    "1": Table("Table 1: pruning rates", 2048, PRUNED | in_minibatches(PRUNED, 4),
-               plot.phases),
-    "speed": Table("Where the speed comes from", 512, SPEED, plot.speed),
+    "1": Table("Table 1: pruning rates", 2048, PRUNED | in_minibatches(PRUNED, 4), plot.phases,
+               columns=PUBLISHED),
+    "speed": Table("Where the speed comes from", 512, SPEED, plot.speed, columns=BOUND),
     "keep": Table("Which completions to keep", 1024, KEEP, ACCURACY),
     "group": Table("Group size", 1024, GROUP, ACCURACY_SECONDS),
-    "family": Table("The family", 1024, FAMILY, ACCURACY_LENGTH_KL, ("kl", "memory")),
-    "ppo": Table("With a critic, and without", 1024, CRITIC, plot.phases, ("kl", "memory")),
+    "family": Table("The family", 1024, FAMILY, ACCURACY_LENGTH_KL, ("kl", "memory"), KL),
+    "ppo": Table("With a critic, and without", 1024, CRITIC, plot.phases, ("kl", "memory"),
+                 KL | OF_STEPS),
     "length": Table("GFPO and a long-winded base model", 1024, LENGTH, ACCURACY_LENGTH_KL, ("kl",),
-                    base="wordy"),
+                    KL, base="wordy"),
     "controls": Table("Controls", 1024, CONTROLS, ACCURACY_SECONDS),
     "together": Table("Sampling together is not training together", 1024, TOGETHER,
                       plot.time_to_accuracy),
@@ -269,9 +311,7 @@ def one_run(folder, options):
     is trained."""
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
     if options_file(folder):
-        wanted = parse(Options, words)
-        wanted, _ = check(wanted)
-        if options_of(folder)[1] != flat(wanted):
+        if options_of(folder)[1] != flat(check(parse(Options, words))[0]):
             raise UserError(
                 f"{folder} holds a run with other options: remove it, and it is made anew."
             )
@@ -283,6 +323,11 @@ def one_run(folder, options):
         if code or not (folder / "summary.json").exists():  # Ctrl-C, or SIGTERM
             print("Finished runs are kept: the same command of reproduce.py goes on from here.")
             sys.exit(code or 130)
+    return figures(folder)
+
+
+def figures(folder):
+    """Of a finished run."""
     summary, config = json.loads((folder / "summary.json").read_text()), options_of(folder)[1]
     metrics = files.read(folder / "metrics.jsonl")
     points, phases, after = curve(metrics), summary["phases"], summary["after"]
@@ -372,35 +417,44 @@ SPREADS = ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_up
 def summarize(methods, runs):
     """One row per method: mean and std over the seeds; the speed-up is the median of the ratios
     within a seed."""
-    rows = []
-    for name, method in methods.items():
-        own, base = runs[name], runs[method.baseline]
-        row = {"name": name, "method": method.kind} | {key: own[0][key] for key in SAME}
-        row |= {key: spread([r[key] for r in own]) for key in SPREADS if key in own[0]}
-        for key in ("tokens_generated", "tokens_trained"):
-            row[key] = statistics.fmean(r[key] for r in own)
-        for key in ("seconds_to_85", "completions_to_85"):
-            median = statistics.median(r[key] for r in own)
-            row[key] = median if median < math.inf else None
-        row["phases"] = {
-            phase: statistics.fmean(r["phases"][phase] for r in own) for phase in own[0]["phases"]
-        }
-        ratios = [b["seconds"] / r["seconds"] for b, r in zip(base, own)]
-        row["speedup"] = {
+    return [
+        {"name": name, "method": method.kind} | over_the_seeds(
+            runs[name], runs[method.baseline], runs.get(method.unpruned)
+        ) for name, method in methods.items()
+    ]
+
+
+def over_the_seeds(own, base, unpruned):
+    """The figures of one method. Each argument: the runs of a method, one of each seed."""
+    medians = {
+        key: statistics.median(run[key] for run in own)
+        for key in ("seconds_to_85", "completions_to_85")
+    }
+    ratios = [b["seconds"] / run["seconds"] for b, run in zip(base, own)]
+    return {key: own[0][key] for key in SAME} | {
+        key: spread([run[key] for run in own]) for key in SPREADS if key in own[0]
+    } | {
+        key: statistics.fmean(run[key] for run in own)
+        for key in ("tokens_generated", "tokens_trained")
+    } | {key: median if median < math.inf else None for key, median in medians.items()} | {
+        "phases": {
+            phase: statistics.fmean(run["phases"][phase] for run in own)
+            for phase in own[0]["phases"]
+        },
+        "speedup": {
             "median": statistics.median(ratios), "min": min(ratios), "max": max(ratios),
-        }
-        row["speedup_per_token"] = statistics.median(
-            ratio * r["tokens_generated"] / b["tokens_generated"]
-            for ratio, b, r in zip(ratios, base, own)
-        )
+        },
+        "speedup_per_token": statistics.median(
+            ratio * run["tokens_generated"] / b["tokens_generated"]
+            for ratio, b, run in zip(ratios, base, own)
+        ),
         # first the larger batches, if any, as measured; then the law on top of them
-        row["bound"] = statistics.median(
-            b["seconds"] / u["seconds"] * amdahl(u["phases"], r["k"] / r["group_size"])
-            for b, u, r in zip(base, runs[method.unpruned], own)
-        ) if method.unpruned else None
-        row["curves"] = [r["curve"] for r in own]
-        rows.append(row)
-    return rows
+        "bound": statistics.median(
+            b["seconds"] / u["seconds"] * amdahl(u["phases"], run["k"] / run["group_size"])
+            for b, u, run in zip(base, unpruned, own)
+        ) if unpruned else None,
+        "curves": [run["curve"] for run in own],
+    }
 
 
 def effects(rows):
@@ -421,107 +475,72 @@ def effects(rows):
     return f"\n## Loss and choice\n\n{markdown_table(lines)}\n"
 
 
-def markdown(about, rows, plan=""):
+def page(name, result):
     """The table as Markdown, with all that is needed to make it again."""
-    columns = {  # title: what stands in a row
-        "": lambda r: r["name"], "k": lambda r: r["k"],
-        "questions per step": lambda r: r["questions_per_step"],
-        "greedy": lambda r: pm(r["greedy"]), "sampled": lambda r: pm(r["sampled"]),
-        "tokens long": lambda r: pm(r["length"], 1), "seconds": lambda r: pm(r["seconds"], 1),
-        "speed-up (min to max)":
-            lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"]),
-        "per token generated": lambda r: f"{r['speedup_per_token']:.2f}",
-        "steps": lambda r: r["steps"],
-    }
-    if any(row["bound"] for row in rows):
-        columns |= {
-            "Amdahl's bound": lambda r: f"{r['bound']:.2f}" if r["bound"] else "",
-            "measured / bound":
-                lambda r: f"{r['speedup']['median'] / r['bound']:.2f}" if r["bound"] else "",
-        }
-    if "kl_to_base" in rows[0]:
-        columns["KL to the base"] = lambda r: pm(r["kl_to_base"], 1)
-    if about["table"] == "ppo":
-        columns |= {
-            "ms per step": lambda r: f"{1000 * r['seconds']['mean'] / r['steps']:.0f}",
-            "sampled, worst seed": lambda r: f"{r['sampled']['min']:.3f}",
-            "largest fall while training": lambda r: f"{r['fall']['max']:.3f}",
-        }
-    if about["table"] == "1":
-        for i, title in enumerate(("accuracy", "seconds", "speed-up")):
-            columns[f"paper: {title}"] = lambda r, i=i: PAPER[r["pruning_rate"]][i]
-    work = {
-        "": lambda r: r["name"], "completions": lambda r: r["completions"],
-        "tokens generated": lambda r: f"{r['tokens_generated']:.0f}",
-        "tokens trained": lambda r: f"{r['tokens_trained']:.0f}",
-        **{f"seconds: {phase}": lambda r, phase=phase: f"{r['phases'][phase]:.1f}"
-           for phase in PHASES},
-        "groups without signal": lambda r: f"{r['no_signal']['mean']:.0%}",
-        "steps without update": lambda r: f"{r['no_update']['mean']:.0%}",
-        "seconds to accuracy 0.85":
-            lambda r: f"{r['seconds_to_85']:.1f}" if r["seconds_to_85"] else "not reached",
-        "completions to 0.85":
-            lambda r: f"{r['completions_to_85']:.0f}" if r["completions_to_85"] else "not reached",
-    }
-    if "memory" in rows[0]:
+    table, rows, work = TABLES[name], result["rows"], WORK
+    if "memory" in table.measures:
         # GRPO is the first row: policy and reference, in float32
         millions = f"{rows[0]['memory']['parameters'] / 8e6:.2g}"
-        for part in ("peak", "parameters", "optimizer"):
-            title = f"MB of a step, {millions} million parameters: {part}"
-            work[title] = lambda r, part=part: f"{r['memory'][part] / 1e6:.0f}"
-
-    def table(columns):
-        return markdown_table([list(columns), *([f(r) for f in columns.values()] for r in rows)])
-
+        work = WORK | {
+            f"MB of a step, {millions} million parameters: {part}":
+                lambda r, part=part: f"{r['memory'][part] / 1e6:.0f}"
+            for part in ("peak", "parameters", "optimizer")
+        }
+    main, spent = (
+        markdown_table([list(columns), *([show(r) for show in columns.values()] for r in rows)])
+        for columns in (USUAL | table.columns, work)
+    )
     return (
-        f"{heading(about['title'], about)}{plan}\n"
-        f"One thread, {about['seeds']} seeds, mean ± standard deviation; one pass over "
-        f"{about['questions']} questions; accuracy on {about['eval_questions']} held-out "
+        f"{heading(table.title, result)}{table.plan}\n"
+        f"One thread, {result['seeds']} seeds, mean ± standard deviation; one pass over "
+        f"{result['questions']} questions; accuracy on {result['eval_questions']} held-out "
         f"questions, base model {rows[0]['base']['mean']:.3f} sampled; "
         "speed-up over GRPO: median over the seeds.\n\n"
-        f"{table(columns)}\n\nWhere the work went:\n\n{table(work)}\n"
+        f"{main}\n\nWhere the work went:\n\n{spent}\n"
+        + (effects(rows) if name == "factorial" else "")
     )
 
 
-def reproduce(name, config):
-    """Run all methods of one table; write its JSON, its Markdown and its picture."""
+def runs_of(name, config):
+    """Make all runs of one table. Returns {method: its runs}, and what the page says of them."""
     table, quick, runs = TABLES[name], config.quick, {}
-    questions, eval_questions = (16, 32) if quick else (table.questions, 512)
     seeds = 1 if quick else max(config.seeds, table.seeds)
+    questions, eval_questions = (16, 32) if quick else (table.questions, 512)
     base = {"model": toy_model.base(table.base)} if table.base else {}
-    folder = Path("runs") / ("reproduce-quick" if quick else "reproduce")
-    jobs = [(seed, key) for seed in range(1, seeds + 1) for key in table.methods]
-    for seed, key in tqdm(jobs, desc=table.title):
-        method = table.methods[key]
+    folder = Path("runs") / ("reproduce-quick" if quick else "reproduce") / name
+    jobs = product(range(1, seeds + 1), table.methods.items())
+    for seed, (key, method) in tqdm(list(jobs), desc=table.title):
         options = PROTOCOL | method.options | base | {
             "seed": seed, "epochs": method.passes * questions / toy.TRAIN_QUESTIONS,
             "eval_questions": eval_questions, "save_every": 500,
         }
-        run_folder = folder / name / name_of(key, seed)
+        run_folder = folder / name_of(key, seed)
         with mock.patch.dict(ALGORITHMS, OTHER_LOSSES):
             run = one_run(run_folder, options)
         if "kl" in table.measures:
             run["kl_to_base"] = kl_to_base(run_folder, base.get("model") or toy_model.base())
         runs.setdefault(key, []).append(run)
+    return runs, {"seeds": seeds, "questions": questions, "eval_questions": eval_questions}
+
+
+def reproduce(name, config):
+    """Run all methods of one table; write its JSON, its Markdown and its picture."""
+    table = TABLES[name]
+    runs, about = runs_of(name, config)
     rows = summarize(table.methods, runs)
     if "memory" in table.measures:
         jobs = {key: PROTOCOL | method.options for key, method in table.methods.items()}
-        held = memory.of_steps(jobs, hidden_size=32 if quick else 512)
+        held = memory.of_steps(jobs, hidden_size=32 if config.quick else 512)
         rows = [row | {"memory": held[row["name"]]} for row in rows]
-    about = {"table": name, "title": table.title} | setting() | {
-        "seeds": seeds, "questions": questions, "eval_questions": eval_questions,
-        "protocol": PROTOCOL,
-    }
-    text = markdown(about, rows, table.plan) + (effects(rows) if name == "factorial" else "")
-    output = folder if quick else Path("experiments/results")
-    stem = output / ("table1" if name == "1" else name)
-    files.write(stem.with_suffix(".json"), json.dumps(about | {"rows": rows}) + "\n")
-    files.write(stem.with_suffix(".md"), text)
-    table.picture(rows, stem.with_suffix(".png"))
+    result = {"table": name, "title": table.title} | setting() | about
+    result |= {"protocol": PROTOCOL, "rows": rows}
+    output = Path("runs/reproduce-quick" if config.quick else "experiments/results")
+    stem = "table1" if name == "1" else name
+    write(output, stem, result, page(name, result))
+    table.picture(rows, output / f"{stem}.png")
     if name == "1":
         published = [row for row in rows if "mini-batches" not in row["name"]]
         plot.time_to_accuracy(published, output / "time_to_accuracy.png")
-    print(f"\n{text}\nwritten: {stem}.json, .md and .png")
 
 
 def main(argv):

@@ -261,14 +261,13 @@ def measure(options):
     if options.prompt:
         questions = [lengthened(question, tokenizer, options.prompt) for question in questions]
     ours = [Ours(name, model, tokenizer, questions, options) for name in ("grpo", "cppo")]
+    kinds = (GRPOTrainer, {}), (CPPOTrainer, {"pruning_rate": RATE})
     with tempfile.TemporaryDirectory() as folder:
-        theirs = []
-        for kind, more in ((GRPOTrainer, {}), (CPPOTrainer, {"pruning_rate": RATE})):
-            per_step = ours[len(theirs)].per_step
-            trainer = make_trainer(
-                kind, model, tokenizer, questions, options, folder, per_step, **more
-            )
-            theirs.append(Theirs(trainer, per_step, options.mu))
+        theirs = [
+            Theirs(make_trainer(
+                kind, model, tokenizer, questions, options, folder, one.per_step, **more
+            ), one.per_step, options.mu) for one, (kind, more) in zip(ours, kinds)
+        ]
         everyone = dict(zip(NAMES, theirs + ours))
         totals = in_turn(
             {name: one.step for name, one in everyone.items()}, options.warmup + options.rounds
@@ -277,12 +276,12 @@ def measure(options):
             one.step()
         same = agreement(theirs[0].trainer, theirs[0].last, model)
 
-    seconds = {}
-    for name, one in everyone.items():
-        phases = list(zip(one.generate, totals[name]))[options.warmup :]
-        seconds[name] = [
-            {"generate": part, "rest": total - part, "total": total} for part, total in phases
-        ]
+    seconds = {
+        name: [
+            {"generate": part, "rest": total - part, "total": total}
+            for part, total in list(zip(one.generate, totals[name]))[options.warmup :]
+        ] for name, one in everyone.items()
+    }
     return {
         "parameters": model.num_parameters(),
         "questions_per_step": {name: one.per_step for name, one in everyone.items()},

@@ -8,28 +8,25 @@ import pytest
 import torch
 
 from engine.base.files import own_function
-from engine.tasks.questions import load_questions
 from examples.my_algorithm import leave_one_out
 from examples.my_loss import cispo_loss
-from rewards import number_accuracy
 from tests.training import one_step
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_a_rule_of_ones_own_keeps_by_advantage_per_token():
-    per_token = own_function(f"{ROOT}/examples/my_rule.py:per_token", "--keep")
+def test_rules_of_ones_own():
+    per_token, group_length = (
+        own_function(f"{ROOT}/examples/my_rule.py:{name}", "--keep")
+        for name in ("per_token", "group_length")
+    )
     rollout = SimpleNamespace(lengths=torch.tensor([[2, 8, 2], [1, 3, 2]]))
     advantages = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.3, -0.4]])
     # |A| / length: 0.5, 0.25, 0.25; 0, 0.1, 0.2
     assert per_token(rollout, advantages, 1).tolist() == [0, 5]
-
-
-def test_a_rule_of_ones_own_divides_by_the_mean_length_of_the_group():
-    group_length = own_function(f"{ROOT}/examples/my_rule.py:group_length", "--keep")
-    rollout = SimpleNamespace(lengths=torch.tensor([[2, 8, 2]]))
-    rows, own = group_length(rollout, torch.tensor([[1.0, -2.0, 0.5]]), 2)
-    assert rows.tolist() == [0, 1] and own.tolist() == [0.5, -4.0]  # A |o| / 4
+    rows, own = group_length(rollout, advantages, 2)
+    # A |o| / 4; and / 2
+    assert rows.tolist() == [0, 1, 4, 5] and own.tolist() == pytest.approx([0.5, -4, 0.45, -0.4])
 
 
 def test_a_reward_of_ones_own_pays_for_brevity():
@@ -95,10 +92,3 @@ def test_a_run_takes_a_data_set_of_ones_own(small, tmp_path, monkeypatch):
     ]
     metrics = one_step(small, tmp_path, *words)
     assert metrics["questions"] == 4 and "reward/number_accuracy" in metrics
-
-
-def test_the_answers_of_the_data_set_are_numbers(loaded):
-    questions, _ = load_questions(str(ROOT / "examples/my_dataset.jsonl"), loaded[1])
-    assert len(questions) == 12 and all(set(q) >= {"question", "answer", "unit"} for q in questions)
-    answers = [q["answer"] for q in questions]
-    assert number_accuracy([f"It is {a}." for a in answers], answer=answers) == [1.0] * 12

@@ -34,10 +34,6 @@ def test_micro_batches_hold_every_completion_once_and_none_could_be_fuller(seed)
         assert (len(batch) + 1) * max(lengths[i] for i in batch) > max_tokens
 
 
-def test_a_completion_that_is_too_long_gets_a_micro_batch_of_its_own():
-    assert micro_batches([4, 50, 4], 10) == [[1], [0, 2]]
-
-
 # --- a model that computes a prompt once for all its completions ---
 
 
@@ -90,16 +86,13 @@ def test_micro_batches_by_prompt_hold_every_completion_once(seed, second_pass, m
         assert longest == sorted(longest, reverse=True)  # what may not fit comes first
 
 
-def cost_of(pieces, prompt, lengths):
-    return sum(two_passes(1, prompt, end - start, lengths[start]) for start, end in pieces)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_no_other_way_to_cut_a_question_costs_less(seed, monkeypatch):
     """All 2^(n − 1) ways to cut n completions, the longest first, are tried."""
     monkeypatch.setattr("micro_batches.SECOND_PASS", 0)
     rng = random.Random(seed)
     prompt = rng.randint(1, 60)
+    cost_of = lambda pieces: sum(two_passes(1, prompt, end - i, lengths[i]) for i, end in pieces)
     lengths = sorted((rng.randint(1, 90) for _ in range(rng.randint(1, 9))), reverse=True)
     max_tokens = rng.choice([150, 300, 10_000])
     costs = []
@@ -112,14 +105,8 @@ def test_no_other_way_to_cut_a_question_costs_less(seed, monkeypatch):
             for start, end in pieces
         ]
         if all(fits):
-            costs.append(cost_of(pieces, prompt, lengths))
-    assert cost_of(best_cuts(lengths, prompt, max_tokens), prompt, lengths) == min(costs)
-
-
-def test_a_long_prompt_keeps_completions_together_and_a_short_one_lets_them_be_cut():
-    lengths = [100] * 4 + [10] * 4
-    assert best_cuts(lengths, 500, 10_000) == [(0, 8)]
-    assert best_cuts(lengths, 5, 10_000) == [(0, 4), (4, 8)]  # 5 tokens repeated, 360 saved
+            costs.append(cost_of(pieces))
+    assert cost_of(best_cuts(lengths, prompt, max_tokens)) == min(costs)
 
 
 def test_questions_share_a_micro_batch_if_they_fit():

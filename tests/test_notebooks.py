@@ -21,7 +21,6 @@ from tests.concepts import exercises
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-PAPER = {"grpo", "cppo", "allocate", *(f"family.{p.stem}" for p in ROOT.glob("family/*.py"))}
 FOLDERS = (".", "family", "engine/*", "experiments")
 MODULES = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")]
 
@@ -95,41 +94,6 @@ def test_committed_notebook_holds_a_whole_run(path):
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not any(output.get("name") == "stderr" for output in outputs)
     assert path.stat().st_size < 400_000
-
-
-# --- they are readable ---
-
-
-@notebooks
-def test_a_cell_has_at_most_40_lines(path):
-    """Its imports do not count."""
-    for cell in read(path)[1]:
-        statements = [
-            n for n in python(cell).body if not isinstance(n, ast.Import | ast.ImportFrom)
-        ]
-        assert sum(n.end_lineno - n.lineno + 1 for n in statements) <= 40
-
-
-@notebooks
-def test_the_list_at_the_top_names_every_section(path):
-    notebook, _ = read(path)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    listed = re.findall(r"^(\d+)\. \[(.+)\]\(#(\d+)\)$", text, re.MULTILINE)
-    sections = re.findall(r'^<a id="(\d+)"></a>\n## (\d+)\. (.+)$', text, re.MULTILINE)
-    assert sections and listed == [(n, title, n) for anchor, n, title in sections if anchor == n]
-    assert [int(n) for n, *_ in sections] == list(range(1, len(listed) + 1))
-
-
-def test_every_function_of_the_papers_is_shown_if_a_notebook_uses_it():
-    used, shown = set(), set()
-    for path in NOTEBOOKS:
-        for node in (node for cell in read(path)[1] for node in ast.walk(python(cell))):
-            if isinstance(node, ast.ImportFrom) and node.module in PAPER:
-                used |= {alias.name for alias in node.names}
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "show":
-                shown |= {ast.unparse(argument) for argument in node.args}
-    assert used - shown == {"cppo_loss"}  # a second name of grpo_loss
-    assert {"train.train_step", "amdahl", "toy_accuracy", "format_reward"} < shown
 
 
 @notebooks

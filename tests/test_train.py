@@ -15,14 +15,12 @@ from algorithms import ALGORITHMS, resolve
 from cppo import prune
 from engine.base import files
 from engine.base.errors import UserError
-from engine.model import networks as networks_module
 from engine.model.logprobs import Policy
 from engine.run import checkpoint
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from records import Batch, micro_batches_of
-from tests.engine.test_ranks import ROOT, torchrun
 from tests.examples import named
 from tests.training import stepper, weights_of
 
@@ -146,16 +144,6 @@ def test_no_signal_is_the_share_of_groups_whose_advantages_are_all_0(step_inputs
     assert no_signal(rewarded((1, 0)), "gfpo", keep="efficiency") == 1
     # PPO has only scores
     assert no_signal(rewarded((1, 0), (0, 2)), "ppo") == 0
-
-
-def test_no_signal_counts_a_gdpo_group_of_equal_rewards_beside_others(step_inputs):
-    """The mean over the batch is 0, and its rounding is not."""
-    def equal_in_the_first(completions, **columns):
-        return [i // 4 and i * i % 7 / 10 for i in range(len(completions))]
-
-    metrics, sample = run_step(step_inputs, [equal_in_the_first], "gdpo", group_size=4)
-    assert metrics["no_signal"] == 0.25
-    assert [row["advantage"] for row in sample["completions"]] == [0.0] * 4
 
 
 def test_dynamic_sampling_goes_by_the_rewards_before_the_overlong_penalty(step_inputs):
@@ -296,23 +284,6 @@ def test_stop_kl_ends_the_run_with_a_checkpoint(small, tmp_path, monkeypatch):
     assert summary["checkpoint"].endswith(f"checkpoint-{summary['step']:06d}")
 
 
-def test_the_reference_is_refreshed_and_survives_a_resume(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
-    options = ["--mu", "1", "--minibatches", "1", "--refresh_reference", "2"]
-    go(small, tmp_path / "straight", *options, steps=5)
-    go_in_two(
-        small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=3, steps=5
-    )
-    kls, resumed = (
-        [row["kl"] for row in files.read(tmp_path / name / "metrics.jsonl")]
-        for name in ("straight", "resumed")
-    )
-    # in steps 1, 3 and 5 the reference is the policy again
-    assert max(kls[0::2]) == 0 < min(kls[1::2])
-    # step 4 is measured against the reference of step 2
-    assert resumed == kls
-
-
 def run_of(folder):
     """What a run has come to: its metrics without the seconds, GFPO's history, and the networks and
     moments of its checkpoint."""
@@ -326,23 +297,29 @@ def run_of(folder):
 
 
 @pytest.mark.parametrize("options", [
+    ["--mu", "1", "--minibatches", "1", "--refresh_reference", "2"],
     ["--algorithm", "ppo"],
     ["--algorithm", "ppo", "--group_size", "1", "--questions_per_step", "16"],
     ["--algorithm", "gfpo_adaptive", "--group_size", "16", "--keep", "efficiency"],
-], ids=["ppo", "ppo, one completion of a question", "gfpo_adaptive"])  # fmt: skip
-def test_the_critic_and_the_history_survive_a_resume(small, tmp_path, monkeypatch, options):
+], ids=["reference", "ppo", "ppo, one completion of a question", "gfpo_adaptive"])  # fmt: skip
+def test_a_reference_a_critic_and_the_history_survive_a_resume(
+    small, tmp_path, monkeypatch, options
+):
     monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
-    go(small, tmp_path / "straight", *options, steps=4)
+    go(small, tmp_path / "straight", *options, steps=5)
     go_in_two(
-        small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=2, steps=4
+        small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=3, steps=5
     )
     (rows, history, saved), resumed = run_of(tmp_path / "straight"), run_of(tmp_path / "resumed")
-    assert (rows, history) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert (rows, history) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     torch.testing.assert_close(saved, resumed[2], rtol=0, atol=0)
     if "ppo" in options:
         assert saved["critic"]["head.bias"] != 0 and all(row["value_loss"] > 0 for row in rows)
-    else:
-        assert len(history) == 8 and rows[0]["kept"] == 2 * 8 > min(row["kept"] for row in rows)
+    elif "gfpo_adaptive" in options:
+        assert len(history) == 10 and rows[0]["kept"] == 2 * 8 > min(row["kept"] for row in rows)
+    else:  # in steps 1, 3 and 5 the reference is the policy again
+        kls = [row["kl"] for row in rows]
+        assert max(kls[0::2]) == 0 < min(kls[1::2])
 
 
 def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp_path, monkeypatch):
@@ -377,10 +354,8 @@ def test_a_run_that_is_through_its_questions_early_is_at_the_end_of_the_schedule
     assert [row["lr"] for row in rows] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("questions, per_step", [
-    (2048, 8), (1024, 4), (7473, 16), (10, 3), (5, 7), (1, 1),
-])  # fmt: skip
-@pytest.mark.parametrize("most", [math.inf, 3, 100])
+@pytest.mark.parametrize("questions, per_step", [(2048, 8), (7473, 16), (10, 3), (5, 7)])
+@pytest.mark.parametrize("most", [math.inf, 3])
 def test_steps_that_all_take_the_same_number_of_questions_lie_evenly_in_the_schedule(
     questions, per_step, most
 ):
@@ -398,7 +373,7 @@ def test_a_run_that_was_through_its_questions_goes_on_with_more_of_them():
     assert found == [3.5 / 5, 4.5 / 5] and run_progress(40, 99, 399, 400, 4) <= 1
 
 
-def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys):
+def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # with this seed every step has a signal, and so a loss
     assert go(small, "run", "--seed", "1") == 0
@@ -409,11 +384,9 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
     assert all(math.isfinite(x) for row in rows for x in row.values())
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["questions"] == 24 and {"before", "after"} <= set(summary)
-    assert (tmp_path / "run/curves.png").stat().st_size > 10_000
-    assert len(files.read("run/samples.jsonl")) == 3
+    assert (tmp_path / "run/curves.png").exists() and len(files.read("run/samples.jsonl")) == 3
     saved = json.loads((tmp_path / "run/run.json").read_text())
     assert (saved["pruning_rate"], saved["beta"], saved["lr"]) == (0.75, 0.04, 1e-3)
-    assert "accuracy, sampled" in capsys.readouterr().out
 
     # the checkpoint is a Hugging Face folder, and eval.py finds it by the run's name
     evaluation.main(["--model", "run", "--questions", "8", "--samples", "2"])
@@ -427,8 +400,6 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch, capsys
     for words, message in [
         ([], "already holds a run: add --resume"), (["--resume"], "has finished its 3 steps"),
         (["--resume", "--algorithm", "grpo"], "--algorithm cppo"),
-        (["--resume", "--lora", "4"], "without --lora"),
-        (["--resume", "--questions_per_step", "3"], "--questions_per_step 2"),
         (["--resume", "--model", "other"], "--model"),
     ]:
         with pytest.raises(UserError, match=message):
@@ -463,32 +434,5 @@ def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, 
 
 def test_list_prints_every_algorithm_with_its_setting(capsys):
     assert not train.main(["--list"])
-    heading, *lines = map(str.split, capsys.readouterr().out.splitlines())
-    assert [line[0] for line in lines] == list(ALGORITHMS)
-    row = dict(zip(heading, lines[list(ALGORITHMS).index("gspo_token")]))
-    assert (row["loss"], row["keep"], row["clip_high"]) == ("gspo_loss", "all", "0.0004")
-
-
-def test_a_bad_data_file_is_refused_before_the_model_is_loaded(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        networks_module, "load_model", lambda *_: pytest.fail("the model was loaded")
-    )
-    (tmp_path / "x.jsonl").write_text('{"question": "a", "answer": "b"}\nno\n')
-    with pytest.raises(UserError, match="x.jsonl.*line 2"):
-        train.main(["--model", small, "--dataset", str(tmp_path / "x.jsonl")])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [
-    ["--lora", "4", "--merge_lora", "--gradient_checkpointing"], ["--shard", "full"],
-], ids=" ".join)  # fmt: skip
-def test_a_run_ends_with_where_its_model_is_and_no_warning_of_a_library(words, small, tmp_path):
-    done = torchrun(
-        ROOT / "train.py", "--model", small, "--steps", "1", "--group_size", "4",
-        "--questions_per_step", "1", "--eval_questions", "2", "--output_dir", "run", *words,
-        cwd=tmp_path, ranks=2 if "--shard" in words else 1,
-    )
-    assert done.returncode == 0 and "arning" not in done.stderr, done.stderr[-2000:]
-    places = ["merged"] * ("--merge_lora" in words) + ["checkpoint-000001"]
-    found = [line.split()[-1] for line in done.stdout.splitlines() if "model: " in line]
-    assert found == [f"run/{place}" for place in places]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(ALGORITHMS)

@@ -1,5 +1,4 @@
-"""The Chinese pages say what the English ones say: all but the prose is equal, and the prose is
-Chinese.
+"""The Chinese pages say what the English ones say: all but the prose is equal.
 
 A section runs from one heading to the next. Every number that English writes in digits stands in
 digits in Chinese (10 million is 10M). If a test fails after a change of an English page, make the
@@ -25,12 +24,9 @@ ENGLISH = {"README.zh.md": "README.md"}  # Chinese page: English page
 ENGLISH |= {
     f"docs/zh/{path.name}": f"docs/{path.name}" for path in sorted((ROOT / "docs/zh").glob("*.md"))
 }
-HAN = re.compile("[\u4e00-\u9fff]")
 CODE = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]*)\)")
 NUMBER = re.compile(r"(?:[−±] ?)?\d+(?:[.,]\d+)*(?: %)?")
-# GRPO, vLLM, GSM8K, π_old
-NAME = re.compile(r"[A-Za-z0-9]*[A-Z][A-Za-z0-9]*[A-Z0-9]|[A-Za-z_]*[α-ω][A-Za-z_]*")
 COMMAND = re.compile(r"(\$ )?(python|torchrun|pytest|pip) ")
 
 pages = pytest.mark.parametrize("page", ENGLISH)
@@ -109,10 +105,6 @@ def inline_code(section, page):
     return Counter(" ".join(words.split()) for words in CODE.findall(section.prose))
 
 
-def names(section, page):
-    return set(NAME.findall(plain(section.prose)))
-
-
 def links(section, page):
     targets = [target for _, target in LINK.findall(CODE.sub("", section.prose))]
     return Counter(place(target, page) for target in targets)
@@ -126,7 +118,7 @@ def statements(section, page):
 
 
 @pages
-@pytest.mark.parametrize("what", [shape, numbers, inline_code, names, links, statements])
+@pytest.mark.parametrize("what", [shape, numbers, inline_code, links, statements])
 def test_what_is_not_prose_is_the_same(page, what):
     for english, chinese in pair(page):
         assert what(english, ENGLISH[page]) == what(chinese, page), f"{page}, {chinese.heading}"
@@ -168,25 +160,3 @@ def place(target, page):
     if anchor and path.endswith(".md"):
         anchor = anchors(path).index(anchor)
     return ENGLISH.get(path, path), anchor
-
-
-@pages
-def test_the_first_line_links_the_english_page_and_all_others_lead_to_chinese_pages(page):
-    first, *others = [target for _, target in LINK.findall(CODE.sub("", read(page)))]
-    assert place(first, page)[0] == ENGLISH[page]
-    own = [target for target in others if not target.startswith("https://")]
-    paths = [(ROOT / page).parent.joinpath(target.split("#")[0]).resolve() for target in own]
-    assert not {str(path.relative_to(ROOT)) for path in paths} & set(ENGLISH.values())
-
-
-# --- the Chinese text ---
-
-
-@pages
-def test_every_paragraph_and_every_comment_is_chinese(page):
-    for english, chinese in pair(page):
-        for text in re.split(r"\n\n+|\n(?=- |\d+\. )", chinese.prose.strip()):
-            words = re.search(r"(?:[A-Za-z][A-Za-z'’-]*,? ){3}[A-Za-z]+", plain(text))
-            assert text.startswith("|") or HAN.search(text) and not words, f"{page}: {text}"
-        for one, other in zip(english.code, chinese.code):
-            assert HAN.search(other) or not re.search(r"# .*[a-z]{3}", one), f"{page}: {other}"

@@ -11,7 +11,7 @@ import torch
 
 from cppo import batch_rows, prune, prune_pooled
 from engine.base.errors import UserError
-from experiments import bench, generation, gradients, memory, precision, prompts, rules, vs_trl
+from experiments import bench, generation, gradients, memory, rules, vs_trl
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
 from grpo import group_advantages, sequence_mean_weights
@@ -39,46 +39,13 @@ def test_memory(tmp_path, monkeypatch):
 def test_generation(tmp_path):
     words = ["--compile", "false", "--rows", "16", "--seconds", "0"]
     [point] = results(generation, tmp_path, *words)[0]["points"]
-    assert set(point["ways"]) == {"dynamic", "static", "continuous", "ours"}
+    assert set(point["ways"]) == set(generation.WAYS)
     assert point["tokens"]["alike"] == 16 * point["longest"] > point["tokens"]["ragged"]
     assert point["different_tokens"] > 2  # the greedy completions are no repetition of one token
     for way in point["ways"].values():
         assert way["greedy"]["same"] == 1.0 and len(way["alike"]) == len(way["ragged"]) == 2
     with pytest.raises(UserError):
         generation.main(["--rows", "17"])
-
-
-def test_all_ways_sample_as_many_tokens_as_they_are_told():
-    model, lengths = generation.make_model("toy"), torch.tensor([1, 5, 3, 2] * 8)
-    prompts = [[3, 4], [5, 6, 7]]
-    for name, way in generation.make_ways(model, prompts, 5, compiles=False).items():
-        with way as call:
-            assert [len(row) for row in call(lengths)] == lengths.tolist(), name
-
-
-def test_prompts(tmp_path, monkeypatch):
-    monkeypatch.setattr(prompts, "CASES", {"toy": (14, 34), "short answers": (150, 4)})
-    result, page = results(prompts, tmp_path, "--rounds", "1")
-    rows = {(row["case"], row["k"]): row for row in result["rows"]}
-    grpo, one = rows["short answers", 16], rows["short answers", 1]
-    # a prompt of 150 tokens, and of 16 completions all tokens but the last ones; the longest
-    # completion has 4 to 6
-    assert grpo["once"]["tokens"] in [150 + 16 * n for n in (3, 4, 5)]
-    assert grpo["once"]["bytes"] < grpo["rows"]["bytes"] / 3 and grpo["ratio"] > 1.5
-    # 16 questions have one completion each: there is nothing to share
-    for name in ("tokens", "bytes"):
-        assert one["once"][name] == one["rows"][name]
-    assert "| short answers | GRPO (16) | 1 |" in page
-
-
-def test_precision(small, tmp_path):
-    words = ["--model", small, "--dataset", "toy", "--rounds", "1"]
-    result, page = results(precision, tmp_path, *words)
-    figures = result["figures"]
-    ratio, gap = figures["ratio_max of this step"], figures["sampler_gap of this step"]
-    assert ratio == pytest.approx({"float32": 1, "bfloat16": 1}, abs=1e-6)
-    assert gap["float32"] < 1e-5 < 1e-4 < gap["bfloat16"] < 0.02
-    assert "| a step of GRPO, s |" in page
 
 
 def test_in_a_round_each_way_takes_its_turn():
