@@ -53,12 +53,11 @@ class Sampling:
     @property
     def notes(self):
         """A list with a warning, if the sampled policy is not the model's own."""
-        if self.temperature == 1.0 and self.top_p == 1.0 and self.top_k == 0:
-            return []
-        return [
+        warning = (
             "temperature, top_p or top_k is set: completions are sampled from a policy that is not "
             "the model's own. Log-probabilities follow the temperature, but not top_p and top_k."
-        ]
+        )
+        return [warning] if (self.temperature, self.top_p, self.top_k) != (1.0, 1.0, 0) else []
 
 
 @dataclass
@@ -85,13 +84,12 @@ class Completions:
         given, each text begins with the thought that its prompt has opened.
         """
         thoughts = [question.get("begun", "") for question in questions] or [""]
-        group_size, texts = len(self.tokens) // len(thoughts), []
-        for i, (row, n) in enumerate(zip(self.tokens.tolist(), self.lengths.tolist())):
-            text = tokenizer.decode(
-                row[:n], skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-            texts.append(thoughts[i // group_size] + text)
-        return texts
+        group_size = len(self.tokens) // len(thoughts)
+        rows = [row[:n] for row, n in zip(self.tokens.tolist(), self.lengths.tolist())]
+        texts = tokenizer.batch_decode(
+            rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return [thoughts[i // group_size] + text for i, text in enumerate(texts)]
 
 
 def stop_tokens(model, tokenizer):
