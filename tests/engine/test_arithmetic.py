@@ -5,7 +5,6 @@ import random
 import re
 from fractions import Fraction
 from itertools import islice
-from types import SimpleNamespace
 
 import pytest
 
@@ -92,22 +91,6 @@ def test_the_examples_stand_before_the_question(loaded):
     question = {"role": "user", "content": TRAIN[0]["question"]}
     examples = [{"role": role, "content": content} for role, content in EXAMPLES]
     assert seen == [[{"role": "system", "content": "S"}, *examples, question]]
-
-
-def test_a_model_without_a_chat_template_sees_them_too():
-    class Tokenizer:
-        chat_template = None
-
-        def __call__(self, texts, **options):
-            self.texts = texts
-            return SimpleNamespace(input_ids=[[1]] * len(texts))
-
-    tokenizer = Tokenizer()
-    load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
-    assert tokenizer.texts == [
-        "S\n\nUser: Tom has 4 hats and gets 3 more. How many hats now?\nAssistant: 4 + 3 = 7\n"
-        f"User: {TRAIN[0]['question']}\nAssistant:"
-    ]
 
 
 def test_no_question_comes_twice_and_none_of_the_test_split_is_trained_on():

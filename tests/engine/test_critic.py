@@ -36,11 +36,6 @@ def critic_of(model):
 # --- values ---
 
 
-def test_values_are_0_at_first(loaded):
-    model, tokenizer = loaded
-    assert (Critic(model.base_model)(completions(tokenizer)) == 0).all()
-
-
 def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_before_it(loaded):
     """One unpadded row at a time, through the policy's own backbone, of which the critic's starts
     as a copy."""

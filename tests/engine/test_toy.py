@@ -114,15 +114,6 @@ def test_the_tokenizer_survives_saving_and_loading(tokenizer, tmp_path, beside_a
 # --- model ---
 
 
-def test_the_model_has_about_as_many_parameters_as_its_docstring_says(tokenizer):
-    model, config = toy_model.make_model(tokenizer), toy_model.make_config(tokenizer)
-    said = re.search(r"[\d,]+(?= parameters)", toy_model.make_model.__doc__)[0].replace(",", "")
-    assert abs(model.num_parameters() / int(said) - 1) < 0.01
-    assert (config.eos_token_id, config.pad_token_id) == (
-        tokenizer.eos_token_id, tokenizer.pad_token_id,
-    )
-
-
 @torch.no_grad()
 def losses(model, tokenizer):
     """Cross-entropy per completion token, and that of EOS alone, over demonstrations that the warm
@@ -195,16 +186,3 @@ def test_programs_of_the_code_toy_print_what_they_should_or_a_guess():
         (guessed if program.isdigit() else calculated).append(right)
     assert 80 < len(calculated) < 160 and all(calculated)
     assert 0.4 < sum(guessed) / len(guessed) < 0.6
-
-
-def test_the_wordy_ones_all_think_and_are_right_and_only_their_length_differs():
-    times = set()
-    for i in range(200):
-        _, completion = toy.demonstration(i, "wordy")
-        row = toy.question(i, "warm_start")
-        before, after = thinking(row).split("</think>")
-        assert completion.startswith(before) and completion.endswith("</think>" + after)
-        rest = completion.removeprefix(before).removesuffix("</think>" + after)
-        assert rest == f"{row['answer']};" * rest.count(";")
-        times.add(rest.count(";"))
-    assert times == set(range(toy.WORDY + 1))
