@@ -85,10 +85,11 @@ class Completions:
         """
         thoughts = [question.get("begun", "") for question in questions] or [""]
         group_size = len(self.tokens) // len(thoughts)
-        rows = [row[:n] for row, n in zip(self.tokens.tolist(), self.lengths.tolist())]
-        texts = tokenizer.batch_decode(
-            rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        texts = [
+            tokenizer.decode(row[:n], **plain)
+            for row, n in zip(self.tokens.tolist(), self.lengths.tolist())
+        ]
         return [thoughts[i // group_size] + text for i, text in enumerate(texts)]
 
 
@@ -256,7 +257,7 @@ def _read_prompts(model, ids, mask, group_size, new_tokens):
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
     )
     logits, cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
-    give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens, model.device)
+    give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens)
     if padded:
         positions = positions[:, -1:].repeat_interleave(group_size, 0)
         mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)
