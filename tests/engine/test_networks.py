@@ -48,17 +48,6 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loade
     assert not torch.allclose(batch.logprobs(policy, 1.0), base)  # the adapter is on again
 
 
-def test_the_sampler_samples_as_many_at_a_time_as_the_option_says(loaded):
-    model, tokenizer = loaded
-    networks = whole_networks(Policy(model), tokenizer, lr=1e-3, batch_size=5)
-    rows, read = [], model.forward
-    model.forward = lambda input_ids, **options: (
-        rows.append(len(input_ids)) or read(input_ids=input_ids, **options)
-    )
-    networks.sampler.sample([[5, 6]] * 3, 4, Sampling(1), 1)
-    assert rows == [2, 1]  # prompts, which are read once for their four completions
-
-
 def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
     argv = [

@@ -98,19 +98,6 @@ def test_eos_is_one_token_of_its_own_and_not_the_padding(tokenizer):
     assert tokenizer.decode(tokenizer("1<eos><pad>").input_ids, skip_special_tokens=True) == "1"
 
 
-@pytest.mark.parametrize("beside_a_model", [False, True])
-def test_the_tokenizer_survives_saving_and_loading(tokenizer, tmp_path, beside_a_model):
-    tokenizer.save_pretrained(tmp_path)
-    if beside_a_model:  # AutoTokenizer goes by the model's config.json where there is one
-        toy_model.make_model(tokenizer).config.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    text = thinking(toy.question(0)) + "<eos>"
-    assert loaded(text).input_ids == tokenizer(text).input_ids
-    assert loaded.decode(loaded(text).input_ids) == text
-    messages = [{"role": "system", "content": "think"}, {"role": "user", "content": "1+1=?"}]
-    assert loaded.apply_chat_template(messages, tokenize=False) == "1+1=?"
-
-
 # --- model ---
 
 
