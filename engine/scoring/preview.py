@@ -10,9 +10,9 @@ from engine.model.sampling import Sampler
 from engine.scoring.score import choose, score
 from engine.tasks.questions import base_model, load_questions, reward_columns
 
-# A look shall take a minute, on a CPU too: 1,024 tokens of a few endless completions alone would
-# take several there.
-QUESTIONS, TOKENS_ON_CPU = 4, 192
+# On a CPU a look shall take a minute. 1,024 tokens of a few endless completions alone would take
+# several.
+QUESTIONS, QUESTIONS_ON_CPU, TOKENS_ON_CPU = 8, 4, 192
 
 
 @progress.spoken()
@@ -23,8 +23,8 @@ def preview(config, device, given):
     given: the options of the command line alone. If it names --questions_per_step or
     --max_new_tokens, they hold here.
     """
-    data, sampling = config.data, config.sampling
-    if device.type == "cpu" and not given.sampling.max_new_tokens:
+    data, sampling, on_cpu = config.data, config.sampling, device.type == "cpu"
+    if on_cpu and not given.sampling.max_new_tokens:
         sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, TOKENS_ON_CPU))
     progress.say("loading the model")
     model, tokenizer = load_model(
@@ -34,7 +34,9 @@ def preview(config, device, given):
         data.dataset, tokenizer, system_prompt=data.system_prompt,
         max_prompt_tokens=prompt_room(model, sampling.max_new_tokens, data.max_prompt_tokens),
     )
-    questions = questions[: given.row.questions_per_step or QUESTIONS]
+    questions = questions[
+        : given.row.questions_per_step or (QUESTIONS_ON_CPU if on_cpu else QUESTIONS)
+    ]
     prompts = [question["prompt"] for question in questions]
     progress.note(
         "The first prompt, as the model sees it:\n"
