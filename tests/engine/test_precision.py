@@ -7,7 +7,7 @@ import torch
 
 import eval as evaluation
 import train
-from engine.base import files, ranks
+from engine.base import ranks
 from engine.model import loading, precision, sampling
 from engine.model.loading import load_model
 from engine.model.networks import load_policy, whole_networks
@@ -95,30 +95,6 @@ def test_evaluation_and_preview_compute_as_training_does(small, amx, monkeypatch
         seen.clear()
     evaluation.main([*words, "--questions", "2", "--samples", "0", "--output_dir", str(tmp_path)])
     assert set(seen) == {BF16}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first, then", [("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_a_run_goes_on_in_another_arithmetic(small, tmp_path, first, then):
-    """A checkpoint holds float32 weights; a refreshed reference is saved in the dtype of the
-    arithmetic."""
-    (tmp_path / "own.py").write_text(
-        "def digits(completions, **columns): return [sum(map(str.isdigit, text)) for text in "
-        "completions]"
-    )
-    words = [
-        "--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "2",
-        "--group_size", "4", "--mu", "1", "--max_new_tokens", "24", "--eval_questions", "2",
-        "--algorithm", "grpo", "--refresh_reference", "2",
-        "--rewards", "toy_accuracy", f"{tmp_path}/own.py:digits",
-    ]  # fmt: skip
-    assert train.main([*words, "--dtype", first, "--steps", "3"]) == 0
-    assert train.main([*words, "--dtype", then, "--steps", "5", "--resume"]) == 0
-    rows = files.read(tmp_path / "run/metrics.jsonl")
-    assert len(rows) == 5 and all(row["grad_norm"] > 0 for row in rows)
-    rounded = [row["sampler_gap"] > 1e-4 for row in rows]
-    assert rounded == [first == "bfloat16"] * 3 + [then == "bfloat16"] * 2
-    assert load_model(str(tmp_path / "run"), CPU)[0].dtype == F32
 
 
 @pytest.mark.parametrize("processes, omp, threads", [
