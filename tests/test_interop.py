@@ -186,7 +186,7 @@ NO_EOS = {"bos_token_id": None, "eos_token_id": None}
     ("no end-of-sequence token", lambda: llama(vocab_size=257, **NO_EOS), None),
     ("token 256", lambda: llama(vocab_size=100, **NO_EOS), "<eos>"),
     # its decoder would load
-    ("encoder-decoder", lambda: BartForConditionalGeneration(BartConfig(**SMALL)), "<eos>"),
+    ("lm_head.weight", lambda: BartForConditionalGeneration(BartConfig(**SMALL)), "<eos>"),
     ("lm_head.weight", lambda: Qwen2ForSequenceClassification(
         Qwen2Config(vocab_size=257, num_labels=1, **SIZES, num_key_value_heads=2, **IDS)), "<eos>"),
     ("keeps no keys and values", lambda: MambaForCausalLM(

@@ -1,7 +1,6 @@
 """What is known of a model before its weights are loaded: where it is, and how long its prompts may
 be."""
 
-import difflib
 import functools
 import os
 import re
@@ -30,7 +29,8 @@ def resolve_model(name):
     name: a hub name, a model's folder, or a run's folder, which stands for its newest checkpoint.
     Raises UserError if the folder does not exist, or lacks its weights, config or tokenizer.
     """
-    if not find(name):
+    if not Path(name).is_dir():
+        find(name)
         return name
     folder = [Path(name), *checkpoints(name)][-1]
     for what, files in NEEDED.items():
@@ -40,12 +40,10 @@ def resolve_model(name):
 
 
 def find(name):
-    """Whether a model is a folder here. Refuses a model that is neither here nor on the hub."""
-    if Path(name).is_dir():
-        return True
+    """Refuse a folder that does not exist. If `name` is the hub's, see whether the hub answers."""
     refuse_missing(name)
-    ask_hub(name)
-    return False
+    if not Path(name).is_dir():
+        ask_hub(name)
 
 
 def refuse_missing(name):
@@ -57,48 +55,25 @@ def refuse_missing(name):
         or rest and (first == "runs" or Path(first).is_dir())
     )
     if local and not Path(name).is_dir():
-        beside = [str(path) for path in Path(name).parent.glob("*") if path.is_dir()]
-        similar = difflib.get_close_matches(str(Path(name)), beside, n=1)
-        hint = f": did you mean {similar[0]}?" if similar else "."
-        raise UserError(f"the model folder {name} does not exist{hint}")
+        raise UserError(f"the model folder {name} does not exist.")
 
 
 @functools.cache
 def ask_hub(name, kind="model"):
-    """Ask the hub once, for a few seconds, for a model or a "dataset". Refuse what the hub does not
-    have.
+    """Ask the hub once, for a few seconds, for a model or a "dataset".
 
     If the hub cannot be reached, its library would try every file for half a minute. So the library
-    goes offline, as with HF_HUB_OFFLINE=1: it uses its cache. A model that is not in the cache is
-    refused.
+    goes offline, as with HF_HUB_OFFLINE=1: it uses its cache, or says what is missing.
     """
     import huggingface_hub as hub  # takes half a second to import, and a folder does not need it
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
-    file = "config.json" if kind == "model" else "README.md"
     try:
-        hub.get_hf_file_metadata(hub.hf_hub_url(name, file, repo_type=kind), timeout=5)
-    except HFValidationError:
-        raise UserError(
-            f"the model {name} is neither a folder here nor a name of the hub (NAME or USER/NAME)."
-        ) from None
-    except RepositoryNotFoundError:
-        raise UserError(
-            f"the hub has no {kind} {name}, or shows it only to some users: check the name, ask "
-            "for access on its page, or log in with `hf auth login`."
-        ) from None
-    except HfHubHTTPError:  # no such file, or trouble that passes: the hub answers
-        return
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "README.md", repo_type=kind), timeout=5)
+    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
+        pass  # the hub answers; what is wrong with the name, loading says
     # of a library for networks; the hub's library changes it now and then
-    except Exception as error:
+    except Exception:
         hub.constants.HF_HUB_OFFLINE, os.environ["HF_HUB_OFFLINE"] = True, "1"
-        cached = isinstance(hub.try_to_load_from_cache(name, file, repo_type=kind), str)
-        if kind == "model" and not cached:
-            raise UserError(
-                f"the model {name} is no folder here, and the hub cannot be reached "
-                f"({' '.join(str(error).split())[:120]}). Offline: on another machine run `hf "
-                f"download {name} --local-dir DIR`, copy DIR, and name DIR as the model."
-            ) from None
 
 
 def context_of(config):

@@ -18,104 +18,82 @@ class RoomyLayer(DynamicLayer):
     """Keys and values of one layer, (rows, heads, tokens, width). They are views into tensors that
     have more room.
 
-    layer: a DynamicLayer that holds the prompts. repeats: completions of each prompt. longest:
-    tokens that will come at most, with the prompt. If the room is full, a layer gets twice as much
-    of it.
+    layer: the DynamicLayer whose place this one takes. longest: tokens that will come at most, with
+    the prompt. If the room is full, the rows that are left get twice as much of it.
     """
 
-    def __init__(self, layer, repeats, longest):
+    def __init__(self, layer, longest):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
-        self.longest, length = longest, layer.keys.shape[2]
-        self.rooms = [self.make_room(x, repeats) for x in (layer.keys, layer.values)]
-        self.show(len(layer.keys) * repeats, length)
-
-    def make_room(self, x, repeats=1):
-        """A tensor with twice the room of x, with each row of x as often as `repeats` says."""
-        rows, heads, length, width = x.shape
-        room = x.new_empty(rows, repeats, heads, min(2 * length, self.longest), width)
-        room[:, :, :, :length] = x.unsqueeze(1)
-        return room.flatten(0, 1)
-
-    def show(self, rows, length):
-        self.keys, self.values = (room[:rows, :, :length] for room in self.rooms)
+        self.keys, self.values, self.longest = layer.keys, layer.values, longest
+        self.rooms = [self.keys, self.values]
 
     def update(self, keys, values, *args, **kwargs):
         """Append one token to each row. Returns all keys and values."""
         rows, _, length, _ = self.keys.shape
-        for i, new in enumerate((keys, values)):
+        for i, (held, new) in enumerate([(self.keys, keys), (self.values, values)]):
             if length == self.rooms[i].shape[2]:
-                self.rooms[i] = self.make_room(self.rooms[i][:rows])
+                size = min(2 * length, self.longest)
+                self.rooms[i] = held.new_empty(*held.shape[:2], size, held.shape[3])
+                self.rooms[i][:, :, :length] = held
             self.rooms[i][:rows, :, length : length + 1] = new
-        self.show(rows, length + 1)
+        self.keys, self.values = (room[:rows, :, : length + 1] for room in self.rooms)
         return self.keys, self.values
 
-    def move(self, rows, source, target):
-        """Keep so many rows, after the rows `source` have moved to the places `target`."""
-        length = self.keys.shape[2]
+    def reorder_cache(self, order):
+        """Keep these rows, in this order; only those that move are copied. order: (n,), on the
+        CPU."""
+        n, length = len(order), self.keys.shape[2]
+        target = (order != torch.arange(n)).nonzero().squeeze(1)
+        target, source = target.to(self.device), order[target].to(self.device)
         for room in self.rooms:
             room[target, :, :length] = room[source, :, :length]
-        self.show(rows, length)
+        self.keys, self.values = (room[:n, :, :length] for room in self.rooms)
 
 
-def give_room(cache, rows, repeats, longest, device):
-    """Repeat each of the rows of a cache on a device, and give its layers room.
+def give_room(cache, rows, repeats, longest):
+    """Repeat each of the rows of a cache, and give its layers room.
 
     Layers of another kind, for example of a sliding window or with a state in place of keys, stay
     as transformers made them.
     """
-    repeated = torch.arange(rows, device=device).repeat_interleave(repeats)
+    cache.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
-            cache.layers[i] = RoomyLayer(layer, repeats, longest)
-        else:
-            layer.reorder_cache(repeated)
+            cache.layers[i] = RoomyLayer(layer, longest)
 
 
 def keep_rows(cache, rows, device):
-    """Keep only these rows of a cache on a device. Returns them, on the device, in the order in
-    which they now stand.
+    """Keep only these rows of a cache. Returns them, on the device, in the order in which they now
+    stand.
 
     rows: (n,), ascending, on the CPU. The last ones move into the places of those that leave.
     """
-    n = len(rows)
-    source, order, free = rows[rows >= n], torch.arange(n), torch.ones(n, dtype=torch.bool)
-    free[rows[rows < n]] = False
-    target = free.nonzero().squeeze(1)
-    order[target] = source
-    target, source, order = (x.to(device, non_blocking=True) for x in (target, source, order))
-    for layer in cache.layers:
-        if type(layer) is RoomyLayer:
-            layer.move(n, source, target)
-        else:
-            layer.reorder_cache(order)
-    return order
+    order, free = torch.arange(len(rows)), torch.ones(len(rows), dtype=torch.bool)
+    free[rows[rows < len(rows)]] = False
+    order[free] = rows[rows >= len(rows)]
+    cache.reorder_cache(order)
+    return order.to(device, non_blocking=True)
 
 
 # --- scoring ---
 
 
-class PromptLayer(DynamicLayer):
-    """The keys and values of prompts. They are written once: with gradient checkpointing a layer is
-    computed again."""
+class SharedLayer(DynamicLayer):
+    """The keys and values of prompts, and what completions see: those of each row's prompt, then
+    the row's own.
+
+    prompt_of_row: (N,), of the completions; None while the prompts are read. The prompts' are
+    written once: with gradient checkpointing a layer is computed again. The completions' are not
+    kept, because one pass reads whole completions.
+    """
+
+    prompt_of_row = None
 
     def update(self, keys, values, *args, **kwargs):
+        if self.prompt_of_row is not None:
+            before = self.keys[self.prompt_of_row], self.values[self.prompt_of_row]
+            return torch.cat([before[0], keys], dim=-2), torch.cat([before[1], values], dim=-2)
         if not self.is_initialized:
             self.keys, self.values, self.is_initialized = keys, values, True
         return keys, values
-
-
-class CompletionLayer(DynamicLayer):
-    """What completions see: the keys and values of each row's prompt, then the row's own.
-
-    The row's own are not kept, because one pass reads whole completions.
-    """
-
-    def __init__(self, prompts, prompt_of_row):
-        super().__init__()
-        self.keys, self.values, self.is_initialized = prompts.keys, prompts.values, True
-        self.prompt_of_row = prompt_of_row
-
-    def update(self, keys, values, *args, **kwargs):
-        before = self.keys[self.prompt_of_row], self.values[self.prompt_of_row]
-        return torch.cat([before[0], keys], dim=-2), torch.cat([before[1], values], dim=-2)

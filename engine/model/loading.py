@@ -36,7 +36,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     if frozen and choose_dtype(dtype, device, model.num_parameters()) != weights:
         # a tiny model: its weights would be rounded for nothing
         return load_model(name, device, "float32", frozen=True)
-    if is_adapter(name) and weights != torch.float32:
+    if weights != torch.float32 and Path(name, "adapter_config.json").exists():
         adapters_in_float32(model, name)
     model.to(place or device).eval()
     if tokenizer.pad_token_id is None:
@@ -47,27 +47,15 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     return model, tokenizer
 
 
-def is_adapter(name):
-    return Path(name, "adapter_config.json").exists()
-
-
 def read(name, dtype):
     """(model, tokenizer) as transformers reads them. Code that a model brings is never run."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     own = {"trust_remote_code": False}  # without it transformers asks on the terminal
     try:
-        # AutoModelForCausalLM would load the decoder alone
-        if not is_adapter(name) and AutoConfig.from_pretrained(name, **own).is_encoder_decoder:
-            raise UserError(
-                f"the model {name} is an encoder-decoder: only causal language models can be "
-                "trained here."
-            )
         tokenizer = AutoTokenizer.from_pretrained(name, **own)
         model, loading = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True, **own)
-    except UserError:
-        raise
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
         raise UserError(f"the model {name} cannot be loaded: {why(error, name)}") from None
@@ -122,11 +110,6 @@ def why(error, name):
         return (
             "it brings code of its own (auto_map), which is never run here: use a model that "
             "transformers knows."
-        )
-    if list(Path(name).glob("pytorch_model*.bin")) and not list(Path(name).glob("*.safetensors")):
-        return (
-            "its pytorch_model.bin is damaged, or holds more than tensors, which could run code: "
-            f"get the weights as *.safetensors ({type(error).__name__})."
         )
     return one_line(error)
 

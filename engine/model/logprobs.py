@@ -122,12 +122,12 @@ class ThroughHead(torch.autograd.Function):
         ctx.save_for_backward(states, targets, weight, bias)
         ctx.size, ctx.temperature = size, temperature
         chunks = zip(states.split(size), targets.split(size))
-        logp, *entropy = cat(
+        scores = [
             score(linear(s.to(dtype), weight, bias), t, temperature, with_entropy)
             for s, t in chunks
-        )
+        ]
         ctx.set_materialize_grads(False)  # of the entropy, if a loss does not use it
-        return logp, *entropy
+        return tuple(map(torch.cat, zip(*scores)))
 
     @staticmethod
     def backward(ctx, upstream, *of_entropy):
@@ -174,11 +174,6 @@ def score(logits, targets, temperature, with_entropy):
     return logp, torch.cat(halves)
 
 
-def cat(chunks):
-    """Join the tensors of the chunks: [(a1, b1), (a2, b2), …] → [a1 a2 …, b1 b2 …]."""
-    return [torch.cat(column) for column in zip(*chunks)]
-
-
 def completion_logprobs(
     model, prompts, tokens, lengths, *, temperature=1.0, with_entropy=False, shares_prompts=True
 ):
@@ -202,12 +197,13 @@ def completion_logprobs(
             states, targets, head.weight, head.bias, size, temperature, with_entropy
         )
     else:  # for example a head with an adapter
-        scores = cat(
+        chunks = [
             checkpoint(
                 lambda s, t: score(head(s), t, temperature, with_entropy), s, t,
                 use_reentrant=False, preserve_rng_state=False,
             )
             for s, t in zip(states.split(size), targets.split(size))
-        )
+        ]
+        scores = map(torch.cat, zip(*chunks))
     logp, *entropy = (spread(x, places, tokens.shape) for x in scores)
     return (logp, *entropy) if with_entropy else logp

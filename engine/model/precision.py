@@ -1,7 +1,6 @@
 """Precision: weights that learn are float32. Arithmetic is float32 or bfloat16 (bf16), as `--dtype`
 says."""
 
-import contextlib
 from copy import deepcopy
 
 import torch
@@ -13,32 +12,23 @@ TINY = 10_000_000
 def choose_dtype(choice, device, parameters):
     """The dtype of arithmetic, and of weights that are not trained.
 
-    choice: the option --dtype. auto: bf16 if the device multiplies bf16 matrices in hardware and
-    the model is not tiny. parameters: how many the model has.
+    choice: the option --dtype. auto: bf16 if the device multiplies bf16 matrices in hardware: a
+    GPU from Ampere on, a CPU with Intel's AMX if the model is not tiny. Without such units bf16 is
+    slower than float32. parameters: how many the model has.
     """
     if choice != "auto":
         return getattr(torch, choice)
-    fast = multiplies_bfloat16(device) and (device.type == "cuda" or parameters >= TINY)
-    return torch.bfloat16 if fast else torch.float32
-
-
-def multiplies_bfloat16(device):
-    """Whether a device has units for products of bf16 matrices: a GPU from Ampere on, a CPU with
-    Intel's AMX.
-
-    Without them bf16 is slower than float32.
-    """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu.get_capabilities().get("amx_bf16", False)
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.cpu.get_capabilities().get("amx_bf16") and parameters >= TINY
+    return torch.bfloat16 if fast else torch.float32
 
 
 def autocast(dtype, device):
     """Arithmetic in `dtype`. The weights stay float32: an update at lr 1e-6 is too small for
     bf16."""
-    if dtype == torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype)
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
 def with_parameters(network, make):

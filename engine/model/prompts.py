@@ -5,6 +5,8 @@ keeps their keys and values. Then it reads only the completions; each row sees t
 of its prompt.
 """
 
+from copy import copy
+
 import torch
 from torch.nn.functional import pad
 
@@ -28,7 +30,7 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
     """
     from transformers.cache_utils import Cache
 
-    from engine.model.kv_cache import CompletionLayer, PromptLayer
+    from engine.model.kv_cache import SharedLayer
 
     place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts]).to(
@@ -39,7 +41,7 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
     # without a mask there is less to compute; with one, transformers makes a GPU wait once, to see
     # what the mask hides
     padded = len(set(map(len, place))) > 1
-    cache = Cache(layer_class_to_replicate=PromptLayer)
+    cache = Cache(layer_class_to_replicate=SharedLayer)
     out = backbone(
         input_ids=ids, attention_mask=mask if padded else None, position_ids=position,
         past_key_values=cache, use_cache=True,
@@ -52,7 +54,9 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
     position = (
         position[prompt_of_row, -1:] + 1 + torch.arange(tokens.shape[1], device=tokens.device)
     )
-    cache = Cache(layers=[CompletionLayer(layer, prompt_of_row) for layer in cache.layers])
+    cache = Cache(layers=[copy(layer) for layer in cache.layers])
+    for layer in cache.layers:
+        layer.prompt_of_row = prompt_of_row
     out = backbone(
         input_ids=tokens, attention_mask=mask, position_ids=position, past_key_values=cache,
         use_cache=True,

@@ -53,12 +53,11 @@ class Sampling:
     @property
     def notes(self):
         """A list with a warning, if the sampled policy is not the model's own."""
-        if self.temperature == 1.0 and self.top_p == 1.0 and self.top_k == 0:
-            return []
-        return [
+        warning = (
             "temperature, top_p or top_k is set: completions are sampled from a policy that is not "
             "the model's own. Log-probabilities follow the temperature, but not top_p and top_k."
-        ]
+        )
+        return [warning] if (self.temperature, self.top_p, self.top_k) != (1.0, 1.0, 0) else []
 
 
 @dataclass
@@ -85,13 +84,13 @@ class Completions:
         given, each text begins with the thought that its prompt has opened.
         """
         thoughts = [question.get("begun", "") for question in questions] or [""]
-        group_size, texts = len(self.tokens) // len(thoughts), []
-        for i, (row, n) in enumerate(zip(self.tokens.tolist(), self.lengths.tolist())):
-            text = tokenizer.decode(
-                row[:n], skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-            texts.append(thoughts[i // group_size] + text)
-        return texts
+        group_size = len(self.tokens) // len(thoughts)
+        plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        texts = [
+            tokenizer.decode(row[:n], **plain)
+            for row, n in zip(self.tokens.tolist(), self.lengths.tolist())
+        ]
+        return [thoughts[i // group_size] + text for i, text in enumerate(texts)]
 
 
 def stop_tokens(model, tokenizer):
@@ -258,7 +257,7 @@ def _read_prompts(model, ids, mask, group_size, new_tokens):
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
     )
     logits, cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
-    give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens, model.device)
+    give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens)
     if padded:
         positions = positions[:, -1:].repeat_interleave(group_size, 0)
         mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)

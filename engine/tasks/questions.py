@@ -5,7 +5,6 @@ Every question has the columns `question` and `answer`, and two columns that rew
 for the model: "<think>", or "").
 """
 
-import functools
 import hashlib
 import json
 import random
@@ -64,26 +63,20 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
         return texts, [
             "the model has no chat template: prompts are plain text, 'User: … Assistant:'."
         ]
-    import jinja2
-
-    def chats(system, before=""):
-        turns = ([*system, *examples, ("user", before + row["question"])] for row in rows)
-        return [
-            tokenizer.apply_chat_template(
-                [{"role": role, "content": content} for role, content in chat],
-                tokenize=False, add_generation_prompt=True,
-            ) for chat in turns
-        ]
-
-    try:
+    # some templates do not allow a system turn: then its text stands before the question
+    for system, before in (([("system", system_prompt)], ""), ([], f"{system_prompt}\n\n")):
+        chats = ([*system, *examples, ("user", before + row["question"])] for row in rows)
         try:
-            return chats([("system", system_prompt)]), []
-        except jinja2.TemplateError:  # some templates do not allow a system turn
-            return chats([], f"{system_prompt}\n\n"), []
-    except Exception as error:  # a template is a program: it may fail like any other
-        raise UserError(
-            f"the model's chat template fails ({one_line(error)}): correct its chat_template.jinja."
-        ) from None
+            return [
+                tokenizer.apply_chat_template(
+                    [{"role": role, "content": content} for role, content in chat],
+                    tokenize=False, add_generation_prompt=True,
+                ) for chat in chats
+            ], []
+        except Exception as error:  # a template is a program: it may fail like any other
+            reason = one_line(error)
+    raise UserError(
+        f"the model's chat template fails ({reason}): correct its chat_template.jinja.")
 
 
 def opened_thought(text, question):
@@ -109,16 +102,9 @@ def read_hub(name, hub, split):
             for row in rows
         ]
     except (OSError, RuntimeError, ValueError, KeyError) as error:
-        columns = {hub.question: "question", hub.answer: "answer"}
-        code = (
-            f"import datasets; datasets.load_dataset('{hub.path}', {hub.configuration!r}, "
-            f"split='{part}').select_columns({list(columns)}).rename_columns({columns})"
-            f".to_json('{name}.jsonl')"
-        )
         raise UserError(
-            f"{name} cannot be loaded from the hub ({one_line(error)}): go online, or make a file "
-            f'of it where you are online, with python -c "{code}", and name {name}.jsonl in place '
-            f"of {name}."
+            f"{name} cannot be loaded from the hub ({one_line(error)}): go online, or name a "
+            ".jsonl file with the columns 'question' and 'answer' in place of it."
         ) from None
 
 
@@ -157,13 +143,11 @@ def base_model(model, dataset, earlier=None):
     earlier: the model that a resumed run started from. It stays the run's, even if the project now
     makes another base.
     """
-    if model != "toy":
-        return model
-    if earlier and Path(earlier).is_dir():
-        return earlier
-    from engine.tasks import toy_model
+    if model == "toy" and not (earlier and Path(earlier).is_dir()):
+        from engine.tasks import toy_model
 
-    return toy_model.base(task_of(dataset).base or "base")
+        return toy_model.base(task_of(dataset).base or "base")
+    return earlier if model == "toy" else model
 
 
 def plain(value):
@@ -221,19 +205,16 @@ def reward_columns(questions, group_size=1):
     }
 
 
-@functools.lru_cache(maxsize=1)  # a run goes through its epochs one after the other
-def epoch_order(count, seed, epoch):
-    """The order of `count` questions in an epoch: a permutation of 0 … count − 1."""
-    order = list(range(count))
-    random.Random(f"{seed} {epoch}").shuffle(order)
-    return order
-
-
 def take(questions, position, count, seed):
     """`count` questions from `position` on. Each epoch has its own random order, which follows from
     the seed alone."""
-    places = (divmod(i, len(questions)) for i in range(position, position + count))
-    return [questions[epoch_order(len(questions), seed, epoch)[offset]] for epoch, offset in places]
+    taken = []
+    while len(taken) < count:
+        epoch, offset = divmod(position + len(taken), len(questions))
+        order = list(questions)
+        random.Random(f"{seed} {epoch}").shuffle(order)
+        taken += order[offset : offset + count - len(taken)]
+    return taken
 
 
 def fingerprint(questions):

@@ -1,18 +1,15 @@
 """The word problems: every answer is worked out again from the words alone."""
 
-import json
 import random
 import re
 from fractions import Fraction
 from itertools import islice
-from types import SimpleNamespace
 
 import pytest
 
 from engine.tasks import arithmetic
 from engine.tasks.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
 from engine.tasks.questions import load_questions
-from eval import main as evaluate
 from rewards import number_accuracy
 
 FIRST = {"question": "Mei has 3 cards, gets 5 more and loses 7. How many cards now?", "answer": "1"}
@@ -94,22 +91,6 @@ def test_the_examples_stand_before_the_question(loaded):
     assert seen == [[{"role": "system", "content": "S"}, *examples, question]]
 
 
-def test_a_model_without_a_chat_template_sees_them_too():
-    class Tokenizer:
-        chat_template = None
-
-        def __call__(self, texts, **options):
-            self.texts = texts
-            return SimpleNamespace(input_ids=[[1]] * len(texts))
-
-    tokenizer = Tokenizer()
-    load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
-    assert tokenizer.texts == [
-        "S\n\nUser: Tom has 4 hats and gets 3 more. How many hats now?\nAssistant: 4 + 3 = 7\n"
-        f"User: {TRAIN[0]['question']}\nAssistant:"
-    ]
-
-
 def test_no_question_comes_twice_and_none_of_the_test_split_is_trained_on():
     train, test = ({row["question"] for row in rows} for rows in (TRAIN, TEST))
     assert len(train) == len(test) == 3000
@@ -130,16 +111,6 @@ def test_a_load_is_the_beginning_of_the_supply(loaded):
     assert [row["question"] for row in rows] == [row["question"] for row in TEST[:9]] and not notes
     for limit, split, count in [(None, "train", 2048), (None, "test", 512), (2500, "train", 2500)]:
         assert len(load_questions("arithmetic", loaded[1], split=split, limit=limit)[0]) == count
-
-
-def test_eval_takes_it_as_a_benchmark(small, tmp_path):
-    evaluate([
-        "--model", small, "--benchmark", "arithmetic", "--questions", "3", "--samples", "1",
-        "--output_dir", str(tmp_path),
-    ])
-    setting = json.loads((tmp_path / "eval-arithmetic.json").read_text())
-    assert setting["judge"] == "number_accuracy" and setting["max_new_tokens"] == 16
-    assert setting["system_prompt"] == arithmetic.SYSTEM_PROMPT
 
 
 @pytest.mark.parametrize(

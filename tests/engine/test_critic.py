@@ -36,11 +36,6 @@ def critic_of(model):
 # --- values ---
 
 
-def test_values_are_0_at_first(loaded):
-    model, tokenizer = loaded
-    assert (Critic(model.base_model)(completions(tokenizer)) == 0).all()
-
-
 def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_before_it(loaded):
     """One unpadded row at a time, through the policy's own backbone, of which the critic's starts
     as a copy."""
@@ -159,16 +154,6 @@ def test_estimate_equals_a_loop_however_the_completions_are_cut(beta, lam, max_t
         ).all()
 
 
-def test_estimate_leaves_no_gradient(loaded):
-    model, tokenizer = loaded
-    micro_batches = with_reference(completions(tokenizer).micro_batches(40), model)
-    for micro_batch in micro_batches:
-        micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0)
-    estimate(critic_of(model), micro_batches, CPU, beta=0.1, lam=0.95)
-    for batch in micro_batches:
-        assert not any(x.requires_grad for x in (batch.advantages, batch.returns, batch.old_values))
-
-
 # --- one update ---
 
 
@@ -203,7 +188,7 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
 
     optimizers = [torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0),
                   torch.optim.AdamW(plain_critic.parameters(), lr=3e-3, weight_decay=0.0)]
-    history, clipped, bounded = [], 0, 0
+    sums, clipped, bounded = [0.0] * 3, 0, 0
     for _ in range(4):
         losses, M = [torch.zeros(()), torch.zeros(())], batch.lengths.sum().item()
         for i, (prompt, n) in enumerate(zip(batch.prompts, batch.lengths.tolist())):
@@ -227,11 +212,10 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
             loss.backward()
             norms.append(torch.nn.utils.clip_grad_norm_(network.parameters(), 0.1).item())
             optimizer.step()
-        history.append((losses[0].item(), losses[1].item(), norms[0]))
+        sums = [x + y for x, y in zip(sums, [losses[0].item(), losses[1].item(), norms[0]])]
     assert clipped > 4 and bounded > 4 and min(norms) > 0.1
-    means = [sum(column) / 4 for column in zip(*history)]
-    assert [stats[name] for name in ("loss", "value_loss", "grad_norm")] == pytest.approx(
-        means, rel=1e-3, abs=1e-4
+    assert [4 * stats[name] for name in ("loss", "value_loss", "grad_norm")] == pytest.approx(
+        sums, rel=1e-3, abs=4e-4
     )
     assert stats["kl"] > 0  # a reference is there, and reported, but not in the loss
     for ours, theirs in ((model, plain), (critic, plain_critic)):
@@ -245,6 +229,7 @@ def test_where_the_critics_update_is_not_finite_the_policys_is_skipped_too(loade
     before = copy.deepcopy([model.state_dict(), critic.state_dict()])
     micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
     estimate(critic, [micro_batch], CPU, beta=0.0, lam=0.95)
+    assert not (micro_batch.advantages.requires_grad or micro_batch.old_values.requires_grad)
     micro_batch.returns[0, 0] = torch.nan
     optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()], lr=1.0)
     assert (

@@ -48,17 +48,6 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loade
     assert not torch.allclose(batch.logprobs(policy, 1.0), base)  # the adapter is on again
 
 
-def test_the_sampler_samples_as_many_at_a_time_as_the_option_says(loaded):
-    model, tokenizer = loaded
-    networks = whole_networks(Policy(model), tokenizer, lr=1e-3, batch_size=5)
-    rows, read = [], model.forward
-    model.forward = lambda input_ids, **options: (
-        rows.append(len(input_ids)) or read(input_ids=input_ids, **options)
-    )
-    networks.sampler.sample([[5, 6]] * 3, 4, Sampling(1), 1)
-    assert rows == [2, 1]  # prompts, which are read once for their four completions
-
-
 def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
     argv = [
@@ -151,11 +140,6 @@ def test_a_bfloat16_copy_keeps_the_rotary_frequencies_of_a_long_context(tmp_path
     torch.testing.assert_close(logp(copy), logp(loaded), rtol=0, atol=0)
 
 
-def test_a_copy_of_tied_weights_is_tied(loaded):
-    copy = frozen_copy(loaded[0], torch.bfloat16)
-    assert copy.get_output_embeddings().weight is copy.get_input_embeddings().weight
-
-
 def bytes_per_parameter(folder, start):
     """By how many bytes this process grows while it builds the networks of a run with a bfloat16
     reference, at the peak."""
@@ -192,24 +176,6 @@ def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
         toy_model.make_tokenizer().save_pretrained(tmp_path / name)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(8, rel=0.05)
-
-
-def test_the_copy_samples_what_the_policy_has_become_only_after_a_refresh(loaded):
-    model, tokenizer = loaded
-    prompts = [q["prompt"] for q in questions_module.load_questions("toy", tokenizer, limit=3)[0]]
-    copy, own = (
-        Sampler(frozen_copy(model, torch.float32), tokenizer, copy=True), Sampler(model, tokenizer),
-    )
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(0.5)
-    drawn = [sampler.sample(prompts, 4, Sampling(12), 1).logp for sampler in (copy, own)]
-    assert drawn[0].shape != drawn[1].shape or not torch.allclose(*drawn)
-    copy.refresh(model.named_parameters())
-    assert torch.equal(
-        copy.sample(prompts, 4, Sampling(12), 1).tokens,
-        own.sample(prompts, 4, Sampling(12), 1).tokens,
-    )
 
 
 def test_the_copy_rests_during_the_update(loaded, monkeypatch):

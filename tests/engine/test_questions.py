@@ -117,13 +117,6 @@ def test_the_toy_has_a_train_and_a_test_split(tokenizer, split, size):
     assert questions[5] == {**toy.question(5, split), "prompt": prompt, "begun": ""}
 
 
-def test_limit_takes_the_first_questions(tokenizer, file):
-    path = file([{"question": str(i), "answer": "1"} for i in range(5)])
-    assert [row["question"] for row in load_questions(path, tokenizer, limit=2)[0]] == ["0", "1"]
-    assert len(load_questions(path, tokenizer, limit=9)[0]) == 5
-    assert len(load_questions("toy", tokenizer, limit=3)[0]) == 3
-
-
 def test_a_prompt_that_is_too_long_is_skipped_and_counted_never_cut(tokenizer, file):
     asked = ["1+1=?", "1+1+0=?", "1+1+0+0=?", "2=?"]
     path = file([{"question": question, "answer": "2"} for question in asked])
@@ -249,18 +242,6 @@ def test_the_order_does_not_depend_on_how_it_is_cut(sizes):
         pieces += take(SEVEN, position, size, seed=1)
         position += size
     assert pieces == take(SEVEN, 0, 21, seed=1)
-
-
-def test_an_epoch_is_shuffled_once(monkeypatch):
-    """And not again at every step, which takes seconds for a million questions."""
-    shuffled, shuffle = [], random.Random.shuffle
-    monkeypatch.setattr(
-        random.Random, "shuffle", lambda self, x: shuffled.append(len(x)) or shuffle(self, x)
-    )
-    thousand = list(range(1000))
-    for position in range(0, 2000, 10):
-        take(thousand, position, 10, seed="of this test")
-    assert shuffled == [1000, 1000]
 
 
 def test_the_order_is_that_of_pythons_shuffle():

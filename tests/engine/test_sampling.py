@@ -54,17 +54,6 @@ def test_greedy_equals_generate_of_transformers(loaded):
         assert tokens[:length].tolist() == reference.tolist()
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]])
-def test_what_a_completion_draws_after_its_end_is_not_recorded(loaded, prompts, every, monkeypatch):
-    _, drawn = run(loaded, prompts, group=8, max_new_tokens=40)
-    monkeypatch.setitem(ASK_EVERY, "cpu", 1)
-    _, expected = run(loaded, prompts, group=8, max_new_tokens=40)
-    assert (expected.lengths % every != 0).any() or every == 1
-    for name in ("tokens", "lengths", "truncated"):
-        assert torch.equal(getattr(drawn, name), getattr(expected, name))
-    torch.testing.assert_close(drawn.logp, expected.logp, rtol=1e-4, atol=1e-5)
-
-
 def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monkeypatch):
     rows = []
     monkeypatch.setattr(

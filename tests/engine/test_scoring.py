@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.base import progress
 from engine.base.errors import UserError
 from engine.model.loading import load_model
 from engine.run import state
@@ -25,7 +24,6 @@ from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
 from engine.scoring.score import REWARDS, Hung, choose, judge, limited, overshadowing, score
 from engine.tasks.questions import load_questions
-from records import weighted_sum
 from rewards import gsm8k_accuracy
 from tests.engine.test_reward_model import make as make_reward_model
 from tests.examples import named
@@ -198,11 +196,6 @@ def test_a_reward_cannot_change_what_another_one_sees():
     assert texts == ["a", "bcd"] and columns["level"] == [10, 20]
 
 
-def test_weights_count_in_the_sum():
-    parts = torch.tensor([[[1.0, 0.0]], [[2.0, 3.0]]])
-    assert weighted_sum(parts, [1.0, 0.5]).tolist() == [[2.0, 1.5]]
-
-
 # --- a reward that fails ---
 
 
@@ -267,10 +260,6 @@ def ignores(text):
             pass
 
 
-def backtracks(text):
-    return re.fullmatch("(a+)+b", "a" * 40)
-
-
 def stuck(hang, on="x"):
     """A reward that hangs in its own way on texts that begin with `on`."""
     def slow(completions, **columns):
@@ -282,7 +271,7 @@ def stuck(hang, on="x"):
     return limited(slow, 0.2)
 
 
-@pytest.mark.parametrize("hang", [loops, tries, backtracks, lambda text: time.sleep(30)])
+@pytest.mark.parametrize("hang", [loops, tries, lambda text: time.sleep(30)])
 def test_completions_on_which_a_reward_hangs_get_the_lowest_value_and_it_says_so(hang, capsys):
     start = time.monotonic()
     parts, failures = score(named(stuck(hang)), ["a", "xx", "abc", "x"], {})
@@ -315,16 +304,12 @@ def test_a_reward_that_always_hangs_ends_the_run_soon(monkeypatch, patience, cal
 
 def test_an_earlier_alarm_and_its_handler_are_put_back():
     handler = signal.getsignal(signal.SIGALRM)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 60, 50)
+    for earlier in [(60.0, 50.0), (0.0, 0.0)]:
+        signal.setitimer(signal.ITIMER_REAL, *earlier)
         with pytest.raises(Hung):
             stuck(loops)(["x"])
         assert signal.getsignal(signal.SIGALRM) == handler
-        assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx((60, 50), abs=5)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    stuck(loops)(["a"])
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(earlier, abs=5)
 
 
 def test_outside_the_main_thread_and_with_0_there_is_no_limit():
@@ -435,7 +420,6 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     assert "4 questions × 4 completions, at most 48 tokens" in said
     assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
     assert said.count("  best, ") == said.count("  worst, ") == said.count("gold answer") / 2 == 2
-    assert re.search(r"\n\nConclusion: .* toy_accuracy in \d of 4, short in \d of 4", said)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
     main([*words, "--questions_per_step", "2", "--max_new_tokens", "5"])
     assert "2 questions × 4 completions, at most 5 tokens" in capsys.readouterr().out
@@ -451,44 +435,3 @@ def test_check_rewards_shows_the_best_and_the_worst_completion(capsys):
         "  best, 3: 'q' (gold answer: '2')", "    'bbb'",
         "  worst, -1: 'r' (gold answer: '3')", "    ''",
     ]
-
-
-@pytest.mark.parametrize("rewards, golds, warned", [
-    (["number_accuracy"], ["12", "twelve", "#### 7", "x > 3"], "2 of 4 .*'twelve'.* number_accur"),
-    (["format_reward", "gsm8k_accuracy"], ["18", "$1,800", "a"], "1 of 3 .*'a'.* gsm8k_accuracy"),
-    (["number_accuracy"], ["12", "1/2", "so 3\n#### -3"], None), (["toy_accuracy"], ["two"], None),
-])
-def test_check_rewards_warns_of_gold_answers_that_are_no_numbers(rewards, golds, warned, capsys):
-    preview.warn_of_gold(choose(rewards), [{"answer": gold} for gold in golds])
-    said = capsys.readouterr().out
-    assert re.search(f"warning: {warned}", said) if warned else said == ""
-
-
-def test_check_rewards_says_now_and_then_what_it_does(small, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY", 1e-9)
-    main(["--model", small, "--group_size", "4", "--check_rewards", "--questions_per_step",
-          "1", "--max_new_tokens", "2"])
-    assert "sampling 1 of 2 tokens" in capsys.readouterr().out
-
-
-NO, YES, MIXED = [[0, 0], [0, 0]], [[1, 1], [1, 1]], [[0, 1], [1, 1]]
-
-
-@pytest.mark.parametrize("groups, cut, words", [
-    (MIXED, 0.0, r"right in 1 of 2 questions. Training learns from such differences.$"),
-    (MIXED, 0.25, r"such differences. 25% of the completions were cut off at 48 tokens"),
-    (NO, 0.0, r"no update .*No completion is right: .*--group_size.$"),
-    (YES, 0.1, r"no update .*Every completion is right: take harder questions.$"),
-])
-def test_check_rewards_draws_the_conclusion(groups, cut, words):
-    groups = torch.tensor(groups).float()
-    assert re.search(words, preview.conclusion({"right": groups}, groups, cut, 48))
-
-
-def test_check_rewards_speaks_for_each_reward():
-    """1 of 128 answers is right, and their lengths differ: every sum differs, and yet training
-    would learn brevity."""
-    right, brevity = torch.zeros(8, 16), torch.rand(8, 16)
-    right[3, 5] = 1.0
-    said = preview.conclusion({"right": right, "brevity": brevity}, right + 0.1 * brevity, 0.0, 9)
-    assert "right in 1 of 8, brevity in 8 of 8 questions. Training would learn brevity" in said

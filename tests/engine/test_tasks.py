@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -80,19 +81,15 @@ def test_a_file_has_the_settings_of_gsm8k():
     assert task_of("mine.jsonl") == Task() == task
 
 
-def test_the_toy_is_not_asked_in_words_of_a_file(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"question": "1+1=?", "answer": 2}\n')
-    open_run(["--dataset", str(path)])
-    path.write_text('{"question": "1+1=?", "answer": 2}\n{"question": "2 and 2?", "answer": 4}\n')
-    with pytest.raises(UserError, match="mine.jsonl .*--model"):
-        open_run(["--dataset", str(path)])
-
-
-@pytest.mark.parametrize("name", IN_WORDS)
-def test_the_toy_is_not_asked_in_words(name):
+@pytest.mark.parametrize("name", [*IN_WORDS, "mine.jsonl"])
+def test_the_toy_is_not_asked_in_words(name, tmp_path, monkeypatch):
     """Its model knows no letters; `--model` is `toy` unless another is named."""
     assert "gsm8k" in IN_WORDS and "toy" not in IN_WORDS
+    monkeypatch.chdir(tmp_path)
+    Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\n')
+    open_run(["--dataset", "mine.jsonl"])
+    with open("mine.jsonl", "a") as file:
+        file.write('{"question": "2 and 2?", "answer": 4}\n')
     for main, words in [
         (open_run, ["--dataset", name]), (open_run, ["--eval_dataset", name]),
         (open_run, ["--dataset", name, "--plan"]), (evaluate, ["--benchmark", name]),

@@ -12,11 +12,9 @@ import train
 from engine.base import files
 from engine.model.loading import load_model
 from engine.model.sampling import Completions, Sampler
-from engine.scoring.reward_model import RewardModel
 from engine.tasks.questions import fingerprint, load_questions, opened_thought, reward_columns
 from engine.tasks.table import SYSTEM_PROMPT
 from engine.tasks.toy_model import make_tokenizer
-from tests.engine.test_reward_model import make as make_reward_model
 
 pytestmark = pytest.mark.slow
 
@@ -145,16 +143,3 @@ def test_eval_judges_and_counts_the_answers_after_the_thought_only(thinker):
     assert [r["completion"] for r in records if r["part"] == "sampled"] == TEXTS * 16
     sampled = json.loads((thinker.out / "eval-questions.json").read_text())["sampled"]
     assert (sampled["accuracy"], sampled["maj@4"], sampled["truncated"]) == (0.5, 1.0, 0.5)
-
-
-def test_check_rewards_shows_it(thinker, capsys):
-    train.main([
-        "--model", thinker.folder, "--dataset", thinker.questions, "--rewards", "gsm8k_accuracy",
-        "--group_size", "4", "--max_new_tokens", "40", "--check_rewards",
-    ])  # fmt: skip
-    said = capsys.readouterr().out
-    assert repr(TEXTS[0]) in said and repr(TEXTS[1]) in said
-
-
-def test_a_reward_model_reads_it(tmp_path):
-    assert RewardModel(make_reward_model(tmp_path)).text("9-8=?", TEXTS[0]) == "9-8=?" + TEXTS[0]

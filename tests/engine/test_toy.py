@@ -98,29 +98,7 @@ def test_eos_is_one_token_of_its_own_and_not_the_padding(tokenizer):
     assert tokenizer.decode(tokenizer("1<eos><pad>").input_ids, skip_special_tokens=True) == "1"
 
 
-@pytest.mark.parametrize("beside_a_model", [False, True])
-def test_the_tokenizer_survives_saving_and_loading(tokenizer, tmp_path, beside_a_model):
-    tokenizer.save_pretrained(tmp_path)
-    if beside_a_model:  # AutoTokenizer goes by the model's config.json where there is one
-        toy_model.make_model(tokenizer).config.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    text = thinking(toy.question(0)) + "<eos>"
-    assert loaded(text).input_ids == tokenizer(text).input_ids
-    assert loaded.decode(loaded(text).input_ids) == text
-    messages = [{"role": "system", "content": "think"}, {"role": "user", "content": "1+1=?"}]
-    assert loaded.apply_chat_template(messages, tokenize=False) == "1+1=?"
-
-
 # --- model ---
-
-
-def test_the_model_has_about_as_many_parameters_as_its_docstring_says(tokenizer):
-    model, config = toy_model.make_model(tokenizer), toy_model.make_config(tokenizer)
-    said = re.search(r"[\d,]+(?= parameters)", toy_model.make_model.__doc__)[0].replace(",", "")
-    assert abs(model.num_parameters() / int(said) - 1) < 0.01
-    assert (config.eos_token_id, config.pad_token_id) == (
-        tokenizer.eos_token_id, tokenizer.pad_token_id,
-    )
 
 
 @torch.no_grad()
@@ -195,16 +173,3 @@ def test_programs_of_the_code_toy_print_what_they_should_or_a_guess():
         (guessed if program.isdigit() else calculated).append(right)
     assert 80 < len(calculated) < 160 and all(calculated)
     assert 0.4 < sum(guessed) / len(guessed) < 0.6
-
-
-def test_the_wordy_ones_all_think_and_are_right_and_only_their_length_differs():
-    times = set()
-    for i in range(200):
-        _, completion = toy.demonstration(i, "wordy")
-        row = toy.question(i, "warm_start")
-        before, after = thinking(row).split("</think>")
-        assert completion.startswith(before) and completion.endswith("</think>" + after)
-        rest = completion.removeprefix(before).removesuffix("</think>" + after)
-        assert rest == f"{row['answer']};" * rest.count(";")
-        times.add(rest.count(";"))
-    assert times == set(range(toy.WORDY + 1))

@@ -75,29 +75,10 @@ def test_what_vllm_cannot_sample_is_refused(monkeypatch):
 ])  # fmt: skip
 def test_on_a_gpu_a_run_says_that_vllm_is_missing(options, noted, monkeypatch):
     c = SimpleNamespace(**{"rollout": "own", "lora": None, "model": "some"} | options)
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    notes = checks.slow_sampler(c)
-    assert len(notes) == noted
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert checks.slow_sampler(c) == []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(checks, "find_spec", lambda name: name)
-    assert checks.slow_sampler(c) == []
-
-
-def test_the_engine_gets_its_share_of_the_gpu(small, monkeypatch):
-    asked = {}
-
-    def engine(name, **options):
-        asked.update(options)
-        raise ValueError("enough seen")
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=engine))
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    with pytest.raises(UserError, match="enough seen"):
-        vllm_of(small, make_tokenizer(), vllm_share=0.15)
-    assert asked["gpu_memory_utilization"] == 0.15
+    for gpu, installed in [(True, None), (False, None), (True, "vllm")]:
+        monkeypatch.setattr(checks, "find_spec", lambda name, found=installed: found)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=gpu: found)
+        assert len(checks.slow_sampler(c)) == (noted and gpu and not installed)
 
 
 def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monkeypatch):
@@ -112,12 +93,17 @@ def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monke
         )
         return [SimpleNamespace(outputs=[drawn]) for _ in requests]
 
-    llm = SimpleNamespace(generate=generate, llm_engine=SimpleNamespace(
+    def start(source, **options):
+        given.update(options)
+        return llm
+
+    given, llm = {}, SimpleNamespace(generate=generate, llm_engine=SimpleNamespace(
         engine_core=SimpleNamespace(_finalizer=SimpleNamespace(detach=lambda: None))))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(
-        LLM=lambda *_, **__: llm, SamplingParams=lambda **options: SimpleNamespace(**options)))
+        LLM=start, SamplingParams=lambda **options: SimpleNamespace(**options)))
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    engine, seeds = vllm_of(small, make_tokenizer()), {}
+    engine, seeds = vllm_of(small, make_tokenizer(), vllm_share=0.15), {}
+    assert given["gpu_memory_utilization"] == 0.15
     for prompts, places in [([[3], [4], [5]], None), ([[3], [5]], [0, 2]), ([[4]], [1])]:
         asked.clear()
         drawn = engine.sample(prompts, 2, Sampling(20), 7, places)
