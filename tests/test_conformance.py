@@ -44,7 +44,7 @@ def test_a_mistake_that_nobody_made_before_is_shown_with_its_input():
     found = mistakes.diagnose("kl_k3", lambda p, q: 3 * (p - q))
     assert (found.kind, found.sentence) == ("mistake", "no known mistake gives these numbers")
     assert found.evidence == (
-        "logp = [[-0.69315]], ref_logp = [[11.307]]: yours [[-36.0]], right [[162740.0]]")
+        "logp = [[-0.69315]], ref_logp = [[-0.69315]]: yours gradient [[3.0]], right [[-0.0]]")
 
 
 def test_an_error_is_evidence_too():
