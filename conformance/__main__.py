@@ -29,7 +29,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "concepts"
-OURS = ("grpo", "cppo", "allocate", "micro_batches", "family", "tests", "conformance.mistakes")
+OURS = ("grpo", "cppo", "allocate", "micro_batches", "family", "tests", "conformance")
 
 
 def forget():
@@ -153,22 +153,22 @@ SIGNS = {"choice": "≈", "edge": "△"}
 
 def verdict(name, theirs):
     """(sign, sentence, lines): what the tests and the probes say about one function of theirs."""
-    from conformance import mistakes  # only now, because `load` must import their modules first
+    from conformance import compare  # only now, because `load` must import their modules first
 
-    module = mistakes.MODULES[name]
+    module = compare.MODULES[name]
     results = tested(module, name, theirs)
     failed = {test: why for test, (outcome, why) in results.items() if outcome == "failed"}
     held = sum(outcome == "passed" for outcome, _ in results.values())
     counts = f"{held} of {held + len(failed)}"
     lines = [f"does not hold: {sentence(test)}: {first_line(why)}" for test, why in failed.items()]
-    found = mistakes.diagnose(name, theirs)
+    found = compare.diagnose(name, theirs)
     if found and found.kind in SIGNS:
         return SIGNS[found.kind], counts, found.sentence, [found.evidence]
     if found:
         return "✗", counts, found.sentence, [found.evidence, *lines[:3]]
     if failed:
         return "✗", counts, "a test does not hold", lines[:3]
-    if not held and name not in mistakes.PROBES:
+    if not held and name not in compare.PROBES:
         return "–", counts, "no test could be run: it takes other arguments", []
     return "✓", counts, "", []
 
@@ -190,7 +190,7 @@ def main(argv=None):
     options = parser.parse_args(argv)
     sys.path.insert(0, str(ROOT))
     mine = load(options.mine, options.path)
-    from conformance.mistakes import MODULES
+    from conformance.compare import MODULES
 
     names = [name for name in MODULES if callable(getattr(mine, name, None))]
     if not names:

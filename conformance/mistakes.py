@@ -1,40 +1,20 @@
-"""What public code does otherwise: probes, known mistakes and known choices, function by function.
+"""What public code does otherwise: known mistakes and known choices, function by function.
 
-A probe is a small input. A version is a function that makes one mistake, or one choice that is no
-mistake. `diagnose` compares somebody's function with ours on the probes, and if they differ, with
-the versions. So it can say what is wrong, and not only that two numbers differ.
-
-The numbers in brackets are those of the list of known mistakes in docs/conformance.md.
+A version is a function that makes one mistake, or one choice that is no mistake. If somebody's
+function differs from ours, it is compared with them (compare.py). So the verdict can say what is
+wrong, and not only that two numbers differ. The numbers in brackets are those of the list of known
+mistakes in docs/conformance.md.
 """
 
-import importlib
-import inspect
 import itertools
-import json
 import math
-import pkgutil
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-import allocate
-import cppo
-import family
 import grpo
 from family import gdpo, gspo, ppo, tis
-
-FILES = [module.name for module in pkgutil.iter_modules(family.__path__)]
-FAMILY = [importlib.import_module(f"family.{name}") for name in FILES]
-# {function: its module}: all that a file of one's own may define
-MODULES = {
-    name: module.__name__
-    for module in (grpo, cppo, allocate, *FAMILY)
-    for name, value in vars(module).items()
-    if inspect.isfunction(value) and (value.__module__ == module.__name__ or name == "cppo_loss")
-    and name != "surrogate_loss"  # what the losses have in common, and no test speaks about it
-}
 
 
 @dataclass(frozen=True)
@@ -42,19 +22,6 @@ class Version:
     sentence: str
     function: Any
     kind: str = "mistake"  # or "choice"; or "edge": wrong only where few inputs ever are
-
-
-@dataclass(frozen=True)
-class Found:
-    kind: str
-    sentence: str
-    evidence: str
-
-
-@dataclass(frozen=True)
-class Probe:
-    args: tuple
-    options: dict = field(default_factory=dict)
 
 
 def wrong(sentence, function):
@@ -67,152 +34,6 @@ def choice(sentence, function):
 
 def edge(sentence, function):
     return Version(sentence, function, "edge")
-
-
-# --- how two functions are compared ---
-
-# besides the losses, functions through which a gradient flows
-LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",
-         "truncated_importance_weights")
-
-
-def answers(function, probe, learns):
-    """Tensors: what a function returns and, if it `learns`, the gradient of its sum on the first
-    argument; or a sentence, if it raises an error. Of a loss, the statistics are left out."""
-    first, *rest = (a.clone() if torch.is_tensor(a) else a for a in probe.args)
-    first = first.requires_grad_() if learns else first
-    try:
-        out = function(first, *rest, **probe.options)
-        out = out if isinstance(out, tuple) else (out,)
-        out = [torch.as_tensor(x) for x in out if not isinstance(x, dict)]
-        if any(x.requires_grad for x in out) and not any(x.isnan().any() for x in out):
-            out += torch.autograd.grad(sum(x.double().sum() for x in out), first)
-    except Exception as error:
-        return f"it raises {type(error).__name__}: {error}".split("\n")[0]
-    return [x.detach() for x in out]
-
-
-def same(a, b):
-    if isinstance(a, str) or isinstance(b, str):
-        return isinstance(a, str) and isinstance(b, str)
-    close = partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
-    return len(a) == len(b) and all(
-        x.shape == y.shape and close(x.double(), y.double()) for x, y in zip(a, b))
-
-
-def diagnose(name, theirs):
-    """Found: which version gives the same answers as their function on all probes, and the first
-    small probe on which theirs clearly differs from ours. None: no probe shows a difference."""
-    ours = getattr(importlib.import_module(MODULES[name]), name)
-    learns = name.endswith("_loss") or name in LEARN
-    answer = partial(answers, learns=learns)
-    probes = [probe for probe in PROBES.get(name, ()) if takes(theirs, probe)]
-    got = [answer(theirs, probe) for probe in probes]
-    right = [answer(ours, probe) for probe in probes]
-    differ = [i for i in range(len(probes)) if not same(got[i], right[i])]
-    if not differ:
-        return None
-    apart = {i: difference(got[i], right[i]) for i in differ}
-    clear = [i for i in differ if apart[i] > 0.01 and small(probes[i])]
-    i = clear[0] if clear else max(differ, key=apart.get)
-    evidence = shown(ours, probes[i], got[i], right[i], learns)
-    for version in VERSIONS.get(name, ()):
-        if all(same(answer(version.function, p), g) for p, g in zip(probes, got)):
-            return Found(version.kind, version.sentence, evidence)
-    return Found("mistake", "no known mistake gives these numbers", evidence)
-
-
-def small(probe):
-    return not torch.is_tensor(probe.args[0]) or probe.args[0].numel() <= 8
-
-
-def difference(got, right):
-    """How far two answers are apart, relative to 1 + |right|; infinity if one is an error, has
-    another shape, or is NaN."""
-    if isinstance(got, str) or isinstance(right, str) or len(got) != len(right):
-        return math.inf
-    pairs = [(a.double(), b.double()) for a, b in zip(got, right)]
-    if any(a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()) for a, b in pairs):
-        return math.inf
-    return max(((a - b).abs() / (1 + b.abs())).nan_to_num().max().item() for a, b in pairs)
-
-
-def takes(function, probe):
-    try:
-        inspect.signature(function).bind(*probe.args, **probe.options)
-    except TypeError:
-        return False
-    return True
-
-
-def shown(ours, probe, got, right, learns):
-    """One line: the input, their answer and the right one."""
-    given = inspect.signature(ours).bind(*probe.args, **probe.options).arguments
-    given |= given.pop("options", {})  # what a loss hands on as **options
-    inputs = ", ".join(f"{name} = {text(value)}" for name, value in given.items())
-    if isinstance(got, str) or isinstance(right, str):
-        return f"{inputs}: {got if isinstance(got, str) else text(got[0])}"
-    i = next((i for i, (a, b) in enumerate(zip(got, right)) if not same([a], [b])), 0)
-    gradient = "gradient " if learns and i and i == len(right) - 1 else ""
-    return f"{inputs}: yours {gradient}{text(got[i])}, right {text(right[i])}"
-
-
-def text(value):
-    if not torch.is_tensor(value):
-        return str(value)
-    if not value.is_floating_point():
-        return str(value.tolist())
-    rows = value.detach().double().tolist()
-    return str(json.loads(json.dumps(rows), parse_float=lambda x: float(f"{float(x):.5g}")))
-
-
-# --- inputs ---
-
-F64 = torch.float64
-
-
-def t(*values):
-    return torch.tensor(values, dtype=F64)
-
-
-def normal(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-def mask_of(*lengths):
-    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-
-
-ONE, HALF, QUARTER = torch.ones(1, 1), t([0.5]).log(), t([0.25]).log()
-LENGTHS = (5, 1, 3, 2, 4, 2)
-MASK, A = mask_of(*LENGTHS), t(1.5, -0.7, 2.0, -1.2, 0.9, 0.3)
-LOGP = -1 - normal(1, 6, 5).abs()
-OLD, REF = LOGP + 0.4 * normal(2, 6, 5), LOGP + 0.4 * normal(3, 6, 5)
-
-
-def losses(**options):
-    """Probes of a loss: one token, the four corners of the clip, unequal lengths, with a KL."""
-    corners = t([1.5], [1.5], [0.5], [0.5]).log()
-    signs, zero = t(1, -1, 1, -1), torch.zeros(4, 1, dtype=F64)
-    two = t([0.0, 0.0, 0.0, 0.0], [0.0, -7.0, -7.0, -7.0])  # the −7 stand on padding
-    kl = {"ref_logp": QUARTER, "beta": 1.0}
-    return [Probe(args, options | more) for args, more in [
-        ((HALF, HALF, t(1.0), ONE), {}),
-        *(((corners[i:i + 1], zero[:1], signs[i:i + 1], ONE), {}) for i in range(4)),
-        ((t([1.25]).log(), zero[:1], t(1.0), ONE), {"clip_low": 0.2, "clip_high": 0.28}),
-        ((t([5.0, 3.0]).log(), t([0.0, 0.0]), t(-1.0), mask_of(2)), {}),  # a dual clip acts
-        ((two[:, :2], 0 * two[:, :2], t(1, -2), mask_of(2, 1)), {}),
-        ((two, 0 * two, t(1, -2), mask_of(4, 1)), {}),
-        ((HALF, HALF, t(0.0), ONE), kl),
-        ((corners[:1] + HALF, HALF, t(0.0), ONE), kl),
-        ((two[:1, :2], two[:1, :2], t(0.0), mask_of(2)),
-         {"ref_logp": two[:1, :2] + 12, "beta": 1.0}),  # a clamp acts
-        ((LOGP, OLD, A, MASK), {}),
-        ((t([-1.0], [-2.0]), t([-1.0], [-2.0]), t(1, 1), torch.tensor([[1], [0]])), {}),  # empty
-        ((LOGP, OLD, A, MASK), {"ref_logp": REF, "beta": 0.3}),
-        ((LOGP, OLD, A, MASK), {"weights": torch.rand(6, 5, dtype=F64,
-                                                      generator=torch.Generator().manual_seed(4))}),
-    ]]
 
 
 # --- versions of a loss: each part of it may be another one ---
@@ -677,67 +498,4 @@ VERSIONS = {
         choice("0 on padding", lambda p, s, m, *, cap:
                tis.truncated_importance_weights(p, s, m, cap=cap) * m),
     ],
-}
-
-
-# --- probes, the smallest first ---
-
-
-def probes(*all_args, **options):
-    return [Probe(args, options) for args in all_args]
-
-
-FAR = t([1.0, 2.0, -0.3], [0.2, 9.0, 9.0])
-PAIRS = [(HALF, HALF), (HALF, QUARTER), (QUARTER, HALF), (LOGP, REF)]
-CORNERS = [(t([r]), t(a)) for a in (1.0, -1.0) for r in (1.0, 1.5, 0.5)]
-REWARDS = [torch.full((1, 7), 3.3), t([1, 0]), t([1, 0, 0, 0]), t([1, 0, 0, 0], [5, 9, 5, 5]),
-           t([1, 1, 1]), normal(5, 3, 6)]
-TOKENS = [(t([[0.0, math.log(3)]]), torch.tensor([[1]])),
-          (normal(6, 2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]]))]
-LOGP_OF = {"kl_k1": PAIRS, "kl_k2": PAIRS,
-           "kl_k3": [*PAIRS, (HALF, HALF + 12)]}
-PPO_ARGS = [(t([1, 1]), t([0.0, 0.5]), ONE.expand(1, 2)),
-            (t([1, 2, 4, 9]), t([10, 20, 30, 99]), mask_of(3, 4)[:1]),
-            (normal(7, 6, 5), normal(8, 6, 5), MASK)]
-VALUES = [(t([v]), t([1.0]), t([r]), ONE) for v, r in
-          ((1.1, 2), (1.5, 2), (0.5, 0), (0.5, 2), (1.5, 1.3))]
-ADVANTAGE_ROWS = [t([0.1, -2.0, 0.5, 1.0]), t([1.0, -1.0, 0.5, -0.25], [0, 0.01, -0.03, 0.02])]
-PROBES = {
-    **{name: probes(*pairs) for name, pairs in LOGP_OF.items()},
-    "group_advantages": [*probes(*((r,) for r in REWARDS)),
-                         Probe((normal(5, 3, 6),), {"divide_by_std": False}),
-                         Probe((normal(5, 3, 6),), {"eps": 0.5, "ddof": 0})],
-    "decoupled_advantages": [
-        *probes((torch.full((1, 1, 7), 3.3),), (normal(12, 2, 3, 4),)),
-        Probe((normal(12, 2, 3, 4),), {"weights": [1.0, 0.5]})],
-    "clipped_surrogate": [*probes(*CORNERS, (t([1.25]), t(1.0)), (t([4.0]), t(-1.0)),
-                                  (t([1.5, 1.5], [0.5, 0.9]), t(1, -2))),
-                          Probe((t([1.25, 1.35]), t(1.0)), {"clip_low": 0.2, "clip_high": 0.28})],
-    "sequence_mean_weights": [*probes((ONE,), (mask_of(2, 1),), (MASK,), (mask_of(2, 0),)),
-                              Probe((mask_of(2, 1),), {"num_sequences": 4})],
-    "grpo_loss": losses(), "cppo_loss": losses(), "dapo_loss": losses(),
-    "ppo_loss": [probe for probe in losses() if "beta" not in probe.options],
-    "gspo_loss": losses() + losses(clip_low=0.2, clip_high=0.3),
-    "drgrpo_loss": losses(max_tokens=8),
-    "token_logprobs": [*probes(*TOKENS), *(Probe(a, {"temperature": 0.5}) for a in TOKENS)],
-    "token_entropies": [Probe((TOKENS[i][0],), o) for o in ({}, {"temperature": 0.5})
-                        for i in (0, 1)],
-    "keep_count": probes(*((16, rate) for rate in (0.5, 0.75, 0.9375, 0.8, 0.9)), (10, 0.9)),
-    "prune": probes(*((a, k) for k in (2, 1, 3) for a in ADVANTAGE_ROWS)),
-    "prune_below": probes(*((a, g) for g in (0.5, 1.0) for a in ADVANTAGE_ROWS)),
-    "prune_pooled": probes(*((a, n) for n in (2, 4) for a in ADVANTAGE_ROWS)),
-    "batch_rows": probes((torch.tensor([[0, 3], [1, 2]]), 4), (torch.tensor([[1], [0], [2]]), 3)),
-    "questions_per_step": probes((1, 16, 4), (1, 16, 3), (5, 8, 3)),
-    "token_mean_weights": probes((mask_of(2, 1),), (MASK,)),
-    "constant_weights": [Probe((m,), {"max_tokens": 8}) for m in (mask_of(2, 1), MASK)],
-    "gae": [*probes(*PPO_ARGS), *(Probe(a, {"gamma": 0.5, "lam": 0.8}) for a in PPO_ARGS)],
-    "value_loss": probes(*VALUES, (normal(9, 6, 5), normal(10, 6, 5), normal(11, 6, 5), MASK)),
-    "token_rewards": [
-        Probe((t(5.0), t([1, 2, 3]), t([0, 0, 0]), mask_of(2, 3)[:1]), {"beta": 0.1}),
-        Probe((A, LOGP, REF, MASK), {"beta": 0.3})],
-    "whiten": probes((t([2, -2]), ONE.expand(1, 2)), (FAR, mask_of(3, 1)), (LOGP, MASK)),
-    "overlong_penalty": [Probe((t(4, 16, 17, 20, 25),), {"max_length": 20, "cache": 4})],
-    "truncated_importance_weights": [
-        Probe((t([0.6, 0.2, 0.9]).log(), t([0.4, 0.4, 0.1]).log(), torch.ones(1, 3)), {"cap": 2.0}),
-        Probe((LOGP, OLD, MASK), {"cap": 1.5})],
 }

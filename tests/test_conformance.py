@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
-from conformance import mistakes
+from conformance.compare import MODULES, diagnose
+from conformance.mistakes import VERSIONS
 from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
-NAMED = [name for name in mistakes.VERSIONS if not name.endswith("_loss")]
+NAMED = [name for name in VERSIONS if not name.endswith("_loss")]
 NAMED += ["grpo_loss", "gspo_loss", "value_loss"]
 
 
@@ -25,30 +26,30 @@ def conform(path, *words, before=""):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_each_known_version_is_named_as_what_it_is(name):
-    for version in mistakes.VERSIONS[name]:
+    for version in VERSIONS[name]:
         if name.endswith("_loss") and "; " in version.sentence:
             continue  # two parts at once
-        found = mistakes.diagnose(name, version.function)
+        found = diagnose(name, version.function)
         assert found and (found.sentence, found.kind) == (version.sentence, version.kind)
 
 
 def test_two_changes_at_once_are_named_both():
     one, two = "max in place of min: the clip acts on the wrong side [1]", "in DAPO"
-    [version] = [version for version in mistakes.VERSIONS["grpo_loss"]
+    [version] = [version for version in VERSIONS["grpo_loss"]
                  if version.sentence.startswith(one) and version.sentence.endswith(two)]
-    found = mistakes.diagnose("grpo_loss", version.function)
+    found = diagnose("grpo_loss", version.function)
     assert found.kind == "mistake" and found.sentence == version.sentence
 
 
 def test_a_mistake_that_nobody_made_before_is_shown_with_its_input():
-    found = mistakes.diagnose("kl_k3", lambda p, q: 3 * (p - q))
+    found = diagnose("kl_k3", lambda p, q: 3 * (p - q))
     assert (found.kind, found.sentence) == ("mistake", "no known mistake gives these numbers")
     assert found.evidence == (
         "logp = [[-0.69315]], ref_logp = [[-0.69315]]: yours gradient [[3.0]], right [[-0.0]]")
 
 
 def test_an_error_is_evidence_too():
-    found = mistakes.diagnose("kl_k3", lambda p, q: p @ q @ 1)
+    found = diagnose("kl_k3", lambda p, q: p @ q @ 1)
     assert "it raises TypeError" in found.evidence
 
 
@@ -124,11 +125,11 @@ sys.meta_path.insert(0, Blocked())
 
 @pytest.mark.slow
 def test_all_functions_of_ours_hold_with_torch_and_pytest_alone(tmp_path):
-    modules = sorted(set(mistakes.MODULES.values()))
+    modules = sorted(set(MODULES.values()))
     (tmp_path / "ours.py").write_text("".join(f"from {name} import *\n" for name in modules))
     code, output = conform(tmp_path / "ours.py", before=ALONE)
     assert code == 0, output
-    assert output.count("✓") == len(mistakes.MODULES) + 1 and "0 of 0" not in output
+    assert output.count("✓") == len(MODULES) + 1 and "0 of 0" not in output
 
 
 def test_a_checkout_may_have_a_grpo_of_its_own_and_options_that_are_missing_are_not_asked_for(

@@ -1,0 +1,131 @@
+"""Compares a function with ours on the probes and, if they differ, with the known versions."""
+
+import importlib
+import inspect
+import json
+import math
+import pkgutil
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+import allocate
+import cppo
+import family
+import grpo
+from conformance.mistakes import VERSIONS
+from conformance.probes import PROBES
+
+FILES = [module.name for module in pkgutil.iter_modules(family.__path__)]
+FAMILY = [importlib.import_module(f"family.{name}") for name in FILES]
+# {function: its module}: all that a file of one's own may define
+MODULES = {
+    name: module.__name__
+    for module in (grpo, cppo, allocate, *FAMILY)
+    for name, value in vars(module).items()
+    if inspect.isfunction(value) and (value.__module__ == module.__name__ or name == "cppo_loss")
+    and name != "surrogate_loss"  # what the losses have in common, and no test speaks about it
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    kind: str
+    sentence: str
+    evidence: str
+
+
+# besides the losses, functions through which a gradient flows
+LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",
+         "truncated_importance_weights")
+
+
+def answers(function, probe, learns):
+    """Tensors: what a function returns and, if it `learns`, the gradient of its sum on the first
+    argument; or a sentence, if it raises an error. Of a loss, the statistics are left out."""
+    first, *rest = (a.clone() if torch.is_tensor(a) else a for a in probe.args)
+    first = first.requires_grad_() if learns else first
+    try:
+        out = function(first, *rest, **probe.options)
+        out = out if isinstance(out, tuple) else (out,)
+        out = [torch.as_tensor(x) for x in out if not isinstance(x, dict)]
+        if any(x.requires_grad for x in out) and not any(x.isnan().any() for x in out):
+            out += torch.autograd.grad(sum(x.double().sum() for x in out), first)
+    except Exception as error:
+        return f"it raises {type(error).__name__}: {error}".split("\n")[0]
+    return [x.detach() for x in out]
+
+
+def same(a, b):
+    if isinstance(a, str) or isinstance(b, str):
+        return isinstance(a, str) and isinstance(b, str)
+    close = partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
+    return len(a) == len(b) and all(
+        x.shape == y.shape and close(x.double(), y.double()) for x, y in zip(a, b))
+
+
+def diagnose(name, theirs):
+    """Found: which version gives the same answers as their function on all probes, and the first
+    small probe on which theirs clearly differs from ours. None: no probe shows a difference."""
+    ours = getattr(importlib.import_module(MODULES[name]), name)
+    learns = name.endswith("_loss") or name in LEARN
+    answer = partial(answers, learns=learns)
+    probes = [probe for probe in PROBES.get(name, ()) if takes(theirs, probe)]
+    got = [answer(theirs, probe) for probe in probes]
+    right = [answer(ours, probe) for probe in probes]
+    differ = [i for i in range(len(probes)) if not same(got[i], right[i])]
+    if not differ:
+        return None
+    apart = {i: difference(got[i], right[i]) for i in differ}
+    clear = [i for i in differ if apart[i] > 0.01 and small(probes[i])]
+    i = clear[0] if clear else max(differ, key=apart.get)
+    evidence = shown(ours, probes[i], got[i], right[i], learns)
+    for version in VERSIONS.get(name, ()):
+        if all(same(answer(version.function, p), g) for p, g in zip(probes, got)):
+            return Found(version.kind, version.sentence, evidence)
+    return Found("mistake", "no known mistake gives these numbers", evidence)
+
+
+def small(probe):
+    return not torch.is_tensor(probe.args[0]) or probe.args[0].numel() <= 8
+
+
+def difference(got, right):
+    """How far two answers are apart, relative to 1 + |right|; infinity if one is an error, has
+    another shape, or is NaN."""
+    if isinstance(got, str) or isinstance(right, str) or len(got) != len(right):
+        return math.inf
+    pairs = [(a.double(), b.double()) for a, b in zip(got, right)]
+    if any(a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()) for a, b in pairs):
+        return math.inf
+    return max(((a - b).abs() / (1 + b.abs())).nan_to_num().max().item() for a, b in pairs)
+
+
+def takes(function, probe):
+    try:
+        inspect.signature(function).bind(*probe.args, **probe.options)
+    except TypeError:
+        return False
+    return True
+
+
+def shown(ours, probe, got, right, learns):
+    """One line: the input, their answer and the right one."""
+    given = inspect.signature(ours).bind(*probe.args, **probe.options).arguments
+    given |= given.pop("options", {})  # what a loss hands on as **options
+    inputs = ", ".join(f"{name} = {text(value)}" for name, value in given.items())
+    if isinstance(got, str) or isinstance(right, str):
+        return f"{inputs}: {got if isinstance(got, str) else text(got[0])}"
+    i = next((i for i, (a, b) in enumerate(zip(got, right)) if not same([a], [b])), 0)
+    gradient = "gradient " if learns and i and i == len(right) - 1 else ""
+    return f"{inputs}: yours {gradient}{text(got[i])}, right {text(right[i])}"
+
+
+def text(value):
+    if not torch.is_tensor(value):
+        return str(value)
+    if not value.is_floating_point():
+        return str(value.tolist())
+    rows = value.detach().double().tolist()
+    return str(json.loads(json.dumps(rows), parse_float=lambda x: float(f"{float(x):.5g}")))
