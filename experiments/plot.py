@@ -142,7 +142,7 @@ def by_seed(folders):
     """Lists of folders: the runs of each list differ only in the seed."""
     groups = {}
     for folder in map(Path, folders):
-        options = options_of(folder)[1] if options_file(folder) else {"run": str(folder)}
+        options = options_of(folder)[1] if options_file(folder).is_file() else {"run": str(folder)}
         same = {
             name: value for name, value in options.items() if name not in ("seed", *NOT_COMPARED)
         }

@@ -268,7 +268,7 @@ def one_run(folder, options):
     """The figures of one run. A finished run is read, an interrupted run is resumed, a missing run
     is trained."""
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
-    if options_file(folder):
+    if options_file(folder).is_file():
         wanted = parse(Options, words)
         wanted, _ = check(wanted)
         if options_of(folder)[1] != flat(wanted):

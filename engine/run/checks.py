@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from algorithms import ALGORITHMS, KEEP, OVER_KEPT
-from engine.base.errors import UserError
+from engine.base.errors import UserError, refuse
 from engine.base.files import own_function
 from engine.model.folders import refuse_missing, resolve_model
 from engine.model.vllm import TESTED, filtered
@@ -52,14 +52,6 @@ NOTED = [
 INSTALL = f"pip install vllm (tested: version {TESTED})"
 ADAPTER = "adapter_config.json"
 TRACKERS = ("tensorboard", "wandb")  # values of --log, and names of the packages that they need
-
-
-def refuse(mistakes):
-    """Raise UserError with the first sentence whose condition holds. mistakes: [(condition,
-    sentence)]."""
-    for wrong, sentence in mistakes:
-        if wrong:
-            raise UserError(sentence)
 
 
 def check_given(config):

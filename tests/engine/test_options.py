@@ -12,8 +12,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from engine.base.errors import UserError
 from engine.run import config as run
-from engine.run.names import THEIRS
+
 from engine.run.options import (
+    THEIRS,
     as_words,
     check_limits,
     compose,
