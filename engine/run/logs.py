@@ -8,7 +8,7 @@ def start_logs(run_dir, last_step):
     """Prepare the logs of a run that starts, or continues, after `last_step`. The lines of later
     steps are removed: the resumed run writes them again."""
     for path in (run_dir / "metrics.jsonl", run_dir / "samples.jsonl"):
-        rows = [row for row in files.read_whole(path)
+        rows = [row for row in files.read(path)
                 if isinstance(row, dict) and row["step"] <= last_step]
         files.write(path, files.as_lines(rows))
         if len(rows) < last_step:
