@@ -1,7 +1,6 @@
 """engine/base/progress.py, logs.py and interrupt.py: what a run says while it works."""
 
 import io
-import json
 import re
 import signal
 import sys
@@ -108,25 +107,6 @@ def test_a_run_says_what_it_will_do_and_after_its_first_step_how_long_it_will_ta
     assert lines[1] == "step 1 took 7 s: the others take about 14 s." and shown.err == ""
     assert {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
             ("update", 1, 1, "micro-batches"), ("saving",)} <= set(said)
-
-
-def test_the_bar_of_dynamic_sampling_counts_questions(small, tmp_path, monkeypatch):
-    """DAPO takes more questions than its steps would, so the run is over before its steps are."""
-    (tmp_path / "x.jsonl").write_text(json.dumps({"question": "1+2=?", "answer": "3"}) + "\n")
-    bars, bar = [], progress.bar
-    monkeypatch.setattr(
-        progress, "bar", lambda *words, **options: bars.append(bar(*words, **options)) or bars[-1]
-    )
-    words = [
-        "--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--group_size", "4",
-        "--max_new_tokens", "8", "--algorithm", "dapo", "--epochs", "6",
-    ]
-    assert train.main([*words, "--output_dir", str(tmp_path / "a")]) == 0
-    assert train.main([*words, "--output_dir", str(tmp_path / "b"), "--steps", "1"]) == 0
-    of_runs = [bar for bar in bars if bar.unit != "batches"]
-    assert [(bar.n, bar.total, bar.unit) for bar in of_runs] == [
-        (6, 6, "questions"), (1, 1, "steps"),
-    ]
 
 
 @pytest.mark.parametrize("number, code", [
