@@ -148,22 +148,21 @@ def restore(folder, networks, others):
         state_dict.set_optimizer_state_dict(learners, networks.optimizer, state["optimizer"])
 
 
-def checksums(folder, which=lambda path: True):
-    """{file: SHA-256} of the files under `folder`; which(path) says of which."""
+def checksums(folder):
+    """{file: SHA-256} of the files under `folder`."""
     def digest(path):
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     files = [path for path in sorted(Path(folder).rglob("*"))
-             if path.is_file() and path.name != "checksums.json" and which(path)]
+             if path.is_file() and path.name != "checksums.json"]
     with ThreadPoolExecutor() as pool:  # threads help: hashing does not hold Python's lock
         names = (str(path.relative_to(folder)) for path in files)
         return dict(zip(names, pool.map(digest, files)))
 
 
-def damaged(folder, which=lambda path: True):
-    """The files of a checkpoint that have changed since they were written. which: as for
-    `checksums`.
+def damaged(folder):
+    """The files of a checkpoint that have changed since they were written.
 
     If checksums.json is missing or cut off, it is the only file of the list.
     """
@@ -171,8 +170,8 @@ def damaged(folder, which=lambda path: True):
         written = json.loads((folder / "checksums.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ["checksums.json"]
-    found = checksums(folder, which)
-    return [name for name in written if which(folder / name) and found.get(name) != written[name]]
+    found = checksums(folder)
+    return [name for name in written if found.get(name) != written[name]]
 
 
 def newest(run_dir):

@@ -11,7 +11,6 @@ from engine.base.errors import UserError, refuse
 from engine.base.files import own_function
 from engine.model.folders import refuse_missing, resolve_model
 from engine.model.vllm import TESTED, filtered
-from engine.run.checkpoint import damaged
 from engine.run.options import check_limits
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
@@ -74,23 +73,9 @@ def check_given(config):
              f"--log {o.log} needs a package that is not installed: pip install {o.log}")])
     if o.plan and o.model != "toy":
         refuse_missing(o.model)  # the plan needs only its config.json
-    elif o.model != "toy" and Path(unchanged(resolve_model(o.model)), ADAPTER).exists():
+    elif o.model != "toy" and Path(resolve_model(o.model), ADAPTER).exists():
         raise UserError(f"{o.model} holds adapters, not a whole model: train from the merged model "
                         "instead, which a run with --merge_lora writes into its folder merged.")
-
-
-def unchanged(model):
-    """The folder or name of a model.
-
-    Refuses a checkpoint of a run if a file that is loaded is not as the run wrote it. Under
-    torchrun the first process of a machine looks; the others would find the same. """
-    folder, first = Path(model), os.environ.get("LOCAL_RANK", "0") == "0"
-    loaded = lambda path: path.parent == folder and path.name != "checksums.json"
-    if first and (folder / "checksums.json").exists() and (files := damaged(folder, loaded)):
-        raise UserError(
-            f"{model} is damaged: {', '.join(files)} is not as the run wrote it. Name an earlier "
-            "checkpoint; if you changed it yourself, remove checksums.json there.")
-    return model
 
 
 def check_row(o):
@@ -167,19 +152,3 @@ def without_effect(options, usual, algorithm, table):
     return [
         f"--{name} {matter}." for names, works, matter in table for name in sorted(names)
         if getattr(options, name) != getattr(usual, name) and not works(options, algorithm)]
-
-
-def check_filled_in(options, algorithm, usual):
-    """Refuse the mistakes that depend on values of the data set or the algorithm.
-
-    options, usual: all options, filled in, of this run and of one without options.
-    """
-    cache, longest = options.overlong_cache, options.max_new_tokens
-    refuse([
-        *((True, sentence) for sentence in without_effect(options, usual, algorithm, REFUSED)),
-        (cache and cache > longest,
-         f"--overlong_cache must lie in 1 … --max_new_tokens ({longest}), not {cache}."),
-        (algorithm.over_kept and algorithm.k < 2,
-         f"{options.keep} keeps 1 completion of a question, which has nothing to be compared with: "
-         "lower --pruning_rate."),
-    ])

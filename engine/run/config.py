@@ -317,7 +317,16 @@ def check(config):
     checks.check_given(config)
     usual = usual_of(config.row.algorithm, config.data.dataset)
     config, algorithm = fill_in(config)
-    checks.check_filled_in(config.options, algorithm, usual)
+    o, without_effect = config.options, checks.without_effect
+    refuse([
+        *((True, sentence) for sentence in without_effect(o, usual, algorithm, checks.REFUSED)),
+        (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
+         f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
+         f"{o.overlong_cache}."),
+        (algorithm.over_kept and algorithm.k < 2,
+         f"{o.keep} keeps 1 completion of a question, which has nothing to be compared with: "
+         "lower --pruning_rate."),
+    ])
     return config, algorithm
 
 

@@ -1,7 +1,6 @@
 """What a run writes and prints: its logs, the seconds of each phase, the table at its end."""
 
 from engine.base import files, progress, ranks
-from engine.run import checkpoint
 
 
 def start_logs(run_dir, last_step):
@@ -17,14 +16,6 @@ def start_logs(run_dir, last_step):
                 "their lines cannot be read."
             )
     (run_dir / "summary.json").unlink(missing_ok=True)  # this file marks a finished run
-
-
-def summed_up(run_dir, summary, counts):
-    """The summary of a finished run. counts: the metrics that are added up over the steps."""
-    rows = files.read(run_dir / "metrics.jsonl")
-    kept = {name: value for name, value in summary.items() if name != "history"}
-    kept |= {name: sum(row[name] for row in rows) for name in counts}
-    return kept | {"phases": phase_totals(rows), "checkpoint": str(checkpoint.newest(run_dir))}
 
 
 def describe_step(

@@ -301,11 +301,15 @@ class Run:
         if ranks.rank() == 0:
             from engine.run.curves import curves  # matplotlib takes half a second to import
 
+            rows = files.read(self.folder / "metrics.jsonl")
             summary = {
                 "algorithm": self.algorithm.name, "k": self.algorithm.k,
                 **self.state, "notes": notes, "after": after,
+                **{name: sum(row[name] for row in rows) for name in COUNTS},
+                "phases": logs.phase_totals(rows),
+                "checkpoint": str(checkpoint.newest(self.folder)),
             }
-            summary = logs.summed_up(self.folder, summary, COUNTS)
+            del summary["history"]
             # the last part is made first, and each one even if another one fails
             with contextlib.ExitStack() as parts:
                 parts.callback(logs.report, summary)

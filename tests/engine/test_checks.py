@@ -1,18 +1,14 @@
 """engine/run/checks.py and config.py: what is refused before any work."""
 
 import errno
-import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-import eval as evaluation
 import train
 from engine.base.errors import UserError
-from engine.run import checkpoint, checks
 from engine.run.config import Config, check, notes_of
 from engine.run.options import as_words, flat, parse
 from engine.run.state import in_one_sentence
@@ -64,31 +60,6 @@ def test_adapters_are_no_model_to_train_from(tmp_path):
         UserError, match="holds adapters, not a whole model: train from the merged model instead"
     ):
         train.main(["--model", str(tmp_path)])
-
-
-@pytest.mark.parametrize("program", [train.main, evaluation.main])
-@pytest.mark.parametrize("damage", ["model.safetensors", "checksums.json"])
-def test_a_damaged_checkpoint_is_no_model_whoever_loads_it(small, tmp_path, program, damage):
-    older, newest = (tmp_path / f"run/checkpoint-{step:06d}" for step in (1, 2))
-    for folder in (older, newest):
-        shutil.copytree(small, folder)
-        (folder / "networks").mkdir()
-        (folder / "networks/optimizer").write_text("not loaded")
-        (folder / "checksums.json").write_text(json.dumps(checkpoint.checksums(folder)))
-        (folder / "networks/optimizer").unlink()
-    file = newest / damage
-    file.write_bytes(file.read_bytes()[:-9] + b"something")
-    for name in (newest, tmp_path / "run"):
-        with pytest.raises(
-            UserError,
-            match=f"^{newest} is damaged: {damage} is not as the run wrote it. Name an earlier "
-                  "checkpoint",
-        ):
-            program(["--model", str(name), "--output_dir", str(tmp_path / "out")])
-    assert checks.unchanged(str(older)) == str(older)
-    if damage == "model.safetensors":
-        (newest / "checksums.json").unlink()  # as the sentence says
-        assert checks.unchanged(str(newest)) == str(newest)
 
 
 def test_logits_that_are_not_finite_end_a_run_in_a_sentence_about_the_learning_rate(
