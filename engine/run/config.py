@@ -4,6 +4,7 @@ import copy
 import functools
 import os
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -380,7 +381,7 @@ def resumed(run, argv):
         (run.output_dir is None, "--resume needs to know the run: --output_dir runs/NAME."),
         (run.recipe, "--resume goes on with the run's own options: leave out --recipe."),
     ])
-    file = folder.options_file(run.output_dir)
+    file = Path(run.output_dir, "run.json")
     refuse([(not file.is_file(),
              f"nothing to resume: {run.output_dir} holds no run. Start it without --resume.")])
     checkpoint.newest(run.output_dir)

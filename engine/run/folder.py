@@ -45,14 +45,9 @@ def run_folder(output_dir, stem):
     return folder
 
 
-def options_file(run_dir):
-    """The file with the options of a run. A folder without it holds no run."""
-    return Path(run_dir, "run.json")
-
-
 def options_of(run_dir):
     """(what the file of a run's options holds, the options that the run has now)."""
-    kept = json.loads(options_file(run_dir).read_text(encoding="utf-8"))
+    kept = json.loads(Path(run_dir, "run.json").read_text(encoding="utf-8"))
     now = dict(kept)
     for change in now.pop("resumed", []):
         now |= change["options"]
@@ -64,7 +59,7 @@ def holds_run(output_dir, options, restarts):
     holds something else."""
     run_dir = Path(output_dir)
     begun = [*checkpoints(run_dir), *filter(Path.exists, [run_dir / "metrics.jsonl"])]
-    if not options_file(run_dir).is_file():
+    if not (run_dir / "run.json").is_file():
         of_a_model = run_dir / "config.json", run_dir / "adapter_config.json"
         refuse((path.exists(), f"{run_dir} holds {path.name}, but not the run.json of a run: name "
                                "another --output_dir.") for path in (*begun, *of_a_model))
@@ -90,7 +85,7 @@ def keep_options(run_dir, options, step):
         kept, now = options_of(run_dir)
         if changed := {name: options[name] for name in different(options, now)}:
             kept.setdefault("resumed", []).append({"step": step, "options": changed})
-    files.write(options_file(run_dir), files.as_json(kept, indent=2))
+    files.write(Path(run_dir, "run.json"), files.as_json(kept, indent=2))
 
 
 def different(options, others):

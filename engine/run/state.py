@@ -11,9 +11,16 @@ import torch
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
 from engine.model.networks import save_merged
-from engine.run import checkpoint, folder, logs
+from engine.run import checkpoint, folder
 from engine.run.interrupt import Interrupt
-from engine.run.metrics import COUNTS
+from engine.run.metrics import (
+    COUNTS,
+    describe_step,
+    duration,
+    phase_totals,
+    report,
+    start_logs,
+)
 from engine.run.options import flat
 from engine.run.trackers import Tracker
 from engine.scoring.score import overshadowing
@@ -134,7 +141,7 @@ class Run:
         for note in dict.fromkeys(notes + self.too_little()):
             progress.note(f"note: {note}")
         progress.note(
-            logs.describe_step(
+            describe_step(
                 config.update, self.algorithm, config.row.questions_per_step,
                 config.sampling.max_new_tokens, min(self.per_step, self.total), evaluated)
         )
@@ -146,7 +153,7 @@ class Run:
                 raise UserError("stopped, because a run that cannot be saved would be lost: "
                                 "free the disk, or name another --output_dir.")
         if first:
-            logs.start_logs(self.folder, self.state["step"])
+            start_logs(self.folder, self.state["step"])
         self.tracker = Tracker(
             config.run.log if first else None, self.folder, self.state["step"], flat(config))
         ranks.barrier()
@@ -221,8 +228,8 @@ class Run:
         seconds = metrics["seconds/total"]
         if step == self.first < self.steps:
             progress.note(
-                f"step {step} took {logs.duration(seconds)}: the others take about "
-                f"{logs.duration((self.steps - step) * seconds)}."
+                f"step {step} took {duration(seconds)}: the others take about "
+                f"{duration((self.steps - step) * seconds)}."
             )
         self.check(metrics)
         self.watch(metrics)
@@ -306,13 +313,13 @@ class Run:
                 "algorithm": self.algorithm.name, "k": self.algorithm.k,
                 **self.state, "notes": notes, "after": after,
                 **{name: sum(row[name] for row in rows) for name in COUNTS},
-                "phases": logs.phase_totals(rows),
+                "phases": phase_totals(rows),
                 "checkpoint": str(checkpoint.newest(self.folder)),
             }
             del summary["history"]
             # the last part is made first, and each one even if another one fails
             with contextlib.ExitStack() as parts:
-                parts.callback(logs.report, summary)
+                parts.callback(report, summary)
                 if self.config.devices.merge_lora:
                     parts.callback(save_merged, summary["checkpoint"], self.state["source"],
                                    self.folder / "merged")

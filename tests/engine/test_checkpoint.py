@@ -20,7 +20,7 @@ from engine.base.errors import UserError
 from engine.model import folders, loading
 from engine.model.logprobs import Policy
 from engine.model.networks import whole_networks
-from engine.run import checkpoint, logs
+from engine.run import checkpoint, metrics
 
 ROOT = Path(__file__).parents[2]
 SAME = {"source": "m", "data": "d"}
@@ -103,36 +103,6 @@ def test_a_run_that_is_stopped_and_killed_resumes_to_the_same_weights_and_metric
     assert code == 0, out
     assert_same_run(tmp_path / "run", straight)
     assert not (tmp_path / "run/unfinished-checkpoint").exists()
-
-
-SLOW = """
-import time
-from pathlib import Path
-
-def slow(completions, **columns):
-    log = Path("run/metrics.jsonl")
-    if log.exists() and log.read_text().count("\\n") >= 4:
-        Path("asleep").touch()
-        time.sleep(100)
-    return [float(len(set(text))) for text in completions]
-"""
-
-
-@pytest.mark.slow
-def test_a_second_signal_stops_a_run_at_once(small, tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW)
-    process = start(small, "run", "--save_every", "3", "--rewards", "slow.py:slow", cwd=tmp_path)
-    while not (tmp_path / "asleep").exists():
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    time.sleep(1.3)
-    begin = time.time()
-    process.send_signal(signal.SIGINT)
-    code, out = finish(process)
-    assert code == 130 and time.time() - begin < 10 and "Traceback" not in out
-    assert "checkpoint-000003: --output_dir run --resume" in out
-    assert len(files.read(tmp_path / "run/metrics.jsonl")) == 4
 
 
 def without_step(loaded):
@@ -266,7 +236,7 @@ def test_logs_are_cut_to_the_checkpoint_and_lose_only_lines_that_cannot_be_read(
         b'{"step": 1}\n{"step": 2, "loss\x00\xff\n17\n{"step": 3}\n{"step": 4}\n{"ste')
     files.append(tmp_path / "samples.jsonl", {"step": 1}, {"step": 2}, {"step": 3}, {"step": 4})
     (tmp_path / "summary.json").touch()  # the run goes on, so it is not finished
-    logs.start_logs(tmp_path, 3)
+    metrics.start_logs(tmp_path, 3)
     assert files.read(path) == [{"step": 1}, {"step": 3}]
     assert [row["step"] for row in files.read(tmp_path / "samples.jsonl")] == [1, 2, 3]
     assert "metrics.jsonl lacks 1 of the 3 steps" in capsys.readouterr().out

@@ -94,6 +94,15 @@ def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+def test_ctrl_c_twice_ends_a_run_at_once(tmp_path, monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "train", stopped)
+    assert train.main(["--output_dir", str(tmp_path / "run")]) == 130
+    assert "stopped at once. There was no checkpoint yet" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("error, words", [
     (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "),
     (OSError(errno.ENOSPC, "x"), "^the disk is full, "),

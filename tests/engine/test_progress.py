@@ -1,4 +1,4 @@
-"""engine/base/progress.py, logs.py and interrupt.py: what a run says while it works."""
+"""engine/base/progress.py, metrics.py and interrupt.py: what a run says while it works."""
 
 import io
 import re
@@ -13,7 +13,7 @@ import pytest
 import train
 from algorithms import resolve
 from engine.base import progress
-from engine.run import interrupt, logs
+from engine.run import interrupt, metrics
 from engine.run.config import Config, UpdateOptions
 from engine.run.state import Run
 
@@ -63,10 +63,10 @@ UPDATE = UpdateOptions(lr=1e-6)
 ])  # fmt: skip
 def test_one_line_says_what_a_step_is(name, options, words):
     algorithm = resolve(name, questions_per_step=2, **options)
-    line = logs.describe_step(UPDATE, algorithm, 2, 96, algorithm.questions_per_step, 512)
+    line = metrics.describe_step(UPDATE, algorithm, 2, 96, algorithm.questions_per_step, 512)
     assert words in line and "1e-06 at its peak, cosine" in line and "512 questions" in line
     constant = replace(UPDATE, lr_schedule="constant")
-    assert "peak. Evaluated: nothing" in logs.describe_step(constant, algorithm, 2, 96, 2, 0)
+    assert "peak. Evaluated: nothing" in metrics.describe_step(constant, algorithm, 2, 96, 2, 0)
 
 
 @pytest.mark.parametrize("steps, asked, lr, notes", [
