@@ -108,18 +108,6 @@ def read_recipe(path, config_class):
     return as_words(values, config_class, f"the recipe {path}")
 
 
-def add_option(group, f):
-    """Add the field `f` of a dataclass to the command line. Its type is X or list[X], each also
-    with | None."""
-    kind = get_args(f.type)[0] if isinstance(f.type, UnionType) else f.type
-    if get_origin(kind) is list:
-        how = {"nargs": "+", "type": get_args(kind)[0]}
-    else:
-        how = {"type": truth, "nargs": "?", "const": True} if kind is bool else {"type": kind}
-    names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # with hyphens, too
-    group.add_argument(*names, default=f.default, **how, **f.metadata["argument"])
-
-
 def truth(word):
     """The value of a flag: --resume, --resume true, --resume false."""
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -139,8 +127,13 @@ def parse(config_class, argv, earlier=()):
     parser.error = mistake
     for record in records(config_class).values():
         group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
-        for f in fields(record):
-            add_option(group, f)
+        for f in fields(record):  # the type is X or list[X], each also with | None
+            kind = get_args(f.type)[0] if isinstance(f.type, UnionType) else f.type
+            how = {"type": truth, "nargs": "?", "const": True} if kind is bool else {"type": kind}
+            if get_origin(kind) is list:
+                how = {"nargs": "+", "type": get_args(kind)[0]}
+            names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # hyphens, too
+            group.add_argument(*names, default=f.default, **how, **f.metadata["argument"])
     values, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
