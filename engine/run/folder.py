@@ -24,25 +24,20 @@ from engine.model.folders import checkpoints
 NOT_COMPARED = ("output_dir", "resume", "recipe")
 
 
-def new_folder(stem):
-    """Make the folder runs/STEM-N, with the first free N: every run gets a folder of its own."""
-    for n in itertools.count(1):
-        folder = Path("runs") / f"{stem}-{n}"
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return str(folder)
-
-
 def run_folder(output_dir, stem):
-    """The folder of the run: --output_dir, or a new one. The folder is made if it does not
-    exist."""
-    folder = output_dir or new_folder(stem)
+    """The folder of the run: --output_dir, which is made if it does not exist; or runs/STEM-N with
+    the first free N, so that every run gets a folder of its own."""
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        if output_dir:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            return output_dir
+        for n in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
+                Path(f"runs/{stem}-{n}").mkdir(parents=True)
+                return f"runs/{stem}-{n}"
     except OSError as error:
-        raise UserError(f"the folder {folder} of the run cannot be made ({error.strerror}): "
-                        "name another --output_dir.") from None
-    return folder
+        raise UserError(f"the folder {output_dir or 'runs'} of the run cannot be made "
+                        f"({error.strerror}): name another --output_dir.") from None
 
 
 def options_of(run_dir):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from algorithms import ALGORITHMS
 from engine.base import ranks
-from engine.base.errors import UserError
+from engine.base.errors import UserError, refuse
 from engine.run.config import algorithm_of, notes_of
 from engine.run.plan import EVALUATED, GB, PHASES, USABLE, plan
 from engine.tasks.table import TASKS
@@ -148,11 +148,10 @@ def print_plan(config, argv):
         lines += [f"{as_options(change):40}{words}" for words, change in changes]
     if ranks.rank() == 0:
         print(*lines, sep="\n", flush=True)
-    if not p.fits and not found:
-        raise UserError(
-            f"the run does not fit: {shortage(p)}; no change of the options was found that helps: "
-            "plan it for more devices (--devices 4 --shard full), or use a smaller model."
-        )
+    more = "plan it for more devices (--devices 4 --shard full)"
+    refuse([(not p.fits and not found,
+             f"the run does not fit: {shortage(p)}; no command was found that fits: "
+             f"{more if p.vllm_starts else 'raise --vllm_share'}, or use a smaller model.")])
     return 0 if p.fits else 3
 
 
