@@ -309,7 +309,7 @@ def check(config):
     if config.judge:
         choose([config.judge], option="--judge")
     if config.model != "toy":
-        resolve_model(config.model)
+        resolve_model(config.model)  # refuses a name that means no model
 
 
 def report(summary):
