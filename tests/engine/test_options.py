@@ -56,7 +56,7 @@ EVERY = "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\na
     *((text, "", {}) for text in ("limit:", "limit: null", "limit: ~", "steps:\nlimit:")),
     (None, "--resume", {"resume": True}),
     (None, "--resume --allocation no", {"resume": True, "allocation": False}),
-    (None, "--resume=false --allocation=true", {}),
+    (None, "--resume=0 --allocation=1", {}),
     (None, "--resume True --allocation False", {"resume": True, "allocation": False}),
     (None, "--allocation=false --allocation", {}),
 ], ids=str)
