@@ -348,9 +348,11 @@ def notes_of(config, algorithm):
                      f"usually need about ten times as much: --lr {10 * usual.lr:g}.")
     if options.resume and ranks.rank() == 0:  # who alone prints them, and writes the run's folder
         started, _ = folder.options_of(options.output_dir)
+        length = "; the learning rate now follows the new length of the run"
         notes += [
             f"the run goes on {folder.as_started(name, getattr(options, name))}; it was started "
-            f"{folder.as_started(name, started[name])}."
+            f"{folder.as_started(name, started[name])}"
+            f"{length if name in ('epochs', 'steps') else ''}."
             for name in folder.different(flat(config), started)]
     return notes
 
