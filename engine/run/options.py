@@ -15,7 +15,7 @@ from typing import get_args, get_origin
 import yaml
 
 from engine.base import files
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError, one_line, refuse
 
 LARGEST = 10**12  # no option needs more, and a seed times a million still fits 64 bits
 
@@ -98,6 +98,7 @@ def as_words(values, config_class, source):
 
 
 def read_recipe(path, config_class):
+    refuse([(not Path(path).exists(), f"the recipe {path} does not exist.")])
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     # ValueError: no UTF-8; 5,000 digits
