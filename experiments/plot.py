@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.base.errors import UserError
 from engine.run.curves import AXES, PHASES, STYLES, above, curves, plt, save, stacked
-from engine.run.folder import NOT_COMPARED, options_file, options_of
+from engine.run.folder import NOT_COMPARED, options_of
 from engine.run.options import run_program
 
 MARKERS = ["o", "s", "^", "D", "v"]
@@ -142,7 +142,7 @@ def by_seed(folders):
     """Lists of folders: the runs of each list differ only in the seed."""
     groups = {}
     for folder in map(Path, folders):
-        options = options_of(folder)[1] if options_file(folder) else {"run": str(folder)}
+        options = options_of(folder)[1] if (folder / "run.json").is_file() else {"run": str(folder)}
         same = {
             name: value for name, value in options.items() if name not in ("seed", *NOT_COMPARED)
         }

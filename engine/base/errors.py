@@ -14,5 +14,13 @@ class UserError(Exception):
     """A mistake that the user can correct: one sentence with the cause and the cure."""
 
 
+def refuse(mistakes):
+    """Raise UserError with the first sentence whose condition holds. mistakes: (condition,
+    sentence) each."""
+    for wrong, sentence in mistakes:
+        if wrong:
+            raise UserError(sentence)
+
+
 def one_line(error):
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

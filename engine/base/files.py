@@ -28,16 +28,11 @@ def append(path, *rows):
 
 
 def read(path):
-    # not splitlines(), which also splits at U+2028: a completion may hold that character
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
-
-
-def read_whole(path):
     """The rows of a log, without lines that cannot be read: a program that is killed leaves such a
     line. No file: []."""
     path, rows = Path(path), []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    for line in text.split("\n"):
+    for line in text.split("\n"):  # splitlines() also splits at U+2028, which a text may hold
         with contextlib.suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
     return rows

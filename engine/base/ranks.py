@@ -14,7 +14,7 @@ from engine.base.errors import UserError
 
 def start():
     """Join the other ranks, if there are any, and return this rank's device. GPUs talk by nccl,
-    CPUs by gloo."""
+    CPUs by gloo. The processes of a machine divide its cores."""
     local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if gpus and local >= gpus:
         raise UserError(
@@ -24,7 +24,11 @@ def start():
     device = torch.device("cuda", local) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    share_cores()
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    # torchrun sets 1 by default; another value is the user's and stays
+    if processes > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, cores // processes))
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -41,18 +45,6 @@ def start():
         # the process aborts
         atexit.register(time.sleep, 0.2)
     return device
-
-
-def share_cores():
-    """Divide the machine's cores among its processes, if torchrun has set OMP_NUM_THREADS=1, as it
-    does by default.
-
-    Another value is the user's and stays. A single process has all cores.
-    """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if processes > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, cores // processes))
 
 
 def stop():

@@ -41,7 +41,7 @@ def read_answers(path):
     """(setting, records) of a file of answers, without lines that cannot be read. Without a file:
     (None, [])."""
     try:
-        records = files.read_whole(path)
+        records = files.read(path)
     except (ValueError, RecursionError):  # no UTF-8; a number of 5,000 digits; JSON nested too deep
         records = [None]
     if records and not (isinstance(records[0], dict) and "setting" in records[0]):

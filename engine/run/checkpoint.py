@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 
 from engine.base import ranks
-from engine.base.errors import UserError, one_line
+from engine.base.errors import one_line, refuse
 from engine.model import shards
 from engine.model.folders import checkpoints
 
@@ -148,22 +148,21 @@ def restore(folder, networks, others):
         state_dict.set_optimizer_state_dict(learners, networks.optimizer, state["optimizer"])
 
 
-def checksums(folder, which=lambda path: True):
-    """{file: SHA-256} of the files under `folder`; which(path) says of which."""
+def checksums(folder):
+    """{file: SHA-256} of the files under `folder`."""
     def digest(path):
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     files = [path for path in sorted(Path(folder).rglob("*"))
-             if path.is_file() and path.name != "checksums.json" and which(path)]
+             if path.is_file() and path.name != "checksums.json"]
     with ThreadPoolExecutor() as pool:  # threads help: hashing does not hold Python's lock
         names = (str(path.relative_to(folder)) for path in files)
         return dict(zip(names, pool.map(digest, files)))
 
 
-def damaged(folder, which=lambda path: True):
-    """The files of a checkpoint that have changed since they were written. which: as for
-    `checksums`.
+def damaged(folder):
+    """The files of a checkpoint that have changed since they were written.
 
     If checksums.json is missing or cut off, it is the only file of the list.
     """
@@ -171,15 +170,14 @@ def damaged(folder, which=lambda path: True):
         written = json.loads((folder / "checksums.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ["checksums.json"]
-    found = checksums(folder, which)
-    return [name for name in written if which(folder / name) and found.get(name) != written[name]]
+    found = checksums(folder)
+    return [name for name in written if found.get(name) != written[name]]
 
 
 def newest(run_dir):
     found = checkpoints(run_dir)
-    if not found:
-        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint. "
-                        "Start a new run, without --resume and in another folder.")
+    refuse([(not found, f"nothing to resume: {run_dir} holds no checkpoint. Start a new run, "
+                        "without --resume and in another folder.")])
     return found[-1]
 
 
@@ -199,43 +197,22 @@ def resume(run_dir):
     """
     newest(run_dir)
     folder, notes = ranks.from_first(undamaged(run_dir) if ranks.rank() == 0 else None)
-    if folder is None:
-        raise UserError(
-            f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new run in "
-            "another folder."
-        )
+    refuse([(folder is None, f"nothing to resume: every checkpoint of {run_dir} is damaged. Start "
+                             "a new run in another folder.")])
     return str(folder), json.loads((folder / "state.json").read_text(encoding="utf-8")), notes
 
 
 def undamaged(run_dir):
     """(the newest undamaged checkpoint, notes about the newer ones, which are renamed); (None, [])
     if all are damaged. No file is deleted."""
-    found, harmed, notes = checkpoints(run_dir), {}, []
-    while found and (names := damaged(found[-1])):
-        harmed[found.pop()] = names
-    if not found:
-        return None, []
-    for path, names in harmed.items():
-        place = path.rename(tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir))
-        notes.append(f"{path} is damaged ({', '.join(names)}) and was renamed to {place.name}: the "
-                     f"run goes on from {found[-1].name}.")
-    return found[-1], notes
-
-
-def agreed(run_dir, saved, state):
-    """The saved state. Raises UserError if it comes from another model or other data than
-    `state`."""
-    for name, what in [("source", "model"), ("data", "data set")]:
-        if saved[name] != state[name]:
-            raise UserError(
-                f"{run_dir} was started with another {what}: put that back, or start a new run."
-            )
-    return saved
-
-
-def check_unfinished(run_dir, state, steps):
-    if state["step"] >= steps and (Path(run_dir) / "summary.json").exists():
-        raise UserError(
-            f"{run_dir} has finished its {steps} steps: ask for more with --steps or --epochs, or "
-            "start a new run."
-        )
+    harmed, notes = {}, []
+    for folder in reversed(checkpoints(run_dir)):
+        if names := damaged(folder):
+            harmed[folder] = names
+            continue
+        for path, names in harmed.items():
+            place = path.rename(tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir))
+            notes.append(f"{path} is damaged ({', '.join(names)}) and was renamed to {place.name}: "
+                         f"the run goes on from {folder.name}.")
+        return folder, notes
+    return None, []

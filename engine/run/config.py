@@ -1,15 +1,17 @@
 """The options of a run, in records, and how a command line becomes a Config and an Algorithm."""
 
 import copy
+import functools
 import os
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
 import algorithms
 from engine.base import ranks
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError, one_line, refuse
 from engine.base.files import own_function
 from engine.model.networks import SAMPLERS
 from engine.model.sampling import Sampling
@@ -250,36 +252,26 @@ def own_rule(function, name):
             returned = function(copy.deepcopy(rollout), advantages.clone(), k)
         except (Exception, SystemExit) as error:
             raise UserError(f"--keep {name} failed: {one_line(error)}.") from error
-        pair = isinstance(returned, tuple) and len(returned) == 2
+        n, pair = advantages.numel(), isinstance(returned, tuple) and len(returned) == 2
         rows, own = returned if pair else (returned, None)
-        rows, n = as_tensor(rows, torch.int64), advantages.numel()
-        once = rows is not None and rows.dim() == 1 and len(rows.unique()) == len(rows)
-        if not once or not ((0 <= rows) & (rows < n)).all():
+        try:
+            rows = torch.as_tensor(rows).cpu()
+            own = torch.as_tensor(own).to("cpu", torch.float32) if pair else torch.zeros_like(rows)
+            whole = rows.dtype == torch.int64 or not len(rows)  # for torch an empty list is float32
+            once = rows.dim() == 1 and len(rows.unique()) == len(rows)
+            inside = ((0 <= rows) & (rows < n)).all()
+            right = whole and once and inside and own.shape == rows.shape and own.isfinite().all()
+        except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
+            right = False
+        if not right:
             raise UserError(
                 f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and "
-                "each once, as cppo.batch_rows makes them.")
-        rows, order = rows.sort()
-        if own is None:
-            return rows
-        own = as_tensor(own, torch.float32)
-        if own is None or own.shape != rows.shape or not own.isfinite().all():
-            raise UserError(
-                f"--keep {name} must return one finite advantage for each of its {len(rows)} rows.")
-        return rows, own[order]
+                "each once, as cppo.batch_rows makes them; or such rows and one finite advantage "
+                "for each.")
+        rows, order = rows.long().sort()
+        return (rows, own[order]) if pair else rows
 
     return keep
-
-
-def as_tensor(values, dtype):
-    """A list or tensor on the CPU, or None if it is neither, or holds other numbers than
-    `dtype`."""
-    try:
-        values = torch.as_tensor(values if isinstance(values, torch.Tensor | list) else None)
-    except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
-        return None
-    if values.numel() and dtype == torch.int64 and values.dtype != dtype:
-        return None  # for torch an empty list holds float32
-    return values.to("cpu", dtype)
 
 
 # --- from a command line to a Config and an Algorithm ---
@@ -324,43 +316,45 @@ def fill_in(config):
 def check(config):
     """Refuse options that cannot work. Returns (Config, Algorithm), as `fill_in`."""
     checks.check_given(config)
-    usual, (config, algorithm) = usual_of(config), fill_in(config)
-    checks.check_filled_in(config.options, algorithm, usual)
+    usual = usual_of(config.row.algorithm, config.data.dataset)
+    config, algorithm = fill_in(config)
+    o, without_effect = config.options, checks.without_effect
+    refuse([
+        *((True, sentence) for sentence in without_effect(o, usual, algorithm, checks.REFUSED)),
+        (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
+         f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
+         f"{o.overlong_cache}."),
+        (algorithm.over_kept and algorithm.k < 2,
+         f"{o.keep} keeps 1 completion of a question, which has nothing to be compared with: "
+         "lower --pruning_rate."),
+    ])
     return config, algorithm
 
 
-def usual_of(config):
-    """All options of a run of the same algorithm on the same data set, if no other is given."""
-    same = Config.of(algorithm=config.row.algorithm, dataset=config.data.dataset)
-    return fill_in(same)[0].options
+@functools.cache
+def usual_of(algorithm, dataset):
+    """All options of a run of this algorithm on this data set, if no other is given."""
+    return fill_in(Config.of(algorithm=algorithm, dataset=dataset))[0].options
 
 
 def notes_of(config, algorithm):
-    """Sentences about options that have no effect, and about LoRA's learning rate."""
-    usual, options = usual_of(config), config.options
+    """Sentences about options that have no effect, about LoRA's learning rate, and about what a
+    resume changes."""
+    usual, options = usual_of(config.row.algorithm, config.data.dataset), config.options
     notes = checks.without_effect(options, usual, algorithm, checks.NOTED)
     notes += checks.slow_sampler(options)
-    # who alone prints them, and writes the run's folder
-    if config.run.resume and ranks.rank() == 0:
-        notes += changed(config.run.output_dir, flat(config))
-    lr = config.update.lr
-    if config.devices.lora and lr == usual.lr:
-        notes.append(f"--lora: the learning rate is {lr:g}, that of all weights. Adapters usually "
-                     f"need about ten times as much: --lr {10 * lr:g}.")
-    return notes
-
-
-def changed(run_dir, options):
-    """A sentence about each option by which a resumed run trains otherwise than it was started."""
-    started, _ = folder.options_of(run_dir)
-    groups = (DataOptions, RowOptions, SamplingOptions, UpdateOptions)
-    names = [f.name for group in groups for f in fields(group)] + ["epochs", "steps"]
-    options = {name: options[name] for name in names}
-    length = "; the learning rate now follows the new length of the run"
-    return [f"the run goes on {folder.as_started(name, options[name])}; it was started "
+    if options.lora and options.lr == usual.lr:
+        notes.append(f"--lora: the learning rate is {usual.lr:g}, that of all weights. Adapters "
+                     f"usually need about ten times as much: --lr {10 * usual.lr:g}.")
+    if options.resume and ranks.rank() == 0:  # who alone prints them, and writes the run's folder
+        started, _ = folder.options_of(options.output_dir)
+        length = "; the learning rate now follows the new length of the run"
+        notes += [
+            f"the run goes on {folder.as_started(name, getattr(options, name))}; it was started "
             f"{folder.as_started(name, started[name])}"
             f"{length if name in ('epochs', 'steps') else ''}."
-            for name in folder.different(options, started)]
+            for name in folder.different(flat(config), started)]
+    return notes
 
 
 def open_run(argv):
@@ -368,16 +362,16 @@ def open_run(argv):
     config = parse(Config, argv)
     # allowed restarts, not past ones: the machines of a job may count past restarts differently
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
-    if restarts and not config.run.output_dir:
-        raise UserError(
-            "--max-restarts needs --output_dir, by which a restarted job finds its run again.")
+    refuse([(restarts and not config.run.output_dir,
+             "--max-restarts needs --output_dir, by which a restarted job finds its run again.")])
     if config.run.resume:
         config = resumed(config.run, argv)
     config, algorithm = check(config)
     run, look = config.run, config.look
-    if config.devices.shard == "full" and not look.plan and "WORLD_SIZE" not in os.environ:
-        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
-                        "the number of your GPUs.")
+    sharded = config.devices.shard == "full" and not look.plan
+    refuse([(sharded and "WORLD_SIZE" not in os.environ,
+             "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number "
+             "of your GPUs.")])
     if run.output_dir and not (run.resume or look.check_rewards or look.plan):
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
     return config, algorithm
@@ -385,22 +379,21 @@ def open_run(argv):
 
 def resumed(run, argv):
     """The options of the run in --output_dir. The command line wins over them."""
-    if run.output_dir is None:
-        raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
-    if run.recipe:
-        raise UserError("--resume goes on with the run's own options: leave out --recipe.")
-    saved_file = folder.options_file(run.output_dir)
-    if not saved_file:
-        raise UserError(
-            f"nothing to resume: {run.output_dir} holds no run. Start it without --resume.")
+    refuse([
+        (run.output_dir is None, "--resume needs to know the run: --output_dir runs/NAME."),
+        (run.recipe, "--resume goes on with the run's own options: leave out --recipe."),
+    ])
+    file = Path(run.output_dir, "run.json")
+    refuse([(not file.is_file(),
+             f"nothing to resume: {run.output_dir} holds no run. Start it without --resume.")])
     checkpoint.newest(run.output_dir)
     _, saved = folder.options_of(run.output_dir)
-    config = parse(Config, argv, earlier=as_words(saved, Config, str(saved_file)))
+    config = parse(Config, argv, earlier=as_words(saved, Config, str(file)))
     options = flat(config)
     for name in (
         "model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora",
     ):
-        if options[name] != saved[name]:
-            raise UserError(f"{run.output_dir} was started {folder.as_started(name, saved[name])}: "
-                            "resume it like that, or start a new run.")
+        refuse([(options[name] != saved[name],
+                 f"{run.output_dir} was started {folder.as_started(name, saved[name])}: resume it "
+                 "like that, or start a new run.")])
     return config

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 from engine.base import files
-from engine.run import logs  # noqa: E402
+from engine.run import metrics  # noqa: E402
 
 PANELS = [  # (metric, title)
     ("accuracy", "accuracy (sampled, training questions)"),
@@ -79,7 +79,7 @@ def curves(groups, output, x="questions"):
         )
     totals = [  # of each run: {phase: seconds}, the mean over the seeds
         {phase: seconds / len(steps[0]) for phase, seconds in
-         logs.phase_totals([row for step in steps for row in step]).items()}
+         metrics.phase_totals([row for step in steps for row in step]).items()}
         for steps in runs.values()
     ]
     phases, *free = axes.flat[len(shown):]

@@ -4,8 +4,7 @@
                 changed, and after which step
     run.lock    is locked while a job writes the folder, and names the first process of the job
 
-A folder holds a run only if it holds run.json. Older runs call that file config.json, as a model
-does.
+A folder holds a run only if it holds run.json.
 """
 
 import contextlib
@@ -18,45 +17,32 @@ import socket
 from pathlib import Path
 
 from engine.base import files, progress, ranks
-from engine.base.errors import UserError
+from engine.base.errors import UserError, refuse
 from engine.model.folders import checkpoints
 
 # two runs that differ only in these are the same run
 NOT_COMPARED = ("output_dir", "resume", "recipe")
 
 
-def new_folder(stem):
-    """Make the folder runs/STEM-N, with the first free N: every run gets a folder of its own."""
-    for n in itertools.count(1):
-        folder = Path("runs") / f"{stem}-{n}"
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return str(folder)
-
-
 def run_folder(output_dir, stem):
-    """The folder of the run: --output_dir, or a new one. The folder is made if it does not
-    exist."""
-    folder = output_dir or new_folder(stem)
+    """The folder of the run: --output_dir, which is made if it does not exist; or runs/STEM-N with
+    the first free N, so that every run gets a folder of its own."""
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        if output_dir:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            return output_dir
+        for n in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
+                Path(f"runs/{stem}-{n}").mkdir(parents=True)
+                return f"runs/{stem}-{n}"
     except OSError as error:
-        raise UserError(f"the folder {folder} of the run cannot be made ({error.strerror}): "
-                        "name another --output_dir.") from None
-    return folder
-
-
-def options_file(run_dir):
-    """The file with the options of a run, or None if the folder holds no run."""
-    for path in (Path(run_dir, "run.json"), Path(run_dir, "config.json")):
-        # a model's config.json has no such key
-        if path.is_file() and '"output_dir":' in path.read_text(encoding="utf-8", errors="replace"):
-            return path
+        raise UserError(f"the folder {output_dir or 'runs'} of the run cannot be made "
+                        f"({error.strerror}): name another --output_dir.") from None
 
 
 def options_of(run_dir):
     """(what the file of a run's options holds, the options that the run has now)."""
-    kept = json.loads(options_file(run_dir).read_text(encoding="utf-8"))
+    kept = json.loads(Path(run_dir, "run.json").read_text(encoding="utf-8"))
     now = dict(kept)
     for change in now.pop("resumed", []):
         now |= change["options"]
@@ -67,43 +53,34 @@ def holds_run(output_dir, options, restarts):
     """Whether --output_dir holds this run, which a restarted job resumes. Refuses a folder that
     holds something else."""
     run_dir = Path(output_dir)
-    saved, metrics = checkpoints(run_dir), run_dir / "metrics.jsonl"
-    if not options_file(run_dir):
+    begun = [*checkpoints(run_dir), *filter(Path.exists, [run_dir / "metrics.jsonl"])]
+    if not (run_dir / "run.json").is_file():
         of_a_model = run_dir / "config.json", run_dir / "adapter_config.json"
-        for path in (*saved, metrics, *of_a_model):
-            if path.exists():
-                raise UserError(f"{run_dir} holds {path.name}, but not the run.json of a run: "
-                                "name another --output_dir.")
+        refuse((path.exists(), f"{run_dir} holds {path.name}, but not the run.json of a run: name "
+                               "another --output_dir.") for path in (*begun, *of_a_model))
         return False
-    if not saved and not metrics.exists():
+    if not begun:
         return False  # the run ended before its first checkpoint: it starts anew
-    if not restarts:
-        raise UserError(
-            f"{run_dir} already holds a run: add --resume to go on with it, or name another "
-            "--output_dir."
-        )
     _, now = options_of(run_dir)
-    for name in different(options, now):
-        raise UserError(
-            f"{run_dir} holds a run {as_started(name, now[name])}: a restarted job needs the "
-            "options that its run was started with; for other options name another --output_dir."
-        )
+    refuse([
+        (not restarts, f"{run_dir} already holds a run: add --resume to go on with it, or name "
+                       "another --output_dir."),
+        *((True, f"{run_dir} holds a run {as_started(name, now[name])}: a restarted job needs the "
+                 "options that its run was started with; for other options name another "
+                 "--output_dir.") for name in different(options, now)),
+    ])
     return True
 
 
 def keep_options(run_dir, options, step):
     """Write run.json. A resume, which goes on after `step`, only adds the options that it
     changes."""
-    resumes, options = options["resume"], options | {"resume": False}
-    earlier = options_file(run_dir)
-    if resumes:
+    kept = options | {"resume": False}
+    if options["resume"]:
         kept, now = options_of(run_dir)
         if changed := {name: options[name] for name in different(options, now)}:
             kept.setdefault("resumed", []).append({"step": step, "options": changed})
-        options = kept
-    files.write(Path(run_dir, "run.json"), files.as_json(options, indent=2))
-    if earlier and earlier.name == "config.json":
-        earlier.unlink()  # transformers would take it for a model's
+    files.write(Path(run_dir, "run.json"), files.as_json(kept, indent=2))
 
 
 def different(options, others):
@@ -130,8 +107,7 @@ def alone(run_dir):
     path = Path(run_dir, "run.lock")
     with contextlib.ExitStack() as held:
         problem = ranks.from_first(lock(path, held) if ranks.rank() == 0 else None)
-        if problem:
-            raise UserError(problem)
+        refuse([(problem, problem)])
         try:
             yield
         finally:

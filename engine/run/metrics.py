@@ -1,11 +1,12 @@
-"""What is logged of a step: its metrics, its seconds, and its first group."""
+"""What a run logs and prints: the metrics, seconds and first group of a step, the files that hold
+them, and the table at its end."""
 
 import time
 from contextlib import contextmanager
 
 import torch
 
-from engine.base import progress, ranks
+from engine.base import files, progress, ranks
 from family.dapo import has_signal
 
 # what the bar says in each phase of a step
@@ -85,3 +86,88 @@ def first_group(rollout, advantages, rows):
     ]
     about = {name: question.get(name) for name in ("question", "answer")}
     return about | {"completions": completions}
+
+
+# --- of the whole run ---
+
+
+def start_logs(run_dir, last_step):
+    """Prepare the logs of a run that starts, or continues, after `last_step`. The lines of later
+    steps are removed: the resumed run writes them again."""
+    for path in (run_dir / "metrics.jsonl", run_dir / "samples.jsonl"):
+        rows = [row for row in files.read(path)
+                if isinstance(row, dict) and row["step"] <= last_step]
+        files.write(path, files.as_lines(rows))
+        if len(rows) < last_step:
+            progress.note(
+                f"note: {path} lacks {last_step - len(rows)} of the {last_step} steps so far: "
+                "their lines cannot be read."
+            )
+    (run_dir / "summary.json").unlink(missing_ok=True)  # this file marks a finished run
+
+
+def describe_step(
+    update, algorithm, before_allocation, max_new_tokens, questions, evaluated,
+):  # fmt: skip
+    """One line: what a step samples and trains on. questions: of a step, all devices. evaluated:
+    questions."""
+    G, k, devices = algorithm.group_size, algorithm.k, ranks.world_size()
+    times = f", up to {algorithm.max_rollouts} times" if algorithm.max_rollouts > 1 else ""
+    at_most = "at most " if algorithm.ks else ""
+    kept = f"{at_most}{questions * k}, k = {k} of each {G}" if k < G else "all of them"
+    if algorithm.questions_per_step > before_allocation:
+        kept += (f" (allocation: {algorithm.questions_per_step} questions per device in place of "
+                 f"{before_allocation})")
+    fall = "" if update.lr_schedule == "constant" else f", {update.lr_schedule} to 0"
+    before_and_after = f"{evaluated} questions, before and after training"
+    return (
+        f"each step{f' on {devices} devices' * (devices > 1)}: {questions} questions × {G} "
+        f"completions = {questions * G} sampled{times}, at most {max_new_tokens} tokens "
+        f"each; trained on: {kept}. Learning rate: {update.lr:g} at its peak{fall}. Evaluated: "
+        f"{before_and_after if evaluated else 'nothing'}."
+    )
+
+
+def duration(seconds):
+    """90 → "90 s", 900 → "15 min", 9000 → "2 h 30 min"."""
+    minutes = round(seconds / 60)
+    return (f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100
+            else f"{minutes // 60} h {minutes % 60} min")
+
+
+def phase_totals(rows):
+    """{phase: seconds}, added up over the rows of a run's metrics."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith("seconds/"))
+    return {
+        name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in rows) for name in names
+    }
+
+
+def report(summary):
+    """Print the table at the end of a run, and the model's answers to the same questions before and
+    after training."""
+    before, after = summary["before"], summary["after"]
+    if before:
+        print(f"\n{'':36}{'before':>10}{'after':>10}")
+        for title, value in [
+            ("accuracy, greedy", lambda scores: scores["greedy"]["accuracy"]),
+            ("accuracy, sampled", lambda scores: scores["sampled"]["accuracy"]),
+            ("completion length, sampled (tokens)", lambda scores: scores["sampled"]["length"]),
+            ("seconds to sample these answers", lambda scores: scores["seconds"]),
+        ]:
+            print(f"{title:36}{value(before):10.3f}{value(after):10.3f}")
+        for old, new in zip(before["examples"], after["examples"]):
+            gold = old["answer"].strip().splitlines()[-1]
+            print(f"\n{old['question'].strip()}   (gold answer: {gold})")
+            for name, row in [("before", old), ("after", new)]:
+                verdict = "right" if row["correct"] else "wrong"
+                print(f"  {name:7}{verdict}   {row['completion']!r:.200}")
+    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["phases"].items())
+    print(f"\ntrained on {summary['questions']} questions in {summary['step']} steps and "
+          f"{summary['seconds']:.0f} s: {phases}")
+    print(f"""\
+the model: {summary['checkpoint']}
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("{summary['checkpoint']}")
+tokenizer = AutoTokenizer.from_pretrained("{summary['checkpoint']}")""")

@@ -2,6 +2,7 @@
 sentence."""
 
 import argparse
+import difflib
 import json
 import os
 import sys
@@ -14,14 +15,9 @@ from typing import get_args, get_origin
 import yaml
 
 from engine.base import files
-from engine.base.errors import UserError
-from engine.run.names import meant
+from engine.base.errors import UserError, one_line, refuse
 
 LARGEST = 10**12  # no option needs more, and a seed times a million still fits 64 bits
-
-
-def refuse(message):
-    raise UserError(f"{message}. `--help` lists all options.")
 
 
 def option(default, help, *, limits=None, choices=None):
@@ -102,30 +98,15 @@ def as_words(values, config_class, source):
 
 
 def read_recipe(path, config_class):
+    refuse([(not Path(path).exists(), f"the recipe {path} does not exist.")])
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"the recipe {path} does not exist.") from None
     # ValueError: no UTF-8; 5,000 digits
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(
-            f"the recipe {path} cannot be read as YAML: {' '.join(str(error).split())}"
-        ) from None
+        raise UserError(f"the recipe {path} cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"the recipe {path} must hold lines of the form 'option: value'.")
     return as_words(values, config_class, f"the recipe {path}")
-
-
-def add_option(group, f):
-    """Add the field `f` of a dataclass to the command line. Its type is X or list[X], each also
-    with | None."""
-    kind = get_args(f.type)[0] if isinstance(f.type, UnionType) else f.type
-    if get_origin(kind) is list:
-        how = {"nargs": "+", "type": get_args(kind)[0]}
-    else:
-        how = {"type": truth, "nargs": "?", "const": True} if kind is bool else {"type": kind}
-    names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # with hyphens, too
-    group.add_argument(*names, default=f.default, **how, **f.metadata["argument"])
 
 
 def truth(word):
@@ -144,11 +125,16 @@ def parse(config_class, argv, earlier=()):
     # for `--help`
     parser = argparse.ArgumentParser(
         allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.error = refuse
+    parser.error = mistake
     for record in records(config_class).values():
         group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
-        for f in fields(record):
-            add_option(group, f)
+        for f in fields(record):  # the type is X or list[X], each also with | None
+            kind = get_args(f.type)[0] if isinstance(f.type, UnionType) else f.type
+            how = {"type": truth, "nargs": "?", "const": True} if kind is bool else {"type": kind}
+            if get_origin(kind) is list:
+                how = {"nargs": "+", "type": get_args(kind)[0]}
+            names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # hyphens, too
+            group.add_argument(*names, default=f.default, **how, **f.metadata["argument"])
     values, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
@@ -162,6 +148,60 @@ def parse(config_class, argv, earlier=()):
     except UserError as error:
         raise UserError(f"the recipe {name}: {error}") from None
     return compose(config_class, vars(parser.parse_args([*earlier, *recipe, *argv])))
+
+
+def mistake(message):
+    raise UserError(f"{message}. `--help` lists all options.")
+
+
+# --- an unknown option, and how a program ends ---
+
+# Ours: theirs. docs/names.md says where they differ. verl's names stand here without their folders,
+# as n for actor_rollout_ref.rollout.n
+THEIRS = {
+    "model": "model_name_or_path path",
+    "dataset": "dataset_name train_files",
+    "group_size": "num_generations n",
+    "questions_per_step": "per_device_train_batch_size steps_per_generation train_batch_size",
+    "minibatches": "steps_per_generation gradient_accumulation_steps train_batch_size "
+                   "ppo_mini_batch_size",
+    "micro_batch_tokens": "per_device_train_batch_size ppo_micro_batch_size_per_gpu "
+                          "ppo_max_token_len_per_gpu",
+    "mu": "num_iterations ppo_epochs",
+    "beta": "kl_loss_coef use_kl_loss",
+    "clip_low": "epsilon clip_ratio_low",
+    "clip_high": "epsilon_high clip_ratio_high",
+    "max_new_tokens": "max_completion_length max_response_length",
+    "max_prompt_tokens": "max_prompt_length",
+    "rewards": "reward_funcs reward_weights",
+    "algorithm": "loss_type loss_agg_mode scale_rewards norm_adv_by_std_in_grpo "
+                 "importance_sampling_level loss_mode",
+    "max_rollouts": "filter_groups",
+    "mask_truncated": "mask_truncated_completions",
+    "importance_cap": "vllm_importance_sampling_mode rollout_is",
+    "lr": "learning_rate",
+    "warmup": "warmup_steps lr_warmup_steps_ratio",
+    "lr_schedule": "lr_scheduler_type",
+    "max_grad_norm": "clip_grad",
+    "epochs": "num_train_epochs total_epochs",
+    "steps": "max_steps total_training_steps",
+    "rollout": "use_vllm name",
+    "vllm_share": "vllm_gpu_memory_utilization gpu_memory_utilization",
+    "save_every": "save_steps save_freq",
+    "save_total_limit": "max_actor_ckpt_to_keep",
+    "log": "report_to logger",
+}
+
+
+def meant(name, options):
+    """What a user may have meant by an unknown option: the end of a sentence, or "". options: the
+    known names."""
+    last = name.replace("-", "_").rpartition(".")[2]  # actor_rollout_ref.actor.optim.lr is lr
+    ours = [o for o in options if o == last or last in THEIRS.get(o, "").split()]
+    if ours:
+        return f"in this project it is {' or '.join(f'--{o}' for o in ours)} (docs/names.md)."
+    near = difflib.get_close_matches(f"--{name}", [f"--{o}" for o in options], n=1, cutoff=0.85)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def run_program(main):

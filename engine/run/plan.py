@@ -52,7 +52,6 @@ JUDGE = "AutoModelForSequenceClassification"  # what transformers calls a reward
 @dataclass
 class Plan:
     options: object  # of the run
-    shape: object  # the model's config
     parameters: int
     trained: int
     devices: int
@@ -271,7 +270,7 @@ def plan(options, *, model=None, on_gpu=True):
         most = min(evaluated, options.sample_batch_size or evaluated)
         evaluated = add_evaluation(items, of_one, most)
     return Plan(
-        options, shape, total, trained, devices, device, prompt, questions, questions * group_size,
+        options, total, trained, devices, device, prompt, questions, questions * group_size,
         questions * k, evaluated, items, vllm=compute * total + of_one[0],
         checkpoint=12 * trained + (compute * total if options.refresh_reference else 0),
     )

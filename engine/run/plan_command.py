@@ -8,16 +8,16 @@ can, from the last rung to the first.
 
 import math
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 from algorithms import ALGORITHMS
 from engine.base import ranks
-from engine.base.errors import UserError
+from engine.base.errors import UserError, refuse
 from engine.run.config import algorithm_of, notes_of
 from engine.run.plan import EVALUATED, GB, PHASES, USABLE, plan
-from engine.run.speed import questions_of, times
+from engine.tasks.table import TASKS
 
-MOST_DEVICES = 8  # as in one machine; a command for several machines needs their addresses, too
 RANK = 16  # of the adapters that are proposed
 
 
@@ -29,41 +29,26 @@ def halves(value, least=1):
 def ladder(p):
     """Rungs: (what it means, [changes, the mildest first]). A change is {option: value}. p: the
     run's Plan. What `config.check` would refuse is left out. """
-    options, own_sampler, questions = p.options, p.options.rollout == "own", halves(p.questions)
-    adapters = own_sampler and not (
-        options.lora or options.refresh_reference or ALGORITHMS[options.algorithm].critic)
-    reference = options.stop_kl or options.refresh_reference
-    share = math.ceil(100 * p.vllm / p.device) / 100
-    lengths = halves(options.max_new_tokens, options.overlong_cache or 1)[:2]
-    rungs = [
-        (
-            "a larger share of the device for vLLM",
-            [{"vllm_share": share}] if share < 1 and not p.vllm_starts else [],
-        ),
-        (
-            "the same update in more passes",
-            [{"micro_batch_tokens": n} for n in halves(options.micro_batch_tokens, 256)],
-        ),
-        (
-            "the same completions, sampled in parts",
-            [{"sample_batch_size": n * options.group_size} for n in questions if own_sampler],
-        ),
-        ("the same update, a third slower", [{"gradient_checkpointing": True}]),
-        (
-            "the same update, divided among the devices",
-            [{"shard": "full"}] if p.devices > 1 and not options.lora else [],
-        ),
+    options, own_sampler, parts = p.options, p.options.rollout == "own", halves(p.questions)
+    adapters = {"lora": RANK, "lr": float(f"{10 * options.lr:g}"), "shard": "none"}
+    critic, lengths = ALGORITHMS[options.algorithm].critic, halves(options.max_new_tokens)[:2]
+    rungs = [  # (what it means, whether it is allowed, changes)
+        ("the same update in more passes", True,
+         [{"micro_batch_tokens": n} for n in halves(options.micro_batch_tokens, 256)]),
+        ("the same completions, sampled in parts", own_sampler,
+         [{"sample_batch_size": n * options.group_size} for n in parts]),
+        ("the same update, a third slower", True, [{"gradient_checkpointing": True}]),
+        ("the same update, divided among the devices", p.devices > 1 and not options.lora,
+         [{"shard": "full"}]),
         # from here on, the training changes
-        ("no KL term, so no reference model", [] if reference else [{"beta": 0.0}]),
-        (
-            "trains adapters only, which take ten times the learning rate",
-            [{"lora": RANK, "lr": float(f"{10 * options.lr:g}"), "shard": "none"}]
-            if adapters
-            else [],
-        ),
-        ("shorter completions", [{"max_new_tokens": n} for n in lengths]),
+        ("no KL term, so no reference model",
+         not (options.stop_kl or options.refresh_reference), [{"beta": 0.0}]),
+        ("trains adapters only, which take ten times the learning rate",
+         own_sampler and not (options.lora or options.refresh_reference or critic), [adapters]),
+        ("shorter completions", not options.overlong_cache,
+         [{"max_new_tokens": n} for n in lengths]),
     ]
-    return [(words, changes) for words, changes in rungs if changes]
+    return [(words, changes) for words, allowed, changes in rungs if allowed and changes]
 
 
 def changed(p, changes):
@@ -73,27 +58,22 @@ def changed(p, changes):
 
 
 def cure(p):
-    """(Plan, [(what it means, {option: value})]): the least changes with which a run fits, on the
-    devices that it has or, if nothing helps there, on the fewest; None: nothing helps. """
-    for devices in [p.devices, *(n for n in (2, 4, MOST_DEVICES) if n > p.devices)]:
-        start = changed(p, [{"plan": True, "devices": devices}])
-        rungs = ladder(start)
-        strongest = [changes[-1] for _, changes in rungs]
-        climb = (strongest[:n] for n in range(len(rungs) + 1))
-        chosen = next((changes for changes in climb if changed(start, changes).fits), None)
-        if chosen is not None:
-            break
-    else:
+    """(Plan, [(what it means, {option: value})]): the least changes with which a run fits on its
+    devices; None: nothing helps."""
+    rungs = ladder(p)
+    strongest = [changes[-1] for _, changes in rungs]
+    climb = (strongest[:n] for n in range(len(rungs) + 1))
+    chosen = next((changes for changes in climb if changed(p, changes).fits), None)
+    if chosen is None:
         return None
     for i in reversed(range(len(chosen))):  # the mildest with which the run still fits; {}: none
         ways = [[*chosen[:i], change, *chosen[i + 1 :]] for change in ({}, *rungs[i][1])]
-        chosen = next(changes for changes in ways if changed(start, changes).fits)
+        chosen = next(changes for changes in ways if changed(p, changes).fits)
     new = [
         {name: value for name, value in change.items() if value != getattr(p.options, name)}
         for change in chosen
     ]
-    named = [(words, change) for (words, _), change in zip(rungs, new) if change]
-    return changed(start, new), named
+    return changed(p, new), [(words, change) for (words, _), change in zip(rungs, new) if change]
 
 
 def as_options(change):
@@ -162,23 +142,27 @@ def print_plan(config, argv):
         lines.append("It fits.")
     if found:
         after, changes = found
-        line = command(argv, after.devices, [change for _, change in changes])
+        line = command(argv, p.devices, [change for _, change in changes])
         lines.append(f"It does not fit: {shortage(p)}.\n\n"
                      f"This command fits. It needs {peak(after)}:\n\n    {line}\n")
         lines += [f"{as_options(change):40}{words}" for words, change in changes]
     if ranks.rank() == 0:
         print(*lines, sep="\n", flush=True)
-    if not p.fits and not found:
-        raise UserError(
-            f"the run does not fit: {shortage(p)}; no change of the options was found that helps: "
-            "use a smaller model."
-        )
+    more = "plan it for more devices (--devices 4 --shard full)"
+    refuse([(not p.fits and not found,
+             f"the run does not fit: {shortage(p)}; no command was found that fits: "
+             f"{more if p.vllm_starts else 'raise --vllm_share'}, or use a smaller model.")])
     return 0 if p.fits else 3
 
 
 def table(p):
-    """Lines: what a step holds, the memory by phases, the disk, and how long the run takes."""
-    options, checkpoint, questions = p.options, p.checkpoint / GB, questions_of(p.options.dataset)
+    """Lines: what a step holds, the memory by phases, and the disk."""
+    options, checkpoint = p.options, p.checkpoint / GB
+    if options.dataset in TASKS:
+        questions = TASKS[options.dataset].train_questions
+    else:  # `config.check` has read every line
+        lines = Path(options.dataset).read_text("utf-8-sig").split("\n")
+        questions = sum(bool(line.strip()) for line in lines)
     steps = questions and math.ceil(questions / (p.questions * p.devices))
     counts = {
         "questions": p.questions, "completions": p.completions, "kept": p.kept,
@@ -205,6 +189,4 @@ def table(p):
         f"a device has {USABLE * p.device / GB:.1f} GB for it.",
         f"A checkpoint takes {checkpoint:.1f} GB of the disk. With --save_total_limit {kept}, and "
         f"one more while it is written: {(kept + 1) * checkpoint:.1f} GB.",
-        *(times(p, questions) if questions else ()),
     ]
-

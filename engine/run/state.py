@@ -9,11 +9,18 @@ from pathlib import Path
 import torch
 
 from engine.base import files, progress, ranks
-from engine.base.errors import CANNOT_WRITE, UserError
+from engine.base.errors import CANNOT_WRITE, UserError, refuse
 from engine.model.networks import save_merged
-from engine.run import checkpoint, folder, logs
+from engine.run import checkpoint, folder
 from engine.run.interrupt import Interrupt
-from engine.run.metrics import COUNTS
+from engine.run.metrics import (
+    COUNTS,
+    describe_step,
+    duration,
+    phase_totals,
+    report,
+    start_logs,
+)
 from engine.run.options import flat
 from engine.run.trackers import Tracker
 from engine.scoring.score import overshadowing
@@ -80,16 +87,21 @@ class Run:
             "before": {}, "source": source, "data": fingerprint(questions),
             "per_step": algorithm.questions_per_step * world,
         }
-        if saved:
-            self.state |= checkpoint.agreed(self.folder, saved, self.state)
+        for name, what in [("source", "model"), ("data", "data set")] if saved else ():
+            refuse([(saved[name] != self.state[name], f"{self.folder} was started with another "
+                     f"{what}: put that back, or start a new run.")])
+        self.state |= saved or {}
         # as at the start of the run, even if the number of devices has changed
         self.per_step = self.state["per_step"]
         self.steps = min(config.run.steps or math.inf, math.ceil(self.total / self.per_step))
-        if world > min(self.per_step, self.total):
-            raise UserError(f"{world} devices for {min(self.per_step, self.total)} questions: "
-                            "start at most one process per question.")
-        if saved:
-            checkpoint.check_unfinished(self.folder, self.state, self.steps)
+        few, summary = min(self.per_step, self.total), self.folder / "summary.json"
+        refuse([
+            (world > few, f"{world} devices for {few} questions: start at most one process per "
+                          "question."),
+            (saved and self.state["step"] >= self.steps and summary.exists(),
+             f"{self.folder} has finished its {self.steps} steps: ask for more with --steps or "
+             "--epochs, or start a new run."),
+        ])
         self.resumed, self.stopped = bool(saved), False
         # of each step, {reward: share of the groups in which it differs}
         self.differ = deque(maxlen=SIGNAL_STEPS)
@@ -98,11 +110,10 @@ class Run:
     @property
     def saved_networks(self):
         """The networks that a checkpoint holds besides the policy."""
-        networks = {"critic": self.networks.critic} if self.networks.critic else {}
-        return networks | (
-            {"reference": self.networks.reference.model}
-            if self.config.update.refresh_reference else {}
-        )
+        found = {"critic": self.networks.critic}
+        if self.config.update.refresh_reference:
+            found["reference"] = self.networks.reference.model
+        return {name: network for name, network in found.items() if network is not None}
 
     @property
     def history(self):
@@ -126,27 +137,25 @@ class Run:
 
         evaluated: how many questions `examine` asks.
         """
-        config = self.config
+        config, first = self.config, ranks.rank() == 0
         for note in dict.fromkeys(notes + self.too_little()):
             progress.note(f"note: {note}")
         progress.note(
-            logs.describe_step(
+            describe_step(
                 config.update, self.algorithm, config.row.questions_per_step,
                 config.sampling.max_new_tokens, min(self.per_step, self.total), evaluated)
         )
-        if ranks.rank() == 0:
+        if first:
             folder.keep_options(self.folder, flat(config), self.state["step"])
         if not self.resumed:
             self.state["before"] = examine(label="evaluation before")
             if not self.save():
                 raise UserError("stopped, because a run that cannot be saved would be lost: "
                                 "free the disk, or name another --output_dir.")
-        if ranks.rank() == 0:
-            logs.start_logs(self.folder, self.state["step"])
+        if first:
+            start_logs(self.folder, self.state["step"])
         self.tracker = Tracker(
-            config.run.log if ranks.rank() == 0 else None, self.folder, self.state["step"],
-            flat(config),
-        )
+            config.run.log if first else None, self.folder, self.state["step"], flat(config))
         ranks.barrier()
 
     def too_little(self):
@@ -154,27 +163,15 @@ class Run:
         gets none."""
         updates = self.steps * self.algorithm.mu * self.algorithm.minibatches
         lr = self.config.update.lr
-        if self.config.run.steps or updates * lr > LEAST_MOVE:
-            return []
         return [
-            f"{updates} updates at a learning rate of at most {lr:g} will hardly "
-            "change the model: raise --epochs or --lr. SmolLM2-135M learns arithmetic with --lr "
-            "3e-5."
-        ]
+            f"{updates} updates at a learning rate of at most {lr:g} will hardly change the model: "
+            "raise --epochs or --lr. SmolLM2-135M learns arithmetic with --lr 3e-5."
+        ] if not self.config.run.steps and updates * lr <= LEAST_MOVE else []
 
     def __enter__(self):
-        self.interrupt = Interrupt().__enter__()
-        step, position = self.state["step"], self.state["position"]
-        # dynamic sampling uses more questions than `per_step`: then the steps do not tell how far
-        # the run is
-        self.in_questions = (
-            self.algorithm.max_rollouts > 1 and self.steps * self.per_step >= self.total
-        )
-        done, total, unit = step, self.steps, "steps"
-        if self.in_questions:
-            done, total, unit = position, self.total, "questions"
-        self.bar = progress.bar(self.algorithm.name, total, unit, done=done, leave=True)
-        self.first = step + 1
+        self.interrupt, self.first = Interrupt().__enter__(), self.state["step"] + 1
+        self.bar = progress.bar(
+            self.algorithm.name, self.steps, "steps", done=self.state["step"], leave=True)
         return self
 
     def __exit__(self, *error):
@@ -225,15 +222,14 @@ class Run:
             files.append(self.folder / "metrics.jsonl", metrics)
             files.append(self.folder / "samples.jsonl", {"step": step} | of_step.sample)
             self.tracker.log(step, metrics)
-        done = metrics["questions"] if self.in_questions else 1
         facts = f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}"
         self.bar.set_description_str(f"{self.algorithm.name}, {facts}", refresh=False)
-        self.bar.update(done)
-        left = (self.bar.total - self.bar.n) / done * metrics["seconds/total"]
-        if step == self.first and left:
+        self.bar.update()
+        seconds = metrics["seconds/total"]
+        if step == self.first < self.steps:
             progress.note(
-                f"step {step} took {logs.duration(metrics['seconds/total'])}: the others take "
-                f"about {logs.duration(left)}."
+                f"step {step} took {duration(seconds)}: the others take about "
+                f"{duration((self.steps - step) * seconds)}."
             )
         self.check(metrics)
         self.watch(metrics)
@@ -275,9 +271,9 @@ class Run:
         share = {
             name: sum(step[name] for step in self.differ) / SIGNAL_STEPS for name in self.differ[0]
         }
-        other = overshadowing(share)
+        other, first = overshadowing(share), next(iter(share))
         if other and len(self.differ) == SIGNAL_STEPS and not self.warned:
-            self.warned, first = True, next(iter(share))
+            self.warned = True
             progress.note(
                 f"warning: in the last {SIGNAL_STEPS} steps {first} differed in {share[first]:.0%} "
                 f"of the groups, and {other} in {share[other]:.0%}: the run learns {other}, even "
@@ -310,51 +306,47 @@ class Run:
             return self.interrupt.exit_code
         after = examine(label="evaluation after")
         if ranks.rank() == 0:
+            from engine.run.curves import curves  # matplotlib takes half a second to import
+
+            rows = files.read(self.folder / "metrics.jsonl")
             summary = {
                 "algorithm": self.algorithm.name, "k": self.algorithm.k,
                 **self.state, "notes": notes, "after": after,
+                **{name: sum(row[name] for row in rows) for name in COUNTS},
+                "phases": phase_totals(rows),
+                "checkpoint": str(checkpoint.newest(self.folder)),
             }
-            summary = logs.summed_up(self.folder, summary, COUNTS)
+            del summary["history"]
             # the last part is made first, and each one even if another one fails
             with contextlib.ExitStack() as parts:
-                parts.callback(logs.report, summary)
-                parts.callback(self.merge)
-                parts.callback(self.draw)
+                parts.callback(report, summary)
+                if self.config.devices.merge_lora:
+                    parts.callback(save_merged, summary["checkpoint"], self.state["source"],
+                                   self.folder / "merged")
+                parts.callback(curves, [[self.folder]], self.folder / "curves.png")
                 parts.callback(
                     files.write, self.folder / "summary.json", files.as_json(summary, indent=2)
                 )
         return 0
 
-    def draw(self):
-        from engine.run.curves import curves  # matplotlib takes half a second to import
-
-        curves([[self.folder]], self.folder / "curves.png")
-
-    def merge(self):
-        if self.config.devices.merge_lora:
-            save_merged(
-                str(checkpoint.newest(self.folder)), self.state["source"], self.folder / "merged"
-            )
-            progress.note(f"the merged model: {self.folder / 'merged'}")
-
 
 def in_one_sentence(error, run_dir):
     """A UserError, if the user can change what the error means, or if another rank has ended; else
     the error."""
-    if isinstance(error, torch.OutOfMemoryError):
-        reason = (
-            f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."
-        )
-    elif isinstance(error, OSError) and error.errno in CANNOT_WRITE:
-        reason = f"{CANNOT_WRITE[error.errno]}."
-    elif isinstance(error, FloatingPointError):
-        reason = (
-            "the model's logits are no longer finite, because its updates were too large: lower "
-            "--lr.")
-    elif isinstance(error, BrokenPipeError):
-        reason = "stopped, because the program that read the output has ended."
-    elif ranks.is_alone(error):
-        reason = "another process of this job has ended; torchrun names it and its reason."
-    else:
-        return error
-    return UserError(f"{reason} {checkpoint.how_to_resume(run_dir)}")
+    kinds = [  # (whether it is this one, what it means)
+        (isinstance(error, torch.OutOfMemoryError),
+         f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."),
+        (isinstance(error, OSError) and error.errno in CANNOT_WRITE,
+         f"{CANNOT_WRITE.get(getattr(error, 'errno', None))}."),
+        (isinstance(error, FloatingPointError),
+         "the model's logits are no longer finite, because its updates were too large: lower "
+         "--lr."),
+        (isinstance(error, BrokenPipeError),
+         "stopped, because the program that read the output has ended."),
+        (ranks.is_alone(error),
+         "another process of this job has ended; torchrun names it and its reason."),
+    ]
+    for applies, reason in kinds:
+        if applies:
+            return UserError(f"{reason} {checkpoint.how_to_resume(run_dir)}")
+    return error

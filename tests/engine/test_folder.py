@@ -4,7 +4,6 @@ folder."""
 import errno
 import fcntl
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -96,23 +95,15 @@ def test_a_file_system_without_locks_does_not_keep_a_run_from_its_work(
 # --- whose a folder is ---
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_the_folder_of_a_model_is_refused_and_nothing_of_it_is_lost(
-    small, tmp_path, monkeypatch, restarted
-):
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3" if restarted else "0")
-    shutil.copytree(small, tmp_path / "model")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    with pytest.raises(UserError, match="model holds config.json"):
-        train.main(["--model", small, *BRIEF, "--output_dir", str(tmp_path / "model")])
-    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
-
-
-@pytest.mark.parametrize("name", ["checkpoint-000003", "metrics.jsonl", "adapter_config.json"])
-def test_a_folder_with_something_else_and_no_run_file_is_refused(tmp_path, restarts, name):
+@pytest.mark.parametrize("restarted", ["0", "3"])
+@pytest.mark.parametrize("name", [
+    "checkpoint-000003", "metrics.jsonl", "config.json", "adapter_config.json"])
+def test_a_folder_of_something_else_is_refused(tmp_path, monkeypatch, name, restarted):
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarted)
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=f"holds {name}"):
         open_run(["--output_dir", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_restarted_job_goes_on_only_with_the_options_of_its_run(run, restarts, tmp_path):
@@ -168,22 +159,24 @@ def test_run_json_keeps_what_a_run_was_started_with_and_what_a_resume_changes(ru
     assert json.loads((folder / "run.json").read_text())["resumed"] == [first, second]
 
 
-def test_a_run_of_before_whose_options_are_in_config_json_goes_on(run):
-    folder, words = run
-    (folder / "run.json").rename(folder / "config.json")
-    with pytest.raises(UserError, match="--resume"):
-        open_run(words)
-    assert train.main(["--output_dir", str(folder), "--resume", "--steps", "2"]) == 0
-    assert (folder / "run.json").exists() and not (folder / "config.json").exists()
+def test_a_run_is_not_resumed_without_a_checkpoint_or_with_other_data(run, monkeypatch):
+    folder, _ = run
+    words = ["--output_dir", str(folder), "--resume", "--steps", "2"]
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="another data set"):
+        patch.setattr("engine.run.state.fingerprint", lambda questions: "others")
+        train.main(words)
+    for path in folder.glob("checkpoint-*"):
+        path.rename(folder / f"aside-{path.name}")
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        train.main(words)
 
 
-def test_transformers_finds_no_config_in_a_run_folder_and_the_printed_lines_load_its_model(
+def test_the_printed_lines_load_the_model_and_transformers_finds_no_config_in_a_run_folder(
     run, capsys
 ):
     folder, words = run
     train.main([*words, "--resume", "--steps", "2"])
     lines = capsys.readouterr().out.splitlines()[-3:]
-    assert lines[0] == "from transformers import AutoModelForCausalLM, AutoTokenizer"
     loaded = {}
     exec("\n".join(lines), loaded)
     trained, _ = load_model(str(folder), torch.device("cpu"))

@@ -2,7 +2,6 @@
 
 import math
 import re
-import subprocess
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,8 +11,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from engine.base.errors import UserError
 from engine.run import config as run
-from engine.run.names import THEIRS
 from engine.run.options import (
+    THEIRS,
     as_words,
     check_limits,
     compose,
@@ -36,122 +35,65 @@ class Config:
     resume: bool = option(False, "go on")
     allocation: bool = option(True, "fill the pruned places")
     recipe: str | None = option(None, "a YAML file of options")
+    seeds: list[int] | None = option(None, "numbers")
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    """Write a recipe and return the words that name it."""
-
-    def write(text):
-        (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
-        return ["--recipe", str(tmp_path / "recipe.yaml")]
-
-    return write
+EVERY = "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\nallocation: false\n"
 
 
-def test_an_empty_command_line_gives_the_defaults():
-    assert parse(Config, []) == Config(10, 1e-3, "toy", None, False, True, None)
-
-
-@pytest.mark.parametrize("words", [
-    ["--steps", "3", "--lr", "1e-6", "--name", "a b"], ["--steps=3", "--lr=1e-6", "--name=a b"],
-])
-def test_the_command_line_sets_options_of_every_type(words):
-    assert parse(Config, words) == Config(steps=3, lr=1e-6, name="a b")
-
-
-def test_a_list_takes_several_words_of_its_type():
-    @dataclass
-    class Lists:
-        seeds: list[int] | None = option(None, "numbers")
-        rewards: list[str] | None = option(None, "names")
-
-    assert parse(Lists, []) == Lists()
-    assert parse(Lists, ["--seeds", "12", "3", "--rewards", "a:1", "b"]) == Lists(
-        [12, 3], ["a:1", "b"]
-    )
-    with pytest.raises(UserError, match="--seeds"):
-        parse(Lists, ["--seeds", "one"])
-
-
-def test_a_recipe_sets_options_of_every_type(recipe):
-    words = recipe(
-        "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\nallocation: false\n"
-    )
-    assert parse(Config, words) == Config(3, 0.5, "a b", 7, True, False, words[1])
-
-
-def test_the_command_line_wins_over_the_recipe_wherever_it_stands(recipe):
-    words = recipe("steps: 3\nname: recipe\nallocation: false\n")
-    for argv in (["--steps", "4", *words, "--allocation"], [*words, "--allocation", "--steps=4"]):
-        config = parse(Config, argv)
-        assert (config.steps, config.name, config.allocation) == (4, "recipe", True)
-
-
-def test_earlier_words_give_way_to_recipe_and_command_line(recipe):
-    config = parse(
-        Config, [*recipe("lr: 0.2\nsteps: 2"), "--lr", "0.3"],
-        earlier=["--lr=0.1", "--steps=1", "--name=earlier"],
-    )
-    assert (config.lr, config.steps, config.name) == (0.3, 2, "earlier")
-
-
-@pytest.mark.parametrize("value", ["1e-6", "1E-6", "1.0e-6", "0.000001", "'1e-6'"])
-def test_a_small_number_in_a_recipe_is_a_float(recipe, value):
+@pytest.mark.parametrize("recipe, words, changed", [
+    (None, "", {}), (None, "--steps 3 --lr 1e-6 --name ab", {"steps": 3, "lr": 1e-6, "name": "ab"}),
+    (None, "--steps=3 --lr=1e-6 --limit=2", {"steps": 3, "lr": 1e-6, "limit": 2}),
+    (None, "--seeds 12 3", {"seeds": [12, 3]}), ("seeds: [12, 3]", "", {"seeds": [12, 3]}),
+    (EVERY, "", {"steps": 3, "lr": 0.5, "name": "a b", "limit": 7, "resume": True,
+                 "allocation": False}),
+    # the command line wins
+    ("steps: 3\nname: recipe\nallocation: false\n", "--allocation --steps=4",
+     {"steps": 4, "name": "recipe"}),
     # YAML itself takes 1e-6, without a point, for text
-    assert parse(Config, recipe(f"lr: {value}")).lr == 1e-6
+    *((f"lr: {value}", "", {"lr": 1e-6}) for value in ("1e-6", "1.0e-6", "0.000001", "'1e-6'")),
+    # an empty value leaves the default
+    *((text, "", {}) for text in ("limit:", "limit: null", "limit: ~", "steps:\nlimit:")),
+    (None, "--resume", {"resume": True}),
+    (None, "--resume --allocation no", {"resume": True, "allocation": False}),
+    (None, "--resume=0 --allocation=1", {}),
+    (None, "--resume True --allocation False", {"resume": True, "allocation": False}),
+    (None, "--allocation=false --allocation", {}),
+], ids=str)
+def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed, tmp_path):
+    (file := tmp_path / "recipe.yaml").write_text(recipe or "", encoding="utf-8")
+    named, expected = ["--recipe", str(file)] if recipe else [], Config(**changed)
+    expected.recipe = str(file) if recipe else None
+    assert parse(Config, [*named, *words.split()]) == expected
+    assert parse(Config, [*words.split(), *named]) == expected
+    # an earlier word gives way to both; and options survive the way through words
+    earlier = parse(Config, [*named, *words.split(), "--name=a"], ["--name=b", "--steps=9"])
+    assert (earlier.name, earlier.steps) == ("a", changed.get("steps", 9))
+    assert parse(Config, [], as_words(vars(expected), Config, "saved options")) == expected
 
 
-@pytest.mark.parametrize(
-    "words, resume, allocation",
-    [
-        ([], False, True),
-        (["--resume"], True, True),
-        (["--resume", "--allocation", "no"], True, False),
-        (["--resume=false", "--allocation=true"], False, True),
-        (["--resume", "True", "--allocation", "False"], True, False),
-        (["--allocation=false", "--allocation"], False, True),
-    ],
-)
-def test_flags_on_the_command_line(words, resume, allocation):
-    config = parse(Config, words)
-    assert (config.resume, config.allocation) == (resume, allocation)
-
-
-@pytest.mark.parametrize("text", ["limit:", "limit: null", "limit: ~", "steps:\nlimit:"])
-def test_an_empty_value_in_a_recipe_leaves_the_default(recipe, text):
-    config = parse(Config, recipe(text))
-    assert (config.limit, config.steps) == (None, 10)
-
-
-def test_options_survive_the_way_through_words():
-    config = Config(3, 1e-6, "--odd=name", None, True, False, None)
-    assert parse(Config, as_words(vars(config), Config, "the saved options")) == config
-
-
-@pytest.mark.parametrize("words, named", [
-    (["--step", "3"], "--steps"), (["--lrr=3"], "--lr"), (["--zzzzzz", "3"], "--zzzzzz"),
-    (["steps"], "steps"), (["--steps", "many"], "many"), (["--steps", "1.5"], "1.5"),
-    (["--steps"], "--steps"), (["--resume", "perhaps"], "perhaps"),
-])  # fmt: skip
-def test_a_mistake_on_the_command_line_is_a_sentence_that_names_it(words, named):
+@pytest.mark.parametrize("recipe, words, named", [
+    *((None, words, named) for words, named in [
+        ("--step 3", "--steps"), ("--lrr=3", "--lr"), ("--zzzzzz 3", "--zzzzzz"),
+        ("steps", "steps"), ("--steps many", "many"), ("--steps 1.5", "1.5"),
+        ("--steps", "--steps"), ("--resume perhaps", "perhaps"), ("--seeds one", "--seeds"),
+        ("--recipe none.yaml", "none.yaml does not exist"), ("--recipe .", "YAML"),
+    ]),
+    *((text.encode(), "", named) for text, named in [
+        ("step: 3", "steps"), ("learning_rate: 1e-6", "lr"), ("7: 3", "'7'"),
+        ("steps: [3", "YAML"), ("steps: " + "1" * 5000, "YAML"), ("steps: " + "[" * 5000, "YAML"),
+        ("", "option: value"), ("- steps\n- 3", "option: value"), ("steps: [3, 4]", "'steps'"),
+        ("lr:\n  peak: 1", "'lr'"), ("steps: many", "--steps"), ("resume: perhaps", "--resume"),
+    ]),
+    (b"\xff\xfe\x00", "", "YAML"),
+], ids=lambda value: str(value)[:30])
+def test_a_mistake_is_a_sentence_that_names_it_and_the_recipe(recipe, words, named, tmp_path):
+    (file := tmp_path / "recipe.yaml").write_bytes(recipe or b"")
+    words = words.split() if recipe is None else ["--recipe", str(file)]
     with pytest.raises(UserError) as error:
         parse(Config, words)
     assert named in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text, named", [
-    ("step: 3", "steps"), ("learning_rate: 1e-6", "lr"), ("7: 3", "'7'"), ("steps: [3", "YAML"),
-    ("steps: " + "1" * 5000, "YAML"), ("steps: " + "[" * 5000, "YAML"), ("", "option: value"),
-    ("- steps\n- 3", "option: value"), ("steps: [3, 4]", "'steps'"), ("lr:\n  peak: 1", "'lr'"),
-    ("steps: many", "--steps"), ("lr: fast", "--lr"), ("resume: perhaps", "--resume"),
-])  # fmt: skip
-def test_a_mistake_in_a_recipe_is_a_sentence_that_names_the_recipe(recipe, text, named):
-    words = recipe(text)
-    with pytest.raises(UserError) as error:
-        parse(Config, words)
-    assert named in str(error.value) and words[1] in str(error.value)
-    assert "\n" not in str(error.value)
+    assert recipe is None or str(file) in str(error.value)
 
 
 @dataclass
@@ -186,15 +128,6 @@ def test_a_number_outside_its_limits_is_refused(share, above, fits):
         check_limits(config)
 
 
-def test_a_recipe_that_does_not_exist_or_is_no_text_is_a_sentence(tmp_path):
-    with pytest.raises(UserError, match="none.yaml does not exist"):
-        parse(Config, ["--recipe", str(tmp_path / "none.yaml")])
-    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    for name in (tmp_path, tmp_path / "binary.yaml"):
-        with pytest.raises(UserError, match="cannot be read"):
-            parse(Config, ["--recipe", str(name)])
-
-
 @pytest.mark.parametrize("word, ours", [
     ("--learning_rate", "--lr"), ("--learning-rate=1e-6", "--lr"),
     ("--num_generations", "--group_size"), ("--epsilon_high", "--clip_high"),
@@ -208,27 +141,13 @@ def test_a_name_of_trl_or_verl_is_answered_with_ours(word, ours):
     assert ours in str(error.value)
 
 
-def test_the_page_of_names_agrees_with_the_names_that_are_answered():
-    """Of each row of docs/names.md whose first cell holds options: each name of TRL and of verl,
-    without folder and value."""
-    options, page = (
-        {f.name for f in option_fields(run.Config)},
-        (ROOT / "docs/names.md").read_text(encoding="utf-8"),
-    )
-    found = {}
-    for row in page.split("\n## ")[0].splitlines():
-        _, here, _, *theirs = row.replace("\\|", "").split("|") if "`--" in row else [""] * 3
-        ours = set(re.findall(r"--(\w+)", here))
-        assert ours <= options
-        for name in re.findall(r"`([\w.]+)", " ".join(theirs)):
-            found.setdefault(name.rpartition(".")[2], set()).update(ours)
-    known = {}
+def test_the_page_of_names_holds_the_names_that_are_answered():
+    """docs/names.md: each name of TRL and of verl stands in a row with ours."""
+    rows = (ROOT / "docs/names.md").read_text(encoding="utf-8").split("\n## ")[0].splitlines()
+    assert THEIRS.keys() <= {f.name for f in option_fields(run.Config)}
     for ours, theirs in THEIRS.items():
-        for name in theirs.split():
-            known.setdefault(name, set()).add(ours)
-    assert all(known[name] <= found[name] for name in known)
-    values = {"grpo", "dapo", "dr_grpo", "group", "none", "seq", "token"}  # of options
-    assert set(found) - set(known) - options == values
+        found = " ".join(row for row in rows if re.search(rf"`--{ours}\b", row))
+        assert all(re.search(rf"\b{name}\b", found) for name in theirs.split()), ours
 
 
 def test_help_lists_every_option_with_its_line(capsys):
@@ -237,56 +156,41 @@ def test_help_lists_every_option_with_its_line(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert end.value.code == 0
     for f in fields(Config):
-        assert f"--{f.name}" in text
-    for words in (
-        "how many steps", "learning rate, 100% yours", "what it is called", "go on",
-        "a YAML file of options",
-    ):
-        assert words in text
+        assert f"--{f.name}" in text and f.metadata["argument"]["help"].replace("%%", "%") in text
 
 
-def test_a_users_mistake_ends_the_program_with_one_line_and_code_2():
-    code = (
-        "from engine.base.errors import UserError\nfrom engine.run.options import run_program\n"
-        "def main(argv):\n    raise UserError('no model: name one.')\nrun_program(main)")
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (result.returncode, result.stdout, result.stderr) == (
-        2, "", "error: no model: name one.\n",
-    )
+def raising(error):
+    def main(argv):
+        assert argv == ["--steps", "3"]
+        raise error
+
+    return main
 
 
-def test_a_process_that_is_ended_while_it_tells_leaves_no_part_of_a_report(tmp_path, monkeypatch):
-    """torchrun ends the other processes of a job when one has failed. A report without text would
-    end torchrun, too."""
-    file = tmp_path / "attempt_0" / "0" / "error.json"
-    file.parent.mkdir(parents=True)
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-
-    def ended(path, *text, **options):
-        path.touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_text", ended)
-    with pytest.raises(KeyboardInterrupt):
-        tell("error: …")
-    assert not file.exists()
+@pytest.mark.parametrize("main, code, said", [
+    (raising(UserError("no model: name one.")), 2, "error: no model: name one.\n"),
+    (raising(KeyboardInterrupt()), 130, "interrupted\n"), (lambda argv: None, None, ""),
+    (raising(BrokenPipeError()), 2, "error: stopped, because the program that read the output has "
+                                    "ended.\n"),
+])  # fmt: skip
+def test_a_program_ends_with_a_code_and_at_most_one_line(main, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "3"])
+    with pytest.raises(SystemExit) as end:
+        run_program(main)
+    assert end.value.code == code and capsys.readouterr() == ("", said)
+    with pytest.raises(ZeroDivisionError):  # its own mistake keeps its traceback
+        run_program(raising(ZeroDivisionError()))
 
 
 def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_torchrun(
     tmp_path, monkeypatch, capsys
 ):
-    def main(argv):
-        raise UserError("no model: name one.")
-
-    monkeypatch.setattr(sys, "argv", ["train.py"])
     codes = []
     for rank in (1, 0):
         file = tmp_path / f"attempt_0/{rank}/error.json"  # as torchrun names it
         file.parent.mkdir(parents=True)
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-        with pytest.raises(SystemExit) as end:
-            run_program(main)
-        codes.append(end.value.code)
+        codes.append(tell("error: no model: name one."))
     assert codes == [2, 0] and capsys.readouterr().err == "error: no model: name one.\n"
     assert not file.exists()
     failure = ProcessFailure(
@@ -296,25 +200,3 @@ def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_t
         "traceback : error: no model: name one.\n===="
         in ChildFailedError("train.py", {1: failure}).format_msg()
     )
-
-
-def test_run_program_hands_over_the_command_line_and_ends_with_0(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "3"])
-    seen = []
-    with pytest.raises(SystemExit) as end:
-        run_program(seen.extend)
-    assert seen == ["--steps", "3"] and not end.value.code
-
-
-def test_ctrl_c_ends_the_program_quietly():
-    def main(argv):
-        raise KeyboardInterrupt
-
-    with pytest.raises((SystemExit, KeyboardInterrupt)) as end:
-        run_program(main)
-    assert getattr(end.value, "code", None) == 130
-
-
-def test_a_mistake_of_the_program_itself_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError):
-        run_program(lambda argv: 1 / 0)

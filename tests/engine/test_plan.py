@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GPT2Config, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from engine.base.errors import UserError
 from engine.model.logprobs import Policy
@@ -108,15 +108,6 @@ def test_adapters():
     assert p.items["reference"] == p.items["rollout copy"] == (0,) * 5
 
 
-def test_adapters_of_a_model_whose_matrices_are_conv1d(tmp_path):
-    GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100, n_positions=2048).save_pretrained(
-        tmp_path
-    )
-    # in 2 layers: q, k, v from one matrix, the output, and the two of the MLP
-    widths_of_a_layer = (64 + 192) + (64 + 64) + 2 * (64 + 256)
-    assert planned(model=str(tmp_path), lora=4).trained == 2 * 4 * widths_of_a_layer
-
-
 @pytest.mark.parametrize(
     "shape", [{"intermediate_size": [8, 16]}, {"head_dim": [4, 8]}, {"hidden_size": None}], ids=str
 )
@@ -139,11 +130,6 @@ def test_a_gpu_without_bfloat16_is_planned_in_float32(in_hardware, size, monkeyp
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: in_hardware)
     assert device_of(None, "auto") == (5, size) and device_of(24, "auto") == (24 * GB, 2)
     assert device_of(None, "bfloat16") == (5, 2) and device_of(None, "float32") == (5, 4)
-
-
-def test_a_critic_is_trained_too():
-    p = planned("7B", algorithm="ppo", pruning_rate=None)
-    assert p.trained == 2 * W_LARGE - HEAD_LARGE and p.items["weights"] == (4 * p.trained,) * 5
 
 
 def test_what_the_tokens_need_ends_at_the_completions_there_are():
@@ -323,12 +309,12 @@ def test_vllm_has_its_share_and_starts_if_this_holds_its_weights_and_one_complet
     assert planned(device_gb=1).vllm_starts  # our own sampler
 
 
-def test_a_parameter_takes_8_bytes_in_building_and_18_in_the_optimizers_step():
-    peaks = planned().peaks
-    assert (peaks[0], peaks[3]) == (8 * W_SMALL, 18 * W_SMALL)
-
-
-def test_a_checkpoint_holds_float32_weights_two_moments_and_a_reference_that_changes():
-    assert planned().checkpoint == 12 * W_SMALL
+def test_the_bytes_of_a_parameter_and_of_a_checkpoint():
+    """float32 weights, two moments, and a reference that changes."""
+    plain = planned()
+    assert (plain.peaks[0], plain.peaks[3]) == (8 * W_SMALL, 18 * W_SMALL)
+    assert plain.checkpoint == 12 * W_SMALL
     assert planned(refresh_reference=100).checkpoint == 14 * W_SMALL
     assert planned(beta=0.0).items["reference"] == (0,) * 5
+    p = planned("7B", algorithm="ppo", pruning_rate=None)  # a critic is trained too
+    assert p.trained == 2 * W_LARGE - HEAD_LARGE and p.items["weights"] == (4 * p.trained,) * 5

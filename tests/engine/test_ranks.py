@@ -1,5 +1,4 @@
-"""One rank and two make the same update, however the completions are shared out; and a rank that
-fails ends the job.
+"""One rank and two make the same update, however the completions are shared out.
 
 pytest starts torchrun on this very file, whose __main__ is what each rank does.
 """
@@ -9,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -356,14 +354,6 @@ def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
 
 
 @pytest.mark.slow
-def test_a_failing_rank_takes_the_job_down_with_its_own_message(small, tmp_path):
-    begin = time.time()
-    done = torchrun(__file__, "fail", small, tmp_path)
-    assert done.returncode != 0 and "rank 1 has a reason of its own" in done.stderr
-    assert time.time() - begin < 60
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("words, message", [
     (["--algorithm", "nosuch"], "error: unknown algorithm 'nosuch'"),
     (["--dataset", "x.jsonl", "--max_new_tokens", "8"], "error: 2 devices for 1 questions"),
@@ -384,8 +374,6 @@ if __name__ == "__main__":
 
     ranks.start()
     job, folder, out = sys.argv[1:]
-    if job == "fail" and ranks.rank() == 1:
-        raise RuntimeError("rank 1 has a reason of its own")
     if job == "gdpo":
         rewards = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
         share = rewards.split([4, 1, 0], dim=1)[ranks.rank()]
