@@ -6,10 +6,10 @@ functions.
     at a failure
     pytest tests/concepts --solutions exercises/mine                  # tests all your files
 
-The signature and the docstring of a function stay. Your code takes the place of `raise
-NotImplementedError(...)`. Your file takes the place of the project's file only in the tests of this
-file: test_cppo.py imports your cppo.py and the project's grpo.py. So a blank or wrong grpo.py fails
-its own tests, and no others.
+The signature, the docstring and the checks of the arguments stay. Your code takes the place of
+`raise NotImplementedError(...)`. Your file takes the place of the project's file only in the tests
+of this file: test_cppo.py imports your cppo.py and the project's grpo.py. So a blank or wrong
+grpo.py fails its own tests, and no others.
 
 rewards.py is not an exercise: its private functions would give most answers away.
 """
@@ -17,6 +17,7 @@ rewards.py is not an exercise: its private functions would give most answers awa
 import argparse
 import ast
 import re
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,8 +34,15 @@ def exercises(source):
     return [node for node in functions if not node.name.startswith("_")]
 
 
+def is_check(statement):
+    """Whether a statement does nothing but refuse a wrong argument."""
+    return (isinstance(statement, ast.If) and isinstance(statement.body[0], ast.Raise)
+            and not statement.orelse)
+
+
 def blank(source, tests):
-    """The source with one line in place of each exercise's body. The docstring stays.
+    """The source with one line in place of each exercise's body. The docstring stays, and so do
+    the checks with which the body begins.
 
     tests: {name: text} of the test files. The line names the one that mentions the function most
     often.
@@ -45,8 +53,8 @@ def blank(source, tests):
         word = re.compile(rf"\b{function.name}\b")
         test = max(tests, key=lambda name: len(word.findall(tests[name])))
         sentence = f"write {function.name}; tests/concepts/{test} tests it"
-        docstring = function.body[0]
-        lines[docstring.end_lineno : function.end_lineno] = [
+        given = [function.body[0], *takewhile(is_check, function.body[1:])]
+        lines[given[-1].end_lineno : function.end_lineno] = [
             f'    raise NotImplementedError("{sentence}")'
         ]
     return "\n".join(lines)

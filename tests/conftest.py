@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(items, config):
     """The files that take longest come first (pytest-xdist keeps this order), so that both
     processes end together."""
     if config.getoption("solutions"):  # no other test says anything about a student's files
-        items[:] = [item for item in items if item.getparent(TestsOfAnExercise)]
+        mine = [item for item in items if item.getparent(TestsOfAnExercise)]
+        items[:] = [item for item in mine if not item.get_closest_marker("ours")]
     items.sort(
         key=lambda item: (
             LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
@@ -63,6 +64,13 @@ def pytest_addoption(parser):
     parser.addoption(
         "--solutions", metavar="FOLDER", help="test the exercises of this folder, and nothing else"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """A student's file is tested in a second: to start two more processes would take longer."""
+    if config.getoption("solutions"):
+        config.option.numprocesses, config.option.dist = 0, "no"
 
 
 def pytest_configure(config):

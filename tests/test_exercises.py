@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from types import SimpleNamespace
 
 import pytest
 
-from exercises.make import FILES, ROOT, TESTS, exercises, main, make
+from exercises.make import FILES, ROOT, TESTS, exercises, is_check, main, make
 from tests import conftest
 
 NAMES = {
@@ -26,7 +27,8 @@ def write(folder, file, names):
     source, text = (ROOT / file).read_text(), (folder / file).read_text()
     for function in exercises(source):
         if function.name in names:
-            body = "\n".join(source.split("\n")[function.body[0].end_lineno : function.end_lineno])
+            given = [function.body[0], *takewhile(is_check, function.body[1:])][-1].end_lineno
+            body = "\n".join(source.split("\n")[given : function.end_lineno])
             [line] = re.findall(rf'    raise NotImplementedError\("write {function.name};.*', text)
             text = text.replace(line, body)
     (folder / file).write_text(text)
@@ -51,13 +53,13 @@ def run(folder, tests, *words):
 
 
 def test_only_the_bodies_are_gone(tmp_path):
-    """The signature and the docstring stay; with the bodies put back the file is the project's,
-    letter for letter."""
+    """The signature, the docstring and the checks stay; with the bodies put back the file is the
+    project's, letter for letter."""
     assert make(tmp_path) == ([tmp_path / file for file in FILES], [])
     for file in FILES:
         made, source = (tmp_path / file).read_text(), (ROOT / file).read_text()
         for blank, whole in zip(exercises(made), exercises(source), strict=True):
-            _, statement = blank.body  # the docstring, and:
+            *_, statement = blank.body  # the docstring, checks of the arguments, and:
             form = rf"raise NotImplementedError\('write {whole.name}; (\S+) tests it'\)"
             assert ROOT / re.fullmatch(form, ast.unparse(statement))[1] in TESTED
         write(tmp_path, file, NAMES[str(file)])
