@@ -2,16 +2,15 @@
 git clone https://github.com/policy-gradient/GRPO-Zero; then --path GRPO-Zero
 
 The advantages are normalize_rewards_per_group of grpo.py, the loss is its update_policy, which
-gets a model of two tokens: the one that was sampled, and another. It makes the update itself, so
-the loss comes back as its number with the gradient that it computed. It has no ratio, no clip and
-no KL, because it makes one update for each batch; so it takes none of them. It is a mean over
-tokens. The std is the population's plus 1e-4.
+gets our log-probabilities in place of the cross entropy. It makes the update itself, so the loss
+comes back as its number with the gradient that it computed. It has no ratio, no clip and no KL,
+because it makes one update for each batch; so it takes none of them. It is a mean over tokens. The
+std is the population's plus 1e-4.
 Left out: the log-probabilities, a line of update_policy.
 """
 
 from contextlib import redirect_stdout
 from io import StringIO
-from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 import torch
@@ -39,15 +38,19 @@ def grpo_loss(logp, old_logp, advantages, mask):
     if advantages.dim() == 2:
         raise NotImplementedError("it takes one advantage for each completion")
     leaf = logp.detach().clone().requires_grad_()
-    # token 1 has the log-probability logp, token 0 the rest, token 2 (padding) none
-    logits = torch.stack([torch.log1p(-leaf.exp()), leaf, torch.full_like(leaf, -1e4)], dim=-1)
     # it sorts the rows by length; the prompt is the number of the row
-    model = SimpleNamespace(
-        forward=lambda ids: logits[ids[:, 0], :ids.shape[1]], parameters=lambda: [])
+    model = MagicMock(forward=lambda ids: torch.zeros(*ids.shape, 2) + ids[:, :1, None])
+
+    def minus_logp(logits, targets, *, ignore_index, **_):
+        rows = logits[:, 0].view(len(mask), -1)[:, 0].long()
+        nll = -leaf[rows, :len(targets) // len(mask)].flatten()
+        return nll.masked_fill(targets == ignore_index, 0.0)
+
     lengths, rewards = mask.sum(1).long().tolist(), advantages.tolist()
-    given = [episode(i, [1] * n, r) for i, (n, r) in enumerate(zip(lengths, rewards))]
+    given = [episode(i, [-1] * n, r) for i, (n, r) in enumerate(zip(lengths, rewards))]
     with (patch.object(zero, "normalize_rewards_per_group", return_value=given),
-          redirect_stdout(StringIO())):
+          patch.object(zero.torch.nn.functional, "cross_entropy", minus_logp),
+          patch.object(zero.torch.nn.utils, "clip_grad_norm_"), redirect_stdout(StringIO())):
         out = zero.update_policy(
-            model, MagicMock(), given, len(mask), 2, 1.0, leaf.device, torch.bfloat16)
+            model, MagicMock(), given, len(mask), -2, 1.0, leaf.device, torch.bfloat16)
     return out["loss"] + (leaf.grad * (logp - logp.detach())).sum()

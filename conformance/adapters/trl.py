@@ -119,9 +119,11 @@ def decoupled_advantages(rewards, *, weights=None):
 def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
     lengths = mask.sum(1).long().tolist()
     rows = [row[:length].tolist() for row, length in zip(sampled_logp, lengths)]
-    return generate(
+    old = old_logp[:, :max(lengths)].detach()
+    out = generate(
         lengths, torch.zeros(len(mask), 1), rows, use_vllm=True, scale_rewards="group",
         multi_objective_aggregation="sum_then_normalize", vllm_importance_sampling_correction=True,
         vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=cap,
-        _get_per_token_logps_and_entropies=lambda *_, **__: (old_logp.detach(), None, None),
-    )["importance_sampling_ratio"]
+        _get_per_token_logps_and_entropies=lambda *_, **__: (old, None, None))
+    padding = mask.shape[1] - max(lengths)
+    return torch.nn.functional.pad(out["importance_sampling_ratio"], (0, padding), value=1.0)
