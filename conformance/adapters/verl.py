@@ -1,15 +1,18 @@
 """verl 0.9.1 (ByteDance; Apache 2.0): pip install verl==0.9.1
 
 All functions are those of verl/trainer/ppo/core_algos.py, verl/trainer/ppo/rollout_corr_helper.py
-and verl/utils/torch_functional.py. The options are those of the papers where verl's defaults
-differ: clip_ratio_c, the dual clip, is too large to act, and loss_agg_mode is the paper's. The
-size of the batch is handed over, as verl's trainer does, so a completion without tokens counts.
-The KL is added to the loss as verl/workers/utils/losses.py does. `gae` returns the advantages
-before verl whitens them: its returns minus the values. On padding, `gae`, `whiten` and the
-importance weights are set to our values, which no loss reads.
-Left out: the weights of the tokens, a mode of agg_loss; token_rewards and overlong_penalty, lines
-of the Ray trainer and of a reward manager. The logits are cast to float32.
+and verl/utils/torch_functional.py; overlong_penalty is DAPORewardManager's. The options are those
+of the papers where verl's defaults differ: clip_ratio_c, the dual clip, is too large to act, and
+loss_agg_mode is the paper's. The number of completions is handed over, as verl's trainer does, so
+an empty one counts. The KL is added to the loss as verl/workers/utils/losses.py does. `gae` returns
+the advantages before verl whitens them: its returns minus the values. On padding, `gae`, `whiten`
+and the importance weights are set to our values, which no loss reads.
+Left out: the weights of the tokens, a mode of agg_loss; token_rewards, a line of the Ray trainer.
+The logits are cast to float32.
 """
+
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import torch
@@ -17,6 +20,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.utils import torch_functional
 from verl.workers.config import ActorConfig
+from verl.workers.reward_manager.dapo import DAPORewardManager
 
 
 def kl_k1(logp, ref_logp):
@@ -128,3 +132,21 @@ def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
     weights, _ = compute_rollout_correction_weights(
         old_logp - sampled_logp, mask.to(old_logp.dtype), "token", cap)
     return weights.masked_fill(~mask.bool(), 1.0)
+
+
+def overlong_penalty(lengths, *, max_length, cache):
+    buffer = SimpleNamespace(enable=True, len=cache, penalty_factor=1.0, log=False)
+    manager = DAPORewardManager(
+        MagicMock(**{"decode.return_value": "", "eos_token": "eos"}), 0, lambda **_: 0.0,
+        max_resp_len=max_length, overlong_buffer_cfg=buffer)
+    manager._extract_reward_from_rm_scores = lambda *_: None
+    flat = lengths.flatten().long()
+    responses = torch.ones(len(flat), int(flat.max()) + 1, dtype=torch.long)
+    mask = torch.arange(responses.shape[1]) < flat.unsqueeze(1)
+    prompt = torch.ones(1, dtype=torch.long)
+    rows = [MagicMock(batch={"prompts": prompt, "responses": r,
+                             "attention_mask": torch.cat([prompt, m])})
+            for r, m in zip(responses, mask.long())]
+    data = MagicMock(batch={"responses": responses})
+    data.__len__.return_value, data.__getitem__.side_effect = len(rows), rows.__getitem__
+    return manager(data).sum(1).view(lengths.shape)
