@@ -4,7 +4,8 @@ The losses are PolicyLoss and ValueLoss of openrlhf/models/loss.py: GRPO with to
 DAPO and PPO with it on. The number of completions is handed over, so an empty one counts. The KL
 estimators, token_rewards, the log-probabilities and the entropies are those of
 openrlhf/models/utils.py; gae and the advantages ("group_norm", "dr_grpo") those of
-RemoteExperienceMaker; the penalty is apply_overlong_penalty.
+RemoteExperienceMaker; the penalty is apply_overlong_penalty. The mask is put on token_rewards, as
+its get_advantages_and_returns does.
 Left out: the KL inside a loss, which the Ray trainer adds; the weights of the tokens; whiten, a
 line of the experience maker. The logits are cast to float32. torch.compile and packages that none
 of these use get stand-ins.
@@ -48,7 +49,7 @@ def token_entropies(logits, *, temperature=1.0):
 
 
 def token_rewards(scores, logp, ref_logp, mask, *, beta):
-    return utils.compute_reward(scores, beta, kl_k1(logp, ref_logp) * mask, mask)
+    return utils.compute_reward(scores, beta, kl_k1(logp, ref_logp) * mask, mask) * mask
 
 
 def overlong_penalty(lengths, *, max_length, cache):
