@@ -1,0 +1,93 @@
+"""ms-swift 4.6.0 (ModelScope; Apache 2.0): pip install ms_swift==4.6.0 "trl<1.0"
+
+The losses call GRPOTrainer._compute_loss_and_metrics of swift/rlhf_trainers/grpo_trainer.py with a
+stand-in for the trainer, which hands it our log-probabilities. The advantages are those of
+swift/rl_core/advantage.py, the penalty is SoftOverlong of swift/rewards/orm.py, the importance
+weights are those of GRPOTrainer, without the ones on padding.
+Left out: the KL and the clip, which are lines of the loss; the weights of the tokens, one formula
+per loss_type; the log-probabilities and the entropies, which are TRL's: see trl.py.
+"""
+
+from unittest.mock import MagicMock
+
+import torch
+from swift.rewards.orm import SoftOverlong
+from swift.rl_core.advantage import compute_advantages
+from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
+
+OFF = ("compute_entropy", "overlong_filter", "kl_in_reward", "rollout_importance_sampling_mode",
+       "log_rollout_offpolicy_metrics", "_has_teacher", "off_policy_sequence_mask_delta",
+       "args.delta", "chord_sft_iterator")
+
+
+def overlong_penalty(lengths, *, max_length, cache):
+    penalty = SoftOverlong(MagicMock(soft_max_length=max_length, soft_cache_length=cache))
+    ids = [[0] * int(n) for n in lengths.flatten()]
+    penalties = penalty(ids, response_token_ids=ids)
+    return torch.tensor(penalties, dtype=torch.float32).view(lengths.shape)
+
+
+def advantages_of(rewards, weights, scale):
+    flat = rewards.detach().flatten(1).T
+    weights = torch.ones(len(rewards)) if weights is None else torch.tensor(weights)
+    out, _ = compute_advantages(flat, weights, rewards.shape[2], scale_rewards=scale)
+    return out.view(rewards.shape[1:])
+
+
+def group_advantages(rewards, *, divide_by_std=True):
+    return advantages_of(rewards[None], None, "group" if divide_by_std else "none")
+
+
+def decoupled_advantages(rewards, *, weights=None):
+    return advantages_of(rewards, weights, "gdpo")
+
+
+def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
+    stand_in = MagicMock(rollout_importance_sampling_mode="token_truncate",
+                         rollout_importance_sampling_threshold=cap)
+    weights = GRPOTrainer._apply_rollout_importance_sampling(
+        stand_in, (old_logp - sampled_logp).detach(), mask)
+    return weights.masked_fill(~mask.bool(), 1.0)
+
+
+def loss(logp, old_logp, advantages, mask, ref_logp, beta, low, high, kind, **options):
+    known = dict.fromkeys(OFF) | {
+        "beta": 0.0 if ref_logp is None else beta, "epsilon_low": low, "loss_type": kind,
+        "epsilon_high": low if high is None else high, "sdar_loss_coef": 0, "model.training": False,
+        "importance_sampling_level": "token", "accelerator.num_processes": 1,
+        "accelerator.gather_for_metrics": lambda x: x.reshape(-1)}
+    stand_in = MagicMock(**known | options)
+    stand_in._get_per_token_logps_and_entropies.return_value = logp, None
+    stand_in._undo_gradient_accumulation_scaling = lambda x: x
+    batch = MagicMock(
+        completion_mask=mask.bool(), advantages=advantages.view(len(mask), -1).expand_as(logp),
+        old_per_token_logps=old_logp.detach(), ref_per_token_logps=ref_logp,
+        num_items_in_batch=mask.sum())
+    return GRPOTrainer._compute_loss_and_metrics(stand_in, None, {}, batch)[0]
+
+
+def grpo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None
+):
+    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "grpo")
+
+
+def dapo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=0.28
+):
+    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "dapo")
+
+
+def drgrpo_loss(
+    logp, old_logp, advantages, mask, *, max_tokens, ref_logp=None, beta=0.0, clip_low=0.2,
+    clip_high=None,
+):
+    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "dr_grpo",
+                max_completion_length=max_tokens)
+
+
+def gspo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4
+):
+    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "grpo",
+                importance_sampling_level="sequence")

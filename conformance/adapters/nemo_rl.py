@@ -1,0 +1,85 @@
+"""NeMo RL (NVIDIA; Apache 2.0), commit 7ea279a of 22 August 2026:
+git clone https://github.com/NVIDIA-NeMo/RL; then --path RL
+
+The losses are ClippedPGLossFn of nemo_rl/algorithms/loss/loss_functions.py, with token_level_loss
+off for GRPO and GSPO and on for DAPO, and no dual clip, its default. The KL is calculate_kl, the
+advantages GRPOAdvantageEstimator without the leave-one-out baseline. In a loss it multiplies the KL
+by a ratio whose value is 1, so that the gradient, too, is that of KL(π‖π_ref).
+Left out: the weights of the tokens, a masked mean of the loss; GAE, which takes a batch of its own.
+Packages that none of these use get stand-ins.
+"""
+
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
+
+import torch
+
+UNUSED = ("transformers", "nemo_rl.data", "nemo_rl.data.chat_templates", "nemo_rl.models",
+          "nemo_rl.models.policy", "nemo_rl.models.dtensor", "nemo_rl.models.dtensor.parallelize",
+          "nemo_rl.utils", "nemo_rl.utils.fastokens", "nemo_rl.utils.logger",
+          "nemo_rl.algorithms.x_token", "nemo_rl.algorithms.x_token.loss_utils",
+          "nemo_rl.distributed", "nemo_rl.distributed.batched_data_dict",
+          "nemo_rl.distributed.model_utils", "nemo_rl.algorithms.loss.utils",
+          "nemo_rl.algorithms.loss.wrapper")
+with patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}):
+    from nemo_rl.algorithms.advantage_estimator import GRPOAdvantageEstimator
+    from nemo_rl.algorithms.loss.loss_functions import ClippedPGLossConfig, ClippedPGLossFn
+    from nemo_rl.algorithms.utils import calculate_kl
+
+
+def kl_k1(logp, ref_logp):
+    return calculate_kl(logp, ref_logp, "k1")
+
+
+def kl_k2(logp, ref_logp):
+    return calculate_kl(logp, ref_logp, "k2")
+
+
+def kl_k3(logp, ref_logp):
+    return calculate_kl(logp, ref_logp, "k3")
+
+
+def group_advantages(rewards, *, divide_by_std=True):
+    config = SimpleNamespace(use_leave_one_out_baseline=False, normalize_rewards=divide_by_std)
+    flat = rewards.detach().flatten().float()
+    prompts = torch.arange(len(flat)).div(rewards.shape[1], rounding_mode="floor").unsqueeze(1)
+    estimator = GRPOAdvantageEstimator(config, None)
+    return estimator.compute_advantage(prompts, flat, torch.ones(len(flat), 1)).view(rewards.shape)
+
+
+def loss(logp, old_logp, advantages, mask, ref_logp, beta, low, high, **options):
+    def after_prompt(x):
+        return torch.nn.functional.pad(x.detach(), (1, 0))
+
+    objective = ClippedPGLossFn(ClippedPGLossConfig(
+        ratio_clip_min=low, ratio_clip_max=low if high is None else high,
+        reference_policy_kl_penalty=0.0 if ref_logp is None else beta, **options))
+    old = after_prompt(old_logp)
+    total, _ = objective(logp, {
+        "token_mask": after_prompt(mask.to(logp.dtype)), "prev_logprobs": old,
+        "advantages": after_prompt(advantages.view(len(mask), -1).expand_as(logp)),
+        "generation_logprobs": old, "sample_mask": torch.ones(len(mask)),
+        "reference_policy_logprobs": after_prompt(logp if ref_logp is None else ref_logp),
+    }, torch.tensor(len(mask)), mask.sum())
+    return total
+
+
+def grpo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None
+):
+    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high,
+                token_level_loss=False)
+
+
+def dapo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=0.28
+):
+    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high)
+
+
+def gspo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4
+):
+    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high,
+                token_level_loss=False, sequence_level_importance_ratios=True)

@@ -1,0 +1,104 @@
+"""RLHF Book (Nathan Lambert; its code MIT, the policy gradients by Zafir Stojanovski, Apache 2.0),
+commit a66b0bf of 21 August 2026:
+git clone https://github.com/natolambert/rlhf-book; then --path rlhf-book/code
+
+The losses and the KL estimators are those of policy_gradients/loss.py, the others those of
+policy_gradients/utils.py. kl_estimator is "kl3", its default. `drgrpo_loss` is what its loss:
+drgrpo chooses; it takes no constant divisor. `value_loss` is the loss of PPO with the critic minus
+that without. Left out: GAE, which takes one reward for each completion; the temperature, because
+compute_log_probs takes none. Packages that none of these use get stand-ins.
+"""
+
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
+
+import torch
+
+UNUSED = ("tensordict", "reasoning_gym", "reasoning_gym.composite", "reasoning_gym.dataset",
+          "reasoning_gym.utils", "transformers", "rich", "rich.console", "rich.panel",
+          "rich.progress", "rich.table", "policy_gradients.config")
+with patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}):
+    from policy_gradients import loss, utils
+
+OPTIONS = {"kl_estimator": "kl3", "vf_coef": 0.0, "clip_eps_val": 0.2}
+
+
+def kl_k1(logp, ref_logp):
+    return loss.approx_kl1(logp, ref_logp, None)
+
+
+def kl_k2(logp, ref_logp):
+    return loss.approx_kl2(logp, ref_logp, None)
+
+
+def kl_k3(logp, ref_logp):
+    return loss.approx_kl3(logp, ref_logp, None)
+
+
+def token_logprobs(logits, tokens):
+    after = torch.nn.functional.pad(logits, (0, 0, 0, 1))
+    model = MagicMock(return_value=SimpleNamespace(logits=after), device=logits.device)
+    ids = torch.nn.functional.pad(tokens, (1, 0))
+    return utils.compute_log_probs(model, ids, torch.ones_like(ids))
+
+
+def group_advantages(rewards, *, divide_by_std=True):
+    standardized = utils.compute_standardized_advantages
+    of = standardized if divide_by_std else utils.compute_nonstandardized_advantages
+    return of(rewards.T).T
+
+
+def overlong_penalty(lengths, *, max_length, cache):
+    cfg = SimpleNamespace(loss="dapo", l_cache=cache, l_max=max_length)
+    penalties = utils._response_penalties(lengths.flatten().tolist(), cfg)
+    return torch.tensor(penalties).view(lengths.shape)
+
+
+def call(name, logp, old_logp, advantages, mask, ref_logp, beta, low, high, values=None, **options):
+    experience = SimpleNamespace(
+        log_probs_old=old_logp.detach(), action_mask=mask, values_old=torch.zeros_like(logp),
+        log_probs_ref=None if ref_logp is None else ref_logp.detach(),
+        advantages=advantages.view(len(mask), -1))
+    experience.values_old = options.pop("old_values", experience.values_old)
+    objective = utils.get_loss_objective(
+        name, clip_eps_lo=low, clip_eps_hi=low if high is None else high,
+        beta=0.0 if ref_logp is None else beta, **OPTIONS | options)
+    values = torch.zeros_like(logp) if values is None else values
+    return objective(log_probs=logp, experience=experience, values=values)
+
+
+def grpo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None
+):
+    return call("grpo", logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high)
+
+
+def drgrpo_loss(
+    logp, old_logp, advantages, mask, *, max_tokens, ref_logp=None, beta=0.0, clip_low=0.2,
+    clip_high=None,
+):
+    return call("drgrpo", logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high)
+
+
+def gspo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4
+):
+    return call("gspo", logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high)
+
+
+def dapo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=0.28):
+    return call("dapo", logp, old_logp, advantages, mask, None, 0.0, clip_low, clip_high)
+
+
+def ppo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None):
+    return call("ppo", logp, old_logp, advantages, mask, None, 0.0, clip_low, clip_high)
+
+
+def value_loss(values, old_values, returns, mask, *, clip=0.2):
+    zero = torch.zeros_like(old_values)
+    with_critic, without = (
+        call("ppo", zero, zero, returns - old_values, mask, None, 0.0, 0.2, None, values=values,
+             old_values=old_values, clip_eps_val=clip, vf_coef=vf_coef)
+        for vf_coef in (1.0, 0.0))
+    return with_critic - without

@@ -1,0 +1,57 @@
+"""slime (THUDM; Apache 2.0), commit 624b824 of 21 August 2026:
+git clone https://github.com/THUDM/slime; then --path slime
+
+All are functions of slime/utils/ppo_utils.py. compute_policy_loss takes log π_old − log π, and has
+no dual clip by default. gae is get_advantages_and_returns_batch, in chunks.
+Left out: the losses, because the Megatron backend takes the mean over the tokens;
+group_advantages, a line of its Ray rollout. torch.compile and Megatron, which is only asked for
+its size, get stand-ins.
+"""
+
+import sys
+from unittest.mock import MagicMock, patch
+
+import torch
+
+with patch("torch.compile", lambda **_: lambda function: function):
+    from slime.utils import ppo_utils
+
+MEGATRON = MagicMock()
+MEGATRON.mpu.get_context_parallel_world_size.return_value = 1
+
+
+def kl_k1(logp, ref_logp):
+    return ppo_utils.compute_approx_kl(logp, ref_logp, "k1")
+
+
+def kl_k2(logp, ref_logp):
+    return ppo_utils.compute_approx_kl(logp, ref_logp, "k2")
+
+
+def kl_k3(logp, ref_logp):
+    return ppo_utils.compute_approx_kl(logp, ref_logp, "k3")
+
+
+def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
+    if advantages.dim() < ratio.dim():
+        advantages = advantages.unsqueeze(-1)
+    high = clip_low if clip_high is None else clip_high
+    losses, _ = ppo_utils.compute_policy_loss(-ratio.log(), advantages, clip_low, high)
+    return -losses
+
+
+def sequence_ratio(logp, old_logp, mask):
+    kl = ppo_utils.compute_gspo_kl(logp, old_logp.detach(), logp, mask)
+    return (-kl).exp().view(logp.shape)[:, 0]
+
+
+def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
+    lengths = mask.sum(1).long().tolist()
+    with patch.dict(sys.modules, {"megatron": MagicMock(), "megatron.core": MEGATRON}):
+        out = ppo_utils.get_advantages_and_returns_batch(
+            lengths, lengths, list(values), list(rewards), gamma, lam)
+    padded = [torch.zeros_like(values.detach()) for _ in out]
+    for rows, given in zip(padded, out):
+        for row, own in zip(rows, given):
+            row[:len(own)] = own
+    return tuple(padded)
