@@ -69,6 +69,10 @@ def clip(r, a, low, high):
     return torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
 
 
+def free(r, a, low, high):
+    return r * a
+
+
 BOUND = {
     "the clip is turned round for A < 0: max in place of min, or min(ρ, 1+ε)·A [1]":
         lambda r, a, low, high: r.clamp(max=1 + high) * a,
@@ -76,7 +80,7 @@ BOUND = {
         lambda r, a, low, high: torch.maximum(r * a, r.clamp(1 - low, 1 + high) * a),
     "clip(ρ)A without the min: the way back has no gradient [1]":
         lambda r, a, low, high: r.clamp(1 - low, 1 + high) * a,
-    "the ratio is not clipped at all [6]": lambda r, a, low, high: r * a,
+    "the ratio is not clipped at all [6]": free,
     "clip_high is ignored": lambda r, a, low, high: clip(r, a, low, low),
 }
 DUAL = "the loss at A < 0 is bounded a second time, at a ratio of 3 (dual clip)"
@@ -103,6 +107,10 @@ KL_CHOICES = {
     "the KL is clamped to ±10": lambda p, q, r: grpo.kl_k3(p, q).clamp(-10, 10),
     "k3 × ratio: then the gradient, too, is that of KL(π‖π_ref)":
         lambda p, q, r: r * grpo.kl_k3(p, q),
+    "k3 × π/sg(π): then the gradient, too, is that of KL(π‖π_ref)":
+        lambda p, q, r: (p - p.detach()).exp() * grpo.kl_k3(p, q),
+    "k3 × π/sg(π), and the KL is clamped to ±10":
+        lambda p, q, r: (p - p.detach()).exp() * grpo.kl_k3(p, q).clamp(-10, 10),
 }
 
 
@@ -116,7 +124,7 @@ RATIO = {
         lambda p, o, m: (p - p.detach()).exp(),
     "a difference of log-probabilities in place of the ratio": lambda p, o, m: p - o,
 }
-REINFORCE = "−A log π: no ratio and no clip, which is REINFORCE [6]"
+REINFORCE = "−A log π, without ratio and clip: right for one update of a batch, wrong for more [6]"
 SEQUENCE = {
     "one ratio per token, not per completion: this is GRPO [6]": token_ratio,
     "the log-ratios of a completion are added up, not divided by |o|":
@@ -164,13 +172,14 @@ def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True,
     return function
 
 
-def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, **numbers):
-    """All versions of a loss whose weights are WEIGHTS[weigh]: first those with one other part."""
+def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True, **numbers):
+    """All versions of a loss whose weights are WEIGHTS[weigh]: first those with one other part.
+
+    named: with other weights it would be another algorithm."""
     base = {"ratio": ratio, "bound": clip, "kl": k3, "weigh": WEIGHTS[weigh]} | numbers
-    named = weigh != "mean" or ratio is not token_ratio  # the weights are what the name says
     weights = [((f"{weigh_is[named]}: {words}"), {"weigh": WEIGHTS[name]})
                for name, words in WEIGHTS_SAY.items() if name != weigh]
-    choices = [(DUAL, {"bound": dual})]
+    choices = [(DUAL, {"bound": dual}), (REINFORCE, {"ratio": lambda p, o, m: p, "bound": free})]
     if weigh == "mean":
         mean = lambda mask, L: mask.double() / (len(mask) * mask.sum(1, keepdim=True))
         empty = {"weigh": mean} if ratio is token_ratio else {"ratio": unbounded, "weigh": mean}
@@ -179,7 +188,6 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, **numbers)
     mistakes = [
         ("J in place of −J: the sign of the loss is turned round", {"sign": -1.0}),
         *((words, {"ratio": other}) for words, other in ratios.items()),
-        (REINFORCE, {"ratio": lambda p, o, m: p, "bound": lambda r, a, low, high: r * a}),
         *((words, {"bound": other}) for words, other in BOUND.items()),
         *((words, {"kl": other}) for words, other in KL.items() if with_kl),
         ("the last token, the EOS, is not trained on [4]", {"on": without_last}),
@@ -309,9 +317,9 @@ def pruned(score, pooled=False):
     return function
 
 
-def max_value(change=torch.maximum, half=0.5, clipped=True):
+def max_value(change=torch.maximum, half=0.5, clipped=True, weigh="tokens"):
     def function(values, old_values, returns, mask, *, clip=0.2):
-        w = mask.double() / mask.sum()
+        w = WEIGHTS[weigh](mask, 0)
         plain = (values - returns) ** 2
         c = (old_values + (values - old_values).clamp(-clip, clip) - returns) ** 2
         return half * (w * (change(plain, c) if clipped else plain).nan_to_num() * mask).sum()
@@ -319,7 +327,9 @@ def max_value(change=torch.maximum, half=0.5, clipped=True):
     return function
 
 
-GRPO = versions(weigh="mean", beta=0.04)
+VALUE_CHOICES = [("without the ½;", ("half", 1.0)), ("not clipped;", ("clipped", False)),
+                 ("a mean over each completion first;", ("weigh", "mean"))]
+GRPO = versions(weigh="mean", beta=0.04, named=False)
 GSPO = versions(weigh="mean", ratio=sequence_ratio, ratios=SEQUENCE, low=3e-4, high=4e-4)
 VERSIONS = {
     "kl_k1": [
@@ -385,7 +395,7 @@ VERSIONS = {
         *versions(weigh="tokens", high=0.28),
     ],
     "drgrpo_loss": versions(weigh="constant"),
-    "ppo_loss": versions(weigh="tokens", with_kl=False),
+    "ppo_loss": versions(weigh="tokens", with_kl=False, named=False),
     "token_logprobs": [
         wrong("the temperature is ignored: another policy is scored than the one that sampled [5]",
               logprobs(of=lambda x, T: torch.log_softmax(x, -1))),
@@ -409,7 +419,8 @@ VERSIONS = {
         wrong("⌊G(1−P)⌋ in floats: 10·(1−0.9) is below 1 [8]",
               lambda G, P: math.floor(G * (1 - P))),
         wrong("rounded to the nearest, not down [8]", lambda G, P: round(G * (1 - P))),
-        wrong("rounded up, not down [8]", lambda G, P: math.ceil(G * (1 - P) - 1e-9)),
+        edge("int(G·P) are pruned, as in the authors' code: rounded up, not down [8]",
+             lambda G, P: G - int(G * P)),
         wrong("how many are pruned, not how many are kept", lambda G, P: math.floor(G * P + 1e-9)),
     ],
     "prune": [
@@ -464,9 +475,8 @@ VERSIONS = {
     ],
     "value_loss": [
         wrong("min in place of max: the optimistic square", max_value(change=torch.minimum)),
-        choice("without the ½", max_value(half=1.0)),
-        choice("not clipped", max_value(clipped=False)),
-        choice("without the ½, not clipped", max_value(half=1.0, clipped=False)),
+        *(choice(" ".join(words for words, _ in parts), max_value(**dict(p for _, p in parts)))
+          for n in (1, 2, 3) for parts in itertools.combinations(VALUE_CHOICES, n)),
     ],
     "token_rewards": [
         wrong("the KL is a gain, not a cost",
@@ -485,6 +495,8 @@ VERSIONS = {
                lambda x, m: (x - x[m.bool()].mean()) / (x[m.bool()].var() + 1e-8).sqrt() * m),
     ],
     "overlong_penalty": [
+        edge("below −1 beyond max_length: the floor is missing",
+             lambda n, *, max_length, cache: ((max_length - cache - n) / cache).clamp(max=0)),
         wrong("the sign is turned round: long completions gain",
               lambda n, *, max_length, cache: ((n - max_length + cache) / cache).clamp(0, 1)),
     ],
