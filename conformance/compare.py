@@ -60,10 +60,10 @@ def answers(function, probe, learns):
     return [x.detach() for x in out]
 
 
-def same(a, b):
+def same(a, b, atol):
     if isinstance(a, str) or isinstance(b, str):
         return isinstance(a, str) and isinstance(b, str)
-    close = partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
+    close = partial(torch.allclose, rtol=1e-5, atol=atol, equal_nan=True)
     return len(a) == len(b) and all(
         x.shape == y.shape and close(x.double(), y.double()) for x, y in zip(a, b))
 
@@ -79,7 +79,7 @@ def diagnose(name, theirs):
     probes = [probe for probe, values in tried if values is not None]
     got = [values for _, values in tried if values is not None]
     right = [answer(ours, probe) for probe in probes]
-    differ = [i for i in range(len(probes)) if not same(got[i], right[i])]
+    differ = [i for i in range(len(probes)) if not same(got[i], right[i], probes[i].atol)]
     if not differ:
         return None
     apart = {i: difference(got[i], right[i]) for i in differ}
@@ -87,7 +87,7 @@ def diagnose(name, theirs):
     i = clear[0] if clear else max(differ, key=apart.get)
     evidence = shown(ours, probes[i], got[i], right[i], learns)
     for version in VERSIONS.get(name, ()):
-        if all(same(answer(version.function, p), g) for p, g in zip(probes, got)):
+        if all(same(answer(version.function, p), g, p.atol) for p, g in zip(probes, got)):
             return Found(version.kind, version.sentence, evidence)
     return Found("mistake", "no known mistake gives these numbers", evidence)
 
@@ -122,7 +122,7 @@ def shown(ours, probe, got, right, learns):
     inputs = ", ".join(f"{name} = {text(value)}" for name, value in given.items())
     if isinstance(got, str) or isinstance(right, str):
         return f"{inputs}: {got if isinstance(got, str) else text(got[0])}"
-    i = next((i for i, (a, b) in enumerate(zip(got, right)) if not same([a], [b])), 0)
+    i = next((i for i, (a, b) in enumerate(zip(got, right)) if not same([a], [b], probe.atol)), 0)
     gradient = "gradient " if learns and i and i == len(right) - 1 else ""
     return f"{inputs}: yours {gradient}{text(got[i])}, right {text(right[i])}"
 

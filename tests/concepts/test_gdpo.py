@@ -93,10 +93,12 @@ def test_the_scale_of_a_reward_does_not_matter_and_its_weight_does():
 # --- known mistakes -------------------------------------------------------------------------------
 
 
+@pytest.mark.ours
 def test_a_batch_without_signal_is_exactly_zero():
     assert (decoupled_advantages(torch.full((2, 3, 7), 3.3)) == 0).all()
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("seed", range(20))
 def test_a_group_without_signal_is_exactly_zero_beside_groups_with_signal(seed):
     """The mean over the batch is 0 up to its rounding error. Subtracted, it would be a signal."""
