@@ -1,0 +1,167 @@
+"""Why does my reward not rise? The doctor reads the logs of a run and says what is wrong.
+
+    python experiments/doctor.py runs/toy-cppo-1
+
+train.py says the same at the end of a run. A finding is a row (is it so, what, evidence, cure) of
+three tables, a cause before its effects. "Healthy" in a comment: the extreme of full toy runs of
+ten algorithms, of bfloat16 and LoRA.
+"""
+
+import sys
+from collections import defaultdict, namedtuple
+from pathlib import Path
+from statistics import fmean, pvariance
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+
+from engine.base import files, progress
+from engine.base.errors import UserError
+from engine.run.folder import options_file, options_of
+from engine.run.options import run_program
+from engine.run.state import LEAST_MOVE
+from rewards import extract_answer, gold_answer, same_number
+
+LEAST_STEPS = 8  # four for the start and four for the end
+# start: mean of an eighth of the values; end: of a quarter; most: the largest, at `step`
+Metric = namedtuple("Metric", "start end mean most step rises count", defaults=[0.0] * 7)
+
+
+def metrics_of(rows):
+    """{name: Metric}. A metric without any value is 0."""
+    metrics = defaultdict(Metric)
+    for name in rows[-1]:
+        found = [(row[name], row["step"]) for row in rows if row.get(name) is not None]
+        if values := [value for value, _ in found]:
+            parts = values[: max(4, len(values) // 8)], values[-max(4, len(values) // 4) :]
+            start, end = map(fmean, parts)
+            error = sum(pvariance(part) / max(1, len(part) - 1) for part in parts) ** 0.5
+            rises = end - start > 2 * error
+            metrics[name] = Metric(start, end, fmean(values), *max(found), rises, len(values))
+    return metrics
+
+
+def seen(metrics, *names, texts=()):
+    """What the metrics do, and one of the completions."""
+    words = [f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g}, step {m.step})"
+             for name, m in ((name, metrics[name]) for name in names)]
+    return "; ".join(words + [f"for example {text!r:.120}" for text in texts[len(texts) // 2 :][:1]])
+
+
+def of_any_run(m, samples, options):
+    return [  # healthy: 0, 0, and 3e-7 in float32, 0.008 in bfloat16; weights off by a tenth: 0.08
+        (m["reward_failures"].most > 0.01, "A reward function fails on some completions.",
+         seen(m, "reward_failures"), "call it on completions of samples.jsonl"),
+        (m["skipped_updates"].mean > 0.02, "Updates are skipped: loss or gradient is not finite.",
+         seen(m, "skipped_updates"), f"lower --lr {options.get('lr')}"),
+        (m["sampler_gap"].mean > 0.03, "Sampler and trainer disagree about the same tokens.",
+         seen(m, "sampler_gap"), "--rollout own, or another --dtype; --importance_cap 2 corrects a "
+         "small gap")]
+
+
+def of_its_samples(m, samples, options):
+    """Findings of a run that does not learn: what it samples, and what is right of it."""
+    T, accuracy, lr = options.get("temperature", 1.0), m["accuracy"], options.get("lr")
+    first, *others = [name[7:] for name in m if name.startswith("reward/")]
+    texts = [(row["completion"], extract_answer(row["completion"]), gold_answer(sample["answer"]))
+             for sample in samples for row in sample["completions"]]
+    right = [text for text, answer, gold in texts
+             if answer and (answer == gold or same_number(answer, gold))]
+    wrong = [text for text, *_ in texts if text not in right]
+    # a completion that has answered before its middle has had room enough
+    late = [text for text, *_ in texts if extract_answer(text[: len(text) // 2])]
+    endless, cut = len(late) > 0.3 * len(texts), m["truncated"].start > 0.2 and accuracy.mean < 0.5
+    no_form = not any(answer for _, answer, _ in texts) or any(
+        "format" in name and m[f"reward/{name}"].mean < 0.01 for name in others)
+    kinds = [
+        (accuracy.mean < 0.01 and no_form, "The format is never met.", wrong,
+         "show it in --system_prompt, or pay its parts (soft_format_reward)"),
+        (accuracy.mean < 0.01 and right, "The reward never fires, not even for right answers.",
+         right, f"call {first} on it: it may want another form or column"),
+        (accuracy.mean < 0.1, "The questions are too hard.", wrong,
+         "take easier questions, a better model, or a larger --group_size"),
+        (accuracy.mean < 0.9, "A question is always right or always wrong.", wrong,
+         "take questions in between, --algorithm dapo, or a larger --group_size"),
+        (len(wrong) > 0.2 * len(texts), "The reward pays wrong answers, too.", wrong,
+         f"call {first} on it"),
+        (True, "The questions are too easy.", right, "take harder questions")]
+    what, shown, cure = next(kind[1:] for kind in kinds if kind[0])
+    return [
+        # healthy, at 1: 0.2 nats, a signal in 80 % of the groups; at 3: 1.9 nats; at 0.05: 10 %
+        ((T > 1.2 and m["entropy"].start > 1) or (T < 0.7 and m["no_signal"].start > 0.5),
+         f"The samples are {'noise' if T > 1 else 'all alike'} at --temperature {T}.",
+         seen(m, "entropy", "no_signal"), "--temperature 1"),
+        # healthy: 0.015, 1.4, and 8 times the start; --lr 2e-3: kl_old 0.1
+        (m["kl_old"].most > 0.03 or m["kl"].most > 10
+         or m["grad_norm"].most > 100 * m["grad_norm"].start > 0
+         or (accuracy.end < 0.2 * accuracy.start and not m["reward"].rises),
+         "The updates are too large.", seen(m, "kl_old", "kl", "grad_norm", "accuracy"),
+         f"a tenth of --lr {lr}; --target_kl 0.03 ends updates in time"),
+        # healthy: 0.02; thoughts that do not fit: 0.3
+        (cut and endless, "Answers do not end: the model has no EOS.",
+         seen(m, "truncated", texts=late), "set eos_token_id in generation_config.json to the "
+         "token that ends its turns, or take a chat model"),
+        (cut and not endless, "Answers are cut off.", seen(m, "truncated", "length", texts=wrong),
+         f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts"),
+        # healthy: 0.2 at the start, 0.4 in all; too hard: 0.7 to 1
+        (m[f"no_signal/{first}"].mean > 0.6, what,
+         seen(m, f"no_signal/{first}", "accuracy", texts=shown), cure)]
+
+
+def of_its_course(m, samples, options):
+    """Findings of a run that does not learn: how its metrics change."""
+    lr, updates = options.get("lr"), options.get("mu", 1) * options.get("minibatches", 1)
+    last = [row["completion"] for row in samples[-1]["completions"]]
+    risen = [name for name in m if name.startswith("reward/")][1:]
+    risen = [name for name in risen if m[name].rises]
+    length, runs = m["length"], m["truncated"].end > m["truncated"].start + 0.2
+    kl_old, moved = m["kl_old"], updates * m["kl_old"].count * m["lr"].mean
+    return [
+        (risen and m["reward"].rises, "Another reward is gamed: the accuracy does not rise.",
+         seen(m, *risen, "accuracy", texts=last), "pay it only for right answers; a smaller weight "
+         "may not help, because a group's std divides it away"),
+        # healthy: 13 → 35 tokens as the accuracy rises, 0.02 truncated
+        (runs or length.end < 0.5 * length.start, f"Length {'runs away' if runs else 'collapses'}.",
+         seen(m, "length", "truncated", texts=last), "find out which reward pays for it"),
+        # healthy: a sixth, as the accuracy rises
+        (m["entropy"].end < 0.5 * m["entropy"].start, "The entropy collapses.",
+         seen(m, "entropy", "no_signal", texts=last),
+         "lower --lr, raise --clip_high or --beta, or find the safe answer that pays"),
+        # healthy: 0.02, GSPO 0.3; a range of 1e-6: 0.3
+        (m["clip_fraction"].mean > (0.8 if "gspo" in options.get("algorithm", "") else 0.15),
+         "The clip takes the gradient away.", seen(m, "clip_fraction"),
+         "raise --clip_low and --clip_high, or lower --lr or --mu"),
+        # healthy: 4e-3 and 3e-3 at least; --lr 1e-5: 4e-4 and 2e-5
+        (kl_old.count and (moved < LEAST_MOVE or (updates > 1 and kl_old.most < 1e-4)),
+         "The updates hardly move the policy.", f"learning rates add up to {moved:.1g}; "
+         f"{seen(m, 'kl', 'kl_old', 'clip_fraction')}",
+         f"raise --lr {lr} (LoRA needs ten times as much) or --epochs")]
+
+
+def say(run_dir):
+    """Print what is wrong with a run, the three likeliest. Returns what is to be said if nothing
+    is."""
+    rows, samples = (files.read_whole(Path(run_dir, f"{name}.jsonl"))
+                     for name in ("metrics", "samples"))
+    if not rows or not samples:
+        return None
+    options, m = options_of(run_dir)[1] if options_file(run_dir) else {}, metrics_of(rows)
+    stuck, long = not m["accuracy"].rises, len(rows) >= LEAST_STEPS
+    tables = [of_any_run, of_its_samples, of_its_course][: 3 if stuck and long else 1]
+    found = [row for table in tables for row in table(m, samples, options) if row[0]]
+    for _, what, evidence, cure in found[:3]:
+        progress.note(f"{what} Seen: {evidence}. Try: {cure}.")
+    if found or not long:
+        return "" if found else f"{len(rows)} steps say nothing: the doctor needs {LEAST_STEPS}."
+    if stuck and m["accuracy"].end < 0.9:
+        return f"The accuracy does not rise, and no reason was found. {seen(m, 'accuracy')}."
+    return f"Nothing was found. {seen(m, 'accuracy')}."
+
+
+def main(argv):
+    if len(argv) != 1 or (nothing := say(argv[0])) is None:
+        raise UserError("name the folder of a run with at least one step: doctor.py RUN.")
+    print(nothing)
+
+
+if __name__ == "__main__":
+    run_program(main)
