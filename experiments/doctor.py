@@ -3,8 +3,7 @@
     python experiments/doctor.py runs/toy-cppo-1
 
 train.py says the same at the end of a run. A finding is a row (is it so, what, evidence, cure) of
-three tables, a cause before its effects. "Healthy" in a comment: the extreme of full toy runs of
-ten algorithms, of bfloat16 and LoRA.
+three tables, a cause before its effects. "Healthy" in a comment: the extreme of full toy runs.
 """
 
 import sys
@@ -14,14 +13,13 @@ from statistics import fmean, pvariance
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.base import files, progress
+from engine.base import files
 from engine.base.errors import UserError
 from engine.run.folder import options_file, options_of
 from engine.run.options import run_program
 from engine.run.state import LEAST_MOVE
 from rewards import extract_answer, gold_answer, same_number
 
-LEAST_STEPS = 8  # four for the start and four for the end
 # start: mean of an eighth of the values; end: of a quarter; most: the largest, at `step`
 Metric = namedtuple("Metric", "start end mean most step rises count", defaults=[0.0] * 7)
 
@@ -30,21 +28,21 @@ def metrics_of(rows):
     """{name: Metric}. A metric without any value is 0."""
     metrics = defaultdict(Metric)
     for name in rows[-1]:
-        found = [(row[name], row["step"]) for row in rows if row.get(name) is not None]
+        found = [(row[name], -row["step"]) for row in rows if row.get(name) is not None]
         if values := [value for value, _ in found]:
             parts = values[: max(4, len(values) // 8)], values[-max(4, len(values) // 4) :]
-            start, end = map(fmean, parts)
+            (start, end), (most, step) = map(fmean, parts), max(found)
             error = sum(pvariance(part) / max(1, len(part) - 1) for part in parts) ** 0.5
             rises = end - start > 2 * error
-            metrics[name] = Metric(start, end, fmean(values), *max(found), rises, len(values))
+            metrics[name] = Metric(start, end, fmean(values), most, -step, rises, len(values))
     return metrics
 
 
-def seen(metrics, *names, texts=()):
-    """What the metrics do, and one of the completions."""
-    words = [f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g}, step {m.step})"
-             for name, m in ((name, metrics[name]) for name in names)]
-    return "; ".join(words + [f"for example {text!r:.120}" for text in texts[len(texts) // 2 :][:1]])
+def seen(m, *names, texts=()):
+    """What metrics do, and one of some completions."""
+    words = [f"{name} {m[name].start:.2g} → {m[name].end:.2g} (at most {m[name].most:.2g}, step "
+             f"{m[name].step})" for name in names]
+    return "; ".join(words + [f"as {text!r:.120}" for text in texts[len(texts) // 2 :][:1]])
 
 
 def of_any_run(m, samples, options):
@@ -54,29 +52,26 @@ def of_any_run(m, samples, options):
         (m["skipped_updates"].mean > 0.02, "Updates are skipped: loss or gradient is not finite.",
          seen(m, "skipped_updates"), f"lower --lr {options.get('lr')}"),
         (m["sampler_gap"].mean > 0.03, "Sampler and trainer disagree about the same tokens.",
-         seen(m, "sampler_gap"), "--rollout own, or another --dtype; --importance_cap 2 corrects a "
-         "small gap")]
+         seen(m, "sampler_gap"), "--rollout own, or another --dtype; or --importance_cap 2")]
 
 
 def of_its_samples(m, samples, options):
-    """Findings of a run that does not learn: what it samples, and what is right of it."""
-    T, accuracy, lr = options.get("temperature", 1.0), m["accuracy"], options.get("lr")
+    """Findings of a run whose accuracy does not rise: what it samples, and what is right of it."""
+    T, accuracy, norm = options.get("temperature", 1.0), m["accuracy"], m["grad_norm"]
     first, *others = [name[7:] for name in m if name.startswith("reward/")]
     texts = [(row["completion"], extract_answer(row["completion"]), gold_answer(sample["answer"]))
              for sample in samples for row in sample["completions"]]
-    right = [text for text, answer, gold in texts
-             if answer and (answer == gold or same_number(answer, gold))]
-    wrong = [text for text, *_ in texts if text not in right]
-    # a completion that has answered before its middle has had room enough
-    late = [text for text, *_ in texts if extract_answer(text[: len(text) // 2])]
+    right = [x for x, own, gold in texts if own and (own == gold or same_number(own, gold))]
+    wrong = [x for x, *_ in texts if x not in right]
+    late = [x for x, *_ in texts if extract_answer(x[: len(x) // 2])]  # had room, and went on
     endless, cut = len(late) > 0.3 * len(texts), m["truncated"].start > 0.2 and accuracy.mean < 0.5
-    no_form = not any(answer for _, answer, _ in texts) or any(
+    never, no_form = accuracy.mean < 0.01, not any(own for _, own, _ in texts) or any(
         "format" in name and m[f"reward/{name}"].mean < 0.01 for name in others)
     kinds = [
-        (accuracy.mean < 0.01 and no_form, "The format is never met.", wrong,
+        (never and no_form, "The format is never met.", wrong,
          "show it in --system_prompt, or pay its parts (soft_format_reward)"),
-        (accuracy.mean < 0.01 and right, "The reward never fires, not even for right answers.",
-         right, f"call {first} on it: it may want another form or column"),
+        (never and right, "The reward never fires, not even for right answers.", right,
+         f"call {first} on it: it may want another form or column"),
         (accuracy.mean < 0.1, "The questions are too hard.", wrong,
          "take easier questions, a better model, or a larger --group_size"),
         (accuracy.mean < 0.9, "A question is always right or always wrong.", wrong,
@@ -91,76 +86,64 @@ def of_its_samples(m, samples, options):
          f"The samples are {'noise' if T > 1 else 'all alike'} at --temperature {T}.",
          seen(m, "entropy", "no_signal"), "--temperature 1"),
         # healthy: 0.015, 1.4, and 8 times the start; --lr 2e-3: kl_old 0.1
-        (m["kl_old"].most > 0.03 or m["kl"].most > 10
-         or m["grad_norm"].most > 100 * m["grad_norm"].start > 0
+        (m["kl_old"].most > 0.03 or m["kl"].most > 10 or norm.most > 100 * norm.start
          or (accuracy.end < 0.2 * accuracy.start and not m["reward"].rises),
-         "The updates are too large.", seen(m, "kl_old", "kl", "grad_norm", "accuracy"),
-         f"a tenth of --lr {lr}; --target_kl 0.03 ends updates in time"),
-        # healthy: 0.02; thoughts that do not fit: 0.3
-        (cut and endless, "Answers do not end: the model has no EOS.",
+         "The updates are too large.", seen(m, "accuracy", "kl_old", "kl", "grad_norm"),
+         f"a tenth of --lr {options.get('lr')}; --target_kl 0.03 ends updates in time"),
+        (cut and endless, "Answers do not end: the model has no EOS.",  # healthy: 0.02
          seen(m, "truncated", texts=late), "set eos_token_id in generation_config.json to the "
          "token that ends its turns, or take a chat model"),
         (cut and not endless, "Answers are cut off.", seen(m, "truncated", "length", texts=wrong),
          f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts"),
-        # healthy: 0.2 at the start, 0.4 in all; too hard: 0.7 to 1
-        (m[f"no_signal/{first}"].mean > 0.6, what,
+        (m[f"no_signal/{first}"].mean > 0.6, what,  # healthy: 0.4; a small, bad model: 0.7
          seen(m, f"no_signal/{first}", "accuracy", texts=shown), cure)]
 
 
 def of_its_course(m, samples, options):
-    """Findings of a run that does not learn: how its metrics change."""
-    lr, updates = options.get("lr"), options.get("mu", 1) * options.get("minibatches", 1)
+    """Findings of a run whose accuracy does not rise: what the other metrics do."""
     last = [row["completion"] for row in samples[-1]["completions"]]
-    risen = [name for name in m if name.startswith("reward/")][1:]
-    risen = [name for name in risen if m[name].rises]
-    length, runs = m["length"], m["truncated"].end > m["truncated"].start + 0.2
-    kl_old, moved = m["kl_old"], updates * m["kl_old"].count * m["lr"].mean
+    risen = [x for x in [x for x in m if x.startswith("reward/")][1:] if m[x].rises]
+    away = m["truncated"].end > m["truncated"].start + 0.2  # healthy: 0.02, and 13 → 35 tokens
+    kl_old, updates = m["kl_old"], options.get("mu", 1) * options.get("minibatches", 1)
+    moved = updates * kl_old.count * m["lr"].mean  # healthy: 5e-3, kl_old 3e-3; --lr 1e-5: 2e-5
     return [
         (risen and m["reward"].rises, "Another reward is gamed: the accuracy does not rise.",
          seen(m, *risen, "accuracy", texts=last), "pay it only for right answers; a smaller weight "
          "may not help, because a group's std divides it away"),
-        # healthy: 13 → 35 tokens as the accuracy rises, 0.02 truncated
-        (runs or length.end < 0.5 * length.start, f"Length {'runs away' if runs else 'collapses'}.",
+        (away or m["length"].end < 0.5 * m["length"].start,
+         f"The length {'runs away' if away else 'collapses'}.",
          seen(m, "length", "truncated", texts=last), "find out which reward pays for it"),
-        # healthy: a sixth, as the accuracy rises
-        (m["entropy"].end < 0.5 * m["entropy"].start, "The entropy collapses.",
-         seen(m, "entropy", "no_signal", texts=last),
+        (m["entropy"].end < 0.5 * m["entropy"].start and m["accuracy"].end < 0.9,
+         "The entropy collapses.", seen(m, "entropy", "no_signal", texts=last),
          "lower --lr, raise --clip_high or --beta, or find the safe answer that pays"),
         # healthy: 0.02, GSPO 0.3; a range of 1e-6: 0.3
         (m["clip_fraction"].mean > (0.8 if "gspo" in options.get("algorithm", "") else 0.15),
          "The clip takes the gradient away.", seen(m, "clip_fraction"),
          "raise --clip_low and --clip_high, or lower --lr or --mu"),
-        # healthy: 4e-3 and 3e-3 at least; --lr 1e-5: 4e-4 and 2e-5
         (kl_old.count and (moved < LEAST_MOVE or (updates > 1 and kl_old.most < 1e-4)),
-         "The updates hardly move the policy.", f"learning rates add up to {moved:.1g}; "
-         f"{seen(m, 'kl', 'kl_old', 'clip_fraction')}",
-         f"raise --lr {lr} (LoRA needs ten times as much) or --epochs")]
+         "The updates hardly move the policy.", f"all learning rates add up to {moved:.1g}; "
+         + seen(m, "kl_old", "clip_fraction"),
+         f"raise --lr {options.get('lr')} (LoRA: ten times as much) or --epochs")]
 
 
-def say(run_dir):
-    """Print what is wrong with a run, the three likeliest. Returns what is to be said if nothing
-    is."""
-    rows, samples = (files.read_whole(Path(run_dir, f"{name}.jsonl"))
-                     for name in ("metrics", "samples"))
+def diagnosis(run_dir):
+    """(sentences: the three likeliest findings, what to say if there are none). No run: [], ""."""
+    rows, samples = (files.read_whole(Path(run_dir, f"{x}.jsonl")) for x in ("metrics", "samples"))
     if not rows or not samples:
-        return None
+        return [], ""
     options, m = options_of(run_dir)[1] if options_file(run_dir) else {}, metrics_of(rows)
-    stuck, long = not m["accuracy"].rises, len(rows) >= LEAST_STEPS
-    tables = [of_any_run, of_its_samples, of_its_course][: 3 if stuck and long else 1]
-    found = [row for table in tables for row in table(m, samples, options) if row[0]]
-    for _, what, evidence, cure in found[:3]:
-        progress.note(f"{what} Seen: {evidence}. Try: {cure}.")
-    if found or not long:
-        return "" if found else f"{len(rows)} steps say nothing: the doctor needs {LEAST_STEPS}."
-    if stuck and m["accuracy"].end < 0.9:
-        return f"The accuracy does not rise, and no reason was found. {seen(m, 'accuracy')}."
-    return f"Nothing was found. {seen(m, 'accuracy')}."
+    stuck = len(rows) >= 8 and not m["accuracy"].rises  # four for the start, four for the end
+    tables = [of_any_run, of_its_samples, of_its_course] if stuck else [of_any_run]
+    found = [row[1:] for table in tables for row in table(m, samples, options) if row[0]]
+    sentences = [f"{what} Seen: {evidence}. Try: {cure}." for what, evidence, cure in found[:3]]
+    return sentences, f"Nothing was found in {len(rows)} steps: {seen(m, 'accuracy')}."
 
 
 def main(argv):
-    if len(argv) != 1 or (nothing := say(argv[0])) is None:
-        raise UserError("name the folder of a run with at least one step: doctor.py RUN.")
-    print(nothing)
+    found, nothing = diagnosis(argv[0]) if len(argv) == 1 else ([], "")
+    if not nothing:
+        raise UserError("name the folder of a run with at least one step: doctor.py runs/NAME.")
+    print("\n".join(found) or nothing)
 
 
 if __name__ == "__main__":
