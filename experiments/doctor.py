@@ -66,18 +66,18 @@ def of_its_samples(m, samples, options):
         (right if own and (own == gold or same_number(own, gold)) else wrong).append(x)
     late = [x for x, *_ in texts if extract_answer(x[: len(x) // 2])]  # had room, and went on
     endless, cut = len(late) > 0.3 * len(texts), m["truncated"].start > 0.2 and accuracy.mean < 0.5
-    never, no_form = accuracy.mean < 0.01, not any(own for _, own, _ in texts) or any(
-        "format" in name and m[f"reward/{name}"].mean < 0.01 for name in others)
+    never, no_form = accuracy.mean < 0.01, sum(bool(own) for _, own, _ in texts) < len(texts) / 20
+    no_form |= any("format" in x and m[f"reward/{x}"].mean < 0.01 for x in others)
     kinds = [
         (never and no_form, "The format is never met.", wrong,
          "show it in --system_prompt, or pay its parts (soft_format_reward)"),
         (never and right, "The reward never fires, not even for right answers.", right,
          f"call {first} on it: it may want another form or column"),
-        (accuracy.mean < 0.1, "The questions are too hard.", wrong,
+        (accuracy.start < 0.1, "The questions are too hard.", wrong,
          "take easier questions, a better model, or a larger --group_size"),
-        (accuracy.mean < 0.9, "A question is always right or always wrong.", wrong,
+        (accuracy.start < 0.9, "A question is always right or always wrong.", wrong,
          "take questions in between, --algorithm dapo, or a larger --group_size"),
-        (len(wrong) > 0.2 * len(texts), "The reward pays wrong answers.", wrong, f"correct {first}"),
+        (len(wrong) > 0.2 * len(texts), "The reward pays wrong answers.", wrong, f"fix {first}"),
         (True, "The questions are too easy.", right, "take harder questions")]
     what, shown, cure = next(kind[1:] for kind in kinds if kind[0])
     return [
@@ -85,8 +85,8 @@ def of_its_samples(m, samples, options):
         ((T > 1.2 and m["entropy"].start > 1) or (T < 0.7 and m["no_signal"].start > 0.5),
          f"The samples are {'noise' if T > 1 else 'all alike'} at --temperature {T}.",
          seen(m, "entropy", "no_signal"), "--temperature 1"),
-        # healthy: 0.022 (PPO), 1.4, and 4 times the start; --lr 2e-3: kl_old 0.1
-        (m["kl_old"].most > 0.05 or m["kl"].most > 10 or norm.most > 100 * norm.start
+        # healthy: 0.022 (PPO), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
+        (m["kl_old"].most > 0.1 or m["kl"].most > 10 or norm.most > 100 * norm.start
          or (accuracy.end < 0.2 * accuracy.start and not m["reward"].rises),
          "The updates are too large.", seen(m, "accuracy", "kl_old", "kl", "grad_norm"),
          f"a tenth of --lr {options.get('lr')}; --target_kl 0.03 ends updates in time"),
@@ -95,7 +95,7 @@ def of_its_samples(m, samples, options):
          "token that ends its turns, or take a chat model"),
         (cut and not endless, "Answers are cut off.", seen(m, "truncated", "length", texts=wrong),
          f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts"),
-        (m[f"no_signal/{first}"].mean > 0.6, what,  # healthy: 0.4; a small, bad model: 0.7
+        (m[f"no_signal/{first}"].start > 0.6, what,  # healthy: 0.2; a bad model: 0.7
          seen(m, f"no_signal/{first}", "accuracy", texts=shown), cure)]
 
 
@@ -113,7 +113,7 @@ def of_its_course(m, samples, options):
         (away or m["length"].end < 0.5 * m["length"].start,
          f"The length {'runs away' if away else 'collapses'}.",
          seen(m, "length", "truncated", texts=last), "find out which reward pays for it"),
-        (m["entropy"].end < 0.5 * m["entropy"].start and m["accuracy"].end < 0.9,
+        (m["entropy"].end < 0.5 * m["entropy"].start and m["no_signal"].end > 0.5,
          "The entropy collapses.", seen(m, "entropy", "no_signal", texts=last),
          "lower --lr, raise --clip_high or --beta, or find the safe answer that pays"),
         # healthy: 0.02, GSPO 0.3; a range of 1e-6: 0.3
