@@ -109,7 +109,7 @@ def test_a_fault_is_named_first(words, what, found):
     ("", "The questions are too hard"),
     ("--rewards code_accuracy code_format", "The format is never met"),
     ("--lr 1e-5 --rewards own:even", "The updates hardly move"),
-    ("--lr 0.03 --mu 1 --minibatches 1 --beta 0 --steps 40 --rewards own:even",
+    ("--lr 0.1 --mu 1 --minibatches 1 --beta 0 --steps 24 --rewards own:even",
      "The updates are too large"),
     ("--clip_low 1e-6 --clip_high 1e-6 --rewards own:even", "The clip takes the gradient away"),
     ("--steps 16 --max_new_tokens 24 --rewards own:longer", "The length runs away"),
