@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 
 def questions(folder, answer):
     """Write questions of the toy with these answers. answer: a function of the row."""
-    rows = [toy.question(i) for i in range(200)]
+    rows = [toy.question(i) for i in range(400)]
     files.write(folder / "questions.jsonl", files.as_lines(
         {"question": row["question"], "answer": answer(row)} for row in rows))
 
@@ -97,7 +97,7 @@ def named_first(findings, what):
     ("--temperature 3", "The samples are noise"),
     ("--temperature 0.05 --rewards own:even", "The samples are all alike"),
     ("--lr 0.1 --rewards own:even", "The updates are too large"),
-    ("--lr 1e-8 --rewards own:even", "The updates hardly move"),
+    ("--lr 1e-8 --mu 1 --minibatches 1 --rewards own:even", "The updates hardly move"),
     ("--steps 16 --rewards own:even own:odd:3", "Another reward is gamed"),
 ])
 def test_a_fault_is_named_first(words, what, found):
@@ -212,7 +212,9 @@ def base(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [
-    "grpo", "cppo", "drgrpo", "dapo", "gspo", "gfpo", "gdpo", "pods", "ppo", "cppo_published"])
+    "grpo", "cppo", "drgrpo", "dapo", "gspo", "gdpo", "pods", "ppo", "cppo_published",
+    "gfpo --pruning_rate 0.25",  # at its 0.5 GFPO needs more steps than a test has
+])
 def test_a_run_that_learns_gets_no_finding(algorithm, base, found, tmp_path):
     assert not found(
         f"--algorithm {algorithm} --questions_per_step 4 --steps 32", model=base)
@@ -232,16 +234,37 @@ def rows_of(**metrics):
             for i in range(10)]
 
 
-def test_only_a_norm_that_grows_a_hundred_times_is_an_explosion(tmp_path):
-    samples = [{"answer": "2", "completions": [{"completion": "<answer>2</answer>"}]}] * 10
-    files.append(tmp_path / "samples.jsonl", *samples)
-    for largest, count in [(90, 0), (110, 1)]:
-        files.write(tmp_path / "metrics.jsonl",
-                    files.as_lines(rows_of(grad_norm=[1.0] * 9 + [largest])))
-        findings, _ = doctor.diagnosis(tmp_path)
-        assert len(findings) == count
-    named_first(findings, "The updates are too large")
-    assert "grad_norm 1 → 28 (at most 1.1e+02, step 10)" in findings[0]
+FALLS = [0.3] * 5 + [0.1] * 5
+RISES = [0.1] * 5 + [0.8] * 5
+
+
+@pytest.mark.parametrize("metrics, what", [
+    ({"kl_old": [0.0] * 9 + [0.09]}, None),
+    ({"kl_old": [0.0] * 9 + [0.11]}, "The updates are too large"),
+    ({"kl": [0.0] * 9 + [9.0]}, None),
+    ({"kl": [0.0] * 9 + [11.0]}, "The updates are too large"),
+    ({"grad_norm": [1.0] * 9 + [90.0]}, None),
+    ({"grad_norm": [1.0] * 9 + [110.0]}, "The updates are too large"),
+    ({"entropy": FALLS}, None),
+    ({"entropy": FALLS, "no_signal": RISES}, "The entropy collapses"),
+    ({"entropy": FALLS, "no_signal": RISES, "accuracy": RISES}, None),
+])
+def test_the_limits_one_by_one(metrics, what, tmp_path):
+    sample = {"answer": "2", "completions": [{"completion": "<answer>2</answer>"}]}
+    files.append(tmp_path / "samples.jsonl", *[sample] * 10)
+    files.append(tmp_path / "metrics.jsonl", *rows_of(**metrics))
+    findings, nothing = doctor.diagnosis(tmp_path)
+    if what:
+        named_first(findings, what)
+    else:
+        assert not findings and nothing.startswith("Nothing was found in 10 steps: accuracy")
+
+
+def test_the_evidence_names_metrics_steps_and_a_completion():
+    metrics = doctor.metrics_of(rows_of(length=[9.0] * 4 + [30.0] + [13.0] * 5))
+    said = doctor.seen(metrics, "length", "kl", texts=["a", "b", "c"])
+    assert said == ("length 9 → 13 (at most 30, step 5); kl 0.1 → 0.1 (at most 0.1, step 1); "
+                    "as 'b'")
 
 
 def test_a_rise_is_more_than_the_steps_vary():
