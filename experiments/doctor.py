@@ -87,7 +87,7 @@ def of_its_samples(m, samples, options):
          seen(m, "entropy", "no_signal"), "--temperature 1"),
         # healthy: 0.022 (PPO), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
         (m["kl_old"].most > 0.1 or m["kl"].most > 10 or norm.most > 100 * norm.start
-         or (accuracy.end < min(accuracy.start / 5, accuracy.start - 0.1) and not m["reward"].rises),
+         or accuracy.end < min(accuracy.start / 5, accuracy.start - 0.1) and not m["reward"].rises,
          "The updates are too large.", seen(m, "accuracy", "kl_old", "kl", "grad_norm"),
          f"a tenth of --lr {options.get('lr')}; --target_kl 0.03 ends updates in time"),
         (cut and endless, "Answers do not end: the model has no EOS.",  # healthy: 0.02

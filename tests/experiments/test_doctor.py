@@ -98,7 +98,7 @@ def named_first(findings, what):
     ("--temperature 0.05 --rewards own:even", "The samples are all alike"),
     ("--lr 0.1 --rewards own:even", "The updates are too large"),
     ("--lr 1e-8 --mu 1 --minibatches 1 --rewards own:even", "The updates hardly move"),
-    ("--steps 16 --rewards own:even own:odd:3", "Another reward is gamed"),
+    ("--steps 24 --rewards own:even own:odd:3", "Another reward is gamed"),
 ])
 def test_a_fault_is_named_first(words, what, found):
     named_first(found(words), what)
@@ -110,9 +110,10 @@ def test_a_fault_is_named_first(words, what, found):
     ("--lr 1e-5 --rewards own:even", "The updates hardly move"),
     ("--lr 0.1 --mu 1 --minibatches 1 --beta 0 --steps 24 --rewards own:even",
      "The updates are too large"),
-    ("--clip_low 1e-6 --clip_high 1e-6 --rewards own:even", "The clip takes the gradient away"),
+    ("--lr 5e-5 --clip_low 1e-6 --clip_high 1e-6 --rewards own:even",
+     "The clip takes the gradient away"),
     ("--steps 16 --max_new_tokens 24 --rewards own:longer", "The length runs away"),
-    ("--steps 24 --lr 2e-4 --rewards own:shorter", "The length collapses"),
+    ("--steps 40 --lr 2e-4 --rewards own:shorter", "The length collapses"),
 ])
 def test_a_slower_fault_is_named_first(words, what, found):
     named_first(found(words), what)
