@@ -18,7 +18,7 @@ from engine.base.errors import UserError
 from engine.run.folder import options_file, options_of
 from engine.run.options import run_program
 from engine.run.state import LEAST_MOVE
-from rewards import extract_answer, gold_answer, same_number
+from rewards import extract_answer, extract_code, gold_answer, same_number
 
 # start: mean of an eighth of the values; end: of a quarter; most: the largest, at `step`
 Metric = namedtuple("Metric", "start end mean most step rises count", defaults=[0.0] * 7)
@@ -59,14 +59,15 @@ def of_its_samples(m, samples, options):
     """Findings of a run whose accuracy does not rise: what it samples, and what is right of it."""
     T, accuracy, norm = options.get("temperature", 1.0), m["accuracy"], m["grad_norm"]
     first, *others = [name[7:] for name in m if name.startswith("reward/")]
-    texts = [(row["completion"], extract_answer(row["completion"]), gold_answer(sample["answer"]))
-             for sample in samples for row in sample["completions"]]
+    texts = [(x, extract_answer(x) or extract_code(x), gold_answer(sample["answer"]))
+             for sample in samples for x in (row["completion"] for row in sample["completions"])]
     right, wrong = [], []
     for x, own, gold in texts:
         (right if own and (own == gold or same_number(own, gold)) else wrong).append(x)
     late = [x for x, *_ in texts if extract_answer(x[: len(x) // 2])]  # had room, and went on
     endless, cut = len(late) > 0.3 * len(texts), m["truncated"].start > 0.2 and accuracy.mean < 0.5
-    never, no_form = accuracy.mean < 0.01, sum(bool(own) for _, own, _ in texts) < len(texts) / 20
+    never, free = accuracy.mean < 0.01, first == "number_accuracy"  # free: it asks for no form
+    no_form = not free and sum(bool(own) for _, own, _ in texts) < len(texts) / 20
     no_form |= any("format" in x and m[f"reward/{x}"].mean < 0.01 for x in others)
     kinds = [
         (never and no_form, "The format is never met.", wrong,
@@ -128,10 +129,10 @@ def of_its_course(m, samples, options):
 
 def diagnosis(run_dir):
     """(the three likeliest findings as sentences, what to say if there are none; no run: [])."""
-    rows, samples = files.read_whole(Path(run_dir, "metrics.jsonl")), []
+    rows = [row for row in files.read_whole(Path(run_dir, "metrics.jsonl")) if "step" in row]
     options, m = options_of(run_dir)[1] if options_file(run_dir) else {}, metrics_of(rows)
-    if len(rows) >= 8 and not m["accuracy"].rises:  # four for the start, four for the end
-        samples = files.read_whole(Path(run_dir, "samples.jsonl"))
+    stuck = len(rows) >= 8 and not m["accuracy"].rises  # four for the start, four for the end
+    samples = files.read_whole(Path(run_dir, "samples.jsonl")) if stuck else []
     tables = [of_any_run, of_its_samples, of_its_course] if samples else [of_any_run]
     found = [row for table in tables for row in table(m, samples[-200:], options) if row[0]][:3]
     return ([f"{what} Seen: {evidence}. Try: {cure}." for _, what, evidence, cure in found],

@@ -226,11 +226,12 @@ def test_a_run_that_learns_gets_no_finding(algorithm, base, found, tmp_path):
 # --- what is said ---
 
 
-def rows_of(**metrics):
-    """The rows of a run in which nothing else is wrong. metrics: {name: values of the steps}."""
-    usual = {"accuracy": 0.5, "reward": 0.5, "reward/a": 0.5, "no_signal": 0.1, "no_signal/a": 0.1,
-             "length": 9.0, "truncated": 0.0, "entropy": 0.3, "kl": 0.1, "kl_old": 0.001,
-             "clip_fraction": 0.01, "grad_norm": 1.0, "lr": 1e-3, "skipped_updates": 0}
+def rows_of(first="a", **metrics):
+    """The rows of a run in which nothing else is wrong. first: the name of its reward. metrics:
+    {name: values of the steps}."""
+    usual = {"accuracy": 0.5, "reward": 0.5, f"reward/{first}": 0.5, "no_signal": 0.1,
+             f"no_signal/{first}": 0.1, "length": 9.0, "truncated": 0.0, "entropy": 0.3, "kl": 0.1,
+             "kl_old": 0.001, "clip_fraction": 0.01, "grad_norm": 1.0, "lr": 1e-3}
     return [usual | {"step": i + 1} | {name: values[i] for name, values in metrics.items()}
             for i in range(10)]
 
@@ -259,6 +260,19 @@ def test_the_limits_one_by_one(metrics, what, tmp_path):
         named_first(findings, what)
     else:
         assert not findings and nothing.startswith("Nothing was found in 10 steps: accuracy")
+
+
+@pytest.mark.parametrize("reward, completion, what", [
+    ("a", "12", "The format is never met"),
+    ("number_accuracy", "12", "The questions are too hard"),
+    ("a", "```python\nprint(12)\n```", "The questions are too hard"),
+])
+def test_a_form_is_missed_only_if_the_reward_asks_for_one(reward, completion, what, tmp_path):
+    sample = {"answer": "2", "completions": [{"completion": completion}]}
+    files.append(tmp_path / "samples.jsonl", *[sample] * 10)
+    metrics = {"accuracy": [0.0] * 10, f"no_signal/{reward}": [1.0] * 10}
+    files.append(tmp_path / "metrics.jsonl", *rows_of(reward, **metrics))
+    named_first(doctor.diagnosis(tmp_path)[0], what)
 
 
 def test_the_evidence_names_metrics_steps_and_a_completion():
