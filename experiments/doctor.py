@@ -86,7 +86,7 @@ def of_its_samples(m, samples, options):
         ((T > 1.2 and m["entropy"].start > 1) or (T < 0.7 and m["no_signal"].start > 0.5),
          f"The samples are {'noise' if T > 1 else 'all alike'} at --temperature {T}.",
          seen(m, "entropy", "no_signal"), "--temperature 1"),
-        # healthy: 0.022 (PPO), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
+        # healthy: 0.024 (LoRA), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
         (m["kl_old"].most > 0.1 or m["kl"].most > 10 or norm.most > 100 * norm.start
          or accuracy.end < min(accuracy.start / 5, accuracy.start - 0.1) and not m["reward"].rises,
          "The updates are too large.", seen(m, "accuracy", "kl_old", "kl", "grad_norm"),
