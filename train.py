@@ -157,6 +157,11 @@ def main(argv):
             code = 130
         except (RuntimeError, OSError, FloatingPointError) as error:
             raise in_one_sentence(error, run.output_dir) from None
+        finally:
+            from experiments.doctor import diagnosis  # of a run that does not learn
+
+            for sentence in diagnosis(run.output_dir)[0]:
+                progress.note(sentence)
     ranks.stop()
     return code
 

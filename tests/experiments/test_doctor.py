@@ -1,0 +1,311 @@
+"""Why does my reward not rise? Each fault is made in a real run, and the doctor names it first."""
+
+import contextlib
+import shutil
+
+import pytest
+import torch
+
+import train
+from engine.base import files
+from engine.base.errors import UserError
+from engine.model.loading import load_model
+from engine.model.logprobs import completion_logprobs
+from engine.model.sampling import Sampler
+from engine.run.state import Run
+from engine.tasks import toy, toy_model
+from experiments import doctor
+from tests.training import CPU
+
+REWARDS = '''
+from rewards import extract_answer
+
+def even(completions, **columns):
+    """What a small model can learn: half of the answers are even."""
+    return [float((extract_answer(text) or "1")[-1] in "02468") for text in completions]
+
+def odd(completions, **columns):
+    return [1 - value for value in even(completions)]
+
+def zero(completions, **columns):
+    return [0.0] * len(completions)
+
+def one(completions, **columns):
+    return [1.0] * len(completions)
+
+def longer(completions, **columns):
+    return [len(text) / 100 for text in completions]
+
+def shorter(completions, **columns):
+    return [1 - len(text) / 500 for text in completions]
+
+def safe(completions, answer, **columns):
+    """The answer 5 costs nothing. Any other one, if it is wrong, costs much."""
+    given = [extract_answer(text) for text in completions]
+    return [1.0 if x == gold else 0.0 if x == "5" else -3.0 for x, gold in zip(given, answer)]
+
+def fails_on_thoughts(completions, **columns):
+    if any("<think>" in text for text in completions):
+        raise ValueError("a thought")
+    return even(completions)
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the rewards and with questions of the toy."""
+    folder = tmp_path_factory.mktemp("doctor")
+    (folder / "own.py").write_text(REWARDS)
+    questions(folder, lambda row: row["answer"])
+    return folder
+
+
+def questions(folder, answer):
+    """Write questions of the toy with these answers. answer: a function of the row."""
+    rows = [toy.question(i) for i in range(400)]
+    files.write(folder / "questions.jsonl", files.as_lines(
+        {"question": row["question"], "answer": answer(row)} for row in rows))
+
+
+@pytest.fixture
+def found(folder, tmp_path, small, monkeypatch):
+    """found(words of the command line) → what the doctor finds in this run."""
+    monkeypatch.setattr(Run, "draw", lambda self: None)
+
+    def found(words, model=small, data=folder):
+        words = [
+            "--model", str(model), "--dataset", f"{data}/questions.jsonl", "--output_dir",
+            str(tmp_path / "run"), "--algorithm", "grpo", "--questions_per_step", "2",
+            "--group_size", "8", "--steps", "10", "--lr", "3e-4", "--minibatches", "2",
+            "--max_new_tokens", "40", "--rewards", "toy_accuracy",
+            *words.replace("own:", f"{folder}/own.py:").split()]
+        with contextlib.suppress(UserError):  # if the run stops, because it failed too often
+            train.main(words)
+        return doctor.diagnosis(tmp_path / "run")[0]
+
+    return found
+
+
+def named_first(findings, what):
+    assert findings and findings[0].startswith(what), findings
+
+
+@pytest.mark.parametrize("words, what", [
+    ("--rewards own:one", "The reward pays wrong answers"),
+    ("--rewards own:fails_on_thoughts", "A reward function fails"),
+    ("--max_new_tokens 2", "Answers are cut off"),
+    ("--temperature 3", "The samples are noise"),
+    ("--temperature 0.05 --rewards own:even", "The samples are all alike"),
+    ("--lr 0.1 --rewards own:even", "The updates are too large"),
+    ("--lr 1e-8 --mu 1 --minibatches 1 --rewards own:even", "The updates hardly move"),
+    ("--steps 24 --rewards own:even own:odd:3", "Another reward is gamed"),
+])
+def test_a_fault_is_named_first(words, what, found):
+    named_first(found(words), what)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words, what", [
+    ("--rewards code_accuracy code_format", "The format is never met"),
+    ("--lr 1e-5 --rewards own:even", "The updates hardly move"),
+    ("--lr 0.1 --mu 1 --minibatches 1 --beta 0 --steps 24 --rewards own:even",
+     "The updates are too large"),
+    ("--lr 5e-5 --clip_low 1e-6 --clip_high 1e-6 --rewards own:even",
+     "The clip takes the gradient away"),
+    ("--steps 16 --max_new_tokens 24 --rewards own:longer", "The length runs away"),
+    ("--steps 40 --lr 2e-4 --rewards own:shorter", "The length collapses"),
+])
+def test_a_slower_fault_is_named_first(words, what, found):
+    named_first(found(words), what)
+
+
+# --- faults of the model ---
+
+
+def test_a_model_without_eos(found, small, tmp_path):
+    copy = shutil.copytree(small, tmp_path / "model")
+    for path in copy.glob("*config.json"):
+        text = path.read_text().replace('"eos_token_id": 1', '"eos_token_id": 0')
+        path.write_text(text.replace('"eos_token": "<eos>"', '"eos_token": "<pad>"'))
+    named_first(found("", model=copy), "Answers do not end: the model has no EOS")
+
+
+def test_a_model_that_knows_no_form(found, tmp_path):
+    torch.manual_seed(0)
+    tokenizer = toy_model.make_tokenizer()
+    for part in (toy_model.make_model(tokenizer), tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    named_first(found("", model=tmp_path / "model"), "The format is never met")
+
+
+@pytest.fixture(scope="module")
+def drilled(small, tmp_path_factory):
+    """A model that has learned to answer 2 to everything."""
+    model, tokenizer = load_model(small, CPU)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    tokens = torch.tensor([tokenizer.encode(f"<answer>2</answer>{tokenizer.eos_token}")] * 8)
+    for i in range(25):
+        prompts = [tokenizer.encode(toy.question(8 * i + j)["question"]) for j in range(8)]
+        logp = completion_logprobs(model, prompts, tokens, torch.full((8,), tokens.shape[1]))
+        (-logp.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    folder = tmp_path_factory.mktemp("drilled")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("answer, what", [
+    (lambda row: "2", "The questions are too easy"),
+    (lambda row: "3", "The questions are too hard"),
+    (lambda row: "2" if "1" in row["question"] else "3", "A question is always right or always"),
+])
+def test_questions_of_which_nothing_can_be_learned(answer, what, found, drilled, tmp_path):
+    questions(tmp_path, answer)
+    named_first(found("", model=drilled, data=tmp_path), what)
+
+
+@pytest.mark.slow
+def test_a_policy_that_falls_for_a_safe_answer(found, tmp_path, monkeypatch):
+    monkeypatch.setattr(toy, "THINKING_SHARE", 0.0)
+    torch.manual_seed(0)
+    tokenizer = toy_model.make_tokenizer()
+    guesser = toy_model.make_model(tokenizer)
+    toy_model.warm_start(guesser, tokenizer, steps=80, batch_size=32)
+    for part in (guesser, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    findings = found("--steps 40 --beta 0 --rewards own:safe", model=tmp_path / "model")
+    named_first(findings, "The entropy collapses")
+    assert "as '<answer>5</answer>'" in findings[0]
+
+
+def test_a_sampler_with_other_weights(found, monkeypatch):
+    sample = Sampler.sample
+
+    def perturbed(self, *args, **options):
+        own = {name: p.clone() for name, p in self.model.state_dict().items()}
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p += 0.1 * p.std() * torch.randn(p.shape, generator=generator)
+        try:
+            return sample(self, *args, **options)
+        finally:
+            self.model.load_state_dict(own)
+
+    monkeypatch.setattr(Sampler, "sample", perturbed)
+    named_first(found("--steps 3 --rewards own:even"), "Sampler and trainer disagree")
+
+
+# --- healthy runs ---
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The toy's base model."""
+    folder = tmp_path_factory.mktemp("base")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return folder / toy_model.base()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [
+    "grpo", "cppo", "drgrpo", "dapo", "gspo", "gdpo", "pods", "cppo_published",
+    "ppo --critic_lr 1e-3",  # the toy's
+    "gfpo --pruning_rate 0.25",  # at its 0.5 GFPO needs more steps than a test has
+])
+def test_a_run_that_learns_gets_no_finding(algorithm, base, found, tmp_path):
+    assert not found(
+        f"--algorithm {algorithm} --questions_per_step 4 --steps 32", model=base)
+    metrics = doctor.metrics_of(files.read(tmp_path / "run/metrics.jsonl"))
+    assert metrics["accuracy"].rises
+
+
+# --- what is said ---
+
+
+def rows_of(first="a", **metrics):
+    """The rows of a run in which nothing else is wrong. first: the name of its reward. metrics:
+    {name: values of the steps}."""
+    usual = {"accuracy": 0.5, "reward": 0.5, f"reward/{first}": 0.5, "no_signal": 0.1,
+             f"no_signal/{first}": 0.1, "length": 9.0, "truncated": 0.0, "entropy": 0.3, "kl": 0.1,
+             "kl_old": 0.001, "clip_fraction": 0.01, "grad_norm": 1.0, "lr": 1e-3}
+    return [usual | {"step": i + 1} | {name: values[i] for name, values in metrics.items()}
+            for i in range(10)]
+
+
+FALLS = [0.3] * 5 + [0.1] * 5
+RISES = [0.1] * 5 + [0.8] * 5
+
+
+@pytest.mark.parametrize("metrics, what", [
+    ({"kl_old": [0.0] * 9 + [0.09]}, None),
+    ({"kl_old": [0.0] * 9 + [0.11]}, "The updates are too large"),
+    ({"kl": [0.0] * 9 + [9.0]}, None),
+    ({"kl": [0.0] * 9 + [11.0]}, "The updates are too large"),
+    ({"grad_norm": [1.0] * 9 + [90.0]}, None),
+    ({"grad_norm": [1.0] * 9 + [110.0]}, "The updates are too large"),
+    ({"entropy": FALLS}, None),
+    ({"entropy": FALLS, "no_signal": RISES}, "The entropy collapses"),
+    ({"entropy": FALLS, "no_signal": RISES, "accuracy": RISES}, None),
+])
+def test_the_limits_one_by_one(metrics, what, tmp_path):
+    sample = {"answer": "2", "completions": [{"completion": "<answer>2</answer>"}]}
+    files.append(tmp_path / "samples.jsonl", *[sample] * 10)
+    files.append(tmp_path / "metrics.jsonl", *rows_of(**metrics))
+    findings, nothing = doctor.diagnosis(tmp_path)
+    if what:
+        named_first(findings, what)
+    else:
+        assert not findings and nothing.startswith("Nothing was found in 10 steps: accuracy")
+
+
+@pytest.mark.parametrize("reward, completion, what", [
+    ("a", "12", "The format is never met"),
+    ("number_accuracy", "12", "The questions are too hard"),
+    ("a", "```python\nprint(12)\n```", "The questions are too hard"),
+])
+def test_a_form_is_missed_only_if_the_reward_asks_for_one(reward, completion, what, tmp_path):
+    sample = {"answer": "2", "completions": [{"completion": completion}]}
+    files.append(tmp_path / "samples.jsonl", *[sample] * 10)
+    metrics = {"accuracy": [0.0] * 10, f"no_signal/{reward}": [1.0] * 10}
+    files.append(tmp_path / "metrics.jsonl", *rows_of(reward, **metrics))
+    named_first(doctor.diagnosis(tmp_path)[0], what)
+
+
+def test_the_evidence_names_metrics_steps_and_a_completion():
+    metrics = doctor.metrics_of(rows_of(length=[9.0] * 4 + [30.0] + [13.0] * 5))
+    said = doctor.seen(metrics, "length", "kl", texts=["a", "b", "c"])
+    assert said == ("length 9 → 13 (at most 30, step 5); kl 0.1 → 0.1 (at most 0.1, step 1); "
+                    "as 'b'")
+
+
+def test_a_rise_is_more_than_the_steps_vary():
+    for values, rises in [([0.1, 0.2] * 5, False), ([0.1, 0.2] * 2 + [0.3] * 6, True),
+                          ([0.5] * 10, False), ([0.3] * 4 + [0.1] * 6, False)]:
+        assert doctor.metrics_of(rows_of(accuracy=values))["accuracy"].rises == rises
+
+
+@pytest.mark.parametrize("words, what", [
+    ("--rewards own:zero", "The reward never fires"),
+    ("--lr 1e9 --rewards own:even", "Updates are skipped"),
+])
+def test_train_says_the_same_at_its_end_also_if_it_stops(words, what, found, capsys):
+    findings = found(words)
+    named_first(findings, what)
+    assert capsys.readouterr().out.splitlines()[-len(findings):] == findings
+
+
+def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
+    for words in ([], [str(tmp_path)], [str(tmp_path / "none")], ["--help"], ["a", "b"]):
+        with pytest.raises(UserError, match="name the folder of a run"):
+            doctor.main(words)
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match="name the folder of a run"):
+        doctor.main([str(tmp_path)])
+    files.append(tmp_path / "metrics.jsonl", *rows_of(accuracy=[i / 10 for i in range(10)]))
+    doctor.main([str(tmp_path)])
+    said = capsys.readouterr().out
+    assert said.startswith("Nothing was found in 10 steps: accuracy 0.15 → 0.75")
