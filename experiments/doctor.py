@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
 from engine.base.errors import UserError
-from engine.run.folder import options_file, options_of
+from engine.run.folder import options_of
 from engine.run.options import run_program
 from engine.run.state import LEAST_MOVE
 from rewards import extract_answer, extract_code, gold_answer, same_number
@@ -129,10 +129,10 @@ def of_its_course(m, samples, options):
 
 def diagnosis(run_dir):
     """(the three likeliest findings as sentences, what to say if there are none; no run: [])."""
-    rows = [row for row in files.read_whole(Path(run_dir, "metrics.jsonl")) if "step" in row]
-    options, m = options_of(run_dir)[1] if options_file(run_dir) else {}, metrics_of(rows)
+    rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
+    options, m = options_of(run_dir)[1] if rows else {}, metrics_of(rows)
     stuck = len(rows) >= 8 and not m["accuracy"].rises  # four for the start, four for the end
-    samples = files.read_whole(Path(run_dir, "samples.jsonl")) if stuck else []
+    samples = files.read(Path(run_dir, "samples.jsonl")) if stuck else []
     tables = [of_any_run, of_its_samples, of_its_course] if samples else [of_any_run]
     found = [row for table in tables for row in table(m, samples[-200:], options) if row[0]][:3]
     return ([f"{what} Seen: {evidence}. Try: {cure}." for _, what, evidence, cure in found],
