@@ -7,6 +7,9 @@ goes.
     python experiments/reproduce.py --table keep           which completions to keep
     python experiments/reproduce.py --table group          the group size
     python experiments/reproduce.py --table family         GRPO and its relatives side by side
+    python experiments/reproduce.py --table newer          GRPO and the newer relatives
+    python experiments/reproduce.py --table unbiased       CPPO, and pruning that is drawn and
+                                                           weighed
     python experiments/reproduce.py --table ppo            what a critic costs, and what it gives
     python experiments/reproduce.py --table length         GFPO on a base model whose thoughts are
                                                            too long
@@ -84,7 +87,8 @@ PAPER = {
 @dataclass
 class Config:
     table: str = option(
-        "all", "1, speed, keep, group, family, ppo, length, controls, together, factorial, or all"
+        "all", "1, speed, keep, group, family, newer, unbiased, ppo, length, controls, together, "
+        "factorial, or all"
     )
     seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
     quick: bool = option(
@@ -154,7 +158,16 @@ for g in (4, 8, 16, 32):
     GROUP[f"P=0.75, G={g}"] = cppo("both", 0.75, **size)._replace(baseline=f"GRPO, G={g}")
 
 # every algorithm as in its paper, and GSPO with CPPO's pruning
-FAMILY = {name: own(name) for name in ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
+NEWER = ("cispo", "sapo", "rloo", "lite_ppo", "maxrl")  # in a table of their own, made later
+FAMILY = {name: own(name) for name in ALGORITHMS if name not in NEWER} | {
+    "gspo + cppo": own("gspo", keep="largest_abs")}
+NEWER = {name: own(name) for name in ("grpo", *NEWER)}
+
+# CPPO beside a choice that is drawn and weighed, so that its gradient is GRPO's on average
+UNBIASED = {
+    f"{rule}, P={p}": cppo(rule, p, keep=rule)._replace(baseline=f"largest_abs, P={p}")
+    for p in (0.5, 0.75, 0.875) for rule in ("largest_abs", "unbiased")
+}
 
 # PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with
 # PPO's μ, and PPO with GRPO's
@@ -253,6 +266,8 @@ TABLES = {
     "keep": Table("Which completions to keep", 1024, KEEP, ACCURACY),
     "group": Table("Group size", 1024, GROUP, ACCURACY_SECONDS),
     "family": Table("The family", 1024, FAMILY, ACCURACY_LENGTH_KL, ("kl", "memory")),
+    "newer": Table("The newer relatives", 1024, NEWER, ACCURACY_LENGTH_KL, ("kl",)),
+    "unbiased": Table("Unbiased pruning", 1024, UNBIASED, ACCURACY),
     "ppo": Table("With a critic, and without", 1024, CRITIC, plot.phases, ("kl", "memory")),
     "length": Table("GFPO and a long-winded base model", 1024, LENGTH, ACCURACY_LENGTH_KL, ("kl",),
                     base="wordy"),

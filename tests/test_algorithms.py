@@ -381,7 +381,7 @@ def test_what_is_drawn_with_chances_is_right_on_average(rule, k):
     A, f = group_advantages(rewards), torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
     found = []
     for seed in range(3000):
-        rows, own = rule(SimpleNamespace(seed=seed), A, k)
+        rows, own = rule(SimpleNamespace(seed=seed, trainable=torch.ones(5, 16).bool()), A, k)
         assert len(rows) == 5 * k
         found.append(torch.zeros(80).index_copy(0, rows, own).view(5, 16).mul(f).sum(1) / k)
     found = torch.stack(found)

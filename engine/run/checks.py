@@ -29,6 +29,8 @@ REFUSED = [
      "needs something to evaluate: set --eval_dataset"),
     ({"stop_kl", "refresh_reference"}, lambda o, a: a.beta,
      "needs a reference model: set --beta above 0"),
+    ({"clip_low", "clip_high"}, lambda o, a: o.algorithm != "sapo",
+     "does not fit sapo, which has a soft gate in place of the clip: leave it out"),
     ({"merge_lora"}, lambda o, a: o.lora,
      "has nothing to merge: give the adapters' rank too, for example --lora 16"),
 ]
@@ -213,6 +215,9 @@ def check_filled_in(options, algorithm, usual):
     if options.overlong_cache is not None and options.overlong_cache > longest:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({longest}), not "
                         f"{options.overlong_cache}.")
+    if options.importance_low and options.importance_low >= (options.importance_cap or 0):
+        raise UserError("--importance_low needs a larger --importance_cap: IcePop takes "
+                        "--importance_low 0.5 --importance_cap 5.")
     if algorithm.over_kept and algorithm.k < 2:
         raise UserError(f"{options.keep} keeps 1 completion of a question, which has nothing to be "
                         "compared with: lower --pruning_rate.")
