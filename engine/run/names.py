@@ -24,8 +24,7 @@ THEIRS = {
                  "importance_sampling_level loss_mode",
     "max_rollouts": "filter_groups",
     "mask_truncated": "mask_truncated_completions",
-    "importance_cap": "vllm_importance_sampling_mode vllm_importance_sampling_clip_max rollout_is "
-                      "rollout_is_threshold",
+    "importance_cap": "vllm_importance_sampling_mode rollout_is",
     "importance_low": "vllm_importance_sampling_clip_min",
     "lr": "learning_rate",
     "warmup": "warmup_steps lr_warmup_steps_ratio",
