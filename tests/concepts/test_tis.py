@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from family.tis import truncated_importance_weights
-from tests.examples import mask_of, seeded
+from grpo import grpo_loss
+from tests.examples import TinyPolicy, mask_of, seeded
 
 # --- the definition -------------------------------------------------------------------------------
 
@@ -98,6 +99,32 @@ def test_icepop_loses_the_whole_of_what_it_leaves_out():
     trusted = (low <= ratio) & (ratio <= cap)
     assert 0 < trusted.sum() < 8
     torch.testing.assert_close(expectation(cap, low), (OLD.exp() * F)[trusted].sum())
+
+
+# --- the gradient, over all completions of a tiny policy ------------------------------------------
+
+
+def test_the_corrected_gradient_is_that_of_a_policy_that_takes_one_token_between_the_samplers():
+    """The sampler draws the tokens before, π_old takes one, and the sampler goes on. The weights
+    correct no more than this one token. So without a cap the gradient is that of
+    Σ_prefix P_sampler(prefix) Σ_o π(o | prefix) E_sampler[R | prefix, o]."""
+    theta = TinyPolicy.table(1).requires_grad_()
+    sampler = theta.detach() + torch.randn(7, 3, generator=seeded(5), dtype=torch.float64)
+    P, pi = TinyPolicy.probabilities(sampler), theta.softmax(1)
+    logp, drawn, mask = TinyPolicy.logp(theta), TinyPolicy.logp(sampler), TinyPolicy.MASK
+
+    weights = truncated_importance_weights(logp, drawn, mask, cap=1e9) * P[:, None] * mask
+    loss, _ = grpo_loss(logp, logp.detach(), TinyPolicy.REWARDS, mask, beta=0.0, weights=weights)
+    (corrected,) = torch.autograd.grad(-loss, theta, retain_graph=True)
+
+    expected = 0.0
+    for row, prefix in enumerate(TinyPolicy.PREFIXES):
+        for o in range(3):
+            after = [TinyPolicy.COMPLETIONS[i][: len(prefix) + 1] == (*prefix, o)
+                     for i in range(15)]
+            chance = P[after].sum() / sampler[row].softmax(0)[o]  # of the prefix
+            expected += chance * pi[row, o] * (P * TinyPolicy.REWARDS)[after].sum() / P[after].sum()
+    torch.testing.assert_close(corrected, torch.autograd.grad(expected, theta)[0])
 
 
 # --- input at the edge ----------------------------------------------------------------------------
