@@ -38,7 +38,7 @@ WAYS = {
 @dataclass
 class Options:
     error: float = option(0.05, "how often the sampler draws any token")
-    questions: int = option(256, "of a run")
+    questions: int = option(640, "of a run")
     seeds: int = option(3, "how many runs of each way")
     output: str = option("experiments/results", "folder of the two files")
 

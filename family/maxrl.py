@@ -12,8 +12,8 @@ over all N, which is 0 on average. This is a policy gradient with the advantages
     A_i = (r_i − mean(r)) / mean(r)          and 0 if no answer is right
 
 So ∇J_N = w(p) ∇p, with w = (1 − (1−p)^N) / p between REINFORCE's 1 and maximum likelihood's 1/p.
-Without the subtraction for groups with K = 0 the order is exactly N − 1, as test_maxrl shows by
-enumeration: such a group would have added (1−p)^(N−1) ∇p.
+The paper leaves groups with K = 0 out, also from the subtraction. On average they would have added
+(1−p)^(N−1) ∇p, so the gradient is that of order N − 1 (test_maxrl shows it by enumeration).
 
 The loss of the row is the one of the authors' code (github.com/tajwarfahim/maxrl): a mean over
 tokens, no KL term, one update on each batch.

@@ -348,12 +348,14 @@ def reinforce(
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_row_has_the_numbers_of_its_own_loss(name):
-    """No row keeps those of another loss. GFPO's and PPO's β are their papers'."""
+    """No row keeps those of another loss. GFPO's and PPO's β are their papers', and so is the 0 of
+    those that take GRPO's loss with one update."""
     row, numbers = ALGORITHMS[name], {}
     for function in (grpo_loss, getattr(row.loss, "func", row.loss)):  # the rest is grpo_loss's
         numbers |= {k: p.default for k, p in inspect.signature(function).parameters.items()}
     numbers["clip_high"] = numbers["clip_high"] or numbers["clip_low"]
     of_papers = {"gfpo": 0.001, "gfpo_adaptive": 0.001, "ppo": 0.02}
+    of_papers |= {"rloo": 0.0, "lite_ppo": 0.0, "maxrl": 0.0}
     numbers["beta"] = of_papers.get(name, numbers["beta"])
     for number in ("beta", "clip_low", "clip_high"):
         assert getattr(row, number) == numbers[number]

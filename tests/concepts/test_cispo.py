@@ -92,6 +92,7 @@ def test_a_rare_good_token_that_has_become_likely_keeps_its_gradient():
 @pytest.mark.parametrize("junk", [50.0, math.inf, math.nan])
 def test_padding_counts_for_nothing_whatever_stands_there(junk):
     dirty = LOGP.masked_fill(~THREE["mask"], junk).requires_grad_()
+    assert cispo_loss(dirty, *OTHERS)[0].item() == pytest.approx(VERL[0], abs=1e-6)
     found, stats = gradient(dirty, *OTHERS)
     torch.testing.assert_close(found, VERL[1], rtol=0, atol=1e-6)
     assert all(value.isfinite() for value in stats.values())
