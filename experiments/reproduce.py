@@ -158,10 +158,10 @@ for g in (4, 8, 16, 32):
     GROUP[f"P=0.75, G={g}"] = cppo("both", 0.75, **size)._replace(baseline=f"GRPO, G={g}")
 
 # every algorithm as in its paper, and GSPO with CPPO's pruning
-NEWER = ("cispo", "sapo", "rloo", "lite_ppo", "maxrl")  # in a table of their own, made later
-FAMILY = {name: own(name) for name in ALGORITHMS if name not in NEWER} | {
+LATER = ("cispo", "sapo", "rloo", "lite_ppo", "maxrl")  # they have a table of their own
+FAMILY = {name: own(name) for name in ALGORITHMS if name not in LATER} | {
     "gspo + cppo": own("gspo", keep="largest_abs")}
-NEWER = {name: own(name) for name in ("grpo", *NEWER)}
+NEWER = {name: own(name) for name in ("grpo", *LATER)}
 
 # CPPO beside a choice that is drawn and weighed, so that its gradient is GRPO's on average
 UNBIASED = {
