@@ -24,27 +24,40 @@ import torch
 
 import allocate
 from cppo import batch_rows, keep_count, prune, prune_pooled
+from family.cispo import cispo_loss
 from family.dapo import dapo_loss, token_mean_weights
 from family.drgrpo import constant_weights, drgrpo_loss
 from family.gdpo import decoupled_advantages
 from family.gfpo import adaptive_k, retain, token_efficiency
 from family.gspo import gspo_loss
+from family.lite_ppo import batch_std_advantages
+from family.maxrl import mean_normalized_advantages
 from family.pods import max_variance_subset
 from family.ppo import ppo_loss
+from family.rloo import leave_one_out_advantages
+from family.sapo import sapo_loss
+from family.unbiased import chances, draw, weighed
 from grpo import group_advantages, grpo_loss, sequence_mean_weights
 
 # --- step 3: advantages(rollout) → (Q, G) ---
 
 
-def of_the_sum(rollout, **options):
+def of_the_sum(rollout, function=group_advantages, **options):
     """GRPO: add the rewards up, then compare the sums within each group."""
-    return group_advantages(rollout.total, **options)
+    return function(rollout.total, **options)
 
 
 def of_each_reward(rollout):
     """GDPO: compare each reward by itself. The last normalisation is over all devices."""
     decoupled = partial(decoupled_advantages, weights=rollout.reward_weights)
     return rollout.over_all_devices(decoupled)
+
+
+def over_the_batch(rollout):
+    """Lite PPO: add the rewards up, then compare with the group. The std is over all devices."""
+    weights = torch.tensor(rollout.reward_weights)
+    return rollout.over_all_devices(
+        lambda rewards: batch_std_advantages(torch.tensordot(weights, rewards, dims=1)))
 
 
 def scores(rollout):
@@ -70,6 +83,15 @@ def by_advantage(rollout, advantages, k, *, rule):
 def pooled(rollout, advantages, k):
     """CPPO's published code: the largest |A| of all questions of the device together."""
     return prune_pooled(advantages, len(advantages) * k, allowed=rollout.trainable)
+
+
+def unbiased(rollout, advantages, k):
+    """Drawn with chances in proportion to |A|, and weighed by their inverse."""
+    generator = torch.Generator().manual_seed(rollout.seed)
+    p = chances(advantages.abs().masked_fill(~rollout.trainable, 0.0).double(), k)
+    kept = draw(p, torch.rand((len(p), 1), dtype=p.dtype, generator=generator))
+    rows = kept.flatten().nonzero()[:, 0]
+    return rows, weighed(advantages, p).flatten()[rows]
 
 
 def smallest(metric, rollout, k):
@@ -108,7 +130,7 @@ KEEP = {
     "largest": partial(by_advantage, rule="largest"),
     "smallest_abs": partial(by_advantage, rule="smallest_abs"),
     "random": partial(by_advantage, rule="random"),
-    "pooled": pooled,
+    "pooled": pooled, "unbiased": unbiased,
     "shortest": shortest, "efficiency": efficiency, "max_variance": max_variance,
 }
 # GFPO's and PODS's rules: the mean and the std of the advantages are those of the kept completions
@@ -155,8 +177,8 @@ class Algorithm:
     loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats)
     token_weights: Callable
     beta: float  # weight of the KL term
-    clip_low: float
-    clip_high: float
+    clip_low: float | None  # None: the loss has no clip
+    clip_high: float | None
     advantages: Callable = of_the_sum
     keep: str | Callable = "all"  # a name of KEEP; resolved: the function
     pruning_rate: float = 0.0  # P: k = ⌊G(1−P)⌋ are kept of each question
@@ -177,6 +199,7 @@ class Algorithm:
     lam: float = 0.95  # PPO's λ
     target_kl: float | None = None  # the updates on a batch end if the KL exceeds it
     importance_cap: float | None = None
+    importance_low: float | None = None
     overlong_cache: int = 0
     mask_truncated: bool = False
 
@@ -227,6 +250,24 @@ ALGORITHMS = {
     "dapo": Algorithm(
         dapo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.28, max_rollouts=4,
         takes=(*grpo.takes, "max_rollouts"),
+    ),
+    "cispo": Algorithm(
+        cispo_loss, token_mean, beta=0.0, clip_low=1.0, clip_high=4.0,
+        takes=(*grpo.takes, "max_rollouts"),
+    ),
+    "sapo": Algorithm(sapo_loss, sequence_mean, beta=0.0, clip_low=None, clip_high=None),
+    # with one update every ratio is 1, so the clip never acts: REINFORCE
+    "rloo": Algorithm(
+        grpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
+        advantages=partial(of_the_sum, function=leave_one_out_advantages),
+    ),
+    "lite_ppo": Algorithm(
+        grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
+        advantages=over_the_batch,
+    ),
+    "maxrl": Algorithm(
+        grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
+        advantages=partial(of_the_sum, function=mean_normalized_advantages),
     ),
     "gspo": gspo,
     "gspo_token": replace(gspo, loss=partial(gspo_loss, token_level=True)),

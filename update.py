@@ -111,7 +111,8 @@ def accumulate(networks, minibatch, algorithm, sampling):
             batch.mask, minibatch.completions, minibatch.tokens, sampling.max_new_tokens)
         if algorithm.importance_cap:
             weights = weights * truncated_importance_weights(
-                batch.old_logp, sampled_logp, batch.mask, cap=algorithm.importance_cap)
+                batch.old_logp, sampled_logp, batch.mask, cap=algorithm.importance_cap,
+                low=algorithm.importance_low)
         if wants_entropy:
             options["entropy"] = entropy
         loss, stats = algorithm.loss(

@@ -1,5 +1,5 @@
-"""An algorithm of your own: one function and one row of the table. Here it is RLOO's advantage
-(2402.14740).
+"""An algorithm of your own: one function and one row of the table. Here it is OPO's advantage
+(2505.23585).
 
     torchrun examples/my_algorithm.py --algorithm mine --steps 20      all options of train.py
 """
@@ -15,15 +15,15 @@ from algorithms import ALGORITHMS
 from engine.run.options import run_program
 
 
-def leave_one_out(rollout):
-    """A_i = r_i − mean of the other G − 1 rewards of the question, (Q, G): not divided by the
-    std."""
-    r = rollout.total
-    G = r.shape[1]
-    # A_i = r_i − (Σ_j r_j − r_i) / (G − 1)
-    return r - (r.sum(1, keepdim=True) - r) / (G - 1)
+def by_length(rollout):
+    """A_i = r_i − Σ_j |o_j| r_j / Σ_j |o_j|, (Q, G): a long completion counts more in the
+    baseline."""
+    r, lengths = rollout.total, rollout.lengths
+    # b = Σ_j |o_j| r_j / Σ_j |o_j|
+    baseline = (lengths * r).sum(1, keepdim=True) / lengths.sum(1, keepdim=True)
+    return r - baseline
 
 
 if __name__ == "__main__":
-    ALGORITHMS["mine"] = replace(ALGORITHMS["grpo"], advantages=leave_one_out)
+    ALGORITHMS["mine"] = replace(ALGORITHMS["grpo"], advantages=by_length)
     run_program(train.main)

@@ -1,6 +1,6 @@
-"""A loss of your own: CISPO (MiniMax-M1, 2506.13585), and CISPO with a bonus for entropy.
+"""A loss of your own: dual clip (1912.09729, verl's clip_ratio_c), and a bonus for entropy.
 
-    torchrun examples/my_loss.py --algorithm cispo --steps 20      all options of train.py
+    torchrun examples/my_loss.py --algorithm dual_clip --steps 20      all options of train.py
 
 A loss takes, in the order and with the names below:
 
@@ -24,39 +24,40 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
+import torch
+
 import train
 from algorithms import ALGORITHMS
 from engine.run.options import run_program
-from grpo import kl_k3
+from grpo import clipped_surrogate, kl_k3
 
 
-def cispo_loss(
+def dual_clip_loss(
     logp, old_logp, advantages, mask,
     *, ref_logp=None, weights, beta, clip_low, clip_high,
 ):
-    """−Σ weights · (sg(ρ̂) A log π_θ − β KL). The ratio is a bounded weight, so no token loses its
-    gradient.
+    """GRPO's loss, with a bound for a bad token that has become likely: at A < 0 the ratio counts
+    as 3 at most.
 
-    The paper has no lower bound (so clip_low is 1 below). It does not give the upper one: 2 is our
-    choice.
+    GRPO's clip does not act there, so such a token alone can decide an update.
     """
-    # ρ̂ = clip(π_θ / π_old, 1 − ε_low, 1 + ε_high), without a gradient
-    ratio = (logp.detach() - old_logp).exp()
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    A, ratio = advantages[:, None], (logp - old_logp).exp()
+    surrogate = clipped_surrogate(ratio, A, clip_low=clip_low, clip_high=clip_high)
+    # max(min(ρA, clip(ρ)A), 3A) if A < 0
+    bounded = torch.where(A < 0, torch.maximum(surrogate, 3 * A), surrogate)
     kl = 0 if ref_logp is None else kl_k3(logp, ref_logp)
-    loss = -(weights * (bounded * advantages[:, None] * logp - beta * kl)).sum()
-    share = (weights * (ratio != bounded)).sum() / weights.sum().clamp(min=1e-12)
-    return loss, {"clip_fraction": share}
+    loss = -(weights * (bounded - beta * kl)).sum()
+    share = (weights * (bounded != surrogate)).sum() / weights.sum().clamp(min=1e-12)
+    return loss, {"clip_fraction": share.detach()}
 
 
-def cispo_and_entropy(logp, *rest, weights, entropy, **options):
-    """CISPO, and 0.001 for each nat of the mean entropy."""
-    loss, stats = cispo_loss(logp, *rest, weights=weights, **options)
+def with_entropy(logp, *rest, weights, entropy, **options):
+    """The same, and 0.001 for each nat of the mean entropy."""
+    loss, stats = dual_clip_loss(logp, *rest, weights=weights, **options)
     return loss - 0.001 * (weights * entropy).sum(), stats
 
 
 if __name__ == "__main__":
-    # a token mean, as in the paper
-    cispo = replace(ALGORITHMS["dapo"], loss=cispo_loss, clip_low=1.0, clip_high=2.0)
-    ALGORITHMS |= {"cispo": cispo, "cispo_entropy": replace(cispo, loss=cispo_and_entropy)}
+    dual_clip = replace(ALGORITHMS["grpo"], loss=dual_clip_loss)
+    ALGORITHMS |= {"dual_clip": dual_clip, "with_entropy": replace(dual_clip, loss=with_entropy)}
     run_program(train.main)

@@ -8,7 +8,8 @@ goes.
 
 - speed: pruning alone, larger batches alone, both; Amdahl's bound
 - keep: which completions to keep; group: the group size
-- family: GRPO and its relatives side by side; ppo: what a critic costs, and what it gives
+- family: GRPO and its relatives side by side; newer: the newer relatives; unbiased: CPPO, and
+  pruning that is drawn and weighed; ppo: what a critic costs, and what it gives
 - length: GFPO on a base model whose thoughts are too long
 - controls: what a sceptic asks: is it the pruning, or something else?
 - together: sampling more questions together than are trained on together
@@ -79,7 +80,8 @@ PAPER = {
 @dataclass
 class Config:
     table: str = option(
-        "all", "1, speed, keep, group, family, ppo, length, controls, together, factorial, or all"
+        "all", "1, speed, keep, group, family, newer, unbiased, ppo, length, controls, together, "
+        "factorial, or all"
     )
     seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
     quick: bool = option(
@@ -152,7 +154,16 @@ for g in (4, 8, 16, 32):
     }
 
 # every algorithm as in its paper, and GSPO with CPPO's pruning
-FAMILY = {name: own(name) for name in ALGORITHMS} | {"gspo + cppo": own("gspo", keep="largest_abs")}
+LATER = ("cispo", "sapo", "rloo", "lite_ppo", "maxrl")  # they have a table of their own
+FAMILY = {name: own(name) for name in ALGORITHMS if name not in LATER} | {
+    "gspo + cppo": own("gspo", keep="largest_abs")}
+NEWER = {name: own(name) for name in ("grpo", *LATER)}
+
+# CPPO beside a choice that is drawn and weighed, so that its gradient is GRPO's on average
+UNBIASED = {
+    f"{rule}, P={p}": cppo(rule, p, keep=rule)._replace(baseline=f"largest_abs, P={p}")
+    for p in (0.5, 0.75, 0.875) for rule in ("largest_abs", "unbiased")
+}
 
 # PPO's own μ is twice GRPO's, and each of its updates trains two networks. So GRPO also runs with
 # PPO's μ, and PPO with GRPO's
@@ -294,6 +305,8 @@ TABLES = {
     "keep": Table("Which completions to keep", 1024, KEEP, ACCURACY),
     "group": Table("Group size", 1024, GROUP, ACCURACY_SECONDS),
     "family": Table("The family", 1024, FAMILY, ACCURACY_LENGTH_KL, ("kl", "memory"), KL),
+    "newer": Table("The newer relatives", 512, NEWER, ACCURACY_LENGTH_KL, ("kl",), KL),
+    "unbiased": Table("Unbiased pruning", 512, UNBIASED, ACCURACY),
     "ppo": Table("With a critic, and without", 1024, CRITIC, plot.phases, ("kl", "memory"),
                  KL | OF_STEPS),
     "length": Table("GFPO and a long-winded base model", 1024, LENGTH, ACCURACY_LENGTH_KL, ("kl",),

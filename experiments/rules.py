@@ -7,6 +7,7 @@ counts.
 import torch
 
 from algorithms import KEEP
+from family.unbiased import chances, draw, weighed
 
 
 def distinct(rollout, advantages, k):
@@ -31,9 +32,7 @@ def distinct(rollout, advantages, k):
 # (Horvitz and Thompson) ---
 
 
-def importance(rollout, advantages, k):
-    """k completions of each question, with chances in proportion to |A|."""
-    return drawn(rollout, advantages, k, advantages.abs())
+importance = KEEP["unbiased"]  # with chances in proportion to |A|
 
 
 def half_of_each_sign(rollout, advantages, k):
@@ -42,41 +41,13 @@ def half_of_each_sign(rollout, advantages, k):
     weights = (side / side.sum(1, keepdim=True).clamp(min=1) for side in (positive, negative))
     # those of one sign stand side by side, so that k/2 of them are drawn and not only k/2 on
     # average
-    return drawn(rollout, advantages, k, sum(weights), order=advantages.argsort(1))
-
-
-def drawn(rollout, advantages, k, weights, order=None):
-    """(rows, advantages of these rows): k of each question, with a chance p in proportion to the
-    weights, 1 at most.
-
-    A kept completion has the advantage A · k/(G p). So the mean over the draws is GRPO's gradient,
-    if |o| or a constant divides it. weights: (Q, G).
-    """
-    G = advantages.shape[1]
-    p = chances(weights.double(), k)
-    order = torch.arange(G).expand_as(p) if order is None else order
-    # systematic sampling: of the points u, u+1, u+2, … each takes the completion in whose interval
-    # of width p it falls
-    ends = p.gather(1, order).cumsum(1)
+    order = advantages.argsort(1)
+    p = chances(sum(weights), k)
     u = torch.rand(
-        (len(p), 1), dtype=p.dtype, generator=torch.Generator().manual_seed(rollout.seed)
-    )
-    hit = (ends - u).ceil() > (ends - p.gather(1, order) - u).ceil()
-    rows = torch.zeros_like(hit).scatter(1, order, hit).flatten().nonzero()[:, 0]
-    own = advantages * k / (G * p.clamp(min=1e-12).float())
-    return rows, own.flatten()[rows]
-
-
-def chances(weights, k):
-    """p = min(1, c · weight) with Σ p = k in each row. If all weights of a row are 0: k/G."""
-    weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, torch.ones_like(weights))
-    certain = torch.zeros_like(weights, dtype=torch.bool)
-    for _ in range(k):
-        rest = weights.masked_fill(certain, 0.0)
-        c = (k - certain.sum(1, keepdim=True)) / rest.sum(1, keepdim=True).clamp(min=1e-300)
-        p = torch.where(certain, 1.0, c * rest)
-        certain = certain | (p >= 1)
-    return p.clamp(max=1.0)
+        (len(p), 1), dtype=p.dtype, generator=torch.Generator().manual_seed(rollout.seed))
+    kept = draw(p.gather(1, order), u)
+    rows = torch.zeros_like(kept).scatter(1, order, kept).flatten().nonzero()[:, 0]
+    return rows, weighed(advantages, p).flatten()[rows]
 
 
 # --- the mean length of the group's G completions in place of |o_i| ---

@@ -57,6 +57,16 @@ def by_loop(logp, old_logp, ref_logp, *, weight, low, high, beta=0.0):
     return loss, gradient
 
 
+# --- three completions of 3, 2 and 1 tokens, of which tests say what verl makes of them -----------
+
+THREE = {
+    "logp": torch.tensor([[-0.5, -1.0, -2.0], [-0.3, -3.0, -0.7], [-1.5, -0.2, -0.9]], dtype=F64),
+    "old_logp": torch.tensor([[-2.5, -1.1, -1], [-0.4, -0.5, -0.7], [-0.5, -0.3, -9]], dtype=F64),
+    "advantages": torch.tensor([1.0, -2.0, 0.5], dtype=F64),
+    "mask": mask_of([3, 2, 1]),
+}
+
+
 # --- a tiny policy --------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from engine.run.config import own_rule
 from experiments.rules import half_of_each_sign, importance, largest_abs_by_group
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
+from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
 from records import Batch, Rollout, into_minibatches, join
 
@@ -68,11 +69,26 @@ def test_the_advantages_of_each_algorithm(name):
     expected = {
         "drgrpo": rewards - 1, "ppo": rewards, "gdpo": compared / (compared.std() + 1e-4),
         "gfpo": (rewards - 1) / (0.5**0.5 + 1e-4),
-        "gfpo_adaptive": (rewards - 1) / (0.5**0.5 + 1e-4),
+        "gfpo_adaptive": (rewards - 1) / (0.5**0.5 + 1e-4), "rloo": 4 / 3 * (rewards - 1),
+        "maxrl": rewards - 1,  # the mean is 1
     }
     torch.testing.assert_close(
         resolve(name).advantages(a_rollout(rewards)), expected.get(name, compared)
     )
+
+
+def test_the_rows_have_the_numbers_of_their_own_loss():
+    """(loss, token weights, β, clip, μ): those of the papers, and not another row's."""
+    def numbers(name):
+        row = resolve(name)
+        loss, weights = row.loss.__name__, row.token_weights.__name__
+        return loss, weights, row.beta, row.clip_low, row.clip_high, row.mu, row.minibatches
+
+    once = (0.0, 0.2, 0.2, 1, 1)  # no KL, and every ratio is 1
+    assert numbers("cispo") == ("cispo_loss", "token_mean", 0.0, 1.0, 4.0, 2, 1)
+    assert numbers("sapo") == ("sapo_loss", "sequence_mean", 0.0, None, None, 2, 1)
+    assert numbers("rloo") == ("grpo_loss", "constant", *once)
+    assert numbers("lite_ppo") == numbers("maxrl") == ("grpo_loss", "token_mean", *once)
 
 
 def test_an_option_that_is_given_wins_over_the_row_and_a_row_over_the_default():
@@ -144,11 +160,23 @@ def test_gfpo_and_pods_take_the_advantages_over_those_they_keep():
 def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised():
     rewards = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     rollout = a_rollout(rewards, reward_weights=[2.0, 0.5])
+    total = 2 * rewards[0] + 0.5 * rewards[1]
     for name, expected in {
-        "grpo": group_advantages(2 * rewards[0] + 0.5 * rewards[1]),
+        "grpo": group_advantages(total), "lite_ppo": batch_std_advantages(total),
         "gdpo": decoupled_advantages(rewards, weights=[2.0, 0.5]),
     }.items():
         torch.testing.assert_close(resolve(name).advantages(rollout), expected)
+
+
+def test_lite_ppos_std_is_that_of_the_groups_of_all_devices(monkeypatch):
+    own, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[5.0, 9.0]])
+    alone = resolve("lite_ppo").advantages(a_rollout(own))
+    torch.testing.assert_close(alone, torch.tensor([[0.5, -0.5]]) / (0.5**0.5 + 1e-4))
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(ranks, "gather", lambda groups: [*groups, (1, other)])
+    std = torch.cat([own, other]).std() + 1e-4
+    together = resolve("lite_ppo").advantages(a_rollout(own))
+    torch.testing.assert_close(together, torch.tensor([[0.5, -0.5]]) / std)
 
 
 def test_the_rule_and_not_the_algorithm_says_over_which_completions_the_advantages_are_taken():
@@ -381,7 +409,7 @@ def test_what_is_drawn_with_chances_is_right_on_average(rule, k):
     A, f = group_advantages(rewards), torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
     found = []
     for seed in range(3000):
-        rows, own = rule(SimpleNamespace(seed=seed), A, k)
+        rows, own = rule(SimpleNamespace(seed=seed, trainable=torch.ones(5, 16).bool()), A, k)
         assert len(rows) == 5 * k
         found.append(torch.zeros(80).index_copy(0, rows, own).view(5, 16).mul(f).sum(1) / k)
     found = torch.stack(found)

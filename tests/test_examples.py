@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.base.files import own_function
-from examples.my_algorithm import leave_one_out
-from examples.my_loss import cispo_loss
+from examples.my_algorithm import by_length
+from examples.my_loss import dual_clip_loss
 from tests.training import one_step
 
 ROOT = Path(__file__).parents[1]
@@ -34,24 +34,25 @@ def test_a_reward_of_ones_own_pays_for_brevity():
     assert brevity(["", "x" * 20, "x" * 200], answer=["", "", ""]) == [1.0, 0.8, 0.0]
 
 
-def test_an_advantage_of_ones_own_compares_with_the_others():
-    A = leave_one_out(SimpleNamespace(total=torch.tensor([[1.0, 0, 0, 0], [2, 1, 1, 0]])))
-    expected = [[3.0, -1, -1, -1], [4, 0, 0, -4]]  # thirds
-    torch.testing.assert_close(3 * A, torch.tensor(expected))
+def test_an_advantage_of_ones_own_compares_with_a_mean_by_length():
+    lengths = torch.tensor([[1, 2, 2, 5], [3, 1, 1, 1]])
+    rewards = torch.tensor([[1.0, 0, 0, 0], [2, 1, 1, 0]])
+    A = by_length(SimpleNamespace(total=rewards, lengths=lengths))
+    expected = [[0.9, -0.1, -0.1, -0.1], [2 / 3, -1 / 3, -1 / 3, -4 / 3]]
+    torch.testing.assert_close(A, torch.tensor(expected))
 
 
-def test_a_loss_of_ones_own_bounds_the_ratio_and_keeps_every_gradient():
-    torch.manual_seed(0)
-    logp, old_logp, weights = torch.randn(3, 3, 4, dtype=torch.float64).unbind()
-    A, mask, weights = torch.tensor([1.0, -2.0, 0.5]), torch.ones(3, 4).bool(), weights.exp()
-    clip = {"weights": weights, "beta": 0.0, "clip_low": 1.0, "clip_high": 0.5}
-    loss, stats = cispo_loss(logp.requires_grad_(), old_logp, A, mask, **clip)
-    ratio = (logp.detach() - old_logp).exp()
-    # ∂ loss / ∂ log π = −w min(ρ, 1.5) A
-    gradient = -weights * ratio.clamp(max=1.5) * A[:, None]
-    torch.testing.assert_close(torch.autograd.grad(loss, logp)[0], gradient)
-    share = (weights * (ratio > 1.5)).sum() / weights.sum()
-    assert stats["clip_fraction"].item() == pytest.approx(share.item())
+def test_a_loss_of_ones_own_bounds_a_bad_token_that_has_become_likely():
+    """The ratios 1, 2, 4 at A = −2 and 0.5: 3A takes the place of 4A, and nothing else changes."""
+    logp = torch.tensor([[1.0, 2.0, 4.0]] * 2, dtype=torch.float64).log().requires_grad_()
+    A, old_logp, mask = torch.tensor([-2.0, 0.5]), torch.zeros(2, 3), torch.ones(2, 3).bool()
+    clip = {"weights": torch.ones(2, 3), "beta": 0.0, "clip_low": 0.2, "clip_high": 0.2}
+    loss, stats = dual_clip_loss(logp, old_logp, A, mask, **clip)
+    assert loss.item() == pytest.approx(2 + 4 + 6 - 0.5 - 0.6 - 0.6)
+    # ∂ loss / ∂ log π = −ρA, and 0 where a bound acts
+    gradient = torch.autograd.grad(loss, logp)[0]
+    torch.testing.assert_close(gradient, torch.tensor([[2.0, 4, 0], [-0.5, 0, 0]]).double())
+    assert stats["clip_fraction"].item() == pytest.approx(1 / 6)
 
 
 @pytest.mark.slow
@@ -60,7 +61,7 @@ def test_a_run_takes_a_loss_of_ones_own_which_may_ask_for_the_entropy(small, tmp
     options += ["--algorithm"]
     one, other = (
         one_step(small, tmp_path / name, *options, name, program="examples/my_loss.py")
-        for name in ("cispo", "cispo_entropy")
+        for name in ("dual_clip", "with_entropy")
     )
     assert one["clip_fraction"] == other["clip_fraction"] == 0
     assert one["grad_norm"] != other["grad_norm"]

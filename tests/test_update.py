@@ -222,22 +222,25 @@ def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(s
     assert stats["entropy_trained"] == pytest.approx(entropy, rel=1e-5)
 
 
-@pytest.mark.parametrize("cap, factor", [(None, 1.0), (1.2, 1.2), (2.0, math.exp(0.5))])
+@pytest.mark.parametrize("cap, low, factor", [
+    (None, None, 1.0), (1.2, None, 1.2), (2.0, None, math.exp(0.5)), (2.0, 0.5, math.exp(0.5)),
+    (1.2, 0.5, 0.0), (2.0, 1.7, 0.0),
+])  # fmt: skip
 def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weights(
-    small, cap, factor
+    small, cap, low, factor
 ):
     """π_old / π_sampler is e^½ = 1.65 at every token, and each token counts as often, at most
-    `cap`."""
-    def gradient(cap):
+    `cap`. With `low` (IcePop) it counts 0 outside of low … cap."""
+    def gradient(cap, low=None):
         model, tokenizer = loading.load_model(small, CPU)
         (batch,) = completions(tokenizer).micro_batches(10**6)
         batch.old_logp = batch.logprobs(Policy(model), 1.0).detach()
         batch.sampled_logp = batch.old_logp - 0.5 * batch.mask
-        algorithm = resolve("grpo", mu=1, beta=0.0, importance_cap=cap)
+        algorithm = resolve("grpo", mu=1, beta=0.0, importance_cap=cap, importance_low=low)
         return updated(model, sgd(model, 0.0), [[batch]], algorithm)
 
     norm = gradient(None)["grad_norm"]
-    assert gradient(cap)["grad_norm"] == pytest.approx(factor * norm, rel=1e-4)
+    assert gradient(cap, low)["grad_norm"] == pytest.approx(factor * norm, rel=1e-4)
 
 
 def test_the_limits_are_those_of_a_run_if_none_are_given():
@@ -341,12 +344,14 @@ def reinforce(
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_row_has_the_numbers_of_its_own_loss(name):
-    """No row keeps those of another loss. GFPO's and PPO's β are their papers'."""
+    """No row keeps those of another loss. GFPO's and PPO's β are their papers', and so is the 0 of
+    those that take GRPO's loss with one update."""
     row, numbers = ALGORITHMS[name], {}
     for function in (grpo_loss, getattr(row.loss, "func", row.loss)):  # the rest is grpo_loss's
         numbers |= {k: p.default for k, p in inspect.signature(function).parameters.items()}
     numbers["clip_high"] = numbers["clip_high"] or numbers["clip_low"]
     of_papers = {"gfpo": 0.001, "gfpo_adaptive": 0.001, "ppo": 0.02}
+    of_papers |= {"rloo": 0.0, "lite_ppo": 0.0, "maxrl": 0.0}
     numbers["beta"] = of_papers.get(name, numbers["beta"])
     for number in ("beta", "clip_low", "clip_high"):
         assert getattr(row, number) == numbers[number]

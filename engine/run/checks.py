@@ -28,6 +28,8 @@ REFUSED = [
      "needs something to evaluate: set --eval_dataset"),
     ({"stop_kl", "refresh_reference"}, lambda o, a: a.beta,
      "needs a reference model: set --beta above 0"),
+    ({"clip_low", "clip_high"}, lambda o, a: o.algorithm != "sapo",
+     "does not fit sapo, which has a soft gate in place of the clip: leave it out"),
     ({"merge_lora"}, lambda o, a: o.lora,
      "has nothing to merge: give the adapters' rank too, for example --lora 16"),
 ]

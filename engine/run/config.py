@@ -65,7 +65,8 @@ class RowOptions:
         limits="[0, 1)")
     keep: str | None = option(
         None, "which are kept: largest_abs or smallest_abs (of |A|), largest (of A), random, "
-        "pooled; shortest or efficiency (GFPO), max_variance (PODS); or FILE.py:FUNCTION")
+        "pooled; unbiased (drawn, and weighed); shortest or efficiency (GFPO), max_variance "
+        "(PODS); or FILE.py:FUNCTION")
     allocation: bool | None = option(
         None, "use the freed places for more questions, ⌊B·G/k⌋ instead of B")
     beta: float | None = option(
@@ -84,6 +85,9 @@ class RowOptions:
     importance_cap: float | None = option(
         None, "a token counts min(π_old / π_sampler, this), to correct for a different sampler; "
         "None: no correction", limits="(0, ∞)")
+    importance_low: float | None = option(
+        None, "IcePop: a token with π_old / π_sampler below this or above --importance_cap counts "
+        "0; None: only the cap", limits="(0, ∞)")
     max_rollouts: int | None = option(
         None, "DAPO: a step samples again until groups with a signal fill it, at most this many "
         "times", limits="[1, ∞)")
@@ -324,6 +328,9 @@ def check(config):
         (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
          f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
          f"{o.overlong_cache}."),
+        (o.importance_low and o.importance_low >= (o.importance_cap or 0),
+         "--importance_low needs a larger --importance_cap: IcePop takes --importance_low 0.5 "
+         "--importance_cap 5."),
         (algorithm.over_kept and algorithm.k < 2,
          f"{o.keep} keeps 1 completion of a question, which has nothing to be compared with: "
          "lower --pruning_rate."),

@@ -179,6 +179,7 @@ THEIRS = {
     "max_rollouts": "filter_groups",
     "mask_truncated": "mask_truncated_completions",
     "importance_cap": "vllm_importance_sampling_mode rollout_is",
+    "importance_low": "vllm_importance_sampling_clip_min",
     "lr": "learning_rate",
     "warmup": "warmup_steps lr_warmup_steps_ratio",
     "lr_schedule": "lr_scheduler_type",

@@ -38,6 +38,9 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
+    "--importance_low 0.5",
+    "--importance_low 2 --importance_cap 2", "--algorithm sapo --clip_high 0.3",
+    "--algorithm rloo --max_rollouts 4",
 ]
 
 
@@ -129,7 +132,9 @@ def test_an_option_without_an_effect_is_noted(words, option):
     "--minibatches 2 --mu 1 --target_kl 0.1", "--pruning_rate 0.5 --keep random",
     "--eval_questions 5", "--steps 9 --refresh_reference 5",
     "--algorithm grpo --allocation true", "--algorithm grpo --keep all", "--algorithm gfpo",
-    "--algorithm ppo --beta 0", "--model . --plan --system_prompt think --dataset gsm8k",
+    "--algorithm sapo", "--algorithm cispo --max_rollouts 4 --clip_high 2", "--algorithm rloo",
+    "--importance_low 0.5 --importance_cap 5", "--algorithm ppo --beta 0",
+    "--model . --plan --system_prompt think --dataset gsm8k",
 ])  # fmt: skip
 def test_an_option_with_an_effect_is_not_noted(words):
     assert notes(words) == []

@@ -1,0 +1,49 @@
+"""CISPO: Clipped Importance Sampling weight Policy Optimization (MiniMax-M1, arXiv 2506.13585).
+
+The clip of PPO and GRPO takes the whole gradient of a token whose ratio has left the clip range.
+These are often rare tokens, such as "Wait", at which a chain of thought turns. CISPO clips the
+ratio only as a weight, and stops its gradient. So every token keeps a gradient:
+
+    J(θ) = E 1/Σ_i|o_i| Σ_i Σ_t sg(ρ̂_it) A_i log π_θ(o_it | q, o_i<t)                     (eq. 4)
+    ρ̂_it = clip(ρ_it, 1−ε_low, 1+ε_high)                                                  (eq. 5)
+
+sg stops the gradient. The advantages are GRPO's. There is no KL term. The paper sets no lower bound
+(here ε_low is 1, because no ratio is below 0). It does not give ε_high. Here ε_high is 4, so the
+largest weight is 5, which ScaleRL recommends (2510.13786, as cited by TRL). The paper also uses
+DAPO's dynamic sampling and length penalty: --max_rollouts, --overlong_cache.
+"""
+
+import torch
+
+from grpo import surrogate_loss
+
+
+def cispo_loss(
+    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=1.0, clip_high=4.0,
+    weights=None,
+):
+    """−J of CISPO (2506.13585 eq. 4): −Σ weights · (sg(clip(ρ)) A log π_θ − β k3).
+
+    It takes the arguments of `grpo_loss` and returns what that returns; `clip_fraction` is the
+    share of tokens whose weight is clipped. weights: (N, T); None means 1 / number of tokens on
+    each. The loss is not 0 at the first update, but its gradient is that of GRPO with the same
+    weights.
+    """
+    padding = ~mask.bool()
+    if weights is None:
+        weights = (~padding).float() / (~padding).sum().clamp(min=1)
+    # ρ = π_θ / π_old, without a gradient; on padding 1, whatever stands there
+    ratio = (logp - old_logp).detach().masked_fill(padding, 0.0).exp()
+    # ρ̂ = clip(ρ, 1 − ε_low, 1 + ε_high)
+    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    # sg(ρ̂) log π takes the place of the ratio, and is not clipped again
+    loss, stats = surrogate_loss(
+        bounded * logp.masked_fill(padding, 0.0), advantages, logp, mask, weights,
+        ref_logp=ref_logp, beta=beta, clip_low=torch.inf, clip_high=torch.inf,
+    )
+    total = weights.sum().clamp(min=1e-12)
+    return loss, stats | {
+        "clip_fraction": (weights * (ratio != bounded)).sum() / total,
+        "ratio_mean": (weights * ratio).sum() / total,
+        "ratio_max": ratio.masked_fill(padding, 0.0).max() if ratio.numel() else total * 0,
+    }

@@ -1,0 +1,51 @@
+"""What Lite PPO promises: the mean of the group, and one std for the whole batch."""
+
+import statistics
+
+import pytest
+import torch
+
+from family.lite_ppo import batch_std_advantages
+from grpo import group_advantages
+from tests.examples import F64, seeded
+
+REWARDS = torch.tensor([[1.0, 0, 0, 0], [2, 1, 1, 0]], dtype=F64)
+
+
+def test_the_advantages_equal_a_loop():
+    """The std is the unbiased one of all rewards, before any mean is subtracted, plus 1e-4 (TRL
+    1.16.0, scale_rewards="batch": see test_family_in_trl)."""
+    r = torch.randn(4, 5, generator=seeded(1), dtype=F64) + torch.arange(4)[:, None]
+    std = statistics.stdev(r.flatten().tolist()) + 1e-4
+    expected = [[(x - statistics.fmean(group)) / std for x in group] for group in r.tolist()]
+    torch.testing.assert_close(batch_std_advantages(r), torch.tensor(expected, dtype=F64))
+
+
+def test_a_nearly_solved_question_counts_less_than_in_grpo():
+    """One wrong answer of 16 beside eight of 16: GRPO gives the wrong one 3.8 times the |A|, Lite
+    PPO 1.9 times."""
+    r = (torch.arange(16) < torch.tensor([[15], [8]])).double()
+
+    def compared(advantages):
+        return (advantages[0, 15] / advantages[1, 15]).item()
+
+    assert compared(group_advantages(r)) == pytest.approx(3.87, abs=0.02)
+    assert compared(batch_std_advantages(r)) == pytest.approx(15 / 8)
+
+
+def test_reinforce_plus_plus_divides_by_another_std():
+    """verl 0.9.1, compute_reinforce_plus_plus_baseline_outcome_advantage, for completions of two
+    tokens: the std is over the tokens, after the mean of the group is subtracted."""
+    verl = [1.2385842192644287, -0.41286140642147623, 1.651445625685905, -1.651445625685905]
+    ours = batch_std_advantages(REWARDS).flatten()[[0, 1, 4, 7]]
+    centred = (REWARDS - REWARDS.mean(1, keepdim=True)).repeat_interleave(2, 1)
+    torch.testing.assert_close(
+        ours * (REWARDS.std() + 1e-4) / centred.std(), torch.tensor(verl, dtype=F64),
+        rtol=1e-6, atol=0)
+    assert (ours / torch.tensor(verl) - 1).abs().min() > 0.05
+
+
+def test_a_group_without_signal_is_exactly_zero():
+    r = torch.cat([torch.full((1, 7), 0.7), torch.arange(7.0)[None]])
+    assert (batch_std_advantages(r)[0] == 0).all() and (batch_std_advantages(r)[1] != 0).any()
+    assert (batch_std_advantages(r[:1]) == 0).all()

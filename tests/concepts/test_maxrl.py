@@ -1,0 +1,99 @@
+"""What MaxRL promises: with more samples of a question, the gradient of log p in place of p.
+
+The order: small examples, the authors' code, the paper's two theorems and its algorithm by
+enumeration over all groups of a tiny policy, and rewards at the edge.
+"""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+from family.maxrl import mean_normalized_advantages
+from tests.examples import F64, seeded
+
+# --- the definition -------------------------------------------------------------------------------
+
+
+def test_small_examples():
+    """The authors' code (github.com/tajwarfahim/maxrl at c0698eb, compute_maxrl_outcome_advantage)
+    adds 1e-6 to the mean: 2.999988, −0.999996; 0.333333, −0.999999; 0; 0."""
+    r = torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=F64)
+    third = 1 / 3
+    expected = [[3.0, -1, -1, -1], [third, third, -1, third], [0.0] * 4, [0.0] * 4]
+    torch.testing.assert_close(mean_normalized_advantages(r), torch.tensor(expected, dtype=F64))
+    authors = [2.999988000048, -0.9999960000160001, 0.3333328888894815, -0.9999986666684444]
+    mean = r.mean(1, keepdim=True)[:2]
+    ours = mean_normalized_advantages(r)[:2, [0, 2]] * mean / (mean + 1e-6)
+    torch.testing.assert_close(
+        ours.flatten(), torch.tensor(authors, dtype=F64), rtol=1e-6, atol=0)
+
+
+# --- the gradient, over all groups of a softmax policy over five answers --------------------------
+
+RIGHT = torch.tensor([1.0, 0, 1, 0, 0], dtype=F64)  # two of the five answers are right
+THETA = torch.randn(5, generator=seeded(4), dtype=F64)
+P = THETA.softmax(0)
+p = (P * RIGHT).sum()
+SCORES = torch.eye(5, dtype=F64) - P  # ∇ log π(o) of each answer, (5, 5)
+GRADIENT_OF_P = (P * RIGHT) @ SCORES
+
+
+def series(order):
+    """∇J_N = Σ_{k=1}^N (1−p)^(k−1) ∇p, the paper's eq. 8 differentiated."""
+    return sum((1 - p) ** (k - 1) for k in range(1, order + 1)) * GRADIENT_OF_P
+
+
+def expected(N, weight):
+    """E of Σ_i weight(r)_i ∇ log π(o_i) over all 5^N groups of N answers."""
+    total = torch.zeros(5, dtype=F64)
+    for group in product(range(5), repeat=N):
+        group = list(group)
+        total += P[group].prod() * weight(RIGHT[group]) @ SCORES[group]
+    return total
+
+
+def over_the_right(r):
+    return r / r.sum() if r.sum() else r
+
+
+def as_trained(r):
+    return mean_normalized_advantages(r[None])[0] / len(r)
+
+
+def test_the_gradient_of_log_p_is_the_mean_score_of_the_right_answers():
+    """Theorem 1, and log p by autograd."""
+    theta = THETA.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((theta.softmax(0) * RIGHT).sum().log(), theta)
+    torch.testing.assert_close(gradient, (P * RIGHT / p) @ SCORES)
+
+
+@pytest.mark.parametrize("N", [1, 2, 3, 5])
+def test_the_mean_score_of_the_right_ones_of_n_has_the_gradient_of_order_n(N):
+    """Theorem 2."""
+    torch.testing.assert_close(expected(N, over_the_right), series(N))
+
+
+@pytest.mark.parametrize("N", [2, 3, 5])
+def test_the_advantages_have_the_gradient_of_order_n_minus_1(N):
+    """The paper subtracts the mean score of all N, which is 0 on average, so it stays at order N.
+    But its algorithm leaves out the groups without a right answer, which costs one order."""
+    torch.testing.assert_close(
+        expected(N, lambda r: over_the_right(r) - 1 / N), series(N))
+    torch.testing.assert_close(expected(N, as_trained), series(N - 1))
+
+
+def test_more_samples_come_closer_to_maximum_likelihood():
+    far = [(expected(N, as_trained) - GRADIENT_OF_P / p).norm().item() for N in (2, 3, 4, 5)]
+    for near, farther in zip(far[1:], far):
+        assert near == pytest.approx(farther * (1 - p.item()))
+
+
+# --- rewards at the edge --------------------------------------------------------------------------
+
+
+def test_equal_rewards_and_a_mean_of_0_or_less_give_exact_zeros():
+    r = torch.tensor([[0.7] * 7, [-1.0, 1, 0, 0, 0, 0, 0], [-1.0, 0, 0, 0, 0, 0, 0]])
+    assert (mean_normalized_advantages(r) == 0).all()
+    assert not math.isnan(mean_normalized_advantages(r).sum())

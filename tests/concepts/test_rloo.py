@@ -1,0 +1,55 @@
+"""What RLOO promises: REINFORCE with the mean of the others as its baseline, unbiased."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from family.rloo import leave_one_out_advantages
+from grpo import group_advantages, grpo_loss
+from tests.examples import F64, TinyPolicy, seeded
+
+REWARDS = torch.tensor([[1.0, 0, 0, 0], [2, 1, 1, 0]], dtype=F64)
+
+
+def test_each_is_compared_with_the_mean_of_the_others():
+    """As verl 0.9.1 computes it (compute_rloo_outcome_advantage, and ..._vectorized_...), and TRL
+    1.16.0's RLOOTrainer (see test_family_in_trl)."""
+    thirds = torch.tensor([[3.0, -1, -1, -1], [4, 0, 0, -4]], dtype=F64)
+    torch.testing.assert_close(3 * leave_one_out_advantages(REWARDS), thirds)
+    r = torch.randn(3, 5, generator=seeded(1), dtype=F64)
+    for q, i in product(range(3), range(5)):
+        others = [r[q, j] for j in range(5) if j != i]
+        found = leave_one_out_advantages(r)[q, i].item()
+        assert found == pytest.approx((r[q, i] - sum(others) / 4).item())
+
+
+def test_equal_rewards_give_exact_zeros():
+    assert (leave_one_out_advantages(torch.full((2, 7), 0.7)) == 0).all()
+
+
+@pytest.mark.parametrize("advantages, factor", [
+    (leave_one_out_advantages, 1.0), (lambda r: group_advantages(r, divide_by_std=False), 0.5),
+], ids=["others", "all"])  # fmt: skip
+def test_the_gradient_of_the_expected_reward_is_exact_on_average(advantages, factor):
+    """Over all pairs of the 15 completions of a tiny policy, G = 2. With the mean over all G it is
+    (G−1)/G of it. The loss is grpo_loss in its first update, summed over a completion's tokens."""
+    theta = TinyPolicy.table(2).requires_grad_()
+    R, p = TinyPolicy.REWARDS, TinyPolicy.probabilities(theta)
+    (exact,) = torch.autograd.grad((p * R).sum(), theta, retain_graph=True)
+    pairs = [(i, j) for i in range(15) for j in range(15)]
+    A = advantages(torch.stack([R[[i, j]] for i, j in pairs]))
+    # how much each completion counts, over all pairs in which it is: probability · A / G
+    counts = torch.zeros(15, dtype=F64)
+    for (i, j), (a, b) in zip(pairs, A):
+        counts[i] += (p[i] * p[j] * a / 2).detach()
+        counts[j] += (p[i] * p[j] * b / 2).detach()
+    logp = TinyPolicy.logp(theta)
+    loss, _ = grpo_loss(
+        logp, logp.detach(), counts, TinyPolicy.MASK, beta=0.0, weights=TinyPolicy.MASK.double())
+    torch.testing.assert_close(torch.autograd.grad(-loss, theta)[0], factor * exact)
+
+
+def test_one_completion_has_nothing_to_be_compared_with():
+    with pytest.raises(ValueError, match="larger than 1"):
+        leave_one_out_advantages(torch.zeros(3, 1))
