@@ -144,6 +144,8 @@ def options_of(program):
 def command(line):
     """(program, its words) of a line that begins with python or torchrun."""
     words = shlex.split(line, comments=True)[1:]
+    if words[0] == "-m":
+        words = [f"{words[1]}/__main__.py", *words[2:]]
     while words[0] in TORCHRUN:  # each has one value
         words = words[2:]
     return words[0], words[1:]
@@ -170,12 +172,13 @@ def test_a_command_names_files_and_options_that_there_are(line, monkeypatch):
 @pages
 def test_options_and_commands_in_the_text_are_those_of_a_program(page):
     programs = [f"experiments/{path.name}" for path in ROOT.glob("experiments/*.py")]
+    programs.append("conformance/__main__.py")
     options = [options_of(program) for program in ("train.py", "eval.py", *programs)]
     known = {f"--{name}" for name in set().union(*options)} | {"--help"} | FOREIGN
     assert set(re.findall(r"--[a-z][\w-]*", FENCED.sub("", page.read_text()))) <= known
     for line in inline(page) + code(page):
         if re.match(r"(python |torchrun |pytest |[\w/]+\.py --)", line):
-            files = re.findall(r"[\w./]+\.(?:py|yaml)\b", line.split("#")[0])
+            files = re.findall(r"[\w./]+\.(?:py|yaml)\b", line.split("#")[0].replace("mine.py", ""))
             assert all((ROOT / file).is_file() for file in files), line
 
 

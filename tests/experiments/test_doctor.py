@@ -12,7 +12,7 @@ from engine.base.errors import UserError
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
-from engine.run.state import Run
+from engine.run import curves
 from engine.tasks import toy, toy_model
 from experiments import doctor
 from tests.training import CPU
@@ -70,7 +70,7 @@ def questions(folder, answer):
 @pytest.fixture
 def found(folder, tmp_path, small, monkeypatch):
     """found(words of the command line) → what the doctor finds in this run."""
-    monkeypatch.setattr(Run, "draw", lambda self: None)
+    monkeypatch.setattr(curves, "curves", lambda *_: None)
 
     def found(words, model=small, data=folder):
         words = [
@@ -254,6 +254,7 @@ RISES = [0.1] * 5 + [0.8] * 5
 def test_the_limits_one_by_one(metrics, what, tmp_path):
     sample = {"answer": "2", "completions": [{"completion": "<answer>2</answer>"}]}
     files.append(tmp_path / "samples.jsonl", *[sample] * 10)
+    files.write(tmp_path / "run.json", "{}")
     files.append(tmp_path / "metrics.jsonl", *rows_of(**metrics))
     findings, nothing = doctor.diagnosis(tmp_path)
     if what:
@@ -271,6 +272,7 @@ def test_a_form_is_missed_only_if_the_reward_asks_for_one(reward, completion, wh
     sample = {"answer": "2", "completions": [{"completion": completion}]}
     files.append(tmp_path / "samples.jsonl", *[sample] * 10)
     metrics = {"accuracy": [0.0] * 10, f"no_signal/{reward}": [1.0] * 10}
+    files.write(tmp_path / "run.json", "{}")
     files.append(tmp_path / "metrics.jsonl", *rows_of(reward, **metrics))
     named_first(doctor.diagnosis(tmp_path)[0], what)
 
@@ -305,6 +307,7 @@ def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(UserError, match="name the folder of a run"):
         doctor.main([str(tmp_path)])
+    files.write(tmp_path / "run.json", "{}")
     files.append(tmp_path / "metrics.jsonl", *rows_of(accuracy=[i / 10 for i in range(10)]))
     doctor.main([str(tmp_path)])
     said = capsys.readouterr().out
