@@ -1,6 +1,7 @@
 """Precision: weights that learn are float32. Arithmetic is float32 or bfloat16 (bf16), as `--dtype`
 says."""
 
+import contextlib
 from copy import deepcopy
 
 import torch
@@ -28,7 +29,9 @@ def choose_dtype(choice, device, parameters):
 def autocast(dtype, device):
     """Arithmetic in `dtype`. The weights stay float32: an update at lr 1e-6 is too small for
     bf16."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype)
 
 
 def with_parameters(network, make):
