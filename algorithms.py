@@ -141,7 +141,7 @@ def advantages_over_kept(algorithm, rollout, rows):
     """Advantages (Q, G) over the kept completions of each question only, and 0 for the others."""
     Q, G = rollout.lengths.shape
     if algorithm.ks:  # each question keeps its own number: (1, k) rows for each
-        groups = [r[None] for r in rows.split(torch.bincount(rows // G, minlength=Q).tolist())]
+        groups = [rows[rows // G == q][None] for q in range(Q)]
     else:  # all questions at once, also if there are none: GDPO compares over all devices
         groups = [rows.view(Q, algorithm.k)]
     advantages = torch.zeros(Q * G)

@@ -153,20 +153,25 @@ def surrogate_loss(
     # loss = −Σ weights · (surrogate − β KL)
     loss = -(weights * (surrogate - beta * kl if beta else surrogate)).sum()
 
-    with torch.no_grad():
-        signs = advantages.sign()
-        signs = signs.unsqueeze(-1) if advantages.dim() < ratio.dim() else signs
-        high = clip_low if clip_high is None else clip_high
-        clipped = ((signs > 0) & (ratio > 1 + high)) | ((signs < 0) & (ratio < 1 - clip_low))
-        total = weights.sum().clamp(min=1e-12)
-        on_tokens = ratio.masked_fill(~mask, 0.0)
-        stats = {
-            "kl": (weights * kl).sum() / total,
-            "clip_fraction": (weights * clipped).sum() / total,
-            "ratio_mean": (weights * ratio).sum() / total,
-            "ratio_max": on_tokens.max() if ratio.numel() else ratio.new_zeros(()),
-        }
-    return loss, stats
+    return loss, _statistics(ratio, advantages, kl, mask, weights, clip_low, clip_high)
+
+
+@torch.no_grad()
+def _statistics(ratio, advantages, kl, mask, weights, clip_low, clip_high):
+    """What the logs say of a loss: a dict, see `grpo_loss`. ratio, kl, mask, weights: (N, T)."""
+    signs = advantages.sign()
+    signs = signs.unsqueeze(-1) if advantages.dim() < ratio.dim() else signs
+    high = clip_low if clip_high is None else clip_high
+    # the two cases in which the clip takes the gradient
+    clipped = ((signs > 0) & (ratio > 1 + high)) | ((signs < 0) & (ratio < 1 - clip_low))
+    total = weights.sum().clamp(min=1e-12)
+    on_tokens = ratio.masked_fill(~mask, 0.0)
+    return {
+        "kl": (weights * kl).sum() / total,
+        "clip_fraction": (weights * clipped).sum() / total,
+        "ratio_mean": (weights * ratio).sum() / total,
+        "ratio_max": on_tokens.max() if ratio.numel() else ratio.new_zeros(()),
+    }
 
 
 def grpo_loss(

@@ -63,7 +63,10 @@ def dynamic_sampling(sample_batch, next_questions, max_rollouts):
     sample_batch: questions → Rollout. At most `max_rollouts` times. Returns all as one Rollout.
     """
     rollouts, missing = [], None
-    while missing != 0 and (questions := next_questions(missing)) is not None:
+    while missing != 0:
+        questions = next_questions(missing)
+        if questions is None:  # none are left
+            break
         rollout = sample_batch(questions)
         signal = has_signal(rollout.total)
         rollouts.append(replace(

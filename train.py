@@ -60,9 +60,9 @@ def train_step(
     # 1 sample G completions of each question, 2 score them
     rollout = sample_and_score(
         next_questions, networks, algorithm, rewards, sampling, rng, clock, history)
-    # 3 advantages A over all G completions of a question
+    # 3 advantages A over all G completions of a question; GRPO, CPPO: grpo.group_advantages
     advantages = algorithm.advantages(rollout)
-    # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO)
+    # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune)
     rows, advantages = algorithm.choose(rollout, advantages)
     metrics, skipped = summarize(rollout, advantages, rows) | NO_UPDATE, []
     minibatches = into_minibatches(

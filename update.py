@@ -127,7 +127,7 @@ def accumulate(networks, minibatch, algorithm, sampling):
         more = {
             # means under the weights; a loss of your own may return more of them
             **{name: x * weights.sum() for name, x in stats.items() if name not in largest},
-            # KL(π_old ‖ π_θ): the samples are π_old's, so the two change places
+            # kl_k3(p, q) estimates KL(p ‖ q) from samples of p. Here p is π_old, which sampled
             "kl_old": (weights * kl_k3(batch.old_logp, logp.detach())).sum(),
             "entropy_trained": (weights * entropy).sum(), "sampler_gap": (weights * gap).sum(),
             "loss": loss.detach(), "weight": weights.sum(),

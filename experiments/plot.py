@@ -10,6 +10,7 @@ highest.
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -25,6 +26,22 @@ from engine.run.folder import NOT_COMPARED, options_of
 from engine.run.options import run_program
 
 MARKERS = ["o", "s", "^", "D", "v"]
+# a method has one colour in all pictures: that of the first of these words in its name
+COLOURS = {
+    "one of each": "purple", "half of each": "purple", "random": "green", "unbiased": "teal",
+    "importance": "teal", "published, p=0.5": "skyblue", "published, p=0.875": "navy",
+    "published": "royalblue", "pooled": "royalblue", "smallest": "olive",
+    "largest,": "hotpink", "no allocation": "goldenrod", "pruning alone": "goldenrod",
+    "larger batches": "dimgrey", "dr. grpo": "saddlebrown", "drgrpo": "saddlebrown",
+    # CPPO: the more it prunes, the darker
+    "p=0.5": "#fdae6b", "p=0.75": "#f16913", "p=0.875": "#c13d02", "p=0.9375": "#671f03",
+    "gspo + cppo": "slateblue", "cppo": "#f16913", "largest": "#c13d02", "both": "#c13d02",
+    "grpo, longer": "silver", "grpo, g=": "darkgrey", "grpo,": "dimgrey", "grpo": "black",
+    "gfpo_adaptive": "limegreen", "gfpo": "seagreen", "dapo": "indigo", "gdpo": "tan",
+    "gspo_token": "violet", "gspo": "darkviolet", "pods": "darkcyan", "lite_ppo": "lightcoral",
+    "ppo": "crimson", "cispo": "steelblue", "sapo": "darkkhaki", "rloo": "sienna",
+    "maxrl": "darkgreen",
+}
 LABELS = {
     "greedy": "accuracy, greedy", "sampled": "accuracy, sampled", "seconds": "seconds of training",
     "length": "completion length (tokens)", "kl_to_base": "KL to the base (nats per completion)",
@@ -34,14 +51,24 @@ LABELS = {
 # --- the pictures of the tables. rows: as of reproduce.summarize ---
 
 
+def colour(name):
+    return next((COLOURS[word] for word in COLOURS if word in name.lower()), "grey")
+
+
 def seeds(axis, rows, names, key):
-    """A line for each row: its mean and standard deviation, and a dot for each seed."""
+    """A line for each row: its mean and standard deviation, and a dot for each seed. A dotted line
+    is the base model, if it lies among them."""
     for y, row in enumerate(rows):
         of = row[key]
         axis.errorbar(of["mean"], y, xerr=of["std"], fmt="|k", markersize=14, capsize=3)
-        axis.plot(of["values"], [y] * len(of["values"]), "o", color=f"C{y % 10}", alpha=0.6)
+        axis.plot(of["values"], [y] * len(of["values"]), "o", color=colour(row["name"]), alpha=0.7)
+    label = f"{LABELS[key]}\ndots: seeds; bars: mean ± std"
+    base = rows[0].get({"sampled": "base", "greedy": "base_greedy"}.get(key), {"mean": -math.inf})
+    if axis.get_xlim()[0] < base["mean"]:
+        axis.axvline(base["mean"], color="grey", linestyle=":")
+        label += "\ndotted: base"
     axis.set_yticks(range(len(rows)), names)
-    axis.set_xlabel(LABELS[key])
+    axis.set_xlabel(label)
     axis.grid(alpha=0.3, axis="x")
 
 
@@ -89,14 +116,15 @@ def speed(rows, output):
     """The speed-ups of CPPO's two parts and of both, and Amdahl's bounds."""
     figure, axis = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
     for i, kind in enumerate(("pruning alone", "larger batches alone", "both")):
-        own = [row for row in rows if row["method"] == kind]
-        axis.plot([row["speedup"]["median"] for row in own], f"{MARKERS[i]}-", label=kind)
+        own, style = [row for row in rows if row["method"] == kind], {"color": colour(kind)}
+        axis.plot([r["speedup"]["median"] for r in own], f"{MARKERS[i]}-", label=kind, **style)
         if kind != "larger batches alone":
             bounds = [row["bound"] for row in own]
-            axis.plot(bounds, f"C{i}{MARKERS[i]}:", label=f"Amdahl's bound, {kind}")
+            axis.plot(bounds, f"{MARKERS[i]}:", label=f"Amdahl's bound, {kind}", **style)
     ticks = [f"P={row['pruning_rate']}\n{row['questions_per_step']} questions" for row in own]
     axis.set_xticks(range(len(ticks)), ticks)
-    axis.set_ylabel("speed-up over GRPO, seconds per question")
+    axis.set_xlim(-0.4, len(ticks) - 0.6)  # room for the last tick
+    axis.set_ylabel("speed-up over GRPO, median of the seeds")
     axis.grid(alpha=0.3)
     above(axis, columns=3)
     save(figure, output)
@@ -109,9 +137,9 @@ def band(axis, curves, column, i, label):
         max(curve[0][column] for curve in curves), min(curve[-1][column] for curve in curves), 60
     )
     seeds = np.array([np.interp(grid, *np.array(curve)[:, [column, 2]].T) for curve in curves])
-    axis.fill_between(grid, seeds.min(0), seeds.max(0), color=f"C{i}", alpha=0.2)
+    axis.fill_between(grid, seeds.min(0), seeds.max(0), color=colour(label), alpha=0.2)
     marks = {"marker": MARKERS[i % 5], "markevery": (5 + 2 * i, 14)}
-    axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=f"C{i}", label=label, **marks)
+    axis.plot(grid, seeds.mean(0), STYLES[i % 4], color=colour(label), label=label, **marks)
 
 
 def time_to_accuracy(rows, output):
@@ -123,7 +151,7 @@ def time_to_accuracy(rows, output):
             band(axes[column], row["curves"], column, i, row["name"])
         axes[column].set_xlabel(title)
         axes[column].grid(alpha=0.3)
-    axes[0].set_ylabel("accuracy, sampled (moving mean)")
+    axes[0].set_ylabel("accuracy, sampled (moving mean)\nline: mean; band: lowest to highest seed")
     axes[0].set_xscale("log")
     axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[0].xaxis.set_major_formatter("{x:g}")

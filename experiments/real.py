@@ -16,6 +16,7 @@ every method has a whole schedule. Evaluation does not count.
 """
 
 import json
+import math
 import random
 import statistics
 import sys
@@ -41,7 +42,7 @@ from engine.scoring.score import choose
 from engine.tasks.questions import base_model, load_questions, take
 from eval import examine
 from experiments.bench import heading, markdown_table, pm, report, spread
-from experiments.plot import band
+from experiments.plot import band, colour
 from experiments.reproduce import RULES, curve, name_of
 from train import networks_of, train_step
 from update import Limits
@@ -344,13 +345,17 @@ def picture(rows, output):
     for axis, names in zip(axes, (CLAIM, others)):
         for i, name in enumerate(name for name in names if name in rows):
             band(axis, rows[name]["curves"], 0, i, name)
-        axis.set(xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)",
-                 xlim=(0, AT[-1]), ylim=(0, 1))
+        axis.set(xlabel="CPU seconds of training\nline: mean; band: lowest to highest seed",
+                 ylabel="accuracy, sampled (moving mean)", xlim=(0, AT[-1]), ylim=(0, 1))
         above(axis, columns=2)
-    for y, row in enumerate(rows.values()):
-        for x in row["seconds"]:
-            axes[2].plot(x or AT[-1], y, "ko" if x else "k>", fillstyle="full" if x else "none")
-    axes[2].set_yticks(range(len(rows)), list(rows))
+    # the fastest above; a seed that has not reached it counts as the slowest
+    order = sorted(
+        rows, key=lambda name: statistics.median(x or math.inf for x in rows[name]["seconds"]))
+    for y, name in enumerate(order):
+        for x in rows[name]["seconds"]:
+            axes[2].plot(x or AT[-1], y, "o" if x else ">", color=colour(name),
+                         fillstyle="full" if x else "none")
+    axes[2].set_yticks(range(len(rows)), order)
     axes[2].invert_yaxis()
     axes[2].set_xlabel(f"seconds to accuracy {REACHED} (arrow: not reached)")
     axes[2].set_xlim(0, AT[-1] * 1.05)

@@ -297,6 +297,7 @@ class Table(NamedTuple):
 
 ACCURACY = partial(plot.methods, keys=("greedy", "sampled"))
 ACCURACY_SECONDS = partial(plot.methods, keys=("sampled", "seconds"))
+ACCURACIES_LENGTH_KL = partial(plot.methods, keys=("greedy", "sampled", "length", "kl_to_base"))
 ACCURACY_LENGTH_KL = partial(plot.methods, keys=("sampled", "length", "kl_to_base"))
 TABLES = {
     "1": Table("Table 1: pruning rates", 2048, PRUNED | in_minibatches(PRUNED, 4), plot.phases,
@@ -309,11 +310,11 @@ TABLES = {
     "unbiased": Table("Unbiased pruning", 512, UNBIASED, ACCURACY),
     "ppo": Table("With a critic, and without", 1024, CRITIC, plot.phases, ("kl", "memory"),
                  KL | OF_STEPS),
-    "length": Table("GFPO and a long-winded base model", 1024, LENGTH, ACCURACY_LENGTH_KL, ("kl",),
-                    KL, base="wordy"),
+    "length": Table("GFPO and a long-winded base model", 1024, LENGTH, ACCURACIES_LENGTH_KL,
+                    ("kl",), KL, base="wordy"),
     "controls": Table("Controls", 1024, CONTROLS, ACCURACY_SECONDS),
     "together": Table("Sampling together is not training together", 1024, TOGETHER,
-                      plot.time_to_accuracy),
+                      ACCURACY_SECONDS),
     "factorial": Table("Which of loss and choice matters", 1024, FACTORIAL, plot.factorial,
                        plan=PLAN, seeds=5),
 }
@@ -353,8 +354,10 @@ def figures(folder):
         name: summary[name] for name in counted
     } | {
         "questions_per_step": summary["per_step"], "steps": summary["step"],
-        "base": summary["before"]["sampled"]["accuracy"], "greedy": after["greedy"]["accuracy"],
-        "sampled": after["sampled"]["accuracy"], "length": after["sampled"]["length"],
+        "base": summary["before"]["sampled"]["accuracy"],
+        "base_greedy": summary["before"]["greedy"]["accuracy"],
+        "greedy": after["greedy"]["accuracy"], "sampled": after["sampled"]["accuracy"],
+        "length": after["sampled"]["length"],
         "no_signal": statistics.fmean(row["no_signal"] for row in metrics),
         "no_update": summary["no_signal_steps"] / summary["step"],
         "seconds_to_85": reached[0], "completions_to_85": reached[1],
@@ -423,8 +426,8 @@ def amdahl(phases, share):
 
 SAME = ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions",
         "completions")  # for every seed
-SPREADS = ("base", "greedy", "sampled", "length", "seconds", "no_signal", "no_update", "fall",
-           "kl_to_base")  # the last one is not in every table
+SPREADS = ("base", "base_greedy", "greedy", "sampled", "length", "seconds", "no_signal",
+           "no_update", "fall", "kl_to_base")  # the last one is not in every table
 
 
 def summarize(methods, runs):

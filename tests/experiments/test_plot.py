@@ -6,7 +6,7 @@ import pytest
 
 from engine.base.errors import UserError
 from engine.run.curves import smooth
-from experiments import plot
+from experiments import plot, real, reproduce
 
 
 def fake_run(folder, steps, **more):
@@ -99,3 +99,15 @@ def test_panels_that_say_nothing_are_left_out(tmp_path, figures):
 
 def test_the_mean_that_smooths_a_curve_looks_back_only():
     assert smooth([1.0, 2.0, 6.0], 2) == [1.0, 1.5, 4.0]
+
+
+def test_a_method_has_one_colour_in_all_pictures():
+    for name in ("P=0.875", "largest_abs, P=0.875", "CPPO, P=0.875, 4 mini-batches"):
+        assert plot.colour(name) == plot.colour("CPPO, P=0.875") != plot.colour("CPPO, P=0.5")
+    assert plot.colour("grpo") == plot.colour("GRPO") == "black" != plot.colour("GRPO, 8 questions")
+    assert plot.colour("Dr. GRPO, P=0.875") == plot.colour("drgrpo")
+    tables = [table.methods for table in reproduce.TABLES.values()]
+    names = [name for methods in (*tables, real.METHODS, real.SECOND) for name in methods]
+    assert "grey" not in map(plot.colour, names)  # that of a name without a word
+    for methods in (reproduce.FAMILY, reproduce.NEWER):
+        assert len(set(map(plot.colour, methods))) == len(methods)
