@@ -52,7 +52,8 @@ NOTED = [
 ]
 INSTALL = f"pip install vllm (tested: version {TESTED})"
 ADAPTER = "adapter_config.json"
-TRACKERS = ("tensorboard", "wandb")  # values of --log, and names of the packages that they need
+# values of --log, and names of the packages that they need
+TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 def check_given(config):

@@ -195,8 +195,8 @@ class RunOptions:
         2, "checkpoints that are kept; with 1 there is none to fall back on if the newest is "
         "damaged", limits="[1, ∞)")
     log: str | None = option(
-        None, "also log to tensorboard or wandb, which must be installed; JSON lines are always "
-        "written", choices=checks.TRACKERS)
+        None, "also log to tensorboard, wandb or trackio, which must be installed; JSON lines are "
+        "always written", choices=checks.TRACKERS)
 
 
 @dataclass

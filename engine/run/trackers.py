@@ -1,4 +1,4 @@
-"""Trackers: a run's metrics can also go to TensorBoard or to Weights & Biases."""
+"""Trackers: a run's metrics can also go to TensorBoard, to Weights & Biases, or to Trackio."""
 
 import uuid
 from pathlib import Path
@@ -7,12 +7,13 @@ from engine.base.errors import UserError
 
 
 class Tracker:
-    """Logs metrics by step. name: tensorboard, wandb, or None, which logs nothing, as on all ranks
-    except the first.
+    """Logs metrics by step. name: tensorboard, wandb, trackio, or None, which logs nothing, as on
+    all ranks except the first.
 
     A run that continues after `step` repeats later steps. TensorBoard hides the earlier records of
     these steps. Weights & Biases keeps the earlier records; it finds the run by the id in the run's
-    folder. options: shown beside the run.
+    folder. Trackio keeps both; it finds the run by its name, which is the path of the folder, and
+    writes to a folder of its own (TRACKIO_DIR). options: shown beside the run.
     """
 
     def __init__(self, name, run_dir, step, options):
@@ -34,6 +35,13 @@ class Tracker:
                 )
             except wandb.Error as error:
                 raise UserError(f"--log wandb: {' '.join(str(error).split())}") from None
+        if name == "trackio":
+            import trackio
+
+            self.run = trackio.init(
+                project="grpo-cppo", name=str(Path(run_dir).resolve()), config=options,
+                resume="allow" if step else "never",
+            )
 
     def log(self, step, metrics):
         """Log the metrics that are numbers. Some are None after a step without an update."""

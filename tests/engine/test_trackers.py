@@ -1,9 +1,10 @@
-"""engine/run/trackers.py: what TensorBoard and Weights & Biases hold of a run, read back from their
-files."""
+"""engine/run/trackers.py: what TensorBoard, Weights & Biases and Trackio hold of a run, read back
+from their files."""
 
 import json
 import math
 import os
+import sqlite3
 import sys
 
 import pytest
@@ -104,12 +105,38 @@ def test_wandb_that_cannot_begin_says_why_in_one_sentence(tmp_path, monkeypatch)
         Tracker("wandb", tmp_path, 0, {})
 
 
+def test_trackio_keeps_the_run_the_options_and_the_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # it is read at the import
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    folder, namesake = tmp_path / "a" / "mine", tmp_path / "b" / "mine"
+    for path, step, accuracy in [
+        (folder, 0, 0.25), (namesake, 0, 0.5), (folder, 1, 0.75), (namesake, 0, 1.0)
+    ]:
+        tracker = Tracker("trackio", path, step, {"lr": 0.125})
+        tracker.log(step + 1, {"accuracy": accuracy, "loss": None, "words": "nowhere"})
+        tracker.close()
+    with sqlite3.connect(tmp_path / "trackio" / "grpo-cppo.db") as file:
+        table = "SELECT run_id, run_name, step, metrics FROM metrics ORDER BY id"
+        rows = file.execute(table).fetchall()
+        configs = [json.loads(text) for (text,) in file.execute("SELECT config FROM configs")]
+    runs = {}
+    for run, name, step, metrics in rows:
+        runs.setdefault((run, name), []).append((step, json.loads(metrics)))
+    # the third resumes the first, not its namesake; the fourth begins its run anew
+    assert [(name, numbers) for (_, name), numbers in runs.items()] == [
+        (str(folder), [(1, {"accuracy": 0.25}), (2, {"accuracy": 0.75})]),
+        (str(namesake), [(1, {"accuracy": 0.5})]),
+        (str(namesake), [(1, {"accuracy": 1.0})]),
+    ]
+    assert {config["lr"] for config in configs} == {0.125}
+
+
 def test_nothing_is_logged_unless_asked(small, tmp_path):
     go(small, tmp_path, "--steps", "1")
     assert not {"tensorboard", "wandb", "wandb-id"} & set(os.listdir(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio", "mlflow"])
 def test_a_missing_package_is_told_before_any_work(name, tmp_path, monkeypatch):
     kept = [path for path in sys.path if not os.path.isdir(os.path.join(path or ".", name))]
     monkeypatch.setattr(sys, "path", [*kept, str(tmp_path)])
