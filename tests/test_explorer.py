@@ -76,17 +76,21 @@ def walk(n):
             now["flipped"] = frozenset()
         flips = rng.sample(range(now["G"]), rng.choice((0, 0, 1, 3)))
         focus = rng.choice((None, rng.randrange(now["G"])))
-        for i in flips:
-            now |= {"flipped": now["flipped"] ^ {i}, "chosen": i + 1}
-        if focus is not None:
-            now["chosen"] = focus + 1
+        taps = [] if focus is None else [focus]
+        for i in flips:  # the second tap flips
+            taps += [i] if taps[-1:] == [i] else [i, i]
         done = {"set": {name: new[name] for name in names}, "again": again}
-        yield {**done, "flips": flips, "focus": focus}, now
+        for i in taps:
+            if now["chosen"] == i + 1:
+                now["flipped"] ^= {i}
+            now["chosen"] = i + 1
+        yield {**done, "taps": taps}, now
         state = now
 
 
 ACTIONS, STATES = zip(*walk(200))
-# opened by their address, in a window of 400 pixels
+SIZES = [(1280, 900), (800, 600), (390, 844)]
+# opened by their address, in a window of 390 pixels
 LARGE = {
     "#G=32&P=0&devices=4&B=4&sampling=0.3": {
         "G": 32, "P": 0, "devices": 4, "B": 4, "sampling": 0.3,
@@ -144,6 +148,8 @@ const readDevice = node => ({
   parts: all(".work i", node).map(i => Number(i.style.flexGrow)),
   time: text(".time span", node), busiest: !!node.querySelector(".busiest"),
 });
+const PAIRS = [["#pass", "#completions"], ["#draw", "#completions"], ["[name=G]", "#completions"],
+               ["#sampling", "#rates"], ["[name=devices]", "#stages"], ["[name=B]", "#stages"]];
 const PARAGRAPHS = ["summary", "no_signal", "advantage", "keep_count", "gradient", "cosine",
                     "ratio", "amdahl", "limit", "questions_per_step", "balance", "note"];
 const read = () => ({
@@ -161,7 +167,7 @@ const read = () => ({
     s => ({ text: text("p", s), devices: all(".device", s).map(readDevice) })),
 });
 
-function act({ set, again, flips, focus }) {
+function act({ set, again, taps }) {
   for (const name in set) {
     const slider = document.getElementById(name);
     if (!slider) {
@@ -172,19 +178,18 @@ function act({ set, again, flips, focus }) {
     slider.dispatchEvent(new Event("input", { bubbles: true }));
   }
   if (again) document.getElementById("draw").click();
-  for (const i of flips) all("#completions button")[i].click();
-  if (focus !== null) all("#completions button")[focus].focus();
+  for (const i of taps) all("#completions button")[i].click();
 }
 
-const inFrame = hash => new Promise(done => {
+const inFrame = (hash, width = 390, height = 844) => new Promise(done => {
   const frame = document.createElement("iframe");
-  frame.style.cssText = "width:400px;height:800px;border:0";
+  frame.style.cssText = `width:${width}px;height:${height}px;border:0`;
   addEventListener("message", event => { frame.remove(); done(event.data); }, { once: true });
   frame.src = location.href.split("#")[0] + hash;
   document.body.append(frame);
 });
 
-async function drive({ actions, hashes, link }) {
+async function drive({ actions, hashes, sizes, link }) {
   const found = { first: read(), states: [], hashes: [], frames: {} };
   for (const [n, action] of actions.entries()) {
     act(action);
@@ -200,6 +205,8 @@ async function drive({ actions, hashes, link }) {
   }));
   const shared = found.hashes.map(([, hash]) => hash);
   for (const hash of [...hashes, ...shared]) found.frames[hash] = await inFrame(hash);
+  found.sizes = [];
+  for (const [width, height] of sizes) found.sizes.push(await inFrame("", width, height));
   location.hash = link;
   await wait(100);
   Object.assign(found, { after_link: read(), problems });
@@ -220,6 +227,15 @@ addEventListener("load", async () => {
     cut: leaves.filter(wide).map(name),
   };
   await wait(300);
+  sent.pairs = PAIRS.map(([control, effect]) => {
+    const one = document.querySelector(control), pruning = document.getElementById("pruning");
+    one.closest(".settings").scrollIntoView();
+    const boxes = [pruning, one, document.querySelector(effect)].map(node => {
+      const { top, bottom } = node.getBoundingClientRect();
+      return [top, bottom];
+    });
+    return { name: control + " " + effect, boxes };
+  });
   parent.postMessage({ ...sent, hash: location.hash }, "*");
 });
 </script>"""
@@ -228,9 +244,8 @@ addEventListener("load", async () => {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explorer")
-    plan = json.dumps(
-        {"actions": ACTIONS, "hashes": [*LARGE, *BROKEN, *TRIES, "#G=4&P=0.9375"], "link": TRIES[0]}
-    )
+    hashes = [*LARGE, *BROKEN, *TRIES, "#G=4&P=0.9375"]
+    plan = json.dumps({"actions": ACTIONS, "hashes": hashes, "sizes": SIZES, "link": TRIES[0]})
     page, drive = PAGE.read_text(), DRIVE.replace("PLAN", plan)
     page = page.replace("<head>", "<head>" + COLLECT).replace("</body>", drive + "</body>")
     (folder / "page.html").write_text(page)
@@ -511,11 +526,21 @@ def test_the_page_loads_nothing_and_names_no_other_address():
     assert set(re.findall(r'href="([^"]*)"', page.replace("&amp;", "&"))) == {"data:,", "#", *TRIES}
 
 
-def test_no_javascript_error_and_nothing_is_cut_off_at_400_pixels(found):
+def test_no_javascript_error_and_nothing_is_cut_off_at_390_pixels(found):
     assert found["problems"] == [] and len(found["frames"]) >= len(LARGE) + len(BROKEN)
     for hash, frame in found["frames"].items():
-        assert frame["width"] == 400 and frame["scrollWidth"] <= 400, hash
+        assert frame["width"] == 390 and frame["scrollWidth"] <= 390, hash
         assert not frame["beyond"] and not frame["cut"] and not frame["problems"], hash
+
+
+def test_a_control_and_what_it_changes_are_in_the_window_together(found):
+    """Neither lies under the bar with the pruning rate, which stays in the window itself."""
+    for (_, height), frame in zip(SIZES, found["sizes"], strict=True):
+        for pair in frame["pairs"]:
+            (bar_top, bar_bottom), control, effect = pair["boxes"]
+            assert bar_top >= 0, (height, pair)
+            for top, bottom in (control, effect):
+                assert bar_bottom <= top < bottom <= height, (height, pair)
 
 
 def test_every_control_is_reached_by_keyboard_and_has_a_name(found):
