@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ BROKEN = [
     "#", "#nonsense", "#&&==%E0%A4%A&G",
     "#G=&P=&rule=&pass=&draw=&rewards=&completion=&devices=&B=&sampling=",
     "#G=banana&P=7&rule=best&pass=NaN&draw=-1&rewards=012&completion=x&devices=0&B=1e9&sampling=2",
-    "#rewards=0101&completion=17&devices=5&B=0.5&draw=1.5&pass=-0.1&P=0.8750&rule=toString"
+    "#rewards=01010&completion=17&devices=5&B=0.5&draw=1.5&pass=-0.1&P=0.8750&rule=toString"
     "&G=constructor",
 ]  # fmt: skip
 TRIES = re.findall(r'href="(#[^"]+)"', PAGE.read_text().replace("&amp;", "&"))
@@ -135,9 +136,13 @@ function box(node) {
   return node && { top, right, width, height };
 }
 
+const numbers = (selector, name) =>
+  document.querySelector(selector)?.getAttribute(name).match(/[\\d.]+/g).map(Number);
+const heightOf = bar => bar && Number.parseFloat(bar.style.height);
 const readBar = node => ({ kept: node.classList.contains("kept") });
 const readCard = node => ({
-  ...readBar(node), label: node.ariaLabel, chosen: node.classList.contains("chosen"),
+  ...readBar(node), heights: ["bar", "ghost"].map(name => heightOf(node.querySelector("." + name))),
+  label: node.ariaLabel, chosen: node.classList.contains("chosen"),
   shown: ["number", "answer", "value", "fate"].map(name => text("." + name, node)),
 });
 const readArrow = line =>
@@ -160,7 +165,9 @@ const read = () => ({
   others: all("#others .other").map(
     o => ({ title: text("h3", o), bars: all(".strip > div", o).map(readBar) })),
   angle: text("#arrows text"),
-  arrows: ["full", "own"].map(name => readArrow(document.querySelector("#arrows line." + name))),
+  arrows: ["full", "own", "ghost"].map(
+    name => readArrow(document.querySelector("#arrows line." + name))),
+  curve: numbers("#curve polyline.own", "points"), axis: numbers("#curve .axis", "d"),
   split: { text: text("#split > span") },
   rates: all("#rates div").map(d => ({ text: text("span", d), now: !!d.className })),
   stages: all(".stage").map(
@@ -189,7 +196,7 @@ const inFrame = (hash, width = 390, height = 844) => new Promise(done => {
   document.body.append(frame);
 });
 
-async function drive({ actions, hashes, sizes, link }) {
+async function drive({ actions, hashes, sizes }) {
   const found = { first: read(), states: [], hashes: [], frames: {} };
   for (const [n, action] of actions.entries()) {
     act(action);
@@ -207,9 +214,21 @@ async function drive({ actions, hashes, sizes, link }) {
   for (const hash of [...hashes, ...shared]) found.frames[hash] = await inFrame(hash);
   found.sizes = [];
   for (const [width, height] of sizes) found.sizes.push(await inFrame("", width, height));
-  location.hash = link;
+  found.tries = [];
+  for (const link of all(".try a")) {
+    const before = location.hash;
+    link.click();
+    await wait(300);
+    found.tries.push([before, link.hash, location.hash]);
+  }
+  location.hash = "#";
   await wait(100);
-  Object.assign(found, { after_link: read(), problems });
+  found.ghosts = [read()];
+  for (const set of [{ P: 0 }, { pass: 0.3 }, { pass: 0.4 }, { pass: 0.5 }]) {
+    act({ set, taps: [] });
+    found.ghosts.push(read());
+  }
+  found.problems = problems;
   const pre = document.createElement("pre");
   pre.id = "found";
   pre.textContent = JSON.stringify(found);
@@ -245,7 +264,7 @@ addEventListener("load", async () => {
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explorer")
     hashes = [*LARGE, *BROKEN, *TRIES, "#G=4&P=0.9375"]
-    plan = json.dumps({"actions": ACTIONS, "hashes": hashes, "sizes": SIZES, "link": TRIES[0]})
+    plan = json.dumps({"actions": ACTIONS, "hashes": hashes, "sizes": SIZES})
     page, drive = PAGE.read_text(), DRIVE.replace("PLAN", plan)
     page = page.replace("<head>", "<head>" + COLLECT).replace("</body>", drive + "</body>")
     (folder / "page.html").write_text(page)
@@ -438,9 +457,25 @@ def test_direction_and_length_of_the_gradient(shown):
         same(view["ratio"], [h.norm(), g.norm(), ratio])
         same(view["angle"], [e.G, 1, math.degrees(math.acos(cosine)), ratio])
         # the arrows: y goes down on a screen
-        full, kept = (complex(x2 - x1, y1 - y2) for x1, y1, x2, y2 in view["arrows"])
+        full, kept = (complex(x2 - x1, y1 - y2) for x1, y1, x2, y2 in view["arrows"][:2])
         expected = ratio * complex(cosine, math.sqrt(1 - cosine**2))
         assert kept / full == pytest.approx(expected, abs=1e-6 * max(1, ratio))
+
+
+def test_the_cosine_at_each_pruning_rate(shown):
+    for e, view, _ in shown[::5]:
+        if e.rule == "random" or "axis" not in view:
+            continue
+        _, one, _, _, zero, _ = view["axis"]  # the heights of the cosines 1 and 0
+        expected = []
+        for k in range(1, e.G + 1):
+            at = Expected({name: getattr(e, name) for name in FIRST} | {"pass": e.p})
+            at.k = k
+            g, h = at.gradients(at.kept(e.own[0]))
+            if h.any():
+                expected += [30 + 350 * (1 - k / e.G)]
+                expected += [one + (1 - (g @ h / g.norm() / h.norm()).item()) * (zero - one)]
+        assert view["curve"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_pruning_alone_can_save(shown):
@@ -511,9 +546,39 @@ def test_an_address_shows_the_same_again(found):
         assert words(frame["shown"]) == words(found["states"][n]) and frame["hash"] == hash
 
 
-def test_a_link_on_the_page_changes_the_settings(found):
-    """And it forgets those before."""
-    assert words(found["after_link"]) == words(found["frames"][TRIES[0]]["shown"])
+def test_a_link_to_try_changes_what_it_names_and_leaves_the_rest(found):
+    assert [link for _, link, _ in found["tries"]] == TRIES
+    for before, link, after in found["tries"]:
+        before, after, named = (
+            dict(parse_qsl(hash[1:], keep_blank_values=True)) for hash in (before, after, link)
+        )
+        expected = before | named
+        assert after == {name: word for name, word in expected.items() if word}
+
+
+# --- the ghost: the state before the last change ---
+
+
+def test_the_ghost_of_the_arrow_is_the_pruned_gradient_before(found):
+    first, then, *_ = found["ghosts"]
+    before, now = (
+        [complex(x2 - x1, y2 - y1) for x1, y1, x2, y2 in view["arrows"]] for view in (first, then)
+    )
+    assert now[2] / now[0] == pytest.approx(before[1] / before[0])
+    assert now[1] == pytest.approx(now[0])  # P = 0
+
+
+def test_the_ghost_of_a_slider_is_from_before_it_was_moved(found):
+    first, _, _, _, last = found["ghosts"]
+    seen = 0
+    for was, card in zip(first["completions"], last["completions"], strict=True):
+        old, new = (float(view["shown"][2].replace("−", "-")) for view in (was, card))
+        bar, ghost = card["heights"]
+        assert (ghost is None) == (old == new)
+        if ghost is not None:
+            assert ghost / bar == pytest.approx(abs(old / new), rel=0.02)
+            seen += 1
+    assert seen > 8
 
 
 # --- the page itself ---
