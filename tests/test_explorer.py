@@ -40,7 +40,7 @@ RATES = (0, 0.25, 0.5, 0.75, 0.875, 0.9375)
 RULES = ("largest_abs", "random", "distinct", "pooled")
 FIRST = {
     "G": 16, "P": 0.875, "rule": "largest_abs", "devices": 2, "B": 1, "pass": 0.2,
-    "sampling": 0.5, "draw": 3, "flipped": frozenset(), "chosen": 0,
+    "sampling": 0.5, "draw": 3, "reward": "binary", "flipped": frozenset(), "chosen": 0,
 }  # fmt: skip
 COST = {"overhead": 2, "seconds_per_token": 0.01}
 
@@ -59,7 +59,7 @@ def walk(n):
         G = rng.choice((4, 4, 8, 8, 16, 16, 32))
         new = {
             "G": G, "P": rng.choice([P for P in RATES if G * (1 - P) >= 1]),
-            "rule": rng.choice(RULES),
+            "rule": rng.choice(RULES), "reward": rng.choice(("binary", "graded")),
             "devices": rng.choice((1, 1, 2, 3, 4)), "B": rng.choice((1, 1, 1, 2, 2, 3, 4)),
             "sampling": rng.randint(0, 100) / 100,
             "pass": rng.choice((0, 1, 0.5, rng.randint(0, 100) / 100, rng.randint(1, 15) / 100)),
@@ -317,14 +317,21 @@ class Expected:
     def __repr__(self):
         return f"Expected({ {name: getattr(self, name) for name in FIRST} })"
 
-    def rewards(self, q):
+    def right(self, q):
         drawn = [float(u < self.p) for u, _, _ in question(q, self.draw, self.G)]
         return [1 - r if q == 1 and i in self.flipped else r for i, r in enumerate(drawn)]
+
+    def rewards(self, q):
+        if self.reward == "binary":
+            return self.right(q)
+        rng = numbers(-1000 * self.draw - q)
+        grades = [(2 if next(rng) < 0.7 else 1.5, next(rng) < 0.7) for _ in range(self.G)]
+        return [r * value + form for r, (value, form) in zip(self.right(q), grades)]
 
     def answers(self, q):
         return [
             0 if r else wrong
-            for r, (_, wrong, _) in zip(self.rewards(q), question(q, self.draw, self.G))
+            for r, (_, wrong, _) in zip(self.right(q), question(q, self.draw, self.G))
         ]
 
     def advantages(self, questions):
@@ -357,7 +364,8 @@ class Expected:
         for rows in (slice(None), [(q - 1) * self.G + i for q, i in kept]):
             ones = torch.ones_like(logp[rows])
             loss, _ = cppo_loss(logp[rows], logp[rows].detach(), A[rows], ones, beta=0)
-            yield torch.autograd.grad(-loss, logits, retain_graph=True)[0][0]
+            g = torch.autograd.grad(-loss, logits, retain_graph=True)[0][0]
+            yield g * (g.norm() > 1e-12)  # so small a number is rounding
 
 
 # --- comparing ---
@@ -413,23 +421,24 @@ def test_k_different_completions_of_each_question_are_kept_and_they_are_those_of
 
 def test_completions_advantages_and_who_is_kept(shown):
     for e, view, (pruned, _) in shown:
-        questions, rewards = e.own[0], e.rewards(1)
+        questions, rewards, right = e.own[0], e.rewards(1), e.right(1)
         A = e.advantages(questions)
         kept = [i for q, i in pruned[0] if q == 1]
         for i, card in enumerate(view["completions"]):
             number, answer, value, fate = card["shown"]
-            mark = "✓" if rewards[i] else "✗"
+            mark = "✓" if right[i] else "✗"
+            mark = f"{rewards[i]:g}" if e.reward == "graded" else mark
             assert (number, answer) == (str(i + 1), f"{'abcdef'[e.answers(1)[i]]} {mark}")
             assert (fate, card["kept"]) == (("kept", True) if i in kept else ("pruned", False))
             same(value, [A[0, i].item()])
             assert value.startswith("+") == (A[0, i] > 0)
             same(card["label"], [i + 1, rewards[i], A[0, i].item()])
             assert f"answer {answer[0]}" in card["label"] and fate in card["label"]
-        same(view["summary"], [e.G, sum(rewards), len(kept), e.G - len(kept)])
+        same(view["summary"], [e.G, sum(right), len(kept), e.G - len(kept)])
         assert ("no signal" in view["no_signal"]) == bool(view["no_signal"]) == (not A[0].any())
         for q, row, other in zip(questions[1:], A[1:], view["others"], strict=True):
             kept = [(q, i) in pruned[0] for i in range(e.G)]
-            same(other["title"], [q, sum(e.rewards(q)), e.G, sum(kept)])
+            same(other["title"], [q, sum(e.right(q)), e.G, sum(kept)])
             assert ("no signal" in other["title"]) == (not row.any())
             assert [bar["kept"] for bar in other["bars"]] == kept
 
