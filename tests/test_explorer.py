@@ -40,7 +40,8 @@ RATES = (0, 0.25, 0.5, 0.75, 0.875, 0.9375)
 RULES = ("largest_abs", "random", "distinct", "pooled")
 FIRST = {
     "G": 16, "P": 0.875, "rule": "largest_abs", "devices": 2, "B": 1, "pass": 0.2,
-    "sampling": 0.5, "draw": 3, "reward": "binary", "flipped": frozenset(), "chosen": 0,
+    "sampling": 0.5, "draw": 3, "reward": "binary", "lengths": "equal",
+    "flipped": frozenset(), "chosen": 0,
 }  # fmt: skip
 COST = {"overhead": 2, "seconds_per_token": 0.01}
 
@@ -60,6 +61,7 @@ def walk(n):
         new = {
             "G": G, "P": rng.choice([P for P in RATES if G * (1 - P) >= 1]),
             "rule": rng.choice(RULES), "reward": rng.choice(("binary", "graded")),
+            "lengths": rng.choice(("equal", "different")),
             "devices": rng.choice((1, 1, 2, 3, 4)), "B": rng.choice((1, 1, 1, 2, 2, 3, 4)),
             "sampling": rng.randint(0, 100) / 100,
             "pass": rng.choice((0, 1, 0.5, rng.randint(0, 100) / 100, rng.randint(1, 15) / 100)),
@@ -291,12 +293,13 @@ def numbers(seed):
 
 @cache
 def question(q, draw, G):
-    """(number that decides about the reward, wrong answer, tokens) of each completion."""
+    """(number that decides about the reward, wrong answer, equal tokens, number that decides about
+    the different ones) of each completion."""
     rng = numbers(1000 * draw + q)
     scale, group = 1 + 2 * next(rng), []
     for _ in range(G):
         u, wrong, tokens, _ = (next(rng) for _ in range(4))
-        group.append((u, 1 + math.floor(5 * wrong), math.floor(scale * (20 + 40 * tokens))))
+        group.append((u, 1 + math.floor(5 * wrong), math.floor(scale * (20 + 40 * tokens)), tokens))
     return group
 
 
@@ -318,7 +321,7 @@ class Expected:
         return f"Expected({ {name: getattr(self, name) for name in FIRST} })"
 
     def right(self, q):
-        drawn = [float(u < self.p) for u, _, _ in question(q, self.draw, self.G)]
+        drawn = [float(u < self.p) for u, _, _, _ in question(q, self.draw, self.G)]
         return [1 - r if q == 1 and i in self.flipped else r for i, r in enumerate(drawn)]
 
     def rewards(self, q):
@@ -331,8 +334,16 @@ class Expected:
     def answers(self, q):
         return [
             0 if r else wrong
-            for r, (_, wrong, _) in zip(self.right(q), question(q, self.draw, self.G))
+            for r, (_, wrong, _, _) in zip(self.right(q), question(q, self.draw, self.G))
         ]
+
+    def tokens(self, q):
+        """With different lengths geometric ones, of mean 24 for the right and 6 for the wrong."""
+        drawn = question(q, self.draw, self.G)
+        if self.lengths == "equal":
+            return [tokens for _, _, tokens, _ in drawn]
+        going_on = [23 / 24 if r else 5 / 6 for r in self.right(q)]
+        return [1 + math.floor(math.log(1 - u, p)) for (*_, u), p in zip(drawn, going_on)]
 
     def advantages(self, questions):
         return group_advantages(torch.tensor([self.rewards(q) for q in questions], dtype=F64))
@@ -352,19 +363,31 @@ class Expected:
         return [(questions[row // self.G], row % self.G) for row in rows.tolist()]
 
     def gradients(self, kept):
-        """The gradient by the logits of question 1, twice: of all completions of device 1, and of
+        """The gradient by question 1's logits, twice: of all completions of device 1, and of
         its kept ones."""
         questions, p = self.own[0], min(max(self.p, 0.01), 0.99)
         logits = torch.tensor([p] + 5 * [(1 - p) / 5], dtype=F64).log().repeat(self.B, 1)
         logits.requires_grad_()
         A = self.advantages(questions).flatten()
         answers = torch.tensor([self.answers(q) for q in questions])
-        # (B·G, 1): a completion is one token
-        logp = logits.log_softmax(1).gather(1, answers).view(-1, 1)
+        # by question, (B, 2): the probability to stop is a sigmoid, for wrong and for right ones
+        stop = torch.tensor([1 / 6, 1 / 24], dtype=F64).logit().repeat(self.B, 1).requires_grad_()
+        right = torch.tensor([self.right(q) for q in questions]).long()
+        length = torch.tensor([self.tokens(q) for q in questions]).flatten()[:, None]
+        answer = logits.log_softmax(1).gather(1, answers).view(-1, 1)
+        z = stop.gather(1, right).view(-1, 1)
+        go_on = (-z).sigmoid().log()
+        # (B·G, T): each token goes on, and the last one stops and is the answer
+        t = torch.arange(1, length.max() + 1)
+        mask, last = (t <= length).to(F64), t == length
+        logp = torch.where(last, z.sigmoid().log() + answer, go_on)
+        if self.lengths == "equal":  # one token
+            logp, mask = answer, torch.ones_like(answer)
         for rows in (slice(None), [(q - 1) * self.G + i for q, i in kept]):
-            ones = torch.ones_like(logp[rows])
-            loss, _ = cppo_loss(logp[rows], logp[rows].detach(), A[rows], ones, beta=0)
-            g = torch.autograd.grad(-loss, logits, retain_graph=True)[0][0]
+            loss, _ = cppo_loss(logp[rows], logp[rows].detach(), A[rows], mask[rows], beta=0)
+            inputs = (logits, stop) if self.lengths == "different" else (logits,)
+            parts = torch.autograd.grad(-loss, inputs, retain_graph=True)
+            g = torch.cat([part[0] for part in parts])
             yield g * (g.norm() > 1e-12)  # so small a number is rounding
 
 
@@ -484,7 +507,7 @@ def test_the_cosine_at_each_pruning_rate(shown):
             if h.any():
                 expected += [30 + 350 * (1 - k / e.G)]
                 expected += [one + (1 - (g @ h / g.norm() / h.norm()).item()) * (zero - one)]
-        assert view["curve"] == pytest.approx(expected, abs=1e-6)
+        assert view["curve"] == pytest.approx(expected, abs=1e-3)  # of 90 pixels
 
 
 def test_what_pruning_alone_can_save(shown):
@@ -508,7 +531,7 @@ def test_places_and_times_of_the_devices(shown):
         for completions, B, stage in zip(
             (sampled, pruned, allocated), (e.B, e.B, e.n), view["stages"], strict=True
         ):
-            lengths = [[question(q, e.draw, e.G)[i][2] for q, i in kept] for kept in completions]
+            lengths = [[e.tokens(q)[i] for q, i in kept] for kept in completions]
             own = [step_time([sum(tokens)], **COST) for tokens in lengths]
             step = step_time([sum(tokens) for tokens in lengths], **COST)
             same(stage["text"], [step, B * e.devices, step / (B * e.devices)])
