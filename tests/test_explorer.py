@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 import torch
@@ -39,7 +40,8 @@ RATES = (0, 0.25, 0.5, 0.75, 0.875, 0.9375)
 RULES = ("largest_abs", "random", "distinct", "pooled")
 FIRST = {
     "G": 16, "P": 0.875, "rule": "largest_abs", "devices": 2, "B": 1, "pass": 0.2,
-    "sampling": 0.5, "draw": 3, "flipped": frozenset(), "chosen": 0,
+    "sampling": 0.5, "draw": 3, "reward": "binary", "lengths": "equal",
+    "flipped": frozenset(), "chosen": 0,
 }  # fmt: skip
 COST = {"overhead": 2, "seconds_per_token": 0.01}
 
@@ -58,7 +60,8 @@ def walk(n):
         G = rng.choice((4, 4, 8, 8, 16, 16, 32))
         new = {
             "G": G, "P": rng.choice([P for P in RATES if G * (1 - P) >= 1]),
-            "rule": rng.choice(RULES),
+            "rule": rng.choice(RULES), "reward": rng.choice(("binary", "graded")),
+            "lengths": rng.choice(("equal", "different")),
             "devices": rng.choice((1, 1, 2, 3, 4)), "B": rng.choice((1, 1, 1, 2, 2, 3, 4)),
             "sampling": rng.randint(0, 100) / 100,
             "pass": rng.choice((0, 1, 0.5, rng.randint(0, 100) / 100, rng.randint(1, 15) / 100)),
@@ -76,17 +79,21 @@ def walk(n):
             now["flipped"] = frozenset()
         flips = rng.sample(range(now["G"]), rng.choice((0, 0, 1, 3)))
         focus = rng.choice((None, rng.randrange(now["G"])))
-        for i in flips:
-            now |= {"flipped": now["flipped"] ^ {i}, "chosen": i + 1}
-        if focus is not None:
-            now["chosen"] = focus + 1
+        taps = [] if focus is None else [focus]
+        for i in flips:  # the second tap flips
+            taps += [i] if taps[-1:] == [i] else [i, i]
         done = {"set": {name: new[name] for name in names}, "again": again}
-        yield {**done, "flips": flips, "focus": focus}, now
+        for i in taps:
+            if now["chosen"] == i + 1:
+                now["flipped"] ^= {i}
+            now["chosen"] = i + 1
+        yield {**done, "taps": taps}, now
         state = now
 
 
 ACTIONS, STATES = zip(*walk(200))
-# opened by their address, in a window of 400 pixels
+SIZES = [(1280, 900), (800, 600), (390, 844)]
+# opened by their address, in a window of 390 pixels
 LARGE = {
     "#G=32&P=0&devices=4&B=4&sampling=0.3": {
         "G": 32, "P": 0, "devices": 4, "B": 4, "sampling": 0.3,
@@ -106,7 +113,7 @@ BROKEN = [
     "#", "#nonsense", "#&&==%E0%A4%A&G",
     "#G=&P=&rule=&pass=&draw=&rewards=&completion=&devices=&B=&sampling=",
     "#G=banana&P=7&rule=best&pass=NaN&draw=-1&rewards=012&completion=x&devices=0&B=1e9&sampling=2",
-    "#rewards=0101&completion=17&devices=5&B=0.5&draw=1.5&pass=-0.1&P=0.8750&rule=toString"
+    "#rewards=01010&completion=17&devices=5&B=0.5&draw=1.5&pass=-0.1&P=0.8750&rule=toString"
     "&G=constructor",
 ]  # fmt: skip
 TRIES = re.findall(r'href="(#[^"]+)"', PAGE.read_text().replace("&amp;", "&"))
@@ -131,9 +138,13 @@ function box(node) {
   return node && { top, right, width, height };
 }
 
+const numbers = (selector, name) =>
+  document.querySelector(selector)?.getAttribute(name).match(/[\\d.]+/g).map(Number);
+const heightOf = bar => bar && Number.parseFloat(bar.style.height);
 const readBar = node => ({ kept: node.classList.contains("kept") });
 const readCard = node => ({
-  ...readBar(node), label: node.ariaLabel, chosen: node.classList.contains("chosen"),
+  ...readBar(node), heights: ["bar", "ghost"].map(name => heightOf(node.querySelector("." + name))),
+  label: node.ariaLabel, chosen: node.classList.contains("chosen"),
   shown: ["number", "answer", "value", "fate"].map(name => text("." + name, node)),
 });
 const readArrow = line =>
@@ -144,6 +155,8 @@ const readDevice = node => ({
   parts: all(".work i", node).map(i => Number(i.style.flexGrow)),
   time: text(".time span", node), busiest: !!node.querySelector(".busiest"),
 });
+const PAIRS = [["#pass", "#completions"], ["#draw", "#completions"], ["[name=G]", "#completions"],
+               ["#sampling", "#rates"], ["[name=devices]", "#stages"], ["[name=B]", "#stages"]];
 const PARAGRAPHS = ["summary", "no_signal", "advantage", "keep_count", "gradient", "cosine",
                     "ratio", "amdahl", "limit", "questions_per_step", "balance", "note"];
 const read = () => ({
@@ -154,14 +167,16 @@ const read = () => ({
   others: all("#others .other").map(
     o => ({ title: text("h3", o), bars: all(".strip > div", o).map(readBar) })),
   angle: text("#arrows text"),
-  arrows: ["full", "own"].map(name => readArrow(document.querySelector("#arrows line." + name))),
+  arrows: ["full", "own", "ghost"].map(
+    name => readArrow(document.querySelector("#arrows line." + name))),
+  curve: numbers("#curve polyline.own", "points"), axis: numbers("#curve .axis", "d"),
   split: { text: text("#split > span") },
   rates: all("#rates div").map(d => ({ text: text("span", d), now: !!d.className })),
   stages: all(".stage").map(
     s => ({ text: text("p", s), devices: all(".device", s).map(readDevice) })),
 });
 
-function act({ set, again, flips, focus }) {
+function act({ set, again, taps }) {
   for (const name in set) {
     const slider = document.getElementById(name);
     if (!slider) {
@@ -172,19 +187,18 @@ function act({ set, again, flips, focus }) {
     slider.dispatchEvent(new Event("input", { bubbles: true }));
   }
   if (again) document.getElementById("draw").click();
-  for (const i of flips) all("#completions button")[i].click();
-  if (focus !== null) all("#completions button")[focus].focus();
+  for (const i of taps) all("#completions button")[i].click();
 }
 
-const inFrame = hash => new Promise(done => {
+const inFrame = (hash, width = 390, height = 844) => new Promise(done => {
   const frame = document.createElement("iframe");
-  frame.style.cssText = "width:400px;height:800px;border:0";
+  frame.style.cssText = `width:${width}px;height:${height}px;border:0`;
   addEventListener("message", event => { frame.remove(); done(event.data); }, { once: true });
   frame.src = location.href.split("#")[0] + hash;
   document.body.append(frame);
 });
 
-async function drive({ actions, hashes, link }) {
+async function drive({ actions, hashes, sizes }) {
   const found = { first: read(), states: [], hashes: [], frames: {} };
   for (const [n, action] of actions.entries()) {
     act(action);
@@ -200,9 +214,23 @@ async function drive({ actions, hashes, link }) {
   }));
   const shared = found.hashes.map(([, hash]) => hash);
   for (const hash of [...hashes, ...shared]) found.frames[hash] = await inFrame(hash);
-  location.hash = link;
+  found.sizes = [];
+  for (const [width, height] of sizes) found.sizes.push(await inFrame("", width, height));
+  found.tries = [];
+  for (const link of all(".try a")) {
+    const before = location.hash;
+    link.click();
+    await wait(300);
+    found.tries.push([before, link.hash, location.hash]);
+  }
+  location.hash = "#";
   await wait(100);
-  Object.assign(found, { after_link: read(), problems });
+  found.ghosts = [read()];
+  for (const set of [{ P: 0 }, { pass: 0.3 }, { pass: 0.4 }, { pass: 0.5 }]) {
+    act({ set, taps: [] });
+    found.ghosts.push(read());
+  }
+  found.problems = problems;
   const pre = document.createElement("pre");
   pre.id = "found";
   pre.textContent = JSON.stringify(found);
@@ -220,6 +248,15 @@ addEventListener("load", async () => {
     cut: leaves.filter(wide).map(name),
   };
   await wait(300);
+  sent.pairs = PAIRS.map(([control, effect]) => {
+    const one = document.querySelector(control), pruning = document.getElementById("pruning");
+    one.closest(".settings").scrollIntoView();
+    const boxes = [pruning, one, document.querySelector(effect)].map(node => {
+      const { top, bottom } = node.getBoundingClientRect();
+      return [top, bottom];
+    });
+    return { name: control + " " + effect, boxes };
+  });
   parent.postMessage({ ...sent, hash: location.hash }, "*");
 });
 </script>"""
@@ -228,9 +265,8 @@ addEventListener("load", async () => {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explorer")
-    plan = json.dumps(
-        {"actions": ACTIONS, "hashes": [*LARGE, *BROKEN, *TRIES, "#G=4&P=0.9375"], "link": TRIES[0]}
-    )
+    hashes = [*LARGE, *BROKEN, *TRIES, "#G=4&P=0.9375"]
+    plan = json.dumps({"actions": ACTIONS, "hashes": hashes, "sizes": SIZES})
     page, drive = PAGE.read_text(), DRIVE.replace("PLAN", plan)
     page = page.replace("<head>", "<head>" + COLLECT).replace("</body>", drive + "</body>")
     (folder / "page.html").write_text(page)
@@ -257,12 +293,13 @@ def numbers(seed):
 
 @cache
 def question(q, draw, G):
-    """(number that decides about the reward, wrong answer, tokens) of each completion."""
+    """(number that decides about the reward, wrong answer, equal tokens, number that decides about
+    the different ones) of each completion."""
     rng = numbers(1000 * draw + q)
     scale, group = 1 + 2 * next(rng), []
     for _ in range(G):
         u, wrong, tokens, _ = (next(rng) for _ in range(4))
-        group.append((u, 1 + math.floor(5 * wrong), math.floor(scale * (20 + 40 * tokens))))
+        group.append((u, 1 + math.floor(5 * wrong), math.floor(scale * (20 + 40 * tokens)), tokens))
     return group
 
 
@@ -283,15 +320,30 @@ class Expected:
     def __repr__(self):
         return f"Expected({ {name: getattr(self, name) for name in FIRST} })"
 
-    def rewards(self, q):
-        drawn = [float(u < self.p) for u, _, _ in question(q, self.draw, self.G)]
+    def right(self, q):
+        drawn = [float(u < self.p) for u, _, _, _ in question(q, self.draw, self.G)]
         return [1 - r if q == 1 and i in self.flipped else r for i, r in enumerate(drawn)]
+
+    def rewards(self, q):
+        if self.reward == "binary":
+            return self.right(q)
+        rng = numbers(-1000 * self.draw - q)
+        grades = [(2 if next(rng) < 0.7 else 1.5, next(rng) < 0.7) for _ in range(self.G)]
+        return [r * value + form for r, (value, form) in zip(self.right(q), grades)]
 
     def answers(self, q):
         return [
             0 if r else wrong
-            for r, (_, wrong, _) in zip(self.rewards(q), question(q, self.draw, self.G))
+            for r, (_, wrong, _, _) in zip(self.right(q), question(q, self.draw, self.G))
         ]
+
+    def tokens(self, q):
+        """With different lengths geometric ones, of mean 24 for the right and 6 for the wrong."""
+        drawn = question(q, self.draw, self.G)
+        if self.lengths == "equal":
+            return [tokens for _, _, tokens, _ in drawn]
+        going_on = [23 / 24 if r else 5 / 6 for r in self.right(q)]
+        return [1 + math.floor(math.log(1 - u, p)) for (*_, u), p in zip(drawn, going_on)]
 
     def advantages(self, questions):
         return group_advantages(torch.tensor([self.rewards(q) for q in questions], dtype=F64))
@@ -311,19 +363,32 @@ class Expected:
         return [(questions[row // self.G], row % self.G) for row in rows.tolist()]
 
     def gradients(self, kept):
-        """The gradient by the logits of question 1, twice: of all completions of device 1, and of
+        """The gradient by question 1's logits, twice: of all completions of device 1, and of
         its kept ones."""
         questions, p = self.own[0], min(max(self.p, 0.01), 0.99)
         logits = torch.tensor([p] + 5 * [(1 - p) / 5], dtype=F64).log().repeat(self.B, 1)
         logits.requires_grad_()
         A = self.advantages(questions).flatten()
         answers = torch.tensor([self.answers(q) for q in questions])
-        # (B·G, 1): a completion is one token
-        logp = logits.log_softmax(1).gather(1, answers).view(-1, 1)
+        # by question, (B, 2): the probability to stop is a sigmoid, for wrong and for right ones
+        stop = torch.tensor([1 / 6, 1 / 24], dtype=F64).logit().repeat(self.B, 1).requires_grad_()
+        right = torch.tensor([self.right(q) for q in questions]).long()
+        length = torch.tensor([self.tokens(q) for q in questions]).flatten()[:, None]
+        answer = logits.log_softmax(1).gather(1, answers).view(-1, 1)
+        z = stop.gather(1, right).view(-1, 1)
+        go_on = (-z).sigmoid().log()
+        # (B·G, T): each token goes on, and the last one stops and is the answer
+        t = torch.arange(1, length.max() + 1)
+        mask, last = (t <= length).to(F64), t == length
+        logp = torch.where(last, z.sigmoid().log() + answer, go_on)
+        if self.lengths == "equal":  # one token
+            logp, mask = answer, torch.ones_like(answer)
         for rows in (slice(None), [(q - 1) * self.G + i for q, i in kept]):
-            ones = torch.ones_like(logp[rows])
-            loss, _ = cppo_loss(logp[rows], logp[rows].detach(), A[rows], ones, beta=0)
-            yield torch.autograd.grad(-loss, logits, retain_graph=True)[0][0]
+            loss, _ = cppo_loss(logp[rows], logp[rows].detach(), A[rows], mask[rows], beta=0)
+            inputs = (logits, stop) if self.lengths == "different" else (logits,)
+            parts = torch.autograd.grad(-loss, inputs, retain_graph=True)
+            g = torch.cat([part[0] for part in parts])
+            yield g * (g.norm() > 1e-12)  # so small a number is rounding
 
 
 # --- comparing ---
@@ -379,23 +444,24 @@ def test_k_different_completions_of_each_question_are_kept_and_they_are_those_of
 
 def test_completions_advantages_and_who_is_kept(shown):
     for e, view, (pruned, _) in shown:
-        questions, rewards = e.own[0], e.rewards(1)
+        questions, rewards, right = e.own[0], e.rewards(1), e.right(1)
         A = e.advantages(questions)
         kept = [i for q, i in pruned[0] if q == 1]
         for i, card in enumerate(view["completions"]):
             number, answer, value, fate = card["shown"]
-            mark = "✓" if rewards[i] else "✗"
+            mark = "✓" if right[i] else "✗"
+            mark = f"{rewards[i]:g}" if e.reward == "graded" else mark
             assert (number, answer) == (str(i + 1), f"{'abcdef'[e.answers(1)[i]]} {mark}")
             assert (fate, card["kept"]) == (("kept", True) if i in kept else ("pruned", False))
             same(value, [A[0, i].item()])
             assert value.startswith("+") == (A[0, i] > 0)
             same(card["label"], [i + 1, rewards[i], A[0, i].item()])
             assert f"answer {answer[0]}" in card["label"] and fate in card["label"]
-        same(view["summary"], [e.G, sum(rewards), len(kept), e.G - len(kept)])
+        same(view["summary"], [e.G, sum(right), len(kept), e.G - len(kept)])
         assert ("no signal" in view["no_signal"]) == bool(view["no_signal"]) == (not A[0].any())
         for q, row, other in zip(questions[1:], A[1:], view["others"], strict=True):
             kept = [(q, i) in pruned[0] for i in range(e.G)]
-            same(other["title"], [q, sum(e.rewards(q)), e.G, sum(kept)])
+            same(other["title"], [q, sum(e.right(q)), e.G, sum(kept)])
             assert ("no signal" in other["title"]) == (not row.any())
             assert [bar["kept"] for bar in other["bars"]] == kept
 
@@ -423,9 +489,25 @@ def test_direction_and_length_of_the_gradient(shown):
         same(view["ratio"], [h.norm(), g.norm(), ratio])
         same(view["angle"], [e.G, 1, math.degrees(math.acos(cosine)), ratio])
         # the arrows: y goes down on a screen
-        full, kept = (complex(x2 - x1, y1 - y2) for x1, y1, x2, y2 in view["arrows"])
+        full, kept = (complex(x2 - x1, y1 - y2) for x1, y1, x2, y2 in view["arrows"][:2])
         expected = ratio * complex(cosine, math.sqrt(1 - cosine**2))
         assert kept / full == pytest.approx(expected, abs=1e-6 * max(1, ratio))
+
+
+def test_the_cosine_at_each_pruning_rate(shown):
+    for e, view, _ in shown[::5]:
+        if e.rule == "random" or "axis" not in view:
+            continue
+        _, one, _, _, zero, _ = view["axis"]  # the heights of the cosines 1 and 0
+        expected = []
+        for k in range(1, e.G + 1):
+            at = Expected({name: getattr(e, name) for name in FIRST} | {"pass": e.p})
+            at.k = k
+            g, h = at.gradients(at.kept(e.own[0]))
+            if h.any():
+                expected += [30 + 350 * (1 - k / e.G)]
+                expected += [one + (1 - (g @ h / g.norm() / h.norm()).item()) * (zero - one)]
+        assert view["curve"] == pytest.approx(expected, abs=1e-3)  # of 90 pixels
 
 
 def test_what_pruning_alone_can_save(shown):
@@ -449,7 +531,7 @@ def test_places_and_times_of_the_devices(shown):
         for completions, B, stage in zip(
             (sampled, pruned, allocated), (e.B, e.B, e.n), view["stages"], strict=True
         ):
-            lengths = [[question(q, e.draw, e.G)[i][2] for q, i in kept] for kept in completions]
+            lengths = [[e.tokens(q)[i] for q, i in kept] for kept in completions]
             own = [step_time([sum(tokens)], **COST) for tokens in lengths]
             step = step_time([sum(tokens) for tokens in lengths], **COST)
             same(stage["text"], [step, B * e.devices, step / (B * e.devices)])
@@ -496,9 +578,39 @@ def test_an_address_shows_the_same_again(found):
         assert words(frame["shown"]) == words(found["states"][n]) and frame["hash"] == hash
 
 
-def test_a_link_on_the_page_changes_the_settings(found):
-    """And it forgets those before."""
-    assert words(found["after_link"]) == words(found["frames"][TRIES[0]]["shown"])
+def test_a_link_to_try_changes_what_it_names_and_leaves_the_rest(found):
+    assert [link for _, link, _ in found["tries"]] == TRIES
+    for before, link, after in found["tries"]:
+        before, after, named = (
+            dict(parse_qsl(hash[1:], keep_blank_values=True)) for hash in (before, after, link)
+        )
+        expected = before | named
+        assert after == {name: word for name, word in expected.items() if word}
+
+
+# --- the ghost: the state before the last change ---
+
+
+def test_the_ghost_of_the_arrow_is_the_pruned_gradient_before(found):
+    first, then, *_ = found["ghosts"]
+    before, now = (
+        [complex(x2 - x1, y2 - y1) for x1, y1, x2, y2 in view["arrows"]] for view in (first, then)
+    )
+    assert now[2] / now[0] == pytest.approx(before[1] / before[0])
+    assert now[1] == pytest.approx(now[0])  # P = 0
+
+
+def test_the_ghost_of_a_slider_is_from_before_it_was_moved(found):
+    first, _, _, _, last = found["ghosts"]
+    seen = 0
+    for was, card in zip(first["completions"], last["completions"], strict=True):
+        old, new = (float(view["shown"][2].replace("−", "-")) for view in (was, card))
+        bar, ghost = card["heights"]
+        assert (ghost is None) == (old == new)
+        if ghost is not None:
+            assert ghost / bar == pytest.approx(abs(old / new), rel=0.02)
+            seen += 1
+    assert seen > 8
 
 
 # --- the page itself ---
@@ -511,11 +623,21 @@ def test_the_page_loads_nothing_and_names_no_other_address():
     assert set(re.findall(r'href="([^"]*)"', page.replace("&amp;", "&"))) == {"data:,", "#", *TRIES}
 
 
-def test_no_javascript_error_and_nothing_is_cut_off_at_400_pixels(found):
+def test_no_javascript_error_and_nothing_is_cut_off_at_390_pixels(found):
     assert found["problems"] == [] and len(found["frames"]) >= len(LARGE) + len(BROKEN)
     for hash, frame in found["frames"].items():
-        assert frame["width"] == 400 and frame["scrollWidth"] <= 400, hash
+        assert frame["width"] == 390 and frame["scrollWidth"] <= 390, hash
         assert not frame["beyond"] and not frame["cut"] and not frame["problems"], hash
+
+
+def test_a_control_and_what_it_changes_are_in_the_window_together(found):
+    """Neither lies under the bar with the pruning rate, which stays in the window itself."""
+    for (_, height), frame in zip(SIZES, found["sizes"], strict=True):
+        for pair in frame["pairs"]:
+            (bar_top, bar_bottom), control, effect = pair["boxes"]
+            assert bar_top >= 0, (height, pair)
+            for top, bottom in (control, effect):
+                assert bar_bottom <= top < bottom <= height, (height, pair)
 
 
 def test_every_control_is_reached_by_keyboard_and_has_a_name(found):
