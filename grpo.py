@@ -188,8 +188,8 @@ def grpo_loss(
 
     Returns (loss, stats): a scalar for `.backward()`, and a dict of tensors without dimensions
     and without a gradient, so that nothing waits for a GPU until you call `.item()`:
-    `kl`, `ratio_mean` and `clip_fraction` (share of the tokens whose gradient the clip takes)
-    are means under `weights`; `ratio_max` is the largest ratio.
+    `kl` (0 without a reference), `ratio_mean` and `clip_fraction` (share of the tokens whose
+    gradient the clip takes) are means under `weights`; `ratio_max`: the largest ratio, or 0.
     """
     if weights is None:
         weights = sequence_mean_weights(mask)

@@ -1,5 +1,5 @@
-"""Makes the exercises: the files of the paper and of the family, without the bodies of their
-functions.
+"""Makes the exercises: the files of the paper and of the family, and the seams of the loop, without
+the bodies of their functions.
 
     python exercises/make.py                                          # writes exercises/mine/
     pytest tests/concepts/test_cppo.py -x --solutions exercises/mine  # tests your cppo.py; -x stops
@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MINE = ROOT / "exercises" / "mine"
 TESTS = ROOT / "tests" / "concepts"
 FAMILY = sorted(path.relative_to(ROOT) for path in ROOT.glob("family/[!_]*.py"))
-FILES = [Path("grpo.py"), Path("cppo.py"), Path("allocate.py"), *FAMILY]
+SEAMS = Path("exercises/seams.py")
+FILES = [Path("grpo.py"), Path("cppo.py"), Path("allocate.py"), *FAMILY, SEAMS]
 
 
 def exercises(source):

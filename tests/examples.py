@@ -7,8 +7,15 @@ import pytest
 import torch
 
 F64 = torch.float64
+
+
+def ours(*values):
+    """Values of a parameter with which a test asks for more than a docstring promises."""
+    return [pytest.param(value, marks=pytest.mark.ours) for value in values]
+
+
 # what may stand on padding here, and where other code, by no mistake, makes 0 · NaN of it
-NOT_FINITE = [pytest.param(x, marks=pytest.mark.ours) for x in (math.inf, -math.inf, math.nan)]
+NOT_FINITE = ours(math.inf, -math.inf, math.nan)
 
 
 def seeded(seed):

@@ -130,47 +130,31 @@ def test_a_notebook_has_three_exercises_with_a_hint_a_check_and_a_solution(path,
         assert capsys.readouterr().out == "green\n", name
 
 
-MISTAKES = {  # exercise: a wrong answer that students give
-    "leave_one_out": lambda rewards: rewards - rewards.mean(dim=1, keepdim=True),  # the whole group
-    "without_gradient": lambda ratio, advantages: (ratio - 1).abs() > 0.2,  # without the sign of A
-    "loss_in_two_parts": lambda logp, old_logp, advantages, mask: sum(  # a mean of means
-        exercises.grpo_loss(logp[p], old_logp[p], advantages[p], mask[p], beta=0)[0] / 2
-        for p in (slice(0, 2), slice(2, None))
-    ),
-    # signed
-    "keep_per_token": lambda advantages, lengths, k: exercises.prune(
-        advantages / lengths, k, rule="largest"
-    ),
-    "rows_of_the_batch": lambda kept, group_size: kept.flatten(),  # rows of the first question only
-    # as if the right ones were always rarer
-    "right_among_the_kept": lambda right, group_size, k: min(right, k),
-    "empty_places": lambda B, G, P: B * G % int(G * (1 - P)),  # 15 · (1 − 0.8) is below 3 in floats
-    # one rectangle
-    "padding": lambda lengths, max_tokens: 1 - sum(lengths) / (len(lengths) * max(lengths)),
-    "share_to_keep": lambda phases, speedup: 1 / speedup,  # as if all time were training
-    "completion_tokens": lambda tokens, eos: tokens != eos,  # no EOS
-    # keeps 1/|o|
-    "dr_grpo_loss_of_a_step": lambda logp, old_logp, rewards, mask, L: exercises.grpo_loss(
-        logp, old_logp, exercises.group_advantages(rewards, divide_by_std=False).flatten(), mask,
-        beta=0,
-    )[0],
-    "reward_for_steps": lambda completions, answer: [
-        2.0 * (gold in text) for text, gold in zip(completions, answer)
-    ],
-    # as if all were of one kind
-    "still_without_signal": lambda p, G, rounds: (p**G) ** rounds + ((1 - p) ** G) ** rounds,
-    # half of the places stay empty
-    "right_kept_by_pods": lambda right, wrong, m: min(right, m // 2),
-    # no token follows
-    "advantages_of_tokens": lambda rewards, values, gamma, lam: [
-        r - v for r, v in zip(rewards, values)
-    ],
-}
+MISTAKES = [
+    (name, why) for name, known in exercises.MISTAKES.items() for why in known
+]
+
+
+def test_every_exercise_has_its_known_mistakes():
+    assert {*exercises.MISTAKES} == {name for path in NOTEBOOKS for name in exercises_of(path)}
+
+
+@pytest.mark.parametrize("name, why", MISTAKES)
+def test_a_known_mistake_is_told_in_one_sentence(name, why, capsys):
+    getattr(exercises, name)(exercises.MISTAKES[name][why])
+    out = capsys.readouterr().out
+    assert "a number is" in out and out.endswith(f" This is what you get if {why}.\n")
+
+
+def test_the_loss_of_the_part_alone_is_not_green_and_another_mistake_has_no_reason(capsys):
+    exercises.loss_of_a_part(lambda *part: exercises.grpo_loss(*part[:4], beta=0)[0])
+    assert "if N is the part's." in capsys.readouterr().out
+    exercises.loss_of_a_part(lambda *part: 2 * exercises.grpo_loss(*part[:4], beta=0)[0])
+    out = capsys.readouterr().out
+    assert "a number is" in out and "This is" not in out
 
 
 @pytest.mark.parametrize("name", [name for path in NOTEBOOKS for name in exercises_of(path)])
-def test_a_wrong_answer_is_found_and_told_in_one_sentence(name, capsys):
-    getattr(exercises, name)(MISTAKES[name])
-    assert "a number is" in capsys.readouterr().out
+def test_a_wrong_shape_is_told_in_one_sentence(name, capsys):
     getattr(exercises, name)(lambda *arguments: torch.zeros(7, 7))
     assert "the shape of the answer is (7, 7)" in capsys.readouterr().out

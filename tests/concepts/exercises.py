@@ -1,7 +1,11 @@
 """The checks of the notebooks' exercises. Each prints "green", or one sentence about a mistake.
 
+If the answers are those of a known mistake, the sentence names it: `MISTAKES` holds the likeliest.
+
 The right answers come from the project's functions, which the tests in this folder check.
 """
+
+import inspect
 
 import torch
 
@@ -27,11 +31,27 @@ def check(function, cases):
         if answer.shape != right.shape:
             shapes = f"{tuple(answer.shape)}, and it should be {tuple(right.shape)}"
             return print(f"{name}: for {what} the shape of the answer is {shapes}.")
-        wrong = ~torch.isclose(answer, right, rtol=1e-4, atol=1e-6)
+        wrong = differ(answer, right)
         if wrong.any():
             numbers = f"{answer[wrong][0]:.4g}, and it should be {right[wrong][0]:.4g}"
-            return print(f"{name}: for {what} a number is {numbers}.")
+            return print(f"{name}: for {what} a number is {numbers}.{reason(function, cases)}")
     print("green")
+
+
+def differ(a, b):
+    return ~torch.isclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def reason(function, cases):
+    """A sentence about the known mistake with the same answers in all cases; "" if none has."""
+    exercise = inspect.stack()[2].function  # it has called `check`
+    for why, mistake in MISTAKES[exercise].items():
+        pairs = [
+            [torch.as_tensor(f(*arguments)).double() for f in (function, mistake)]
+            for _, arguments, _ in cases]
+        if all(a.shape == b.shape and not differ(a, b).any() for a, b in pairs):
+            return f" This is what you get if {why}."
+    return ""
 
 
 def normal(seed, *shape):
@@ -61,13 +81,17 @@ def without_gradient(function):
     check(function, cases)
 
 
-def loss_in_two_parts(function):
+def loss_of_a_part(function):
     cases = []
     for what, lengths in (("equal lengths", [4, 4, 4]), ("unequal lengths", [1, 6, 3, 2, 6])):
-        mask = mask_of(lengths)
-        old_logp, advantages = normal(2, *mask.shape) - 3, normal(3, len(lengths))
+        mask, N = mask_of(lengths), len(lengths)
+        old_logp, advantages = normal(2, *mask.shape) - 3, normal(3, N)
         batch = (old_logp + 0.3 * normal(4, *mask.shape), old_logp, advantages, mask)
-        cases.append((what, batch, grpo_loss(*batch, beta=0)[0]))
+        # each row is the share of its completion
+        losses = [grpo_loss(*(x[i : i + 1] for x in batch), beta=0)[0] / N for i in range(N)]
+        for name, rows in (("first two", slice(0, 2)), ("others", slice(2, None))):
+            part = [x[rows] for x in batch]
+            cases.append((f"the {name} of {N}, {what},", [*part, N], sum(losses[rows])))
     check(function, cases)
 
 
@@ -216,3 +240,109 @@ def advantages_of_tokens(function):
         right, _ = gae(rewards[None], values[None], torch.ones(1, n), gamma=gamma, lam=lam)
         cases.append((what, [rewards.tolist(), values.tolist(), gamma, lam], right[0]))
     check(function, cases)
+
+
+# --- the likeliest mistakes: {exercise: {what somebody did: a function that does it}} ---
+
+
+def parts_of(weigh):
+    """The loss of a part with weights of one's own."""
+    return lambda logp, old_logp, advantages, mask, N: grpo_loss(
+        logp, old_logp, advantages, mask, beta=0, weights=weigh(mask.double(), N))[0]
+
+
+def dr_grpo(weigh, **options):
+    return lambda logp, old_logp, rewards, mask, L: grpo_loss(
+        logp, old_logp, group_advantages(rewards, **options).flatten(), mask, beta=0,
+        weights=weigh(mask.double(), L))[0]
+
+
+def boxes(area):
+    """The share of padding, if the micro-batches have this area."""
+    return lambda lengths, max_tokens: 1 - sum(lengths) / area(lengths, max_tokens)
+
+
+def discounted(rewards, values, gamma, lam):
+    returns = [sum(gamma**n * r for n, r in enumerate(rewards[t:])) for t in range(len(rewards))]
+    return [R - v for R, v in zip(returns, values)]
+
+
+MISTAKES = {
+    "leave_one_out": {
+        "the mean is that of the whole group, r_i included":
+            lambda r: r - r.mean(1, keepdim=True),
+        "the sum of the others is divided by G, not by G − 1":
+            lambda r: r - (r.sum(1, keepdim=True) - r) / r.shape[1],
+        "the advantages are divided by the std": group_advantages,
+    },
+    "without_gradient": {
+        "the sign of A is not looked at": lambda ratio, A: (ratio - 1).abs() > 0.2,
+        "the two sides are swapped":
+            lambda ratio, A: (A > 0) & (ratio < 0.8) | (A < 0) & (ratio > 1.2),
+    },
+    "loss_of_a_part": {
+        "N is the part's": parts_of(lambda m, N: m / m.sum(1, keepdim=True) / len(m)),
+        "all tokens of the part count the same": parts_of(lambda m, N: m / m.sum()),
+        "the tokens are not divided by the length": parts_of(lambda m, N: m / N),
+    },
+    "keep_per_token": {
+        "A is not divided by the length": lambda A, lengths, k: prune(A, k),
+        "the sign of A counts": lambda A, lengths, k: prune(A / lengths, k, rule="largest"),
+    },
+    "rows_of_the_batch": {
+        "every question begins at row 0": lambda kept, G: kept.flatten(),
+        "question q begins at row q·k, not q·G":
+            lambda kept, G: batch_rows(kept, kept.shape[1]),
+    },
+    "right_among_the_kept": {
+        "the right ones are taken first, even if they are not rarer":
+            lambda right, G, k: min(right, k),
+        "the wrong ones are taken first, even if they are not rarer":
+            lambda right, G, k: max(right + k - G, 0),
+    },
+    "empty_places": {
+        "k is computed in floats: 15 · (1 − 0.8) is below 3":
+            lambda B, G, P: B * G % int(G * (1 - P)),
+        "only B questions are taken": lambda B, G, P: B * G - B * keep_count(G, P),
+    },
+    "padding": {
+        "all completions stand in one rectangle":
+            boxes(lambda lengths, n: len(lengths) * max(lengths)),
+        "each micro-batch has max_tokens places":
+            boxes(lambda lengths, n: len(micro_batches(lengths, n)) * n),
+    },
+    "share_to_keep": {
+        "all of the time is training": lambda phases, speedup: 1 / speedup,
+    },
+    "completion_tokens": {
+        "the EOS does not count, wherever it stands": lambda tokens, eos: tokens != eos,
+        "the first EOS does not count": lambda tokens, eos: (tokens == eos).cumsum(1) == 0,
+    },
+    "dr_grpo_loss_of_a_step": {
+        "the lengths |o| still divide":
+            dr_grpo(lambda m, L: m / m.sum(1, keepdim=True) / len(m), divide_by_std=False),
+        "the std still divides": dr_grpo(lambda m, L: m / (len(m) * L)),
+        "L divides, and N does not": dr_grpo(lambda m, L: m / L, divide_by_std=False),
+    },
+    "reward_for_steps": {
+        "an answer counts wherever it stands in the text, and the steps are not looked at":
+            lambda texts, answer: [2.0 * (gold in text) for text, gold in zip(texts, answer)],
+        "the steps are not looked at": lambda texts, answer: [
+            float(f"<answer>{gold}<" in text) for text, gold in zip(texts, answer)],
+    },
+    "still_without_signal": {
+        "all groups must be right, or all wrong":
+            lambda p, G, rounds: p ** (G * rounds) + (1 - p) ** (G * rounds),
+        "only one group is drawn": lambda p, G, rounds: p**G + (1 - p) ** G,
+    },
+    "right_kept_by_pods": {
+        "places stay empty if one kind is short": lambda right, wrong, m: min(right, m // 2),
+        "the rarer kind is taken first, as in CPPO":
+            lambda right, wrong, m: min(right, m) if right <= wrong else max(m - wrong, 0),
+    },
+    "advantages_of_tokens": {
+        "no token follows: δ without the next value and without λ":
+            lambda rewards, values, gamma, lam: [r - v for r, v in zip(rewards, values)],
+        "λ is left out": discounted,
+    },
+}

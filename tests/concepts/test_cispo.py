@@ -10,7 +10,17 @@ import torch
 
 from family.cispo import cispo_loss
 from grpo import grpo_loss, kl_k3
-from tests.examples import ADVANTAGES, F64, LENGTHS, THREE, TinyPolicy, example, mask_of, seeded
+from tests.examples import (
+    ADVANTAGES,
+    F64,
+    LENGTHS,
+    NOT_FINITE,
+    THREE,
+    TinyPolicy,
+    example,
+    mask_of,
+    seeded,
+)
 
 MASK = mask_of(LENGTHS)
 WEIGHTS = torch.rand(6, 5, generator=seeded(3), dtype=F64) * MASK
@@ -89,7 +99,7 @@ def test_a_rare_good_token_that_has_become_likely_keeps_its_gradient():
     assert gradient(logp, old, one, mask, clip_high=0.5)[0].item() == -1.5
 
 
-@pytest.mark.parametrize("junk", [50.0, math.inf, math.nan])
+@pytest.mark.parametrize("junk", [50.0, *NOT_FINITE])
 def test_padding_counts_for_nothing_whatever_stands_there(junk):
     dirty = LOGP.masked_fill(~THREE["mask"], junk).requires_grad_()
     assert cispo_loss(dirty, *OTHERS)[0].item() == pytest.approx(VERL[0], abs=1e-6)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from family.gfpo import adaptive_k, retain, retained_advantages, token_efficiency
-from tests.examples import F64, seeded
+from tests.examples import F64, ours, seeded
 
 # --- which are kept -------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ def test_the_advantages_equal_a_loop_over_the_kept_and_are_0_elsewhere(kept, eps
         assert all(row[i] == 0.0 for i in range(6) if i not in s)
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1.1, 3.3])
+@pytest.mark.parametrize("reward", [0.0, 1.0, *ours(0.1, 1.1, 3.3)])
 @pytest.mark.parametrize("k", [1, 3, 7, 15])
 def test_equal_rewards_among_the_kept_give_exactly_zero(reward, k):
     """Whatever the others earned. In float32 the mean of equal numbers need not be that number."""
@@ -99,7 +99,7 @@ def test_equal_rewards_among_the_kept_give_exactly_zero(reward, k):
 HISTORY = torch.tensor([0.4, 0.0, 0.3, 0.1, 0.2])  # quartiles 0.1, 0.2, 0.3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("dtype", [torch.float32, *ours(F64)])
 @pytest.mark.parametrize(
     "ks, expected",
     [

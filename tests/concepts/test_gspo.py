@@ -135,11 +135,20 @@ def test_with_one_advantage_per_completion_gspo_and_gspo_token_agree(spread, low
 )
 def test_with_weight_on_one_token_only_gspo_trains_all_and_gspo_token_that_one(options, expected):
     """In GSPO, s_i is the ratio of all three tokens, whatever their weights are."""
-    logp, old_logp = (torch.zeros(1, 3, requires_grad=True) for _ in range(2))
+    logp = torch.zeros(1, 3, requires_grad=True)
     weights = torch.tensor([[1.0, 0.0, 0.0]])
-    batch = logp, old_logp, torch.ones(1), torch.ones(1, 3)
+    batch = logp, torch.zeros(1, 3), torch.ones(1), torch.ones(1, 3)
     gspo_loss(*batch, weights=weights, **options)[0].backward()
-    assert logp.grad[0].tolist() == pytest.approx(expected) and old_logp.grad is None
+    assert logp.grad[0].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("token_level", [False, True])
+def test_no_gradient_flows_into_the_policy_that_sampled(token_level):
+    logp, old_logp = (torch.zeros(1, 3, requires_grad=True) for _ in range(2))
+    batch = logp, old_logp, torch.ones(1), torch.ones(1, 3)
+    gspo_loss(*batch, token_level=token_level)[0].backward()
+    assert logp.grad.any() and old_logp.grad is None
 
 
 # --- known mistakes -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from family.maxrl import mean_normalized_advantages
-from tests.examples import F64, seeded
+from tests.examples import F64, ours, seeded
 
 # --- the definition -------------------------------------------------------------------------------
 
@@ -93,7 +93,8 @@ def test_more_samples_come_closer_to_maximum_likelihood():
 # --- rewards at the edge --------------------------------------------------------------------------
 
 
-def test_equal_rewards_and_a_mean_of_0_or_less_give_exact_zeros():
-    r = torch.tensor([[0.7] * 7, [-1.0, 1, 0, 0, 0, 0, 0], [-1.0, 0, 0, 0, 0, 0, 0]])
+@pytest.mark.parametrize("equal", [1.0, *ours(0.7)])
+def test_equal_rewards_and_a_mean_of_0_or_less_give_exact_zeros(equal):
+    r = torch.tensor([[equal] * 7, [-1.0, 1, 0, 0, 0, 0, 0], [-1.0, 0, 0, 0, 0, 0, 0]])
     assert (mean_normalized_advantages(r) == 0).all()
     assert not math.isnan(mean_normalized_advantages(r).sum())

@@ -1,0 +1,102 @@
+"""Five broken loops: exercises/seams.py five times, each with one mistake. Find it.
+
+    python exercises/loops.py                # writes exercises/mine/loop_1.py to loop_5.py
+    python exercises/loops.py --measure 40   # trains each on the toy for 40 steps, and writes
+    exercises/loops.json, the table below
+    python exercises/loops.py --show         # the table: the first step, and the mean of the last 8
+
+Read a loop, 45 lines without its docstrings, and say which number in its table cannot be right. The
+metrics are those of `train_step` in seams.py. The mistakes stand in exercises/solutions.md.
+"""
+
+import argparse
+import copy
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+
+import nano
+import rewards
+from engine.tasks import toy_model
+from engine.tasks.table import TASKS
+
+HERE = Path(__file__).parent
+RIGHT = (HERE / "seams.py").read_text(encoding="utf-8")
+BUGS = {  # loop: (what the right loop says, what it says)
+    1: ("logits[:, -T - 1 : -1]", "logits[:, -T:]"),
+    2: ("is_eos.cumsum(1) - is_eos == 0", "is_eos.cumsum(1) == 0"),
+    3: ("T), old_logp[i], A[i]", "T), ref_logp[i], A[i]"),
+    4: ("advantages.flatten()[rows]", "advantages.flatten()[: len(rows)]"),
+    5: ("weights=weights[i])", "weights=sequence_mean_weights(m[i]) / len(parts))"),
+}
+
+
+def source(loop):
+    """The text of a loop; 0 is the right one."""
+    return RIGHT.replace(*BUGS[loop]) if loop else RIGHT
+
+
+def module(loop):
+    """A loop, to call its functions."""
+    made = ModuleType(f"loop_{loop}")
+    exec(source(loop), vars(made))
+    return made
+
+
+def train(train_step, folder, steps, seed=1):
+    """The metrics of each step on the toy."""
+    torch.manual_seed(seed)
+    task, tokenizer = TASKS["toy"], AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=task.lr, weight_decay=0.0)
+    questions = task.source("train")
+    arguments = model, reference, optimizer, tokenizer, task, rewards.toy_accuracy
+    return [train_step(*arguments, [*islice(questions, nano.Q)]) for _ in range(steps)]
+
+
+def measure(steps):
+    """{loop: (metrics of the first step, their means over the last 8)}"""
+    table = {}
+    for loop in (0, *BUGS):
+        log = train(module(loop).train_step, toy_model.base(), steps)
+        last = {name: sum(row[name] for row in log[-8:]) / len(log[-8:]) for name in log[0]}
+        table[loop] = [{k: round(v, 3) for k, v in row.items()} for row in (log[0], last)]
+        print(loop, *table[loop], flush=True)
+    return table
+
+
+def table():
+    """The lines of loops.json: (loop, (metrics of the first step, their means over the last 8))."""
+    return json.loads((HERE / "loops.json").read_text(encoding="utf-8"))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Five broken training loops.")
+    parser.add_argument("--measure", type=int, metavar="STEPS", help="train each on the toy")
+    parser.add_argument("--show", action="store_true", help="show what they have measured")
+    options = parser.parse_args(argv)
+    if options.measure:
+        rows = [json.dumps(row, ensure_ascii=False) for row in measure(options.measure).items()]
+        (HERE / "loops.json").write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
+    elif options.show:
+        for loop, (first, last) in table():
+            name = f"loop {loop}" if loop else "right"
+            print(f"{name:7}", *(f"{key:>15}" for key in first))
+            print(" " * 7, *(f"{first[key]:7.3f} {last[key]:7.3f}" for key in first))
+    else:
+        (HERE / "mine").mkdir(exist_ok=True)
+        for loop in BUGS:
+            (HERE / "mine" / f"loop_{loop}.py").write_text(source(loop), encoding="utf-8")
+        print(f"written: {HERE / 'mine'}/loop_1.py to loop_{max(BUGS)}.py")
+
+
+if __name__ == "__main__":
+    main()
