@@ -85,8 +85,8 @@ def repeat_keys_in_float32():
     from transformers.integrations import sdpa_attention
 
     usual = sdpa_attention.use_gqa_in_sdpa
-    sdpa_attention.use_gqa_in_sdpa = lambda mask, key, value: (
-        not (key.is_cuda and key.dtype == torch.float32) and usual(mask, key, value))
+    sdpa_attention.use_gqa_in_sdpa = lambda mask, key, *value: (  # transformers 5.0: no value
+        not (key.is_cuda and key.dtype == torch.float32) and usual(mask, key, *value))
 
 
 def adapters_in_float32(model, folder=None):
