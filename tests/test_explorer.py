@@ -156,7 +156,9 @@ const readDevice = node => ({
   time: text(".time span", node), busiest: !!node.querySelector(".busiest"),
 });
 const PAIRS = [["#pass", "#completions"], ["#draw", "#completions"], ["[name=G]", "#completions"],
-               ["#sampling", "#rates"], ["[name=devices]", "#stages"], ["[name=B]", "#stages"]];
+               ["[name=reward]", "#completions"], ["[name=lengths]", "#arrows"],
+               ["[name=lengths]", "#curve"], ["#sampling", "#rates"],
+               ["[name=devices]", "#stages"], ["[name=B]", "#stages"]];
 const PARAGRAPHS = ["summary", "no_signal", "advantage", "keep_count", "gradient", "cosine",
                     "ratio", "amdahl", "limit", "questions_per_step", "balance", "note"];
 const read = () => ({
