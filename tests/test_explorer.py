@@ -228,7 +228,7 @@ async function drive({ actions, hashes, sizes }) {
   location.hash = "#";
   await wait(100);
   found.ghosts = [read()];
-  for (const set of [{ P: 0 }, { pass: 0.3 }, { pass: 0.4 }, { pass: 0.5 }]) {
+  for (const set of [{ P: 0 }, { pass: 0.9 }, { pass: 0.8 }, { pass: 0.5 }]) {
     act({ set, taps: [] });
     found.ghosts.push(read());
   }
