@@ -156,7 +156,9 @@ const readDevice = node => ({
   time: text(".time span", node), busiest: !!node.querySelector(".busiest"),
 });
 const PAIRS = [["#pass", "#completions"], ["#draw", "#completions"], ["[name=G]", "#completions"],
-               ["#sampling", "#rates"], ["[name=devices]", "#stages"], ["[name=B]", "#stages"]];
+               ["[name=reward]", "#completions"], ["[name=lengths]", "#arrows"],
+               ["[name=lengths]", "#curve"], ["#sampling", "#rates"],
+               ["[name=devices]", "#stages"], ["[name=B]", "#stages"]];
 const PARAGRAPHS = ["summary", "no_signal", "advantage", "keep_count", "gradient", "cosine",
                     "ratio", "amdahl", "limit", "questions_per_step", "balance", "note"];
 const read = () => ({
@@ -226,7 +228,7 @@ async function drive({ actions, hashes, sizes }) {
   location.hash = "#";
   await wait(100);
   found.ghosts = [read()];
-  for (const set of [{ P: 0 }, { pass: 0.3 }, { pass: 0.4 }, { pass: 0.5 }]) {
+  for (const set of [{ P: 0 }, { pass: 0.9 }, { pass: 0.8 }, { pass: 0.5 }]) {
     act({ set, taps: [] });
     found.ghosts.push(read());
   }
