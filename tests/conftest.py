@@ -87,7 +87,7 @@ def exercise(path, config):
     if folder and path.parent == TESTS:  # test_grpo_advantages.py tests grpo.py
         found = [
             file for file in FILES
-            if file.stem == path.stem.split("_")[1] and (Path(folder) / file).is_file()
+            if f"{path.stem}_".startswith(f"test_{file.stem}_") and (Path(folder) / file).is_file()
         ]
         return found[0] if found else None
 
