@@ -5,7 +5,7 @@
     exercises/loops.json, the table below
     python exercises/loops.py --show         # the table: the first step, and the mean of the last 8
 
-Read a loop, 45 lines without its docstrings, and say which number in its table cannot be right. The
+Read a loop, 41 lines without its docstrings, and say which number in its table cannot be right. The
 metrics are those of `train_step` in seams.py. The mistakes stand in exercises/solutions.md.
 """
 
