@@ -242,5 +242,6 @@ def tell(sentence):
         }
         # as a whole: torchrun may end this process at any moment, and fails on a part of a report
         files.write(file, json.dumps({"message": report}))
-    print(sentence, file=sys.stderr)
+    print(sentence, file=sys.stderr, flush=True)
+    time.sleep(1 if file else 0)  # the others end first: torchrun would report whom it has to kill
     return 2
