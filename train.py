@@ -160,7 +160,7 @@ def main(argv):
         finally:
             from experiments.doctor import diagnosis  # of a run that does not learn
 
-            for sentence in diagnosis(run.output_dir)[0]:
+            for sentence in diagnosis(run.output_dir)[0] if ranks.rank() == 0 else ():
                 progress.note(sentence)
     ranks.stop()
     return code

@@ -39,20 +39,12 @@ def edge(sentence, function):
 # --- versions of a loss: each part of it may be another one ---
 
 
-def per_row(mask, values):
-    return mask.double() * values.unsqueeze(1)
-
-
 def without_last(mask):
     return mask.bool() & torch.nn.functional.pad(mask.bool()[:, 1:], (0, 1))
 
 
-def mean_weights(mask, L):
-    return mask.double() / (len(mask) * mask.sum(1, keepdim=True).clamp(min=1))
-
-
 WEIGHTS = {
-    "mean": mean_weights,
+    "mean": lambda mask, L: grpo.sequence_mean_weights(mask),
     "tokens": lambda mask, L: mask.double() / mask.sum(),
     "constant": lambda mask, L: mask.double() / (len(mask) * L),
     "sum": lambda mask, L: mask.double() / len(mask),
@@ -374,7 +366,7 @@ VERSIONS = {
               lambda m, **o: m.double() / m.numel()),
         wrong("padding weighs as much as a token [3]", lambda m, **o: 0 * m + 1 / m.numel()),
         wrong("num_sequences is ignored: a mean of means over micro-batches [3]",
-              lambda m, *, num_sequences=None: mean_weights(m, 0)),
+              lambda m, *, num_sequences=None: grpo.sequence_mean_weights(m)),
         choice(WEIGHTS_SAY["tokens"], lambda m, **o: m.double() / m.sum()),
         edge(EMPTY, lambda m, *, num_sequences=None:
                m.double() / (num_sequences or len(m)) / m.sum(1, keepdim=True)),
@@ -383,7 +375,7 @@ VERSIONS = {
     "cppo_loss": GRPO,
     "gspo_loss": [
         wrong("clip range 0.2, as GRPO's: a ratio per completion never reaches it [6]",
-              loss(sequence_ratio, clip, k3, mean_weights, low=0.2)),
+              loss(sequence_ratio, clip, k3, WEIGHTS["mean"], low=0.2)),
         *GSPO,
     ],
     "dapo_loss": [
@@ -449,11 +441,11 @@ VERSIONS = {
     ],
     "token_mean_weights": [
         wrong("a mean over each completion first: 1/(N |o|), which is GRPO's [6]",
-              lambda m, **o: mean_weights(m, 0)),
+              lambda m, **o: grpo.sequence_mean_weights(m)),
         wrong("padding counts in the number of tokens [3]", lambda m, **o: m.double() / m.numel()),
     ],
     "constant_weights": [
-        wrong("it keeps 1/|o| [6]", lambda m, *, max_tokens, **o: mean_weights(m, 0)),
+        wrong("it keeps 1/|o| [6]", lambda m, *, max_tokens, **o: grpo.sequence_mean_weights(m)),
         wrong("divided by the longest completion of this batch, not by one constant [6]",
               lambda m, *, max_tokens, **o: m.double() / m.numel()),
     ],

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tests.examples import F64, mask_of, seeded
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -13,24 +15,17 @@ class Probe:
     atol: float = 1e-6  # how far an answer may be from ours, besides 1e-5 of it
 
 
-F64 = torch.float64
-
-
 def t(*values):
     return torch.tensor(values, dtype=F64)
 
 
 def normal(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-def mask_of(*lengths):
-    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return torch.randn(*shape, generator=seeded(seed), dtype=F64)
 
 
 ONE, HALF, QUARTER = torch.ones(1, 1), t([0.5]).log(), t([0.25]).log()
 LENGTHS = (5, 1, 3, 2, 4, 2)
-MASK, A = mask_of(*LENGTHS), t(1.5, -0.7, 2.0, -1.2, 0.9, 0.3)
+MASK, A = mask_of(LENGTHS), t(1.5, -0.7, 2.0, -1.2, 0.9, 0.3)
 LOGP = -1 - normal(1, 6, 5).abs()
 OLD, REF = LOGP + 0.4 * normal(2, 6, 5), LOGP + 0.4 * normal(3, 6, 5)
 
@@ -45,18 +40,17 @@ def losses(**options):
         ((HALF, HALF, t(1.0), ONE), {}),
         *(((corners[i:i + 1], zero[:1], signs[i:i + 1], ONE), {}) for i in range(4)),
         ((t([1.25]).log(), zero[:1], t(1.0), ONE), {"clip_low": 0.2, "clip_high": 0.28}),
-        ((t([5.0, 3.0]).log(), t([0.0, 0.0]), t(-1.0), mask_of(2)), {}),  # a dual clip acts
-        ((two[:, :2], 0 * two[:, :2], t(1, -2), mask_of(2, 1)), {}),
-        ((two, 0 * two, t(1, -2), mask_of(4, 1)), {}),
+        ((t([5.0, 3.0]).log(), t([0.0, 0.0]), t(-1.0), mask_of([2])), {}),  # a dual clip acts
+        ((two[:, :2], 0 * two[:, :2], t(1, -2), mask_of([2, 1])), {}),
+        ((two, 0 * two, t(1, -2), mask_of([4, 1])), {}),
         ((HALF, HALF, t(0.0), ONE), kl),
         ((corners[:1] + HALF, HALF, t(0.0), ONE), kl),
-        ((two[:1, :2], two[:1, :2], t(0.0), mask_of(2)),
+        ((two[:1, :2], two[:1, :2], t(0.0), mask_of([2])),
          {"ref_logp": two[:1, :2] + 12, "beta": 1.0}),  # a clamp acts
         ((LOGP, OLD, A, MASK), {}),
         ((t([-1.0], [-2.0]), t([-1.0], [-2.0]), t(1, 1), torch.tensor([[1], [0]])), {}),  # empty
         ((LOGP, OLD, A, MASK), {"ref_logp": REF, "beta": 0.3}),
-        ((LOGP, OLD, A, MASK), {"weights": torch.rand(6, 5, dtype=F64,
-                                                      generator=torch.Generator().manual_seed(4))}),
+        ((LOGP, OLD, A, MASK), {"weights": torch.rand(6, 5, generator=seeded(4), dtype=F64)}),
     ]]
 
 
@@ -77,7 +71,7 @@ TOKENS = [(t([[0.0, math.log(3)]]), torch.tensor([[1]])),
 LOGP_OF = {"kl_k1": PAIRS, "kl_k2": PAIRS,
            "kl_k3": [*PAIRS, (HALF, HALF + 12)]}
 PPO_ARGS = [(t([1, 1]), t([0.0, 0.5]), ONE.expand(1, 2)),
-            (t([1, 2, 4, 9]), t([10, 20, 30, 99]), mask_of(3, 4)[:1]),
+            (t([1, 2, 4, 9]), t([10, 20, 30, 99]), mask_of([3, 4])[:1]),
             (normal(7, 6, 5), normal(8, 6, 5), MASK)]
 VALUES = [(t([v]), t([1.0]), t([r]), ONE) for v, r in
           ((1.1, 2), (1.5, 2), (0.5, 0), (0.5, 2), (1.5, 1.3))]
@@ -94,8 +88,8 @@ PROBES = {
     "clipped_surrogate": [*probes(*CORNERS, (t([1.25]), t(1.0)), (t([4.0]), t(-1.0)),
                                   (t([1.5, 1.5], [0.5, 0.9]), t(1, -2))),
                           Probe((t([1.25, 1.35]), t(1.0)), {"clip_low": 0.2, "clip_high": 0.28})],
-    "sequence_mean_weights": [*probes((ONE,), (mask_of(2, 1),), (MASK,), (mask_of(2, 0),)),
-                              Probe((mask_of(2, 1),), {"num_sequences": 4})],
+    "sequence_mean_weights": [*probes((ONE,), (mask_of([2, 1]),), (MASK,), (mask_of([2, 0]),)),
+                              Probe((mask_of([2, 1]),), {"num_sequences": 4})],
     "grpo_loss": losses(), "cppo_loss": losses(), "dapo_loss": losses(),
     "ppo_loss": [probe for probe in losses() if "beta" not in probe.options],
     "gspo_loss": losses() + losses(clip_low=0.2, clip_high=0.3),
@@ -109,14 +103,14 @@ PROBES = {
     "prune_pooled": probes(*((a, n) for n in (2, 4) for a in ADVANTAGE_ROWS)),
     "batch_rows": probes((torch.tensor([[0, 3], [1, 2]]), 4), (torch.tensor([[1], [0], [2]]), 3)),
     "questions_per_step": probes((1, 16, 4), (1, 16, 3), (5, 8, 3)),
-    "token_mean_weights": probes((mask_of(2, 1),), (MASK,)),
-    "constant_weights": [Probe((m,), {"max_tokens": 8}) for m in (mask_of(2, 1), MASK)],
+    "token_mean_weights": probes((mask_of([2, 1]),), (MASK,)),
+    "constant_weights": [Probe((m,), {"max_tokens": 8}) for m in (mask_of([2, 1]), MASK)],
     "gae": [*probes(*PPO_ARGS), *(Probe(a, {"gamma": 0.5, "lam": 0.8}) for a in PPO_ARGS)],
     "value_loss": probes(*VALUES, (normal(9, 6, 5), normal(10, 6, 5), normal(11, 6, 5), MASK)),
     "token_rewards": [
-        Probe((t(5.0), t([1, 2, 3]), t([0, 0, 0]), mask_of(2, 3)[:1]), {"beta": 0.1}),
+        Probe((t(5.0), t([1, 2, 3]), t([0, 0, 0]), mask_of([2, 3])[:1]), {"beta": 0.1}),
         Probe((A, LOGP, REF, MASK), {"beta": 0.3})],
-    "whiten": probes((t([2, -2]), ONE.expand(1, 2)), (FAR, mask_of(3, 1)), (LOGP, MASK)),
+    "whiten": probes((t([2, -2]), ONE.expand(1, 2)), (FAR, mask_of([3, 1])), (LOGP, MASK)),
     "overlong_penalty": [Probe((t(4, 16, 17, 20, 25),), {"max_length": 20, "cache": 4})],
     "truncated_importance_weights": [
         Probe((t([0.6, 0.2, 0.9]).log(), t([0.4, 0.4, 0.1]).log(), torch.ones(1, 3)), {"cap": 2.0}),

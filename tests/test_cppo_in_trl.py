@@ -114,13 +114,11 @@ def test_a_quarter_is_trained_on_and_nothing_is_computed_for_the_others(mu, tmp_
     assert inputs[0]["num_items_in_batch"] == tokens
 
 
-def test_the_gradient_is_that_of_grpo_loss_on_the_kept(tmp_path):
-    """At TRL's second step, when policy and reference differ."""
-    trainer, _, _, inputs = trained(CPPOTrainer, tmp_path, mu=2, pruning_rate=0.75)
-    batch, model = inputs[-1], trainer.model
-    tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    T = batch["completion_ids"].shape[1]
+def gradients(trainer, batch, ours):
+    """(TRL's gradient, ours). ours: (logp, mask) → loss."""
+    model, T = trainer.model, batch["completion_ids"].shape[1]
+    tokens, seen = (
+        torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], 1) for x in ("ids", "mask"))
 
     def gradient(loss):
         model.zero_grad()
@@ -129,13 +127,26 @@ def test_the_gradient_is_that_of_grpo_loss_on_the_kept(tmp_path):
 
     logits = model(input_ids=tokens, attention_mask=seen).logits[:, -T - 1 : -1]
     logp = token_logprobs(logits, batch["completion_ids"])
-    ours, stats = grpo_loss(
-        logp, batch["old_per_token_logps"], batch["advantages"], batch["completion_mask"].float(),
-        ref_logp=batch["ref_per_token_logps"], beta=0.04)  # fmt: skip
-    mine = gradient(ours)
+    mine = gradient(ours(logp, batch["completion_mask"].bool()))
     theirs = trainer._compute_loss(model, batch) * trainer.current_gradient_accumulation_steps
-    assert stats["kl"] > 0 and stats["ratio_max"] != 1
-    torch.testing.assert_close(mine, gradient(theirs), rtol=1e-5, atol=1e-6)
+    return gradient(theirs), mine
+
+
+def test_the_gradient_is_that_of_grpo_loss_on_the_kept(tmp_path):
+    """At TRL's second step, when policy and reference differ."""
+    trainer, _, _, inputs = trained(CPPOTrainer, tmp_path, mu=2, pruning_rate=0.75)
+    batch, seen = inputs[-1], []
+
+    def loss(logp, mask):
+        value, stats = grpo_loss(
+            logp, batch["old_per_token_logps"], batch["advantages"], mask,
+            ref_logp=batch["ref_per_token_logps"], beta=0.04)
+        seen.append(stats)
+        return value
+
+    theirs, mine = gradients(trainer, batch, loss)
+    assert seen[0]["kl"] > 0 and seen[0]["ratio_max"] != 1
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_kept_rows_that_trl_would_drop_are_refused(tmp_path):

@@ -10,9 +10,10 @@ from family.cispo import cispo_loss
 from family.lite_ppo import batch_std_advantages
 from family.rloo import leave_one_out_advantages
 from family.sapo import sapo_loss
-from grpo import grpo_loss, token_logprobs
+from grpo import grpo_loss
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: bash examples/test_in.sh trl")
+from tests.test_cppo_in_trl import gradients  # noqa: E402
 
 G, QUESTIONS = 8, [f"{a}+{b}=?" for a in range(4) for b in range(4)]
 
@@ -42,23 +43,6 @@ def trained(trainer, config, folder, mu=1, **options):
         inputs.append(batch) or compute(model, batch, *a, **k))
     trainer.train()
     return trainer, inputs, torch.tensor(rewards).view(-1, G)
-
-
-def gradients(trainer, batch, ours):
-    """(TRL's gradient, ours). ours: (logp, mask) → loss."""
-    model, T = trainer.model, batch["completion_ids"].shape[1]
-    tokens, seen = (
-        torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], 1) for x in ("ids", "mask"))
-
-    def gradient(loss):
-        model.zero_grad()
-        loss.backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-    logits = model(input_ids=tokens, attention_mask=seen).logits[:, -T - 1 : -1]
-    logp = token_logprobs(logits, batch["completion_ids"])
-    mine = gradient(ours(logp, batch["completion_mask"].bool()))
-    return gradient(trainer._compute_loss(model, batch)), mine
 
 
 @pytest.mark.parametrize("name, ours, options", [
