@@ -2,9 +2,11 @@
 
 import ast
 import importlib
+import json
 import re
 import shlex
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import eval as evaluation
 from engine.run.config import Config, fill_in
 from engine.run.options import option_fields, parse
 from engine.scoring.score import choose
+from grpo import group_advantages
 from tests.training import one_step
 
 ROOT = Path(__file__).parent.parent
@@ -192,3 +195,50 @@ def test_every_metric_is_documented_and_every_documented_metric_is_written(small
     cells = re.findall(r"^\| (`[^|]*)\|", page, re.MULTILINE)
     documented = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     assert sorted(documented) == sorted(metrics)
+
+
+# --- the slides ---
+
+
+def results(table):
+    return json.loads((ROOT / f"experiments/results/{table}.json").read_text())["rows"]
+
+
+def spread(of, digits=3, n=1):
+    """Mean ± standard deviation, or ± standard error of n seeds."""
+    return f"{of['mean']:.{digits}f} ± {of['std'] / n**0.5:.{digits}f}"
+
+
+def test_the_slides_say_what_the_results_and_the_code_say():
+    table1, speed, together, real = map(results, ("table1", "speed", "together", "real"))
+    kept = {row["name"]: row["sampled"] for row in results("keep") + results("factorial")}
+    rates = ("GRPO", "CPPO, P=0.5", "CPPO, P=0.75", "CPPO, P=0.875")
+    rules = ("largest_abs", "random", "smallest_abs", "largest")
+    wanted = {
+        "accuracy, sampled": [spread(row["sampled"]) for row in table1[:5]],
+        "seconds": [spread(row["seconds"], 1) for row in table1[:5]],
+        "speed-up": [f"{row['speedup']['median']:.2f}" for row in table1[:5]],
+        "GRPO: seconds": [spread(row["seconds"], 1) for row in together[:5]],
+        "CPPO, P = 0.875: seconds": [spread(row["seconds"], 1) for row in together[5:]],
+        "accuracy": [spread(kept[f"{rule}, P=0.875"]) for rule in rules],
+    }
+    for kind in ("pruning alone", "larger batches alone", "both"):
+        of = [row["speedup"]["median"] for row in speed if row["method"] == kind]
+        wanted[kind] = [f"{speedup:.2f}" for speedup in of]
+    for s in (240, 480):
+        wanted[f"sampled accuracy after {s} s"] = [spread(real[P][f"sampled {s}"]) for P in rates]
+    for rule, name in ("largest |A|", "largest |A| of each question"), ("pooled", "largest |A|, pooled"):
+        wanted[name] = [spread(kept[f"{loss}, {rule}"], n=5) for loss in ("1/|o|", "token mean")]
+    for rewards in [1, 0, 0, 1], [1, 0, 0, 0], [2, 1, 1, 0], [1, 1, 1, 1]:
+        r = torch.tensor([rewards]).double()
+        A = ", ".join(f"{a:.2f}" for a in group_advantages(r)[0])
+        cells = [f"{r.mean():.2f}", f"{r.std():.3f}", A.replace("-", "−")]
+        wanted[", ".join(map(str, rewards))] = cells
+    slides = (ROOT / "docs/slides.md").read_text().replace("\\|", "|")
+    for name, cells in wanted.items():
+        assert f"\n| {' | '.join([name, *cells])} |\n" in slides, name
+    fair = zip(together[3]["seconds"]["values"], together[5]["seconds"]["values"])
+    for times in (median(a / b for a, b in fair), together[5]["speedup"]["median"]):
+        assert f"**{times:.1f} times**" in slides
+    twelve = [code for text in (README, slides) for kind, code in FENCED.findall(text) if kind == "python"]
+    assert len({ast.dump(ast.parse(code)) for code in twelve}) == 1 and len(twelve) == 2
