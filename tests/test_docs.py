@@ -199,46 +199,56 @@ def test_every_metric_is_documented_and_every_documented_metric_is_written(small
 
 # --- the slides ---
 
+SLIDES = (ROOT / "docs/slides.md").read_text()
+
 
 def results(table):
     return json.loads((ROOT / f"experiments/results/{table}.json").read_text())["rows"]
 
 
-def spread(of, digits=3, n=1):
-    """Mean ± standard deviation, or ± standard error of n seeds."""
-    return f"{of['mean']:.{digits}f} ± {of['std'] / n**0.5:.{digits}f}"
+def spread(of, digits=3, seeds=1):
+    """Mean ± standard deviation; if the number of seeds is given, ± standard error."""
+    return f"{of['mean']:.{digits}f} ± {of['std'] / seeds**0.5:.{digits}f}"
 
 
-def test_the_slides_say_what_the_results_and_the_code_say():
+def shows(name, cells):
+    """Whether a table of the slides has this row."""
+    return f"\n| {' | '.join([name, *cells])} |\n" in SLIDES.replace("\\|", "|")
+
+
+def test_the_slides_tables_say_what_the_results_say():
     table1, speed, together, real = map(results, ("table1", "speed", "together", "real"))
     kept = {row["name"]: row["sampled"] for row in results("keep") + results("factorial")}
-    rates = ("GRPO", "CPPO, P=0.5", "CPPO, P=0.75", "CPPO, P=0.875")
+    seconds = [spread(row["seconds"], 1) for row in table1[:5] + together]
+    speedups = [f"{row['speedup']['median']:.2f}" for row in table1[:5] + speed[1:]]
+    assert shows("accuracy, sampled", [spread(row["sampled"]) for row in table1[:5]])
+    assert shows("seconds", seconds[:5]) and shows("speed-up", speedups[:5])
+    assert shows("GRPO: seconds", seconds[5:10])
+    assert shows("CPPO, P = 0.875: seconds", seconds[10:])
+    for i, part in enumerate(("pruning alone", "larger batches alone", "both")):
+        assert shows(part, speedups[5 + i :: 3])  # a rate has three rows, a part each
     rules = ("largest_abs", "random", "smallest_abs", "largest")
-    wanted = {
-        "accuracy, sampled": [spread(row["sampled"]) for row in table1[:5]],
-        "seconds": [spread(row["seconds"], 1) for row in table1[:5]],
-        "speed-up": [f"{row['speedup']['median']:.2f}" for row in table1[:5]],
-        "GRPO: seconds": [spread(row["seconds"], 1) for row in together[:5]],
-        "CPPO, P = 0.875: seconds": [spread(row["seconds"], 1) for row in together[5:]],
-        "accuracy": [spread(kept[f"{rule}, P=0.875"]) for rule in rules],
-    }
-    for kind in ("pruning alone", "larger batches alone", "both"):
-        of = [row["speedup"]["median"] for row in speed if row["method"] == kind]
-        wanted[kind] = [f"{speedup:.2f}" for speedup in of]
+    assert shows("accuracy", [spread(kept[f"{rule}, P=0.875"]) for rule in rules])
+    names = {"largest |A|": "largest |A| of each question", "pooled": "largest |A|, pooled"}
+    for rule, name in names.items():
+        of = [spread(kept[f"{loss}, {rule}"], seeds=5) for loss in ("1/|o|", "token mean")]
+        assert shows(name, of)
+    methods = ("GRPO", "CPPO, P=0.5", "CPPO, P=0.75", "CPPO, P=0.875")
     for s in (240, 480):
-        wanted[f"sampled accuracy after {s} s"] = [spread(real[P][f"sampled {s}"]) for P in rates]
-    for rule, name in ("largest |A|", "largest |A| of each question"), ("pooled", "largest |A|, pooled"):
-        wanted[name] = [spread(kept[f"{loss}, {rule}"], n=5) for loss in ("1/|o|", "token mean")]
-    for rewards in [1, 0, 0, 1], [1, 0, 0, 0], [2, 1, 1, 0], [1, 1, 1, 1]:
-        r = torch.tensor([rewards]).double()
-        A = ", ".join(f"{a:.2f}" for a in group_advantages(r)[0])
-        cells = [f"{r.mean():.2f}", f"{r.std():.3f}", A.replace("-", "−")]
-        wanted[", ".join(map(str, rewards))] = cells
-    slides = (ROOT / "docs/slides.md").read_text().replace("\\|", "|")
-    for name, cells in wanted.items():
-        assert f"\n| {' | '.join([name, *cells])} |\n" in slides, name
+        of = [spread(real[method][f"sampled {s}"]) for method in methods]
+        assert shows(f"sampled accuracy after {s} s", of)
     fair = zip(together[3]["seconds"]["values"], together[5]["seconds"]["values"])
     for times in (median(a / b for a, b in fair), together[5]["speedup"]["median"]):
-        assert f"**{times:.1f} times**" in slides
-    twelve = [code for text in (README, slides) for kind, code in FENCED.findall(text) if kind == "python"]
-    assert len({ast.dump(ast.parse(code)) for code in twelve}) == 1 and len(twelve) == 2
+        assert f"**{times:.1f} times**" in SLIDES
+
+
+@pytest.mark.parametrize("rewards", [(1, 0, 0, 1), (1, 0, 0, 0), (2, 1, 1, 0), (1, 1, 1, 1)])
+def test_the_slides_advantages_are_those_of_the_function(rewards):
+    r = torch.tensor([rewards]).double()
+    A = ", ".join(f"{a:.2f}" for a in group_advantages(r)[0]).replace("-", "−")
+    assert shows(", ".join(map(str, rewards)), [f"{r.mean():.2f}", f"{r.std():.3f}", A])
+
+
+def test_the_slides_twelve_lines_are_the_readmes():
+    lines = [code for kind, code in FENCED.findall(README + SLIDES) if kind == "python"]
+    assert len({ast.dump(ast.parse(code)) for code in lines}) == 1 and len(lines) == 2
