@@ -2,9 +2,11 @@
 
 import ast
 import importlib
+import json
 import re
 import shlex
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import eval as evaluation
 from engine.run.config import Config, fill_in
 from engine.run.options import option_fields, parse
 from engine.scoring.score import choose
+from grpo import group_advantages
 from tests.training import one_step
 
 ROOT = Path(__file__).parent.parent
@@ -192,3 +195,60 @@ def test_every_metric_is_documented_and_every_documented_metric_is_written(small
     cells = re.findall(r"^\| (`[^|]*)\|", page, re.MULTILINE)
     documented = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     assert sorted(documented) == sorted(metrics)
+
+
+# --- the slides ---
+
+SLIDES = (ROOT / "docs/slides.md").read_text()
+
+
+def results(table):
+    return json.loads((ROOT / f"experiments/results/{table}.json").read_text())["rows"]
+
+
+def spread(of, digits=3, seeds=1):
+    """Mean ± standard deviation; if the number of seeds is given, ± standard error."""
+    return f"{of['mean']:.{digits}f} ± {of['std'] / seeds**0.5:.{digits}f}"
+
+
+def shows(name, cells):
+    """Whether a table of the slides has this row."""
+    return f"\n| {' | '.join([name, *cells])} |\n" in SLIDES.replace("\\|", "|")
+
+
+def test_the_slides_tables_say_what_the_results_say():
+    table1, speed, together, real = map(results, ("table1", "speed", "together", "real"))
+    kept = {row["name"]: row["sampled"] for row in results("keep") + results("factorial")}
+    seconds = [spread(row["seconds"], 1) for row in table1[:5] + together]
+    speedups = [f"{row['speedup']['median']:.2f}" for row in table1[:5] + speed[1:]]
+    assert shows("accuracy, sampled", [spread(row["sampled"]) for row in table1[:5]])
+    assert shows("seconds", seconds[:5]) and shows("speed-up", speedups[:5])
+    assert shows("GRPO: seconds", seconds[5:10])
+    assert shows("CPPO, P = 0.875: seconds", seconds[10:])
+    for i, part in enumerate(("pruning alone", "larger batches alone", "both")):
+        assert shows(part, speedups[5 + i :: 3])  # a rate has three rows, a part each
+    rules = ("largest_abs", "random", "smallest_abs", "largest")
+    assert shows("accuracy", [spread(kept[f"{rule}, P=0.875"]) for rule in rules])
+    names = {"largest |A|": "largest |A| of each question", "pooled": "largest |A|, pooled"}
+    for rule, name in names.items():
+        of = [spread(kept[f"{loss}, {rule}"], seeds=5) for loss in ("1/|o|", "token mean")]
+        assert shows(name, of)
+    methods = ("GRPO", "CPPO, P=0.5", "CPPO, P=0.75", "CPPO, P=0.875")
+    for s in (240, 480):
+        of = [spread(real[method][f"sampled {s}"]) for method in methods]
+        assert shows(f"sampled accuracy after {s} s", of)
+    fair = zip(together[3]["seconds"]["values"], together[5]["seconds"]["values"])
+    for times in (median(a / b for a, b in fair), together[5]["speedup"]["median"]):
+        assert f"**{times:.1f} times**" in SLIDES
+
+
+@pytest.mark.parametrize("rewards", [(1, 0, 0, 1), (1, 0, 0, 0), (2, 1, 1, 0), (1, 1, 1, 1)])
+def test_the_slides_advantages_are_those_of_the_function(rewards):
+    r = torch.tensor([rewards]).double()
+    A = ", ".join(f"{a:.2f}" for a in group_advantages(r)[0]).replace("-", "−")
+    assert shows(", ".join(map(str, rewards)), [f"{r.mean():.2f}", f"{r.std():.3f}", A])
+
+
+def test_the_slides_twelve_lines_are_the_readmes():
+    lines = [code for kind, code in FENCED.findall(README + SLIDES) if kind == "python"]
+    assert len({ast.dump(ast.parse(code)) for code in lines}) == 1 and len(lines) == 2

@@ -2,7 +2,9 @@
 have solutions.
 
 After a change of a function that a notebook shows, run it again: jupyter execute --inplace
-notebooks/*.ipynb
+notebooks/[1-5]*.ipynb
+
+The lab, notebooks/lab.ipynb, trains for minutes, so only a slow test runs it, and with few steps.
 """
 
 import ast
@@ -20,7 +22,8 @@ from tests.concepts import exercises
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NOTEBOOKS = sorted(FOLDER.glob("[1-9]_*.ipynb"))
+LAB = FOLDER / "lab.ipynb"
 FOLDERS = (".", "family", "engine/*", "experiments")
 MODULES = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")]
 
@@ -85,7 +88,7 @@ def test_the_source_beside_a_formula_is_that_of_today(path, runs):
     assert sources(read(path)[1]) == sources(fresh) != [], again
 
 
-@notebooks
+@pytest.mark.parametrize("path", [*NOTEBOOKS, LAB], ids=lambda path: path.stem)
 def test_committed_notebook_holds_a_whole_run(path):
     """Executed once, from top to bottom, without an error; small enough to be shown."""
     _, cells = read(path)
@@ -104,6 +107,46 @@ def test_notebook_defines_no_second_version(path):
         tree = ast.parse(module.read_text(encoding="utf-8"))
         again = own & {getattr(node, "name", None) for node in tree.body}
         assert not again, f"{path.name} defines anew: {again}"
+
+
+# --- the lab ---
+
+
+def test_the_lab_shows_the_sections_of_its_page_and_runs_their_commands():
+    page, (_, cells) = (ROOT / "docs/lab.md").read_text(encoding="utf-8"), read(LAB)
+    assert sources(cells) == [f"## {section}" for section in page.split("\n## ")[1:]]
+    page = page.replace("examples/my_rule.py:per_token", "runs/mine.py:keep")
+    commands = re.findall(r"^    (python \w.*)", page, re.MULTILINE)
+    run = [line for cell in cells for line in re.findall("^%%bash\n(.*)", cell.source)]
+    assert [line.split(" | ")[0] for line in run] == commands and len(commands) == 6
+
+
+def test_the_lab_alone_asks_for_the_address_of_the_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for address, sentence in ("", "write its address"), ("nowhere", "git cannot clone 'nowhere'"):
+        monkeypatch.setenv("REPOSITORY", address)
+        with pytest.raises(SystemExit, match=sentence):
+            exec(read(LAB)[1][0].source, {})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this folder is not a git repository")
+def test_the_lab_runs_alone_in_an_empty_folder(tmp_path, monkeypatch):
+    """It clones what is committed here. pip is left out, and each run is short."""
+    monkeypatch.setenv("REPOSITORY", ROOT.as_uri())
+    notebook, cells = read(LAB)
+    few = "python -c 'import nano; nano.STEPS = 10; nano.main([])'"
+    shorter = {
+        '"-m", "pip", "install", "--quiet", "-e", project': '"-c", ""',
+        "python nano.py": few, "--epochs 0.25": "--steps 2 --eval_questions 8",
+    }
+    for long, short in shorter.items():
+        assert any(long in cell.source for cell in cells)
+        for cell in cells:
+            cell.source = cell.source.replace(long, short)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    assert (tmp_path / "grpo-cppo/runs/lab.png").is_file()
 
 
 # --- the exercises ---
