@@ -214,7 +214,7 @@ async function drive({ actions, hashes, sizes }) {
     if (n % 5 === 4) found.languages.push(["zh", "en", "zh", "en"].map(speak));
     if (n % 20 !== 19) continue;
     await wait(300);  // the address is written a little later
-    found.hashes.push([location.hash, said()]);
+    found.hashes.push([location.hash, said(), read().checked]);
   }
   found.controls = all("a, button, input, select, textarea, [tabindex]").map(node => ({
     tag: node.tagName, tabIndex: node.tabIndex,
@@ -240,6 +240,11 @@ async function drive({ actions, hashes, sizes }) {
     act({ set, taps: [] });
     found.ghosts.push(read());
   }
+  act({ set: { lang: "zh" }, taps: [] });
+  await wait(300);
+  location.hash = "#";  // back to the first settings
+  await wait(100);
+  found.back = said();
   found.problems = problems;
   const pre = document.createElement("pre");
   pre.id = "found";
@@ -250,12 +255,12 @@ async function drive({ actions, hashes, sizes }) {
 addEventListener("load", async () => {
   if (window === top) return drive(PLAN);
   const name = node => node.outerHTML.slice(0, 100);
-  const leaves = all("main *").filter(node => !node.children.length);
+  const leaves = all("body *").filter(node => !node.children.length || node.matches("label"));
   const wide = n => getComputedStyle(n).display !== "inline" && n.scrollWidth > n.clientWidth + 1;
   const sent = {
     shown: read(), said: said(), problems,
     width: innerWidth, scrollWidth: document.documentElement.scrollWidth,
-    beyond: all("main *").filter(node => box(node).right > innerWidth).map(name),
+    beyond: all("body *").filter(node => box(node).right > innerWidth).map(name),
     cut: leaves.filter(wide).map(name),
   };
   await wait(300);
@@ -569,8 +574,9 @@ def test_a_broken_address_shows_the_first_settings(found, hash):
 
 def test_an_address_shows_the_same_again(found):
     assert len(found["hashes"]) == 10
-    for hash, said in found["hashes"]:
-        assert (found["frames"][hash]["hash"], found["frames"][hash]["said"]) == (hash, said)
+    for hash, *seen in found["hashes"]:
+        frame = found["frames"][hash]
+        assert [frame["hash"], frame["said"], frame["shown"]["checked"]] == [hash, *seen]
 
 
 def test_a_link_to_try_changes_what_it_names_and_leaves_the_rest(found):
@@ -609,9 +615,10 @@ def test_the_ghost_of_a_slider_is_from_before_it_was_moved(found):
 
 
 def test_chinese_says_the_same_numbers_and_no_english_word(found):
-    texts = [found["frames"][address]["said"] for address in IN_CHINESE]
+    texts = [found["back"], *(found["frames"][address]["said"] for address in IN_CHINESE)]
     for chinese, english, *again in found["languages"]:
         assert again == [chinese, english] and english.startswith("en\n")
+        assert set(re.findall("[一-鿿]+", english)) == {"中文"}
         assert sorted(NUMBER.findall(chinese)) == sorted(NUMBER.findall(english))
         texts.append(chinese)
     for text in texts:
