@@ -1,5 +1,5 @@
-"""docs/explorer.html: in 200 states the page shows what the project's functions compute; keyboard
-and phone work.
+"""docs/explorer.html: in 200 states the page shows what the project's functions compute; keyboard,
+phone and Chinese work.
 
 Chromium opens a copy of the page to which a script is added. The script works the page's own
 controls, reads what the page shows, and leaves it in the document, which Chromium prints. One start
@@ -59,7 +59,7 @@ def walk(n):
     for _ in range(n):
         G = rng.choice((4, 4, 8, 8, 16, 16, 32))
         new = {
-            "G": G, "P": rng.choice([P for P in RATES if G * (1 - P) >= 1]),
+            "G": G, "P": rng.choice([P for P in RATES if min(G, state["G"]) * (1 - P) >= 1]),
             "rule": rng.choice(RULES), "reward": rng.choice(("binary", "graded")),
             "lengths": rng.choice(("equal", "different")),
             "devices": rng.choice((1, 1, 2, 3, 4)), "B": rng.choice((1, 1, 1, 2, 2, 3, 4)),
@@ -67,8 +67,6 @@ def walk(n):
             "pass": rng.choice((0, 1, 0.5, rng.randint(0, 100) / 100, rng.randint(1, 15) / 100)),
         }  # fmt: skip
         names = [name for name in new if rng.random() < 0.35 and new[name] != state[name]]
-        if "P" in names and "G" not in names and state["G"] * (1 - new["P"]) < 1:
-            names.remove("P")  # its button is disabled
         now = {**state, **{name: new[name] for name in names}}
         if now["G"] * (1 - now["P"]) < 1:
             now["P"] = max(P for P in RATES if now["G"] * (1 - P) >= 1)
@@ -77,17 +75,12 @@ def walk(n):
             now |= {"draw": state["draw"] + again, "chosen": 0, "flipped": frozenset()}
         if "pass" in names:
             now["flipped"] = frozenset()
-        flips = rng.sample(range(now["G"]), rng.choice((0, 0, 1, 3)))
-        focus = rng.choice((None, rng.randrange(now["G"])))
-        taps = [] if focus is None else [focus]
-        for i in flips:  # the second tap flips
-            taps += [i] if taps[-1:] == [i] else [i, i]
-        done = {"set": {name: new[name] for name in names}, "again": again}
+        taps = rng.choices(rng.sample(range(now["G"]), 3), k=rng.choice((0, 0, 2, 6)))
         for i in taps:
-            if now["chosen"] == i + 1:
+            if now["chosen"] == i + 1:  # the second tap flips
                 now["flipped"] ^= {i}
             now["chosen"] = i + 1
-        yield {**done, "taps": taps}, now
+        yield {"set": {name: new[name] for name in names}, "again": again, "taps": taps}, now
         state = now
 
 
@@ -113,9 +106,15 @@ BROKEN = [
     "#", "#nonsense", "#&&==%E0%A4%A&G",
     "#G=&P=&rule=&pass=&draw=&rewards=&completion=&devices=&B=&sampling=",
     "#G=banana&P=7&rule=best&pass=NaN&draw=-1&rewards=012&completion=x&devices=0&B=1e9&sampling=2",
-    "#rewards=01010&completion=17&devices=5&B=0.5&draw=1.5&pass=-0.1&P=0.8750&rule=toString"
+    "#rewards=01010&completion=17&devices=5&B=0.5&draw=1.5&pass=-0.1&P=0.8750&rule=toString&lang=fr"
     "&G=constructor",
 ]  # fmt: skip
+IN_CHINESE = [  # the first keeps nothing of question 1, and the last is opened by a Chinese browser
+    "#lang=zh&G=32&P=0.9375&devices=4&B=4&rule=pooled&draw=4",
+    "#lang=zh&G=32&pass=1&devices=1&rule=distinct&sampling=0", "?browser=zh",
+]  # fmt: skip
+# what stays in Latin letters
+NAMES = {"en", "zh", "English", "GRPO", "CPPO", "softmax", "token"}
 TRIES = re.findall(r'href="(#[^"]+)"', PAGE.read_text().replace("&amp;", "&"))
 
 # before the page's own script
@@ -124,6 +123,7 @@ const problems = [], problem = (...words) => problems.push(words.join(" "));
 addEventListener("error", event => problem(event.message));
 addEventListener("unhandledrejection", event => problem(event.reason));
 console.error = console.warn = problem;
+if (location.search) Object.defineProperty(navigator, "language", { value: "zh-CN" });
 </script>"""
 
 # after it: `read` says what the page shows. A frame sends this to the page around it, which goes
@@ -161,6 +161,10 @@ const PAIRS = [["#pass", "#completions"], ["#draw", "#completions"], ["[name=G]"
                ["[name=devices]", "#stages"], ["[name=B]", "#stages"]];
 const PARAGRAPHS = ["summary", "no_signal", "advantage", "keep_count", "gradient", "cosine",
                     "ratio", "amdahl", "limit", "questions_per_step", "balance", "note"];
+// all that is seen or heard, in one language
+const said = () => [document.documentElement.lang, document.title, document.body.innerText,
+                    ...all("main [aria-label], main [title]").map(n => n.ariaLabel ?? n.title),
+].join("\\n");
 const read = () => ({
   ...Object.fromEntries(PARAGRAPHS.map(id => [id, text("#" + id)])),
   checked: Object.fromEntries(
@@ -201,23 +205,27 @@ const inFrame = (hash, width = 390, height = 844) => new Promise(done => {
 });
 
 async function drive({ actions, hashes, sizes }) {
-  const found = { first: read(), states: [], hashes: [], frames: {} };
+  const found = { first: read(), said: said(), dictionary: Object.values(CHINESE),
+                  states: [], languages: [], hashes: [], frames: {} };
   for (const [n, action] of actions.entries()) {
     act(action);
     found.states.push(read());
+    const speak = lang => { act({ set: { lang }, taps: [] }); return said(); };
+    if (n % 5 === 4) found.languages.push(["zh", "en", "zh", "en"].map(speak));
     if (n % 20 !== 19) continue;
     await wait(300);  // the address is written a little later
-    found.hashes.push([n, location.hash]);
+    found.hashes.push([location.hash, said(), read().checked]);
   }
   found.controls = all("a, button, input, select, textarea, [tabindex]").map(node => ({
     tag: node.tagName, tabIndex: node.tabIndex,
     name: node.ariaLabel
       || [node, ...(node.labels ?? [])].map(named => named.textContent.trim()).join(""),
   }));
-  const shared = found.hashes.map(([, hash]) => hash);
+  const shared = found.hashes.map(([hash]) => hash);
   for (const hash of [...hashes, ...shared]) found.frames[hash] = await inFrame(hash);
   found.sizes = [];
-  for (const [width, height] of sizes) found.sizes.push(await inFrame("", width, height));
+  for (const hash of ["", "#lang=zh"])
+    for (const [width, height] of sizes) found.sizes.push(await inFrame(hash, width, height));
   found.tries = [];
   for (const link of all(".try a")) {
     const before = location.hash;
@@ -232,6 +240,11 @@ async function drive({ actions, hashes, sizes }) {
     act({ set, taps: [] });
     found.ghosts.push(read());
   }
+  act({ set: { lang: "zh" }, taps: [] });
+  await wait(300);
+  location.hash = "#";  // back to the first settings
+  await wait(100);
+  found.back = said();
   found.problems = problems;
   const pre = document.createElement("pre");
   pre.id = "found";
@@ -242,11 +255,12 @@ async function drive({ actions, hashes, sizes }) {
 addEventListener("load", async () => {
   if (window === top) return drive(PLAN);
   const name = node => node.outerHTML.slice(0, 100);
-  const leaves = all("main *").filter(node => !node.children.length);
+  const leaves = all("body *").filter(node => !node.children.length || node.matches("label"));
   const wide = n => getComputedStyle(n).display !== "inline" && n.scrollWidth > n.clientWidth + 1;
   const sent = {
-    shown: read(), width: innerWidth, scrollWidth: document.documentElement.scrollWidth, problems,
-    beyond: all("main *").filter(node => box(node).right > innerWidth).map(name),
+    shown: read(), said: said(), problems,
+    width: innerWidth, scrollWidth: document.documentElement.scrollWidth,
+    beyond: all("body *").filter(node => box(node).right > innerWidth).map(name),
     cut: leaves.filter(wide).map(name),
   };
   await wait(300);
@@ -267,7 +281,7 @@ addEventListener("load", async () => {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explorer")
-    hashes = [*LARGE, *BROKEN, *TRIES, "#G=4&P=0.9375"]
+    hashes = [*LARGE, *BROKEN, *TRIES, *IN_CHINESE, "#G=4&P=0.9375"]
     plan = json.dumps({"actions": ACTIONS, "hashes": hashes, "sizes": SIZES})
     page, drive = PAGE.read_text(), DRIVE.replace("PLAN", plan)
     page = page.replace("<head>", "<head>" + COLLECT).replace("</body>", drive + "</body>")
@@ -375,7 +389,10 @@ class Expected:
         # by question, (B, 2): the probability to stop is a sigmoid, for wrong and for right ones
         stop = torch.tensor([1 / 6, 1 / 24], dtype=F64).logit().repeat(self.B, 1).requires_grad_()
         right = torch.tensor([self.right(q) for q in questions]).long()
-        length = torch.tensor([self.tokens(q) for q in questions]).flatten()[:, None]
+        length = torch.tensor([self.tokens(q) for q in questions]).view(-1, 1)
+        parameters = (logits, stop)
+        if self.lengths == "equal":  # one token, and nothing to learn about its end
+            length, parameters = torch.ones_like(length), (logits,)
         answer = logits.log_softmax(1).gather(1, answers).view(-1, 1)
         z = stop.gather(1, right).view(-1, 1)
         go_on = (-z).sigmoid().log()
@@ -383,12 +400,9 @@ class Expected:
         t = torch.arange(1, length.max() + 1)
         mask, last = (t <= length).to(F64), t == length
         logp = torch.where(last, z.sigmoid().log() + answer, go_on)
-        if self.lengths == "equal":  # one token
-            logp, mask = answer, torch.ones_like(answer)
         for rows in (slice(None), [(q - 1) * self.G + i for q, i in kept]):
             loss, _ = cppo_loss(logp[rows], logp[rows].detach(), A[rows], mask[rows], beta=0)
-            inputs = (logits, stop) if self.lengths == "different" else (logits,)
-            parts = torch.autograd.grad(-loss, inputs, retain_graph=True)
+            parts = torch.autograd.grad(-loss, parameters, retain_graph=True)
             g = torch.cat([part[0] for part in parts])
             yield g * (g.norm() > 1e-12)  # so small a number is rounding
 
@@ -399,13 +413,14 @@ NUMBER = re.compile(r"[−+]?\d+(?:\.\d+)?(?:e-\d+)?")
 
 
 def same(text, expected):
-    """The numbers in a text are the expected ones, each to half a unit of its last digit."""
+    """The numbers in a text are the expected ones, each to half a unit of its last digit, and to
+    what the loss rounds: its weights are float32."""
     shown = [word.replace("−", "-") for word in NUMBER.findall(text)]
     assert len(shown) == len(expected), (text, expected)
     for word, value in zip(shown, expected):
         mantissa, _, exponent = word.partition("e")
         unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
-        assert abs(float(word) - value) <= 0.5 * unit * (1 + 1e-6), (text, expected)
+        assert abs(float(word) - value) <= 0.5 * unit * (1 + 2e-3), (text, expected)
 
 
 @pytest.fixture(scope="module")
@@ -419,14 +434,12 @@ def shown(found):
     views = [(FIRST, found["first"]), *zip(STATES, found["states"], strict=True)]
     views += [(state, found["frames"][hash]["shown"]) for hash, state in LARGE.items()]
     return [
-        (Expected(state), view, [kept_of(view, stage) for stage in (1, 2)]) for state, view in views
-    ]
-
-
-def kept_of(view, stage):
-    return [
-        [(q, i - 1) for q, i, _ in device["titles"]] for device in view["stages"][stage]["devices"]
-    ]
+        (Expected(state), view, [
+            [[(q, i - 1) for q, i, _ in device["titles"]] for device in stage["devices"]]
+            for stage in view["stages"][1:]
+        ])
+        for state, view in views
+    ]  # fmt: skip
 
 
 # --- 200 states ---
@@ -436,10 +449,9 @@ def test_k_different_completions_of_each_question_are_kept_and_they_are_those_of
     for e, _, stages in shown:
         for questions_of, stage in zip((e.own, e.all), stages):
             for questions, kept in zip(questions_of, stage, strict=True):
-                assert len(set(kept)) == len(kept)
                 if e.rule == "random":
                     assert [q for q, _ in kept] == [q for q in questions for _ in range(e.k)]
-                    assert all(0 <= i < e.G for _, i in kept)
+                    assert kept == sorted(set(kept)) and all(0 <= i < e.G for _, i in kept)
                 else:
                     assert kept == e.kept(questions)
 
@@ -451,8 +463,7 @@ def test_completions_advantages_and_who_is_kept(shown):
         kept = [i for q, i in pruned[0] if q == 1]
         for i, card in enumerate(view["completions"]):
             number, answer, value, fate = card["shown"]
-            mark = "✓" if right[i] else "✗"
-            mark = f"{rewards[i]:g}" if e.reward == "graded" else mark
+            mark = f"{rewards[i]:g}" if e.reward == "graded" else "✗✓"[int(right[i])]
             assert (number, answer) == (str(i + 1), f"{'abcdef'[e.answers(1)[i]]} {mark}")
             assert (fate, card["kept"]) == (("kept", True) if i in kept else ("pruned", False))
             same(value, [A[0, i].item()])
@@ -503,12 +514,11 @@ def test_the_cosine_at_each_pruning_rate(shown):
         _, one, _, _, zero, _ = view["axis"]  # the heights of the cosines 1 and 0
         expected = []
         for k in range(1, e.G + 1):
-            at = Expected({name: getattr(e, name) for name in FIRST} | {"pass": e.p})
-            at.k = k
+            at = Expected({name: getattr(e, name) for name in FIRST} | {"P": 1 - k / e.G})
             g, h = at.gradients(at.kept(e.own[0]))
             if h.any():
-                expected += [30 + 350 * (1 - k / e.G)]
-                expected += [one + (1 - (g @ h / g.norm() / h.norm()).item()) * (zero - one)]
+                cosine = (g @ h / g.norm() / h.norm()).item()
+                expected += [30 + 350 * (1 - k / e.G), one + (1 - cosine) * (zero - one)]
         assert view["curve"] == pytest.approx(expected, abs=1e-3)  # of 90 pixels
 
 
@@ -556,28 +566,17 @@ def test_places_and_times_of_the_devices(shown):
 # --- addresses ---
 
 
-def words(view):
-    """What a view says, without the sizes, which depend on the width of the window."""
-    texts = [value for value in view.values() if isinstance(value, str)]
-    cards = [(card["shown"], card["label"], card["chosen"]) for card in view["completions"]]
-    boxes = [
-        [stage["text"], [(d["titles"], d["time"]) for d in stage["devices"]]]
-        for stage in view["stages"]
-    ]
-    rest = [other["title"] for other in view["others"]], [rate["text"] for rate in view["rates"]]
-    return texts, view["checked"], cards, boxes, rest
-
-
 @pytest.mark.parametrize("hash", BROKEN)
 def test_a_broken_address_shows_the_first_settings(found, hash):
-    assert words(found["frames"][hash]["shown"]) == words(found["first"])
+    frame = found["frames"][hash]
+    assert frame["said"] == found["said"] and frame["shown"]["checked"] == found["first"]["checked"]
 
 
 def test_an_address_shows_the_same_again(found):
     assert len(found["hashes"]) == 10
-    for n, hash in found["hashes"]:
+    for hash, *seen in found["hashes"]:
         frame = found["frames"][hash]
-        assert words(frame["shown"]) == words(found["states"][n]) and frame["hash"] == hash
+        assert [frame["hash"], frame["said"], frame["shown"]["checked"]] == [hash, *seen]
 
 
 def test_a_link_to_try_changes_what_it_names_and_leaves_the_rest(found):
@@ -604,15 +603,29 @@ def test_the_ghost_of_the_arrow_is_the_pruned_gradient_before(found):
 
 def test_the_ghost_of_a_slider_is_from_before_it_was_moved(found):
     first, _, _, _, last = found["ghosts"]
-    seen = 0
+    assert sum(ghost is not None for _, ghost in (c["heights"] for c in last["completions"])) > 8
     for was, card in zip(first["completions"], last["completions"], strict=True):
         old, new = (float(view["shown"][2].replace("−", "-")) for view in (was, card))
         bar, ghost = card["heights"]
         assert (ghost is None) == (old == new)
-        if ghost is not None:
-            assert ghost / bar == pytest.approx(abs(old / new), rel=0.02)
-            seen += 1
-    assert seen > 8
+        assert ghost is None or ghost / bar == pytest.approx(abs(old / new), rel=0.02)
+
+
+# --- Chinese ---
+
+
+def test_chinese_says_the_same_numbers_and_no_english_word(found):
+    texts = [found["back"], *(found["frames"][address]["said"] for address in IN_CHINESE)]
+    for chinese, english, *again in found["languages"]:
+        assert again == [chinese, english] and english.startswith("en\n")
+        assert set(re.findall("[一-鿿]+", english)) == {"中文"}
+        assert sorted(NUMBER.findall(chinese)) == sorted(NUMBER.findall(english))
+        texts.append(chinese)
+    for text in texts:
+        assert text.startswith("zh\n") and set(re.findall("[A-Za-z]{2,}", text)) <= NAMES
+    for entry in found["dictionary"]:
+        for part in re.split(r"\{\d\}|<.*?>|&nbsp;", entry):
+            assert any(part in text for text in texts), entry
 
 
 # --- the page itself ---
@@ -634,7 +647,7 @@ def test_no_javascript_error_and_nothing_is_cut_off_at_390_pixels(found):
 
 def test_a_control_and_what_it_changes_are_in_the_window_together(found):
     """Neither lies under the bar with the pruning rate, which stays in the window itself."""
-    for (_, height), frame in zip(SIZES, found["sizes"], strict=True):
+    for (_, height), frame in zip(SIZES * 2, found["sizes"], strict=True):
         for pair in frame["pairs"]:
             (bar_top, bar_bottom), control, effect = pair["boxes"]
             assert bar_top >= 0, (height, pair)

@@ -150,10 +150,10 @@ def anchors(page):
 
 def place(target, page):
     """What a link leads to, named alike in both languages: the English page, and the number of its
-    heading."""
+    heading. A page in two languages counts as one."""
     if target.startswith("https://"):
         return target
-    name, _, anchor = target.partition("#")
+    name, _, anchor = target.removesuffix("#lang=zh").partition("#")
     path = (ROOT / page).parent.joinpath(name).resolve() if name else ROOT / page
     assert path.exists() and path.is_relative_to(ROOT), f"{page}: {target} leads nowhere"
     path = str(path.relative_to(ROOT))
