@@ -31,12 +31,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.base import ranks
+from engine.base.errors import refuse
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
 from engine.run.config import algorithm_of
 from engine.run.shapes import skeleton, widths
-from micro_batches import cheaper, two_passes
 
 GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between
@@ -57,18 +57,10 @@ class Plan:
     devices: int
     device: int  # bytes of a device
     prompt: int  # tokens of the longest prompt
-    questions: int  # per device and step, like the next two
-    completions: int
-    kept: int
-    evaluated: int  # completions that an evaluation samples at a time; 0: no evaluation
+    # per device: questions, completions and kept of a step; completions evaluated at once
+    counts: dict
     items: dict  # {name: bytes on a device in each of the PHASES}
-    # bytes without which vLLM cannot start: its weights, and keys and values of one completion
-    vllm: int
     checkpoint: int  # bytes on the disk
-
-    @property
-    def vllm_starts(self):
-        return "vLLM" not in self.items or self.vllm <= self.items["vLLM"][0]
 
     @property
     def peaks(self):
@@ -77,20 +69,20 @@ class Plan:
 
     @property
     def fits(self):
-        return self.vllm_starts and max(self.peaks) <= USABLE * self.device
+        return max(self.peaks) <= USABLE * self.device
 
 
-def device_of(device_gb, dtype, on_gpu=True):
+def device_of(device_gb, dtype):
     """(bytes of a device, bytes per number in the dtype that the run computes in).
 
     --device_gb names another device than this machine's, which is taken to have bfloat16. Without a
-    GPU it has 80 GB. A CPU is planned in float32.
+    GPU it has 80 GB.
     """
     here, gpu = device_gb is None and torch.cuda.is_available(), torch.device("cuda")
     size = torch.cuda.get_device_properties(gpu).total_memory if here else (device_gb or 80) * GB
     choice = dtype if here or dtype != "auto" else "bfloat16"
     # a GPU's choice does not depend on the parameters
-    return size, choose_dtype(choice, gpu, TINY).itemsize if on_gpu else 4
+    return size, choose_dtype(choice, gpu, TINY).itemsize
 
 
 def count(network):
@@ -169,31 +161,13 @@ def sampling_memory(of_one, questions, group_size=1):
     }
 
 
-def largest_micro_batch(limit, prompt, completion, questions, k, devices, minibatches):
-    """(tokens of the largest micro-batch, tokens of completions in it at most, whether it is a
-    whole mini-batch).
-
-    limit: --micro_batch_tokens. questions: per device and step. k: completions kept of each.
-    """
-    # a mini-batch, which may begin and end within a question, and a device's share of it: whole
-    # questions, at the worst
-    kept = math.ceil(devices * questions * k / minibatches)
-    asked = min(questions, math.ceil((math.ceil(kept / k) + (kept % k > 0)) / devices))
-    kept = min(kept, asked * k)
-    passes = two_passes(asked, prompt, kept, completion)
-    minibatch, _ = cheaper(passes, kept * (prompt + completion))
-    # a completion that is longer than a micro-batch gets a micro-batch of its own
-    tokens = min(max(limit, prompt + completion), minibatch)
-    return tokens, min(tokens - prompt, kept * completion), tokens == minibatch
-
-
-def token_memory(shape, compute, *, sharded, lora, checkpointing=False, on_gpu=True):
+def token_memory(shape, compute, *, sharded, lora, checkpointing=False):
     """Bytes that an update keeps for the backward pass, per token of a micro-batch.
 
     compute: bytes per number in the layers' matrix products.
     """
     hidden, heads, kv_heads, head, inner = widths(shape)
-    if on_gpu and compute == 4:  # loading.repeat_keys_in_float32
+    if compute == 4:  # loading.repeat_keys_in_float32
         kv_heads = heads
     stream = 2 if compute == 2 and (sharded or lora) else 4  # bytes per number between the layers
     # two norms: each keeps its input in float32 and, if its weight is trained, what that weight
@@ -225,16 +199,16 @@ def add_evaluation(items, of_one, most):
     return completions
 
 
-def plan(options, *, model=None, on_gpu=True):
-    """The Plan of a run.
+def plan(options):
+    """The Plan of a run. options: all of its options, filled in, as attributes.
 
-    options: all of its options, filled in, as attributes. model: the result of `skeleton`.
+    Raises UserError if the model cannot be planned, or vLLM cannot start.
     """
-    model, algorithm = model or skeleton(options.model, options.dataset), algorithm_of(options)
+    model, algorithm = skeleton(options.model, options.dataset), algorithm_of(options)
     shape, total = model.config.get_text_config(), count(model)
-    device, compute = device_of(options.device_gb, options.dtype, on_gpu)
+    device, compute = device_of(options.device_gb, options.dtype)
     devices = (options.plan and options.devices) or ranks.world_size()
-    questions, k, group_size = algorithm.questions_per_step, algorithm.k, options.group_size
+    questions, group_size = algorithm.questions_per_step, options.group_size
     completion, lora, sharded = options.max_new_tokens, options.lora, options.shard == "full"
     prompt = prompt_room(model, completion, options.max_prompt_tokens)
     own_sampler, evaluated = options.rollout == "own", EVALUATED if options.eval_dataset else 0
@@ -251,26 +225,28 @@ def plan(options, *, model=None, on_gpu=True):
         together = math.ceil((options.sample_batch_size or questions * group_size) / group_size)
         sampled = sampling_memory(of_one, min(questions, together), group_size)
     else:  # vLLM always holds its share, which has room for its weights too
-        items["vLLM"], sampled = (options.vllm_share * device,) * 5, {"activations": 0, "logits": 0}
-    tokens, scored, one_micro_batch = largest_micro_batch(
-        options.micro_batch_tokens, prompt, completion, questions, k, devices, options.minibatches)
+        share, least = options.vllm_share * device, compute * total + of_one[0]
+        refuse([(least > share, f"vLLM cannot start: its weights and the cache of one completion "
+                 f"take {least / GB:.1f} GB, and --vllm_share {options.vllm_share:g} of a device "
+                 f"is {share / GB:.1f} GB: raise --vllm_share, or use a smaller model.")])
+        items["vLLM"], sampled = (share,) * 5, {"activations": 0, "logits": 0}
+    # a completion that is longer than a micro-batch gets a micro-batch of its own
+    longest, kept = prompt + completion, questions * algorithm.k
+    tokens = min(max(options.micro_batch_tokens, longest), kept * longest)
     per_token = token_memory(
-        shape, compute, sharded=sharded, lora=lora, on_gpu=on_gpu,
-        checkpointing=options.gradient_checkpointing,
-    )
+        shape, compute, sharded=sharded, lora=lora, checkpointing=options.gradient_checkpointing)
     # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
-    chunk = min(max(1, CHUNK_ELEMENTS // shape.vocab_size), scored) * shape.vocab_size * 12
+    scored = min(tokens - prompt, kept * completion, max(1, CHUNK_ELEMENTS // shape.vocab_size))
+    chunk = 12 * shape.vocab_size * scored
     update = {"KV cache": 0, "activations": tokens * per_token, "logits": chunk}
     items |= {name: (0, size, update[name], 0, 0) for name, size in sampled.items()}
-    # gradients grow while activations are freed: the peaks do not add up
-    if one_micro_batch and not algorithm.critic:
-        _, _, most, whole, _ = items["gradients"]
-        items["gradients"] = (0, 0, max(most - whole, most - update["activations"]), whole, 0)
     if evaluated and own_sampler:
         most = min(evaluated, options.sample_batch_size or evaluated)
         evaluated = add_evaluation(items, of_one, most)
+    counts = {
+        "questions": questions, "completions": questions * group_size, "kept": kept,
+        "evaluated at once": evaluated,
+    }
     return Plan(
-        options, total, trained, devices, device, prompt, questions, questions * group_size,
-        questions * k, evaluated, items, vllm=compute * total + of_one[0],
-        checkpoint=12 * trained + (compute * total if options.refresh_reference else 0),
-    )
+        options, total, trained, devices, device, prompt, counts, items,
+        checkpoint=12 * trained + (compute * total if options.refresh_reference else 0))
