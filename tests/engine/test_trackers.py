@@ -41,7 +41,7 @@ def test_tensorboard_holds_the_numbers_of_the_metrics_and_no_step_twice(small, t
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = scalars(tmp_path / "tensorboard")
     for name in {name for row in rows for name in row}:
-        expected = [(row["step"], row[name]) for row in rows if row[name] is not None]
+        expected = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         assert [step for step, _ in logged.get(name, [])] == [step for step, _ in expected], name
         values = [value for _, value in expected]
         assert [value for _, value in logged.get(name, [])] == pytest.approx(values, rel=1e-6), name
