@@ -37,6 +37,7 @@ from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
 from engine.run.config import algorithm_of
 from engine.run.shapes import skeleton, widths
+from micro_batches import cheaper, two_passes
 
 GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between
@@ -232,7 +233,8 @@ def plan(options):
         items["vLLM"], sampled = (share,) * 5, {"activations": 0, "logits": 0}
     # a completion that is longer than a micro-batch gets a micro-batch of its own
     longest, kept = prompt + completion, questions * algorithm.k
-    tokens = min(max(options.micro_batch_tokens, longest), kept * longest)
+    every, _ = cheaper(two_passes(questions, prompt, kept, completion), kept * longest)
+    tokens = min(max(options.micro_batch_tokens, longest), every)
     per_token = token_memory(
         shape, compute, sharded=sharded, lora=lora, checkpointing=options.gradient_checkpointing)
     # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax

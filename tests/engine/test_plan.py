@@ -191,7 +191,10 @@ def test_what_the_tokens_need_ends_at_the_completions_there_are():
     one = activations(1536)
     assert activations(1) == one  # a micro-batch holds at least one
     assert activations(3072) == 2 * one
-    assert activations(10**9) == 16 * one  # all that are kept, 2 of each question
+    # all that are kept, 2 of each question, with each prompt once; 1536 / 8 of each are for keys
+    # and values
+    every = (8 * 512 + 16 * 1024 + 16 * 192) / 1536
+    assert activations(10**9) == pytest.approx(one * every)
     # the context's end
     assert activations(1, max_prompt_tokens=10**6) == one * 32_768 / 1536
     few = planned(micro_batch_tokens=1, max_prompt_tokens=90, max_new_tokens=10)
@@ -326,4 +329,4 @@ def test_the_peak_is_that_of_real_steps(name):
     print(f"{name}: planned {[round(peak / 1e6) for peak in peaks]} MB, measured "
           f"{measured / 1e6:.0f}, ratio {max(peaks) / measured:.3f}")
     assert PHASES[peaks.index(max(peaks))] == ("generation" if name == "many rows" else "update")
-    assert 0.95 * measured < max(peaks) < 1.25 * measured
+    assert 0.95 * measured < max(peaks) < 1.3 * measured
