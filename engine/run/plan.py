@@ -162,6 +162,24 @@ def sampling_memory(of_one, questions, group_size=1):
     }
 
 
+def largest_micro_batch(limit, prompt, completion, questions, k, devices, minibatches):
+    """(tokens of the largest micro-batch, tokens of completions in it at most, whether it is a
+    whole mini-batch).
+
+    limit: --micro_batch_tokens. questions: per device and step. k: completions kept of each.
+    """
+    # a mini-batch, which may begin and end within a question, and a device's share of it: whole
+    # questions, at the worst
+    kept = math.ceil(devices * questions * k / minibatches)
+    asked = min(questions, math.ceil((math.ceil(kept / k) + (kept % k > 0)) / devices))
+    kept = min(kept, asked * k)
+    passes = two_passes(asked, prompt, kept, completion)
+    minibatch, _ = cheaper(passes, kept * (prompt + completion))
+    # a completion that is longer than a micro-batch gets a micro-batch of its own
+    tokens = min(max(limit, prompt + completion), minibatch)
+    return tokens, min(tokens - prompt, kept * completion), tokens == minibatch
+
+
 def token_memory(shape, compute, *, sharded, lora, checkpointing=False):
     """Bytes that an update keeps for the backward pass, per token of a micro-batch.
 
@@ -231,23 +249,25 @@ def plan(options):
                  f"take {least / GB:.1f} GB, and --vllm_share {options.vllm_share:g} of a device "
                  f"is {share / GB:.1f} GB: raise --vllm_share, or use a smaller model.")])
         items["vLLM"], sampled = (share,) * 5, {"activations": 0, "logits": 0}
-    # a completion that is longer than a micro-batch gets a micro-batch of its own
-    longest, kept = prompt + completion, questions * algorithm.k
-    every, _ = cheaper(two_passes(questions, prompt, kept, completion), kept * longest)
-    tokens = min(max(options.micro_batch_tokens, longest), every)
+    tokens, scored, one_micro_batch = largest_micro_batch(
+        options.micro_batch_tokens, prompt, completion, questions, algorithm.k, devices,
+        options.minibatches)
     per_token = token_memory(
         shape, compute, sharded=sharded, lora=lora, checkpointing=options.gradient_checkpointing)
     # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
-    scored = min(tokens - prompt, kept * completion, max(1, CHUNK_ELEMENTS // shape.vocab_size))
-    chunk = 12 * shape.vocab_size * scored
+    chunk = 12 * shape.vocab_size * min(max(1, CHUNK_ELEMENTS // shape.vocab_size), scored)
     update = {"KV cache": 0, "activations": tokens * per_token, "logits": chunk}
     items |= {name: (0, size, update[name], 0, 0) for name, size in sampled.items()}
+    # gradients grow while activations are freed: the peaks do not add up
+    if one_micro_batch and not algorithm.critic:
+        _, _, most, whole, _ = items["gradients"]
+        items["gradients"] = (0, 0, max(most - whole, most - update["activations"]), whole, 0)
     if evaluated and own_sampler:
         most = min(evaluated, options.sample_batch_size or evaluated)
         evaluated = add_evaluation(items, of_one, most)
     counts = {
-        "questions": questions, "completions": questions * group_size, "kept": kept,
-        "evaluated at once": evaluated,
+        "questions": questions, "completions": questions * group_size,
+        "kept": questions * algorithm.k, "evaluated at once": evaluated,
     }
     return Plan(
         options, total, trained, devices, device, prompt, counts, items,

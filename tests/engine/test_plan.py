@@ -107,6 +107,29 @@ def test_the_bytes_of_a_parameter_and_of_a_checkpoint():
     assert p.trained == 2 * W_LARGE - HEAD_LARGE and p.items["weights"] == (4 * p.trained,) * 5
 
 
+def test_the_gradients_of_a_mini_batch_in_one_piece_come_while_its_activations_go():
+    one = planned(micro_batch_tokens=16 * 1536)
+    gradients, update = 4 * W_SMALL, 4 * W_SMALL + 8 * HEAD_SMALL
+    activations = one.items["activations"][2]
+    assert one.items["gradients"][2] == max(update - gradients, update - activations)
+    ppo = planned(algorithm="ppo", pruning_rate=None, micro_batch_tokens=10**9)
+    assert ppo.items["gradients"][2] > 4 * ppo.trained  # the critic's are there already
+
+
+def test_a_mini_batch_may_lie_on_one_device():
+    """They are cut in the order of the questions. Four of two questions: each holds half of one
+    question."""
+    def activations(devices, questions):
+        options = {"algorithm": "gspo", "pruning_rate": None, "micro_batch_tokens": 10**9}
+        p = planned(devices=devices, questions_per_step=questions, **options)
+        return p.items["activations"][2]
+
+    more = (512 + 8 * 1024 + 8 * 192) / (512 + 4 * 1024 + 4 * 192)
+    assert activations(2, 1) == pytest.approx(activations(1, 1) * more)
+    # two questions of 16 on one device; one of two devices' four on each
+    assert activations(1, 8) == activations(2, 8)
+
+
 def test_adapters():
     p = planned(lora=16)
     # q and o: 896 → 896; k and v: 896 → 128; gate, up, down: 896 ↔ 4864; in 24 layers
@@ -195,6 +218,8 @@ def test_what_the_tokens_need_ends_at_the_completions_there_are():
     # and values
     every = (8 * 512 + 16 * 1024 + 16 * 192) / 1536
     assert activations(10**9) == pytest.approx(one * every)
+    third = (3 * 512 + 6 * 1024 + 6 * 192) / 1536
+    assert activations(10**9, minibatches=3) == pytest.approx(one * third)
     # the context's end
     assert activations(1, max_prompt_tokens=10**6) == one * 32_768 / 1536
     few = planned(micro_batch_tokens=1, max_prompt_tokens=90, max_new_tokens=10)
@@ -253,26 +278,27 @@ SMALL = {
     "vocab_size": 64,
 }
 WIDE = {
-    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 8,
     "vocab_size": 4000, "tie_word_embeddings": True,
 }
 STEP = {
-    "dataset": "toy", "questions_per_step": 4, "group_size": 2, "pruning_rate": 0.5,
+    "dataset": "toy", "questions_per_step": 1, "group_size": 8, "pruning_rate": 0.5,
     "max_prompt_tokens": 112, "max_new_tokens": 16,
-    # 8 questions, a completion of each kept, two micro-batches of four
+    # 2 questions, 8 completions kept, two micro-batches of four
     "micro_batch_tokens": 512,
     "mu": 1,
 }
 CASES = {
     "wide, tied": (WIDE, STEP),
+    "deep, untied": (DEEP, STEP | {"beta": 0.0}),
     "deep, checkpointed": (DEEP, STEP | {"gradient_checkpointing": True}),
     "PPO": (WIDE, STEP | {"algorithm": "ppo", "pruning_rate": None}),
     "LoRA": (WIDE, STEP | {"lora": 8, "beta": 0.0}),
     "many rows": (
         DEEP,
         STEP | {
-            "questions_per_step": 1, "group_size": 64, "micro_batch_tokens": 128,
-            "pruning_rate": 0.98, "allocation": False, "beta": 0.0,
+            "group_size": 64, "micro_batch_tokens": 128, "pruning_rate": 0.98, "allocation": False,
+            "beta": 0.0,
         },
     ),
 }
@@ -329,4 +355,4 @@ def test_the_peak_is_that_of_real_steps(name):
     print(f"{name}: planned {[round(peak / 1e6) for peak in peaks]} MB, measured "
           f"{measured / 1e6:.0f}, ratio {max(peaks) / measured:.3f}")
     assert PHASES[peaks.index(max(peaks))] == ("generation" if name == "many rows" else "update")
-    assert 0.95 * measured < max(peaks) < 1.3 * measured
+    assert 0.95 * measured < max(peaks) < 1.2 * measured
