@@ -199,15 +199,6 @@ def measure(name, rows, options):
     }
 
 
-def speedup(point, way, kind):
-    """The speed-up over `generate` with the dynamic cache: the median of the ratios within a round.
-
-    If the machine is slow in a round, it is slow for both.
-    """
-    ways = point["ways"]
-    return median(theirs / ours for theirs, ours in zip(ways["dynamic"][kind], ways[way][kind]))
-
-
 def page(result):
     """The results as Markdown."""
     text = (
@@ -223,7 +214,9 @@ def page(result):
             row, cells = point["ways"][way], []
             for kind in ("alike", "ragged"):
                 rate = point["tokens"][kind] / median(row[kind])
-                cells += [f"{rate:,.0f}", f"{speedup(point, way, kind):.2f}"]
+                # within a round: if the machine is slow for a while, it is slow for both
+                ratios = (a / b for a, b in zip(point["ways"]["dynamic"][kind], row[kind]))
+                cells += [f"{rate:,.0f}", f"{median(ratios):.2f}"]
             lines.append([title, *cells, f"{row['first']:.1f}"])
         text += (
             f"\n{NAMES[point['model']]}, {point['parameters']:,} random weights, float32, "

@@ -87,12 +87,6 @@ def make_model():
     return model, tokenizer
 
 
-def lengthened(question, tokenizer, tokens):
-    """The question with a prompt of so many tokens: digits stand before the text."""
-    text = "7" * (tokens - len(question["prompt"])) + question["question"]
-    return question | {"question": text, "prompt": tokenizer.encode(text)}
-
-
 class Ours:
     """One of our algorithms in training. `step()` trains on the next questions and notes the
     seconds of its sampling."""
@@ -206,8 +200,10 @@ def measure(options):
     torch.set_num_threads(1)
     model, tokenizer = make_model()
     questions, _ = questions_module.load_questions("toy", tokenizer, limit=512)
-    if options.prompt:
-        questions = [lengthened(question, tokenizer, options.prompt) for question in questions]
+    for question in questions if options.prompt else ():
+        digits_before = "7" * (options.prompt - len(question["prompt"]))
+        question["question"] = digits_before + question["question"]
+        question["prompt"] = tokenizer.encode(question["question"])
     ours = [Ours(name, model, tokenizer, questions, options) for name in ("grpo", "cppo")]
     kinds = (GRPOTrainer, {}), (CPPOTrainer, {"pruning_rate": RATE})
     with tempfile.TemporaryDirectory() as folder:

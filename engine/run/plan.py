@@ -86,10 +86,6 @@ def device_of(device_gb, dtype):
     return size, choose_dtype(choice, gpu, TINY).itemsize
 
 
-def count(network):
-    return sum(p.numel() for p in network.parameters())
-
-
 def parameter_memory(model, compute, *, devices, sharded, lora, critic, reference, own_sampler):
     """(number of trained parameters, {item: bytes in each of the PHASES} that parameters need).
 
@@ -101,7 +97,7 @@ def parameter_memory(model, compute, *, devices, sharded, lora, critic, referenc
         # Conv1D: GPT-2's
         linear = (m for m in model.base_model.modules() if type(m).__name__ in ("Linear", "Conv1D"))
         sizes = [lora * n for m in linear for n in m.weight.shape]
-    trained = sum(sizes) + critic * count(model.base_model)
+    trained = sum(sizes) + critic * model.base_model.num_parameters()
     largest, frozen, sharing = max(sizes, default=0), compute * total if lora else 0, 1
     rollout = compute * total if own_sampler and (sharded or (compute == 2 and not lora)) else 0
     if sharded:
@@ -114,7 +110,7 @@ def parameter_memory(model, compute, *, devices, sharded, lora, critic, referenc
         # embedding, head, this layer and the next, and the gradients of these before they are
         # divided
         layers = next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))
-        others = max(0, len(layers) - 2) * count(layers[0])
+        others = max(0, len(layers) - 2) * sum(p.numel() for p in layers[0].parameters())
         copy, new_gradient = compute * (total - others) * 2, 0
     else:
         # the casts; and a tensor's new gradient, twice at most, before it is added to that of
@@ -224,7 +220,7 @@ def plan(options):
     Raises UserError if the model cannot be planned, or vLLM cannot start.
     """
     model, algorithm = skeleton(options.model, options.dataset), algorithm_of(options)
-    shape, total = model.config.get_text_config(), count(model)
+    shape, total = model.config.get_text_config(), model.num_parameters()
     device, compute = device_of(options.device_gb, options.dtype)
     devices = (options.plan and options.devices) or ranks.world_size()
     questions, group_size = algorithm.questions_per_step, options.group_size
@@ -237,7 +233,7 @@ def plan(options):
     )
     judges = [word.split(":")[1] for word in options.rewards if word.startswith("RewardModel:")]
     if judges:
-        size = 4 * sum(count(skeleton(name, kind=JUDGE)) for name in judges)
+        size = 4 * sum(skeleton(name, kind=JUDGE).num_parameters() for name in judges)
         items["reward models"] = (0, size, size, size, size)
     of_one = bytes_per_completion(shape, compute, prompt, completion, lora)
     if own_sampler:  # whole questions are sampled together
