@@ -127,8 +127,8 @@ def test_a_model_without_eos(found, small, tmp_path):
     named_first(found("", model=copy), "Answers do not end: the model has no EOS")
 
 
-def untrained(folder, steps=0):
-    """The folder of a model without training, or after a short warm start."""
+def barely_trained(folder, steps):
+    """The folder of a model after a short warm start."""
     torch.manual_seed(0)
     tokenizer = toy_model.make_tokenizer()
     model = toy_model.make_model(tokenizer)
@@ -139,7 +139,7 @@ def untrained(folder, steps=0):
 
 
 def test_a_model_that_knows_no_form(found, tmp_path):
-    model = untrained(tmp_path / "model")
+    model = barely_trained(tmp_path / "model", steps=1)
     named_first(found("", model=model), "The format is never met")
 
 
@@ -174,7 +174,7 @@ def test_questions_of_which_nothing_can_be_learned(answer, what, found, drilled,
 @pytest.mark.slow
 def test_a_policy_that_falls_for_a_safe_answer(found, tmp_path, monkeypatch):
     monkeypatch.setattr(toy, "THINKING_SHARE", 0.0)
-    guesser = untrained(tmp_path / "model", steps=80)
+    guesser = barely_trained(tmp_path / "model", steps=80)
     findings = found("--steps 40 --beta 0 --rewards own:safe", model=guesser)
     named_first(findings, "The entropy collapses")
     assert "as '<answer>5</answer>'" in findings[0]
