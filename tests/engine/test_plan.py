@@ -205,6 +205,8 @@ def test_a_gpu_without_bfloat16_is_planned_in_float32(in_hardware, size, monkeyp
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: in_hardware)
     assert device_of(None, "auto") == (5, size) and device_of(24, "auto") == (24 * GB, 2)
     assert device_of(None, "bfloat16") == (5, 2) and device_of(None, "float32") == (5, 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of(None, "auto") == (80 * GB, 2)
 
 
 def test_what_the_tokens_need_ends_at_the_completions_there_are():
