@@ -1,10 +1,10 @@
 """Tokens per second of three ways to sample completions: two of transformers, and this project's
 `sample`.
 
-    python experiments/generation.py               the toy, 16 and 128 completions: a minute
+    python experiments/generation.py                      the toy, 16 and 128 completions: a minute
+    python experiments/generation.py --models toy 135m    and the shape of SmolLM2-135M
 
-Writes generation.json and generation.md in results/. Their figures for other models and rows are
-kept.
+Writes generation.json and generation.md in results/.
 
 All sample G = 16 completions of each question at temperature 1, from the same model with
 random weights, on one thread of the CPU. In each round every way takes its turn:
@@ -21,20 +21,19 @@ a completion after its end. Random weights do not say EOS at the right moment, s
 imposed: on `generate` by a stopping criterion, on our loop by a token that stands for EOS and is
 sampled at the right moment only.
 
-All ways must agree: each one also decodes greedily, and its tokens must be those of the first way.
+tests/engine/test_sampling.py proves that our loop decodes greedily as `generate` does.
 """
 
-import json
 import os
 import sys
 import tempfile
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from unittest.mock import patch
 
 import torch
@@ -48,7 +47,7 @@ from engine.model.prompts import left_pad
 from engine.model.sampling import Sampling, sample
 from engine.run.options import option, parse, run_program
 from engine.tasks import toy_model
-from experiments.bench import heading, in_turn, markdown_table, setting, write
+from experiments.bench import heading, in_turn, markdown_table, report
 
 G = 16
 WAYS = {"dynamic": "generate, dynamic cache", "static": "generate, static cache, compiled",
@@ -75,28 +74,17 @@ class Options:
 
 
 def make_model(name):
-    """A model of this shape with random weights.
-
-    The weights of its layers are larger than usual, compared with the embedding. Otherwise such a
-    model would only repeat its last token, and any two ways of sampling would agree.
-    """
+    """A model of this shape with random weights. Nothing but the lengths ends a completion."""
     torch.manual_seed(0)
     if name == "toy":
         model = toy_model.make_model(toy_model.make_tokenizer())
     else:
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-                num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
-                tie_word_embeddings=True,
-            )
-        )
-    # the toy's: here nothing but the lengths ends a completion
+        model = LlamaForCausalLM(LlamaConfig(
+            vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+            num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
+            tie_word_embeddings=True,
+        ))
     model.config.eos_token_id = model.generation_config.eos_token_id = None
-    with torch.no_grad():
-        for module in model.base_model.layers.modules():
-            if isinstance(module, torch.nn.Linear):
-                module.weight.mul_(3 if name == "toy" else 10)
     return model.eval()
 
 
@@ -111,18 +99,12 @@ def ragged(rows, mean, longest, generator):
 # --- the ways: each is a function, lengths (N,) → token lists, question by question ---
 
 
-def stand_in(model):
-    """The token that stands for EOS in our loop."""
-    return model.config.vocab_size - 1
-
-
-def generate(model, prompts, longest, greedy, **cache):
-    """transformers' `generate`. cache: options of its cache. The token that stands for EOS in our
-    loop is not decoded greedily, so that all can agree."""
+def generate(model, prompts, longest, **cache):
+    """transformers' `generate`. cache: options of its cache."""
     ids, mask = left_pad(prompts, 0, model.device)
     config, width = GenerationConfig(
-        do_sample=True, top_k=int(greedy), num_return_sequences=G, max_new_tokens=longest,
-        suppress_tokens=[stand_in(model)] if greedy else None, pad_token_id=0, **cache,
+        do_sample=True, top_k=0, num_return_sequences=G, max_new_tokens=longest, pad_token_id=0,
+        **cache,
     ), ids.shape[1]
 
     def way(lengths):
@@ -136,13 +118,13 @@ def generate(model, prompts, longest, greedy, **cache):
     return way
 
 
-def ours(model, prompts, longest, greedy):
+def ours(model, prompts, longest):
     """This project's `sample`."""
-    chosen, end = Sampling(longest, 0.0 if greedy else 1.0), stand_in(model)
+    end = model.config.vocab_size - 1  # the token that stands for EOS
 
     def way(lengths):
         with imposed(lengths, end):
-            drawn = sample(model, prompts, G, chosen, stop_ids=[end], pad_id=0)
+            drawn = sample(model, prompts, G, Sampling(longest), stop_ids=[end], pad_id=0)
         return [row[:n] for row, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())]
 
     return way
@@ -173,16 +155,17 @@ def imposed(lengths, end):
         yield
 
 
-def make_ways(model, prompts, longest, compiles, greedy=False):
+def make_ways(model, prompts, longest, compiles):
     """{name: way}. Each has its own model, because compiling changes the model."""
     everywhere = CompileConfig()
     everywhere._compile_all_devices = True  # else `generate` compiles on accelerators only
     static = {"compile_config": everywhere} if compiles else {"disable_compile": True}
-    makers = {
-        "dynamic": generate, "static": partial(generate, cache_implementation="static", **static),
-        "ours": ours,
+    return {
+        "dynamic": generate(deepcopy(model), prompts, longest),
+        "static": generate(
+            deepcopy(model), prompts, longest, cache_implementation="static", **static),
+        "ours": ours(model, prompts, longest),
     }
-    return {name: make(deepcopy(model), prompts, longest, greedy) for name, make in makers.items()}
 
 
 # --- the measurement ---
@@ -207,53 +190,39 @@ def measure(name, rows, options):
     calls = {(name, kind): partial(way, n)
              for name, way in ways.items() for kind, n in lengths.items()}
     seconds = in_turn(calls, 2, options.seconds)
-    greedy, result = {}, {}
-    for name, way in make_ways(model, prompts, longest, options.compile, greedy=True).items():
-        # the last token stands for EOS in our loop
-        greedy[name] = [row[:-1] for row in way(lengths["ragged"])]
-        same = fmean(a == b for a, b in zip(greedy["dynamic"], greedy[name], strict=True))
-        own = {kind: seconds[name, kind] for kind in lengths}
-        result[name] = {"first": first[name][0], **own, "greedy": {"same": same}}
     return {
-        "parameters": model.num_parameters(), "prompt": prompt, "longest": longest,
-        "tokens": {kind: n.sum().item() for kind, n in lengths.items()},
-        "rounds": len(seconds["ours", "alike"]), "ways": result,
-        "different_tokens": len({token for row in greedy["dynamic"] for token in row}),
+        "model": name, "rows": rows, "parameters": model.num_parameters(), "prompt": prompt,
+        "longest": longest, "tokens": {kind: n.sum().item() for kind, n in lengths.items()},
+        "rounds": len(seconds["ours", "alike"]),
+        "ways": {way: {"first": first[way][0], **{kind: seconds[way, kind] for kind in lengths}}
+                 for way in ways},
     }
 
 
-def speedup(point, way, kind):
-    """The speed-up over `generate` with the dynamic cache: the median of the ratios within a round.
-
-    If the machine is slow in a round, it is slow for both.
-    """
-    ways = point["ways"]
-    return median(theirs / ours for theirs, ours in zip(ways["dynamic"][kind], ways[way][kind]))
-
-
-def page(points):
+def page(result):
     """The results as Markdown."""
     text = (
-        heading("Ways of generating", points[0])
-        + "\nTokens per second, medians over the rounds; × is the speed over that of `generate` "
-        "with the dynamic cache, round by round. First call: seconds until two tokens of each "
-        "completion are there, compiling and setting up included, which the rounds do not include. "
-        "Same: completions whose greedily decoded tokens are the first way's.\n"
+        heading("Ways of generating", result)
+        + "\nTokens per second, medians over the rounds, on one thread of the CPU; × is the speed "
+        "over that of `generate` with the dynamic cache, round by round. First call: seconds until "
+        "two tokens of each completion are there, compiling and setting up included, which the "
+        "rounds do not include.\n"
     )
-    for point in points:
-        lines = [["", "one length", "×", "ragged", "×", "first call, s", "same"]]
+    for point in result["points"]:
+        lines = [["", "one length", "×", "ragged", "×", "first call, s"]]
         for way, title in WAYS.items():
             row, cells = point["ways"][way], []
             for kind in ("alike", "ragged"):
                 rate = point["tokens"][kind] / median(row[kind])
-                cells += [f"{rate:,.0f}", f"{speedup(point, way, kind):.2f}"]
-            lines.append([title, *cells, f"{row['first']:.1f}", f"{row['greedy']['same']:.0%}"])
+                # within a round: if the machine is slow for a while, it is slow for both
+                ratios = (a / b for a, b in zip(point["ways"]["dynamic"][kind], row[kind]))
+                cells += [f"{rate:,.0f}", f"{median(ratios):.2f}"]
+            lines.append([title, *cells, f"{row['first']:.1f}"])
         text += (
             f"\n{NAMES[point['model']]}, {point['parameters']:,} random weights, float32, "
             f"{point['rows']} rows, prompts of up to {point['prompt']} tokens, completions of up "
             f"to {point['longest']} (ragged: {point['tokens']['ragged'] / point['rows']:.1f} on "
-            f"average), {point['rounds']} rounds. `{point['command']}`, {point['date']}, one "
-            f"thread of the CPU:\n\n{markdown_table(lines)}\n"
+            f"average), {point['rounds']} rounds:\n\n{markdown_table(lines)}\n"
         )
     return text
 
@@ -264,18 +233,14 @@ def main(argv):
     if not set(models) <= set(NAMES) or any(n < G or n % G for n in rows):
         raise UserError(f"--models knows {', '.join(NAMES)}; --rows must be multiples of {G}.")
     torch.set_num_threads(1)
-    path = Path(options.output) / "generation.json"
-    known = json.loads(path.read_text(encoding="utf-8"))["points"] if path.is_file() else []
-    points = {(point["model"], point["rows"]): point for point in known}
-    about = setting() | {"options": asdict(options)}
+    points = []
     for name, n in product(models, rows):
         with (  # nothing compiled before
             tempfile.TemporaryDirectory() as empty,
             patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=empty),
         ):
-            points[name, n] = {"model": name, "rows": n} | about | measure(name, n, options)
-    points = sorted(points.values(), key=lambda p: (list(NAMES).index(p["model"]), p["rows"]))
-    write(options.output, "generation", {"points": points}, page(points))
+            points.append(measure(name, n, options))
+    report(options, "generation", {"points": points}, page)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ its length and its cosines need only their inner products.
 
 import sys
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -76,12 +75,6 @@ def pooled(A, k, rng):
     return times.view(A.shape), A
 
 
-def minus_their_mean(A, k, rng):
-    """The largest |A|, and from each advantage the mean of the kept ones is taken."""
-    times, _ = kept("largest_abs")(A, k, rng)
-    return times, A - (times * A).sum(2, keepdim=True) / k
-
-
 def importance(A, k, rng):
     """k draws with replacement, with probability |A| / Σ|A|, weighed by its inverse (notebook 2,
     section 11)."""
@@ -93,30 +86,11 @@ def importance(A, k, rng):
     return torch.zeros_like(A).scatter_add(2, index, torch.ones(index.shape)), A.sign() * size / G
 
 
-def half_of_each_sign(A, k, rng, weighted=False):
-    """k/2 with A > 0 and k/2 of the others, at random. If a kind has fewer, the other kind has
-    more.
-
-    weighted: by (k/G) / (chance to be kept), after Horvitz and Thompson. Then the mean step is that
-    of all completions.
-    """
-    up = A > 0
-    m = up.sum(2, keepdim=True)
-    n = m.clamp(max=k // 2).maximum(k - (G - m))  # kept ones with A > 0
-    # A > 0 come first
-    place = (torch.rand(A.shape, generator=rng) + up).argsort(dim=2, descending=True).argsort(dim=2)
-    times = torch.where(up, place < n, place - m < k - n).float()
-    return times, A * torch.where(up, m / n, (G - m) / (k - n)) * k / G if weighted else A
-
-
 GRPO, ALL, CPPO = "all of 1 question (GRPO)", "all of the same questions", "largest |A| (CPPO)"
 METHODS = {
     GRPO: kept("largest_abs"), ALL: kept("largest_abs"), CPPO: kept("largest_abs"),
-    "largest |A|, pooled": pooled, "half of each sign": half_of_each_sign,
-    "half of each sign, weighted": partial(half_of_each_sign, weighted=True),
-    "importance, weighted": importance, "random": kept("random"),
+    "largest |A|, pooled": pooled, "importance, weighted": importance, "random": kept("random"),
     "smallest |A|": kept("smallest_abs"),
-    "largest |A|, minus their mean": minus_their_mean,
 }
 DIVISORS = {  # of the tokens of each completion. times, lengths: (steps, Q, G)
     "1/|o|": lambda times, lengths: lengths,

@@ -11,7 +11,7 @@ has its own process. Needs Linux.
 Three ways are compared:
 
 - naive: all logits of all tokens, `model(ids).logits`, and their log-softmax; each token of a
-  completion needs 2.5 MB, so only up to 1,024 of them;
+  completion needs 2.5 MB, so only up to k = 4;
 - one micro-batch: ours, with all kept completions in one forward pass; the logits come in chunks;
 - default: ours, with micro-batches of 2,048 tokens, which limit the body's memory, too.
 """
@@ -30,7 +30,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import resolve
-from engine.model import logprobs
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, whole_networks
 from engine.model.precision import choose_dtype
@@ -46,18 +45,15 @@ from records import Batch, of_shares
 from train import train_step
 from update import Limits, update
 
-HIDDEN, LAYERS, PROMPT = 64, 12, 16
-KEPT, LENGTHS = [16, 8, 4, 2, 1], [64, 128, 256, 512]
+VOCABULARY, HIDDEN, LAYERS, PROMPT, TOKENS = 151_936, 64, 12, 16, 256
+KEPT = [16, 8, 4, 2, 1]
 WAYS = {"naive": "naive", "whole": "ours, one micro-batch", "default": "ours, default"}
-# the most completion tokens of a point, k times their length
-MOST = {"naive": 1024, "whole": 4096, "default": 4096}
+MOST_NAIVE = 4  # the largest k of the naive way
 CPU = torch.device("cpu")
 
 
 @dataclass
 class Options:
-    vocabulary: int = option(151_936, "how many tokens the model knows")
-    chunk_elements: int = option(logprobs.CHUNK_ELEMENTS, "tokens × vocabulary scored at a time")
     output: str = option("experiments/results", "folder of memory.json and memory.md")
 
 
@@ -92,15 +88,15 @@ def return_what_is_freed():
 # --- an update ---
 
 
-def completions(k, length, model):
+def completions(k, length):
     """k completions of random tokens, each of a question of its own, with a reference that knows
     nothing."""
-    rng, vocabulary = torch.Generator().manual_seed(k), model.config.vocab_size
-    questions = torch.randint(vocabulary, (k, PROMPT), generator=rng).tolist()
-    tokens = torch.randint(vocabulary, (k, length), generator=rng)
+    rng = torch.Generator().manual_seed(k)
+    questions = torch.randint(VOCABULARY, (k, PROMPT), generator=rng).tolist()
+    tokens = torch.randint(VOCABULARY, (k, length), generator=rng)
     advantages = torch.randn(k, generator=rng)
     batch = Batch(questions, tokens, torch.full((k,), length), advantages)
-    batch.ref_logp = torch.full(tokens.shape, -math.log(vocabulary))
+    batch.ref_logp = torch.full(tokens.shape, -math.log(VOCABULARY))
     return batch
 
 
@@ -122,54 +118,31 @@ def naive(model, batch):
 
 def peak_of_update(point):
     """The figures of one point."""
-    k, length, way, vocabulary, logprobs.CHUNK_ELEMENTS = point
+    k, way = point
     return_what_is_freed()
     torch.set_num_threads(1)
     model = qwen(
-        vocab_size=vocabulary, hidden_size=HIDDEN, intermediate_size=3 * HIDDEN,
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=3 * HIDDEN,
         num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=4,
     )
-    naive(model, completions(1, 1, model))  # what the very first update allocates for good
+    naive(model, completions(1, 1))  # what the very first update allocates for good
     model.zero_grad()
-    batch = completions(k, length, model)
-    tokens = {"whole": k * (PROMPT + length), "default": Limits().micro_batch_tokens}
+    batch = completions(k, TOKENS)
+    tokens = {"whole": k * (PROMPT + TOKENS), "default": Limits().micro_batch_tokens}
     work = naive if way == "naive" else partial(ours, micro_batch_tokens=tokens[way])
-    peak = growth(lambda: work(model, batch), CPU)
-    return {"k": k, "length": length, "way": way, "peak": peak}
-
-
-def measure(options):
-    points = [(k, n, way) for k in KEPT for n in LENGTHS for way in WAYS
-              if (n == 256 or k in (16, 2)) and k * n <= MOST[way]]
-    points = [(*point, options.vocabulary, options.chunk_elements) for point in points]
-    return {"points": alone(peak_of_update, points)}
+    return {"k": k, "way": way, "peak": growth(lambda: work(model, batch), CPU)}
 
 
 def page(result):
     """The results as Markdown."""
-    peaks = {(row["k"], row["length"], row["way"]): row["peak"] for row in result["points"]}
-
-    def table(column, point):
-        """A line for each way. point: value of the column → (k, length)."""
-        values = [n for n in (KEPT if column == "k" else LENGTHS)
-                  if any((*point(n), way) in peaks for way in WAYS)]
-        lines = [[column, *values]]
-        for way, title in WAYS.items():
-            found = [peaks.get((*point(n), way)) for n in values]
-            cells = ["–" if peak is None else f"{peak / 1e6:,.0f}" for peak in found]
-            lines.append([title, *cells])
-        return markdown_table(lines) + "\n"
-
-    options = result["options"]
-    return "\n".join([
-        heading("Peak memory of a policy update", result),
-        f"Vocabulary {options['vocabulary']:,}, chunks of {options['chunk_elements']:,} elements, "
-        f"body of {LAYERS} layers of width {HIDDEN}. MB beyond what the process held before; –: "
-        "not measured.\n",
-        "Completions of 256 tokens, k kept of 16:\n", table("k", lambda k: (k, 256)),
-        "k = 16, by the completion's length:\n", table("tokens", lambda n: (16, n)),
-        "k = 2, by the completion's length:\n", table("tokens", lambda n: (2, n)),
-    ])
+    peaks = {(row["k"], row["way"]): f"{row['peak'] / 1e6:,.0f}" for row in result["points"]}
+    lines = [["k", *KEPT]]
+    lines += [[title, *(peaks.get((k, way), "–") for k in KEPT)] for way, title in WAYS.items()]
+    return (
+        f"{heading('Peak memory of a policy update', result)}\nVocabulary {VOCABULARY:,}, body of "
+        f"{LAYERS} layers of width {HIDDEN}. MB beyond what the process held before; –: not "
+        f"measured. Completions of {TOKENS} tokens, k kept of 16:\n\n{markdown_table(lines)}\n"
+    )
 
 
 # --- a whole training step: what a reference costs, and what a critic costs ---
@@ -223,7 +196,8 @@ def of_steps(methods, hidden_size=512):
 
 def main(argv):
     options = parse(Options, argv)
-    report(options, "memory", measure(options), page)
+    points = [(k, way) for k in KEPT for way in WAYS if way != "naive" or k <= MOST_NAIVE]
+    report(options, "memory", {"points": alone(peak_of_update, points)}, page)
 
 
 if __name__ == "__main__":

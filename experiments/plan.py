@@ -149,10 +149,11 @@ def tracked(folder, config, device):
     with patch.object(Clock, "phase", lambda clock, name: tracker.phase(name)):
         for _ in longest_steps(networks, config, algorithm):
             tracker.close("update")
+    at_once = expected.counts["evaluated at once"]
     evaluate(
         networks.sampler, networks.tokenizer,
-        longest_questions(config, expected.evaluated * ranks.world_size()), every_second,
-        config.sampling, batch_size=expected.evaluated,
+        longest_questions(config, at_once * ranks.world_size()), every_second, config.sampling,
+        batch_size=at_once,
     )
     tracker.close("evaluation")
 
@@ -186,7 +187,7 @@ def measure(name, device):
     planned = dict(zip(PHASES, expected.peaks)) | {"resuming": max(expected.peaks)}
     return {
         "name": name, "devices": world, "parameters": expected.parameters,
-        "evaluated": expected.evaluated, "planned": planned,
+        "evaluated": expected.counts["evaluated at once"], "planned": planned,
         "tracked": ranks.all_sum(peaks, device, op="max"),
     }
 

@@ -15,13 +15,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
 from engine.base.errors import UserError
-from engine.run.curves import AXES, PHASES, STYLES, above, curves, plt, save, stacked
+from engine.run.curves import AXES, DPI, PHASES, STYLES, above, curves, stacked
 from engine.run.folder import NOT_COMPARED, options_of
 from engine.run.options import run_program
 
@@ -72,8 +73,10 @@ def seeds(axis, rows, names, key):
     axis.grid(alpha=0.3, axis="x")
 
 
-def panels(count, height=5.0, **options):
-    return plt.subplots(1, count, figsize=(14, height), constrained_layout=True, **options)
+def panels(count, height=5.0, width=14.0, **options):
+    """(figure, its panels side by side)."""
+    figure = Figure((width, height), layout="constrained")
+    return figure, figure.subplots(1, count, **options)
 
 
 def methods(rows, output, keys):
@@ -82,7 +85,7 @@ def methods(rows, output, keys):
     for axis, key in zip(axes, keys):
         seeds(axis, rows, [row["name"] for row in rows], key)
     axes[0].invert_yaxis()
-    save(figure, output)
+    figure.savefig(output, dpi=DPI)
 
 
 def factorial(rows, output):
@@ -94,7 +97,7 @@ def factorial(rows, output):
         seeds(axis, own, [row["name"].removeprefix(f"{loss}, ") for row in own], "sampled")
         axis.set_title(loss)
     axes[0].invert_yaxis()
-    save(figure, output)
+    figure.savefig(output, dpi=DPI)
 
 
 def phases(rows, output):
@@ -109,12 +112,12 @@ def phases(rows, output):
         right.annotate(text, (i, top), ha="center", va="bottom")
     above(right, "seconds of training, by phase; speed-up over GRPO")
     right.tick_params(axis="x", rotation=35)
-    save(figure, output)
+    figure.savefig(output, dpi=DPI)
 
 
 def speed(rows, output):
     """The speed-ups of CPPO's two parts and of both, and Amdahl's bounds."""
-    figure, axis = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
+    figure, axis = panels(1, 4.5, width=8)
     for i, kind in enumerate(("pruning alone", "larger batches alone", "both")):
         own, style = [row for row in rows if row["method"] == kind], {"color": colour(kind)}
         axis.plot([r["speedup"]["median"] for r in own], f"{MARKERS[i]}-", label=kind, **style)
@@ -127,7 +130,7 @@ def speed(rows, output):
     axis.set_ylabel("speed-up over GRPO, median of the seeds")
     axis.grid(alpha=0.3)
     above(axis, columns=3)
-    save(figure, output)
+    figure.savefig(output, dpi=DPI)
 
 
 def band(axis, curves, column, i, label):
@@ -160,7 +163,7 @@ def time_to_accuracy(rows, output):
         *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=9,
         handlelength=4, frameon=False,
     )
-    save(figure, output)
+    figure.savefig(output, dpi=DPI)
 
 
 # --- runs ---

@@ -35,14 +35,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.base.errors import UserError
 from engine.run.config import Config, check
-from engine.run.curves import above, plt, save
+from engine.run.curves import DPI, above
 from engine.run.options import option, parse, run_program
 from engine.run.state import learning_rate
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, load_questions, take
 from eval import examine
 from experiments.bench import heading, markdown_table, pm, report, spread
-from experiments.plot import band, colour
+from experiments.plot import band, colour, panels
 from experiments.reproduce import RULES, curve, name_of
 from train import networks_of, train_step
 from update import Limits
@@ -340,7 +340,7 @@ def page(result, name):
 
 def picture(rows, output):
     """Accuracy against seconds in two panels, and the seconds to an accuracy."""
-    figure, axes = plt.subplots(1, 3, figsize=(15, 5), constrained_layout=True)
+    figure, axes = panels(3, width=15)
     others = ["GRPO", *(name for name in rows if name not in CLAIM)]
     for axis, names in zip(axes, (CLAIM, others)):
         for i, name in enumerate(name for name in names if name in rows):
@@ -361,7 +361,7 @@ def picture(rows, output):
     axes[2].set_xlim(0, AT[-1] * 1.05)
     for axis in axes:
         axis.grid(alpha=0.3)
-    save(figure, output)
+    figure.savefig(output, dpi=DPI)
 
 
 def main(argv):

@@ -4,16 +4,16 @@ file gets a line instead, at most one a minute. Only the first rank shows anythi
 import errno
 import os
 import sys
-from contextlib import contextmanager
 
 from tqdm import tqdm
 
 from engine.base import ranks
 
-LAYOUT = "{desc} {n_fmt}/{total_fmt} {unit} |{bar}| {elapsed}<{remaining}{postfix}"
-LINE = "{desc}: {n_fmt} of {total_fmt} {unit}{postfix}"
-EVERY = 20  # seconds between the lines of `spoken`
 shown = {"bar": None}
+ON_A_TERMINAL = {
+    "bar_format": "{desc} {n_fmt}/{total_fmt} {unit} |{bar}| {elapsed}<{remaining}{postfix}",
+    "mininterval": 0.5,
+}
 
 
 def say(what, done=None, total=None, unit=""):
@@ -47,26 +47,19 @@ class Lines:
             note(text.strip())
 
 
-def bar(name, total, unit, *, done=0, leave=False, every=None):
-    """The bar of a loop: a tqdm. every: seconds between two lines; None: a bar on a terminal, and a
-    line a minute in a file."""
-    if sys.stderr.isatty() and not every:
-        how = {"bar_format": LAYOUT, "mininterval": 0.5, "disable": ranks.rank() != 0}
-    else:
-        every = every or 60
-        how = {"bar_format": LINE, "mininterval": every, "delay": every, "file": Lines()}
+IN_A_FILE = {
+    "bar_format": "{desc}: {n_fmt} of {total_fmt} {unit}{postfix}",
+    "mininterval": 60, "delay": 60, "file": Lines(),
+}
+
+
+def bar(name, total, unit, *, done=0, leave=False):
+    """The bar of a loop: a tqdm."""
     shown["bar"] = tqdm(
         total=total, initial=done, desc=name, unit=unit, leave=leave, miniters=0, smoothing=0,
-        **how,
+        disable=ranks.rank() != 0, **(ON_A_TERMINAL if sys.stderr.isatty() else IN_A_FILE),
     )
     return shown["bar"]
-
-
-@contextmanager
-def spoken():
-    """While a program without a bar works, print now and then what it is doing."""
-    with bar("at work", 1, "task", every=EVERY):
-        yield
 
 
 def over(items, name, unit):

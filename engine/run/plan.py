@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.base import ranks
+from engine.base.errors import refuse
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
@@ -57,18 +58,10 @@ class Plan:
     devices: int
     device: int  # bytes of a device
     prompt: int  # tokens of the longest prompt
-    questions: int  # per device and step, like the next two
-    completions: int
-    kept: int
-    evaluated: int  # completions that an evaluation samples at a time; 0: no evaluation
+    # per device: questions, completions and kept of a step; completions evaluated at once
+    counts: dict
     items: dict  # {name: bytes on a device in each of the PHASES}
-    # bytes without which vLLM cannot start: its weights, and keys and values of one completion
-    vllm: int
     checkpoint: int  # bytes on the disk
-
-    @property
-    def vllm_starts(self):
-        return "vLLM" not in self.items or self.vllm <= self.items["vLLM"][0]
 
     @property
     def peaks(self):
@@ -77,24 +70,20 @@ class Plan:
 
     @property
     def fits(self):
-        return self.vllm_starts and max(self.peaks) <= USABLE * self.device
+        return max(self.peaks) <= USABLE * self.device
 
 
-def device_of(device_gb, dtype, on_gpu=True):
+def device_of(device_gb, dtype):
     """(bytes of a device, bytes per number in the dtype that the run computes in).
 
     --device_gb names another device than this machine's, which is taken to have bfloat16. Without a
-    GPU it has 80 GB. A CPU is planned in float32.
+    GPU it has 80 GB.
     """
     here, gpu = device_gb is None and torch.cuda.is_available(), torch.device("cuda")
     size = torch.cuda.get_device_properties(gpu).total_memory if here else (device_gb or 80) * GB
     choice = dtype if here or dtype != "auto" else "bfloat16"
     # a GPU's choice does not depend on the parameters
-    return size, choose_dtype(choice, gpu, TINY).itemsize if on_gpu else 4
-
-
-def count(network):
-    return sum(p.numel() for p in network.parameters())
+    return size, choose_dtype(choice, gpu, TINY).itemsize
 
 
 def parameter_memory(model, compute, *, devices, sharded, lora, critic, reference, own_sampler):
@@ -108,7 +97,7 @@ def parameter_memory(model, compute, *, devices, sharded, lora, critic, referenc
         # Conv1D: GPT-2's
         linear = (m for m in model.base_model.modules() if type(m).__name__ in ("Linear", "Conv1D"))
         sizes = [lora * n for m in linear for n in m.weight.shape]
-    trained = sum(sizes) + critic * count(model.base_model)
+    trained = sum(sizes) + critic * model.base_model.num_parameters()
     largest, frozen, sharing = max(sizes, default=0), compute * total if lora else 0, 1
     rollout = compute * total if own_sampler and (sharded or (compute == 2 and not lora)) else 0
     if sharded:
@@ -121,7 +110,7 @@ def parameter_memory(model, compute, *, devices, sharded, lora, critic, referenc
         # embedding, head, this layer and the next, and the gradients of these before they are
         # divided
         layers = next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))
-        others = max(0, len(layers) - 2) * count(layers[0])
+        others = max(0, len(layers) - 2) * sum(p.numel() for p in layers[0].parameters())
         copy, new_gradient = compute * (total - others) * 2, 0
     else:
         # the casts; and a tensor's new gradient, twice at most, before it is added to that of
@@ -187,13 +176,13 @@ def largest_micro_batch(limit, prompt, completion, questions, k, devices, miniba
     return tokens, min(tokens - prompt, kept * completion), tokens == minibatch
 
 
-def token_memory(shape, compute, *, sharded, lora, checkpointing=False, on_gpu=True):
+def token_memory(shape, compute, *, sharded, lora, checkpointing=False):
     """Bytes that an update keeps for the backward pass, per token of a micro-batch.
 
     compute: bytes per number in the layers' matrix products.
     """
     hidden, heads, kv_heads, head, inner = widths(shape)
-    if on_gpu and compute == 4:  # loading.repeat_keys_in_float32
+    if compute == 4:  # loading.repeat_keys_in_float32
         kv_heads = heads
     stream = 2 if compute == 2 and (sharded or lora) else 4  # bytes per number between the layers
     # two norms: each keeps its input in float32 and, if its weight is trained, what that weight
@@ -225,16 +214,16 @@ def add_evaluation(items, of_one, most):
     return completions
 
 
-def plan(options, *, model=None, on_gpu=True):
-    """The Plan of a run.
+def plan(options):
+    """The Plan of a run. options: all of its options, filled in, as attributes.
 
-    options: all of its options, filled in, as attributes. model: the result of `skeleton`.
+    Raises UserError if the model cannot be planned, or vLLM cannot start.
     """
-    model, algorithm = model or skeleton(options.model, options.dataset), algorithm_of(options)
-    shape, total = model.config.get_text_config(), count(model)
-    device, compute = device_of(options.device_gb, options.dtype, on_gpu)
+    model, algorithm = skeleton(options.model, options.dataset), algorithm_of(options)
+    shape, total = model.config.get_text_config(), model.num_parameters()
+    device, compute = device_of(options.device_gb, options.dtype)
     devices = (options.plan and options.devices) or ranks.world_size()
-    questions, k, group_size = algorithm.questions_per_step, algorithm.k, options.group_size
+    questions, group_size = algorithm.questions_per_step, options.group_size
     completion, lora, sharded = options.max_new_tokens, options.lora, options.shard == "full"
     prompt = prompt_room(model, completion, options.max_prompt_tokens)
     own_sampler, evaluated = options.rollout == "own", EVALUATED if options.eval_dataset else 0
@@ -244,22 +233,25 @@ def plan(options, *, model=None, on_gpu=True):
     )
     judges = [word.split(":")[1] for word in options.rewards if word.startswith("RewardModel:")]
     if judges:
-        size = 4 * sum(count(skeleton(name, kind=JUDGE)) for name in judges)
+        size = 4 * sum(skeleton(name, kind=JUDGE).num_parameters() for name in judges)
         items["reward models"] = (0, size, size, size, size)
     of_one = bytes_per_completion(shape, compute, prompt, completion, lora)
     if own_sampler:  # whole questions are sampled together
         together = math.ceil((options.sample_batch_size or questions * group_size) / group_size)
         sampled = sampling_memory(of_one, min(questions, together), group_size)
     else:  # vLLM always holds its share, which has room for its weights too
-        items["vLLM"], sampled = (options.vllm_share * device,) * 5, {"activations": 0, "logits": 0}
+        share, least = options.vllm_share * device, compute * total + of_one[0]
+        refuse([(least > share, f"vLLM cannot start: its weights and the cache of one completion "
+                 f"take {least / GB:.1f} GB, and --vllm_share {options.vllm_share:g} of a device "
+                 f"is {share / GB:.1f} GB: raise --vllm_share, or use a smaller model.")])
+        items["vLLM"], sampled = (share,) * 5, {"activations": 0, "logits": 0}
     tokens, scored, one_micro_batch = largest_micro_batch(
-        options.micro_batch_tokens, prompt, completion, questions, k, devices, options.minibatches)
+        options.micro_batch_tokens, prompt, completion, questions, algorithm.k, devices,
+        options.minibatches)
     per_token = token_memory(
-        shape, compute, sharded=sharded, lora=lora, on_gpu=on_gpu,
-        checkpointing=options.gradient_checkpointing,
-    )
+        shape, compute, sharded=sharded, lora=lora, checkpointing=options.gradient_checkpointing)
     # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
-    chunk = min(max(1, CHUNK_ELEMENTS // shape.vocab_size), scored) * shape.vocab_size * 12
+    chunk = 12 * shape.vocab_size * min(max(1, CHUNK_ELEMENTS // shape.vocab_size), scored)
     update = {"KV cache": 0, "activations": tokens * per_token, "logits": chunk}
     items |= {name: (0, size, update[name], 0, 0) for name, size in sampled.items()}
     # gradients grow while activations are freed: the peaks do not add up
@@ -269,8 +261,10 @@ def plan(options, *, model=None, on_gpu=True):
     if evaluated and own_sampler:
         most = min(evaluated, options.sample_batch_size or evaluated)
         evaluated = add_evaluation(items, of_one, most)
+    counts = {
+        "questions": questions, "completions": questions * group_size,
+        "kept": questions * algorithm.k, "evaluated at once": evaluated,
+    }
     return Plan(
-        options, total, trained, devices, device, prompt, questions, questions * group_size,
-        questions * k, evaluated, items, vllm=compute * total + of_one[0],
-        checkpoint=12 * trained + (compute * total if options.refresh_reference else 0),
-    )
+        options, total, trained, devices, device, prompt, counts, items,
+        checkpoint=12 * trained + (compute * total if options.refresh_reference else 0))

@@ -6,9 +6,8 @@ result as it is, those on the last rungs change the training. Then `cure` takes 
 can, from the last rung to the first.
 """
 
-import math
+import re
 import shlex
-from pathlib import Path
 from types import SimpleNamespace
 
 from algorithms import ALGORITHMS
@@ -16,39 +15,32 @@ from engine.base import ranks
 from engine.base.errors import UserError, refuse
 from engine.run.config import algorithm_of, notes_of
 from engine.run.plan import EVALUATED, GB, PHASES, USABLE, plan
-from engine.tasks.table import TASKS
 
 RANK = 16  # of the adapters that are proposed
 
 
-def halves(value, least=1):
-    """value / 2, value / 4, … as whole numbers, down to `least`."""
-    return [value >> i for i in range(1, value.bit_length()) if value >> i >= least]
+def halves(name, value, least=1):
+    """[{option: value / 2}, {option: value / 4}, …], whole numbers, down to `least`."""
+    return [{name: value >> i} for i in range(1, value.bit_length()) if value >> i >= least]
 
 
 def ladder(p):
-    """Rungs: (what it means, [changes, the mildest first]). A change is {option: value}. p: the
-    run's Plan. What `config.check` would refuse is left out. """
-    options, own_sampler, parts = p.options, p.options.rollout == "own", halves(p.questions)
-    adapters = {"lora": RANK, "lr": float(f"{10 * options.lr:g}"), "shard": "none"}
-    critic, lengths = ALGORITHMS[options.algorithm].critic, halves(options.max_new_tokens)[:2]
-    rungs = [  # (what it means, whether it is allowed, changes)
-        ("the same update in more passes", True,
-         [{"micro_batch_tokens": n} for n in halves(options.micro_batch_tokens, 256)]),
-        ("the same completions, sampled in parts", own_sampler,
-         [{"sample_batch_size": n * options.group_size} for n in parts]),
-        ("the same update, a third slower", True, [{"gradient_checkpointing": True}]),
-        ("the same update, divided among the devices", p.devices > 1 and not options.lora,
-         [{"shard": "full"}]),
+    """Changes {option: value}, the mildest first. p: the run's Plan. What `config.check` would
+    refuse is left out."""
+    o, own_sampler, adapters = p.options, p.options.rollout == "own", p.options.lora
+    keeps_reference, critic = o.stop_kl or o.refresh_reference, ALGORITHMS[o.algorithm].critic
+    lora = {"lora": RANK, "lr": float(f"{10 * o.lr:g}"), "shard": "none"}
+    rungs = [  # (whether they are allowed, changes)
+        (True, halves("micro_batch_tokens", o.micro_batch_tokens, 256)),
+        (own_sampler, halves("sample_batch_size", p.counts["completions"], o.group_size)),
+        (True, [{"gradient_checkpointing": True}]),
+        (p.devices > 1 and not adapters, [{"shard": "full"}]),
         # from here on, the training changes
-        ("no KL term, so no reference model",
-         not (options.stop_kl or options.refresh_reference), [{"beta": 0.0}]),
-        ("trains adapters only, which take ten times the learning rate",
-         own_sampler and not (options.lora or options.refresh_reference or critic), [adapters]),
-        ("shorter completions", not options.overlong_cache,
-         [{"max_new_tokens": n} for n in lengths]),
+        (not keeps_reference, [{"beta": 0.0}]),
+        (own_sampler and not (adapters or o.refresh_reference or critic), [lora]),
+        (not o.overlong_cache, halves("max_new_tokens", o.max_new_tokens)[:2]),
     ]
-    return [(words, changes) for words, allowed, changes in rungs if allowed and changes]
+    return [change for allowed, changes in rungs if allowed for change in changes]
 
 
 def changed(p, changes):
@@ -58,60 +50,38 @@ def changed(p, changes):
 
 
 def cure(p):
-    """(Plan, [(what it means, {option: value})]): the least changes with which a run fits on its
-    devices; None: nothing helps."""
+    """The least changes with which a run fits on its devices: {option: value}. None: nothing
+    helps."""
     rungs = ladder(p)
-    strongest = [changes[-1] for _, changes in rungs]
-    climb = (strongest[:n] for n in range(len(rungs) + 1))
+    climb = (rungs[:n] for n in range(len(rungs) + 1))
     chosen = next((changes for changes in climb if changed(p, changes).fits), None)
     if chosen is None:
         return None
-    for i in reversed(range(len(chosen))):  # the mildest with which the run still fits; {}: none
-        ways = [[*chosen[:i], change, *chosen[i + 1 :]] for change in ({}, *rungs[i][1])]
-        chosen = next(changes for changes in ways if changed(p, changes).fits)
-    new = [
-        {name: value for name, value in change.items() if value != getattr(p.options, name)}
-        for change in chosen
-    ]
-    return changed(p, new), [(words, change) for (words, _), change in zip(rungs, new) if change]
-
-
-def as_options(change):
-    return " ".join(
-        f"--{name}" if value is True
-        else f"--{name} {value if isinstance(value, str) else format(value, 'g')}"
-        for name, value in change.items()
-    )
+    for change in reversed(chosen):
+        without = [other for other in chosen if other is not change]
+        chosen = without if changed(p, without).fits else chosen
+    return {name: value for change in chosen for name, value in change.items()
+            if value != getattr(p.options, name)}
 
 
 def command(argv, devices, changes):
-    """The command line `argv` with these changes, to paste into a shell."""
-    left_out, words, skip = {"plan", "devices", "device_gb"}.union(*changes), [], False
-    for word in argv:
-        if word.startswith("--"):  # what follows belongs to it
-            skip = word[2:].split("=")[0].replace("-", "_") in left_out
-        words += [] if skip else [word]
+    """The command line `argv` with these changes, to paste into a shell. Of an option that is given
+    twice, the last value holds."""
+    words = re.sub(r"--(plan|devices|device[_-]gb)\b[^-]*", "", shlex.join(argv)).strip()
     start = "python" if devices == 1 else f"torchrun --nproc-per-node {devices}"
-    return " ".join([start, "train.py", shlex.join(words), *map(as_options, changes)])
+    return " ".join([
+        start, "train.py", words,
+        *(f"--{name}" if value is True
+          else f"--{name} {value if isinstance(value, str) else format(value, 'g')}"
+          for name, value in changes.items()),
+    ])
 
 
-def peak(p):
-    most = max(p.peaks)
-    return f"{most / GB:.1f} GB in the {PHASES[p.peaks.index(most)]}"
-
-
-def shortage(p):
-    """Why a run does not fit."""
-    device, share = p.device / GB, p.options.vllm_share
-    if p.vllm_starts:
-        return (
-            f"it needs {peak(p)}, and a device of {device:.3g} GB has {USABLE * device:.1f} GB "
-            "for it"
-        )
-    return (
-        "vLLM cannot start, because its weights and the keys and values of one completion need "
-        f"{p.vllm / GB:.1f} GB, and --vllm_share {share:g} of a device is {share * device:.1f} GB"
-    )
+def needs(p):
+    """What a run needs, beside what there is."""
+    most, device = max(p.peaks), p.device / GB
+    return (f"it needs {most / GB:.1f} GB in the {PHASES[p.peaks.index(most)]}, and a device of "
+            f"{device:.3g} GB has {USABLE * device:.1f} GB for it")
 
 
 def eval_batch_size(config):
@@ -124,9 +94,8 @@ def eval_batch_size(config):
         p = plan(config.options)
     except UserError as error:
         return EVALUATED, [f"--plan: {error}"]
-    return p.evaluated, [] if p.fits else [
-        f"the run may not fit: {shortage(p)}; --plan prints a command that fits."
-    ]
+    return p.counts["evaluated at once"], [] if p.fits else [
+        f"the run may not fit: {needs(p)}; --plan prints a command that fits."]
 
 
 def print_plan(config, argv):
@@ -136,57 +105,37 @@ def print_plan(config, argv):
     found that fits.
     """
     p = plan(config.options)
-    found = None if p.fits else cure(p)
-    lines = [*table(p), *(f"note: {n}" for n in notes_of(config, algorithm_of(config.row)))]
+    changes = None if p.fits else cure(p)
+    lines = [*table(p), *(f"note: {n}" for n in notes_of(config, algorithm_of(config.row))), ""]
     if p.fits:
-        lines.append("It fits.")
-    if found:
-        after, changes = found
-        line = command(argv, p.devices, [change for _, change in changes])
-        lines.append(f"It does not fit: {shortage(p)}.\n\n"
-                     f"This command fits. It needs {peak(after)}:\n\n    {line}\n")
-        lines += [f"{as_options(change):40}{words}" for words, change in changes]
+        lines.append(f"It fits: {needs(p)}.")
+    elif changes:
+        lines += [f"It does not fit: {needs(p)}.", "This command fits:", "",
+                  f"    {command(argv, p.devices, changes)}"]
     if ranks.rank() == 0:
         print(*lines, sep="\n", flush=True)
-    more = "plan it for more devices (--devices 4 --shard full)"
-    refuse([(not p.fits and not found,
-             f"the run does not fit: {shortage(p)}; no command was found that fits: "
-             f"{more if p.vllm_starts else 'raise --vllm_share'}, or use a smaller model.")])
+    refuse([(not p.fits and not changes,
+             f"the run does not fit: {needs(p)}; no command was found that fits: plan it for more "
+             "devices (--devices 4 --shard full), or use a smaller model.")])
     return 0 if p.fits else 3
 
 
 def table(p):
     """Lines: what a step holds, the memory by phases, and the disk."""
-    options, checkpoint = p.options, p.checkpoint / GB
-    if options.dataset in TASKS:
-        questions = TASKS[options.dataset].train_questions
-    else:  # `config.check` has read every line
-        lines = Path(options.dataset).read_text("utf-8-sig").split("\n")
-        questions = sum(bool(line.strip()) for line in lines)
-    steps = questions and math.ceil(questions / (p.questions * p.devices))
-    counts = {
-        "questions": p.questions, "completions": p.completions, "kept": p.kept,
-        "evaluated at once": p.evaluated,
-    }
+    o, checkpoint, saved = p.options, p.checkpoint / GB, p.options.save_total_limit + 1
     lines = [
-        f"{options.algorithm}, {options.model} on {options.dataset}: "
-        f"{p.devices} x {p.device / GB:.3g} GB, --shard {options.shard}",
+        f"{o.algorithm}, {o.model} on {o.dataset}: {p.devices} x {p.device / GB:.3g} GB, "
+        f"--shard {o.shard}",
         f"parameters {p.parameters:,}, trained {p.trained:,}",
-        f"prompts of {p.prompt:,} tokens, completions of {options.max_new_tokens:,}, "
-        f"micro-batches of {options.micro_batch_tokens:,}\n",
+        f"prompts of {p.prompt:,} tokens, completions of {o.max_new_tokens:,}, "
+        f"micro-batches of {o.micro_batch_tokens:,}",
+        f"a checkpoint takes {checkpoint:.1f} GB of the disk; --save_total_limit "
+        f"{o.save_total_limit}, and one more while it is written: {saved * checkpoint:.1f} GB\n",
         f"{'in a step':18}{'per device':>16}{'all devices':>16}",
-        *(f"{name:18}{n:16,}{n * p.devices:16,}" for name, n in counts.items()),
-        "steps per epoch   " + (f"{steps:,} ({questions:,} questions)" if questions else "unknown"),
+        *(f"{name:18}{n:16,}{n * p.devices:16,}" for name, n in p.counts.items()),
         f"\n{'GB per device':18}" + "".join(f"{phase:>16}" for phase in PHASES),
     ]
     for name, sizes in [*p.items.items(), ("peak", p.peaks)]:
         cells = (f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in sizes)
         lines.append(f"{name:18}" + "".join(cells))
-    most, kept = max(p.peaks), options.save_total_limit
-    return [
-        *lines,
-        f"\nThe peak, in the {PHASES[p.peaks.index(most)]}, is {most / GB:.1f} GB; "
-        f"a device has {USABLE * p.device / GB:.1f} GB for it.",
-        f"A checkpoint takes {checkpoint:.1f} GB of the disk. With --save_total_limit {kept}, and "
-        f"one more while it is written: {(kept + 1) * checkpoint:.1f} GB.",
-    ]
+    return lines

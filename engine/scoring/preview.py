@@ -15,7 +15,6 @@ from engine.tasks.questions import base_model, load_questions, reward_columns
 QUESTIONS, QUESTIONS_ON_CPU, TOKENS_ON_CPU = 8, 4, 192
 
 
-@progress.spoken()
 def preview(config, device, given):
     """Sample a group for each of a few questions. Print a prompt, and each reward's mean, best and
     worst completion.
@@ -26,7 +25,6 @@ def preview(config, device, given):
     data, sampling, on_cpu = config.data, config.sampling, device.type == "cpu"
     if on_cpu and not given.sampling.max_new_tokens:
         sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, TOKENS_ON_CPU))
-    progress.say("loading the model")
     model, tokenizer = load_model(
         base_model(data.model, data.dataset), device, config.devices.dtype, frozen=True)
     chosen = choose(data.rewards, device, data.reward_timeout)
@@ -44,8 +42,9 @@ def preview(config, device, given):
         f"{len(questions)} questions × {config.row.group_size} completions, at most "
         f"{sampling.max_new_tokens} tokens each:"
     )
-    sampled = Sampler(model, tokenizer).sample(
-        prompts, config.row.group_size, sampling, config.run.seed)
+    with progress.bar("preview", len(prompts), "questions"):
+        sampled = Sampler(model, tokenizer).sample(
+            prompts, config.row.group_size, sampling, config.run.seed)
     texts = sampled.texts(tokenizer, questions)
     columns = reward_columns(questions, config.row.group_size)
     values, failures = score(chosen, texts, columns)

@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -34,7 +33,6 @@ def test_a_bar_on_a_terminal_shows_what_is_done_while_its_loop_stands_still(monk
     shown = sys.stderr.getvalue()
     assert "cppo 3/24 steps" in shown and re.search(r", sampling \d+ of 150 tokens", shown)
     assert 3 <= shown.count("\r") <= 8  # at most two a second
-    assert len(set(re.findall(r"00:0\d", shown))) >= 2  # and its clock goes
 
 
 def test_a_file_gets_a_line_a_minute_and_no_bar(capsys):
@@ -50,63 +48,54 @@ def test_a_file_gets_a_line_a_minute_and_no_bar(capsys):
     assert capsys.readouterr() == (lines, "")
 
 
-UPDATE = UpdateOptions(lr=1e-6)
-
-
-@pytest.mark.parametrize("name, options, words", [
-    ("grpo", {}, "2 questions × 16 completions = 32 sampled, at most 96 tokens each; trained on: "
-                 "all of them. "),
-    ("cppo", {}, "8 questions × 16 completions = 128 sampled, at most 96 tokens each; trained on: "
-                 "32, k = 4 of each 16 (allocation: 8 questions per device in place of 2)."),
-    ("dapo", {}, "32 sampled, up to 4 times, at most 96"),
-    ("gfpo_adaptive", {}, "trained on: at most 16, k = 8 of each 16. "),
-])  # fmt: skip
-def test_one_line_says_what_a_step_is(name, options, words):
-    algorithm = resolve(name, questions_per_step=2, **options)
-    line = metrics.describe_step(UPDATE, algorithm, 2, 96, algorithm.questions_per_step, 512)
-    assert words in line and "1e-06 at its peak, cosine" in line and "512 questions" in line
-    constant = replace(UPDATE, lr_schedule="constant")
-    assert "peak. Evaluated: nothing" in metrics.describe_step(constant, algorithm, 2, 96, 2, 0)
+@pytest.mark.parametrize("name, words", [
+    ("grpo", "2 questions × 16 completions = 32 sampled, at most 96 tokens each; trained on: all"),
+    ("cppo", "32, k = 4 of each 16 (allocation: 8 questions per device in place of 2)"),
+    ("dapo", "32 sampled, up to 4 times, at most 96"),
+    ("gfpo_adaptive", "trained on: at most 16, k = 8 of each 16"),
+])
+def test_one_line_says_what_a_step_is(name, words):
+    algorithm = resolve(name, questions_per_step=2)
+    per_step = algorithm.questions_per_step
+    line = metrics.describe_step(UpdateOptions(lr=1e-6), algorithm, 2, 96, per_step, 512)
+    assert words in line and "1e-06" in line and "512 questions" in line
 
 
 @pytest.mark.parametrize("steps, asked, lr, notes", [
-    (4, None, 1e-6, 1), (4, 4, 1e-6, 0), (934, None, 1e-6, 0), (4, None, 3e-5, 0),
-])  # fmt: skip
+    (4, None, 1e-6, 1), (4, 4, 1e-6, 0), (934, None, 1e-6, 0), (4, None, 3e-5, 0)])
 def test_a_run_that_can_hardly_change_the_model_says_so(steps, asked, lr, notes):
     config = Config.of(steps=asked, lr=lr)
     run = SimpleNamespace(steps=steps, algorithm=resolve("cppo"), config=config)
     assert len(Run.too_little(run)) == notes  # 8 updates of 1e-6
 
 
-def test_a_run_says_what_it_will_do_and_after_its_first_step_how_long_it_will_take(
+def test_a_run_says_what_it_does_and_after_its_first_step_how_long_it_will_take(
     small, tmp_path, monkeypatch, capsys
 ):
-    clock, said, train_step = iter([3000.0, 70.0, 700.0]), [], train.train_step
-
-    def step(*arguments):
-        of_step = train_step(*arguments)
-        return of_step._replace(metrics=of_step.metrics | {"seconds/total": next(clock)})
-
-    monkeypatch.setattr(train, "train_step", step)
+    said = []
+    monkeypatch.setattr("engine.run.state.duration", lambda seconds: "long")
     monkeypatch.setattr(progress, "say", lambda *words: said.append(words))
     words = [
         "--model", small, "--group_size", "8", "--questions_per_step", "1", "--max_new_tokens",
-        "24", "--eval_questions", "2", "--steps", "3", "--output_dir", str(tmp_path / "run"),
+        "24", "--eval_questions", "2", "--steps", "2", "--output_dir", str(tmp_path / "run"),
     ]
     assert train.main(words) == 0
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
-    assert "4 questions × 8 completions = 32 sampled" in lines[0] and "2 questions, b" in lines[0]
-    assert lines[1] == "step 1 took 50 min: the others take about 1 h 40 min." and shown.err == ""
+    assert "4 questions × 8 completions = 32 sampled" in lines[0]
+    assert lines[1] == "step 1 took long: the others take about long." and shown.err == ""
     assert {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
             ("update", 1, 1, "micro-batches"), ("saving",)} <= set(said)
 
 
+def test_seconds_minutes_and_hours():
+    assert [metrics.duration(s) for s in (90, 900, 9000)] == ["90 s", "15 min", "2 h 30 min"]
+
+
 @pytest.mark.parametrize("number, code", [
-    (signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0),
-])  # fmt: skip
+    (signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
 def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(
-    monkeypatch, capsys, number, code
+    monkeypatch, number, code
 ):
     asked, clock = interrupt.Interrupt(), [100.0]
     monkeypatch.setattr(interrupt.time, "monotonic", lambda: clock[0])
@@ -122,5 +111,4 @@ def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(
         assert not asked.asked  # nobody obeys before all ranks know
         asked.share(None)
     assert asked.exit_code == code  # the first one counts
-    assert "once more to stop now" in capsys.readouterr().out
     assert signal.getsignal(number) == before

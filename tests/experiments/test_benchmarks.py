@@ -1,5 +1,5 @@
-"""The benchmarks run, and what they measure holds: memory falls with k, all ways of sampling agree,
-both losses are one."""
+"""The benchmarks run, and what they measure holds: memory falls with k, weights are those of the
+losses."""
 
 import json
 from functools import partial
@@ -11,6 +11,7 @@ import torch
 
 from cppo import batch_rows, prune, prune_pooled
 from engine.base.errors import UserError
+from engine.model import logprobs
 from experiments import bench, generation, gradients, memory, rules, vs_trl
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
@@ -28,24 +29,32 @@ def results(program, folder, *words):
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peak memory")
 def test_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "LENGTHS", [64])
-    words = ["--vocabulary", "8192", "--chunk_elements", "1048576"]
-    result, page = results(memory, tmp_path, *words)
+    small = {"VOCABULARY": 8192, "TOKENS": 64, "KEPT": [16, 2], "MOST_NAIVE": 16}
+    for name, value in small.items():
+        monkeypatch.setattr(memory, name, value)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2**20)
+    result, page = results(memory, tmp_path)
     peak = {(row["k"], row["way"]): row["peak"] for row in result["points"]}
     assert peak[16, "whole"] > 2 * peak[2, "whole"] and peak[16, "naive"] > 1.3 * peak[16, "whole"]
-    assert page.startswith("# Peak memory") and "| ours, one micro-batch |" in page
+    assert "| ours, one micro-batch |" in page
 
 
 def test_generation(tmp_path):
     words = ["--compile", "false", "--rows", "16", "--seconds", "0"]
-    [point] = results(generation, tmp_path, *words)[0]["points"]
-    assert set(point["ways"]) == set(generation.WAYS)
+    result, page = results(generation, tmp_path, *words)
+    [point] = result["points"]
     assert point["tokens"]["alike"] == 16 * point["longest"] > point["tokens"]["ragged"]
-    assert point["different_tokens"] > 2  # the greedy completions are no repetition of one token
-    for way in point["ways"].values():
-        assert way["greedy"]["same"] == 1.0 and len(way["alike"]) == len(way["ragged"]) == 2
+    assert all(len(way["alike"]) == len(way["ragged"]) == 2 for way in point["ways"].values())
+    assert "| ours |" in page
     with pytest.raises(UserError):
         generation.main(["--rows", "17"])
+
+
+def test_each_way_of_generating_ends_the_completions_where_it_shall():
+    model, lengths = generation.make_model("toy"), torch.tensor([1, 5, 8] * 5 + [2])
+    ways = generation.make_ways(model, [[3, 4]], 8, compiles=False)
+    for way in ways.values():
+        assert [len(row) for row in way(lengths)] == lengths.tolist()
 
 
 def test_in_a_round_each_way_takes_its_turn():
@@ -60,12 +69,10 @@ def test_in_a_round_each_way_takes_its_turn():
 def test_beside_trl(tmp_path):
     words = ["--rounds", "2", "--warmup", "1", "--tokens", "8"]
     result, page = results(vs_trl, tmp_path, *words)
-    same = result["same_completions"]
-    assert same["loss"]["ours"] == pytest.approx(same["loss"]["trl"], rel=1e-4, abs=1e-6)
-    assert same["gradient_distance"] < 1e-4
-    assert same["clip_fraction"] > 0 and same["kl"] > 1e-3  # the loss compared is not a trivial one
     assert result["questions_per_step"] == {"trl": 8, "trl_cppo": 64, "grpo": 8, "cppo": 64}
     assert all(len(rows) == 2 for rows in result["seconds"].values())
+    assert all(0 < row["generate"] < row["total"] for rows in result["seconds"].values()
+               for row in rows)
     assert "| ours, CPPO, P = 0.875 | 64 |" in page
 
 
@@ -81,7 +88,6 @@ def test_gradients(small, tmp_path, monkeypatch):
         rows = result["tables"][f"P = {k}: cosine of a step"]
         assert list(rows) == list(gradients.METHODS)
         for row in rows.values():
-            assert list(row) == list(gradients.DIVISORS)
             assert all(len(sets) == 2 and max(map(abs, sets)) <= 1 for sets in row.values())
     assert "| largest \\|A\\| (CPPO) |" in page
 
@@ -118,29 +124,20 @@ def test_the_divisors_are_those_of_the_losses_and_the_inner_products_give_the_co
     assert group[0, 0, 3] == pytest.approx(A[0, 3] / lengths[0].float().mean() / 64)
 
 
-@pytest.mark.parametrize("name", ["importance, weighted", "half of each sign, weighted", "random"])
+@pytest.mark.parametrize("name", ["importance, weighted", "random"])
 def test_the_mean_of_many_draws_is_the_gradient_of_all(name):
     right = torch.arange(16) < torch.tensor([1, 5, 8, 15])[:, None]
-    A = group_advantages(right.float())
-    for k in gradients.KEPT:
-        rng = torch.Generator().manual_seed(0)
-        times, advantages = gradients.METHODS[name](A.expand(20_000, 4, 16), k, rng)
-        drawn = times * advantages
-        assert (times.sum(2) == k).all()
-        assert ((drawn.mean(0) - A * k / 16).abs() <= 5 * drawn.std(0) / 20_000**0.5 + 1e-6).all()
+    A, rng = group_advantages(right.float()), torch.Generator().manual_seed(0)
+    times, advantages = gradients.METHODS[name](A.expand(20_000, 4, 16), 2, rng)
+    drawn = times * advantages
+    assert (times.sum(2) == 2).all()
+    assert ((drawn.mean(0) - A / 8).abs() <= 5 * drawn.std(0) / 20_000**0.5 + 1e-6).all()
 
 
-def test_what_the_other_rules_keep():
-    A = group_advantages((torch.arange(16) < torch.tensor([1, 5, 15, 0])[:, None]).float())[None]
-    times, kept = gradients.half_of_each_sign(A, 4, torch.Generator().manual_seed(0))
-    assert times[A > 0].sum() == 1 + 2 + 3 and (times.sum(2) == 4).all() and torch.equal(kept, A)
-    times, _ = gradients.pooled(A, 2, None)
-    assert times.flatten().nonzero().flatten().tolist() == prune_pooled(A[0], 8).tolist()
-    times, advantages = gradients.minus_their_mean(A, 2, None)
-    kept = times * advantages
-    torch.testing.assert_close(kept.sum(2), torch.zeros(1, 4))
-    # two right ones: nothing is left
-    assert (kept[0, 0] != 0).sum() == 2 and (kept[0, 1].abs() < 1e-6).all()
+def test_the_pooled_rule_keeps_the_largest_of_all_questions():
+    A = group_advantages((torch.arange(16) < torch.tensor([1, 5, 15, 0])[:, None]).float())
+    times, _ = gradients.pooled(A[None], 2, None)
+    assert times.flatten().nonzero().flatten().tolist() == prune_pooled(A, 8).tolist()
 
 
 def test_one_of_each_kind():

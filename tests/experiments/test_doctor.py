@@ -90,6 +90,10 @@ def named_first(findings, what):
     assert findings and findings[0].startswith(what), findings
 
 
+def slowly(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("words, what", [
     ("--rewards own:one", "The reward pays wrong answers"),
     ("--rewards own:fails_on_thoughts", "A reward function fails"),
@@ -99,23 +103,16 @@ def named_first(findings, what):
     ("--lr 0.1 --rewards own:even", "The updates are too large"),
     ("--lr 1e-8 --mu 1 --minibatches 1 --rewards own:even", "The updates hardly move"),
     ("--steps 24 --rewards own:even own:odd:3", "Another reward is gamed"),
+    slowly("--rewards code_accuracy code_format", "The format is never met"),
+    slowly("--lr 1e-5 --rewards own:even", "The updates hardly move"),
+    slowly("--lr 0.1 --mu 1 --minibatches 1 --beta 0 --steps 24 --rewards own:even",
+           "The updates are too large"),
+    slowly("--lr 5e-5 --clip_low 1e-6 --clip_high 1e-6 --rewards own:even",
+           "The clip takes the gradient away"),
+    slowly("--steps 16 --max_new_tokens 24 --rewards own:longer", "The length runs away"),
+    slowly("--steps 40 --lr 2e-4 --rewards own:shorter", "The length collapses"),
 ])
 def test_a_fault_is_named_first(words, what, found):
-    named_first(found(words), what)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words, what", [
-    ("--rewards code_accuracy code_format", "The format is never met"),
-    ("--lr 1e-5 --rewards own:even", "The updates hardly move"),
-    ("--lr 0.1 --mu 1 --minibatches 1 --beta 0 --steps 24 --rewards own:even",
-     "The updates are too large"),
-    ("--lr 5e-5 --clip_low 1e-6 --clip_high 1e-6 --rewards own:even",
-     "The clip takes the gradient away"),
-    ("--steps 16 --max_new_tokens 24 --rewards own:longer", "The length runs away"),
-    ("--steps 40 --lr 2e-4 --rewards own:shorter", "The length collapses"),
-])
-def test_a_slower_fault_is_named_first(words, what, found):
     named_first(found(words), what)
 
 
@@ -130,12 +127,20 @@ def test_a_model_without_eos(found, small, tmp_path):
     named_first(found("", model=copy), "Answers do not end: the model has no EOS")
 
 
-def test_a_model_that_knows_no_form(found, tmp_path):
+def barely_trained(folder, steps):
+    """The folder of a model after a short warm start."""
     torch.manual_seed(0)
     tokenizer = toy_model.make_tokenizer()
-    for part in (toy_model.make_model(tokenizer), tokenizer):
-        part.save_pretrained(tmp_path / "model")
-    named_first(found("", model=tmp_path / "model"), "The format is never met")
+    model = toy_model.make_model(tokenizer)
+    toy_model.warm_start(model, tokenizer, steps=steps, batch_size=32)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return folder
+
+
+def test_a_model_that_knows_no_form(found, tmp_path):
+    model = barely_trained(tmp_path / "model", steps=1)
+    named_first(found("", model=model), "The format is never met")
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +156,8 @@ def drilled(small, tmp_path_factory):
         optimizer.step()
         optimizer.zero_grad()
     folder = tmp_path_factory.mktemp("drilled")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
     return folder
 
 
@@ -169,13 +174,8 @@ def test_questions_of_which_nothing_can_be_learned(answer, what, found, drilled,
 @pytest.mark.slow
 def test_a_policy_that_falls_for_a_safe_answer(found, tmp_path, monkeypatch):
     monkeypatch.setattr(toy, "THINKING_SHARE", 0.0)
-    torch.manual_seed(0)
-    tokenizer = toy_model.make_tokenizer()
-    guesser = toy_model.make_model(tokenizer)
-    toy_model.warm_start(guesser, tokenizer, steps=80, batch_size=32)
-    for part in (guesser, tokenizer):
-        part.save_pretrained(tmp_path / "model")
-    findings = found("--steps 40 --beta 0 --rewards own:safe", model=tmp_path / "model")
+    guesser = barely_trained(tmp_path / "model", steps=80)
+    findings = found("--steps 40 --beta 0 --rewards own:safe", model=guesser)
     named_first(findings, "The entropy collapses")
     assert "as '<answer>5</answer>'" in findings[0]
 
@@ -236,6 +236,14 @@ def rows_of(first="a", **metrics):
             for i in range(10)]
 
 
+def logged(folder, completion="<answer>2</answer>", first="a", **metrics):
+    """Write the logs of such a run, which samples one completion again and again."""
+    sample = {"answer": "2", "completions": [{"completion": completion}]}
+    files.append(folder / "samples.jsonl", *[sample] * 10)
+    files.write(folder / "run.json", "{}")
+    files.append(folder / "metrics.jsonl", *rows_of(first, **metrics))
+
+
 FALLS = [0.3] * 5 + [0.1] * 5
 RISES = [0.1] * 5 + [0.8] * 5
 
@@ -252,10 +260,7 @@ RISES = [0.1] * 5 + [0.8] * 5
     ({"entropy": FALLS, "no_signal": RISES, "accuracy": RISES}, None),
 ])
 def test_the_limits_one_by_one(metrics, what, tmp_path):
-    sample = {"answer": "2", "completions": [{"completion": "<answer>2</answer>"}]}
-    files.append(tmp_path / "samples.jsonl", *[sample] * 10)
-    files.write(tmp_path / "run.json", "{}")
-    files.append(tmp_path / "metrics.jsonl", *rows_of(**metrics))
+    logged(tmp_path, **metrics)
     findings, nothing = doctor.diagnosis(tmp_path)
     if what:
         named_first(findings, what)
@@ -269,19 +274,9 @@ def test_the_limits_one_by_one(metrics, what, tmp_path):
     ("a", "```python\nprint(12)\n```", "The questions are too hard"),
 ])
 def test_a_form_is_missed_only_if_the_reward_asks_for_one(reward, completion, what, tmp_path):
-    sample = {"answer": "2", "completions": [{"completion": completion}]}
-    files.append(tmp_path / "samples.jsonl", *[sample] * 10)
     metrics = {"accuracy": [0.0] * 10, f"no_signal/{reward}": [1.0] * 10}
-    files.write(tmp_path / "run.json", "{}")
-    files.append(tmp_path / "metrics.jsonl", *rows_of(reward, **metrics))
+    logged(tmp_path, completion, reward, **metrics)
     named_first(doctor.diagnosis(tmp_path)[0], what)
-
-
-def test_the_evidence_names_metrics_steps_and_a_completion():
-    metrics = doctor.metrics_of(rows_of(length=[9.0] * 4 + [30.0] + [13.0] * 5))
-    said = doctor.seen(metrics, "length", "kl", texts=["a", "b", "c"])
-    assert said == ("length 9 → 13 (at most 30, step 5); kl 0.1 → 0.1 (at most 0.1, step 1); "
-                    "as 'b'")
 
 
 def test_a_rise_is_more_than_the_steps_vary():
@@ -304,11 +299,7 @@ def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
     for words in ([], [str(tmp_path)], [str(tmp_path / "none")], ["--help"], ["a", "b"]):
         with pytest.raises(UserError, match="name the folder of a run"):
             doctor.main(words)
-    (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(UserError, match="name the folder of a run"):
-        doctor.main([str(tmp_path)])
-    files.write(tmp_path / "run.json", "{}")
-    files.append(tmp_path / "metrics.jsonl", *rows_of(accuracy=[i / 10 for i in range(10)]))
+    logged(tmp_path, accuracy=[i / 10 for i in range(10)])
     doctor.main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("Nothing was found in 10 steps: accuracy 0.15 → 0.75")

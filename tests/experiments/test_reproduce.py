@@ -31,29 +31,22 @@ def test_amdahls_bound():
     assert amdahl(PHASES, 0.0) == pytest.approx(10 / 4)
 
 
-def test_the_curve_is_the_mean_over_the_last_64_questions_or_more():
-    metrics = [
-        {"questions": 30, "completions": 480, "accuracy": a, "seconds/total": 2.0}
-        for a in (0.0, 0.0, 0.3, 0.6, *[0.9] * 5)
-    ]
-    rows = curve(metrics)
-    assert [(seconds, completions) for seconds, completions, _ in rows[:3]] == [
-        (6.0, 1440), (8.0, 1920), (10.0, 2400),
-    ]
-    assert [accuracy for *_, accuracy in rows] == pytest.approx([0.1, 0.3, 0.6, 0.8, 0.9, 0.9, 0.9])
-    assert (
-        len(curve([{"questions": 4, "completions": 64, "accuracy": 1.0, "seconds/total": 1.0}]))
-        == 1
-    )
+@pytest.mark.parametrize("questions, accuracies, seconds, means", [
+    ([30] * 9, [0.0, 0.0, 0.3, 0.6, *[0.9] * 5], range(3, 10), [0.1, 0.3, 0.6, 0.8, *[0.9] * 3]),
+    ([4], [1.0], [1], [1.0]),
     # with few questions, over the last quarter of them or more: here the last 4; DAPO's first step
     # may draw most of them
-    few = [
+    ([12, 2, 2], [0.5, 0.1, 0.3], range(1, 4), [0.5, 6.2 / 14, 0.2]),
+])
+def test_the_curve_is_the_mean_over_the_last_64_questions_or_more(
+    questions, accuracies, seconds, means
+):
+    rows = curve([
         {"questions": q, "completions": 16 * q, "accuracy": a, "seconds/total": 1.0}
-        for q, a in ((12, 0.5), (2, 0.1), (2, 0.3))
-    ]
-    assert curve(few) == [
-        (1.0, 192, 0.5), (2.0, 224, pytest.approx(6.2 / 14)), (3.0, 256, pytest.approx(0.2)),
-    ]
+        for q, a in zip(questions, accuracies)])
+    assert [second for second, *_ in rows] == list(seconds)
+    assert [count for _, count, _ in rows] == [16 * sum(questions[:n]) for n in seconds]
+    assert [accuracy for *_, accuracy in rows] == pytest.approx(means)
 
 
 def fake_run(seconds, k=16, **more):
@@ -138,14 +131,11 @@ def test_a_finished_run_is_kept_and_an_interrupted_one_goes_on(small, tmp_path, 
         one_run(folder, tiny(small) | {"lr": 2e-4})
 
 
-def test_a_table_that_is_not_there_is_one_sentence():
-    with pytest.raises(UserError, match="2"):
-        main(["--table", "2"])
-
-
 @pytest.mark.parametrize("name", ["1", "speed", "ppo", "length", "factorial"])
 def test_a_table_and_its_picture_are_made(name, tmp_path, monkeypatch):
     """The other tables have nothing that these have not."""
+    with pytest.raises(UserError):
+        main(["--table", "2"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(toy_model, "warm_start", partial(toy_model.warm_start, steps=80))
     main(["--table", name, "--quick"])
