@@ -113,16 +113,15 @@ def go(tmp_path, monkeypatch):
     )
 
     def go(model, *questions):
-        questions = questions or ("3+4=?", "12-5+1=?", "9=?", "8+8=?")
-        rows = [json.dumps({"question": text, "answer": "1"}) + "\n" for text in questions]
-        (tmp_path / "questions.jsonl").write_text("".join(rows))
-        words = [
+        rows = [{"question": text, "answer": "1"}
+                for text in questions or ("3+4=?", "12-5+1=?", "9=?", "8+8=?")]
+        (tmp_path / "questions.jsonl").write_text(files.as_lines(rows))
+        assert main([
             "--model", model, "--dataset", str(tmp_path / "questions.jsonl"), "--rewards",
             f"{tmp_path / 'mine.py'}:letters", "--output_dir", str(tmp_path / "run"),
             "--algorithm", "grpo", "--group_size", "4", "--questions_per_step", "2",
             "--max_new_tokens", "12", "--lr", "1e-2", "--system_prompt", "1",
-        ]
-        assert main(words) == 0
+        ]) == 0
         model, tokenizer = loaded[0]
         return tmp_path / "run", model.to(CPU), tokenizer
 
@@ -134,13 +133,11 @@ def test_two_steps_train_it_and_the_checkpoint_is_the_trained_model(name, tmp_pa
     shape, options, *_ = CASES[name]
     source = make(tmp_path / "model", name)
     folder, model, tokenizer = go(source)
-    rows = files.read(folder / "metrics.jsonl")
-    assert len(rows) == 2 and all(row["skipped_updates"] == 0 for row in rows)
+    assert [row["skipped_updates"] for row in files.read(folder / "metrics.jsonl")] == [0, 0]
     before = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     assert all((p != q).any() for p, q in zip(before.parameters(), model.parameters(), strict=True))
-    dropouts = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
-    assert not any(module.training and module.p for module in dropouts)
-
+    assert not any(module.training and module.p for module in model.modules()
+                   if isinstance(module, torch.nn.Dropout))
     saved = checkpoint.newest(folder)
     again = AutoModelForCausalLM.from_pretrained(saved)  # as anybody would load it
     ids = torch.arange(30).view(2, 15) % again.config.vocab_size
@@ -156,9 +153,8 @@ def test_a_token_beyond_the_vocabulary_says_nothing():
     """Many models have more logits than tokens, for speed: what is sampled there must not end the
     run."""
     tokenizer = bytes_tokenizer()
-    drawn = Completions(
-        torch.tensor([[19, 300, 20]]), torch.tensor([3]), torch.tensor([True]), torch.zeros(1, 3)
-    )
+    tokens, length, cut = torch.tensor([[19, 300, 20]]), torch.tensor([3]), torch.tensor([True])
+    drawn = Completions(tokens, length, cut, torch.zeros(1, 3))
     assert drawn.texts(tokenizer) == [tokenizer.decode([19]) + tokenizer.decode([20])]
 
 
