@@ -50,9 +50,10 @@ def sampled(partition, seed=0, missing=0):
     generator = torch.Generator().manual_seed(seed)
     rewards = torch.rand(Q, G, generator=generator)
     lengths = torch.randint(2, 6, (Q, G), generator=generator)
+    places = [(q, i) for q in range(Q) for i in range(G)]
     order = torch.randperm(Q * G, generator=generator)[missing:].tolist()
-    rows = [divmod(row, G) for row in order]
-    keys = [f"{'abcd'[q]}uid_{i}_0" for q, i in rows]
+    keys = [f"{'abcd'[q]}uid_{i}_0" for q, i in (places[row] for row in order)]
+    rows = [places[row] for row in order]
 
     def nested(row_of):
         return torch.nested.as_nested_tensor(
@@ -66,13 +67,16 @@ def sampled(partition, seed=0, missing=0):
             lambda q, i: torch.cat([torch.zeros(lengths[q, i] - 1), rewards[q, i : i + 1]])),
     }, batch_size=len(rows))  # fmt: skip
     tags = [{"seq_len": int(lengths[place])} for place in rows]
-    batch = tq.kv_batch_put(keys=keys, partition_id=partition, fields=fields, tags=tags)
-    return batch, rewards, lengths
+    return (
+        tq.kv_batch_put(keys=keys, partition_id=partition, fields=fields, tags=tags), rewards,
+        lengths,
+    )
 
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_the_kept_go_on_with_the_advantages_over_all(normalised):
-    batch, rewards, lengths = sampled(partition := f"train {normalised}")
+    partition = f"train {normalised}"
+    batch, rewards, lengths = sampled(partition)
     own = trainer(normalised=normalised)
     kept = own._balance_batch(batch, {})
     A = group_advantages(rewards, divide_by_std=normalised)
@@ -82,20 +86,22 @@ def test_the_kept_go_on_with_the_advantages_over_all(normalised):
     assert set(kept.keys) == expected and len(kept.keys) == Q * 2
     assert set(tq.kv_list(partition)[partition]) == expected  # the pruned are gone from the store
     done = own._compute_advantage(kept, {})
-    for field in ("advantages", "returns"):
-        data = tq.kv_batch_get(keys=done.keys, partition_id=partition, select_fields=[field])
-        for key, row in zip(done.keys, data[field].unbind()):
-            q, i = "abcd".index(key[0]), int(key.split("_")[1])
-            torch.testing.assert_close(row, A[q, i].expand(int(lengths[q, i])))
+    data = tq.kv_batch_get(
+        keys=done.keys, partition_id=partition, select_fields=["advantages", "returns"]
+    )
+    for key, row, other in zip(done.keys, data["advantages"].unbind(), data["returns"].unbind()):
+        q, i = "abcd".index(key[0]), int(key.split("_")[1])
+        torch.testing.assert_close(row, A[q, i].expand(int(lengths[q, i])))
+        torch.testing.assert_close(row, other)
 
 
-@pytest.mark.parametrize("missing, mini_batch, message", [
-    (1, 1, "CPPO needs 8 completions of each question"), (0, 3, "ppo_mini_batch_size × n = 24"),
-])
-def test_what_cannot_be_pruned_is_refused_in_one_sentence(missing, mini_batch, message):
-    batch, *_ = sampled(f"mini-batches of {mini_batch}", missing=missing)
-    with pytest.raises(ValueError, match=message):
-        trainer(mini_batch=mini_batch)._balance_batch(batch, {})
+def test_what_cannot_be_pruned_is_refused_in_one_sentence():
+    batch, *_ = sampled("incomplete", missing=1)
+    with pytest.raises(ValueError, match="CPPO needs 8 completions of each question"):
+        trainer()._balance_batch(batch, {})
+    batch, *_ = sampled("mini-batches")
+    with pytest.raises(ValueError, match="ppo_mini_batch_size × n = 24"):
+        trainer(mini_batch=3)._balance_batch(batch, {})
 
 
 def test_verls_names_are_there():
