@@ -170,7 +170,7 @@ def examine(
     Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions}.
     """
     summary, parts = {}, [("greedy", replace(sampling, temperature=0.0), 1)]
-    for part, how, k in parts + [("sampled", sampling, samples)] * (samples > 0):
+    for part, how, k in parts + ([("sampled", sampling, samples)] if samples else []):
         begin = time.perf_counter()
         known = [{key: value for key, value in record.items() if key != "part"}
                  for record in earlier if record["part"] == part]

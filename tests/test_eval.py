@@ -1,11 +1,13 @@
 """Evaluation: scores of known verdicts, estimators against enumeration, resuming, ranks, and the
 comparison of two models."""
 
+import errno
 import itertools
 import json
 import math
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,12 @@ import eval as evaluation
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model.sampling import Sampler, Sampling
+from engine.run.answers import stamp_of
 from engine.scoring.score import REWARDS
 from engine.tasks.questions import load_questions
 from engine.tasks.table import SYSTEM_PROMPT
 from eval import interval, majority_is_right, paired, pass_at_k, summarize
 from tests.engine.test_ranks import torchrun
-from tests.engine.test_reward_model import make
 
 ROOT = Path(__file__).parent.parent
 
@@ -149,12 +151,18 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path):
         go(small, tmp_path / "a", "--temperature", "0.5")
 
 
-def test_without_memory_the_option_that_needs_less_is_named(small, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError
+@pytest.mark.parametrize("error, message", [
+    (torch.OutOfMemoryError(), "--batch_size 6"),
+    (OSError(errno.ENOSPC, "full"), "disk is full.* --output_dir"),
+])
+def test_without_room_the_option_that_needs_less_is_named(
+    small, tmp_path, monkeypatch, error, message
+):
+    def fails(*_, **__):
+        raise error
 
-    monkeypatch.setattr(evaluation, "examine", full)
-    with pytest.raises(UserError, match="--batch_size 6"):
+    monkeypatch.setattr(evaluation, "examine", fails)
+    with pytest.raises(UserError, match=message):
         go(small, tmp_path / "a")
 
 
@@ -218,27 +226,22 @@ def test_results_go_beside_what_is_evaluated_or_under_runs(tmp_path, monkeypatch
     assert folder(from_file=f"{tmp_path}/x.jsonl") == "runs/eval-x"
 
 
-def test_a_folder_of_results_that_cannot_be_written_is_one_sentence(small, tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/eval-toy.jsonl.new").symlink_to("/dev/full")
-    with pytest.raises(UserError, match="disk is full.* --output_dir"):
-        go(small, tmp_path / "a")
-
-
-@pytest.mark.parametrize("kind", ["function", "reward model"])
-def test_another_judge_under_the_same_name_is_another_setting(small, tmp_path, kind):
-    if kind == "function":
-        file, old, new = tmp_path / "own.py", b"[0.0]", b"[1.0]"
-        file.write_text("def mine(texts, **columns):\n    return [0.0] * len(texts)\n")
-        judge = f"{file}:mine"
-    else:
-        judge = f"RewardModel:{make(tmp_path / 'judge')}:0.5"
-        file = tmp_path / "judge/model.safetensors"
-        old, new = file.read_bytes()[-9:], b"!" * 9
-    go(small, tmp_path / "a", "--judge", judge)
-    file.write_bytes(file.read_bytes().replace(old, new))
+def test_another_judge_under_the_same_name_is_another_setting(small, tmp_path):
+    file, judge = tmp_path / "own.py", ["--judge", f"{tmp_path}/own.py:mine"]
+    file.write_text("def mine(texts, **columns):\n    return [0.0] * len(texts)\n")
+    go(small, tmp_path / "a", *judge)
+    file.write_text(file.read_text().replace("[0.0]", "[1.0]"))
     with pytest.raises(UserError, match="judged_by"):
-        go(small, tmp_path / "a", "--judge", judge)
+        go(small, tmp_path / "a", *judge)
+
+
+def test_the_stamp_of_a_model_changes_with_its_weights(small, tmp_path):
+    shutil.copytree(small, tmp_path / "judge")
+    names = [f"{tmp_path}/judge", f"RewardModel:{tmp_path}/judge:0.5"]
+    before = [stamp_of(name) for name in names]
+    os.utime(tmp_path / "judge/model.safetensors", (0, 0))
+    after = [stamp_of(name) for name in names]
+    assert len({*before, *after, stamp_of("gsm8k_accuracy")}) == 3
 
 
 def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):

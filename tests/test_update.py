@@ -168,12 +168,10 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
 def test_a_token_that_the_mask_leaves_out_is_neither_trained_on_nor_counted(six, max_tokens):
     """For example a token of a tool. Here it is the second token of each completion."""
     model, batch = six
-    mask = batch.mask.clone()
-    mask[:, 1] = False
-    batch = Batch(batch.prompts, batch.tokens, batch.lengths, batch.advantages, mask)
+    batch.mask[:, 1] = False
     # at the first update every ratio is 1, so this is the gradient of DAPO's token mean
-    weighted = mask * batch.advantages[:, None] * batch.logprobs(Policy(model), 1.0)
-    gradient = torch.autograd.grad(-weighted.sum() / mask.sum(), list(model.parameters()))
+    weighted = batch.mask * batch.advantages[:, None] * batch.logprobs(Policy(model), 1.0)
+    gradient = torch.autograd.grad(-weighted.sum() / batch.mask.sum(), list(model.parameters()))
     before = weights_of(model)
     minibatches = of_shares([batch], max_tokens, Networks(Policy(model), None))
     limits = Limits(max_grad_norm=1e9)
