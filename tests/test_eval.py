@@ -202,7 +202,7 @@ def test_completions_of_another_program_are_scored(tmp_path):
         evaluation.main(["--from_file", str(tmp_path / "x.jsonl")])
         summary = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
         assert (summary["accuracy"], summary["samples"], summary["questions"]) == (0.5, 3, 2)
-        assert summary["pass@2"] == pytest.approx((1 + 2 / 3) / 2)
+        assert summary["pass@2"] == pytest.approx((1 + 2 / 3) / 2) and summary["maj@3"] == 0.5
 
 
 @pytest.mark.parametrize("bad", [
