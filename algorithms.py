@@ -166,7 +166,9 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A row of the table. `resolve` applies the options of a run to it."""
+    """A row of the table. `resolve` applies the options of a run to it, and gives its loss the
+    numbers.
+    """
 
     loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats); resolved: with numbers
     token_weights: Callable
