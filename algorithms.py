@@ -93,23 +93,16 @@ def unbiased(rollout, advantages, k):
     return rows, weighed(advantages, p).flatten()[rows]
 
 
-def smallest(metric, rollout, k):
-    """The k completions of each question with the smallest metric. k: one number, or (Q,)."""
-    ks = torch.as_tensor(k).expand(len(metric)).tolist()
-    metric = metric.float().masked_fill(~rollout.trainable, torch.inf)
+def smallest(rollout, advantages, k, *, metric):
+    """GFPO: the k completions of each question with the smallest metric. k: a number, or (Q,).
+
+    metric: rollout → (Q, G).
+    """
+    ks = torch.as_tensor(k).expand(len(advantages)).tolist()
+    metric = metric(rollout).float().masked_fill(~rollout.trainable, torch.inf)
     G, kept = metric.shape[1], [torch.empty(0, dtype=torch.int64)]
     kept += [q * G + retain(metric[q : q + 1], k)[0] for q, k in enumerate(ks)]
     return torch.cat(kept)
-
-
-def shortest(rollout, advantages, k):
-    """GFPO: the shortest completions."""
-    return smallest(rollout.lengths, rollout, k)
-
-
-def efficiency(rollout, advantages, k):
-    """GFPO: the most reward per token."""
-    return smallest(-token_efficiency(rollout.total, rollout.lengths), rollout, k)
 
 
 def max_variance(rollout, advantages, k):
@@ -129,8 +122,10 @@ KEEP = {
     "largest": partial(by_advantage, rule="largest"),
     "smallest_abs": partial(by_advantage, rule="smallest_abs"),
     "random": partial(by_advantage, rule="random"),
-    "pooled": pooled, "unbiased": unbiased,
-    "shortest": shortest, "efficiency": efficiency, "max_variance": max_variance,
+    "pooled": pooled, "unbiased": unbiased, "max_variance": max_variance,
+    "shortest": partial(smallest, metric=lambda rollout: rollout.lengths),
+    "efficiency": partial(  # the most reward per token
+        smallest, metric=lambda rollout: -token_efficiency(rollout.total, rollout.lengths)),
 }
 # GFPO's and PODS's rules: the mean and the std of the advantages are those of the kept completions
 OVER_KEPT = ("shortest", "efficiency", "max_variance")
@@ -171,9 +166,11 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A row of the table. `resolve` applies the options of a run to it."""
+    """A row of the table. `resolve` applies the options of a run to it, and gives its loss the
+    numbers.
+    """
 
-    loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats)
+    loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats); resolved: with numbers
     token_weights: Callable
     beta: float  # weight of the KL term
     clip_low: float | None  # None: the loss has no clip
@@ -195,6 +192,7 @@ class Algorithm:
     k: int = 16
     questions_per_step: int = 1  # of a device
     over_kept: bool = False  # the advantages are compared only with the kept completions
+    wants_entropy: bool = False  # the loss takes the entropy of each token, as one of your own may
     lam: float = 0.95  # PPO's λ
     target_kl: float | None = None  # the updates on a batch end if the KL exceeds it
     importance_cap: float | None = None
@@ -202,32 +200,18 @@ class Algorithm:
     overlong_cache: int = 0
     mask_truncated: bool = False
 
-    def how_many(self, rollout):
-        """k: one number; GFPO's adaptive k: one of each question, (Q,)."""
-        if not self.ks:
-            return self.k
-        return adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
-
     def choose(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
-        rows = self.keep(rollout, advantages, self.how_many(rollout))
+        k = self.k
+        if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
+            k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
+        rows = self.keep(rollout, advantages, k)
         if isinstance(rows, tuple):  # a rule that says how much each kept completion counts
             rows, own = rows
             advantages = advantages.flatten().index_copy(0, rows, own).view_as(advantages)
         elif self.over_kept:  # GFPO and PODS
             advantages = advantages_over_kept(self, rollout, rows)
         return rows[rollout.trainable.flatten()[rows]], advantages
-
-    @property
-    def loss_options(self):
-        """The numbers that the loss takes. PPO's β is in its rewards."""
-        options = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        return options if self.critic else options | {"beta": self.beta}
-
-    @property
-    def wants_entropy(self):
-        """Whether the loss takes the entropy of each token, as a loss of your own may."""
-        return "entropy" in inspect.signature(self.loss).parameters
 
 
 grpo = Algorithm(grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2)
@@ -297,8 +281,13 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
     k = k or keep_count(row.group_size, row.pruning_rate)
     if row.allocation:
         B = allocate.questions_per_step(B, row.group_size, k)  # ⌊B·G/k⌋
+    numbers = {"clip_low": row.clip_low, "clip_high": row.clip_high}
+    if not row.critic:  # PPO's β is in its rewards
+        numbers["beta"] = row.beta
     return replace(
-        row, k=k, questions_per_step=B, keep=KEEP.get(rule, rule), over_kept=rule in OVER_KEPT)
+        row, k=k, questions_per_step=B, keep=KEEP.get(rule, rule), over_kept=rule in OVER_KEPT,
+        loss=partial(row.loss, **numbers),
+        wants_entropy="entropy" in inspect.signature(row.loss).parameters)
 
 
 def table():
@@ -307,7 +296,7 @@ def table():
     lines = [("algorithm", "loss", "token_weights", *names)]
     for name in ALGORITHMS:
         row, rule = resolve(name), ALGORITHMS[name].keep
-        functions = getattr(row.loss, "func", row.loss).__name__, row.token_weights.__name__
+        functions = row.loss.func.__name__, row.token_weights.__name__
         lines.append((name, *functions, rule, *(str(getattr(row, column)) for column in names[1:])))
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

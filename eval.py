@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from engine.base import files, progress, ranks
-from engine.base.errors import CANNOT_WRITE, UserError
+from engine.base.errors import CANNOT_WRITE, UserError, refuse
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.sampling import Sampler, Sampling
@@ -59,11 +59,9 @@ def majority_is_right(records):
     Equal numbers are one answer. If two answers are as frequent, the first counts. A completion
     without an answer does not vote.
     """
-    votes = []
-    for record in records:
-        answer = extract_answer(record["completion"])
-        number = to_number(answer) if answer else None
-        votes.append(answer if number is None else number)
+    answers = [extract_answer(record["completion"]) for record in records]
+    numbers = [answer and to_number(answer) for answer in answers]
+    votes = [answer if number is None else number for answer, number in zip(answers, numbers)]
     counted = Counter(vote for vote in votes if vote is not None)
     return bool(counted) and records[votes.index(counted.most_common(1)[0][0])]["correct"]
 
@@ -118,9 +116,9 @@ def summarize(records):
         scores[f"maj@{n}"] = [majority_is_right(group[:n]) for group in groups]
     summary = {name: sum(values) / len(values) for name, values in scores.items()}
     summary["intervals"] = {name: interval(values) for name, values in scores.items()}
-    for name, key in [("length", "tokens"), ("truncated", "truncated")]:
-        if all(key in r for r in records):
-            summary[name] = sum(r[key] for r in records) / len(records)
+    if "tokens" in records[0]:  # else another program has sampled
+        summary |= {name: sum(r[key] for r in records) / len(records)
+                    for name, key in [("length", "tokens"), ("truncated", "truncated")]}
     return summary | {"questions": len(groups), "samples": n}
 
 
@@ -129,71 +127,58 @@ def summarize(records):
 
 def evaluate(
     sampler, tokenizer, questions, reward, sampling, *,
-    samples=1, batch_size=256, seed=42, label="eval", done=(), record=None,
+    samples=1, batch_size=256, seed=42, label="eval", path=None, part="sampled", known=(),
 ):  # fmt: skip
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
     sampler: an `engine.model.sampling.Sampler`, or the like. sampling: a Sampling; temperature 0
-    is greedy. reward: a completion is right if its reward is above 0. done: indices of questions
-    that are answered already. record: called with the records of each round of batches.
+    is greedy. reward: a completion is right if its reward is above 0. path: a file to which the
+    records of each round of batches are written, as those of `part`. known: records of an earlier
+    call, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.
     """
-    rank, world = ranks.rank(), ranks.world_size()
-    size = questions_in_a_batch(batch_size, samples)
+    size, done = questions_in_a_batch(batch_size, samples), {record["index"] for record in known}
     starts = [start for start in range(0, len(questions), size) if start not in done]
-    records = []
-    for i in progress.over(range(0, len(starts), world), label, "batches"):
+    records, world = list(known), ranks.world_size()
+    for turn in progress.over(range(0, len(starts), world), label, "batches"):
         mine = []
-        for start in starts[i : i + world][rank : rank + 1]:
+        for start in ranks.share(starts[turn : turn + world]):  # one, or none
             rows = questions[start : start + size]
-            # a batch is the same, whichever process samples it
-            prompts, own_seed = [row["prompt"] for row in rows], seed * 1_000_003 + start
-            sampled = sampler.sample(prompts, samples, sampling, own_seed)
+            sampled = sampler.sample(
+                [row["prompt"] for row in rows], samples, sampling,
+                seed * 1_000_003 + start)  # the same, whichever process samples the batch
             indices = [start + j for j in range(len(rows)) for _ in range(samples)]
-            repeated = [row for row in rows for _ in range(samples)]
-            mine = judged(indices, repeated, sampled.texts(tokenizer, rows), reward)
-            facts = zip(mine, sampled.lengths.tolist(), sampled.truncated.tolist(), strict=True)
-            for answer, length, truncated in facts:
-                answer |= {"tokens": length, "truncated": truncated}
+            answers = judged(
+                indices, [questions[i] for i in indices], sampled.texts(tokenizer, rows), reward)
+            facts = zip(answers, sampled.lengths.tolist(), sampled.truncated.tolist(), strict=True)
+            mine = [answer | {"tokens": n, "truncated": cut} for answer, n, cut in facts]
         of_all = ranks.gather(mine)
-        if record:
-            record(of_all)
+        if path and ranks.rank() == 0:
+            files.append(path, *({"part": part, **record} for record in of_all))
         records += of_all
     return sorted(records, key=lambda record: record["index"])
 
 
 def examine(
     sampler, tokenizer, questions, reward, sampling, *,
-    samples=1, batch_size=256, seed=42, label="eval", path=None, earlier=(),
+    samples=1, label="eval", earlier=(), **options,
 ):  # fmt: skip
     """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
 
-    path: a file to which each record is written at once. earlier: the records of `open_answers`,
-    which are not made again.
+    earlier: the records of `open_answers`, which are not made again. options: batch_size, seed and
+    path, as for `evaluate`.
     Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions}.
     """
-    summary, known = {}, {"greedy": [], "sampled": []}
-    for answer in earlier:
-        known[answer["part"]].append({k: v for k, v in answer.items() if k != "part"})
-    greedy = replace(sampling, temperature=0.0)
-    for part, how, k in [("greedy", greedy, 1), ("sampled", sampling, samples)]:
-        if k == 0:
-            continue
+    summary, parts = {}, [("greedy", replace(sampling, temperature=0.0), 1)]
+    for part, how, k in parts + ([("sampled", sampling, samples)] if samples else []):
         begin = time.perf_counter()
-
-        def record(answers, part=part):
-            if path and ranks.rank() == 0:
-                files.append(path, *({"part": part, **answer} for answer in answers))
-
-        records = known[part] + evaluate(
-            sampler, tokenizer, questions, reward, how, samples=k, batch_size=batch_size,
-            seed=seed, label=f"{label}, {part}", done={r["index"] for r in known[part]},
-            record=record,
-        )
-        records.sort(key=lambda record: record["index"])
-        summary[part] = summarize(records)
-        examples = [r for r in records if r["index"] < 3][::k]
-        summary |= {"seconds": time.perf_counter() - begin, "examples": examples}
+        known = [{key: value for key, value in record.items() if key != "part"}
+                 for record in earlier if record["part"] == part]
+        records = evaluate(
+            sampler, tokenizer, questions, reward, how, samples=k, label=f"{label}, {part}",
+            part=part, known=known, **options)
+        summary |= {part: summarize(records), "seconds": time.perf_counter() - begin,
+                    "examples": [r for r in records if r["index"] < 3][::k]}
     return summary
 
 
@@ -209,31 +194,26 @@ COMPARABLE = (
 
 def compare(paths):
     """Print the difference between two files of answers to the same questions."""
-    files = []
-    for path in paths:
-        setting, records = read_answers(path)
-        if setting is None:
-            raise UserError(
-                f"{path} is no file of answers that eval.py has written (eval-NAME.jsonl).")
-        print(f"{setting['model']}: {path}")
-        files.append((setting, records))
+    settings, records = zip(*map(read_answers, paths))
+    refuse((setting is None, f"{path} is no file of answers that eval.py has written.")
+           for path, setting in zip(paths, settings))
+    print("\n".join(f"{setting['model']}: {path}" for path, setting in zip(paths, settings)))
     for key in COMPARABLE:
-        first, second = (setting.get(key) for setting, _ in files)
+        first, second = (setting.get(key) for setting in settings)
         if first != second:
             print(f"note: not the same {key}: {first!r:.60} and {second!r:.60}.")
     for part in ("greedy", "sampled"):
-        sides = [by_question([r for r in rs if r["part"] == part]).values() for _, rs in files]
+        sides = [by_question([r for r in rs if r["part"] == part]).values() for rs in records]
         if not all(sides):
             continue
-        asked = [[group[0]["question"] for group in side] for side in sides]
-        if asked[0] != asked[1]:
-            raise UserError(f"the two files do not hold the same questions ({part}): "
-                            "only answers to the same questions can be compared.")
-        scores = [[sum(r["correct"] for r in group) / len(group) for group in s] for s in sides]
+        asked, others = ([group[0]["question"] for group in side] for side in sides)
+        refuse([(asked != others, f"the two files do not hold the same questions ({part}): "
+                                  "only answers to the same questions can be compared.")])
+        scores = [[np.mean([r["correct"] for r in group]) for group in side] for side in sides]
         difference, (low, high), p = paired(*scores)
         before, after = map(np.mean, scores)
         print(f"{part:8} {before:.4f} → {after:.4f}   {difference:+.4f} [{low:+.4f}, {high:+.4f}], "
-              f"p = {p:.4f}, {len(asked[0])} questions")
+              f"p = {p:.4f}, {len(asked)} questions")
 
 
 # --- the program ---
@@ -250,7 +230,8 @@ class Config:
     samples: int = option(
         4, "k of avg@k, pass@k, maj@k: completions sampled per question; 0: only the greedy one",
         limits="[0, ∞)")
-    temperature: float = option(1.0, "of the sampled completions")
+    temperature: float = option(
+        1.0, "of the sampled completions; the greedy one is always scored", limits="(0, ∞)")
     top_p: float = option(1.0, "nucleus of the sampled completions", limits="(0, 1]")
     top_k: int = option(
         0, "sample from so many of the most likely tokens; 0: from all", limits="[0, ∞)"
@@ -282,112 +263,92 @@ class Config:
 def check(config):
     """Refuse the mistakes that can be seen before any work."""
     names = {f.name for f in fields(Config)}
-    sampled = {"temperature", "top_p", "top_k", "seed"}
-    for sentence in without_effect(config, Config(), None, [
+    refuse((True, sentence) for sentence in without_effect(config, Config(), None, [
         (names - {"compare"}, lambda c, _: not c.compare, "has no effect with --compare"),
         (names - {"from_file", "judge", "output_dir"}, lambda c, _: not c.from_file,
          "has no effect with --from_file"),
-        (sampled, lambda c, _: c.samples, "has no effect with --samples 0: nothing is sampled"),
-    ]):
-        raise UserError(sentence)
+        ({"temperature", "top_p", "top_k", "seed"}, lambda c, _: c.samples,
+         "has no effect with --samples 0: nothing is sampled"),
+    ]))
     check_limits(config)
-    if not config.temperature > 0:
-        raise UserError(f"--temperature must be above 0, not {config.temperature}: "
-                        "the greedy completion is always scored.")
-    if config.compare and len(config.compare) != 2:
-        raise UserError("--compare takes two files of answers.")
     config.benchmark = config.benchmark or ["toy"]
     for name in config.benchmark:
         check_dataset(name, config.model)
-    stems = [Path(name).stem for name in config.benchmark]
-    if len(set(stems)) < len(stems):
-        raise UserError("--benchmark names two of the same name: "
-                        "their results would overwrite each other.")
-    if config.model == "toy" and "toy_code" in config.benchmark and len(config.benchmark) > 1:
-        raise UserError("toy_code has a base model of its own: "
-                        "evaluate it alone, or name a --model.")
-    if config.judge:
-        choose([config.judge], option="--judge")
-    if config.model != "toy":
-        resolve_model(config.model)  # refuses a name that means no model
+    stems = {Path(name).stem for name in config.benchmark}
+    refuse([
+        (config.compare and len(config.compare) != 2, "--compare takes two files of answers."),
+        (len(stems) < len(config.benchmark),
+         "--benchmark names two of the same name: their results would overwrite each other."),
+        (config.model == "toy" and {"toy_code"} < stems,
+         "toy_code has a base model of its own: evaluate it alone, or name a --model."),
+    ])
+    choose([config.judge] if config.judge else [], option="--judge")
 
 
 def report(summary):
-    for part in ("greedy", "sampled"):
-        of_part = summary.get(part, {})
-        for name, (low, high) in of_part.get("intervals", {}).items():
-            accuracy = "greedy" if part == "greedy" else f"avg@{of_part['samples']}"
-            title = accuracy if name == "accuracy" else name
-            print(f"  {title:8} {of_part[name]:.4f}  [{low:.4f}, {high:.4f}]")
-        if "length" in of_part:
-            print(f"           {of_part['length']:.1f} tokens, {of_part['truncated']:.1%} cut off")
-
-
-def judge_of(config, benchmark):
-    return config.judge or task_of(benchmark).rewards[0]
+    """Print the scores of each part, with their intervals."""
+    for part, scores in summary.items():
+        titles = {"accuracy": "greedy" if part == "greedy" else f"avg@{scores['samples']}"}
+        for name, (low, high) in scores["intervals"].items():
+            print(f"  {titles.get(name, name):8} {scores[name]:.4f}  [{low:.4f}, {high:.4f}]")
+        if "length" in scores:
+            print(f"           {scores['length']:.1f} tokens, {scores['truncated']:.1%} cut off")
 
 
 def score_file(config, folder, device):
     """`--from_file`: judge completions that another program sampled."""
-    judge = judge_of(config, config.from_file)
-    summary = summarize(scored_file(config.from_file, choose([judge], device)[0].function))
-    path = folder / f"scored-{Path(config.from_file).stem}.json"
-    about = {"from_file": config.from_file, "judge": judge, "sampled": summary}
-    files.write(path, files.as_json(about, indent=2))
+    judge = config.judge or task_of(config.from_file).rewards[0]
+    records = scored_file(config.from_file, choose([judge], device)[0].function)
+    path, summary = folder / f"scored-{Path(config.from_file).stem}.json", summarize(records)
+    files.write(path, files.as_json(
+        {"from_file": config.from_file, "judge": judge, "sampled": summary}, indent=2))
     report({"sampled": summary})
-    if ranks.rank() == 0:
-        print(f"judged by {judge}; written: {path}")
+    print(f"judged by {judge}; written: {path}")
 
 
 def one_benchmark(benchmark, config, source, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores."""
-    task, prompt = task_of(benchmark), config.system_prompt
-    longest = config.max_new_tokens or task.max_new_tokens
-    prompt = task.system_prompt if prompt is None else prompt
-    judge, room = judge_of(config, benchmark), prompt_room(model, longest, config.max_prompt_tokens)
+    task, first = task_of(benchmark), ranks.rank() == 0
+    longest, judge = config.max_new_tokens or task.max_new_tokens, config.judge or task.rewards[0]
+    prompt = task.system_prompt if config.system_prompt is None else config.system_prompt
     questions, notes = load_questions(
-        benchmark, tokenizer, split="test", system_prompt=prompt, max_prompt_tokens=room,
-        limit=config.questions or None,
+        benchmark, tokenizer, split="test", system_prompt=prompt, limit=config.questions or None,
+        max_prompt_tokens=prompt_room(model, longest, config.max_prompt_tokens),
     )
-    options = ("samples", "temperature", "top_p", "top_k", "seed", "batch_size")
     setting = {
         "model": source, "benchmark": benchmark, "questions": len(questions),
         "data": fingerprint(questions), "judge": judge, "system_prompt": prompt,
-        "max_new_tokens": longest, **{name: getattr(config, name) for name in options},
+        "max_new_tokens": longest, "samples": config.samples, "temperature": config.temperature,
+        "top_p": config.top_p, "top_k": config.top_k, "seed": config.seed,
+        "batch_size": config.batch_size,
         "dtype": str(model.dtype).removeprefix("torch."),
         "torch": version("torch"), "transformers": version("transformers"),
         "judged_by": stamp_of(judge), "weights": stamp_of(source),
     }
-    path, first = folder / f"eval-{Path(benchmark).stem}.jsonl", ranks.rank() == 0
-    earlier = ranks.from_first(open_answers(path, setting) if first else None)
+    path = folder / f"eval-{Path(benchmark).stem}.jsonl"
     summary = examine(
         Sampler(model, tokenizer), tokenizer, questions, choose([judge], model.device)[0].function,
         Sampling(longest, config.temperature, config.top_p, config.top_k), samples=config.samples,
-        batch_size=config.batch_size, seed=config.seed, label=benchmark, path=path, earlier=earlier,
+        batch_size=config.batch_size, seed=config.seed, label=benchmark, path=path,
+        earlier=ranks.from_first(open_answers(path, setting) if first else None),
     )
     if first:
-        about = files.as_json(setting | {"notes": notes} | summary, indent=2)
-        files.write(path.with_suffix(".json"), about)
+        files.write(path.with_suffix(".json"), files.as_json(
+            setting | {"notes": notes} | summary, indent=2))
         print(f"\n{benchmark}: {len(questions)} questions, judged by {judge}, at most {longest} "
-              f"tokens, temperature {config.temperature:g}; 95% intervals in brackets")
-        for note in notes:
-            print(f"  note: {note}")
-        report(summary)
+              f"tokens, temperature {config.temperature:g}; 95% intervals in brackets",
+              *(f"  note: {note}" for note in notes), sep="\n")
+        report({part: summary[part] for part in ("greedy", "sampled") if part in summary})
         print(f"  written: {path.with_suffix('.json')} and {path.name}")
 
 
 def results_folder(config):
-    """The folder of the results. It is made if it does not exist."""
+    """The folder of the results: --output_dir, or beside what is evaluated, or under runs/."""
     beside = Path(config.from_file).parent if config.from_file else Path(config.model)
     evaluated = Path(config.from_file or config.model).resolve().name.removesuffix(".jsonl")
-    may_write = beside.is_dir() and os.access(beside, os.W_OK)
-    folder = Path(config.output_dir or (beside if may_write else f"runs/eval-{evaluated}"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"the folder {folder} of the results cannot be made ({error.strerror}): "
-                        "name another --output_dir.") from None
-    return folder
+    if not (beside.is_dir() and os.access(beside, os.W_OK)):
+        beside = f"runs/eval-{evaluated}"
+    return Path(config.output_dir or beside)
 
 
 def main(argv):
@@ -395,22 +356,21 @@ def main(argv):
     check(config)
     if config.compare:
         return compare(config.compare)
-    device = ranks.start()
-    folder = results_folder(config)
+    device, folder = ranks.start(), results_folder(config)
+    source = config.from_file or resolve_model(base_model(config.model, config.benchmark[0]))
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         if config.from_file:
             return score_file(config, folder, device)
-        source = resolve_model(base_model(config.model, config.benchmark[0]))
         model, tokenizer = load_model(source, device, frozen=True)
         for benchmark in config.benchmark:
             one_benchmark(benchmark, config, source, model, tokenizer, folder)
     except torch.OutOfMemoryError:
         raise UserError(f"out of memory: lower --batch_size {config.batch_size}.") from None
     except OSError as error:
-        if error.errno not in CANNOT_WRITE:
-            raise
-        raise UserError(
-            f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than {folder}.") from None
+        refuse([(error.errno in CANNOT_WRITE, f"{CANNOT_WRITE.get(error.errno)}, or name another "
+                                              f"--output_dir than {folder}.")])
+        raise
     ranks.stop()
 
 

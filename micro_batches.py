@@ -34,23 +34,21 @@ def forward_cost(prompts, lengths):
     """
     in_one = len(prompts) * max(len(p) + n for p, n in zip(prompts, lengths))
     different = len(set(map(tuple, prompts)))
-    in_two = two_passes(different, max(map(len, prompts)), len(prompts), max(lengths))
-    return cheaper(in_two, in_one)
+    longest = max(map(len, prompts))
+    return two_passes(different, longest, len(prompts), max(lengths), in_one)[1:]
 
 
-def cheaper(in_two, in_one):
-    """(tokens, once) of the cheaper way. in_two, in_one: what two passes and one pass cost."""
-    return (in_two, True) if in_two + SECOND_PASS <= in_one else (in_one, False)
+def two_passes(questions, prompt, completions, length, in_one):
+    """(cost of two passes, cost of the cheaper way, whether two passes are cheaper).
 
-
-def two_passes(questions, prompt, completions, length):
-    """The cost of two passes. prompt, length: tokens of the longest prompt and completion.
+    prompt, length: tokens of the longest prompt and completion. in_one: the cost of one pass.
 
     In the second pass each row also holds keys and values, one pair for each token of its prompt
     and of its completion. A pair takes about an eighth of the memory that computing a token takes.
     """
-    tokens = questions * prompt + completions * length
-    return tokens + completions * (prompt + length) // 8
+    in_two = questions * prompt + completions * length + completions * (prompt + length) // 8
+    once = in_two + SECOND_PASS <= in_one
+    return in_two, in_two if once else in_one, once
 
 
 def micro_batches_by_prompt(prompts, lengths, max_tokens):
@@ -89,8 +87,8 @@ def best_cuts(lengths, prompt, max_tokens):
         ways = []
         for start in range(end):
             n, longest, (before, pieces) = end - start, lengths[start], best[start]
-            passes = two_passes(1, prompt, n, longest)
-            if n == 1 or cheaper(passes, n * (prompt + longest))[0] <= max_tokens:
-                ways.append((before + passes, [*pieces, (start, end)]))
+            cost, cheaper, _ = two_passes(1, prompt, n, longest, n * (prompt + longest))
+            if n == 1 or cheaper <= max_tokens:
+                ways.append((before + cost, [*pieces, (start, end)]))
         best.append(min(ways))
     return best[-1][1]

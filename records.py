@@ -8,7 +8,7 @@ The functions of an algorithm take the rollout: `advantages(rollout)` and
 rewards.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -30,43 +30,31 @@ class Rollout:
     """
 
     questions: list[dict]  # Q rows of the data set
+    places: torch.Tensor  # (Q,) int64, the order of the questions of all devices
     tokens: torch.Tensor  # (Q·G, T) int64, as sampled, padded on the right
     logp: torch.Tensor  # (Q·G, T) float32, log π_old of each token, as the sampler computed it
+    mask: torch.Tensor  # (Q·G, T) bool, tokens to train on: all but padding
     texts: list[str]  # Q·G, what the completions say
     lengths: torch.Tensor  # (Q, G) int64, tokens of each completion, EOS included
     truncated: torch.Tensor  # (Q, G) bool, cut off before an EOS
+    trainable: torch.Tensor  # (Q, G) bool, what may be trained on
     rewards: torch.Tensor  # (R, Q, G) float32
     reward_names: list[str]  # R
     reward_weights: list[float]  # R
-    mask: torch.Tensor | None = None  # (Q·G, T) bool, tokens to train on; None: all but padding
-    trainable: torch.Tensor | None = None  # (Q, G) bool, what may be trained on; None: all
-    places: torch.Tensor | None = None  # (Q,) int64, the order of the questions of all devices
     history: list[float] = ()  # the mean reward of each earlier question of the run
     seed: int = 0  # for a rule that draws
     failures: int = 0  # calls of a reward function that failed
     rollouts: int = 1  # how often the step has sampled
 
-    def __post_init__(self):
-        if self.mask is None:
-            self.mask = completion_mask(self.tokens, self.lengths.flatten())
-        if self.trainable is None:
-            self.trainable = torch.ones_like(self.truncated)
-        if self.places is None:
-            self.places = torch.arange(len(self.questions))
-
     @property
     def total(self):
         """Σ_n w_n r_n: the weighted sum of the rewards, (Q, G)."""
-        return weighted_sum(self.rewards, self.reward_weights)
+        zeros = torch.zeros(self.rewards.shape[1:])
+        return sum((w * r for w, r in zip(self.reward_weights, self.rewards)), zeros)
 
     def over_all_devices(self, advantages):
         """(Q, G): advantages(rewards of the groups of all devices, (R, …, G)), of this device."""
         return ranks.over_all_groups(advantages, self.rewards)
-
-
-def weighted_sum(rewards, reward_weights):
-    """Σ_n w_n r_n. rewards: (R, …). reward_weights: R numbers. Returns (…)."""
-    return sum((w * r for w, r in zip(reward_weights, rewards)), torch.zeros(rewards.shape[1:]))
 
 
 def join(rollouts):
@@ -74,19 +62,18 @@ def join(rollouts):
     longest = max(rollout.tokens.shape[1] for rollout in rollouts)
 
     def together(name, dim=0):
-        return torch.cat([getattr(rollout, name) for rollout in rollouts], dim)
-
-    def padded(name):
-        rows = [getattr(rollout, name) for rollout in rollouts]
-        return torch.cat([F.pad(x, (0, longest - x.shape[1])) for x in rows])
+        values = [getattr(rollout, name) for rollout in rollouts]
+        if name in ("tokens", "logp", "mask"):
+            values = [F.pad(x, (0, longest - x.shape[1])) for x in values]
+        return torch.cat(values, dim)
 
     return replace(
         rollouts[0], rollouts=len(rollouts), failures=sum(r.failures for r in rollouts),
         questions=[q for r in rollouts for q in r.questions],
         texts=[text for r in rollouts for text in r.texts],
-        **{name: padded(name) for name in ("tokens", "logp", "mask")},
+        **{name: together(name) for name in (
+            "places", "tokens", "logp", "mask", "lengths", "truncated", "trainable")},
         rewards=together("rewards", dim=1),
-        **{name: together(name) for name in ("lengths", "truncated", "trainable", "places")},
     )
 
 
@@ -111,27 +98,16 @@ class Batch:
         if self.mask is None:
             self.mask = completion_mask(self.tokens, self.lengths)
 
-    @classmethod
-    def of(cls, rollout, advantages, rows):
-        """The rows of a Rollout that are trained on, with their advantages (Q, G)."""
-        G, device = advantages.shape[1], rollout.tokens.device
-        prompts = [question["prompt"] for question in rollout.questions for _ in range(G)]
-        return cls(
-            prompts, rollout.tokens, rollout.lengths.flatten(), advantages.flatten().to(device),
-            rollout.mask, rollout.total.flatten().to(device), rollout.logp,
-        ).rows(rows)
-
     def rows(self, indices):
         """The completions with these indices, as a batch of their own."""
         indices = torch.as_tensor(indices, dtype=torch.long)
         on_device = indices.to(self.tokens.device, non_blocking=True)
         lengths = self.lengths[indices]
         longest = int(lengths.max()) if len(lengths) else 0
-        names = [f.name for f in fields(self) if f.name not in ("prompts", "lengths")]
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         rows = {
             name: x[on_device] if x.dim() == 1 else x[on_device, :longest]
-            for name, x in given.items()
+            for name, x in vars(self).items()
+            if name not in ("prompts", "lengths") and x is not None
         }
         return Batch([self.prompts[i] for i in indices], lengths=lengths, **rows)
 
@@ -144,22 +120,23 @@ class Batch:
         if once:
             batches = micro_batches_by_prompt(self.prompts, lengths, max_tokens)
         else:
-            whole = [len(p) + n for p, n in zip(self.prompts, lengths)]
-            batches = micro_batches(whole, max_tokens)
+            batches = micro_batches(
+                [len(p) + n for p, n in zip(self.prompts, lengths)], max_tokens)
         return [self.rows(indices) for indices in batches]
 
     def logprobs(self, policy, temperature, **options):
         """`completion_logprobs` of these completions under a Policy: (N, T)."""
-        # as a list: FSDP would move a tensor to the device, and reading it there waits
-        completions = self.prompts, self.tokens, self.lengths.tolist()
-        return policy.logprobs(*completions, temperature=temperature, **options)
+        # lengths as a list: FSDP would move a tensor to the device, and reading it there waits
+        return policy.logprobs(
+            self.prompts, self.tokens, self.lengths.tolist(), temperature=temperature, **options)
 
 
 def without_tokens(device):
     """A batch of one completion without a token. It adds nothing to any sum."""
-    zero = torch.zeros((1, 0), device=device)
-    none = zero.sum(1)
-    return Batch([[0]], zero.long(), none.long(), none, zero.bool(), none, zero)
+    no_token, zero = torch.zeros((1, 0), device=device), torch.zeros(1, device=device)
+    return Batch(
+        [[0]], no_token.long(), zero.long(), zero, no_token.bool(), scores=zero,
+        sampled_logp=no_token)
 
 
 @dataclass
@@ -171,13 +148,6 @@ class MiniBatch:
     tokens: int  # Σ|o_i|, without those that the mask leaves out
     max_tokens: int  # that a micro-batch was cut to
 
-    def cut(self, max_tokens, once):
-        """The same mini-batch in smaller micro-batches."""
-        smaller = [
-            small for micro_batch in self.micro_batches
-            for small in micro_batch.micro_batches(max_tokens, once)]
-        return replace(self, micro_batches=smaller, max_tokens=max_tokens)
-
 
 def into_minibatches(rollout, advantages, rows, count, max_tokens, networks):
     """The kept completions of all devices, cut into at most `count` mini-batches.
@@ -185,11 +155,15 @@ def into_minibatches(rollout, advantages, rows, count, max_tokens, networks):
     They are cut in the order of the step's questions. So a mini-batch does not depend on how the
     questions were shared out.
     """
-    batch, G = Batch.of(rollout, advantages, rows), advantages.shape[1]
+    G, device = advantages.shape[1], rollout.tokens.device
+    whole = Batch(
+        [question["prompt"] for question in rollout.questions for _ in range(G)], rollout.tokens,
+        rollout.lengths.flatten(), advantages.flatten().to(device), rollout.mask,
+        rollout.total.flatten().to(device), rollout.logp)
     places = rollout.places[rows // G] * G + rows % G
     everyone = torch.tensor(sorted(ranks.gather(places.tolist())), dtype=torch.long)
-    own = [torch.isin(places, some).nonzero()[:, 0] for some in everyone.tensor_split(count)]
-    return of_shares([batch.rows(rows) for rows in own], max_tokens, networks)
+    own = [rows[torch.isin(places, some)] for some in everyone.tensor_split(count)]
+    return of_shares([whole.rows(rows) for rows in own], max_tokens, networks)
 
 
 def of_shares(shares, max_tokens, networks):
@@ -199,19 +173,19 @@ def of_shares(shares, max_tokens, networks):
     AdamW would still move the weights, because it remembers earlier gradients. If every advantage
     is 0, only a critic has something to learn.
     """
-    model, device, counts = networks.model, networks.model.device, {}
-    sums = [(batch.mask.sum(), (batch.advantages != 0).sum()) for batch in shares]
-    sums = torch.stack([x for pair in sums for x in pair]).view(-1, 2).tolist()
-    for m, (batch, (tokens, signals)) in enumerate(zip(shares, sums)):
-        counts[f"completions {m}"] = len(batch.prompts)
-        counts[f"tokens {m}"], counts[f"signals {m}"] = tokens, signals
-    counts, once, cut = ranks.all_sum(counts, device), networks.policy.shares_prompts, []
+    device, once, counts = networks.model.device, networks.policy.shares_prompts, {}
+    for m, batch in enumerate(shares):  # tensors: they are read off the device together
+        counts |= {
+            (m, "completions"): torch.full((), len(batch.prompts), device=device),
+            (m, "tokens"): batch.mask.sum(), (m, "signals"): (batch.advantages != 0).sum(),
+        }
+    counts, cut = ranks.all_sum(counts, device), []
     for m, batch in enumerate(shares):
-        n, tokens, signals = (int(counts[f"{x} {m}"]) for x in ("completions", "tokens", "signals"))
+        n, tokens, signals = (int(counts[m, x]) for x in ("completions", "tokens", "signals"))
         if signals or (networks.critic and n):
             empty = partial(without_tokens, device)
             micro_batches = batch.micro_batches(max_tokens, once) or [empty()]
-            if shards.is_sharded(model):
+            if shards.is_sharded(networks.model):
                 # devices gather weights together, so each needs as many micro-batches as the others
                 micro_batches = ranks.even_out(micro_batches, empty, device)
             cut.append(MiniBatch(micro_batches, n, tokens, max_tokens))

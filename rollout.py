@@ -7,6 +7,7 @@ import torch
 from tqdm import tqdm
 
 from engine.base import ranks
+from engine.model.logprobs import completion_mask
 from engine.scoring.score import score
 from engine.tasks.questions import reward_columns
 from family.dapo import has_signal, overlong_penalty
@@ -28,7 +29,12 @@ def sample_and_score(
         rollout = dynamic_sampling(sample_batch, next_questions, algorithm.max_rollouts)
     else:
         rollout = sample_batch(next_questions(None))
-    return shaped(rollout, algorithm, sampling.max_new_tokens)
+    if algorithm.mask_truncated:
+        rollout = replace(rollout, trainable=rollout.trainable & ~rollout.truncated)
+    if algorithm.overlong_cache:
+        rollout = with_overlong_penalty(
+            rollout, max_length=sampling.max_new_tokens, cache=algorithm.overlong_cache)
+    return rollout
 
 
 def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, history):
@@ -39,19 +45,20 @@ def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, hist
     # rule draws (--keep random) is keyed by the second and by the rank.
     for_completions, for_rules = rng.getrandbits(62), rng.getrandbits(62)
     with clock.phase("generate"):  # 1 sample
-        prompts, places = [q["prompt"] for q in questions], ranks.places(questions)
+        prompts = [question["prompt"] for question in questions]
+        places = ranks.share(range(len(questions) * ranks.world_size()))
         sampled = networks.sampler.sample(prompts, G, sampling, for_completions, places)
     with clock.phase("score"):  # 2 score
         texts = sampled.texts(networks.tokenizer, questions)
         values, failures = score(rewards, texts, reward_columns(questions, G))
     return Rollout(
-        questions, sampled.tokens, sampled.logp, texts,
-        sampled.lengths.cpu().view(shape), sampled.truncated.cpu().view(shape),
+        questions, torch.tensor(places, dtype=torch.long), sampled.tokens, sampled.logp,
+        mask=completion_mask(sampled.tokens, sampled.lengths), texts=texts,
+        lengths=sampled.lengths.cpu().view(shape), truncated=sampled.truncated.cpu().view(shape),
+        trainable=torch.ones(shape, dtype=torch.bool),
         rewards=torch.stack(list(values.values())).view(len(values), *shape),
         reward_names=list(values), reward_weights=[reward.weight for reward in rewards],
-        places=torch.tensor(places, dtype=torch.long),
-        history=history, seed=for_rules + ranks.rank(), failures=failures,
-    )
+        history=history, seed=for_rules + ranks.rank(), failures=failures)
 
 
 # --- DAPO's changes of a rollout (family/dapo.py) ---
@@ -72,8 +79,8 @@ def dynamic_sampling(sample_batch, next_questions, max_rollouts):
         rollouts.append(replace(
             rollout, trainable=rollout.trainable & signal.unsqueeze(1),
             places=rollout.places + 2**32 * len(rollouts)))  # behind those of the earlier rollouts
-        counts = {"without": (~signal).sum().item()}
-        without = int(ranks.all_sum(counts, rollout.tokens.device)["without"])
+        counts = ranks.all_sum({"without": (~signal).sum().item()}, rollout.tokens.device)
+        without = int(counts["without"])
         missing = without if len(rollouts) < max_rollouts else 0
     if without and ranks.rank() == 0:
         tqdm.write(f"{without} groups are still without signal after sampling {len(rollouts)} "
@@ -81,20 +88,13 @@ def dynamic_sampling(sample_batch, next_questions, max_rollouts):
     return join(rollouts)
 
 
-def shaped(rollout, algorithm, max_new_tokens):
-    """The rollout with a penalty for long completions, and without training on truncated ones.
+def with_overlong_penalty(rollout, **options):
+    """The rollout with a penalty for long completions as one more reward.
 
-    The penalty is added after `has_signal`. Otherwise a group of right answers would look
-    informative.
+    It comes after `has_signal`. Otherwise a group of right answers would look informative.
     """
-    if algorithm.mask_truncated:
-        rollout = replace(rollout, trainable=rollout.trainable & ~rollout.truncated)
-    if algorithm.overlong_cache:
-        options = {"max_length": max_new_tokens, "cache": algorithm.overlong_cache}
-        penalty = overlong_penalty(rollout.lengths, **options)
-        rollout = replace(
-            rollout, rewards=torch.cat([rollout.rewards, penalty.unsqueeze(0)]),
-            reward_names=[*rollout.reward_names, "overlong"],
-            reward_weights=[*rollout.reward_weights, 1.0],
-        )
-    return rollout
+    penalty = overlong_penalty(rollout.lengths, **options)
+    return replace(
+        rollout, rewards=torch.cat([rollout.rewards, penalty.unsqueeze(0)]),
+        reward_names=[*rollout.reward_names, "overlong"],
+        reward_weights=[*rollout.reward_weights, 1.0])

@@ -7,7 +7,7 @@ not depend on how the completions were cut or shared out.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm
@@ -78,8 +78,7 @@ def gradient(networks, minibatch, algorithm, sampling, limits):
             # devices with shards compute in step: one of them cannot repeat alone
             if shards.is_sharded(networks.model) or minibatch.max_tokens <= LEAST_TOKENS:
                 raise
-        minibatch = minibatch.cut(
-            smaller_limit(minibatch, limits), networks.policy.shares_prompts)
+        minibatch = in_halves(minibatch, limits, networks.policy.shares_prompts)
     for network in networks.learners:
         shards.sum_gradients(network)
     sums = ranks.all_sum(sums, networks.model.device)
@@ -96,11 +95,9 @@ def accumulate(networks, minibatch, algorithm, sampling):
 
     They stay on the device, so that no micro-batch waits for the one before it.
     """
-    critic, device = networks.critic, networks.model.device
-    zero = torch.zeros((), dtype=torch.float64, device=device)
+    zero = torch.zeros((), dtype=torch.float64, device=networks.model.device)
     sums = dict.fromkeys([*MEANS, *LOSSES, "weight"], zero)
     maxima = dict.fromkeys(["ratio_max", "sampler_gap_max"], zero)
-    options, wants_entropy = algorithm.loss_options, algorithm.wants_entropy
     for i, batch in enumerate(minibatch.micro_batches, 1):
         progress.say("update", i, len(minibatch.micro_batches), "micro-batches")
         logp, entropy = batch.logprobs(networks.policy, sampling.temperature, with_entropy=True)
@@ -113,28 +110,26 @@ def accumulate(networks, minibatch, algorithm, sampling):
             weights = weights * truncated_importance_weights(
                 batch.old_logp, sampled_logp, batch.mask, cap=algorithm.importance_cap,
                 low=algorithm.importance_low)
-        if wants_entropy:
-            options["entropy"] = entropy
+        options = {"entropy": entropy} if algorithm.wants_entropy else {}
         loss, stats = algorithm.loss(
             logp, batch.old_logp, batch.advantages, batch.mask,
             ref_logp=batch.ref_logp, weights=weights, **options)
         loss.backward()
-        entropy = entropy.detach()
-
         gap = (batch.old_logp - sampled_logp).abs()
-        largest = {"sampler_gap_max": gap.max() if gap.numel() else zero}
-        largest["ratio_max"] = stats.get("ratio_max", zero)
+        largest = {"ratio_max": stats.get("ratio_max", zero),
+                   "sampler_gap_max": gap.max() if gap.numel() else zero}
         more = {
             # means under the weights; a loss of your own may return more of them
             **{name: x * weights.sum() for name, x in stats.items() if name not in largest},
             # kl_k3(p, q) estimates KL(p ‖ q) from samples of p. Here p is π_old, which sampled
             "kl_old": (weights * kl_k3(batch.old_logp, logp.detach())).sum(),
-            "entropy_trained": (weights * entropy).sum(), "sampler_gap": (weights * gap).sum(),
+            "entropy_trained": (weights * entropy.detach()).sum(),
+            "sampler_gap": (weights * gap).sum(),
             "loss": loss.detach(), "weight": weights.sum(),
         }
-        if critic:
-            loss = value_loss(
-                critic(batch), batch.old_values, batch.returns, batch.mask, weights=weights)
+        if networks.critic:
+            values = networks.critic(batch)
+            loss = value_loss(values, batch.old_values, batch.returns, batch.mask, weights=weights)
             loss.backward()
             more["value_loss"] = loss.detach()
         sums |= {name: sums.get(name, zero) + x for name, x in more.items()}
@@ -142,12 +137,17 @@ def accumulate(networks, minibatch, algorithm, sampling):
     return sums, maxima
 
 
-def smaller_limit(minibatch, limits):
-    """Half as many tokens for a micro-batch. This limit holds from now on."""
+def in_halves(minibatch, limits, once):
+    """The mini-batch in micro-batches of half as many tokens. This limit holds from now on.
+
+    once: as for `Batch.micro_batches`.
+    """
     limit = max(LEAST_TOKENS, minibatch.max_tokens // 2)
     if limit < limits.micro_batch_tokens:  # otherwise an earlier mini-batch has told
         limits.micro_batch_tokens = limit
         tqdm.write(
             f"out of memory in an update: it is repeated, and --micro_batch_tokens is {limit} "
             "from now on.")
-    return limits.micro_batch_tokens
+    smaller = [small for batch in minibatch.micro_batches
+               for small in batch.micro_batches(limits.micro_batch_tokens, once)]
+    return replace(minibatch, micro_batches=smaller, max_tokens=limits.micro_batch_tokens)

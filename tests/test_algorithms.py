@@ -14,30 +14,34 @@ from cppo import batch_rows, prune
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.run.config import own_rule
-from experiments.rules import half_of_each_sign, importance, largest_abs_by_group
+from experiments.rules import half_of_each_sign
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
-from records import Batch, Rollout, into_minibatches, join
+from records import Rollout, into_minibatches, join
 
 
 def a_rollout(rewards, lengths=None, reward_weights=None, **more):
     """A Rollout of rewards (Q, G), or of several (R, Q, G). lengths: (Q, G), or 1 token each."""
     rewards = torch.as_tensor(rewards)
-    rewards = rewards.view(-1, *rewards.shape[-2:])
-    lengths = torch.ones_like(rewards[0]) if lengths is None else torch.as_tensor(lengths)
+    rewards = rewards if rewards.dim() == 3 else rewards[None]
     R, Q, G = rewards.shape
-    longest = int(lengths.max())
-    sampled = {
-        "tokens": torch.ones(Q * G, longest, dtype=torch.long), "logp": torch.zeros(Q * G, longest),
-    }
+    lengths = torch.ones(Q, G).long() if lengths is None else torch.as_tensor(lengths)
+    longest = int(lengths.max()) if Q else 1
     return Rollout(**{
-        "questions": [{"prompt": [1]}] * Q, **sampled, "texts": ["?"] * Q * G,
-        "lengths": lengths.long(), "truncated": torch.zeros(Q, G, dtype=torch.bool),
-        "rewards": rewards, "reward_names": [f"reward_{i}" for i in range(R)],
+        "questions": [{"prompt": [1]}] * Q, "places": torch.arange(Q),
+        "tokens": torch.ones(Q * G, longest, dtype=torch.long), "logp": torch.zeros(Q * G, longest),
+        "mask": torch.arange(longest) < lengths.view(-1, 1), "texts": ["?"] * Q * G,
+        "lengths": lengths, "truncated": torch.zeros(Q, G, dtype=torch.bool),
+        "trainable": torch.ones(Q, G, dtype=torch.bool), "rewards": rewards,
+        "reward_names": [f"reward_{i}" for i in range(R)],
         "reward_weights": reward_weights or [1.0] * R, **more,
     })
+
+
+def seeded(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def chosen(k, rewards, lengths=None, name="cppo", **options):
@@ -77,41 +81,24 @@ def test_the_advantages_of_each_algorithm(name):
     )
 
 
-def test_the_rows_have_the_numbers_of_their_own_loss():
-    """(loss, token weights, β, clip, μ): those of the papers, and not another row's."""
-    def numbers(name):
-        row = resolve(name)
-        loss, weights = row.loss.__name__, row.token_weights.__name__
-        return loss, weights, row.beta, row.clip_low, row.clip_high, row.mu, row.minibatches
-
-    once = (0.0, 0.2, 0.2, 1, 1)  # no KL, and every ratio is 1
-    assert numbers("cispo") == ("cispo_loss", "token_mean", 0.0, 1.0, 4.0, 2, 1)
-    assert numbers("sapo") == ("sapo_loss", "sequence_mean", 0.0, None, None, 2, 1)
-    assert numbers("rloo") == ("grpo_loss", "constant", *once)
-    assert numbers("lite_ppo") == numbers("maxrl") == ("grpo_loss", "token_mean", *once)
-
-
 def test_an_option_that_is_given_wins_over_the_row_and_a_row_over_the_default():
     given = resolve("gspo", beta=0.1, clip_low=0.3, mu=5, minibatches=None)
     assert (given.beta, given.clip_low, given.clip_high) == (0.1, 0.3, 4e-4)
     assert (given.mu, given.minibatches) == (5, 4)
-    grpo, ppo = resolve("grpo"), resolve("ppo")
-    assert (grpo.mu, grpo.minibatches, ppo.mu, ppo.lam) == (2, 1, 4, 0.95)
+    assert given.loss.keywords == {"clip_low": 0.3, "clip_high": 4e-4, "beta": 0.1}
+    assert (resolve("grpo").mu, resolve("ppo").mu, resolve("rloo").mu) == (2, 4, 1)
 
 
 def test_k_and_the_questions_of_a_step_follow_from_the_pruning_rate():
     cppo = resolve("cppo", questions_per_step=2)
     assert (cppo.k, cppo.questions_per_step) == (4, 8)  # ⌊2·16/4⌋
+    assert resolve("cppo", allocation=False).questions_per_step == 1
     # pruning on top of another algorithm is as strong as CPPO's, if nothing else is said
     assert [resolve("gspo", keep="largest_abs", pruning_rate=P).k for P in (None, 0.5)] == [4, 8]
-
-
-def test_the_freed_places_are_filled_for_cppo_but_not_for_gfpo_and_pods():
+    # the freed places are filled for CPPO, but not for GFPO and PODS
     filled = [name for name in ALGORITHMS if resolve(name).questions_per_step > 1]
     assert filled == ["cppo", "cppo_published"]
-    others = resolve("gspo", keep="largest_abs"), resolve("pods", allocation=True)
-    assert [algorithm.questions_per_step for algorithm in others] == [4, 4]
-    assert resolve("cppo", allocation=False).questions_per_step == 1
+    assert resolve("pods", allocation=True).questions_per_step == 4
 
 
 # --- which completions are kept ---
@@ -158,7 +145,7 @@ def test_gfpo_and_pods_take_the_advantages_over_those_they_keep():
 
 
 def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised():
-    rewards = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    rewards = seeded(2, 3, 4)
     rollout = a_rollout(rewards, reward_weights=[2.0, 0.5])
     total = 2 * rewards[0] + 0.5 * rewards[1]
     for name, expected in {
@@ -168,46 +155,36 @@ def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised()
         torch.testing.assert_close(resolve(name).advantages(rollout), expected)
 
 
-def test_lite_ppos_std_is_that_of_the_groups_of_all_devices(monkeypatch):
-    own, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[5.0, 9.0]])
-    alone = resolve("lite_ppo").advantages(a_rollout(own))
-    torch.testing.assert_close(alone, torch.tensor([[0.5, -0.5]]) / (0.5**0.5 + 1e-4))
-    monkeypatch.setattr(ranks, "world_size", lambda: 2)
-    monkeypatch.setattr(ranks, "gather", lambda groups: [*groups, (1, other)])
-    std = torch.cat([own, other]).std() + 1e-4
-    together = resolve("lite_ppo").advantages(a_rollout(own))
-    torch.testing.assert_close(together, torch.tensor([[0.5, -0.5]]) / std)
+@pytest.mark.parametrize("name", ["gdpo", "lite_ppo"])
+def test_gdpo_and_lite_ppo_normalise_over_the_groups_of_all_devices(name, monkeypatch):
+    whole = a_rollout([[1.0, 0.0], [5.0, 9.0]])
+    first, algorithm = replace(whole, rewards=whole.rewards[:, :1]), resolve(name)
+    expected, alone = algorithm.advantages(whole)[:1], algorithm.advantages(first)
+    monkeypatch.setattr(ranks, "over_all_groups", lambda function, own: function(whole.rewards)[:1])
+    torch.testing.assert_close(algorithm.advantages(first), expected)
+    assert not torch.allclose(expected, alone)
 
-
-def test_the_rule_and_not_the_algorithm_says_over_which_completions_the_advantages_are_taken():
-    over_kept = [rule for rule in KEEP if resolve("grpo", keep=rule).over_kept]
-    assert over_kept == ["shortest", "efficiency", "max_variance"]
 
 @pytest.mark.parametrize("keep", ["shortest", "efficiency"])
 def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
     """So the advantages are taken over 4, 8 and 6 completions."""
-    ks = torch.tensor([4, 8, 6])
-    both = torch.randint(0, 3, (2, 3, 10), generator=torch.Generator().manual_seed(0)).float()
+    ks, rewards = [4, 8, 6], seeded(3, 10)
     lengths = torch.randint(1, 9, (3, 10), generator=torch.Generator().manual_seed(1))
-    advantages, kept = chosen(ks, both, lengths, name="gfpo_adaptive", keep=keep)
-    rewards = both[0] + both[1]
-    metric = lengths if keep == "shortest" else -rewards / lengths
+    advantages, kept = chosen(
+        torch.tensor(ks), rewards, lengths, name="gfpo_adaptive", keep=keep)
+    metric, rows = lengths if keep == "shortest" else -rewards / lengths, []
     for q, k in enumerate(ks):
         own, expected = metric[q].argsort(stable=True)[:k].sort().values, torch.zeros(10)
-        assert [row - 10 * q for row in kept if row // 10 == q] == own.tolist()
+        rows += (own + 10 * q).tolist()
         expected[own] = group_advantages(rewards[q, own][None], ddof=0)[0]
         torch.testing.assert_close(advantages[q], expected)
+    assert kept == rows
 
 
-def test_advantages_over_the_kept_see_the_lengths_of_the_kept():
-    """For an idea such as a reward per token: rewards 1 and 6 with lengths 2 and 3, of which
-    nothing is known but these two."""
-    algorithm = replace(
-        resolve("gfpo"), k=2, advantages=lambda rollout: rollout.total / rollout.lengths
-    )
-    rollout = a_rollout([[9.0, 1.0, 6.0]], [[9, 2, 3]])
-    advantages = advantages_over_kept(algorithm, rollout, torch.tensor([1, 2]))
-    assert advantages.tolist() == [[0.0, 0.5, 2.0]]
+def test_adaptive_k_compares_with_the_mean_rewards_of_earlier_questions():
+    rollout = a_rollout([[3.0] * 16, [1.0] * 16], history=[1, 2, 3, 4])
+    rows, _ = resolve("gfpo_adaptive").choose(rollout, rollout.total)
+    assert [(rows // 16 == q).sum().item() for q in (0, 1)] == [6, 8]
 
 
 @pytest.mark.parametrize("name, keep", [
@@ -216,15 +193,12 @@ def test_advantages_over_the_kept_see_the_lengths_of_the_kept():
 def test_a_device_without_a_question_keeps_nothing_and_takes_part(name, keep):
     """GDPO compares over all devices: a device that did not take part would let the others wait for
     ever."""
-    algorithm, none, calls = resolve(name, keep=keep), torch.zeros(0, 16), []
+    algorithm, calls = resolve(name, keep=keep), []
     own = algorithm.advantages
     algorithm = replace(algorithm, advantages=lambda rollout: calls.append(1) or own(rollout))
-    rollout = Rollout(
-        [], none[:, :1].long(), none[:, :1], [], none.long(), none.bool(), none[None], ["reward"],
-        [1.0],
-    )
-    rows = algorithm.keep(rollout, algorithm.advantages(rollout), algorithm.how_many(rollout))
-    assert rows.tolist() == [] and advantages_over_kept(algorithm, rollout, rows).shape == (0, 16)
+    rollout = a_rollout(torch.zeros(1, 0, 16))
+    rows, advantages = algorithm.choose(rollout, algorithm.advantages(rollout))
+    assert rows.tolist() == [] and advantages.shape == (0, 16)
     assert len(calls) == (1 if algorithm.ks else 2)
 
 
@@ -239,26 +213,19 @@ def test_a_rule_of_ones_own_needs_no_row_of_the_table():
     """|A| / length: the long completion with the largest |A| goes, a short one with a smaller |A|
     stays."""
     rewards, lengths = [[1.0, 0.0, 0.5, 0.4], [0.0, 0.6, 0.5, 1.0]], [[90, 2, 4, 3], [5, 1, 7, 4]]
-    assert chosen(1, rewards, lengths)[1] == [0, 4]
-    assert chosen(1, rewards, lengths, keep=by_length)[1] == [1, 7]
-    gspo = resolve("gspo", keep=by_length)
-    assert gspo.k == 4 and not gspo.over_kept
+    kept = [chosen(1, rewards, lengths, keep=keep)[1] for keep in (None, by_length)]
+    assert kept == [[0, 4], [1, 7]] and resolve("gspo", keep=by_length).k == 4
 
 
-@pytest.mark.parametrize("rows", [
+@pytest.mark.parametrize("returns", [
     None, "all", 3.0, [0.0, 1.0], [[0, 1], [4, 5]], [[0], [4, 5]], [None], [0, 8], [-1, 2], [2, 2],
     torch.tensor([[True] * 4] * 2), torch.ones(8).bool(),
     ([0, 1], [1.0]), ([0, 1], [1.0, math.nan]), ([0, 1], "ab"), ([0, 1], [[1.0], [2.0]]),
+    sys.exit, {}.__getitem__,
 ], ids=str)  # fmt: skip
-def test_a_rule_that_returns_neither_rows_nor_rows_with_their_advantages_is_named(rows):
-    with pytest.raises(UserError, match="--keep mine.py:rule must return"):
-        by_rule(lambda rollout, advantages, k: rows)
-
-
-@pytest.mark.parametrize("fails", [lambda *_: sys.exit(0), lambda *_: {}["k"]])
-def test_a_rule_that_fails_is_named_and_so_is_one_that_ends_the_program(fails):
-    with pytest.raises(UserError, match="--keep mine.py:rule failed"):
-        by_rule(fails)
+def test_a_rule_that_fails_or_returns_neither_rows_nor_rows_with_their_advantages_is_named(returns):
+    with pytest.raises(UserError, match="--keep mine.py:rule"):
+        by_rule(lambda *_: returns(0) if callable(returns) else returns)
 
 
 def test_a_rule_cannot_change_the_rollout():
@@ -303,42 +270,28 @@ def test_two_rollouts_joined_are_that_of_all_their_questions():
 # --- a rollout becomes a batch ---
 
 
-def batch_of(*rows):
-    """The rows of a rollout of two questions with two completions of 3, 1, 2 and 1 tokens."""
-    tokens, logp = torch.arange(12).view(4, 3), -torch.arange(12.0).view(4, 3)
-    questions = [{"prompt": [7]}, {"prompt": [8, 8]}]
-    rollout = a_rollout(
-        torch.zeros(2, 2), [[3, 1], [2, 1]], questions=questions, tokens=tokens, logp=logp
-    )
-    return Batch.of(
-        rollout, torch.tensor([[0.1, 0.2], [0.3, 0.4]]), torch.tensor(rows, dtype=torch.long)
-    )
-
-
-def test_a_batch_holds_the_kept_rows_with_all_that_belongs_to_them():
-    """Cut to the longest of them, with the sampler's log-probabilities."""
-    batch = batch_of(1, 2)
-    assert batch.prompts == [[7], [8, 8]] and batch.lengths.tolist() == [1, 2]
-    assert batch.tokens.tolist() == [[3, 4], [6, 7]]
-    assert batch.sampled_logp.tolist() == [[-3.0, -4.0], [-6.0, -7.0]]
-    torch.testing.assert_close(batch.advantages, torch.tensor([0.2, 0.3]))
-    assert batch_of().tokens.shape == (0, 0)
-
-
-def minibatches_of(rows, count, max_tokens=100, places=None):
+def minibatches_of(rows, count, max_tokens=100, places=(0, 1)):
     """The mini-batches of a device that keeps these rows of two questions with two completions of
     3, 1, 2 and 1 tokens."""
     model = SimpleNamespace(device=torch.device("cpu"), base_model=SimpleNamespace(), modules=list)
     rollout = a_rollout(
-        torch.zeros(2, 2), [[3, 1], [2, 1]], tokens=torch.arange(12).view(4, 3),
-        logp=torch.zeros(4, 3), questions=[{"prompt": [7]}, {"prompt": [8, 8]}], places=places,
-    )
+        torch.zeros(2, 2), [[3, 1], [2, 1]], questions=[{"prompt": [7]}, {"prompt": [8, 8]}],
+        tokens=torch.arange(12).view(4, 3), logp=-torch.arange(12.0).view(4, 3),
+        places=torch.tensor(places))
+    networks = SimpleNamespace(
+        model=model, critic=None, policy=SimpleNamespace(shares_prompts=True))
     advantages = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
-    return into_minibatches(
-        rollout, advantages, torch.tensor(rows), count, max_tokens,
-        SimpleNamespace(
-            model=model, critic=None, policy=SimpleNamespace(shares_prompts=True)),
-    )
+    return into_minibatches(rollout, advantages, torch.tensor(rows), count, max_tokens, networks)
+
+
+def test_a_batch_holds_the_kept_rows_with_all_that_belongs_to_them():
+    """Cut to the longest of them, with the sampler's log-probabilities."""
+    [[batch]] = [minibatch.micro_batches for minibatch in minibatches_of([1, 2], 1)]
+    assert batch.prompts == [[8, 8], [7]] and batch.lengths.tolist() == [2, 1]
+    assert batch.tokens.tolist() == [[6, 7], [3, 4]]
+    assert batch.mask.tolist() == [[True, True], [True, False]]
+    assert batch.sampled_logp.tolist() == [[-6.0, -7.0], [-3.0, -4.0]]
+    torch.testing.assert_close(batch.advantages, torch.tensor([0.3, 0.2]))
 
 
 @pytest.mark.parametrize("rows, count, max_tokens, lengths", [
@@ -362,7 +315,7 @@ def test_a_mini_batch_is_cut_in_the_order_of_the_questions_of_all_devices(monkey
     monkeypatch.setattr(
         ranks, "all_sum", lambda counts, device: {name: n + 2 for name, n in counts.items()}
     )
-    first, second = minibatches_of([0, 1, 2, 3], 2, places=torch.tensor([1, 3]))
+    first, second = minibatches_of([0, 1, 2, 3], 2, places=(1, 3))
     assert [b.prompts for b in first.micro_batches] == [[[7], [7]]]
     assert [b.prompts for b in second.micro_batches] == [[[8, 8], [8, 8]]]
 
@@ -400,14 +353,13 @@ def test_a_rule_may_return_the_advantages_of_its_rows():
 
 
 
-@pytest.mark.parametrize("rule", [importance, half_of_each_sign])
-@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("rule", [KEEP["unbiased"], half_of_each_sign])
+@pytest.mark.parametrize("k", [1, 4])
 def test_what_is_drawn_with_chances_is_right_on_average(rule, k):
     """Σ over the kept of A' f / k is on average Σ over all of A f / G, whatever f a completion has
     (its score / |o|)."""
     rewards = (torch.arange(16) < torch.tensor([[1], [5], [8], [15], [16]])).float()
-    A, f = group_advantages(rewards), torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
-    found = []
+    A, f, found = group_advantages(rewards), seeded(5, 16), []
     for seed in range(3000):
         rows, own = rule(SimpleNamespace(seed=seed, trainable=torch.ones(5, 16).bool()), A, k)
         assert len(rows) == 5 * k
@@ -415,18 +367,3 @@ def test_what_is_drawn_with_chances_is_right_on_average(rule, k):
     found = torch.stack(found)
     error = found.std(0) / len(found) ** 0.5
     assert ((found.mean(0) - (A * f).mean(1)).abs() <= 4 * error + 1e-6).all()
-
-
-def test_half_of_each_sign_keeps_as_many_right_as_wrong_ones_if_there_are_so_many():
-    A = group_advantages((torch.arange(16) < torch.tensor([[1], [5], [8]])).float())
-    for seed in range(20):
-        rows, _ = half_of_each_sign(SimpleNamespace(seed=seed), A, 4)
-        right = [(A.flatten()[rows[rows // 16 == q]] > 0).sum().item() for q in range(3)]
-        assert right == [1, 2, 2]
-
-
-def test_the_mean_length_of_the_group_takes_the_place_of_the_completions_own():
-    A, lengths = torch.tensor([[1.0, -1.0, 0.0, 0.0]]), torch.tensor([[2, 6, 4, 4]])
-    rows, own = largest_abs_by_group(a_rollout(torch.zeros(1, 4), lengths), A, 2)
-    # A |o| / 4: divided by |o| they are A / 4
-    assert rows.tolist() == [0, 1] and own.tolist() == [0.5, -1.5]

@@ -70,21 +70,18 @@ def test_a_stop_has_as_many_lines_as_the_readme_says(file, function, lines):
     assert len(text.splitlines()) == int(lines) and len(STOPS) == 6
 
 
-def equations():
-    """(module, function, files of its tests) of each function in a table of equations."""
+def test_an_equation_has_its_function_and_its_test():
+    found = set()
     for page in PAGES:
         for line in page.read_text().splitlines():
             tests = [page.parent / path for path in re.findall(r"\((\S*test_\w+\.py)\)", line)]
             names = re.findall(r"`(\w+)\.(\w+)`", line) if line.startswith("|") and tests else []
-            yield from ((module, name, tests) for module, name in names)
-
-
-def test_an_equation_has_its_function_and_its_test():
-    for module, name, tests in equations():
-        module = module if (ROOT / f"{module}.py").exists() else f"family.{module}"
-        assert callable(getattr(importlib.import_module(module), name))
-        assert any(name in path.read_text() for path in tests), name
-    assert len({(module, name) for module, name, _ in equations()}) >= 30
+            for module, name in names:
+                module = module if (ROOT / f"{module}.py").exists() else f"family.{module}"
+                assert callable(getattr(importlib.import_module(module), name))
+                assert any(name in path.read_text() for path in tests), name
+            found |= set(names)
+    assert len(found) >= 30
 
 
 # --- links ---
@@ -101,10 +98,7 @@ def anchors(path):
 
 @pages
 def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\(([^)\s]*)\)", FENCED.sub("", page.read_text()))
-    for link in links:
-        if link.startswith("https://"):
-            continue
+    for link in re.findall(r"\]\((?!https://)([^)\s]*)\)", FENCED.sub("", page.read_text())):
         name, _, anchor = link.partition("#")
         path = (page.parent / name).resolve() if name else page
         assert path.exists() and path.is_relative_to(ROOT), link
@@ -127,11 +121,6 @@ def code(page):
     fenced = [line for _, block in FENCED.findall(text) for line in block.splitlines()]
     indented = [line for line in text.splitlines() if line.startswith("    ")]
     return [line.strip() for line in indented + fenced]
-
-
-def inline(page):
-    found = re.findall(r"`([^`]+)`", FENCED.sub("", page.read_text()))
-    return [" ".join(words.split()) for words in found]
 
 
 def options_of(program):
@@ -174,12 +163,12 @@ def test_a_command_names_files_and_options_that_there_are(line, monkeypatch):
 
 @pages
 def test_options_and_commands_in_the_text_are_those_of_a_program(page):
-    programs = [f"experiments/{path.name}" for path in ROOT.glob("experiments/*.py")]
-    programs.append("conformance/__main__.py")
-    options = [options_of(program) for program in ("train.py", "eval.py", *programs)]
+    programs = ["train.py", "eval.py", "conformance/__main__.py", *ROOT.glob("experiments/*.py")]
+    options = map(options_of, programs)
     known = {f"--{name}" for name in set().union(*options)} | {"--help"} | FOREIGN
     assert set(re.findall(r"--[a-z][\w-]*", FENCED.sub("", page.read_text()))) <= known
-    for line in inline(page) + code(page):
+    inline = re.findall(r"`([^`]+)`", FENCED.sub("", page.read_text()))
+    for line in [" ".join(words.split()) for words in inline] + code(page):
         if re.match(r"(python |torchrun |pytest |[\w/]+\.py --)", line):
             files = re.findall(r"[\w./]+\.(?:py|yaml)\b", line.split("#")[0].replace("mine.py", ""))
             assert all((ROOT / file).is_file() for file in files), line

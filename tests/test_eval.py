@@ -1,11 +1,13 @@
 """Evaluation: scores of known verdicts, estimators against enumeration, resuming, ranks, and the
 comparison of two models."""
 
+import errno
 import itertools
 import json
 import math
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,12 @@ import eval as evaluation
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model.sampling import Sampler, Sampling
+from engine.run.answers import stamp_of
 from engine.scoring.score import REWARDS
 from engine.tasks.questions import load_questions
 from engine.tasks.table import SYSTEM_PROMPT
 from eval import interval, majority_is_right, paired, pass_at_k, summarize
 from tests.engine.test_ranks import torchrun
-from tests.engine.test_reward_model import make
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,20 +36,16 @@ def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
     questions, _ = load_questions("toy", tokenizer, split="test", limit=7)
     for i, row in enumerate(questions):
         row["answer"] = str(i % 2)  # 0 1 0 1 0 1 0
-    # small batches, so that questions are cut into several
-    path = tmp_path / "answers.jsonl"
-    options = {"samples": 3, "batch_size": 6, "path": path}
-    sampler = Sampler(model, tokenizer)
     summary = evaluation.examine(
-        sampler, tokenizer, questions, always("1"), Sampling(8), **options)
-    records = files.read(path)
-    sampled = [r for r in records if r["part"] == "sampled"]
+        Sampler(model, tokenizer), tokenizer, questions, always("1"), Sampling(8), samples=3,
+        batch_size=6, path=tmp_path / "answers")  # so the questions are cut into several batches
+    records = files.read(tmp_path / "answers")
+    greedy, sampled = ([r for r in records if r["part"] == p] for p in ("greedy", "sampled"))
     assert summary["greedy"]["accuracy"] == summary["sampled"]["accuracy"] == pytest.approx(3 / 7)
     assert [r["index"] for r in sampled] == [i for i in range(7) for _ in range(3)]
     assert all(r["correct"] == (r["index"] % 2 == 1) for r in records)
-    lengths = [r["tokens"] for r in records if r["part"] == "greedy"]
-    assert summary["greedy"]["length"] == pytest.approx(sum(lengths) / 7)
-    assert len({r["completion"] for r in sampled if r["index"] == 0}) > 1  # not repeated
+    assert summary["greedy"]["length"] == pytest.approx(sum(r["tokens"] for r in greedy) / 7)
+    assert len({r["completion"] for r in sampled[:3]}) > 1  # not repeated
 
 
 @pytest.mark.parametrize("n, right", [(1, 0), (4, 0), (4, 1), (5, 3), (6, 6)])
@@ -89,13 +87,11 @@ def test_a_summary_of_known_verdicts():
     assert summary["pass@2"] == pytest.approx((2 / 3 + 1) / 2) and "maj@3" not in summary
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.5])  # a share; an average over samples
-def test_the_interval_is_that_of_the_normal_distribution_where_there_are_many_questions(scale):
-    values = [scale * (random.Random(i).random() < 0.3) for i in range(2000)]
-    mean = sum(values) / 2000 / scale
-    half = 1.96 * math.sqrt(mean * (1 - mean) / 2000)
-    expected = scale * (mean - half), scale * (mean + half)
-    assert interval(values) == pytest.approx(expected, abs=2e-3)
+def test_the_interval_of_an_average_is_that_of_the_normal_distribution_for_many_questions():
+    values = [0.5 * (random.Random(i).random() < 0.3) for i in range(2000)]
+    mean = sum(values) / 2000
+    half = 1.96 * math.sqrt(mean * (0.5 - mean) / 2000)
+    assert interval(values) == pytest.approx((mean - half, mean + half), abs=2e-3)
 
 
 # method 3 in Newcombe, Statistics in Medicine 17 (1998), table I
@@ -115,21 +111,18 @@ def test_no_interval_says_that_a_mean_is_known_for_certain():
     intervals = summarize(records_of([[0, 0]] * 30))["intervals"]
     assert intervals["accuracy"] == intervals["pass@2"] == pytest.approx((0, few))
     for first, second, bounds in [
-        (0, 0, (-few, few)), (1, 1, (-few, few)), (0, 1, (1 - 2 * few, 1)),
-        (1, 0, (-1, -1 + 2 * few)),
+        (0, 0, (-few, few)), (0, 1, (1 - 2 * few, 1)), (1, 0, (-1, -1 + 2 * few)),
     ]:
         assert paired([first] * 30, [second] * 30)[1] == pytest.approx(bounds)
     # no share of questions: a difference may be -1, too
-    low, high = paired([0] * 30, [1] * 10 + [0] * 20)[1]
-    assert 0 < low < 1 / 3 < high < 0.6
-    assert (low, high) != pytest.approx(interval([1] * 10 + [0] * 20))
+    third = [1] * 10 + [0] * 20
+    assert paired([0] * 30, third)[1] != pytest.approx(interval(third))
 
 
 def test_the_paired_test_is_the_exact_one():
     """5 questions got better and 1 worse: two-sided sign test 2·(1 + 6)/2⁶. And no difference has p
     = 1."""
-    first, second = [0] * 6 + [1] * 4, [1] * 5 + [0] + [1] * 4
-    second[5], first[5] = 0, 1
+    first, second = [0] * 5 + [1] * 5, [1] * 5 + [0] + [1] * 4
     difference, (low, high), p = paired(first, second)
     assert difference == pytest.approx(0.4) and low < 0.4 < high
     assert p == pytest.approx(2 * 7 / 64, abs=0.02)
@@ -150,20 +143,26 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path):
 
     whole, first = go(small, tmp_path / "a"), score()
     assert len(whole) == 1 + 10 + 20
-    for cut in (1, 5, 16, 20, 31):  # after so many lines, and in the middle of the next one
-        kept = "\n".join(whole[:cut]) + "\n" + "".join(whole[cut : cut + 1])[:30]
-        (tmp_path / "a/eval-toy.jsonl").write_text(kept)
+    for cut in (1, 5, 16, 31):  # after so many lines, and in the middle of the next one
+        text = "\n".join([*whole[:cut], *whole[cut : cut + 1]])
+        (tmp_path / "a/eval-toy.jsonl").write_text(text[:-30] if cut < 31 else text)
         assert sorted(go(small, tmp_path / "a")) == sorted(whole) and score() == first
     with pytest.raises(UserError, match="temperature.* --output_dir"):
         go(small, tmp_path / "a", "--temperature", "0.5")
 
 
-def test_without_memory_the_option_that_needs_less_is_named(small, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError
+@pytest.mark.parametrize("error, message", [
+    (torch.OutOfMemoryError(), "--batch_size 6"),
+    (OSError(errno.ENOSPC, "full"), "disk is full.* --output_dir"),
+])
+def test_without_room_the_option_that_needs_less_is_named(
+    small, tmp_path, monkeypatch, error, message
+):
+    def fails(*_, **__):
+        raise error
 
-    monkeypatch.setattr(evaluation, "examine", full)
-    with pytest.raises(UserError, match="--batch_size 6"):
+    monkeypatch.setattr(evaluation, "examine", fails)
+    with pytest.raises(UserError, match=message):
         go(small, tmp_path / "a")
 
 
@@ -177,38 +176,33 @@ def test_the_number_of_ranks_changes_nothing(small, tmp_path):
 
 
 def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
-    rows = [
-        {"question": "1+1=?", "answer": "One and one.\n#### 2"},
-        {"problem": "2+2=?", "answer": "4", "level": 1},
-    ]
+    rows = [{"question": "1+1=?", "answer": "One and one.\n#### 2"},
+            {"problem": "2+2=?", "answer": "4", "level": 1}]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--model", small, "--questions", "3", "--samples", "0", "--max_new_tokens", "9"]
-    words += ["--output_dir", str(tmp_path / "out"), "--benchmark", str(tmp_path / "mine.jsonl")]
-    evaluation.main([*words, "toy"])
-    said = capsys.readouterr().out
-    assert said.count("greedy") == 2 and said.count("judged by") == 2
-    summary = json.loads((tmp_path / "out/eval-mine.json").read_text())
+    evaluation.main([
+        "--model", small, "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
+        "--output_dir", f"{tmp_path}/out", "--benchmark", f"{tmp_path}/mine.jsonl", "toy"])
+    assert capsys.readouterr().out.count("greedy") == 2
+    summary, toy = (json.loads((tmp_path / f"out/eval-{x}.json").read_text())
+                    for x in ("mine", "toy"))
     assert (summary["questions"], summary["max_new_tokens"]) == (2, 9)
-    assert summary["judge"] == "gsm8k_accuracy" and "sampled" not in summary
-    assert summary["system_prompt"] == SYSTEM_PROMPT
+    assert (summary["judge"], toy["judge"]) == ("gsm8k_accuracy", "toy_accuracy")
+    assert summary["system_prompt"] == SYSTEM_PROMPT and "sampled" not in summary
     answers = files.read(tmp_path / "out/eval-mine.jsonl")[1:]
     assert [row["question"] for row in answers] == ["1+1=?", "2+2=?"]
-    assert json.loads((tmp_path / "out/eval-toy.json").read_text())["judge"] == "toy_accuracy"
 
 
 def test_completions_of_another_program_are_scored(tmp_path):
     answers = {"2": ["<answer>2</answer>", "<answer>3</answer>", "the answer is 2.0"],
                "4": ["#### 5", "\\boxed{5}", "<answer>4</answer>"]}  # fmt: skip
     many = [{"question": a, "answer": f"#### {a}", "completions": c} for a, c in answers.items()]
-    single = [
-        {"question": a, "answer": a, "completion": text} for a, c in answers.items() for text in c
-    ]
+    single = [{"question": a, "answer": a, "completion": x} for a, c in answers.items() for x in c]
     for lines in (many, random.Random(0).sample(single, 6)):
         (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         evaluation.main(["--from_file", str(tmp_path / "x.jsonl")])
         summary = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
         assert (summary["accuracy"], summary["samples"], summary["questions"]) == (0.5, 3, 2)
-        assert summary["pass@2"] == pytest.approx((1 + 2 / 3) / 2)
+        assert summary["pass@2"] == pytest.approx((1 + 2 / 3) / 2) and summary["maj@3"] == 0.5
 
 
 @pytest.mark.parametrize("bad", [
@@ -220,53 +214,41 @@ def test_completions_that_are_no_texts_are_refused(tmp_path, bad):
         evaluation.main(["--from_file", str(tmp_path / "x.jsonl")])
 
 
-@pytest.mark.parametrize("name", ["Me/Model-1B", None])
-def test_results_of_a_model_of_the_hub_or_in_a_read_only_folder_go_under_runs(
-    small, tmp_path, monkeypatch, name
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluation, "resolve_model", lambda name: small)
+def test_results_go_beside_what_is_evaluated_or_under_runs(tmp_path, monkeypatch):
+    """Under runs/ go those of a model of the hub, and if the folder is read-only."""
+    def folder(**options):
+        return str(evaluation.results_folder(evaluation.Config(**options)))
+
+    assert folder(model=str(tmp_path)) == folder(from_file=f"{tmp_path}/x.jsonl") == str(tmp_path)
+    assert folder(model=str(tmp_path), output_dir="out") == "out"
+    assert folder(model="Me/Model-1B") == "runs/eval-Model-1B"
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    before = sorted(os.listdir(small))
-    words = ["--model", name or small, "--questions", "1", "--samples", "0"]
-    evaluation.main([*words, "--max_new_tokens", "3"])
-    folder = f"runs/eval-{Path(name or small).name}"
-    assert sorted(os.listdir(tmp_path / folder)) == ["eval-toy.json", "eval-toy.jsonl"]
-    assert sorted(os.listdir(small)) == before
+    assert folder(from_file=f"{tmp_path}/x.jsonl") == "runs/eval-x"
 
 
-def test_a_folder_of_results_that_cannot_be_written_is_one_sentence(small, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="file of the results.* --output_dir"):
-        go(small, tmp_path / "file")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/eval-toy.jsonl.new").symlink_to("/dev/full")
-    with pytest.raises(UserError, match="disk is full.* --output_dir"):
-        go(small, tmp_path / "a")
-
-
-@pytest.mark.parametrize("kind", ["function", "reward model"])
-def test_another_judge_under_the_same_name_is_another_setting(small, tmp_path, kind):
-    if kind == "function":
-        file, old, new = tmp_path / "own.py", b"[0.0]", b"[1.0]"
-        file.write_text("def mine(texts, **columns):\n    return [0.0] * len(texts)\n")
-        words = ["--judge", f"{file}:mine"]
-    else:
-        words = ["--judge", f"RewardModel:{make(tmp_path / 'judge')}:0.5"]
-        file = tmp_path / "judge/model.safetensors"
-        old, new = (content := file.read_bytes()), content[:-1] + b"!"
-    go(small, tmp_path / "a", *words)
-    file.write_bytes(file.read_bytes().replace(old, new))
+def test_another_judge_under_the_same_name_is_another_setting(small, tmp_path):
+    file, judge = tmp_path / "own.py", ["--judge", f"{tmp_path}/own.py:mine"]
+    file.write_text("def mine(texts, **columns):\n    return [0.0] * len(texts)\n")
+    go(small, tmp_path / "a", *judge)
+    file.write_text(file.read_text().replace("[0.0]", "[1.0]"))
     with pytest.raises(UserError, match="judged_by"):
-        go(small, tmp_path / "a", *words)
+        go(small, tmp_path / "a", *judge)
+
+
+def test_the_stamp_of_a_model_changes_with_its_weights(small, tmp_path):
+    shutil.copytree(small, tmp_path / "judge")
+    names = [f"{tmp_path}/judge", f"RewardModel:{tmp_path}/judge:0.5"]
+    before = [stamp_of(name) for name in names]
+    os.utime(tmp_path / "judge/model.safetensors", (0, 0))
+    after = [stamp_of(name) for name in names]
+    assert len({*before, *after, stamp_of("gsm8k_accuracy")}) == 3
 
 
 def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):
     paths = [str(tmp_path / name / "eval-toy.jsonl") for name in "abc"]
-    for name, words in [
-        ("a", []), ("b", ["--seed", "7", "--top_p", "0.9"]), ("c", ["--questions", "9"]),
-    ]:
-        go(small, tmp_path / name, *words)
+    go(small, tmp_path / "a")
+    go(small, tmp_path / "b", "--seed", "7", "--top_p", "0.9")
+    go(small, tmp_path / "c", "--questions", "9")
     capsys.readouterr()
     evaluation.main(["--compare", *paths[:2]])
     _, _, note, greedy, sampled = capsys.readouterr().out.splitlines()
@@ -308,9 +290,7 @@ def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
 def test_the_verdicts_are_those_of_a_person_who_reads_the_completions():
     """Completions, judged by hand. Two readings are more lenient than the reward, which takes no
     sentence for a number."""
-    differ = []
-    for row in files.read(ROOT / "tests/concepts/verdicts.jsonl"):
-        [score] = REWARDS[row["reward"]]([row["completion"]], answer=[row["answer"]])
-        if (score > 0) != row["right"]:
-            differ.append(row["completion"])
+    rows = files.read(ROOT / "tests/concepts/verdicts.jsonl")
+    judged = [REWARDS[row["reward"]]([row["completion"]], answer=[row["answer"]]) for row in rows]
+    differ = [row["completion"] for row, [x] in zip(rows, judged) if (x > 0) != row["right"]]
     assert differ == ["<answer>The profit is $125.</answer>", "<answer>about 125</answer>"]

@@ -1,25 +1,24 @@
 """examples/: a reward, a rule, an algorithm and a data set of one's own, each run as its first
 lines say."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from engine.base.files import own_function
+from algorithms import ALGORITHMS, resolve
 from examples.my_algorithm import by_length
-from examples.my_loss import dual_clip_loss
-from tests.training import one_step
+from examples.my_loss import dual_clip_loss, with_entropy
+from examples.my_reward import brevity
+from examples.my_rule import group_length, per_token
+from tests.training import completions, one_step, updated
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_rules_of_ones_own():
-    per_token, group_length = (
-        own_function(f"{ROOT}/examples/my_rule.py:{name}", "--keep")
-        for name in ("per_token", "group_length")
-    )
     rollout = SimpleNamespace(lengths=torch.tensor([[2, 8, 2], [1, 3, 2]]))
     advantages = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.3, -0.4]])
     # |A| / length: 0.5, 0.25, 0.25; 0, 0.1, 0.2
@@ -30,7 +29,6 @@ def test_rules_of_ones_own():
 
 
 def test_a_reward_of_ones_own_pays_for_brevity():
-    brevity = own_function(f"{ROOT}/examples/my_reward.py:brevity", "--rewards")
     assert brevity(["", "x" * 20, "x" * 200], answer=["", "", ""]) == [1.0, 0.8, 0.0]
 
 
@@ -55,41 +53,36 @@ def test_a_loss_of_ones_own_bounds_a_bad_token_that_has_become_likely():
     assert stats["clip_fraction"].item() == pytest.approx(1 / 6)
 
 
-@pytest.mark.slow
-def test_a_run_takes_a_loss_of_ones_own_which_may_ask_for_the_entropy(small, tmp_path):
-    options = ["--eval_questions", "1", "--dtype", "float32", "--mu", "1", "--minibatches", "1"]
-    options += ["--algorithm"]
-    one, other = (
-        one_step(small, tmp_path / name, *options, name, program="examples/my_loss.py")
-        for name in ("dual_clip", "with_entropy")
-    )
-    assert one["clip_fraction"] == other["clip_fraction"] == 0
-    assert one["grad_norm"] != other["grad_norm"]
-    assert other["loss"] == pytest.approx(one["loss"] - 0.001 * one["entropy_trained"], abs=1e-7)
+def test_a_loss_of_ones_own_may_ask_for_the_entropy(loaded, monkeypatch):
+    model, tokenizer = loaded
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    losses, entropies = [], []
+    for loss in (dual_clip_loss, with_entropy):
+        monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["dapo"], loss=loss))
+        stats = updated(model, still, [completions(tokenizer).micro_batches(30)], resolve("mine"))
+        losses.append(stats["loss"])
+        entropies.append(stats["entropy_trained"])
+    assert losses[1] == pytest.approx(losses[0] - 0.001 * entropies[1], abs=1e-7)
 
 
 def test_a_run_takes_a_rule_and_a_reward_of_ones_own(small, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    mine = [
-        "--keep", "examples/my_rule.py:per_token", "--rewards", "toy_accuracy",
-        "examples/my_reward.py:brevity:0.1",
-    ]
+    mine = ["--keep", "examples/my_rule.py:per_token", "--rewards", "toy_accuracy",
+            "examples/my_reward.py:brevity:0.1"]
     metrics = one_step(small, tmp_path, "--eval_questions", "1", *mine)
     assert metrics["kept"] == metrics["completions"] // 4 and 0 < metrics["reward/brevity"] < 1
 
 
 @pytest.mark.slow
-def test_a_run_takes_an_algorithm_of_ones_own(small, tmp_path):
-    words = ["--algorithm", "mine", "--eval_questions", "1"]
-    metrics = one_step(small, tmp_path, *words, program="examples/my_algorithm.py")
-    assert metrics["kept"] == 16
+@pytest.mark.parametrize("program, name", [("my_algorithm", "mine"), ("my_loss", "with_entropy")])
+def test_a_run_takes_an_algorithm_of_ones_own(program, name, small, tmp_path):
+    words = ["--algorithm", name, "--eval_questions", "1"]
+    assert one_step(small, tmp_path, *words, program=f"examples/{program}.py")["kept"] == 16
 
 
 def test_a_run_takes_a_data_set_of_ones_own(small, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    words = [
-        "--dataset", "examples/my_dataset.jsonl", "--rewards", "number_accuracy",
-        "--max_new_tokens", "8",
-    ]
+    words = ["--dataset", "examples/my_dataset.jsonl", "--rewards", "number_accuracy",
+             "--max_new_tokens", "8"]
     metrics = one_step(small, tmp_path, *words)
     assert metrics["questions"] == 4 and "reward/number_accuracy" in metrics

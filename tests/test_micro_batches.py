@@ -1,5 +1,6 @@
 """What cutting into micro-batches promises: each completion once, and no pass above the limit."""
 
+import math
 import random
 from itertools import product
 
@@ -26,8 +27,7 @@ def test_micro_batches_hold_every_completion_once_and_none_could_be_fuller(seed)
     max_tokens = rng.choice([1, 50, 150, 400, 10_000])
     batches = micro_batches(lengths, max_tokens)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    in_order = [lengths[i] for batch in batches for i in batch]
-    assert in_order == sorted(lengths, reverse=True)  # the longest first
+    assert [lengths[i] for batch in batches for i in batch] == sorted(lengths, reverse=True)
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= max_tokens
     for batch in batches[:-1]:
@@ -37,27 +37,20 @@ def test_micro_batches_hold_every_completion_once_and_none_could_be_fuller(seed)
 # --- a model that computes a prompt once for all its completions ---
 
 
-def test_what_two_passes_cost_by_hand():
-    """GSM8K: a prompt of 180 tokens, 16 completions of 250: 4,180 tokens instead of 6,880."""
-    prompts, lengths = [[1] * 180] * 16, [250] * 16
-    assert forward_cost(prompts, lengths) == (4180 + 16 * (180 + 250) // 8, True)
+@pytest.mark.parametrize("prompts, lengths, cost", [
+    # GSM8K: a prompt of 180 tokens, 16 completions of 250: 4,180 tokens instead of 6,880
+    ([[1] * 180] * 16, [250] * 16, (4180 + 16 * (180 + 250) // 8, True)),
     # with one completion of each question nothing is saved
-    different = [[q] * 180 for q in range(16)]
-    assert forward_cost(different, lengths) == (6880, False)
-
-
-def test_padding_of_prompts_and_of_completions_counts():
-    prompts = [[1] * 300, [1] * 300, [2] * 200, [2] * 200]
-    assert forward_cost(prompts, [10, 4, 2, 30]) == (2 * 300 + 4 * 30 + 4 * 330 // 8, True)
-    assert forward_cost([[1], [2, 2]], [5, 1]) == (2 * 6, False)  # the longest row, twice
-
-
-def test_a_second_pass_has_to_save_something(monkeypatch):
-    """16 completions of the toy: two passes save about 100 tokens, too few to pay."""
-    prompts, lengths = [[1] * 14] * 16, [36] * 16
-    assert forward_cost(prompts, lengths) == (16 * 50, False)
-    monkeypatch.setattr("micro_batches.SECOND_PASS", 0)
-    assert forward_cost(prompts, lengths) == (14 + 16 * 36 + 100, True)
+    ([[q] * 180 for q in range(16)], [250] * 16, (6880, False)),
+    # padding of prompts and of completions counts
+    ([[1] * 300] * 2 + [[2] * 200] * 2, [10, 4, 2, 30],
+     (2 * 300 + 4 * 30 + 4 * 330 // 8, True)),
+    ([[1], [2, 2]], [5, 1], (2 * 6, False)),  # the longest row, twice
+    # 16 completions of the toy: two passes save about 100 tokens, too few to pay
+    ([[1] * 14] * 16, [36] * 16, (16 * 50, False)),
+])
+def test_what_two_passes_cost_by_hand(prompts, lengths, cost):
+    assert forward_cost(prompts, lengths) == cost
 
 
 def groups(seed):
@@ -91,22 +84,20 @@ def test_no_other_way_to_cut_a_question_costs_less(seed, monkeypatch):
     """All 2^(n − 1) ways to cut n completions, the longest first, are tried."""
     monkeypatch.setattr("micro_batches.SECOND_PASS", 0)
     rng = random.Random(seed)
-    prompt = rng.randint(1, 60)
-    cost_of = lambda pieces: sum(two_passes(1, prompt, end - i, lengths[i]) for i, end in pieces)
+    prompt, max_tokens = [7] * rng.randint(1, 60), rng.choice([150, 300, 10_000])
     lengths = sorted((rng.randint(1, 90) for _ in range(rng.randint(1, 9))), reverse=True)
-    max_tokens = rng.choice([150, 300, 10_000])
+
+    def cost(start, end):
+        in_two, *_ = two_passes(1, len(prompt), end - start, lengths[start], 0)
+        tokens, _ = forward_cost([prompt] * (end - start), lengths[start:end])
+        return in_two if tokens <= max_tokens or end - start == 1 else math.inf
+
     costs = []
     for cuts in product([False, True], repeat=len(lengths) - 1):
         at = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(lengths)]
-        pieces = list(zip(at, at[1:]))
-        fits = [
-            end - start == 1
-            or forward_cost([[7] * prompt] * (end - start), lengths[start:end])[0] <= max_tokens
-            for start, end in pieces
-        ]
-        if all(fits):
-            costs.append(cost_of(pieces))
-    assert cost_of(best_cuts(lengths, prompt, max_tokens)) == min(costs)
+        costs.append(sum(map(cost, at, at[1:])))
+    pieces = best_cuts(lengths, len(prompt), max_tokens)
+    assert sum(cost(*piece) for piece in pieces) == min(costs)
 
 
 def test_questions_share_a_micro_batch_if_they_fit():

@@ -36,11 +36,8 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     """The same completions, the same rows: the same μ = 2 updates."""
     monkeypatch.setattr(nano, "P", pruning_rate)
     model, tokenizer = load_model(small, CPU)
-    before, drawn = weights_of(model), []
-    sample = nano.sample
-    monkeypatch.setattr(
-        nano, "sample", lambda *arguments: drawn.append(sample(*arguments)) or drawn[-1]
-    )
+    before, drawn, sample = weights_of(model), [], nano.sample
+    monkeypatch.setattr(nano, "sample", lambda *own: drawn.append(sample(*own)) or drawn[-1])
     questions, _ = load_questions("toy", tokenizer, limit=nano.Q - 1)
     questions.append({"question": "1+2=?", "answer": "3", "thoughts": "", "begun": "",
                       "prompt": tokenizer("1+2=?").input_ids})  # a shorter one
@@ -54,12 +51,12 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     )
 
     [(tokens, _)] = drawn
-    ends = [(row == tokenizer.eos_token_id).nonzero() for row in tokens]  # EOS counts
-    lengths = torch.tensor([int(end[0]) + 1 if len(end) else tokens.shape[1] for end in ends])
+    ends = tokens == tokenizer.eos_token_id
+    # EOS counts
+    lengths = (ends.cumsum(1) == 0).sum(1).add(1).clamp(max=tokens.shape[1])
     networks = whole_networks(Policy(model), tokenizer, lr=0.1, beta=nano.BETA)
     networks.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    truncated = ~(tokens == tokenizer.eos_token_id).any(1)
-    given = Completions(tokens, lengths, truncated, torch.zeros(tokens.shape))
+    given = Completions(tokens, lengths, ~ends.any(1), torch.zeros(tokens.shape))
     networks.sampler.sample = lambda *_: given
     algorithm = resolve("cppo", pruning_rate=pruning_rate, mu=nano.MU, beta=nano.BETA)
     metrics, *_ = train_step(

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import shutil
 
 import pytest
 import torch
@@ -15,14 +14,14 @@ from algorithms import ALGORITHMS, resolve
 from cppo import prune
 from engine.base import files
 from engine.base.errors import UserError
+from engine.model import shards
 from engine.model.logprobs import Policy
 from engine.run import checkpoint
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
-from engine.tasks import toy_model
 from records import Batch, micro_batches_of
 from tests.examples import named
-from tests.training import stepper, weights_of
+from tests.training import stepper
 
 # --- one step ---
 
@@ -42,12 +41,8 @@ def run_step(step_inputs, functions, algorithm="cppo", number=1, **options):
 def noted_updates(monkeypatch):
     """What the updates are given from now on. None is made."""
     given = []
-
-    def noted(networks, minibatches, *rest):
-        given.extend(minibatches)
-        return {}, []
-
-    monkeypatch.setattr(train, "update", noted)
+    monkeypatch.setattr(
+        train, "update", lambda networks, minibatches, *_: given.extend(minibatches) or ({}, []))
     return given
 
 
@@ -77,11 +72,10 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
     k = resolve(algorithm, group_size=8).k
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (4, 32, 4 * k)
     assert scored == [(4 * k, 0.7)] * passes and metrics["sampler_gap_max"] < 1e-3
+    assert (metrics["tokens_trained"] < metrics["tokens_generated"]) == (k < 8)
     kept = [i for i, row in enumerate(sample["completions"]) if row["kept"]]
     advantages = torch.tensor([[row["advantage"] for row in sample["completions"]]])
     assert kept == prune(advantages, k)[0].tolist()
-    assert metrics["tokens_generated"] == pytest.approx(metrics["length"] * 32)
-    assert (metrics["tokens_trained"] < metrics["tokens_generated"]) == (k < 8)
 
 
 def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
@@ -93,14 +87,14 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     def next_questions(missing):
         asked.append(missing)
         left = 9 - sum(n or 4 for n in asked[:-1])
-        return (step_inputs[2] * 3)[: min(missing or 4, left)] if left > 0 else None
+        return (step_inputs[2] * 3)[: min(missing or 4, left)] or None
 
     def signal_in_every_second_group(completions, **columns):
         return [float(i // 4 % 2 and i % 4) for i in range(len(completions))]
 
     def step(max_rollouts):
-        options = {"group_size": 4, "max_rollouts": max_rollouts}
-        make = stepper(*step_inputs, [signal_in_every_second_group], "dapo", **options)
+        make = stepper(*step_inputs, [signal_in_every_second_group], "dapo", group_size=4,
+                       max_rollouts=max_rollouts)
         return make(1, next_questions)[0]
 
     metrics = step(5)
@@ -108,48 +102,43 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
     assert metrics["no_signal"] == pytest.approx(6 / 9)
-    trained = micro_batches_of(given)
-    assert sum(len(batch.prompts) for batch in trained) == 12
-    assert all(len(set(batch.advantages.tolist())) > 1 for batch in trained)
+    assert all(len(set(batch.advantages.tolist())) > 1 for batch in micro_batches_of(given))
     assert "1 groups are still without signal" in capsys.readouterr().out
     asked.clear()
     assert step(2)["rollouts"] == 2
 
 
 def rewarded(*values):
-    """Functions as rewards with names of their own, each the values of two completions in turn."""
-    functions = []
-    for i, pair in enumerate(values):
-        function = lambda texts, pair=pair, **_: [float(pair[j % 2]) for j in range(len(texts))]
-        function.__name__ = f"reward_{i}"
-        functions.append(function)
-    return functions
+    """Functions as rewards, each the values of two completions in turn."""
+    return [lambda texts, pair=pair, **_: [float(pair[j % 2]) for j in range(len(texts))]
+            for pair in values]
 
 
-def test_no_signal_is_the_share_of_groups_whose_advantages_are_all_0(step_inputs):
-    # one question, whose group is in the samples
-    step_inputs = (*step_inputs[:2], step_inputs[2][:1])
-
-    def no_signal(functions, algorithm, **options):
-        options |= {"group_size": 4, "lr": 0.0}
-        return run_step(step_inputs, functions, algorithm, **options)[0]["no_signal"]
-
+@pytest.mark.parametrize("functions, algorithm, options, no_signal", [
     # the sums are equal, but GDPO normalises each reward by itself: 0.87 + 0.87 − 0.87
-    assert no_signal(rewarded((1, 0), (1, 0), (0, 2)), "gdpo") == 0
-    assert no_signal(rewarded((1, 0), (1, 0), (0, 2)), "grpo") == 1
+    (rewarded((1, 0), (1, 0), (0, 2)), "gdpo", {}, 0),
+    (rewarded((1, 0), (1, 0), (0, 2)), "grpo", {}, 1),
     # all are right, and some are too long
-    assert no_signal([ones], "grpo", max_new_tokens=8, overlong_cache=7) == 0
-    assert no_signal([ones], "grpo", max_new_tokens=8) == 1
+    ([ones], "grpo", {"max_new_tokens": 8, "overlong_cache": 7}, 0),
+    ([ones], "grpo", {"max_new_tokens": 8}, 1),
     # the two that GFPO keeps are right
-    assert no_signal(rewarded((1, 0)), "gfpo", keep="efficiency") == 1
-    # PPO has only scores
-    assert no_signal(rewarded((1, 0), (0, 2)), "ppo") == 0
+    (rewarded((1, 0)), "gfpo", {"keep": "efficiency"}, 1),
+    (rewarded((1, 0), (0, 2)), "ppo", {}, 0),  # PPO has only scores
+])
+def test_no_signal_is_the_share_of_groups_whose_advantages_are_all_0(
+    step_inputs, functions, algorithm, options, no_signal
+):
+    options |= {"group_size": 4, "lr": 0.0}
+    one_question = (*step_inputs[:2], step_inputs[2][:1])
+    for i, function in enumerate(functions):
+        function.__name__ = f"reward_{i}"
+    assert run_step(one_question, functions, algorithm, **options)[0]["no_signal"] == no_signal
 
 
 def test_dynamic_sampling_goes_by_the_rewards_before_the_overlong_penalty(step_inputs):
-    step_inputs = (*step_inputs[:2], step_inputs[2][:1])
+    one_question = (*step_inputs[:2], step_inputs[2][:1])
     options = {"group_size": 4, "max_new_tokens": 8, "overlong_cache": 7, "max_rollouts": 2}
-    metrics, sample = run_step(step_inputs, [ones], "dapo", **options)
+    metrics, sample = run_step(one_question, [ones], "dapo", **options)
     # of right answers that differ in length alone
     assert any(row["advantage"] for row in sample["completions"])
     assert metrics["rollouts"] == 2 and metrics["kept"] == 0 and metrics["loss"] is None
@@ -160,10 +149,9 @@ def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs
     options = {"group_size": 8, "max_new_tokens": 8, "mask_truncated": True, "overlong_cache": 4}
     metrics, sample = run_step(step_inputs, [number_of_digits], "grpo", **options)
     assert 0 < metrics["kept"] == round(32 * (1 - metrics["truncated"])) < 32
-    batches = micro_batches_of(given)
-    assert sum(len(batch.prompts) for batch in batches) == metrics["kept"]
     # 1 is EOS
-    assert all(1 in row[:n] for b in batches for row, n in zip(b.tokens, b.lengths.tolist()))
+    assert all(1 in row[:n] for batch in micro_batches_of(given)
+               for row, n in zip(batch.tokens, batch.lengths.tolist()))
     penalty = metrics["reward"] - metrics["reward/number_of_digits"]
     assert metrics["reward/overlong"] == pytest.approx(penalty) and penalty < 0
     advantages = [row["advantage"] for row in sample["completions"]]
@@ -182,38 +170,15 @@ def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, m
 
 
 def few_digits(completions, **columns):
-    return [-float(sum(c.isdigit() for c in text)) for text in completions]
-
-
-def digits_left(completions, **columns):
-    """The same, but above 0, as MaxRL needs it."""
-    return [32 + reward for reward in few_digits(completions)]
+    """Above 0, as MaxRL needs it."""
+    return [32.0 - sum(c.isdigit() for c in text) for text in completions]
 
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_every_algorithm_raises_its_reward(step_inputs, algorithm):
-    reward = digits_left if algorithm == "maxrl" else few_digits
-    make = stepper(*step_inputs, [reward], algorithm, group_size=8, lr=1e-3)
+    make = stepper(*step_inputs, [few_digits], algorithm, group_size=8, lr=1e-3)
     rewards = [make(step)[0]["reward"] for step in range(12)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.5
-
-
-def test_a_step_with_its_random_choice_of_the_kept_follows_from_its_number(step_inputs):
-    samples = [
-        run_step(step_inputs, [number_of_digits], number=number, keep="random", lr=0.0)[1]
-        for number in (3, 3, 4)
-    ]
-    assert samples[0] == samples[1]
-    for key in ("completion", "kept"):
-        first, _, other = ([row[key] for row in sample["completions"]] for sample in samples)
-        assert first != other
-
-
-def test_a_step_without_signal_makes_no_update(step_inputs):
-    before = weights_of(step_inputs[0])
-    metrics, _ = run_step(step_inputs, [ones], group_size=4)
-    assert metrics["no_signal"] == 1 and metrics["loss"] is None and metrics["skipped_updates"] == 0
-    assert torch.equal(weights_of(step_inputs[0]), before)
 
 
 def test_ppos_critic_learns_from_equal_rewards_and_the_kl_is_in_its_rewards(step_inputs):
@@ -228,21 +193,6 @@ def test_ppos_critic_learns_from_equal_rewards_and_the_kl_is_in_its_rewards(step
     )
     assert free["no_signal"] == 1 and free["value_loss"] == pytest.approx(0.5)
     assert bound["kl"] > 0 == free["kl"] and abs(bound["value_loss"] - 0.5) > 0.01
-
-
-def test_gfpos_adaptive_k_goes_by_the_mean_rewards_of_the_questions_so_far(step_inputs):
-    """Question q of four earns q for each of its 16 completions, in the third step 3 − q; and 1 for
-    no reason."""
-    history, kept = [], []
-    for step, rewards in enumerate([(0, 1, 2, 3), (0, 1, 2, 3), (3, 2, 1, 0)]):
-        mine = lambda texts, rewards=rewards, **_: [float(r) for r in rewards for _ in range(16)]
-        make = stepper(*step_inputs, [mine, ones], "gfpo_adaptive")
-        metrics, sample, mean_rewards, _ = make(step, history=history)
-        history += mean_rewards
-        kept.append((metrics["kept"], sum(row["kept"] for row in sample["completions"])))
-    assert history == [1, 2, 3, 4, 1, 2, 3, 4, 4, 3, 2, 1]
-    # of all, and of the first question
-    assert kept == [(4 * 8, 8), (8 + 8 + 6 + 4, 8), (4 + 6 + 8 + 8, 4)]
 
 
 @pytest.mark.parametrize("schedule, rates", [
@@ -266,38 +216,21 @@ def go(small, folder, *options, steps=3):
     return train.main(argv)
 
 
-def go_in_two(small, folder, monkeypatch, *options, killed_in, save_every, steps):
-    """A run that dies in a step, and its resumption."""
-    real, begun = train.train_step, []
-
-    def killed(*rest):
-        begun.append(rest)
-        if len(begun) == killed_in:
-            raise RuntimeError("killed")
-        return real(*rest)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
-        patch.setattr(train, "train_step", killed)
-        go(small, folder, *options, "--save_every", str(save_every), steps=steps)
-    train.main(["--output_dir", str(folder), "--resume"])
-
-
 def test_stop_kl_ends_the_run_with_a_checkpoint(small, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
     assert go(small, tmp_path / "run", "--stop_kl", "1e-7", steps=5) == 0
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["step"] < 5
-    assert summary["checkpoint"].endswith(f"checkpoint-{summary['step']:06d}")
+    assert summary["checkpoint"].endswith(f"-{summary['step']:06d}") and summary["step"] < 5
 
 
 def run_of(folder):
     """What a run has come to: its metrics without the seconds, GFPO's history, and the networks and
     moments of its checkpoint."""
-    rows = files.read(folder / "metrics.jsonl")
-    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
-    newest = checkpoint.newest(folder)
-    dcp_to_torch_save(newest / "networks", folder / "networks.pt")
-    saved = torch.load(folder / "networks.pt")
+    rows = [{k: v for k, v in row.items() if "seconds" not in k}
+            for row in files.read(folder / "metrics.jsonl")]
+    newest, networks = checkpoint.newest(folder), folder / "networks.pt"
+    dcp_to_torch_save(newest / "networks", networks)
+    saved = torch.load(networks)
     del saved["optimizer"]["param_groups"]  # names and rates: the rates are in the metrics
     return rows, json.loads((newest / "state.json").read_text())["history"], saved
 
@@ -312,10 +245,10 @@ def test_a_reference_a_critic_and_the_history_survive_a_resume(
     small, tmp_path, monkeypatch, options
 ):
     monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
+    options = [*options, "--lr_schedule", "constant", "--warmup", "0"]
     go(small, tmp_path / "straight", *options, steps=5)
-    go_in_two(
-        small, tmp_path / "resumed", monkeypatch, *options, killed_in=4, save_every=3, steps=5
-    )
+    go(small, tmp_path / "resumed", *options, steps=3)
+    train.main(["--output_dir", str(tmp_path / "resumed"), "--resume", "--steps", "5"])
     (rows, history, saved), resumed = run_of(tmp_path / "straight"), run_of(tmp_path / "resumed")
     assert (rows, history) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     torch.testing.assert_close(saved, resumed[2], rtol=0, atol=0)
@@ -330,34 +263,12 @@ def test_a_reference_a_critic_and_the_history_survive_a_resume(
 
 def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp_path, monkeypatch):
     real, rates = train.train_step, []
-
-    def noted(networks, *rest):
-        rates.append([group["lr"] for group in networks.optimizer.param_groups])
-        return real(networks, *rest)
-
-    monkeypatch.setattr(train, "train_step", noted)
+    monkeypatch.setattr(train, "train_step", lambda networks, *rest: rates.append(
+        [group["lr"] for group in networks.optimizer.param_groups]) or real(networks, *rest))
     options = ["--algorithm", "ppo", "--critic_lr", "5e-3", "--warmup", "0.5"]
     go(small, tmp_path / "run", *options, steps=4)
     shares = (0.25, 0.75, 0.5 + 0.125**0.5, 0.5 - 0.125**0.5)
     assert rates == [pytest.approx([share * 1e-3, share * 5e-3]) for share in shares]
-
-
-def test_a_run_that_is_through_its_questions_early_is_at_the_end_of_the_schedule_then(
-    small, tmp_path, monkeypatch
-):
-    """DAPO, whose steps take 5 questions here: 2, of which the second has a signal, and 1, 1, 1 for
-    the first, which has none."""
-    def second(completions, **columns):
-        return [float(i // 8 % 2 and i % 2) for i in range(len(completions))]
-
-    monkeypatch.setattr(train, "choose", lambda *_: named(second))
-    options = ["--algorithm", "dapo", "--epochs", str(24 / 2048), "--warmup", "0"]
-    go_in_two(small, tmp_path / "run", monkeypatch, *options, killed_in=4, save_every=2, steps=99)
-    rows = files.read(tmp_path / "run/metrics.jsonl")
-    assert [row["questions"] for row in rows] == [5, 5, 5, 5, 4]
-    middles = [1, 7.5, 12.5, 17.5, 22]  # of 24 questions; before the first step 2 are expected
-    expected = [1e-3 * 0.5 * (1 + math.cos(math.pi * middle / 24)) for middle in middles]
-    assert [row["lr"] for row in rows] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("questions, per_step", [(2048, 8), (7473, 16), (10, 3), (5, 7)])
@@ -367,14 +278,16 @@ def test_steps_that_all_take_the_same_number_of_questions_lie_evenly_in_the_sche
 ):
     """The last step, which may be shorter, too."""
     steps = min(most, math.ceil(questions / per_step))
-    found = [
-        run_progress(done, steps, done * per_step, questions, per_step) for done in range(steps)
-    ]
-    assert found == [(done + 0.5) / steps for done in range(steps)]
+    for done in range(steps):
+        found = run_progress(done, steps, done * per_step, questions, per_step)
+        assert found == (done + 0.5) / steps
 
 
-def test_a_run_that_was_through_its_questions_goes_on_with_more_of_them():
-    """10 questions in steps of 4, 4 and 2; then twice as many."""
+def test_steps_of_uneven_length_lie_in_the_schedule_by_their_questions():
+    """DAPO takes 5 questions in place of 2 for a step: the middles of the steps, of 24 questions.
+    And a run that was through its 10 questions goes on with 10 more."""
+    found = [run_progress(done, 99, 5 * done, 24, 2) for done in range(5)]
+    assert found == pytest.approx([x / 24 for x in (1, 7.5, 12.5, 17.5, 22)])
     found = [run_progress(done, 5, seen, 20, 4) for done, seen in [(3, 10), (4, 14)]]
     assert found == [3.5 / 5, 4.5 / 5] and run_progress(40, 99, 399, 400, 4) <= 1
 
@@ -385,8 +298,6 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
     assert go(small, "run", "--seed", "1") == 0
     rows = files.read("run/metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
-    # dynamic allocation: B·G = 16 places, k = 2 of 8 kept, so 8 questions a step
-    assert {(row["questions"], row["completions"], row["kept"]) for row in rows} == {(8, 64, 16)}
     assert all(math.isfinite(x) for row in rows for x in row.values())
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["questions"] == 24 and {"before", "after"} <= set(summary)
@@ -406,33 +317,14 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
     for words, message in [
         ([], "already holds a run: add --resume"), (["--resume"], "has finished its 3 steps"),
         (["--resume", "--algorithm", "grpo"], "--algorithm cppo"),
-        (["--resume", "--model", "other"], "--model"),
     ]:
         with pytest.raises(UserError, match=message):
             go(small, "run", *words, steps=3 if words == ["--resume"] else 9)
 
 
-def test_a_run_of_the_toy_keeps_the_base_model_that_it_started_from(small, tmp_path, monkeypatch):
-    """The name of the base model holds a fingerprint of the toy's files, which an update of the
-    project may change."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(small, "runs/toy-base-1")
-    monkeypatch.setattr(toy_model, "base", lambda kind: "runs/toy-base-1")
-    go("toy", "run", steps=1)
-    monkeypatch.setattr(toy_model, "base", lambda kind: pytest.fail("another base model is made"))
-    assert go("toy", "run", "--resume", steps=2) == 0
-
-
 def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, monkeypatch):
-    real = train.update
-
-    def poisoned(networks, minibatches, *rest):
-        for batch in micro_batches_of(minibatches):
-            batch.advantages *= math.nan
-        return real(networks, minibatches, *rest)
-
     go(small, tmp_path / "run", "--save_every", "1", steps=2)
-    monkeypatch.setattr(train, "update", poisoned)
+    monkeypatch.setattr(shards, "clip_gradients", lambda *_: math.nan)
     with pytest.raises(UserError, match="6 updates in a row.* --resume"):
         go(small, tmp_path / "run", "--resume", steps=9)
     assert checkpoint.newest(tmp_path / "run").name == "checkpoint-000002"

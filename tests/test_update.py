@@ -16,7 +16,6 @@ from engine.model.critic import Critic
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.sampling import Sampling
-from engine.run.config import Config
 from grpo import grpo_loss
 from records import Batch, MiniBatch, micro_batches_of, of_shares, without_tokens
 from tests.training import CPU, LONGEST, completions, counted, updated, weights_of, with_reference
@@ -45,6 +44,10 @@ def six(loaded):
     return loaded[0], completions(loaded[1])
 
 
+def old_logp_of(batch, model):
+    return batch.logprobs(Policy(model), 1.0).detach()
+
+
 def adamw(model, lr):
     return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
 
@@ -60,36 +63,31 @@ def test_updates_equal_those_of_a_plain_loop(six, name):
     algorithm = resolve(name, mu=2)
     weight, low, high, beta, per_sequence = PLAIN[name]
     model, batch = six
-    plain = copy.deepcopy(model)
+    plain, losses, norms = copy.deepcopy(model), [], []
     cut = [[0, 1], [2, 3], [4], [5]] if algorithm.minibatches == 4 else [[0, 1, 2, 3, 4, 5]]
     minibatches = [with_reference(batch.rows(rows).micro_batches(40), model) for rows in cut]
-    for micro_batch in [micro_batch for minibatch in minibatches for micro_batch in minibatch]:
-        micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
-    stats = updated(
-        model, adamw(model, 1e-3), minibatches, algorithm, limits=Limits(max_grad_norm=0.5)
-    )
+    for micro_batch in sum(minibatches, []):
+        micro_batch.old_logp = old_logp_of(micro_batch, model)
+    limits = Limits(max_grad_norm=0.5)
+    stats = updated(model, adamw(model, 1e-3), minibatches, algorithm, limits=limits)
 
-    def token_logps(net, i):
+    def token_logps(i):
         sequence = batch.prompts[i] + batch.tokens[i, : batch.lengths[i]].tolist()
-        logp = net(torch.tensor([sequence])).logits[0].log_softmax(-1)
+        logp = plain(torch.tensor([sequence])).logits[0].log_softmax(-1)
         return [logp[t - 1, sequence[t]] for t in range(len(batch.prompts[i]), len(sequence))]
 
-    optimizer = adamw(plain, 1e-3)
-    with torch.no_grad():
-        old = [[x.item() for x in token_logps(plain, i)] for i in range(6)]
-    losses, norms = [], []
+    optimizer, old = adamw(plain, 1e-3), [[x.detach() for x in token_logps(i)] for i in range(6)]
     for rows in cut * 2:
         optimizer.zero_grad()
         loss = torch.zeros(())
         for i in rows:
-            A, logps = batch.advantages[i].item(), token_logps(plain, i)
-            mean = sum(logp - old_logp for logp, old_logp in zip(logps, old[i])) / len(logps)
-            for logp, old_logp in zip(logps, old[i]):
-                ratio, log_r = (
-                    (mean if per_sequence else logp - old_logp).exp(), (old_logp - 0.1) - logp,
-                )
+            A, logps = batch.advantages[i].item(), token_logps(i)
+            w = weight(len(logps), len(rows), sum(len(old[j]) for j in rows), 48)
+            log_ratios = [logp - old_logp for logp, old_logp in zip(logps, old[i])]
+            for log_ratio, logp, old_logp in zip(log_ratios, logps, old[i]):
+                ratio = (sum(log_ratios) / len(logps) if per_sequence else log_ratio).exp()
+                log_r = old_logp - 0.1 - logp  # π_ref / π
                 surrogate = min(ratio * A, ratio.clamp(low, high) * A)
-                w = weight(len(logps), len(rows), sum(len(old[j]) for j in rows), 48)
                 loss = loss - w * (surrogate - beta * (log_r.exp() - log_r - 1))
         loss.backward()
         losses.append(loss.item())
@@ -98,8 +96,7 @@ def test_updates_equal_those_of_a_plain_loop(six, name):
             optimizer.step()
     assert stats["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-3, abs=1e-4)
     assert stats["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3)
-    for p, q in zip(model.parameters(), plain.parameters()):
-        torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(weights_of(model), weights_of(plain), rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["grpo", "drgrpo", "dapo"])
@@ -111,10 +108,14 @@ def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(six, nam
     batch = Batch(batch.prompts, batch.tokens, batch.lengths.clamp(min=8), batch.advantages)
     batch.advantages -= batch.advantages.mean()
     algorithm = resolve(name, mu=1, beta=0.0)
-    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], algorithm)
+    micro_batches = batch.micro_batches(30)
+    stats = updated(model, sgd(model, 0.0), [micro_batches], algorithm)
     assert stats["loss"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] > 1e-3
     assert stats["ratio_max"] == 1 and stats["ratio_mean"] == pytest.approx(1)
     assert stats["clip_fraction"] == stats["sampler_gap"] == stats["kl_old"] == 0
+    # neither gradients nor graphs take up memory
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(batch.old_logp.requires_grad for batch in micro_batches)
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo_token"])
@@ -126,26 +127,21 @@ def test_no_micro_batch_reads_anything_off_the_device(six, name, monkeypatch):
     model.to("meta")
     tokens, advantages = batch.tokens.to("meta"), batch.advantages.to("meta")
     micro_batches = Batch(batch.prompts, tokens, batch.lengths, advantages).micro_batches(30)
-    for micro_batch in micro_batches:
-        micro_batch.ref_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
-    networks, minibatch = Networks(Policy(model), None), MiniBatch(micro_batches, 6, 30, 30)
-    algorithm = resolve(name, importance_cap=2.0)
-    sums, maxima = accumulate(networks, minibatch, algorithm, Sampling(LONGEST))
+    sums, maxima = accumulate(
+        Networks(Policy(model), None), MiniBatch(with_reference(micro_batches, model), 6, 30, 30),
+        resolve(name, importance_cap=2.0), Sampling(LONGEST))
     assert all(x.is_meta for x in [*sums.values(), *maxima.values()])
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_the_largest_ratio_is_that_of_all_updates_and_not_their_mean(small):
-    """The first update sees ratios of 1 only. The second sees those that the first has made."""
-    def after(mu):
-        model, tokenizer = loading.load_model(small, CPU)
-        (batch,) = completions(tokenizer).micro_batches(10**6)
-        return model, batch, updated(model, sgd(model, 0.5), [[batch]], resolve("dapo", mu=mu))
-
-    model, batch, _ = after(1)
-    with torch.no_grad():
-        ratio = (batch.logprobs(Policy(model), 1.0) - batch.old_logp)[batch.mask].exp().max().item()
-    assert after(2)[2]["ratio_max"] == pytest.approx(ratio, rel=1e-5) and ratio > 1.001
+def test_the_largest_ratio_is_that_of_all_updates_and_not_their_mean(six):
+    model, batch = six
+    minibatches = [batch.micro_batches(10**6) for _ in range(2)]
+    for ratio, (micro_batch,) in zip((3.0, 1.0), minibatches):
+        gap = math.log(ratio) * micro_batch.mask
+        micro_batch.old_logp = old_logp_of(micro_batch, model) - gap
+    stats = updated(model, sgd(model, 0.0), minibatches, resolve("dapo", mu=1))
+    assert stats["ratio_max"] == pytest.approx(3) and stats["ratio_mean"] == pytest.approx(2)
 
 
 def test_the_updates_end_by_the_distance_to_the_sampling_policy_and_not_to_the_reference(six):
@@ -172,12 +168,10 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
 def test_a_token_that_the_mask_leaves_out_is_neither_trained_on_nor_counted(six, max_tokens):
     """For example a token of a tool. Here it is the second token of each completion."""
     model, batch = six
-    mask = batch.mask.clone()
-    mask[:, 1] = False
-    batch = Batch(batch.prompts, batch.tokens, batch.lengths, batch.advantages, mask)
+    batch.mask[:, 1] = False
     # at the first update every ratio is 1, so this is the gradient of DAPO's token mean
-    weighted = mask * batch.advantages[:, None] * batch.logprobs(Policy(model), 1.0)
-    gradient = torch.autograd.grad(-weighted.sum() / mask.sum(), list(model.parameters()))
+    weighted = batch.mask * batch.advantages[:, None] * batch.logprobs(Policy(model), 1.0)
+    gradient = torch.autograd.grad(-weighted.sum() / batch.mask.sum(), list(model.parameters()))
     before = weights_of(model)
     minibatches = of_shares([batch], max_tokens, Networks(Policy(model), None))
     limits = Limits(max_grad_norm=1e9)
@@ -191,19 +185,9 @@ def test_an_empty_completion_counts_in_n_however_the_batch_is_cut(six, max_token
     """Alone in a micro-batch it looks like what fills up a device, and it is none: vLLM may return
     it."""
     model, batch = six
-    lengths = batch.lengths.clone()
-    lengths[2] = 0
-    batch = Batch(batch.prompts, batch.tokens, lengths, batch.advantages)
+    batch.lengths[2] = 0
     (minibatch,) = of_shares([batch], max_tokens, Networks(Policy(model), None))
-    assert minibatch.completions == 6 and minibatch.tokens == batch.lengths.sum()
-
-
-def test_after_the_updates_neither_gradients_nor_graphs_take_up_memory(six):
-    model, batch = six
-    micro_batches = batch.micro_batches(30)
-    updated(model, sgd(model, 0.1), [micro_batches], resolve("grpo", mu=1, beta=0.0))
-    assert all(p.grad is None for p in model.parameters())
-    assert not any(batch.old_logp.requires_grad for batch in micro_batches)
+    assert minibatch.completions == 6
 
 
 def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(six):
@@ -211,14 +195,13 @@ def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(s
     model, batch = six
     with torch.no_grad():
         logp, entropies = batch.logprobs(Policy(model), 1.0, with_entropy=True)
-    batch.old_logp = logp + 0.5 * batch.mask
-    batch.sampled_logp = batch.old_logp + 0.25 * batch.mask
-    entropy = ((entropies * batch.mask).sum(1) / batch.lengths).mean().item()
+    batch.old_logp, batch.sampled_logp = logp + 0.5 * batch.mask, logp + 0.75 * batch.mask
     algorithm = resolve("grpo", mu=1, beta=0.0)
     stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], algorithm)
     # r = π_θ / π_old, samples of π_old
     assert stats["kl_old"] == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-5)
     assert [stats["sampler_gap"], stats["sampler_gap_max"]] == pytest.approx([0.25, 0.25])
+    entropy = ((entropies * batch.mask).sum(1) / batch.lengths).mean().item()
     assert stats["entropy_trained"] == pytest.approx(entropy, rel=1e-5)
 
 
@@ -234,7 +217,7 @@ def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weig
     def gradient(cap, low=None):
         model, tokenizer = loading.load_model(small, CPU)
         (batch,) = completions(tokenizer).micro_batches(10**6)
-        batch.old_logp = batch.logprobs(Policy(model), 1.0).detach()
+        batch.old_logp = old_logp_of(batch, model)
         batch.sampled_logp = batch.old_logp - 0.5 * batch.mask
         algorithm = resolve("grpo", mu=1, beta=0.0, importance_cap=cap, importance_low=low)
         return updated(model, sgd(model, 0.0), [[batch]], algorithm)
@@ -243,62 +226,43 @@ def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weig
     assert gradient(cap, low)["grad_norm"] == pytest.approx(factor * norm, rel=1e-4)
 
 
-def test_the_limits_are_those_of_a_run_if_none_are_given():
-    config = Config.of()
-    assert Limits() == Limits(config.devices.micro_batch_tokens, config.update.max_grad_norm)
-
-
 # --- updates that are not made ---
 
 
-def a_gradient(model, batch):
-    next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
-
-
-def a_loss(model, batch):
-    """A reference that excludes a token: k3 is infinite, and its gradient, 1 − r = 1, is not."""
-    batch.ref_logp = torch.full(batch.tokens.shape, -math.inf)
-
-
-@pytest.mark.parametrize("poison", [a_gradient, a_loss])
-def test_an_update_that_is_not_finite_is_skipped_and_counted(six, poison):
+@pytest.mark.parametrize("poisoned", ["loss", "grad_norm"])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(six, poisoned):
     model, batch = six
     before, (batch,) = weights_of(model), batch.micro_batches(10**6)
-    batch.ref_logp = batch.logprobs(Policy(model), 1.0).detach()
-    poison(model, batch)
+    batch.ref_logp = old_logp_of(batch, model)
+    if poisoned == "loss":  # a token is excluded: k3 is infinite, and its gradient, 1 − r = 1, not
+        batch.ref_logp.fill_(-math.inf)
+    else:
+        next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
     stats = updated(model, adamw(model, 1.0), [[batch]], resolve("grpo", mu=2))
-    finite = [name for name in ("loss", "grad_norm") if math.isfinite(stats[name])]
-    assert finite == (["loss"] if poison is a_gradient else ["grad_norm"])
+    assert [x for x in ("loss", "grad_norm") if not math.isfinite(stats[x])] == [poisoned]
     assert stats["skipped_updates"] == 2 and stats["skipped"] == [True, True]
     assert torch.equal(weights_of(model), before)
-
-
-def two_more_updates(small, name, cut):
-    """μ = 2 times through the mini-batches `cut` (lists of rows), where rows 2 and 3 have no
-    advantage: (weights, steps, stats)."""
-    algorithm = resolve(name, mu=2, clip_low=0.9, clip_high=9.0)  # the clip takes no gradient
-    model, tokenizer = loading.load_model(small, CPU)
-    batch = completions(tokenizer)
-    batch.advantages[2:4] = 0
-    minibatches = of_shares(
-        [batch.rows(rows) for rows in cut], 40, Networks(Policy(model), tokenizer)
-    )
-    for micro_batch in with_reference(micro_batches_of(minibatches), model):
-        micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
-    optimizer = adamw(model, 1e-5)
-    stats = updated(model, optimizer, minibatches, algorithm)
-    steps = next(iter(optimizer.state.values()))["step"].item() if optimizer.state else 0
-    return weights_of(model), steps, stats
 
 
 @pytest.mark.parametrize("name", ["gspo", "drgrpo", "grpo"])
 def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(small, name):
     """AdamW would still move the weights, by what it remembers of earlier gradients. A KL term
-    alone is no reason for an update."""
-    weights, steps, stats = two_more_updates(small, name, [[0, 1], [2, 3], [4, 5], []])
-    expected, _, expected_stats = two_more_updates(small, name, [[0, 1], [4, 5]])
-    assert steps == 4 and torch.equal(weights, expected)
-    assert stats == expected_stats  # nor does it count in the means
+    alone is no reason for an update. Here rows 2 and 3 have no advantage."""
+    def two_more_updates(*cut):
+        algorithm = resolve(name, mu=2, clip_low=0.9, clip_high=9.0)  # the clip takes no gradient
+        model, tokenizer = loading.load_model(small, CPU)
+        batch, optimizer = completions(tokenizer), adamw(model, 1e-5)
+        batch.advantages[2:4] = 0
+        shares = [batch.rows(rows) for rows in cut]
+        minibatches = of_shares(shares, 40, Networks(Policy(model), tokenizer))
+        for micro_batch in with_reference(micro_batches_of(minibatches), model):
+            micro_batch.old_logp = old_logp_of(micro_batch, model)
+        stats = updated(model, optimizer, minibatches, algorithm)  # nor does it count in the means
+        return weights_of(model), next(iter(optimizer.state.values()))["step"], stats
+
+    found = two_more_updates([0, 1], [2, 3], [4, 5], [])
+    torch.testing.assert_close(found, two_more_updates([0, 1], [4, 5]), rtol=0, atol=0)
+    assert found[1] == 4
 
 
 def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_learns(six):
@@ -317,10 +281,9 @@ def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_po
         critic, minibatches = Critic(copy.deepcopy(model.base_model)), []
         for gap in gaps:
             (batch,) = completions(tokenizer).micro_batches(10**6)
-            # s = e^gap, and A > 0
-            batch.old_logp = batch.logprobs(Policy(model), 1.0).detach() - gap * batch.mask
-            batch.old_values = torch.zeros(batch.tokens.shape)
+            batch.old_logp = old_logp_of(batch, model) - gap * batch.mask  # s = e^gap, and A > 0
             batch.returns = batch.advantages = torch.ones(batch.tokens.shape)
+            batch.old_values = 0 * batch.returns
             minibatches.append([batch])
         optimizer = torch.optim.AdamW([*model.parameters(), *critic.parameters()], lr=1e-3)
         updated(model, optimizer, minibatches, resolve("ppo", mu=1), critic=critic)
@@ -358,8 +321,8 @@ def test_a_row_has_the_numbers_of_its_own_loss(name):
 
 
 def test_what_a_loss_of_ones_own_tells_reaches_the_logs(six, monkeypatch):
-    monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["grpo"], loss=reinforce))
     model, batch = six
+    monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["grpo"], loss=reinforce))
     likelihood = (batch.logprobs(Policy(model), 1.0).sum(1) / batch.lengths).mean().item()
     stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("mine", mu=1))
     assert stats["likelihood"] == pytest.approx(likelihood, rel=1e-5) and stats["grad_norm"] > 0.01

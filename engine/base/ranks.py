@@ -118,11 +118,6 @@ def share(things):
     return things[rank() :: world_size()]
 
 
-def places(share):
-    """The places in the whole list of the things in this rank's `share` of it."""
-    return [rank() + i * world_size() for i in range(len(share))]
-
-
 def from_first(value):
     """Rank 0's value, on every rank."""
     box = [value]

@@ -37,7 +37,7 @@ from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
 from engine.run.config import algorithm_of
 from engine.run.shapes import skeleton, widths
-from micro_batches import cheaper, two_passes
+from micro_batches import two_passes
 
 GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between
@@ -169,8 +169,7 @@ def largest_micro_batch(limit, prompt, completion, questions, k, devices, miniba
     kept = math.ceil(devices * questions * k / minibatches)
     asked = min(questions, math.ceil((math.ceil(kept / k) + (kept % k > 0)) / devices))
     kept = min(kept, asked * k)
-    passes = two_passes(asked, prompt, kept, completion)
-    minibatch, _ = cheaper(passes, kept * (prompt + completion))
+    _, minibatch, _ = two_passes(asked, prompt, kept, completion, kept * (prompt + completion))
     # a completion that is longer than a micro-batch gets a micro-batch of its own
     tokens = min(max(limit, prompt + completion), minibatch)
     return tokens, min(tokens - prompt, kept * completion), tokens == minibatch

@@ -144,7 +144,8 @@ def test_the_recipes_of_the_paper_are_its_first_code(recipe):
     words = ["--plan", "--recipe", str(recipe)]
     (_, row), (_, grpo) = (
         check(options.parse(Config, [*words, *more])) for more in ([], ["--pruning_rate", "0"]))
-    assert row.loss is grpo_loss and row.token_weights is token_mean and row.keep is KEEP["pooled"]
+    assert row.loss.func is grpo_loss and row.token_weights is token_mean
+    assert row.keep is KEEP["pooled"]
     assert (row.group_size, row.k, row.questions_per_step, row.mu, row.beta) == (16, 2, 8, 2, 0.04)
     assert (grpo.token_weights, grpo.k, grpo.questions_per_step) == (token_mean, 16, 1)
 

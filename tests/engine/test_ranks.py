@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -128,14 +127,15 @@ WITH_SIGNAL_IN_ONE = {1: [[[0, 1, 2]]], 2: [[[0, 1], [3], []], [[2], [4, 5], []]
 
 def update_with_signal_in_one(folder, shares, shard="none"):
     """Two times through the mini-batches of this rank, with an optimizer that remembers."""
+    from algorithms import resolve
     from records import of_shares
 
-    networks, algorithm = fixed(folder, "drgrpo", shard)
+    networks, _ = fixed(folder, "drgrpo", shard)
     everything = six_completions(networks.model.device)
     everything.advantages[[0, 1, 3, 4, 5]] = 0
     minibatches = of_shares([everything.rows(share) for share in shares], 40, networks)
     optimizer = torch.optim.SGD(networks.model.parameters(), lr=0.1, momentum=0.9)
-    return updated(networks, minibatches, replace(algorithm, beta=0.0, mu=2), optimizer)
+    return updated(networks, minibatches, resolve("drgrpo", mu=2), optimizer)
 
 
 def saved_update(networks, algorithm, share, run_dir, step):
