@@ -36,7 +36,7 @@ from engine.run.answers import (
     stamp_of,
 )
 from engine.run.checks import without_effect
-from engine.run.options import LARGEST, check_limits, option, parse, run_program
+from engine.run.options import LARGEST, option, parse, run_program
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
 from engine.tasks.table import task_of
@@ -290,7 +290,6 @@ def check(config):
         (sampled, lambda c, _: c.samples, "has no effect with --samples 0: nothing is sampled"),
     ]):
         raise UserError(sentence)
-    check_limits(config)
     if not config.temperature > 0:
         raise UserError(f"--temperature must be above 0, not {config.temperature}: "
                         "the greedy completion is always scored.")

@@ -11,7 +11,6 @@ from engine.base.errors import UserError, refuse
 from engine.base.files import own_function
 from engine.model.folders import refuse_missing, resolve_model
 from engine.model.vllm import TESTED, filtered
-from engine.run.options import check_limits
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
 
@@ -61,7 +60,6 @@ def check_given(config):
     o, table = config.options, ALGORITHMS
     refuse([(o.algorithm not in table,
              f"unknown algorithm '{o.algorithm}': there are {', '.join(table)}.")])
-    check_limits(config)
     check_row(o)
     check_sampler(config.sampling, o.lora, o.plan)
     others = {"--shard full": o.shard == "full", "PPO": table[o.algorithm].critic,
