@@ -85,11 +85,10 @@ def check_row(o):
     name, keep, row = o.algorithm, o.keep, ALGORITHMS[o.algorithm]
     default, ks, own_file = row.keep, row.ks or (0,), (keep or "").partition(":")[0].endswith(".py")
     taken = {option for other in ALGORITHMS.values() for option in other.takes}
-    for option in sorted(taken - set(row.takes)):  # others do
-        takers = ", ".join(name for name, other in ALGORITHMS.items() if option in other.takes)
-        refuse([(getattr(o, option) not in (None, SAME_AS_NONE.get(option)),
-                 f"--{option} does not fit {name}: leave it out, or take an algorithm that it "
-                 f"belongs to ({takers}).")])
+    refuse((getattr(o, option) not in (None, SAME_AS_NONE.get(option)),
+            f"--{option} does not fit {name}: leave it out, or take one of "
+            f"{', '.join(other for other in ALGORITHMS if option in ALGORITHMS[other].takes)}.")
+           for option in sorted(taken - set(row.takes)))
     refuse([
         (keep and keep not in KEEP and not own_file,
          f"unknown rule --keep {keep}: there are {', '.join(KEEP)}, and FILE.py:FUNCTION."),

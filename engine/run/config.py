@@ -260,9 +260,10 @@ def own_rule(function, name):
         rows, own = returned if pair else (returned, returned)
         try:
             rows, own = torch.as_tensor(rows).cpu(), torch.as_tensor(own).to("cpu", torch.float32)
+            whole = rows.dtype == torch.int64 or not len(rows)  # for torch an empty list is float32
             inside = rows.dim() == 1 and set(rows.tolist()) <= set(range(n))
             once = len(rows.unique()) == len(rows)
-            right = inside and once and own.shape == rows.shape and own.isfinite().all()
+            right = whole and inside and once and own.shape == rows.shape and own.isfinite().all()
         except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
             right = False
         if not right:

@@ -2,7 +2,6 @@
 misbehaves."""
 
 import json
-import re
 import signal
 import sys
 import tempfile
