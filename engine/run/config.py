@@ -318,11 +318,11 @@ def fill_in(config):
 def check(config):
     """Refuse options that cannot work. Returns (Config, Algorithm), as `fill_in`."""
     checks.check_given(config)
-    usual = usual_of(config.row.algorithm, config.data.dataset)
     config, algorithm = fill_in(config)
-    o, without_effect = config.options, checks.without_effect
+    o = config.options
+    useless = checks.without_effect(o, usual_of(config), algorithm, checks.REFUSED)
     refuse([
-        *((True, sentence) for sentence in without_effect(o, usual, algorithm, checks.REFUSED)),
+        *((True, sentence) for sentence in useless),
         (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
          f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
          f"{o.overlong_cache}."),
@@ -336,14 +336,15 @@ def check(config):
     return config, algorithm
 
 
-def usual_of(algorithm, dataset):
-    """All options of a run of this algorithm on this data set, if no other is given."""
-    return fill_in(Config.of(algorithm=algorithm, dataset=dataset))[0].options
+def usual_of(config):
+    """All options of a run of the same algorithm on the same data set, if no other is given."""
+    usual = Config.of(algorithm=config.row.algorithm, dataset=config.data.dataset)
+    return fill_in(usual)[0].options
 
 
 def notes_of(config, algorithm):
     """Sentences about options that have no effect, and about LoRA's learning rate."""
-    usual, options = usual_of(config.row.algorithm, config.data.dataset), config.options
+    usual, options = usual_of(config), config.options
     notes = checks.without_effect(options, usual, algorithm, checks.NOTED)
     notes += checks.slow_sampler(options)
     if options.lora and options.lr == usual.lr:

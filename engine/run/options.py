@@ -93,8 +93,10 @@ def parse(config_class, argv, saved=None):
         except argparse.ArgumentError as error:
             raise UserError(f"{source}{error}. `--help` lists all options.") from None
         if unknown:
-            name = unknown[0].split("=")[0]
-            hint = meant(name.lstrip("-"), vars(values)) or "`--help` lists all options."
+            name, ours = unknown[0].split("=")[0], [f"--{option}" for option in vars(values)]
+            near = difflib.get_close_matches(f"--{name.lstrip('-')}", ours, n=1, cutoff=0.85)
+            hint = f"did you mean {near[0]}?" if near else (
+                "`--help` lists all options, docs/names.md those of TRL and verl with ours.")
             raise UserError(f"{source}unknown option {name}: {hint}")
         return vars(values)
 
@@ -145,55 +147,7 @@ def check_limits(config):
                          f"--{f.name} must lie in {limits}, not {value}.")])
 
 
-# --- an unknown option, and how a program ends ---
-
-# Ours: theirs. docs/names.md says where they differ. verl's names stand here without their folders,
-# as n for actor_rollout_ref.rollout.n
-THEIRS = {
-    "model": "model_name_or_path path",
-    "dataset": "dataset_name train_files",
-    "group_size": "num_generations n",
-    "questions_per_step": "per_device_train_batch_size steps_per_generation train_batch_size",
-    "minibatches": "steps_per_generation gradient_accumulation_steps train_batch_size "
-                   "ppo_mini_batch_size",
-    "micro_batch_tokens": "per_device_train_batch_size ppo_micro_batch_size_per_gpu "
-                          "ppo_max_token_len_per_gpu",
-    "mu": "num_iterations ppo_epochs",
-    "beta": "kl_loss_coef use_kl_loss",
-    "clip_low": "epsilon clip_ratio_low",
-    "clip_high": "epsilon_high clip_ratio_high",
-    "max_new_tokens": "max_completion_length max_response_length",
-    "max_prompt_tokens": "max_prompt_length",
-    "rewards": "reward_funcs reward_weights",
-    "algorithm": "loss_type loss_agg_mode scale_rewards norm_adv_by_std_in_grpo "
-                 "importance_sampling_level loss_mode",
-    "max_rollouts": "filter_groups",
-    "mask_truncated": "mask_truncated_completions",
-    "importance_cap": "vllm_importance_sampling_mode rollout_is",
-    "importance_low": "vllm_importance_sampling_clip_min",
-    "lr": "learning_rate",
-    "warmup": "warmup_steps lr_warmup_steps_ratio",
-    "lr_schedule": "lr_scheduler_type",
-    "max_grad_norm": "clip_grad",
-    "epochs": "num_train_epochs total_epochs",
-    "steps": "max_steps total_training_steps",
-    "rollout": "use_vllm name",
-    "vllm_share": "vllm_gpu_memory_utilization gpu_memory_utilization",
-    "save_every": "save_steps save_freq",
-    "save_total_limit": "max_actor_ckpt_to_keep",
-    "log": "report_to logger",
-}
-
-
-def meant(name, options):
-    """What a user may have meant by an unknown option: the end of a sentence, or "". options: the
-    known names."""
-    last = name.replace("-", "_").rpartition(".")[2]  # actor_rollout_ref.actor.optim.lr is lr
-    ours = [o for o in options if o == last or last in THEIRS.get(o, "").split()]
-    if ours:
-        return f"in this project it is {' or '.join(f'--{o}' for o in ours)} (docs/names.md)."
-    near = difflib.get_close_matches(f"--{name}", [f"--{o}" for o in options], n=1, cutoff=0.85)
-    return f"did you mean {near[0]}?" if near else ""
+# --- how a program ends ---
 
 
 def run_program(main):
