@@ -26,8 +26,8 @@ def option(default, help, *, limits=None, choices=None):
     limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not; "∞)"
     stands for "LARGEST]". None is always allowed. choices: the words that are allowed.
     """
-    more = {"help": help.replace("%", "%%")} | ({"choices": choices} if choices else {})
-    return field(default=default, metadata={"limits": limits, "argument": more})
+    argument = {"help": help.replace("%", "%%"), "choices": choices}
+    return field(default=default, metadata={"limits": limits, "argument": argument})
 
 
 # --- a config made of records ---
@@ -100,13 +100,12 @@ def parse(config_class, argv, saved=None):
             raise UserError(f"{source}unknown option {name}: {hint}")
         return vars(values)
 
-    earlier, recipe = as_words(saved or {}), read(argv).get("recipe")
-    read(earlier, "run.json: ")  # a mistake is told with its source
-    if recipe:
-        words = as_words(read_recipe(recipe))
-        read(words, f"the recipe {recipe}: ")
-        earlier += words
-    config = compose(config_class, read([*earlier, *argv]))
+    words = as_words(saved or {})
+    if recipe := read(argv).get("recipe"):
+        of_recipe = as_words(read_recipe(recipe))
+        read(of_recipe, f"the recipe {recipe}: ")  # so that a mistake is told with its source
+        words += of_recipe
+    config = compose(config_class, read([*words, *argv]))
     check_limits(config)
     return config
 
