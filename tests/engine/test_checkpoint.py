@@ -153,9 +153,11 @@ def test_logs_are_cut_to_the_checkpoint_and_lose_only_lines_that_cannot_be_read(
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(
         b'{"step": 1}\n{"step": 2, "loss\x00\xff\n17\n{"step": 3}\n{"step": 4}\n{"ste')
+    files.append(tmp_path / "samples.jsonl", {"step": 3}, {"step": 4})
     (tmp_path / "summary.json").touch()  # the run goes on, so it is not finished
     metrics.start_logs(tmp_path, 3)
     assert files.read(path) == [{"step": 1}, {"step": 3}]
+    assert files.read(tmp_path / "samples.jsonl") == [{"step": 3}]
     assert not (tmp_path / "summary.json").exists()
 
 
