@@ -36,7 +36,7 @@ from engine.run.answers import (
     stamp_of,
 )
 from engine.run.checks import without_effect
-from engine.run.options import LARGEST, check_limits, option, parse, run_program
+from engine.run.options import LARGEST, option, parse, run_program
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
 from engine.tasks.table import task_of
@@ -270,7 +270,6 @@ def check(config):
         ({"temperature", "top_p", "top_k", "seed"}, lambda c, _: c.samples,
          "has no effect with --samples 0: nothing is sampled"),
     ]))
-    check_limits(config)
     config.benchmark = config.benchmark or ["toy"]
     for name in config.benchmark:
         check_dataset(name, config.model)

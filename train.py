@@ -132,7 +132,7 @@ def train(config, algorithm, device):
             rng = run.begin_step()
             run.record(train_step(
                 networks, algorithm, rewards, sampling, limits, run.next_questions, rng,
-                run.history))
+                run.state["history"]))
     return run.close(evaluate, notes)
 
 

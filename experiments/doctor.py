@@ -17,9 +17,11 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.run.folder import options_of
 from engine.run.options import run_program
-from engine.run.state import LEAST_MOVE
 from rewards import extract_answer, extract_code, gold_answer, same_number
 
+# AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
+# 1e-3
+LEAST_MOVE = 1e-4
 # start: mean of an eighth of the values; end: of a quarter; most: the largest, at `step`
 Metric = namedtuple("Metric", "start end mean most step rises count", defaults=[0.0] * 7)
 

@@ -13,7 +13,7 @@ import torch
 
 import eval as evaluation
 from engine.run.config import Config, fill_in
-from engine.run.options import option_fields, parse
+from engine.run.options import flat, parse
 from engine.scoring.score import choose
 from grpo import group_advantages
 from tests.training import one_step
@@ -127,7 +127,7 @@ def options_of(program):
     """Names of the options of a program, read from its source: `name: type = option(…)`, or an
     argument of argparse."""
     if program == "train.py":
-        return {f.name for f in option_fields(Config)}
+        return set(flat(Config()))
     text = (ROOT / program).read_text()
     return {*re.findall(r"^    (\w+): .* = option\(", text, re.MULTILINE),
             *re.findall(r"add_argument\(\s*\"--(\w+)\"", text)}  # fmt: skip

@@ -40,10 +40,7 @@ def questions_in_a_batch(batch_size, samples):
 def read_answers(path):
     """(setting, records) of a file of answers, without lines that cannot be read. Without a file:
     (None, [])."""
-    try:
-        records = files.read(path)
-    except (ValueError, RecursionError):  # no UTF-8; a number of 5,000 digits; JSON nested too deep
-        records = [None]
+    records = files.read(path)
     if records and not (isinstance(records[0], dict) and "setting" in records[0]):
         raise UserError(
             f"{path} is no file of answers that eval.py has written: name another --output_dir, or "
@@ -67,17 +64,14 @@ def open_answers(path, setting):
             f"{path} holds answers in another setting ({changed}): name another --output_dir, or "
             "remove it."
         )
-    samples = {"greedy": 1, "sampled": setting["samples"] or 1}
-    size = {part: questions_in_a_batch(setting["batch_size"], n) for part, n in samples.items()}
-    kept = []
-
-    def batch_of(record):
-        return record["part"], record["index"] // size[record["part"]]
-
-    for (part, batch), group in groupby(records, batch_of):
-        answers, questions = list(group), min(size[part], setting["questions"] - batch * size[part])
-        if len(answers) == questions * samples[part]:
-            kept += answers
+    kept, questions = [], setting["questions"]
+    for part, samples in [("greedy", 1), ("sampled", setting["samples"] or 1)]:
+        size = questions_in_a_batch(setting["batch_size"], samples)
+        of_part = [record for record in records if record["part"] == part]
+        for start in range(0, questions, size):
+            end = min(start + size, questions)
+            batch = [record for record in of_part if start <= record["index"] < end]
+            kept += batch if len(batch) == (end - start) * samples else []
     files.write(path, files.as_lines([{"setting": setting}, *kept]))
     return kept
 
@@ -108,10 +102,7 @@ def stamp_of(name):
 
     name: a path, FILE.py:FUNCTION, RewardModel:DIR, or the name of a reward; ":WEIGHT" may follow.
     """
-    name = name.removeprefix("RewardModel:")
-    while ":" in name and not Path(name).exists():
-        name = name.rpartition(":")[0]
-    path = Path(name)
+    path = Path(name.removeprefix("RewardModel:").split(":")[0])
     files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
     stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(stamps).encode()).hexdigest()[:16] if stamps else ""

@@ -15,7 +15,6 @@ the learning rate follows from the steps made and the questions taken. If a run 
 machines, all ranks must see the same run folder.
 """
 
-import contextlib
 import hashlib
 import json
 import shutil
@@ -27,7 +26,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from engine.base import ranks
+from engine.base import files, ranks
 from engine.base.errors import one_line, refuse
 from engine.model import shards
 from engine.model.folders import checkpoints
@@ -49,57 +48,43 @@ def save(run_dir, networks, state, others, limit=2):
     """
     import torch.distributed.checkpoint as dcp  # imports in functions here are slow ones
 
-    run_dir = Path(run_dir)
-    final, unfinished = (
-        run_dir / f"checkpoint-{state['step']:06d}", run_dir / "unfinished-checkpoint",
-    )
+    final = Path(run_dir, f"checkpoint-{state['step']:06d}")
+    unfinished = Path(run_dir, "unfinished-checkpoint")
     weights = None  # save_pretrained finds whole weights by itself
-    if shards.is_sharded(networks.model):
-        weights = {}  # in the memory of the first rank's host
-        for name, tensor in shards.whole_weights(networks.model):
-            weights |= {name: tensor.cpu()} if ranks.rank() == 0 else {}
+    if shards.is_sharded(networks.model):  # to the memory of the first rank's host
+        parts = shards.whole_weights(networks.model)
+        weights = {name: tensor.cpu() for name, tensor in parts if ranks.rank() == 0}
 
     def export():
         shutil.rmtree(unfinished, ignore_errors=True)
         networks.model.save_pretrained(unfinished, state_dict=weights)
         networks.tokenizer.save_pretrained(unfinished)
-        (unfinished / "state.json").write_text(
-            json.dumps(state, ensure_ascii=False), encoding="utf-8"
-        )
+        files.write(unfinished / "state.json", json.dumps(state, ensure_ascii=False))
 
     def share():
         trained = bool(networks.optimizer.state)  # empty before the first update
         dcp.save(sharded_state(networks, others, trained), checkpoint_id=unfinished / "networks")
 
     def finish():
-        sums = json.dumps(checksums(unfinished), indent=2)
-        (unfinished / "checksums.json").write_text(sums, encoding="utf-8")
+        files.write(unfinished / "checksums.json", json.dumps(checksums(unfinished), indent=2))
         shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
         unfinished.rename(final)
         for path in checkpoints(run_dir)[:-limit]:
             shutil.rmtree(path)
 
     for work in (export, share, finish):
-        problem = attempt(work, run_dir) if ranks.rank() == 0 or work is share else None
-        problem = next(filter(None, ranks.gather([problem])), None)
-        if problem:
+        problems = []
+        try:
+            if ranks.rank() == 0 or work is share:
+                work()
+        except (OSError, RuntimeError, SafetensorError, dcp.api.CheckpointException) as error:
+            # torch does not say that a disk is full
+            free = shutil.disk_usage(run_dir).free / 1e6
+            problems = [f"{one_line(reason_of(error))}; {free:.0f} MB are free there"]
+        if problems := ranks.gather(problems):
             if ranks.rank() == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            return problem
-
-
-def attempt(work, folder):
-    """Call `work`. Returns None, or why it failed. The free space is added: torch does not say that
-    a disk is full."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    try:
-        work()
-    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
-        reason = one_line(reason_of(error))
-        with contextlib.suppress(OSError):  # the disk itself may be gone
-            reason += f"; {shutil.disk_usage(folder).free / 1e6:.0f} MB are free there"
-        return reason
+            return problems[0]
 
 
 def reason_of(error):
@@ -129,7 +114,6 @@ def restore(folder, networks, others):
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import state_dict
-    from torch.distributed.checkpoint.api import CheckpointException
 
     from engine.run.reader import Planner, Reader
 
@@ -139,7 +123,7 @@ def restore(folder, networks, others):
     state = sharded_state(networks, others, with_optimizer="optimizer" in names)
     try:
         dcp.load(state, storage_reader=reader, planner=Planner())
-    except CheckpointException as error:
+    except dcp.api.CheckpointException as error:
         raise reason_of(error) from None
     for name, network in others.items():
         state_dict.set_model_state_dict(network, state[name])
@@ -154,24 +138,19 @@ def checksums(folder):
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    files = [path for path in sorted(Path(folder).rglob("*"))
+    paths = [path for path in sorted(Path(folder).rglob("*"))
              if path.is_file() and path.name != "checksums.json"]
     with ThreadPoolExecutor() as pool:  # threads help: hashing does not hold Python's lock
-        names = (str(path.relative_to(folder)) for path in files)
-        return dict(zip(names, pool.map(digest, files)))
+        return dict(zip((str(p.relative_to(folder)) for p in paths), pool.map(digest, paths)))
 
 
-def damaged(folder):
-    """The files of a checkpoint that have changed since they were written.
-
-    If checksums.json is missing or cut off, it is the only file of the list.
-    """
+def is_damaged(folder):
+    """Whether a file of a checkpoint has changed since it was written. Other files may be there."""
     try:
         written = json.loads((folder / "checksums.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return ["checksums.json"]
-    found = checksums(folder)
-    return [name for name in written if found.get(name) != written[name]]
+        return True
+    return not written.items() <= checksums(folder).items()
 
 
 def newest(run_dir):
@@ -196,23 +175,13 @@ def resume(run_dir):
     one of the run.
     """
     newest(run_dir)
-    folder, notes = ranks.from_first(undamaged(run_dir) if ranks.rank() == 0 else None)
+    found, notes = checkpoints(run_dir)[::-1], []
+    whole = (path for path in found if not is_damaged(path))
+    folder = ranks.from_first(next(whole, None) if ranks.rank() == 0 else None)
     refuse([(folder is None, f"nothing to resume: every checkpoint of {run_dir} is damaged. Start "
                              "a new run in another folder.")])
+    for path in found[: found.index(folder)] if ranks.rank() == 0 else ():
+        place = path.rename(tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir))
+        notes.append(f"{path} is damaged and was renamed to {place.name}: the run goes on from "
+                     f"{folder.name}.")
     return str(folder), json.loads((folder / "state.json").read_text(encoding="utf-8")), notes
-
-
-def undamaged(run_dir):
-    """(the newest undamaged checkpoint, notes about the newer ones, which are renamed); (None, [])
-    if all are damaged. No file is deleted."""
-    harmed, notes = {}, []
-    for folder in reversed(checkpoints(run_dir)):
-        if names := damaged(folder):
-            harmed[folder] = names
-            continue
-        for path, names in harmed.items():
-            place = path.rename(tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir))
-            notes.append(f"{path} is damaged ({', '.join(names)}) and was renamed to {place.name}: "
-                         f"the run goes on from {folder.name}.")
-        return folder, notes
-    return None, []

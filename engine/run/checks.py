@@ -11,7 +11,6 @@ from engine.base.errors import UserError, refuse
 from engine.base.files import own_function
 from engine.model.folders import refuse_missing, resolve_model
 from engine.model.vllm import TESTED, filtered
-from engine.run.options import check_limits
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
 
@@ -61,7 +60,6 @@ def check_given(config):
     o, table = config.options, ALGORITHMS
     refuse([(o.algorithm not in table,
              f"unknown algorithm '{o.algorithm}': there are {', '.join(table)}.")])
-    check_limits(config)
     check_row(o)
     check_sampler(config.sampling, o.lora, o.plan)
     others = {"--shard full": o.shard == "full", "PPO": table[o.algorithm].critic,
@@ -87,11 +85,10 @@ def check_row(o):
     name, keep, row = o.algorithm, o.keep, ALGORITHMS[o.algorithm]
     default, ks, own_file = row.keep, row.ks or (0,), (keep or "").partition(":")[0].endswith(".py")
     taken = {option for other in ALGORITHMS.values() for option in other.takes}
-    for option in sorted(taken - set(row.takes)):  # others do
-        takers = ", ".join(name for name, other in ALGORITHMS.items() if option in other.takes)
-        refuse([(getattr(o, option) not in (None, SAME_AS_NONE.get(option)),
-                 f"--{option} does not fit {name}: leave it out, or take an algorithm that it "
-                 f"belongs to ({takers}).")])
+    refuse((getattr(o, option) not in (None, SAME_AS_NONE.get(option)),
+            f"--{option} does not fit {name}: leave it out, or take one of "
+            f"{', '.join(other for other in ALGORITHMS if option in ALGORITHMS[other].takes)}.")
+           for option in sorted(taken - set(row.takes)))
     refuse([
         (keep and keep not in KEEP and not own_file,
          f"unknown rule --keep {keep}: there are {', '.join(KEEP)}, and FILE.py:FUNCTION."),

@@ -1,7 +1,6 @@
 """The options of a run, in records, and how a command line becomes a Config and an Algorithm."""
 
 import copy
-import functools
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,13 +9,12 @@ from types import SimpleNamespace
 import torch
 
 import algorithms
-from engine.base import ranks
 from engine.base.errors import UserError, one_line, refuse
 from engine.base.files import own_function
 from engine.model.networks import SAMPLERS
 from engine.model.sampling import Sampling
-from engine.run import checkpoint, checks, folder
-from engine.run.options import LARGEST, as_words, compose, flat, option, parse
+from engine.run import checks, folder
+from engine.run.options import LARGEST, compose, flat, option, parse
 from engine.run.state import SCHEDULES
 from engine.tasks.table import task_of
 
@@ -233,6 +231,7 @@ class Config:
     @classmethod
     def of(cls, **options):
         """Config.of(algorithm="cppo", lr=1e-6): each option goes to its record."""
+        assert not (unknown := options.keys() - flat(cls())), f"no such option: {unknown}"
         return compose(cls, options)
 
     @property
@@ -252,19 +251,19 @@ def own_rule(function, name):
     """
 
     def keep(rollout, advantages, k):
+        n = advantages.numel()
         try:
             returned = function(copy.deepcopy(rollout), advantages.clone(), k)
         except (Exception, SystemExit) as error:
             raise UserError(f"--keep {name} failed: {one_line(error)}.") from error
-        n, pair = advantages.numel(), isinstance(returned, tuple) and len(returned) == 2
-        rows, own = returned if pair else (returned, None)
+        pair = isinstance(returned, tuple) and len(returned) == 2
+        rows, own = returned if pair else (returned, returned)
         try:
-            rows = torch.as_tensor(rows).cpu()
-            own = torch.as_tensor(own).to("cpu", torch.float32) if pair else torch.zeros_like(rows)
+            rows, own = torch.as_tensor(rows).cpu(), torch.as_tensor(own).to("cpu", torch.float32)
             whole = rows.dtype == torch.int64 or not len(rows)  # for torch an empty list is float32
-            once = rows.dim() == 1 and len(rows.unique()) == len(rows)
-            inside = ((0 <= rows) & (rows < n)).all()
-            right = whole and once and inside and own.shape == rows.shape and own.isfinite().all()
+            inside = rows.dim() == 1 and set(rows.tolist()) <= set(range(n))
+            once = len(rows.unique()) == len(rows)
+            right = whole and inside and once and own.shape == rows.shape and own.isfinite().all()
         except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
             right = False
         if not right:
@@ -280,21 +279,18 @@ def own_rule(function, name):
 
 # --- from a command line to a Config and an Algorithm ---
 
-# the options that `resolve` takes, besides the algorithm's name and `keep`
-OF_THE_ROW = [f.name for f in fields(RowOptions) if f.name not in ("algorithm", "keep")]
-
 
 def algorithm_of(row):
     """The row of the table with the options of a run applied. row: RowOptions, or all options.
 
     Raises UserError if they do not fit.
     """
-    keep = row.keep
+    options = {f.name: getattr(row, f.name) for f in fields(RowOptions)}
+    name, keep = options.pop("algorithm"), options.pop("keep")
     if keep and keep not in algorithms.KEEP:
         keep = own_rule(own_function(keep, "--keep"), keep)
     try:
-        options = {name: getattr(row, name) for name in OF_THE_ROW}
-        return algorithms.resolve(row.algorithm, keep=keep, **options)
+        return algorithms.resolve(name, keep=keep, **options)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
 
@@ -303,28 +299,30 @@ def fill_in(config):
     """(Config, Algorithm): an option that was not given gets the value of the data set or row."""
     options, task = flat(config), task_of(config.data.dataset)
     row = algorithms.ALGORITHMS[config.row.algorithm]
-    names = ("system_prompt", "max_new_tokens", "questions_per_step", "lr", "epochs")
-    defaults = {name: getattr(task, name) for name in names}
-    defaults |= {
+
+    def fill(defaults, *names):
+        options.update({name: defaults[name] for name in names if options[name] is None})
+
+    of_task = vars(task) | {
         "rewards": list(task.rewards), "minibatches": max(row.minibatches, task.minibatches),
         "eval_dataset": config.data.dataset if task.evaluated else None,
     }
-    options |= {name: value for name, value in defaults.items() if options[name] is None}
+    fill(of_task, "rewards", "system_prompt", "max_new_tokens", "questions_per_step", "minibatches",
+         "lr", "epochs", "eval_dataset")
     algorithm = algorithm_of(SimpleNamespace(**options))
     of_row = vars(algorithm) | {"keep": row.keep, "critic_lr": task.critic_lr}
-    names = ("beta", "clip_low", "clip_high", "mu", *row.takes)
-    options |= {name: of_row[name] for name in names if options[name] is None}
+    fill(of_row, "beta", "clip_low", "clip_high", "mu", *row.takes)
     return compose(Config, options), algorithm
 
 
 def check(config):
     """Refuse options that cannot work. Returns (Config, Algorithm), as `fill_in`."""
     checks.check_given(config)
-    usual = usual_of(config.row.algorithm, config.data.dataset)
     config, algorithm = fill_in(config)
-    o, without_effect = config.options, checks.without_effect
+    o = config.options
+    useless = checks.without_effect(o, usual_of(config), algorithm, checks.REFUSED)
     refuse([
-        *((True, sentence) for sentence in without_effect(o, usual, algorithm, checks.REFUSED)),
+        *((True, sentence) for sentence in useless),
         (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
          f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
          f"{o.overlong_cache}."),
@@ -338,47 +336,40 @@ def check(config):
     return config, algorithm
 
 
-@functools.cache
-def usual_of(algorithm, dataset):
-    """All options of a run of this algorithm on this data set, if no other is given."""
-    return fill_in(Config.of(algorithm=algorithm, dataset=dataset))[0].options
+def usual_of(config):
+    """All options of a run of the same algorithm on the same data set, if no other is given."""
+    usual = Config.of(algorithm=config.row.algorithm, dataset=config.data.dataset)
+    return fill_in(usual)[0].options
 
 
 def notes_of(config, algorithm):
-    """Sentences about options that have no effect, about LoRA's learning rate, and about what a
-    resume changes."""
-    usual, options = usual_of(config.row.algorithm, config.data.dataset), config.options
+    """Sentences about options that have no effect, and about LoRA's learning rate."""
+    usual, options = usual_of(config), config.options
     notes = checks.without_effect(options, usual, algorithm, checks.NOTED)
     notes += checks.slow_sampler(options)
     if options.lora and options.lr == usual.lr:
         notes.append(f"--lora: the learning rate is {usual.lr:g}, that of all weights. Adapters "
                      f"usually need about ten times as much: --lr {10 * usual.lr:g}.")
-    if options.resume and ranks.rank() == 0:  # who alone prints them, and writes the run's folder
-        started, _ = folder.options_of(options.output_dir)
-        length = "; the learning rate now follows the new length of the run"
-        notes += [
-            f"the run goes on {folder.as_started(name, getattr(options, name))}; it was started "
-            f"{folder.as_started(name, started[name])}"
-            f"{length if name in ('epochs', 'steps') else ''}."
-            for name in folder.different(flat(config), started)]
     return notes
 
 
 def open_run(argv):
     """(Config, Algorithm) of a new run, or of a run to resume."""
     config = parse(Config, argv)
-    # allowed restarts, not past ones: the machines of a job may count past restarts differently
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
-    refuse([(restarts and not config.run.output_dir,
-             "--max-restarts needs --output_dir, by which a restarted job finds its run again.")])
     if config.run.resume:
         config = resumed(config.run, argv)
     config, algorithm = check(config)
     run, look = config.run, config.look
+    # allowed restarts, not past ones: the machines of a job may count past restarts differently
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     sharded = config.devices.shard == "full" and not look.plan
-    refuse([(sharded and "WORLD_SIZE" not in os.environ,
-             "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number "
-             "of your GPUs.")])
+    refuse([
+        (restarts and not run.output_dir,
+         "--max-restarts needs --output_dir, by which a restarted job finds its run again."),
+        (sharded and "WORLD_SIZE" not in os.environ,
+         "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of "
+         "your GPUs."),
+    ])
     if run.output_dir and not (run.resume or look.check_rewards or look.plan):
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
     return config, algorithm
@@ -389,18 +380,14 @@ def resumed(run, argv):
     refuse([
         (run.output_dir is None, "--resume needs to know the run: --output_dir runs/NAME."),
         (run.recipe, "--resume goes on with the run's own options: leave out --recipe."),
+        (not Path(run.output_dir or "", "run.json").is_file(),
+         f"nothing to resume: {run.output_dir} holds no run. Start it without --resume."),
     ])
-    file = Path(run.output_dir, "run.json")
-    refuse([(not file.is_file(),
-             f"nothing to resume: {run.output_dir} holds no run. Start it without --resume.")])
-    checkpoint.newest(run.output_dir)
     _, saved = folder.options_of(run.output_dir)
-    config = parse(Config, argv, earlier=as_words(saved, Config, str(file)))
+    config = parse(Config, argv, saved)
     options = flat(config)
-    for name in (
-        "model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora",
-    ):
-        refuse([(options[name] != saved[name],
-                 f"{run.output_dir} was started {folder.as_started(name, saved[name])}: resume it "
-                 "like that, or start a new run.")])
+    fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
+    refuse((options[name] != saved[name],
+            f"{run.output_dir} was started {folder.as_started(name, saved[name])}: resume it like "
+            "that, or start a new run.") for name in fixed)
     return config

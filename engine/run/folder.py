@@ -28,13 +28,11 @@ def run_folder(output_dir, stem):
     """The folder of the run: --output_dir, which is made if it does not exist; or runs/STEM-N with
     the first free N, so that every run gets a folder of its own."""
     try:
-        if output_dir:
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-            return output_dir
         for n in itertools.count(1):
             with contextlib.suppress(FileExistsError):
-                Path(f"runs/{stem}-{n}").mkdir(parents=True)
-                return f"runs/{stem}-{n}"
+                folder = output_dir or f"runs/{stem}-{n}"
+                Path(folder).mkdir(parents=True, exist_ok=bool(output_dir))
+                return folder
     except OSError as error:
         raise UserError(f"the folder {output_dir or 'runs'} of the run cannot be made "
                         f"({error.strerror}): name another --output_dir.") from None
@@ -53,14 +51,12 @@ def holds_run(output_dir, options, restarts):
     """Whether --output_dir holds this run, which a restarted job resumes. Refuses a folder that
     holds something else."""
     run_dir = Path(output_dir)
-    begun = [*checkpoints(run_dir), *filter(Path.exists, [run_dir / "metrics.jsonl"])]
-    if not (run_dir / "run.json").is_file():
-        of_a_model = run_dir / "config.json", run_dir / "adapter_config.json"
-        refuse((path.exists(), f"{run_dir} holds {path.name}, but not the run.json of a run: name "
-                               "another --output_dir.") for path in (*begun, *of_a_model))
-        return False
+    begun = [*checkpoints(run_dir), *run_dir.glob("metrics.jsonl")]
+    of_a_run, of_a_model = (run_dir / "run.json").is_file(), run_dir.glob("*config.json")
+    refuse((not of_a_run, f"{run_dir} holds {path.name}, but not the run.json of a run: name "
+                          "another --output_dir.") for path in (*begun, *of_a_model))
     if not begun:
-        return False  # the run ended before its first checkpoint: it starts anew
+        return False  # a new run, or one that ended before its first checkpoint and starts anew
     _, now = options_of(run_dir)
     refuse([
         (not restarts, f"{run_dir} already holds a run: add --resume to go on with it, or name "
@@ -104,31 +100,24 @@ def alone(run_dir):
     The lock ends with the process, however that ends. A folder in which nothing was written is
     removed.
     """
-    path = Path(run_dir, "run.lock")
+    path, problem = Path(run_dir, "run.lock"), None
     with contextlib.ExitStack() as held:
-        problem = ranks.from_first(lock(path, held) if ranks.rank() == 0 else None)
+        if ranks.rank() == 0:
+            try:
+                file = held.enter_context(open(path, "a+", encoding="utf-8"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.truncate(0)
+                print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+            except BlockingIOError:
+                problem = (f"{run_dir} is being written by {path.read_text().strip()}: wait for "
+                           "its end, stop it, or name another --output_dir.")
+            except OSError as error:  # a file system without locks is no reason to refuse a run
+                progress.note(f"note: {path} cannot be locked ({error.strerror}): start no second "
+                              "run in this folder.")
+        problem = ranks.from_first(problem)
         refuse([(problem, problem)])
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):
-                if ranks.rank() == 0 and os.listdir(run_dir) == [path.name]:
-                    shutil.rmtree(run_dir)
-
-
-def lock(path, held):
-    """Lock a file until `held`, an ExitStack, ends. Returns None, or why another process has it. A
-    file system that knows no locks is no reason to refuse a run."""
-    try:
-        file = held.enter_context(open(path, "a+", encoding="utf-8"))
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.truncate(0)
-        print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
-    except BlockingIOError:
-        holder = path.read_text(encoding="utf-8").strip() or "another process"
-        return (f"{path.parent} is being written by {holder}: wait for its end, stop it, or name "
-                "another --output_dir.")
-    except OSError as error:
-        progress.note(
-            f"note: {path} cannot be locked ({error.strerror}): start no second run in this folder."
-        )
+            if ranks.rank() == 0 and os.listdir(run_dir) == [path.name]:
+                shutil.rmtree(run_dir)

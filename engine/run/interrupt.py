@@ -1,6 +1,5 @@
 """How a run ends when it is asked to end: after its step, with a checkpoint."""
 
-import os
 import signal
 import time
 
@@ -30,10 +29,7 @@ class Interrupt:
     def note(self, number, frame):
         if not self.noted:
             self.noted, self.when = number, time.monotonic()
-            torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-            patience = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)
-            progress.note("finishing this step; once more to stop now"
-                          + f" (torchrun waits {patience} s for it)" * torchrun)
+            progress.note("finishing this step; once more to stop now")
         elif time.monotonic() > self.when + 1:
             raise KeyboardInterrupt
 
@@ -41,9 +37,3 @@ class Interrupt:
         """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the
         same step."""
         self.asked = int(ranks.all_sum({"noted": self.noted}, device, op="max")["noted"])
-
-    @property
-    def exit_code(self):
-        """130 after Ctrl-C. 0 after SIGTERM or SIGHUP, because a run that is ended from outside has
-        not failed."""
-        return 130 if self.asked == signal.SIGINT else 0

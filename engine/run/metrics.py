@@ -79,13 +79,16 @@ def first_group(rollout, advantages, rows):
     For PPO, the score stands in the place of the advantage.
     """
     question, kept = (rollout.questions or [{}])[0], set(rows.tolist())
-    columns = zip(rollout.texts, rollout.total.flatten().tolist(), advantages.flatten().tolist())
+    # zip ends with the advantages of the first question
+    columns = zip(
+        rollout.texts, rollout.total.flatten().tolist(), advantages[:1].flatten().tolist())
     completions = [
         {"completion": text, "reward": reward, "advantage": advantage, "kept": i in kept}
-        for i, (text, reward, advantage) in enumerate(columns) if i < advantages.shape[1]
-    ]
-    about = {name: question.get(name) for name in ("question", "answer")}
-    return about | {"completions": completions}
+        for i, (text, reward, advantage) in enumerate(columns)]
+    return {
+        "question": question.get("question"), "answer": question.get("answer"),
+        "completions": completions,
+    }
 
 
 # --- of the whole run ---
@@ -98,41 +101,22 @@ def start_logs(run_dir, last_step):
         rows = [row for row in files.read(path)
                 if isinstance(row, dict) and row["step"] <= last_step]
         files.write(path, files.as_lines(rows))
-        if len(rows) < last_step:
-            progress.note(
-                f"note: {path} lacks {last_step - len(rows)} of the {last_step} steps so far: "
-                "their lines cannot be read."
-            )
     (run_dir / "summary.json").unlink(missing_ok=True)  # this file marks a finished run
 
 
-def describe_step(
-    update, algorithm, before_allocation, max_new_tokens, questions, evaluated,
-):  # fmt: skip
+def describe_step(algorithm, max_new_tokens, questions, evaluated):
     """One line: what a step samples and trains on. questions: of a step, all devices. evaluated:
     questions."""
-    G, k, devices = algorithm.group_size, algorithm.k, ranks.world_size()
-    times = f", up to {algorithm.max_rollouts} times" if algorithm.max_rollouts > 1 else ""
+    G, k, rounds = algorithm.group_size, algorithm.k, algorithm.max_rollouts
+    times = f", up to {rounds} times" if rounds > 1 else ""
+    kept = f"{questions * k}, k = {k} of each {G}" if k < G else "all of them"
     at_most = "at most " if algorithm.ks else ""
-    kept = f"{at_most}{questions * k}, k = {k} of each {G}" if k < G else "all of them"
-    if algorithm.questions_per_step > before_allocation:
-        kept += (f" (allocation: {algorithm.questions_per_step} questions per device in place of "
-                 f"{before_allocation})")
-    fall = "" if update.lr_schedule == "constant" else f", {update.lr_schedule} to 0"
-    before_and_after = f"{evaluated} questions, before and after training"
+    scored = f"{evaluated} questions, before and after training" if evaluated else "nothing"
     return (
-        f"each step{f' on {devices} devices' * (devices > 1)}: {questions} questions × {G} "
-        f"completions = {questions * G} sampled{times}, at most {max_new_tokens} tokens "
-        f"each; trained on: {kept}. Learning rate: {update.lr:g} at its peak{fall}. Evaluated: "
-        f"{before_and_after if evaluated else 'nothing'}."
+        f"each step, over all devices: {questions} questions × {G} completions = {questions * G} "
+        f"sampled{times}, at most {max_new_tokens} tokens each; trained on: {at_most}{kept}. "
+        f"Evaluated: {scored}."
     )
-
-
-def duration(seconds):
-    """90 → "90 s", 900 → "15 min", 9000 → "2 h 30 min"."""
-    minutes = round(seconds / 60)
-    return (f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100
-            else f"{minutes // 60} h {minutes % 60} min")
 
 
 def phase_totals(rows):

@@ -26,107 +26,48 @@ def option(default, help, *, limits=None, choices=None):
     limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not; "∞)"
     stands for "LARGEST]". None is always allowed. choices: the words that are allowed.
     """
-    more = {"help": help.replace("%", "%%")} | ({"choices": choices} if choices else {})
-    return field(default=default, metadata={"limits": limits, "argument": more})
+    argument = {"help": help.replace("%", "%%"), "choices": choices}
+    return field(default=default, metadata={"limits": limits, "argument": argument})
 
 
 # --- a config made of records ---
 
 
-def records(config_class):
-    """{name: dataclass} of the records of a config; of a config without records {None: itself}."""
-    found = {f.name: f.type for f in fields(config_class) if is_dataclass(f.type)}
-    return found or {None: config_class}
+def records(config):
+    """The records of a config. A config without records is its own only record."""
+    found = [value for value in vars(config).values() if is_dataclass(value)]
+    return found or [config]
 
 
 def flat(config):
     """{name: value} of all options of a config."""
-    parts = [config] if None in records(type(config)) else vars(config).values()
-    return {name: value for part in parts for name, value in vars(part).items()}
+    return {name: value for record in records(config) for name, value in vars(record).items()}
 
 
 def compose(config_class, values):
     """A config with these options, each in the record that has it. values: {name: value}."""
-    of = {f.name: name for name, record in records(config_class).items() for f in fields(record)}
-    if unknown := values.keys() - of:
-        raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
-    made = {
-        name: record(**{option: value for option, value in values.items() if of[option] == name})
-        for name, record in records(config_class).items()}
-    return made[None] if None in made else config_class(**made)
-
-
-def option_fields(config_class):
-    """The fields of all options, in their order."""
-    return [f for record in records(config_class).values() for f in fields(record)]
-
-
-def check_limits(config):
-    """Refuse a number outside the limits of its option."""
-    values = flat(config)
-    for f in option_fields(type(config)):
-        value, limits = values[f.name], f.metadata["limits"]
-        if limits and value is not None:
-            limits = limits.replace("∞)", f"{LARGEST}]")
-            low, high = map(float, limits[1:-1].split(", "))
-            inside = low < value < high
-            at_an_end = (value == low and limits[0] == "[") or (value == high and limits[-1] == "]")
-            if not (inside or at_an_end):
-                raise UserError(f"--{f.name} must lie in {limits}, not {value}.")
+    given = {
+        f.name: compose(f.type, values) if is_dataclass(f.type) else values[f.name]
+        for f in fields(config_class) if is_dataclass(f.type) or f.name in values}
+    return config_class(**given)
 
 
 # --- from words and files ---
 
 
-def as_words(values, config_class, source):
-    """Options of a file as words of a command line, so that one parser checks both. source: the
-    file, for messages."""
-    types = {f.name: str(f.type) for f in option_fields(config_class)}
-    words = []
-    for key, value in values.items():
-        if key not in types:
-            hint = meant(str(key), types).replace("--", "") or f"the keys are {', '.join(types)}."
-            raise UserError(f"{source} has an unknown key '{key}': {hint}")
-        takes_list = "list" in types[key]
-        if isinstance(value, dict) or (isinstance(value, list) and not takes_list):
-            raise UserError(f"{source}: '{key}' must be a single value, not {value!r}.")
-        if isinstance(value, list):
-            words += [f"--{key}", *map(str, value)]
-        elif value is not None:
-            words += [f"--{key}={value}"]
-    return words
-
-
-def read_recipe(path, config_class):
-    refuse([(not Path(path).exists(), f"the recipe {path} does not exist.")])
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    # ValueError: no UTF-8; 5,000 digits
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"the recipe {path} cannot be read as YAML: {one_line(error)}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"the recipe {path} must hold lines of the form 'option: value'.")
-    return as_words(values, config_class, f"the recipe {path}")
-
-
 def truth(word):
-    """The value of a flag: --resume, --resume true, --resume false."""
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if word.lower() not in words:
-        raise argparse.ArgumentTypeError(f"'{word}' is neither true nor false")
-    return words[word.lower()]
+    """The value of a flag: --resume, --resume true, --resume false. Another word: ValueError."""
+    return ("false", "no", "0", "true", "yes", "1").index(word.lower()) > 2
 
 
-def parse(config_class, argv, earlier=()):
-    """The command line as a config. The words `argv` win over the recipe, the recipe wins over
-    `earlier` words. Each record of the config is a group of `--help`.
-    """
+def parser_of(config_class):
+    """The parser of the options. Each record of the config is a group of `--help`."""
     # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait
     # for `--help`
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.error = mistake
-    for record in records(config_class).values():
+        allow_abbrev=False, exit_on_error=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for record in records(config_class()):
         group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
         for f in fields(record):  # the type is X or list[X], each also with | None
             kind = get_args(f.type)[0] if isinstance(f.type, UnionType) else f.type
@@ -135,74 +76,77 @@ def parse(config_class, argv, earlier=()):
                 how = {"nargs": "+", "type": get_args(kind)[0]}
             names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # hyphens, too
             group.add_argument(*names, default=f.default, **how, **f.metadata["argument"])
-    values, unknown = parser.parse_known_args(argv)
-    if unknown:
-        name = unknown[0].split("=")[0]
-        hint = meant(name.lstrip("-"), list(vars(values)))
-        raise UserError(
-            f"unknown option {name}" + (f": {hint}" if hint else ". `--help` lists all options."))
-    name = getattr(values, "recipe", None)
-    recipe = read_recipe(name, config_class) if name else []
+    return parser
+
+
+def parse(config_class, argv, saved=None):
+    """The command line as a config. The words `argv` win over the recipe, the recipe wins over
+    `saved`, the options {name: value} of a run.
+
+    Raises UserError at a mistake, such as a number outside the limits of its option.
+    """
+    parser = parser_of(config_class)
+
+    def read(words, source=""):
+        try:
+            values, unknown = parser.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            raise UserError(f"{source}{error}. `--help` lists all options.") from None
+        if unknown:
+            name, ours = unknown[0].split("=")[0], [f"--{option}" for option in vars(values)]
+            near = difflib.get_close_matches(f"--{name.lstrip('-')}", ours, n=1, cutoff=0.85)
+            hint = f"did you mean {near[0]}?" if near else (
+                "`--help` lists all options, docs/names.md those of TRL and verl with ours.")
+            raise UserError(f"{source}unknown option {name}: {hint}")
+        return vars(values)
+
+    words = as_words(saved or {})
+    if recipe := read(argv).get("recipe"):
+        of_recipe = as_words(read_recipe(recipe))
+        read(of_recipe, f"the recipe {recipe}: ")  # so that a mistake is told with its source
+        words += of_recipe
+    config = compose(config_class, read([*words, *argv]))
+    check_limits(config)
+    return config
+
+
+def as_words(values):
+    """Options {name: value} as words of a command line, so that one parser checks both."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, list):
+            words += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def read_recipe(path):
+    """{option: value} of a YAML file."""
     try:
-        parser.parse_args(recipe)
-    except UserError as error:
-        raise UserError(f"the recipe {name}: {error}") from None
-    return compose(config_class, vars(parser.parse_args([*earlier, *recipe, *argv])))
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    # ValueError: no UTF-8; 5,000 digits
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"the recipe {path} cannot be read as YAML: {one_line(error)}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"the recipe {path} must hold lines of the form 'option: value'.")
+    return values
 
 
-def mistake(message):
-    raise UserError(f"{message}. `--help` lists all options.")
+def check_limits(config):
+    """Refuse a number outside the limits of its option."""
+    for record in records(config):
+        for f in fields(record):
+            value, limits = getattr(record, f.name), f.metadata["limits"]
+            if limits and value is not None:
+                limits = limits.replace("∞)", f"{LARGEST}]")
+                low, high = map(float, limits[1:-1].split(", "))
+                left_out = [low] * (limits[0] == "(") + [high] * (limits[-1] == ")")
+                refuse([(not low <= value <= high or value in left_out,
+                         f"--{f.name} must lie in {limits}, not {value}.")])
 
 
-# --- an unknown option, and how a program ends ---
-
-# Ours: theirs. docs/names.md says where they differ. verl's names stand here without their folders,
-# as n for actor_rollout_ref.rollout.n
-THEIRS = {
-    "model": "model_name_or_path path",
-    "dataset": "dataset_name train_files",
-    "group_size": "num_generations n",
-    "questions_per_step": "per_device_train_batch_size steps_per_generation train_batch_size",
-    "minibatches": "steps_per_generation gradient_accumulation_steps train_batch_size "
-                   "ppo_mini_batch_size",
-    "micro_batch_tokens": "per_device_train_batch_size ppo_micro_batch_size_per_gpu "
-                          "ppo_max_token_len_per_gpu",
-    "mu": "num_iterations ppo_epochs",
-    "beta": "kl_loss_coef use_kl_loss",
-    "clip_low": "epsilon clip_ratio_low",
-    "clip_high": "epsilon_high clip_ratio_high",
-    "max_new_tokens": "max_completion_length max_response_length",
-    "max_prompt_tokens": "max_prompt_length",
-    "rewards": "reward_funcs reward_weights",
-    "algorithm": "loss_type loss_agg_mode scale_rewards norm_adv_by_std_in_grpo "
-                 "importance_sampling_level loss_mode",
-    "max_rollouts": "filter_groups",
-    "mask_truncated": "mask_truncated_completions",
-    "importance_cap": "vllm_importance_sampling_mode rollout_is",
-    "importance_low": "vllm_importance_sampling_clip_min",
-    "lr": "learning_rate",
-    "warmup": "warmup_steps lr_warmup_steps_ratio",
-    "lr_schedule": "lr_scheduler_type",
-    "max_grad_norm": "clip_grad",
-    "epochs": "num_train_epochs total_epochs",
-    "steps": "max_steps total_training_steps",
-    "rollout": "use_vllm name",
-    "vllm_share": "vllm_gpu_memory_utilization gpu_memory_utilization",
-    "save_every": "save_steps save_freq",
-    "save_total_limit": "max_actor_ckpt_to_keep",
-    "log": "report_to logger",
-}
-
-
-def meant(name, options):
-    """What a user may have meant by an unknown option: the end of a sentence, or "". options: the
-    known names."""
-    last = name.replace("-", "_").rpartition(".")[2]  # actor_rollout_ref.actor.optim.lr is lr
-    ours = [o for o in options if o == last or last in THEIRS.get(o, "").split()]
-    if ours:
-        return f"in this project it is {' or '.join(f'--{o}' for o in ours)} (docs/names.md)."
-    near = difflib.get_close_matches(f"--{name}", [f"--{o}" for o in options], n=1, cutoff=0.85)
-    return f"did you mean {near[0]}?" if near else ""
+# --- how a program ends ---
 
 
 def run_program(main):
@@ -236,12 +180,9 @@ def tell(sentence):
             Path(file).parents[1].joinpath("told").touch(exist_ok=False)
         except FileExistsError:
             return 0
-        report = {
-            "message": sentence,
-            "extraInfo": {"py_callstack": sentence, "timestamp": str(int(time.time()))},
-        }
+        more = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
         # as a whole: torchrun may end this process at any moment, and fails on a part of a report
-        files.write(file, json.dumps({"message": report}))
+        files.write(file, json.dumps({"message": {"message": sentence, "extraInfo": more}}))
     print(sentence, file=sys.stderr, flush=True)
     time.sleep(1 if file else 0)  # the others end first: torchrun would report whom it has to kill
     return 2

@@ -1,12 +1,12 @@
 """The state of a run: how far it is, what it saves, and why it ends."""
 
-import contextlib
 import math
 import random
-from collections import deque
+import signal
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
@@ -16,19 +16,15 @@ from engine.run.interrupt import Interrupt
 from engine.run.metrics import (
     COUNTS,
     describe_step,
-    duration,
     phase_totals,
     report,
     start_logs,
 )
 from engine.run.options import flat
 from engine.run.trackers import Tracker
-from engine.scoring.score import overshadowing
 from engine.tasks.questions import fingerprint, take
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
-SIGNAL_STEPS = 10  # over so many steps the run looks whether its first reward teaches anything
-
 
 # after the warm-up: the share of the peak, x from 0 to 1. A schedule of your own is a line here
 SCHEDULES = {
@@ -36,9 +32,6 @@ SCHEDULES = {
     "linear": lambda x: 1 - x,
     "constant": lambda x: 1.0,
 }
-# AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
-# 1e-3
-LEAST_MOVE = 1e-4
 
 
 def learning_rate(progress, peak, warmup, schedule="cosine"):
@@ -69,7 +62,7 @@ class Run:
 
         with run:
             while not run.over:
-                run.record(train_step(…, run.next_questions, run.begin_step(), run.history))
+                run.record(train_step(…, run.next_questions, run.begin_step(), …))
     """
 
     def __init__(self, config, algorithm, networks, questions, source, saved=None):
@@ -87,9 +80,9 @@ class Run:
             "before": {}, "source": source, "data": fingerprint(questions),
             "per_step": algorithm.questions_per_step * world,
         }
-        for name, what in [("source", "model"), ("data", "data set")] if saved else ():
-            refuse([(saved[name] != self.state[name], f"{self.folder} was started with another "
-                     f"{what}: put that back, or start a new run.")])
+        refuse((saved and saved[name] != self.state[name], f"{self.folder} was started with "
+                f"another {what}: put that back, or start a new run.")
+               for name, what in [("source", "model"), ("data", "data set")])
         self.state |= saved or {}
         # as at the start of the run, even if the number of devices has changed
         self.per_step = self.state["per_step"]
@@ -103,21 +96,10 @@ class Run:
              "--epochs, or start a new run."),
         ])
         self.resumed, self.stopped = bool(saved), False
-        # of each step, {reward: share of the groups in which it differs}
-        self.differ = deque(maxlen=SIGNAL_STEPS)
-        self.warned = False
-
-    @property
-    def saved_networks(self):
-        """The networks that a checkpoint holds besides the policy."""
-        found = {"critic": self.networks.critic}
-        if self.config.update.refresh_reference:
-            found["reference"] = self.networks.reference.model
-        return {name: network for name, network in found.items() if network is not None}
-
-    @property
-    def history(self):
-        return self.state["history"]
+        refreshed = config.update.refresh_reference and networks.reference.model
+        found = {"critic": networks.critic, "reference": refreshed}
+        # what a checkpoint holds besides the policy
+        self.saved_networks = {name: network for name, network in found.items() if network}
 
     @property
     def at_end(self):
@@ -138,13 +120,11 @@ class Run:
         evaluated: how many questions `examine` asks.
         """
         config, first = self.config, ranks.rank() == 0
-        for note in dict.fromkeys(notes + self.too_little()):
+        for note in dict.fromkeys(notes):
             progress.note(f"note: {note}")
-        progress.note(
-            describe_step(
-                config.update, self.algorithm, config.row.questions_per_step,
-                config.sampling.max_new_tokens, min(self.per_step, self.total), evaluated)
-        )
+        questions = min(self.per_step, self.total)
+        progress.note(describe_step(
+            self.algorithm, config.sampling.max_new_tokens, questions, evaluated))
         if first:
             folder.keep_options(self.folder, flat(config), self.state["step"])
         if not self.resumed:
@@ -157,16 +137,6 @@ class Run:
         self.tracker = Tracker(
             config.run.log if first else None, self.folder, self.state["step"], flat(config))
         ranks.barrier()
-
-    def too_little(self):
-        """A note if the whole run can hardly change the model. A run with --steps is a trial: it
-        gets none."""
-        updates = self.steps * self.algorithm.mu * self.algorithm.minibatches
-        lr = self.config.update.lr
-        return [
-            f"{updates} updates at a learning rate of at most {lr:g} will hardly change the model: "
-            "raise --epochs or --lr. SmolLM2-135M learns arithmetic with --lr 3e-5."
-        ] if not self.config.run.steps and updates * lr <= LEAST_MOVE else []
 
     def __enter__(self):
         self.interrupt, self.first = Interrupt().__enter__(), self.state["step"] + 1
@@ -214,7 +184,8 @@ class Run:
             state["history"] += ranks.gather(of_step.mean_rewards)
         for skipped in of_step.skipped:
             state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if skipped else 0
-        state |= {"step": step, "seconds": state["seconds"] + metrics["seconds/total"],
+        seconds = metrics["seconds/total"]
+        state |= {"step": step, "seconds": state["seconds"] + seconds,
                   "no_signal_steps": state["no_signal_steps"] + (metrics["loss"] is None),
                   "skipped_updates": state["skipped_updates"] + metrics["skipped_updates"]}
         metrics = {"step": step} | metrics | {"lr": self.networks.optimizer.param_groups[0]["lr"]}
@@ -225,14 +196,11 @@ class Run:
         facts = f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}"
         self.bar.set_description_str(f"{self.algorithm.name}, {facts}", refresh=False)
         self.bar.update()
-        seconds = metrics["seconds/total"]
         if step == self.first < self.steps:
-            progress.note(
-                f"step {step} took {duration(seconds)}: the others take about "
-                f"{duration((self.steps - step) * seconds)}."
-            )
+            left = tqdm.format_interval((self.steps - step) * seconds)
+            progress.note(f"step {step} took {tqdm.format_interval(seconds)}: the others take "
+                          f"about {left}.")
         self.check(metrics)
-        self.watch(metrics)
         refresh = self.config.update.refresh_reference
         if refresh and step % refresh == 0:
             self.networks.reference.model.load_state_dict(self.networks.model.state_dict())
@@ -262,24 +230,6 @@ class Run:
                 f"above --stop_kl {limit}."
             )
 
-    def watch(self, metrics):
-        """Say once if the first reward has had hardly a signal for some steps, and another one
-        has."""
-        start = "no_signal/"
-        groups = {name: x for name, x in metrics.items() if name.startswith(start)}
-        self.differ.append({name.removeprefix(start): 1 - x for name, x in groups.items()})
-        share = {
-            name: sum(step[name] for step in self.differ) / SIGNAL_STEPS for name in self.differ[0]
-        }
-        other, first = overshadowing(share), next(iter(share))
-        if other and len(self.differ) == SIGNAL_STEPS and not self.warned:
-            self.warned = True
-            progress.note(
-                f"warning: in the last {SIGNAL_STEPS} steps {first} differed in {share[first]:.0%} "
-                f"of the groups, and {other} in {share[other]:.0%}: the run learns {other}, even "
-                "if its weight is small. See --check_rewards."
-            )
-
     def save(self):
         """Write a checkpoint. Returns whether that worked; if not, the run goes on."""
         progress.say("saving")
@@ -295,15 +245,18 @@ class Run:
         return not problem
 
     def close(self, examine, notes):
-        """Evaluate the trained model and write the summary, or say how to resume. Returns the exit
-        code."""
+        """Evaluate the trained model and write the summary, or say how to resume.
+
+        Returns the exit code: 130 after Ctrl-C. After SIGTERM or SIGHUP 0, because a run that is
+        ended from outside has not failed.
+        """
         self.tracker.close()
         if not self.at_end:
             progress.note(
                 f"stopped after step {self.state['step']} of {self.steps}. "
                 f"{checkpoint.how_to_resume(self.folder)}"
             )
-            return self.interrupt.exit_code
+            return 130 if self.interrupt.asked == signal.SIGINT else 0
         after = examine(label="evaluation after")
         if ranks.rank() == 0:
             from engine.run.curves import curves  # matplotlib takes half a second to import
@@ -317,16 +270,11 @@ class Run:
                 "checkpoint": str(checkpoint.newest(self.folder)),
             }
             del summary["history"]
-            # the last part is made first, and each one even if another one fails
-            with contextlib.ExitStack() as parts:
-                parts.callback(report, summary)
-                if self.config.devices.merge_lora:
-                    parts.callback(save_merged, summary["checkpoint"], self.state["source"],
-                                   self.folder / "merged")
-                parts.callback(curves, [[self.folder]], self.folder / "curves.png")
-                parts.callback(
-                    files.write, self.folder / "summary.json", files.as_json(summary, indent=2)
-                )
+            files.write(self.folder / "summary.json", files.as_json(summary, indent=2))
+            curves([[self.folder]], self.folder / "curves.png")
+            report(summary)
+            if self.config.devices.merge_lora:
+                save_merged(summary["checkpoint"], self.state["source"], self.folder / "merged")
         return 0
 
 

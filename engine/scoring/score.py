@@ -105,19 +105,6 @@ def judge(chosen, dataset, eval_dataset):
     return REWARDS[eval_rewards[0]]
 
 
-def overshadowing(differ):
-    """The reward that a run would learn in place of its first one; None if there is none.
-
-    differ: {name: in how many groups the values of this reward differ}. Where the first reward is
-    equal for all completions, the std of the group divides away the weight of another one, which
-    then trains at full strength. So another reward is in the way if it differs in more than four
-    times as many groups.
-    """
-    first, *others = differ
-    most = max(others, key=differ.get, default=first)
-    return most if differ[most] > 4 * differ[first] else None
-
-
 class Hung(BaseException):
     """What the alarm raises in a reward that takes too long. It is no Exception, so that an `except
     Exception` there lets it pass."""

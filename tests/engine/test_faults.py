@@ -5,7 +5,6 @@ pytest starts torchrun on this very file, whose __main__ trains as train.py does
 places named on its command line.
 """
 
-import json
 import os
 import re
 import shutil
@@ -13,12 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+
+from engine.base import files
+from engine.run import checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -51,19 +51,16 @@ def job(folder, small, *arguments, **options):
 
 def metrics(folder):
     """What each step of a run measured, but for the seconds."""
-    rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").open()]
     return [
         {name: value or 0 for name, value in row.items() if not name.startswith("seconds")}
-        for row in rows
+        for row in files.read(folder / "run/metrics.jsonl")
     ]
 
 
-def weights(folder, step):
-    return load_file(folder / f"run/checkpoint-{step:06d}/model.safetensors")
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def result(folder):
+    """(what each step measured, the weights at the end)"""
+    weights = folder / f"run/checkpoint-{STEPS:06d}/model.safetensors"
+    return metrics(folder), weights.read_bytes()
 
 
 def assert_about_the_same(rows, expected):
@@ -76,9 +73,7 @@ def undisturbed(small, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     done = job(folder, small)
     assert done.returncode == 0, done.stderr[-3000:]
-    # ⌊1·8/2⌋ = 4 questions on each of two devices
-    counts = [[row[name] for name in ("step", "questions", "kept")] for row in metrics(folder)]
-    assert counts == [[step, 8, 16] for step in range(1, STEPS + 1)]
+    assert [row["step"] for row in metrics(folder)] == list(range(1, STEPS + 1))
     return folder
 
 
@@ -89,17 +84,12 @@ def test_a_job_whose_processes_are_killed_goes_on_from_its_last_checkpoint(
     of step 5: the last time without a restart."""
     kills = ["kill sample 1 2 0", "kill save 0 4 1", "kill update 1 5 2"]
     done = job(tmp_path, small, faults=kills, restarts=2)
-    assert done.returncode != 0
     assert "error: another process of this job has ended" in done.stderr
     assert "To go on from checkpoint-000004: --output_dir run --resume" in done.stderr
     assert "gloo" not in done.stderr and done.stderr.count("Traceback") == 1  # torchrun's own
     done = job(tmp_path, small, "--resume")
     assert done.returncode == 0, done.stderr[-3000:]
-    at = {path.name: float(path.read_text()) for path in tmp_path.glob("at-*")}
-    for n in range(2):
-        assert 0 < at[f"at-start-{n + 1}"] - at[f"at-kill-{n}"] < 60
-    assert metrics(tmp_path) == metrics(undisturbed)  # no step is missing, none is there twice
-    assert same(weights(tmp_path, STEPS), weights(undisturbed, STEPS))
+    assert result(tmp_path) == result(undisturbed)  # no step is missing, none is there twice
 
 
 def test_one_rank_out_of_memory_and_one_with_bad_gradients(small, undisturbed, tmp_path):
@@ -111,8 +101,8 @@ def test_one_rank_out_of_memory_and_one_with_bad_gradients(small, undisturbed, t
     rows = metrics(tmp_path)
     assert_about_the_same(rows[:5], metrics(undisturbed)[:5])
     assert [row["skipped_updates"] for row in rows] == [0, 0, 0, 0, 0, 1]
-    sums = [path.read_text() for path in sorted(tmp_path.glob("weights-*"))]
-    assert len(sums) == 2 and sums[0] == sums[1]
+    sums = [(tmp_path / f"weights-{rank}").read_text() for rank in (0, 1)]
+    assert sums[0] == sums[1]
 
 
 def test_preemption_saves_and_exits_0_and_the_run_goes_on(small, undisturbed, tmp_path):
@@ -121,9 +111,7 @@ def test_preemption_saves_and_exits_0_and_the_run_goes_on(small, undisturbed, tm
     assert done.returncode == 0, done.stderr[-3000:]
     assert "To go on from checkpoint-000003" in done.stdout + done.stderr
     assert job(tmp_path, small, "--resume").returncode == 0
-    assert metrics(tmp_path) == metrics(undisturbed) and same(
-        weights(tmp_path, STEPS), weights(undisturbed, STEPS)
-    )
+    assert result(tmp_path) == result(undisturbed)
 
 
 def may_mount():
@@ -140,19 +128,16 @@ def test_on_a_full_disk_the_checkpoint_before_stays_and_the_run_goes_on(small, t
     words = subprocess.list2cmdline(command(small, steps=3))
     mount = f"mount -t tmpfs -o size={one * 3} small run"
     script = f"{mount} && {words}; code=$?; cp -r run kept; exit $code"
-    alone = ["unshare", "-rm", "sh", "-c", script]
+    words = ["unshare", "-rm", "sh", "-c", script]
     done = subprocess.run(
-        alone, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=ENVIRONMENT
-    )
+        words, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=ENVIRONMENT)
     said = done.stdout + done.stderr
     for step in (2, 3):
         assert re.search(rf"step {step}: the checkpoint .* 0 MB are free there", said)
     assert done.returncode != 0 and "error: the run has ended at step 3" in said
-    assert [path.name for path in (tmp_path / "kept").glob("*checkpoint*")] == ["checkpoint-000000"]
-    assert len((tmp_path / "kept/metrics.jsonl").read_text().splitlines()) == 3
-    from engine.run.checkpoint import damaged
-
-    assert damaged(tmp_path / "kept/checkpoint-000000") == []
+    [left] = (tmp_path / "kept").glob("*checkpoint*")
+    assert left.name == "checkpoint-000000" and not checkpoint.is_damaged(left)
+    assert len(files.read(tmp_path / "kept/metrics.jsonl")) == 3
 
 
 def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_path):
@@ -164,13 +149,13 @@ def test_two_nodes_train_as_one_node_with_two_devices(small, undisturbed, tmp_pa
         "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port",
         str(port), "--node-rank",
     ]
-    commands = [command(small, "--shard", "full", nodes=[*where, str(n)]) for n in (0, 1)]
     nodes = [
-        subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-        for words in commands
+        subprocess.Popen(
+            command(small, "--shard", "full", nodes=[*where, str(n)]), cwd=tmp_path,
+            env=ENVIRONMENT)
+        for n in (0, 1)
     ]
-    said = [node.communicate(timeout=240)[1] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said[0][-2000:] + said[1][-2000:]
+    assert [node.wait(timeout=240) for node in nodes] == [0, 0]
     assert_about_the_same(metrics(tmp_path), metrics(undisturbed))
 
 
@@ -179,7 +164,6 @@ if __name__ == "__main__":
     import update
     from engine.base import ranks
     from engine.model.sampling import Sampler
-    from engine.run import checkpoint
     from engine.run.options import run_program
     from engine.run.state import Run
 
@@ -187,8 +171,7 @@ if __name__ == "__main__":
         "sample": (Sampler, "sample"), "update": (update, "accumulate"),
         "save": (checkpoint, "sharded_state"),
     }
-    start, now = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), {"step": 0}
-    Path(f"at-start-{start}").write_text(str(time.time()))
+    start, now = os.environ["TORCHELASTIC_RESTART_COUNT"], {"step": 0}
     begin_step, train_step = Run.begin_step, train.train_step
 
     def begun(self):
@@ -206,10 +189,9 @@ if __name__ == "__main__":
         real, fired = getattr(owner, name), []
 
         def faulty(*words, **options):
-            strikes = not fired and where == (str(ranks.rank()), str(now["step"]), str(start))
+            strikes = not fired and where == (str(ranks.rank()), str(now["step"]), start)
             fired.extend([True] * strikes)
             if strikes and effect == "kill":
-                Path(f"at-kill-{start}").write_text(str(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
             if strikes and effect == "preempt":
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -1,30 +1,15 @@
 """engine/run/options.py: command line, recipe, and a user's mistakes as one sentence each."""
 
-import math
-import re
 import sys
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from engine.base.errors import UserError
-from engine.run import config as run
-from engine.run.options import (
-    THEIRS,
-    as_words,
-    check_limits,
-    compose,
-    flat,
-    option,
-    option_fields,
-    parse,
-    run_program,
-    tell,
-)
+from engine.run.options import compose, flat, option, parse, run_program, tell
 
-ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Config:
@@ -66,10 +51,10 @@ def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed,
     expected.recipe = str(file) if recipe else None
     assert parse(Config, [*named, *words.split()]) == expected
     assert parse(Config, [*words.split(), *named]) == expected
-    # an earlier word gives way to both; and options survive the way through words
-    earlier = parse(Config, [*named, *words.split(), "--name=a"], ["--name=b", "--steps=9"])
-    assert (earlier.name, earlier.steps) == ("a", changed.get("steps", 9))
-    assert parse(Config, [], as_words(vars(expected), Config, "saved options")) == expected
+    # the options of a run that is resumed give way to both; and they survive the way through words
+    resumed = parse(Config, [*named, *words.split(), "--name=a"], {"name": "b", "steps": 9})
+    assert (resumed.name, resumed.steps) == ("a", changed.get("steps", 9))
+    assert parse(Config, [], vars(expected)) == expected
 
 
 @pytest.mark.parametrize("recipe, words, named", [
@@ -77,13 +62,13 @@ def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed,
         ("--step 3", "--steps"), ("--lrr=3", "--lr"), ("--zzzzzz 3", "--zzzzzz"),
         ("steps", "steps"), ("--steps many", "many"), ("--steps 1.5", "1.5"),
         ("--steps", "--steps"), ("--resume perhaps", "perhaps"), ("--seeds one", "--seeds"),
-        ("--recipe none.yaml", "none.yaml does not exist"), ("--recipe .", "YAML"),
+        ("--recipe none.yaml", "none.yaml"), ("--recipe .", "YAML"),
     ]),
     *((text.encode(), "", named) for text, named in [
-        ("step: 3", "steps"), ("learning_rate: 1e-6", "lr"), ("7: 3", "'7'"),
+        ("step: 3", "steps"), ("learning_rate: 1e-6", "docs/names.md"), ("7: 3", "--7"),
         ("steps: [3", "YAML"), ("steps: " + "1" * 5000, "YAML"), ("steps: " + "[" * 5000, "YAML"),
-        ("", "option: value"), ("- steps\n- 3", "option: value"), ("steps: [3, 4]", "'steps'"),
-        ("lr:\n  peak: 1", "'lr'"), ("steps: many", "--steps"), ("resume: perhaps", "--resume"),
+        ("", "option: value"), ("- steps\n- 3", "option: value"), ("steps: [3, 4]", " 4"),
+        ("lr:\n  peak: 1", "--lr"), ("steps: many", "--steps"), ("resume: perhaps", "--resume"),
     ]),
     (b"\xff\xfe\x00", "", "YAML"),
 ], ids=lambda value: str(value)[:30])
@@ -112,51 +97,23 @@ def test_a_config_of_records_has_each_option_in_its_record():
     config = parse(Outer, ["--share", "0.25", "--steps", "3"])
     assert config == Outer(Inner(0.25), Config(3)) == compose(Outer, {"share": 0.25, "steps": 3})
     assert flat(config) == {"share": 0.25, "above": None} | vars(Config(3))
-    with pytest.raises(TypeError, match="shares"):
-        compose(Outer, {"shares": 1})
 
 
-@pytest.mark.parametrize("share, above, fits", [
-    (0.0, None, True), (0.999, 1e12, True), (1.0, None, False), (-0.1, None, False),
-    (math.nan, None, False), (0.5, 0.0, False), (0.5, math.inf, False), (0.5, 2e12, False),
+@pytest.mark.parametrize("word, fits", [
+    ("--share=0", True), ("--share=0.999", True), ("--above=1e12", True),
+    ("--share=1", False), ("--share=-0.1", False), ("--share=nan", False),
+    ("--above=0", False), ("--above=inf", False), ("--above=2e12", False),
 ])  # fmt: skip
-def test_a_number_outside_its_limits_is_refused(share, above, fits):
-    config = Outer(Inner(share, above))
-    if fits:
-        return check_limits(config)
-    with pytest.raises(UserError, match="--share" if above is None else "--above"):
-        check_limits(config)
-
-
-@pytest.mark.parametrize("word, ours", [
-    ("--learning_rate", "--lr"), ("--learning-rate=1e-6", "--lr"),
-    ("--num_generations", "--group_size"), ("--epsilon_high", "--clip_high"),
-    ("actor_rollout_ref.actor.optim.lr=1e-6", "--lr"),
-    ("actor_rollout_ref.rollout.n=5", "--group_size"),
-    ("--per_device_train_batch_size", "--questions_per_step or --micro_batch_tokens"),
-])  # fmt: skip
-def test_a_name_of_trl_or_verl_is_answered_with_ours(word, ours):
-    with pytest.raises(UserError) as error:
-        parse(run.Config, [word, "1"])
-    assert ours in str(error.value)
-
-
-def test_the_page_of_names_holds_the_names_that_are_answered():
-    """docs/names.md: each name of TRL and of verl stands in a row with ours."""
-    rows = (ROOT / "docs/names.md").read_text(encoding="utf-8").split("\n## ")[0].splitlines()
-    assert THEIRS.keys() <= {f.name for f in option_fields(run.Config)}
-    for ours, theirs in THEIRS.items():
-        found = " ".join(row for row in rows if re.search(rf"`--{ours}\b", row))
-        assert all(re.search(rf"\b{name}\b", found) for name in theirs.split()), ours
+def test_a_number_outside_its_limits_is_refused(word, fits):
+    with nullcontext() if fits else pytest.raises(UserError, match=word.partition("=")[0]):
+        parse(Outer, [word])
 
 
 def test_help_lists_every_option_with_its_line(capsys):
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit, match="0"):
         parse(Config, ["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert end.value.code == 0
-    for f in fields(Config):
-        assert f"--{f.name}" in text and f.metadata["argument"]["help"].replace("%%", "%") in text
+    assert "--lr LR learning rate, 100% yours (default: 0.001)" in text and "--seeds" in text
 
 
 def raising(error):
@@ -193,10 +150,6 @@ def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_t
         codes.append(tell("error: no model: name one."))
     assert codes == [2, 0] and capsys.readouterr().err == "error: no model: name one.\n"
     assert not file.exists()
-    failure = ProcessFailure(
-        local_rank=1, pid=1, exitcode=2, error_file=str(tmp_path / "attempt_0/1/error.json")
-    )
-    assert (
-        "traceback : error: no model: name one.\n===="
-        in ChildFailedError("train.py", {1: failure}).format_msg()
-    )
+    failure = ProcessFailure(1, 1, 2, str(tmp_path / "attempt_0/1/error.json"))
+    report = ChildFailedError("train.py", {1: failure}).format_msg()
+    assert "traceback : error: no model: name one.\n====" in report

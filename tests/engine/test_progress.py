@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +12,6 @@ import train
 from algorithms import resolve
 from engine.base import progress
 from engine.run import interrupt, metrics
-from engine.run.config import Config, UpdateOptions
-from engine.run.state import Run
 
 
 class Screen(io.StringIO):
@@ -49,24 +46,18 @@ def test_a_file_gets_a_line_a_minute_and_no_bar(capsys):
 
 
 @pytest.mark.parametrize("name, words", [
-    ("grpo", "2 questions × 16 completions = 32 sampled, at most 96 tokens each; trained on: all"),
-    ("cppo", "32, k = 4 of each 16 (allocation: 8 questions per device in place of 2)"),
+    ("grpo", "2 questions × 16 completions = 32 sampled, at most 96 tokens each; trained on: all "
+             "of them."),
+    ("cppo", "8 questions × 16 completions = 128 sampled, at most 96 tokens each; trained on: 32, "
+             "k = 4 of each 16."),
     ("dapo", "32 sampled, up to 4 times, at most 96"),
-    ("gfpo_adaptive", "trained on: at most 16, k = 8 of each 16"),
-])
+    ("gfpo_adaptive", "trained on: at most 16, k = 8 of each 16."),
+])  # fmt: skip
 def test_one_line_says_what_a_step_is(name, words):
     algorithm = resolve(name, questions_per_step=2)
-    per_step = algorithm.questions_per_step
-    line = metrics.describe_step(UpdateOptions(lr=1e-6), algorithm, 2, 96, per_step, 512)
-    assert words in line and "1e-06" in line and "512 questions" in line
-
-
-@pytest.mark.parametrize("steps, asked, lr, notes", [
-    (4, None, 1e-6, 1), (4, 4, 1e-6, 0), (934, None, 1e-6, 0), (4, None, 3e-5, 0)])
-def test_a_run_that_can_hardly_change_the_model_says_so(steps, asked, lr, notes):
-    config = Config.of(steps=asked, lr=lr)
-    run = SimpleNamespace(steps=steps, algorithm=resolve("cppo"), config=config)
-    assert len(Run.too_little(run)) == notes  # 8 updates of 1e-6
+    line = metrics.describe_step(algorithm, 96, algorithm.questions_per_step, 512)
+    assert words in line and "512 questions" in line
+    assert "Evaluated: nothing" in metrics.describe_step(algorithm, 96, 2, 0)
 
 
 def test_a_run_says_what_it_does_and_after_its_first_step_how_long_it_will_take(
@@ -82,20 +73,15 @@ def test_a_run_says_what_it_does_and_after_its_first_step_how_long_it_will_take(
     assert train.main(words) == 0
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
-    assert "4 questions × 8 completions = 32 sampled" in lines[0]
-    assert lines[1] == "step 1 took long: the others take about long." and shown.err == ""
+    assert "4 questions × 8 completions = 32 sampled" in lines[0] and "2 questions, b" in lines[0]
+    assert lines[1] == "step 1 took 50:00: the others take about 1:40:00." and shown.err == ""
     assert {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
             ("update", 1, 1, "micro-batches"), ("saving",)} <= set(said)
 
 
-def test_seconds_minutes_and_hours():
-    assert [metrics.duration(s) for s in (90, 900, 9000)] == ["90 s", "15 min", "2 h 30 min"]
-
-
-@pytest.mark.parametrize("number, code", [
-    (signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(
-    monkeypatch, number, code
+    monkeypatch, capsys, number
 ):
     asked, clock = interrupt.Interrupt(), [100.0]
     monkeypatch.setattr(interrupt.time, "monotonic", lambda: clock[0])
@@ -110,5 +96,6 @@ def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(
             signal.raise_signal(signal.SIGINT)
         assert not asked.asked  # nobody obeys before all ranks know
         asked.share(None)
-    assert asked.exit_code == code  # the first one counts
+    assert asked.asked == number  # the first one counts
+    assert "once more to stop now" in capsys.readouterr().out
     assert signal.getsignal(number) == before
