@@ -42,11 +42,12 @@ def file(tmp_path):
 
 
 def test_rows_are_read_in_order_with_the_columns_that_every_row_has(file):
-    """Blank lines and a byte order mark are no mistake, and `problem` serves as the question."""
+    """Blank lines and a byte order mark are no mistake, `problem` serves as the question, and a
+    reward gets its completions from nobody else."""
     path = file(
-        '\ufeff{"question": "é", "answer": "2", "level": 3, "hint": "x"}\r\n\n   \n'
-        '{"problem": "1+1", "answer": 2.0, "level": 4}\n'
-        '{"problem": "no", "question": 7, "answer": 27.5, "level": 5}\n'
+        '\ufeff{"question": "é", "answer": "2", "level": 3, "completions": "x"}\r\n\n   \n'
+        '{"problem": "1+1", "answer": 2.0, "level": 4, "completions": "x", "hint": "y"}\n'
+        '{"problem": "no", "question": 7, "answer": 27.5, "level": 5, "completions": "x"}\n'
     )
     assert read_jsonl(path) == [
         {"question": "é", "answer": "2", "level": 3},
