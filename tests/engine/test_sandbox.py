@@ -286,6 +286,7 @@ ATTACKS = {  # what is attacked: (the protections that must be in force, errors,
     ]),
     "another program in its place": (["reading"], EPERM, [
         "os.execv('/bin/sleep', ['sleep', '100'])",
+        "os.close(os.open('a', os.O_CREAT, 0o777)); os.execv('./a', ['a'])",
     ]),
     "processes, by a detour": (["signals"], EPERM, [
         # the owner of a file is sent signals
@@ -382,6 +383,7 @@ def test_a_file_outside_stays_as_it_is(tmp_path):
     attacks = [
         "open({!r}, 'a')", "open({!r}, 'w')", "os.remove({!r})", "os.rename({!r}, 'a')",
         "os.link({!r}, 'a')", "os.truncate({!r}, 0)", "os.chmod({!r}, 0)", "os.chown({!r}, 1, 1)",
+        "os.chmod({!r}, 0, dir_fd=0)",
         "os.utime({!r}, (0, 0))", "os.setxattr({!r}, 'user.a', b'a')",
     ]
     found = errors([attack.format(str(target)) for attack in attacks], "import os\n")
