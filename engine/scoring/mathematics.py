@@ -3,7 +3,10 @@ its own process."""
 
 import functools
 import json
+import logging
 import re
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -12,11 +15,10 @@ from pathlib import Path
 
 from rewards import DRESS, MULTIPLE, extract_answer, gold_answer, same_number
 
-JUDGE = Path(__file__).with_name("math_judge.py")
-# $…$, \(…\), \[…\], and percent, which is a unit
-MATH_MARKS = re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])")
 SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
-    (MATH_MARKS, " "), (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    # $…$, \(…\), \[…\], and percent, which is a unit
+    (re.compile(r"(?<!\\)(?:\\[()\[\]%]|[$%])"), " "),
+    (re.compile(r"\\varnothing\b"), r"\\emptyset"),
     (re.compile(r"(?<=[a-z])(?=\\mathrm\{[ei]\})"), " "),
     (re.compile(r"\\mathrm\{([ei])\}"), r"\1"),
     (re.compile(r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3}(?!\d))"), ""),  # 1\,000
@@ -48,35 +50,28 @@ def math_accuracy(completions, answer, **columns):
     or not judged within MATH_SECONDS and MATH_MEMORY. If the gold answer cannot be parsed, a
     warning names it. Raises ImportError if math-verify is not installed. POSIX only.
     """
-    pairs = zip(completions, map(str, answer), strict=True)
-    return [1.0 if _verdict(text, gold) == "right" else 0.0 for text, gold in pairs]
+    return [
+        float(_is_right(extract_answer(_one_box(text)), gold_answer(_one_box(str(gold)))))
+        for text, gold in zip(completions, answer, strict=True)
+    ]
 
 
-def _verdict(text, gold):
-    """right, wrong, none (no answer), unparsed, stopped, or "no gold"."""
-    given, gold = extract_answer(_one_box(text)), gold_answer(_one_box(gold))
+def _is_right(given, gold):
     if given is None:
-        return "none"
-    given, gold = _plain(given), _plain(gold)
+        return False
+    for pattern, same in SPELLINGS:
+        given, gold = pattern.sub(same, given), pattern.sub(same, gold)
+    given, gold = given.rstrip(" .").lstrip(), gold.rstrip(" .").lstrip()
     if given == gold or _same_quantity(given, gold):
-        return "right"
-    if len(given) > MATH_LENGTH:
-        return "unparsed"
+        return True
     # "6\text{ million}": to math-verify any text is a unit
-    if MULTIPLE.findall(given) != MULTIPLE.findall(gold):
-        return "wrong"
-    return _ask_judge(gold, given)
+    same_multiples = MULTIPLE.findall(given) == MULTIPLE.findall(gold)
+    return len(given) <= MATH_LENGTH and same_multiples and _ask_judge(gold, given)
 
 
 def _one_box(text):
     """`\\boxed{2} and \\boxed{3}` as `\\boxed{2, 3}`."""
     return BOXES.sub(lambda boxes: "\\boxed{" + ", ".join(re.findall(BOX, boxes[0])) + "}", text)
-
-
-def _plain(latex):
-    for pattern, same in SPELLINGS:
-        latex = pattern.sub(same, latex)
-    return latex.rstrip(" .").lstrip()
 
 
 def _same_quantity(given, gold):
@@ -96,8 +91,6 @@ def _same_quantity(given, gold):
 def _ask_judge(gold, given):
     verdict = ""
     with JUDGE_LOCK:
-        if _process().poll() is not None:
-            _process.cache_clear()
         judge = _process()
         try:
             print(json.dumps([gold, given, MATH_SECONDS]), file=judge.stdin, flush=True)
@@ -108,12 +101,13 @@ def _ask_judge(gold, given):
             if not verdict:
                 judge.kill()
                 judge.wait()
+                _process.cache_clear()
     if verdict == "no gold":
         warnings.warn(
             f"math_accuracy cannot parse the gold answer {gold!r}: only that very text scores.",
             stacklevel=2,
         )
-    return verdict or "stopped"
+    return verdict == "right"
 
 
 @functools.cache
@@ -121,11 +115,52 @@ def _process():
     """Start the process that judges. sympy may work for hours; from any thread, only a process can
     be stopped."""
     judge = subprocess.Popen(
-        [sys.executable, str(JUDGE), str(MATH_MEMORY)], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True, start_new_session=True,
+        [sys.executable, "-m", "engine.scoring.mathematics"], cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )
     if judge.stdout.readline() != "ready\n":
         raise ImportError(
             "math_accuracy cannot run math-verify: is it installed? pip install math-verify"
         )
     return judge
+
+
+# --- the process that judges ---
+
+
+def _judge(gold, given):
+    """The verdict: right, wrong, or "no gold" if the gold answer cannot be parsed."""
+    from math_verify import LatexExtractionConfig, parse, verify
+    from sympy import FiniteSet, Number
+
+    form = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
+    golds, found = (
+        parse(f"\\boxed{{{latex}}}", [form], "no_fallback", "first_match", parsing_timeout=None)
+        for latex in (gold, given)
+    )
+    if not golds or not found:
+        return "wrong" if golds else "no gold"
+    value = getattr(found[0], "rhs", found[0])  # the 5 of "x=5"
+    # math-verify reads only the last equation of "x=5 \\lor x=6", unless it reads all of them as a
+    # set
+    several = given.count("=") > max(1, gold.count("=")) and not isinstance(value, FiniteSet)
+    # "3*4" equals 12, but often it only repeats the question. math-verify computes binomials while
+    # it reads them
+    computed = isinstance(value, Number) and "binom" not in given
+    if several or isinstance(golds[0], Number) and not computed:
+        return "wrong"
+    return "right" if verify(golds, found, timeout_seconds=None) else "wrong"
+
+
+if __name__ == "__main__":
+    # It answers each line of [gold, given, seconds] with a verdict, until the end of its input, or
+    # until the alarm kills it
+    logging.disable()
+    resource.setrlimit(resource.RLIMIT_AS, (MATH_MEMORY, MATH_MEMORY))
+    _judge("1", "1")  # the libraries are there
+    print("ready", flush=True)
+    for line in sys.stdin:
+        gold, given, seconds = json.loads(line)
+        # CPU time: other work of the machine does not change the verdict
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        print(_judge(gold, given), flush=True)

@@ -32,21 +32,18 @@ def preview(config, device, given):
         data.dataset, tokenizer, system_prompt=data.system_prompt,
         max_prompt_tokens=prompt_room(model, sampling.max_new_tokens, data.max_prompt_tokens),
     )
-    questions = questions[
-        : given.row.questions_per_step or (QUESTIONS_ON_CPU if on_cpu else QUESTIONS)
-    ]
+    count = given.row.questions_per_step or (QUESTIONS_ON_CPU if on_cpu else QUESTIONS)
+    questions, group_size = questions[:count], config.row.group_size
     prompts = [question["prompt"] for question in questions]
     progress.note(
         "The first prompt, as the model sees it:\n"
         f"{tokenizer.decode(prompts[0])}\n(here the model goes on)\n\n"
-        f"{len(questions)} questions × {config.row.group_size} completions, at most "
+        f"{len(questions)} questions × {group_size} completions, at most "
         f"{sampling.max_new_tokens} tokens each:"
     )
     with progress.bar("preview", len(prompts), "questions"):
-        sampled = Sampler(model, tokenizer).sample(
-            prompts, config.row.group_size, sampling, config.run.seed)
-    texts = sampled.texts(tokenizer, questions)
-    columns = reward_columns(questions, config.row.group_size)
+        sampled = Sampler(model, tokenizer).sample(prompts, group_size, sampling, config.run.seed)
+    texts, columns = sampled.texts(tokenizer, questions), reward_columns(questions, group_size)
     values, failures = score(chosen, texts, columns)
     print(f"They are {sampled.lengths.float().mean():.0f} tokens long, "
           f"{sampled.truncated.float().mean():.0%} cut off; {failures} calls of a reward failed.")

@@ -15,19 +15,18 @@ def code_accuracy(completions, answer, **columns):
     Numbers may differ by 1e-9 of their size, because 0.1 + 0.2 is not exactly 0.3. answer: as in
     `gsm8k_accuracy`.
     """
-    pairs = [
-        (output, gold_answer(gold))
-        for output, gold in zip(_outputs(tuple(completions)), answer, strict=True)
+    pairs = zip(_outputs(tuple(completions)), map(gold_answer, answer), strict=True)
+    return [
+        1.0 if output == gold or same_number(output or "", gold, Fraction(1, 10**9)) else 0.0
+        for output, gold in pairs
     ]
-    same = lambda output, gold: output == gold or same_number(output, gold, Fraction(1, 10**9))
-    return [1.0 if output is not None and same(output, gold) else 0.0 for output, gold in pairs]
 
 
 def code_runs(completions, **columns):
     """0.5 if the program runs to its end and prints one number, right or wrong; else -0.1, also
     without a program."""
     return [
-        -0.1 if output is None or to_number(output) is None else 0.5
+        -0.1 if to_number(output or "") is None else 0.5
         for output in _outputs(tuple(completions))
     ]
 
@@ -38,8 +37,6 @@ def _outputs(completions):
     """What the program of each completion prints. None if there is no program, or if it does not
     run to its end."""
     programs = [extract_code(completion) for completion in completions]
-    distinct = list(dict.fromkeys(program for program in programs if program is not None))
+    distinct = list(dict.fromkeys(filter(None, programs)))
     results = dict(zip(distinct, run_many(distinct), strict=True))
-    return [
-        results[p].stdout.strip() if p is not None and results[p].ok else None for p in programs
-    ]
+    return [results[p].stdout.strip() if p and results[p].ok else None for p in programs]

@@ -18,41 +18,34 @@ class RewardModel:
         self.__name__, self.batch_size = "reward_model", batch_size
         self.tokenizer = AutoTokenizer.from_pretrained(
             name, padding_side="right", truncation_side="left", trust_remote_code=False)
-        options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
-        self.model, loading = AutoModelForSequenceClassification.from_pretrained(name, **options)
+        self.model, loading = AutoModelForSequenceClassification.from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True, trust_remote_code=False)
         self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
         if self.model.config.num_labels != 1 or loading["missing_keys"]:
             raise ValueError(
                 f"{name} is no reward model: it has {self.model.config.num_labels} labels in place "
                 f"of one, or lacks weights ({', '.join(loading['missing_keys']) or 'none'})."
             )
-        if self.tokenizer.pad_token is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
         # a causal model gives its score at the last token that is not padding: model and tokenizer
         # must agree on it
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
 
+    @torch.no_grad()
     def __call__(self, completions, question, **columns):
-        texts = [self.text(*pair) for pair in zip(question, completions, strict=True)]
-        no_template, has_limit = (
-            self.tokenizer.chat_template is None, self.tokenizer.model_max_length < 10**6,
-        )
+        pairs, template = zip(question, completions, strict=True), self.tokenizer.chat_template
+        texts = [asked + answered for asked, answered in pairs]
+        if template:
+            texts = self.tokenizer.apply_chat_template([
+                [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+                for asked, answered in zip(question, completions)
+            ], tokenize=False)
         scores = []
         for start in range(0, len(texts), self.batch_size):
-            batch = texts[start : start + self.batch_size]
             inputs = self.tokenizer(
-                batch, add_special_tokens=no_template, padding=True, truncation=has_limit,
+                texts[start : start + self.batch_size], add_special_tokens=not template,
+                padding=True, truncation=self.tokenizer.model_max_length < 10**6,
                 return_tensors="pt",
             )
-            with torch.no_grad():
-                scores += self.model(**inputs.to(self.model.device)).logits[:, 0].tolist()
+            scores += self.model(**inputs.to(self.model.device)).logits[:, 0].tolist()
         return scores
-
-    def text(self, question, completion):
-        """The text that the model reads."""
-        if self.tokenizer.chat_template is None:
-            return question + completion
-        turns = [
-            {"role": "user", "content": question}, {"role": "assistant", "content": completion},
-        ]
-        return self.tokenizer.apply_chat_template(turns, tokenize=False)

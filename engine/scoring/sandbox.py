@@ -1,39 +1,36 @@
-"""Runs Python programs that a model wrote: many at once, each in a process of its own that can do
-little harm.
+"""Runs Python programs that a model wrote: many at once, each in a process that can do little harm.
 
-A *server* is a fresh Python interpreter (`-I -S -E -B`, no torch) that has loaded the common
-modules. It forks one process per program: a fork takes milliseconds, a new interpreter takes tens
-of them. `run_many` starts servers, gives each server one program at a time, and ends the servers.
-Calls share nothing, so threads and torchrun's ranks may call at the same time.
+A *server* is a fresh Python interpreter (no torch) that has loaded the common modules. It forks one
+process per program: a fork takes milliseconds, a new interpreter takes tens of them. Calls share
+nothing, so threads and torchrun's ranks may call at the same time.
 
 Four layers protect the machine from a program:
 
 1. Linux and macOS: limits of CPU time, files (16 MB each, 64 open at once), output (64 KiB are
-   kept) and, on Linux, memory (address space). A program that sleeps or waits is ended after ten
-   times its limit by the clock. The environment, the standard input and the working folder are
-   empty. The program has a session of its own; in the end all its processes are killed.
-2. Linux on x86-64 and arm64: seccomp, which needs no privileges. A program may start threads but no
-   processes. So the limits of its process are the limits of the program, and killing it is certain.
-   It cannot signal, trace or slow down another process, has no network, and cannot change a file's
-   mode, owner or times. It cannot reach the System V objects and the keys of its user.
-3. Linux >= 5.13: Landlock, which needs no privileges. A program may read Python's library and the
-   system's shared libraries, and may read and write its own folder, nothing else. (Before Linux 6.2
-   a program can still empty a library file that its user may write.)
+   kept) and, on Linux, memory. A program that waits is ended after ten times its limit by the
+   clock. The environment, the standard input and the working folder are empty. The program has a
+   session of its own; in the end all its processes are killed.
+2. Linux on x86-64 and arm64: seccomp. A program may start threads but no processes, so killing it
+   is certain. It cannot signal, trace or slow down another process, has no network, and cannot
+   change a file's mode, owner or times, or reach its user's System V objects and keys.
+3. Linux >= 5.13: Landlock. A program may read Python's and the system's libraries, and may read and
+   write its own folder, nothing else. (Before Linux 6.2 it can still empty a library file that its
+   user may write.)
 4. Linux as root: the program gives up all capabilities. It stays the user root, because root's
    Python may lie in /root. So without Landlock it can read and write root's own files.
 
 Without layer 2 (on macOS, for example), a program has network, and can kill all that its user can
 kill, the caller and its server too (whose folder then stays). It cannot start processes or, on
-Linux, threads (RLIMIT_NPROC). But as root it can, and a process that leaves the session survives.
-Without layer 3, a program can read and write all that its user can. No system limits the total size
-of a program's files, or hides whether a file exists. `protections()` tries what each layer forbids.
-Trust it more than this page: the code for macOS and arm64 has not been tried on such machines.
+Linux, threads (RLIMIT_NPROC), except as root; then a process that leaves the session survives.
+Without layer 3, it can read and write all that its user can. No system limits the total size of a
+program's files, or hides whether a file exists. `protections()` tries what each layer forbids.
+Trust it more than this page: the code for macOS and arm64 has not been tried there.
 
 The verdict. `.ok` means that the program ended with success, as Python sees it: after its last
-line, or by sys.exit(0) or exit(). The program itself decides this, because it may call sys.exit(0)
-anywhere and may write the interpreter's memory. So tests that are appended to a program prove
-nothing: let the program print, and compare `.stdout`. A program may find in memory what earlier
-programs of its server printed, but not the right answers: a server gets only programs.
+line, or by sys.exit(0). The program itself decides this: it may call sys.exit(0) anywhere, and may
+write the interpreter's memory. So tests that are appended to a program prove nothing: let the
+program print, and compare `.stdout`. It may find in memory what earlier programs of its server
+printed, but not the right answers: a server gets only programs.
 """
 
 import atexit
@@ -41,7 +38,6 @@ import builtins
 import contextlib
 import ctypes
 import functools
-import importlib
 import json
 import os
 import resource
@@ -55,18 +51,16 @@ import threading
 import types
 from dataclasses import dataclass
 
-OUTPUT = 1 << 16  # bytes of output that are kept
-WALL = 10  # a program that waits is ended after so many times its limit of CPU time, by the clock
+OUTPUT = 1 << 16  # bytes that are kept
 REPORT, DONE = 3, b"\n"  # where a program's process reports an error in one line, or DONE
-ENDED = '{"ok": false, "stdout": "", "error": "the sandbox was ended"}'
 WARM = (
     "bisect collections copy datetime decimal enum fractions heapq itertools operator random re "
     "statistics string time typing"
 )
+NONE = (1 << 32) - 1  # an architecture has no such call
 SYSCALLS = {  # refused system calls: (number on x86-64, number on arm64)
-    # processes
-    "fork": (57, None), "vfork": (58, None), "unshare": (272, 97), "setns": (308, 268),
-    # other processes
+    # processes, own and others
+    "fork": (57, NONE), "vfork": (58, NONE), "unshare": (272, 97), "setns": (308, 268),
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "ptrace": (101, 117), "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271), "setpriority": (141, 140), "ioprio_set": (251, 30),
@@ -78,25 +72,21 @@ SYSCALLS = {  # refused system calls: (number on x86-64, number on arm64)
     "msgget": (68, 186), "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188),
     "mq_open": (240, 180), "mq_unlink": (241, 181), "add_key": (248, 217),
     "request_key": (249, 218), "keyctl": (250, 219),
-    # memory beyond the limit
-    "memfd_create": (319, 279),
+    "memfd_create": (319, 279),  # memory beyond the limit
     # what belongs to files
-    "truncate": (76, 45), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
-    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
-    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+    "truncate": (76, 45), "chmod": (90, NONE), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "chown": (92, NONE), "fchown": (93, 55), "lchown": (94, NONE), "fchownat": (260, 54),
+    "utime": (132, NONE), "utimes": (235, NONE), "futimesat": (261, NONE), "utimensat": (280, 88),
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-}  # fmt: skip
-CONDITIONS = {  # refused unless argument & mask == value: (numbers), argument, mask, value
-    "clone": ((56, 220), 0, 0x10000, 0x10000),  # only to start a thread
+    # and those that are refused unless argument & mask == value: numbers, argument, mask, value
+    "clone": (56, 220, 0, 0x10000, 0x10000),  # only to start a thread
     # only for a stream: asyncio needs one, and it reaches no other process
-    "socketpair": ((53, 199), 1, 0xF, 1),
-    "prlimit64": ((302, 261), 0, 0xFFFFFFFF, 0),  # only for its own limits
-    "fcntl": ((72, 25), 1, 8, 0),  # not F_SETOWN, F_SETSIG: with them a file can signal any process
-    "ioctl": ((16, 29), 1, 0x8000, 0),  # not FIOSETOWN, SIOCSPGRP, for the same reason
-}
-# newer calls are answered with "unknown", and the C library uses older ones instead
-FIRST_NEW = 424
+    "socketpair": (53, 199, 1, 0xF, 1),
+    "prlimit64": (302, 261, 0, 0xFFFFFFFF, 0),  # only for its own limits
+    "fcntl": (72, 25, 1, 8, 0),  # not F_SETOWN, F_SETSIG: with them a file can signal any process
+    "ioctl": (16, 29, 1, 0x8000, 0),  # not FIOSETOWN, SIOCSPGRP, for the same reason
+}  # fmt: skip
 
 
 # --- inside a program's process ---
@@ -111,22 +101,21 @@ def _filter(machine):
     column, architecture = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}[machine]
     code = [
         (load, 0, 0, 4), (equal, 1, 0, architecture), (ret, 0, 0, kill),
-        (load, 0, 0, 0), (at_least, 0, 1, FIRST_NEW), (ret, 0, 0, unknown),
+        # newer calls are answered with "unknown", and the C library uses older ones instead
+        (load, 0, 0, 0), (at_least, 0, 1, 424), (ret, 0, 0, unknown),
     ]
     for numbers in SYSCALLS.values():
-        if numbers[column] is not None:
-            code += [(equal, 0, 1, numbers[column]), (ret, 0, 0, refuse)]
-    for numbers, argument, mask, value in CONDITIONS.values():
-        code += [
-            (equal, 0, 5, numbers[column]), (load, 0, 0, 16 + 8 * argument), (bit_and, 0, 0, mask),
-            (equal, 0, 1, value), (ret, 0, 0, allow), (ret, 0, 0, refuse),
-        ]
+        answer = [(ret, 0, 0, refuse)]
+        if numbers[2:]:
+            argument, mask, value = numbers[2:]
+            answer = [(load, 0, 0, 16 + 8 * argument), (bit_and, 0, 0, mask),
+                      (equal, 0, 1, value), (ret, 0, 0, allow), *answer]
+        code += [(equal, 0, len(answer), numbers[column]), *answer]
     return b"".join(struct.pack("HBBI", *step) for step in [*code, (ret, 0, 0, allow)])
 
 
 def _confine_on_linux(folder):
-    """Put layers 4, 3 and 2 in force, as far as the kernel has them. Returns whether seccomp (layer
-    2) is in force."""
+    """Put layers 4, 3 and 2 in force, as far as the kernel has them. Returns whether layer 2 is."""
     libc = ctypes.CDLL(None)
     arguments = [ctypes.c_void_p] * 4  # each is a number, or the address of some bytes
     libc.prctl.argtypes = [ctypes.c_int, *arguments]
@@ -138,33 +127,30 @@ def _confine_on_linux(folder):
     create_ruleset, add_rule, restrict_self = 444, 445, 446
     version = libc.syscall(create_ruleset, 0, 0, 1, 0)
     if version > 0:
-        # all rights that this version knows
-        rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1
+        rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1  # all that it knows
         execute, write, read = 1, 2, 4 + 8  # read: files and folders
-        libraries = [os.path.dirname(path) for path in sys.path] + [
-            "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]
-        granted = dict.fromkeys(libraries, read) | {os.devnull: 4 + write, folder: rights - execute}
+        libraries = [*map(os.path.dirname, sys.path), "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+        granted = dict.fromkeys([*libraries, "/usr/share/zoneinfo"], read)
+        granted |= {os.devnull: 4 + write, folder: rights - execute}
         rules = libc.syscall(create_ruleset, struct.pack("Q", rights), 8, 0, 0)
         for path, right in granted.items():
             with contextlib.suppress(FileNotFoundError):
                 place = os.open(path, os.O_PATH)
                 libc.syscall(add_rule, rules, 1, struct.pack("=Qi", right, place), 0)
-                os.close(place)
         libc.syscall(restrict_self, rules, 0, 0, 0)
-        os.close(rules)
+        os.closerange(REPORT + 1, 64)
 
     if os.uname().machine not in ("x86_64", "aarch64"):
         return False
     code = ctypes.create_string_buffer(_filter(os.uname().machine))
-    # PR_SET_SECCOMP
-    return libc.prctl(22, 2, struct.pack("HP", len(code) // 8, ctypes.addressof(code)), 0, 0) == 0
+    program = struct.pack("HP", len(code) // 8, ctypes.addressof(code))
+    return libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP
 
 
 def _confine(folder, timeout, memory_mb):
     """Give up for good what a program does not need."""
-    limits = {
-        "AS": memory_mb << 20, "CPU": int(timeout) + 1, "FSIZE": 16 << 20, "NOFILE": 64, "CORE": 0
-    }
+    limits = {"AS": memory_mb << 20, "CPU": int(timeout) + 1, "FSIZE": 16 << 20, "NOFILE": 64,
+              "CORE": 0}
     if not (sys.platform == "linux" and _confine_on_linux(folder)):
         limits["NPROC"] = 0
     for name, value in limits.items():
@@ -211,7 +197,7 @@ def _child(code, folder, timeout, memory_mb, output, report):
 
 
 def _run(base, code, timeout, memory_mb):
-    """Run one program, from the fork to the verdict."""
+    """Run one program, from the fork to the verdict: the fields of a Result."""
     folder = tempfile.mkdtemp(prefix="sandbox-", dir=base)
     report, report_end = os.pipe()
     with tempfile.TemporaryFile(dir=base) as output:
@@ -220,7 +206,7 @@ def _run(base, code, timeout, memory_mb):
             _child(code, folder, timeout, memory_mb, output.fileno(), report_end)
         os.close(report_end)
         # until the process reports or ends; or the caller stops it, by pipe 0; or time is up
-        ready, _, _ = select.select([0, report], [], [], WALL * timeout)
+        ready, _, _ = select.select([0, report], [], [], 10 * timeout)
         reported = os.read(report, 4096) if report in ready else b""
         os.close(report)
         for kill in (os.killpg, os.kill):
@@ -235,15 +221,14 @@ def _run(base, code, timeout, memory_mb):
         subprocess.run(["rm", "-rf", folder])
 
     status = os.waitstatus_to_exitcode(status)
+    error = None
     # the kernel's own limit of CPU time counts whole seconds, and not exactly
-    late = not ready or used.ru_utime + used.ru_stime > timeout
-    if late or status == -signal.SIGXCPU:
+    if not ready or used.ru_utime + used.ru_stime > timeout or status == -signal.SIGXCPU:
         error = "timeout"
-    elif reported:
-        line = " ".join(reported.decode("utf-8", "replace").split())
-        error = None if reported == DONE else line[:300]
-    else:
+    elif not reported:
         error = signal.Signals(-status).name if status < 0 else f"exit code {status} before its end"
+    elif reported != DONE:
+        error = " ".join(reported.decode("utf-8", "replace").split())[:300]
     return {"ok": error is None, "stdout": stdout, "error": error}
 
 
@@ -257,7 +242,7 @@ def _serve(base):
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for name in WARM.split():
-        importlib.import_module(name)
+        __import__(name)
     with contextlib.suppress(BrokenPipeError):  # the caller has ended
         while len(line := sys.stdin.buffer.readline()) > 1:
             os.write(1, json.dumps(_run(base, **json.loads(line))).encode() + b"\n")
@@ -268,11 +253,11 @@ def _serve(base):
 
 @dataclass(frozen=True)
 class Result:
-    ok: bool  # the program ran to its end; sys.exit(0) is an end, too
-    stdout: str  # at most 64 KiB; bytes that are not UTF-8 are replaced
+    ok: bool = False  # the program ran to its end; sys.exit(0) is an end, too
+    stdout: str = ""  # at most 64 KiB; bytes that are not UTF-8 are replaced
     # None if ok, else one line: the exception, "timeout", "memory", a signal's name, "exit code 0
     # before its end"
-    error: str | None
+    error: str | None = "the sandbox was ended"
 
 
 def _start():
@@ -281,10 +266,9 @@ def _start():
     # some Pythons do not start without LD_LIBRARY_PATH
     env = {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
     env["MALLOC_ARENA_MAX"] = "1"  # otherwise each thread would reserve 64 MB of the memory
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen(
-        [*command, tempfile.gettempdir()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
-        start_new_session=True,
-    )
+        [*command, tempfile.gettempdir()], env=env, start_new_session=True, **pipes)
 
 
 def run_many(codes, *, timeout=5.0, memory_mb=512, workers=None):
@@ -299,29 +283,25 @@ def run_many(codes, *, timeout=5.0, memory_mb=512, workers=None):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = workers or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     todo = list(enumerate(codes))[::-1]
-    results = [None] * len(todo)
-    servers, idle, busy = [], [], {}  # busy: {a server's output: (server, index of its program)}
+    results = [Result()] * len(todo)
+    servers, idle, busy = set(), [], {}  # busy: {a server's output: (server, index of its program)}
     try:
         while todo or busy:
             while todo and len(busy) < workers:
-                if not idle:
-                    servers.append(_start())
-                    idle.append(servers[-1])
-                server, (index, code) = idle.pop(), todo.pop()
+                server, (index, code) = idle.pop() if idle else _start(), todo.pop()
+                servers.add(server)
                 busy[server.stdout] = server, index
                 program = json.dumps({"code": code, "timeout": timeout, "memory_mb": memory_mb})
-                with contextlib.suppress(BrokenPipeError):  # it has ended: its answer will be empty
-                    server.stdin.write(program.encode() + b"\n")
-                    server.stdin.flush()
+                with contextlib.suppress(BrokenPipeError):  # it has ended, and answers nothing
+                    print(program, file=server.stdin, flush=True)
             for output in wait(list(busy)):
                 server, index = busy.pop(output)
-                answer = output.readline()
-                if answer:
+                if answer := output.readline():
+                    results[index] = Result(**json.loads(answer))
                     idle.append(server)
-                results[index] = Result(**json.loads(answer or ENDED))
     finally:
         for server in servers:
-            server.communicate(b"\n")
+            server.communicate("\n")
     return results
 
 

@@ -4,7 +4,6 @@ completions."""
 import copy
 import functools
 import math
-import numbers
 import signal
 import threading
 import time
@@ -49,7 +48,7 @@ def choose(words, device=None, timeout=60.0, option="--rewards"):
     limits of their own. option: the option that has these words, for error messages. Raises
     UserError if there is no such reward.
     """
-    chosen, names = [], ["overlong"]  # in the logs, overlong is DAPO's penalty
+    chosen = {}
     for word in words:
         name, _, last = word.rpartition(":")
         try:
@@ -68,14 +67,13 @@ def choose(words, device=None, timeout=60.0, option="--rewards"):
                 f"{option}: unknown reward '{word}': there are {', '.join(REWARDS)}, "
                 "RewardModel:MODEL, and FILE.py:FUNCTION. A weight may follow: format_reward:0.5."
             )
-        if name in names or not math.isfinite(weight):
+        if name in (*chosen, "overlong") or not math.isfinite(weight):
             raise UserError(
                 f"{option} {word}: a weight must be finite, and two rewards must not have one name "
                 "(overlong is DAPO's penalty)."
             )
-        names.append(name)
-        chosen.append(Reward(name, function, weight))
-    return chosen
+        chosen[name] = Reward(name, function, weight)
+    return list(chosen.values())
 
 
 def load_reward_model(name, device):
@@ -99,10 +97,9 @@ def judge(chosen, dataset, eval_dataset):
     If `eval_dataset` is no local file and has other rewards than `dataset`, it is the first reward
     of `eval_dataset`.
     """
-    eval_rewards = task_of(eval_dataset).rewards
-    if eval_rewards == task_of(dataset).rewards or Path(eval_dataset).is_file():
-        return chosen[0].function
-    return REWARDS[eval_rewards[0]]
+    rewards_there = task_of(eval_dataset).rewards
+    same = rewards_there == task_of(dataset).rewards or Path(eval_dataset).is_file()
+    return chosen[0].function if same else REWARDS[rewards_there[0]]
 
 
 class Hung(BaseException):
@@ -118,9 +115,8 @@ def limited(function, seconds):
     expression. It cannot interrupt C code that does not look for signals, such as a long call of
     numpy: the alarm waits until it returns. There is no limit outside the main thread, and none
     after the function sets its own alarm, as math-verify does. Threads and processes that the
-    function has started live on. An alarm that was set before is late by the time of the call.
+    function has started live on.
     """
-
     def ring(number, frame):
         raise Hung(f"it took longer than {seconds:g} s; if it is slow, raise --reward_timeout")
 
@@ -130,11 +126,11 @@ def limited(function, seconds):
             return function(*args, **columns)
         handler = signal.signal(signal.SIGALRM, ring)
         # the alarm rings again every second, because a bare `except:` may catch the first ring
-        earlier = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         try:
             return function(*args, **columns)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, *earlier)
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
 
     return call
@@ -144,37 +140,33 @@ def values_of(reward, texts, columns):
     """(a float for each text, None), or (None, the error) if the reward fails. The reward gets
     copies: what it changes in them, no other reward sees.
 
-    numpy and torch may hold the values, too. Raises UserError if they are not one finite number for
-    each text.
+    Raises UserError if the values are not one finite number for each text.
     """
     try:
-        values = reward.function(list(texts), **copy.deepcopy(columns))
+        returned = reward.function(list(texts), **copy.deepcopy(columns))
+        values = [float(value) for value in returned]  # of a list, or an array of numpy or torch
     except (Exception, SystemExit, Hung) as error:
         return None, error
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(values, (list, tuple)) or len(values) != len(texts):
-        found = len(values) if hasattr(values, "__len__") else "no"
+    if len(values) != len(texts):
         raise UserError(
-            f"the reward {reward.name} returned {found} values for {len(texts)} completions, as a "
-            f"{type(values).__name__}: it must return a list with one number for each."
+            f"the reward {reward.name} returned {len(values)} values for {len(texts)} completions: "
+            "it must return a list with one number for each."
         )
-    values = [value.item() if getattr(value, "shape", None) == () else value for value in values]
     for value, text in zip(values, texts):
-        # NaN and infinity are refused here, too
-        if not isinstance(value, numbers.Real) or not abs(value) < 1e30:
+        if not abs(value) < 1e30:  # NaN and infinity, too
             raise UserError(
-                f"the reward {reward.name} returned {value!r:.60} ({type(value).__name__}) for the "
-                f"completion {text!r:.200}: it must be a finite number."
+                f"the reward {reward.name} returned {value} for the completion {text!r:.200}: it "
+                "must be a finite number."
             )
-    return [float(value) for value in values], None
+    return values, None
 
 
 def one_by_one(reward, texts, columns):
     """Call a reward once more, for each completion by itself: it has failed on all at once. Returns
     (values, errors).
 
-    If the reward fails on a completion, its value is None. Raises UserError if the reward fails on
-    all of several completions, or hangs on some for longer than PATIENCE.
+    A completion on which it fails has the value None. Raises UserError if it fails on all of
+    several completions, or hangs on some for longer than PATIENCE.
     """
     values, errors, lost = [], [], 0.0
     for i, text in enumerate(texts):
@@ -184,14 +176,12 @@ def one_by_one(reward, texts, columns):
         if error:
             errors.append(one_line(error))
             lost += time.monotonic() - start
-        if len(errors) > 2 and lost > PATIENCE:
-            break
-    if len(errors) == len(values) > 1 or len(values) < len(texts):
-        raise UserError(
-            f"the reward {reward.name} failed on {len(errors)} of {len(values)} completions: "
-            f"{errors[0]}. It is called with completions and the columns {', '.join(columns)}, by "
-            "name."
-        )
+        if len(errors) == i + 1 == len(texts) > 1 or len(errors) > 2 and lost > PATIENCE:
+            raise UserError(
+                f"the reward {reward.name} failed on {len(errors)} of {i + 1} completions: "
+                f"{errors[0]}. It is called with completions and the columns {', '.join(columns)}, "
+                "by name."
+            )
     return values, errors
 
 
@@ -199,16 +189,17 @@ def score(chosen, texts, columns):
     """Every reward of every completion. Returns ({name: (N,) float32}, how often a reward failed on
     a completion).
 
-    columns: {name: N values}. A reward that raises, hangs or calls sys.exit is called again, for
-    each completion by itself. If it fails again, that completion gets the lowest value that the
-    reward gives to any of these texts, and at most 0. So a policy that learns how to make a reward
-    fail gains nothing. If the completion were left out of its group, the failure would cost nothing
-    either, and the policy would not learn to avoid it. Raises UserError if a reward fails on all of
-    several completions, hangs on many, or does not return numbers.
+    columns: {name: N values}. A reward that raises, hangs, calls sys.exit or returns something else
+    than numbers is called again, for each completion by itself. If it fails again, that completion
+    gets the lowest value that the reward gives to any of these texts, and at most 0. So a policy
+    that learns how to make a reward fail gains nothing. If the completion were left out of its
+    group, the failure would cost nothing either, and the policy would not learn to avoid it. Raises
+    UserError if a reward fails on all of several completions, hangs on many, or returns another
+    number of values, NaN or infinity.
     """
     scores, failures = {}, 0
     for reward in chosen:
-        values, error = values_of(reward, texts, columns) if texts else ([], None)
+        values, error = values_of(reward, texts, columns)
         if error:
             values, errors = one_by_one(reward, texts, columns)
             lowest = min([0.0, *(value for value in values if value is not None)])

@@ -27,11 +27,11 @@ def load_questions(
     the user should read.
     """
     task = task_of(name)
-    count = limit or (task.train_questions if split == "train" else task.test_questions)
     if isinstance(task.source, Hub):
         rows = read_hub(name, task.source, split)
     else:
         rows = task.source(split) if task.source else read_jsonl(name)
+    count = limit or (task.train_questions if split == "train" else task.test_questions)
     found = list(islice(rows, count))
     rows = [row for row in found if row["question"].strip() and row["answer"].strip()]
     texts, notes = prompt_texts(tokenizer, rows, system_prompt, task.examples)
@@ -65,14 +65,14 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
         ]
     # some templates do not allow a system turn: then its text stands before the question
     for system, before in (([("system", system_prompt)], ""), ([], f"{system_prompt}\n\n")):
-        chats = ([*system, *examples, ("user", before + row["question"])] for row in rows)
+        chats = [
+            [{"role": role, "content": content}
+             for role, content in (*system, *examples, ("user", before + row["question"]))]
+            for row in rows
+        ]
         try:
-            return [
-                tokenizer.apply_chat_template(
-                    [{"role": role, "content": content} for role, content in chat],
-                    tokenize=False, add_generation_prompt=True,
-                ) for chat in chats
-            ], []
+            texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+            return texts, []
         except Exception as error:  # a template is a program: it may fail like any other
             reason = one_line(error)
     raise UserError(
@@ -85,8 +85,8 @@ def opened_thought(text, question):
 
     Only the text after the question counts, because a system prompt may mention <think>, too.
     """
-    question = question.strip()  # many templates strip the question
-    _, tag, rest = text[text.rfind(question) + len(question) :].rpartition("<think>")
+    after = text.rpartition(question.strip())[2]  # many templates strip the question
+    _, tag, rest = after.rpartition("<think>")
     return tag + rest if tag and "</think>" not in rest else ""
 
 
@@ -94,9 +94,8 @@ def read_hub(name, hub, split):
     ask_hub(hub.path, "dataset")
     import datasets  # takes a second to import, and many runs need it not
 
-    part = hub.train if split == "train" else hub.test
     try:
-        rows = datasets.load_dataset(hub.path, hub.configuration, split=part)
+        rows = datasets.load_dataset(hub.path, hub.configuration, split=getattr(hub, split))
         return [
             {**row, "question": plain(row[hub.question]), "answer": plain(row[hub.answer])}
             for row in rows
@@ -126,8 +125,9 @@ def questions_of_run(data, max_new_tokens, tokenizer, model):
 def check_dataset(name, model=None):
     """Refuse, before any work, an unknown data set, a wrong line in a file, and word problems for
     the toy."""
-    words = name in TASKS and not TASKS[name].base
-    if name not in TASKS:
+    if name in TASKS:
+        words = not TASKS[name].base
+    else:
         words = any(c.isalpha() for row in read_jsonl(name) for c in row["question"])
     if model == "toy" and words:
         raise UserError(
@@ -167,12 +167,8 @@ def read_jsonl(path, reserved=("prompt", "completions")):
             f"unknown data set '{path}': there are {', '.join(TASKS)}, and a .jsonl file {path} "
             "does not exist."
         )
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text in UTF-8: {one_line(error)}.") from None
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -183,9 +179,9 @@ def read_jsonl(path, reserved=("prompt", "completions")):
             json.dumps(row, ensure_ascii=False).encode()
             if not row["question"].strip() or not row["answer"].strip():
                 raise ValueError("the question or the answer is missing or empty")
-        except (ValueError, AttributeError, RecursionError) as error:
+        except (ValueError, AttributeError) as error:
             raise UserError(
-                f"{path}, line {number}: each line must be a JSON object with the columns "
+                f"{path}, line {number}: each line must be a JSON object in UTF-8 with the columns "
                 f"'question' (or 'problem') and 'answer' ({one_line(error)})."
             ) from None
         rows.append(row)

@@ -4,6 +4,7 @@ To add a data set, write a row: where its questions come from, which rewards jud
 long an answer may be. A local file of JSON lines needs no row.
 """
 
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,16 +18,8 @@ SYSTEM_PROMPT = (
 )
 
 
-@dataclass(frozen=True)
-class Hub:
-    """A data set of the Hugging Face hub."""
-
-    path: str
-    configuration: str | None
-    train: str  # the split to train on
-    test: str
-    question: str  # the columns
-    answer: str
+# a data set of the Hugging Face hub: its name, its two splits and its two columns
+Hub = namedtuple("Hub", "path configuration train test question answer")
 
 
 @dataclass(frozen=True)

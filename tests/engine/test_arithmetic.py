@@ -59,14 +59,11 @@ def test_every_template_and_every_reading_occurs():
 
 def test_sums_stay_small_whole_and_exact():
     for row in TRAIN + TEST:
-        numbers = [int(n) for n in re.findall(r"\d+", row["question"])]
-        assert 2 <= len(numbers) <= 3 and all(
-            2 <= n <= 9 or (n <= 20 and "shares" in row["question"]) for n in numbers
-        )
+        most = 20 if "shares" in row["question"] else 9
+        assert all(2 <= int(n) <= most for n in re.findall(r"\d+", row["question"]))
         assert 1 <= int(row["answer"]) <= 162 and "{" not in row["question"]
-    rng = random.Random(0)
-    for _ in range(500):  # on the way, too: nobody gives away more than is left
-        (a, b, c), result = arithmetic.numbers(["-", "+"], rng)
+    for seed in range(500):  # on the way, too: nobody gives away more than is left
+        (a, b, c), result = arithmetic.numbers(["-", "+"], random.Random(seed))
         assert a > b and a - b + c == result
 
 
@@ -82,9 +79,7 @@ def test_the_examples_are_right_and_no_questions_of_the_supply():
 def test_the_examples_stand_before_the_question(loaded):
     _, tokenizer = loaded
     tokenizer.chat_template, seen = "{{ messages[-1]['content'] }}", []
-    tokenizer.apply_chat_template = lambda messages, **options: (
-        seen.append(messages) or messages[-1]["content"]
-    )
+    tokenizer.apply_chat_template = lambda chats, **options: seen.extend(chats) or ["1"]
     load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
     question = {"role": "user", "content": TRAIN[0]["question"]}
     examples = [{"role": role, "content": content} for role, content in EXAMPLES]
@@ -93,24 +88,25 @@ def test_the_examples_stand_before_the_question(loaded):
 
 def test_no_question_comes_twice_and_none_of_the_test_split_is_trained_on():
     train, test = ({row["question"] for row in rows} for rows in (TRAIN, TEST))
-    assert len(train) == len(test) == 3000
-    assert not train & test
-    for row in TRAIN:  # nobody gives anything to himself
-        names = [word for word in re.findall(r"\w+", row["question"]) if word in NAMES]
+    assert len(train) == len(test) == 3000 and not train & test
+    for question in train:  # nobody gives anything to himself
+        names = [word for word in re.findall(r"\w+", question) if word in NAMES]
         assert len(names) == len(set(names)) in (1, 2)
 
 
 def test_the_supply_is_the_same_every_time():
-    assert list(islice(questions("train"), 50)) == TRAIN[:50] != list(islice(questions("test"), 50))
     # in every process and for ever: saved runs count on it
-    assert TRAIN[0] == FIRST
+    assert list(islice(questions("train"), 50)) == TRAIN[:50] and TRAIN[0] == FIRST
 
 
-def test_a_load_is_the_beginning_of_the_supply(loaded):
-    rows, notes = load_questions("arithmetic", loaded[1], split="test", limit=9)
-    assert [row["question"] for row in rows] == [row["question"] for row in TEST[:9]] and not notes
-    for limit, split, count in [(None, "train", 2048), (None, "test", 512), (2500, "train", 2500)]:
-        assert len(load_questions("arithmetic", loaded[1], split=split, limit=limit)[0]) == count
+@pytest.mark.parametrize("limit, split, count", [
+    (None, "train", 2048), (9, "test", 9), (2500, "train", 2500),
+])
+def test_a_load_is_the_beginning_of_the_supply(loaded, limit, split, count):
+    rows, notes = load_questions("arithmetic", loaded[1], split=split, limit=limit)
+    supply = {"train": TRAIN, "test": TEST}[split]
+    assert [row["question"] for row in rows] == [row["question"] for row in supply[:count]]
+    assert not notes
 
 
 @pytest.mark.parametrize(
@@ -123,4 +119,3 @@ def test_a_load_is_the_beginning_of_the_supply(loaded):
 )
 def test_the_last_number_counts(completion, score):
     assert number_accuracy([completion], ["7"]) == [score]
-    assert number_accuracy(["1,207 of them"], ["3 * 402.33 = 1207\n#### 1207"]) == [1.0]

@@ -41,28 +41,18 @@ def file(tmp_path):
 # --- files ---
 
 
-def test_rows_are_read_in_order_and_blank_lines_are_skipped(file):
-    path = file('{"question": "1+1", "answer": "2"}\n\n   \n{"question": "é", "answer": "3"}\r\n\n')
+def test_rows_are_read_in_order_with_the_columns_that_every_row_has(file):
+    """Blank lines and a byte order mark are no mistake, `problem` serves as the question, and a
+    reward gets its completions from nobody else."""
+    path = file(
+        '\ufeff{"question": "é", "answer": "2", "level": 3, "completions": "x"}\r\n\n   \n'
+        '{"problem": "1+1", "answer": 2.0, "level": 4, "completions": "x", "hint": "y"}\n'
+        '{"problem": "no", "question": 7, "answer": 27.5, "level": 5, "completions": "x"}\n'
+    )
     assert read_jsonl(path) == [
-        {"question": "1+1", "answer": "2"}, {"question": "é", "answer": "3"},
-    ]
-
-
-def test_a_column_called_problem_serves_as_the_question(file):
-    rows = [{"problem": "1+1", "answer": 2.0}, {"problem": "no", "question": 7, "answer": 27.5}]
-    assert read_jsonl(file(rows)) == [
-        {"problem": "1+1", "answer": "2", "question": "1+1"},
-        {"problem": "no", "question": "7", "answer": "27.5"},
-    ]
-
-
-def test_only_columns_that_every_row_has_are_kept(file):
-    rows = [
-        {"question": "a", "answer": "1", "level": 3, "hint": "x"},
-        {"question": "b", "answer": "2", "level": 4, "source": "y"},
-    ]
-    assert read_jsonl(file(rows)) == [
-        {"question": "a", "answer": "1", "level": 3}, {"question": "b", "answer": "2", "level": 4},
+        {"question": "é", "answer": "2", "level": 3},
+        {"answer": "2", "level": 4, "question": "1+1"},
+        {"question": "7", "answer": "27.5", "level": 5},
     ]
 
 
@@ -72,7 +62,7 @@ def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer
 
 
 @pytest.mark.parametrize("content, line", [
-    ("", "empty"), ("\n  \n", "empty"), (b'{"question": "caf\xe9", "answer": "1"}', "UTF-8"),
+    ("", "empty"), ("\n  \n", "empty"), (b'\n{"question": "caf\xe9", "answer": "1"}', "line 2"),
     ('{"question": "a", "answer": "1"}\n\n{"question": "b",', "line 3"),
     ("question,answer\na,1", "line 1"), ('["a", "1"]', "line 1"), ("17", "line 1"),
     ('{"question": "a", "solution": "1"}', "line 1"),
@@ -81,27 +71,19 @@ def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer
     ('{"question": "\\t", "answer": "1"}', "line 1"),
     ('{"question": null, "answer": "1"}', "line 1"),
     ('{"question": "a", "answer": ' + "1" * 5000 + "}", "line 1"),
-    ('{"question": "a", "answer": "1", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 1"),
     ('{"question": "a \\ud800", "answer": "1"}', "line 1"),
     ('{"question": "a", "answer": "1", "\\udc00": "b"}', "line 1"),
-], ids=range(16))
+], ids=range(15))
 def test_a_broken_file_is_named_with_the_line(file, content, line):
-    path = file(content)
-    for look in (read_jsonl, check_dataset):
-        with pytest.raises(UserError, match=line) as error:
-            look(path)
-        assert path in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_byte_order_mark_is_no_mistake(file):
-    assert read_jsonl(file('\ufeff{"question": "a", "answer": "1"}'))[0]["question"] == "a"
+    with pytest.raises(UserError, match=line) as error:
+        check_dataset(file(content))
+    assert "questions.jsonl" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_name_that_is_no_data_set_is_refused(file):
     for name in ("missing.jsonl", "a/missing", ".", "gsm9k"):
-        for look in (check_dataset, read_jsonl):
-            with pytest.raises(UserError, match=f"'{re.escape(name)}': there are toy, "):
-                look(name)
+        with pytest.raises(UserError, match=f"'{re.escape(name)}': there are toy, "):
+            check_dataset(name)
     for name in ("toy", "gsm8k", file([ONE])):
         check_dataset(name)
 
@@ -150,14 +132,13 @@ def test_a_template_without_a_system_turn_has_it_before_the_question(tokenizer, 
 
 @pytest.mark.parametrize("template, reason", [
     ("{{ raise_exception('never') }}", "TemplateError: never"), ("{% for x in %}", "SyntaxError"),
-    ("{{ messages[7].content }}", "UndefinedError"), ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ("{{ 1 / 0 }}", "ZeroDivisionError"),
     ("{% if false %}{{ messages }}{% endif %}", "no question"),  # an empty prompt
 ])
 def test_a_chat_template_that_fails_is_one_sentence(tokenizer, file, template, reason):
     tokenizer.chat_template = template
-    with pytest.raises(UserError, match=reason) as error:
+    with pytest.raises(UserError, match=reason):
         load_questions(file([ONE]), tokenizer)
-    assert "\n" not in str(error.value)
 
 
 def test_without_a_chat_template_the_prompt_is_plain_text_and_a_note_says_so(file):
@@ -204,9 +185,8 @@ def hub(monkeypatch):
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(tokenizer, hub):
     hub.append(ConnectionError("no\nnetwork"))
-    with pytest.raises(UserError, match="gsm8k .*no network.* go online") as error:
+    with pytest.raises(UserError, match="gsm8k .*no network.* go online"):
         load_questions("gsm8k", tokenizer)
-    assert "\n" not in str(error.value)
 
 
 def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer, hub):
@@ -219,35 +199,17 @@ def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer
 
 # --- take ---
 
-SEVEN = list("abcdefg")
 
-
-def test_every_epoch_is_a_permutation():
-    taken = take(SEVEN, 0, 35, seed=1)
-    epochs = [taken[i : i + 7] for i in range(0, 35, 7)]
-    assert all(sorted(epoch) == SEVEN for epoch in epochs)
-
-
-def test_seeds_and_epochs_differ_in_order():
-    hundred = list(range(100))
-    orders = [take(hundred, epoch * 100, 100, seed) for seed in (0, 1, 2) for epoch in (0, 1, 2)]
-    assert hundred not in orders
-    assert len({tuple(order) for order in orders}) == 9
-
-
-@pytest.mark.parametrize("sizes", [[4, 6, 11], [1] * 21, [5, 0, 16]])
-def test_the_order_does_not_depend_on_how_it_is_cut(sizes):
-    pieces, position = [], 0
+@pytest.mark.parametrize("sizes", [[21], [4, 6, 11], [1] * 21, [5, 0, 16]])
+def test_the_order_of_each_epoch_is_that_of_pythons_shuffle_however_it_is_cut(sizes):
+    expected, taken = [], []
+    for epoch in range(3):
+        order = list("abcdefg")
+        random.Random(f"1 {epoch}").shuffle(order)
+        expected += order
     for size in sizes:
-        pieces += take(SEVEN, position, size, seed=1)
-        position += size
-    assert pieces == take(SEVEN, 0, 21, seed=1)
-
-
-def test_the_order_is_that_of_pythons_shuffle():
-    order = list(range(7))
-    random.Random("1 2").shuffle(order)
-    assert take(SEVEN, 14, 7, seed=1) == [SEVEN[i] for i in order]
+        taken += take("abcdefg", len(taken), size, seed=1)
+    assert taken == expected
 
 
 # --- fingerprint ---

@@ -6,7 +6,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from engine.scoring.reward_model import RewardModel
-from engine.scoring.score import Reward, score
 from engine.tasks import toy_model
 
 pytestmark = pytest.mark.slow
@@ -21,12 +20,10 @@ TEMPLATE = (
 )
 
 
-def make(folder, *, template=None, pad=True, labels=1):
+def make(folder, *, template=None, labels=1, pad="<pad>"):
     torch.manual_seed(0)
     tokenizer = toy_model.make_tokenizer()
-    tokenizer.chat_template = template
-    if not pad:
-        tokenizer.pad_token = None
+    tokenizer.chat_template, tokenizer.pad_token = template, pad
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256,
@@ -52,15 +49,19 @@ def by_hand(judge, texts):
     return pytest.approx(scores, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("template, text", [(None, "{}{}"), (TEMPLATE, "?{}<eos>={}<eos>")])
+@pytest.mark.parametrize("template, text, pad", [
+    (None, "{}{}", "<pad>"), (None, "{}{}", None), (TEMPLATE, "?{}<eos>={}<eos>", "<pad>"),
+])
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_a_score_is_that_of_the_last_token_whatever_else_is_in_the_batch(
-    tmp_path, template, text, batch_size
+    tmp_path, template, text, pad, batch_size
 ):
-    judge = RewardModel(make(tmp_path, template=template), batch_size=batch_size)
+    """In float32 and without dropout; a tokenizer without a pad token pads with EOS."""
+    judge = RewardModel(make(tmp_path, template=template, pad=pad), batch_size=batch_size)
     scores = judge(COMPLETIONS, question=QUESTIONS, answer=["3"] * 5)
     assert len(set(scores)) == 5
     assert scores == by_hand(judge, [text.format(*x) for x in zip(QUESTIONS, COMPLETIONS)])
+    assert judge.model.dtype == torch.float32 and not judge.model.training
 
 
 @pytest.mark.parametrize("template, text", [(None, "<eos>3=?3"), (TEMPLATE, "?3=?<eos>=3<eos>")])
@@ -71,25 +72,6 @@ def test_only_plain_text_gets_the_tokenizers_own_special_tokens(tmp_path, templa
         single="<eos> $A", special_tokens=[("<eos>", 1)]
     )
     assert judge(["3"], question=["3=?"]) == by_hand(judge, [text])
-
-
-def test_a_tokenizer_without_a_pad_token_pads_with_eos(tmp_path):
-    judge = RewardModel(make(tmp_path, pad=False))
-    assert judge.tokenizer.pad_token == judge.tokenizer.eos_token
-    texts = [q + c for q, c in zip(QUESTIONS, COMPLETIONS)]
-    assert judge(COMPLETIONS, question=QUESTIONS) == by_hand(judge, texts)
-
-
-def test_it_judges_in_float32_without_dropout_and_gradients(tmp_path, monkeypatch):
-    judge = RewardModel(make(tmp_path), device="cpu")
-    assert judge.model.dtype == torch.float32 and not judge.model.training
-    graded, forward = [], judge.model.forward
-    monkeypatch.setattr(
-        judge.model, "forward",
-        lambda **inputs: graded.append(torch.is_grad_enabled()) or forward(**inputs),
-    )
-    parts, _ = score([Reward(judge.__name__, judge)], COMPLETIONS, {"question": QUESTIONS})
-    assert graded == [False] and parts["reward_model"].shape == (5,)
 
 
 def test_what_is_too_long_for_it_loses_its_beginning(tmp_path):
@@ -106,8 +88,3 @@ def test_a_model_of_several_labels_or_without_a_head_is_refused(tmp_path):
     RewardModel(make(tmp_path / "one")).model.model.save_pretrained(tmp_path / "one")
     with pytest.raises(ValueError, match="score.weight"):
         RewardModel(tmp_path / "one")
-
-
-def test_a_column_of_the_wrong_length_is_an_error(tmp_path):
-    with pytest.raises(ValueError):
-        RewardModel(make(tmp_path))(COMPLETIONS, question=QUESTIONS[:1])
