@@ -232,7 +232,7 @@ def test_beside_grpo_the_right_ones_alone_push_shorter_and_the_wrong_ones_alone_
 
 
 def test_a_token_mean_over_two_completions_pushes_the_length_about_half_as_much():
-    """E[Σ_i ∇log π(o_i) / Σ_j |o_j|] = ∇E[1 / Σ_j |o_j|]: the same proof, for all pairs o_1, o_2."""
+    """E[Σ_i ∇log π(o_i) / Σ_j |o_j|] = ∇E[1 / Σ_j |o_j|]: the same proof, for all pairs of two."""
     theta, pairs = THETA.clone().requires_grad_(), torch.cartesian_prod(*2 * [torch.arange(15)])
     logp, pi = TinyPolicy.logp(theta)[pairs], TinyPolicy.probabilities(theta)
     chance, mask = pi[pairs].prod(1), TinyPolicy.MASK[pairs]

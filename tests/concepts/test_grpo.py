@@ -15,7 +15,6 @@ from grpo import clipped_surrogate, group_advantages, grpo_loss, sequence_mean_w
 from tests.examples import (
     ADVANTAGES,
     F64,
-    LENGTHS,
     LOGP,
     MASK,
     NOT_FINITE,
