@@ -52,7 +52,8 @@ def load(path, folder=None):
         try:
             spec.loader.exec_module(module)
         except ImportError as error:
-            raise SystemExit(f"{path}: {error}. Install it, or name its checkout: --path") from error
+            sentence = f"{path}: {error}. Install it, or name its checkout: --path"
+            raise SystemExit(sentence) from error
     forget()
     return module
 
@@ -134,9 +135,8 @@ class About:
 def tested(module, name, theirs):
     """Run the concept tests about a function with theirs in its place: {test: (outcome, why)}."""
     about, speaks = About(name), re.compile(rf"\b{name}\b")
-    own = f"test_{module.split('.')[-1]}"  # the files of its own concept come first
-    files = sorted(TESTS.glob("test_*.py"), key=lambda p: (not p.stem.startswith(own), p.stem))
-    files = [str(path) for path in files if speaks.search(path.read_text(encoding="utf-8"))]
+    files = [str(path) for path in sorted(TESTS.glob("test_*.py"))
+             if speaks.search(path.read_text(encoding="utf-8"))]
     forget()
     place = importlib.import_module(module)
     setattr(place, name, stand_in(theirs, getattr(place, name)))

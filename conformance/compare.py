@@ -4,7 +4,7 @@ import importlib
 import inspect
 import json
 import pkgutil
-from dataclasses import dataclass
+from collections import namedtuple
 from functools import partial
 
 import torch
@@ -29,13 +29,7 @@ MODULES = {
 }
 
 
-@dataclass(frozen=True)
-class Found:
-    kind: str
-    sentence: str
-    evidence: str
-
-
+Found = namedtuple("Found", "kind sentence evidence")
 # besides the losses, functions through which a gradient flows
 LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",
          "truncated_importance_weights")

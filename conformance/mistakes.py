@@ -8,9 +8,8 @@ mistakes in docs/conformance.md.
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections import namedtuple
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -18,15 +17,9 @@ import cppo
 import grpo
 from family import gdpo, gspo, ppo, tis
 
-
-@dataclass(frozen=True)
-class Version:
-    sentence: str
-    function: Any
-    kind: str = "mistake"  # or "choice"; or "edge": wrong only where few inputs ever are
-
-
-wrong = Version
+# kind: mistake, choice, or edge, which is wrong only where few inputs ever are
+Version = namedtuple("Version", "sentence function kind")
+wrong = partial(Version, kind="mistake")
 choice, edge = partial(Version, kind="choice"), partial(Version, kind="edge")
 
 
