@@ -26,8 +26,11 @@ def test_grpo_cannot_tell_the_papers_two_groups_apart_and_gdpo_can():
     different = torch.tensor([[-h, h], [-2 * h, 2 * h]], dtype=F64)
     advantages = decoupled_advantages(EXAMPLE, normalize_batch=False)
     torch.testing.assert_close(advantages, different, rtol=2e-4, atol=0)
-    # over the batch: mean 0, unbiased std √((½ + ½ + 2 + 2) / 3)
-    expected = different / (5 / 3) ** 0.5
+
+
+def test_the_papers_example_normalised_over_the_batch():
+    """Mean 0, unbiased std √((½ + ½ + 2 + 2) / 3)."""
+    expected = torch.tensor([[-1.0, 1.0], [-2.0, 2.0]], dtype=F64) * (0.5 / (5 / 3)) ** 0.5
     torch.testing.assert_close(decoupled_advantages(EXAMPLE), expected, rtol=4e-4, atol=0)
 
 
