@@ -95,7 +95,7 @@ HISTORY = torch.tensor([0.4, 0.0, 0.3, 0.1, 0.2])  # quartiles 0.1, 0.2, 0.3
 def test_the_harder_a_question_is_the_more_completions_are_kept(ks, expected, dtype):
     """A mean reward that equals a quartile counts as the easier of the two."""
     means = torch.tensor([0.0, 0.09, 0.1, 0.2, 0.3, 0.31, 0.9, 1.0], dtype=dtype)
-    k = adaptive_k(means, HISTORY, ks=ks)
+    k = adaptive_k(means, HISTORY.to(dtype), ks=ks)
     assert k.tolist() == expected and k.dtype == torch.int64
 
 
