@@ -27,8 +27,6 @@ MODULES = {
     and not name.startswith("_")
     and name != "surrogate_loss"  # what the losses have in common, and no test speaks about it
 }
-
-
 Found = namedtuple("Found", "kind sentence evidence")
 # besides the losses, functions through which a gradient flows
 LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",

@@ -22,7 +22,6 @@ UNUSED = ("tensordict", "reasoning_gym", "reasoning_gym.composite", "reasoning_g
 with patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}):
     from policy_gradients import loss, utils
 
-
 kl_k1, kl_k2, kl_k3 = (
     partial(kl, action_mask=None) for kl in (loss.approx_kl1, loss.approx_kl2, loss.approx_kl3))
 
