@@ -47,34 +47,33 @@ def load(path, folder=None):
                          "docs/conformance.md")
     module = importlib.util.module_from_spec(spec)
     forget()  # a checkout may have a grpo.py of its own
-    sys.path[:0] = [str(folder)] if folder else []
-    try:
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise SystemExit(f"{path}: {error}. Install it, or name its checkout: --path") from error
-    finally:
-        sys.path[:] = sys.path[1:] if folder else sys.path
-        forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(folder)] * bool(folder) + sys.path)
+        try:
+            spec.loader.exec_module(module)
+        except ImportError as error:
+            sentence = f"{path}: {error}. Install it, or name its checkout: --path"
+            raise SystemExit(sentence) from error
+    forget()
     return module
 
 
 def stand_in(theirs, ours):
     """Their function as the tests call it.
 
-    A call with an argument that it does not take skips the test, unless that option is off; so
-    does a NotImplementedError. The dtype of an answer becomes ours, and the statistics of a loss
-    are ours: nobody else promises the same.
+    A call with an argument that it does not take skips the test, unless this is an option that is
+    off, None or False, by default; so does a NotImplementedError. The dtype of an answer becomes
+    ours, and the statistics of a loss are ours: nobody else promises the same.
     """
-    signature, our = inspect.signature(theirs), inspect.signature(ours).parameters
-    names = signature.parameters
-
-    def off(key, value):  # an option that is left alone
-        default = our[key].default if key in our else True
-        return value is default and (default is None or default is False)
+    signature = inspect.signature(theirs)
+    off = {name for name, parameter in inspect.signature(ours).parameters.items()
+           if name not in signature.parameters
+           and (parameter.default is None or parameter.default is False)}
 
     @functools.wraps(ours)
     def function(*args, **options):
-        options = {key: x for key, x in options.items() if key in names or not off(key, x)}
+        options = {name: x for name, x in options.items()
+                   if name not in off or not (x is None or x is False)}
         try:
             signature.bind(*args, **options)
         except TypeError as error:
@@ -96,20 +95,19 @@ def stand_in(theirs, ours):
 # --- 1. the tests that speak about a function ---
 
 
-def mentions(function, name, seen):
-    """Whether a test or a helper of its file uses a name. seen: functions looked at already."""
-    codes = [function.__code__]
-    seen.add(function)
-    for code in codes:
-        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        if name in code.co_names:
-            return True
-        helpers = (function.__globals__.get(other) for other in code.co_names)
-        for helper in helpers:
-            if isinstance(helper, FunctionType) and helper.__module__ == function.__module__:
-                if helper not in seen and mentions(helper, name, seen):
-                    return True
-    return False
+def names_in(code):
+    """The names that a piece of code uses, also in the functions within it."""
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return {*code.co_names}.union(*map(names_in, inner))
+
+
+def mentions(function, name):
+    """Whether a test or a helper of its file uses a name."""
+    names, file = names_in(function.__code__), vars(sys.modules[function.__module__])
+    helpers = [file[other] for other in names - {function.__name__} if other in file]
+    return name in names or any(
+        mentions(helper, name) for helper in helpers
+        if isinstance(helper, FunctionType) and helper.__module__ == function.__module__)
 
 
 class About:
@@ -122,7 +120,7 @@ class About:
         def chosen(item):
             values = item.callspec.params.values() if hasattr(item, "callspec") else ()
             names = [getattr(value, "__name__", "") for value in values]
-            about = self.name in names or mentions(item.function, self.name, set())
+            about = self.name in names or mentions(item.function, self.name)
             return about and not item.get_closest_marker("ours")
 
         items[:] = filter(chosen, items)
@@ -137,9 +135,8 @@ class About:
 def tested(module, name, theirs):
     """Run the concept tests about a function with theirs in its place: {test: (outcome, why)}."""
     about, speaks = About(name), re.compile(rf"\b{name}\b")
-    own = f"test_{module.split('.')[-1]}"  # the files of its own concept come first
-    files = sorted(TESTS.glob("test_*.py"), key=lambda p: (not p.stem.startswith(own), p.stem))
-    files = [str(path) for path in files if speaks.search(path.read_text(encoding="utf-8"))]
+    files = [str(path) for path in sorted(TESTS.glob("test_*.py"))
+             if speaks.search(path.read_text(encoding="utf-8"))]
     forget()
     place = importlib.import_module(module)
     setattr(place, name, stand_in(theirs, getattr(place, name)))
@@ -165,7 +162,9 @@ def verdict(name, theirs):
     failed = {test: why for test, (outcome, why) in results.items() if outcome == "failed"}
     held = sum(outcome == "passed" for outcome, _ in results.values())
     counts = f"{held} of {held + len(failed)}"
-    lines = [f"does not hold: {sentence(test)}: {first_line(why)}" for test, why in failed.items()]
+    lines = [  # test_k1_can_be_negative is the sentence "k1 can be negative"
+        f"does not hold: {test.removeprefix('test_').replace('_', ' ')}: {why.splitlines()[0]:.100}"
+        for test, why in failed.items()]
     found = compare.diagnose(name, theirs)
     if found and found.kind in SIGNS:
         return SIGNS[found.kind], counts, found.sentence, [found.evidence]
@@ -176,15 +175,6 @@ def verdict(name, theirs):
     if not held and name not in compare.PROBES:
         return "–", counts, "no test could be run: it takes other arguments", []
     return "✓", counts, "", []
-
-
-def sentence(test):
-    """test_k1_can_be_negative → k1 can be negative"""
-    return test.removeprefix("test_").replace("_", " ")
-
-
-def first_line(why):
-    return why.strip().split("\n")[0][:100]
 
 
 def main(argv=None):

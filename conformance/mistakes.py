@@ -8,32 +8,19 @@ mistakes in docs/conformance.md.
 
 import itertools
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections import namedtuple
+from functools import partial
 
 import torch
 
+import cppo
 import grpo
 from family import gdpo, gspo, ppo, tis
 
-
-@dataclass(frozen=True)
-class Version:
-    sentence: str
-    function: Any
-    kind: str = "mistake"  # or "choice"; or "edge": wrong only where few inputs ever are
-
-
-def wrong(sentence, function):
-    return Version(sentence, function)
-
-
-def choice(sentence, function):
-    return Version(sentence, function, "choice")
-
-
-def edge(sentence, function):
-    return Version(sentence, function, "edge")
+# kind: mistake, choice, or edge, which is wrong only where few inputs ever are
+Version = namedtuple("Version", "sentence function kind")
+wrong = partial(Version, kind="mistake")
+choice, edge = partial(Version, kind="choice"), partial(Version, kind="edge")
 
 
 # --- versions of a loss: each part of it may be another one ---
@@ -61,10 +48,7 @@ def clip(r, a, low, high):
     return torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
 
 
-def free(r, a, low, high):
-    return r * a
-
-
+free = lambda r, a, low, high: r * a
 BOUND = {
     "the clip is turned round for A < 0: max in place of min, or min(ρ, 1+ε)·A [1]":
         lambda r, a, low, high: r.clamp(max=1 + high) * a,
@@ -80,10 +64,7 @@ dual = lambda r, a, low, high: torch.where(
     a < 0, torch.maximum(clip(r, a, low, high), 3 * a), clip(r, a, low, high))
 
 
-def k3(p, q, r):
-    return grpo.kl_k3(p, q)
-
-
+k3 = lambda p, q, r: grpo.kl_k3(p, q)
 KL = {
     "KL upside down: k3 with π/π_ref for π_ref/π, so its mean is not KL(π‖π_ref) [2]":
         lambda p, q, r: grpo.kl_k3(q, p),
@@ -106,17 +87,17 @@ KL_CHOICES = {
 }
 
 
-def token_ratio(logp, old, mask):
-    return (logp - old.detach()).exp()
-
-
+# a ratio is made of log π, log π_old and the mask; one per completion is expanded to its tokens
+token_ratio = lambda p, o, m: (p - o.detach()).exp()
+expand = lambda x, like: x.unsqueeze(1).expand_as(like)
+sequence_ratio = lambda p, o, m: expand(gspo.sequence_ratio(p, o, m), p)
+unbounded = lambda p, o, m: expand((((p - o.detach()) * m).sum(1) / m.sum(1)).exp(), p)
 RATIO = {
     "the ratio is upside down: π_old / π_θ": lambda p, o, m: (o.detach() - p).exp(),
     "the ratio is always 1 (π_θ over itself): no clip ever acts [6]":
         lambda p, o, m: (p - p.detach()).exp(),
     "a difference of log-probabilities in place of the ratio": lambda p, o, m: p - o,
 }
-REINFORCE = "−A log π, without ratio and clip: right for one update of a batch, wrong for more [6]"
 SEQUENCE = {
     "one ratio per token, not per completion: this is GRPO [6]": token_ratio,
     "the log-ratios of a completion are added up, not divided by |o|":
@@ -126,31 +107,16 @@ SEQUENCE = {
     "the mean of the log-ratios is divided by the padded length [3]":
         lambda p, o, m: expand(((p - o) * m).mean(1).exp(), p),
 }
-
-
+REINFORCE = "−A log π, without ratio and clip: right for one update of a batch, wrong for more [6]"
 EMPTY = "an empty completion gives NaN (0/0): mask none away as a whole"
-
-
-def unbounded(logp, old, mask):
-    return expand((((logp - old.detach()) * mask).sum(1) / mask.sum(1)).exp(), logp)
-
-
-def expand(x, like):
-    return x.unsqueeze(1).expand_as(like)
-
-
-def sequence_ratio(logp, old, mask):
-    return expand(gspo.sequence_ratio(logp, old, mask), logp)
 
 
 def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True, low=0.2, high=None,
          beta=0.0):
     """A loss of these parts. on: which tokens are trained on. given: `weights` is used if it is
     given. The numbers are the defaults."""
-    low_, high_, beta_ = low, high, beta
-
-    def function(logp, old_logp, advantages, mask, *, ref_logp=None, beta=beta_, clip_low=low_,
-                 clip_high=high_, weights=None, max_tokens=None):
+    def function(logp, old_logp, advantages, mask, *, ref_logp=None, beta=beta, clip_low=low,
+                 clip_high=high, weights=None, max_tokens=None):
         keep = on(mask.bool())
         p, o = (x.masked_fill(~keep, 0.0) for x in (logp, old_logp))
         a = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
@@ -208,9 +174,9 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True
 # --- the other functions ---
 
 
-def advantages_of(eps, ddof, shift=True):
+def rounded(eps, ddof=1):
+    """Advantages with the rounding error of the mean."""
     def function(rewards, *, divide_by_std=True, eps=eps, ddof=ddof):
-        rewards = rewards - rewards[:, :1] if shift else rewards
         centred = rewards - rewards.mean(1, keepdim=True)
         std = rewards.std(1, keepdim=True, correction=ddof)
         return centred / (std + eps) if divide_by_std else centred
@@ -218,20 +184,13 @@ def advantages_of(eps, ddof, shift=True):
     return function
 
 
-def std_says(eps, ddof):
-    return f"the {'unbiased' if ddof else 'population'} std plus {eps:g}"
-
-
-OURS = 1e-4, 1
+OURS, STD = (1e-4, 1), ("population", "unbiased")
 ROUNDED = "; equal rewards such as 3.3 do not give 0: their rounding error is divided by the eps"
 
 
-def over_all(rewards, **options):
-    return ((rewards - rewards.mean()) / (rewards.std() + 1e-4))
-
-
 ADVANTAGES = [
-    wrong("mean and std of the whole batch, not of each question's group [8]", over_all),
+    wrong("mean and std of the whole batch, not of each question's group [8]",
+          lambda r, **o: (r - r.mean()) / (r.std() + 1e-4)),
     wrong("the mean over the questions, not over the group [17]",
           lambda r, **o: (r - r.mean(0)) / (r.std(0) + 1e-4)),
     wrong("divided by the variance", lambda r, **o: (
@@ -244,19 +203,20 @@ ADVANTAGES = [
            r.shape[1] / (r.shape[1] - 1) * grpo.group_advantages(r, divide_by_std=False)),
     choice("the std of the whole batch (REINFORCE++-baseline)", lambda r, **o:
            (r - r.mean(1, keepdim=True)) / (r.std() + 1e-4)),
-    *(choice(std_says(eps, ddof), advantages_of(eps, ddof))
+    *(choice(f"the {STD[ddof]} std plus {eps:g}",
+             partial(grpo.group_advantages, eps=eps, ddof=ddof))
       for eps, ddof in itertools.product((1e-6, 1e-5, 1e-4, 1e-3), (1, 0)) if (eps, ddof) != OURS),
-    *(edge(std_says(eps, ddof) + ROUNDED, advantages_of(eps, ddof, shift=False))
+    *(edge(f"the {STD[ddof]} std plus {eps:g}" + ROUNDED, rounded(eps, ddof))
       for eps, ddof in itertools.product((1e-5, 1e-6, 1e-8, 1e-9), (1, 0))),
-    *(wrong(f"no eps: equal rewards give NaN (ddof = {ddof})", advantages_of(0.0, ddof))
-      for ddof in (1, 0)),
+    *(wrong(f"no eps: equal rewards give NaN (ddof = {ddof})",
+            partial(grpo.group_advantages, eps=0.0, ddof=ddof)) for ddof in (1, 0)),
 ]
 
 
 def decoupled(eps):
     def function(rewards, *, weights=None):
-        weights, one = weights or [1.0] * len(rewards), advantages_of(eps, 1, shift=False)
-        total = sum(w * one(r) for w, r in zip(weights, rewards))
+        weights = [1.0] * len(rewards) if weights is None else weights
+        total = sum(w * rounded(eps)(r) for w, r in zip(weights, rewards))
         return (total - total.mean()) / (total.std() + eps)
 
     return function
@@ -271,39 +231,9 @@ def logprobs(change=lambda x: x, of=lambda x, T: torch.log_softmax(x / T, -1)):
         change(of(logits.float(), temperature)), tokens)
 
 
-def deltas(rewards, values, mask, gamma, lam, after=None, whitened=False):
-    """GAE, with V(s_T) = `after` behind the last token."""
-    mask = mask.bool()
-    r, v = rewards.masked_fill(~mask, 0.0), values.masked_fill(~mask, 0.0)
-    last = mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
-    nxt = torch.nn.functional.pad(v[:, 1:], (0, 1))
-    nxt = nxt if after is None else torch.where(last, after(v), nxt)
-    delta, a, acc = (r + gamma * nxt - v) * mask, torch.zeros_like(r), 0.0
-    for i in reversed(range(r.shape[1])):
-        acc = delta[:, i] + gamma * lam * acc
-        a[:, i] = acc
-    raw = a
-    if whitened:
-        a = ppo.whiten(a, mask)
-    return a, (a if whitened else raw) + v
-
-
-def gaes(**changes):
-    return lambda rewards, values, mask, *, gamma=1.0, lam=0.95: deltas(
-        rewards, values, mask, *(changes.get("set", lambda g, x: (g, x))(gamma, lam)),
-        after=changes.get("after"), whitened=changes.get("whitened", False))
-
-
-def pruned(score, pooled=False):
-    def function(advantages, k, **options):
-        s = score(advantages)
-        if pooled:
-            s = s.flatten()
-            kept = s.argsort(descending=True, stable=True)[: k * len(advantages)]
-            return kept.sort().values.view(len(advantages), k) % advantages.shape[1]
-        return s.argsort(dim=1, descending=True, stable=True)[:, :k].sort(dim=1).values
-
-    return function
+def whitened(rewards, values, mask, **options):
+    advantages = ppo.whiten(ppo.gae(rewards, values, mask, **options)[0], mask)
+    return advantages, advantages + values.masked_fill(~mask.bool(), 0.0)
 
 
 def max_value(change=torch.maximum, half=0.5, clipped=True, weigh="tokens"):
@@ -414,11 +344,11 @@ VERSIONS = {
     ],
     "prune": [
         wrong("the largest |A| of all questions together, not of each question [8]",
-              pruned(torch.abs, pooled=True)),
+              lambda a, k: cppo.prune_pooled(a, k * len(a)).view(len(a), k) % a.shape[1]),
         wrong("the largest A, not the largest |A|: wrong answers are never kept",
-              pruned(lambda a: a)),
-        wrong("the smallest |A| are kept", pruned(lambda a: -a.abs())),
-        wrong("the first k are kept, whatever A is", pruned(lambda a: 0 * a)),
+              partial(cppo.prune, rule="largest")),
+        wrong("the smallest |A| are kept", partial(cppo.prune, rule="smallest_abs")),
+        wrong("the first k are kept, whatever A is", lambda a, k: cppo.prune(0 * a, k)),
     ],
     "prune_below": [
         wrong("A ≥ γ, not |A| ≥ γ", lambda a, g: a >= g),
@@ -427,7 +357,7 @@ VERSIONS = {
     ],
     "prune_pooled": [
         wrong("the largest A, not the largest |A|",
-              lambda a, n: a.flatten().argsort(descending=True, stable=True)[:n].sort().values),
+              lambda a, n: cppo.prune(a.view(1, -1), n, rule="largest")[0]),
     ],
     "batch_rows": [
         wrong("rows of other questions: q·k + i in place of q·G + i [17]", lambda kept, G: (
@@ -451,14 +381,17 @@ VERSIONS = {
     ],
     "gae": [
         wrong("λ is left out: A is the return minus the value",
-              gaes(set=lambda g, x: (g, 1.0))),
-        wrong("γ is left out", gaes(set=lambda g, x: (1.0, x))),
+              lambda r, v, m, *, gamma=1.0, lam=0.95: ppo.gae(r, v, m, gamma=gamma, lam=1.0)),
+        wrong("γ is left out",
+              lambda r, v, m, *, gamma=1.0, lam=0.95: ppo.gae(r, v, m, lam=lam)),
         wrong("γ alone discounts the next δ, in place of γλ; or λ alone",
-              gaes(set=lambda g, x: (g, x / g if g else x))),
+              lambda r, v, m, *, gamma=1.0, lam=0.95: ppo.gae(
+                  r, v, m, gamma=gamma, lam=lam / gamma)),
         wrong("the last token bootstraps from its own value: V behind the end must be 0",
-              gaes(after=lambda v: v)),
+              lambda r, v, m, *, gamma=1.0, lam=0.95: ppo.gae(
+                  r + gamma * v * (m.bool() ^ without_last(m)), v, m, gamma=gamma, lam=lam)),
         wrong("whitened before the returns are taken: the critic learns whitened targets [13]",
-              gaes(whitened=True)),
+              whitened),
         wrong("the returns are the advantages: V is not added", lambda *args, **options: (
             ppo.gae(*args, **options)[0],) * 2),
     ],

@@ -1,18 +1,14 @@
 """Small inputs, function by function, on which somebody's answers are compared with ours."""
 
 import math
-from dataclasses import dataclass, field
+from collections import namedtuple
 
 import torch
 
 from tests.examples import F64, mask_of, seeded
 
-
-@dataclass(frozen=True)
-class Probe:
-    args: tuple
-    options: dict = field(default_factory=dict)
-    atol: float = 1e-6  # how far an answer may be from ours, besides 1e-5 of it
+# atol: how far an answer may be from ours, besides 1e-5 of it
+Probe = namedtuple("Probe", "args options atol", defaults=[{}, 1e-6])
 
 
 def t(*values):

@@ -45,23 +45,46 @@ def example(spread=0.4):
     return base.requires_grad_(), old, ref
 
 
-def by_loop(logp, old_logp, ref_logp, *, weight, low, high, beta=0.0):
-    """−Σ_i Σ_t weight · (min(ρA, clip(ρ)A) − β k3) in Python floats, and its gradient by hand.
+LOGP, OLD, REF = example()
+MASK = mask_of(LENGTHS)
+# 1 / (N |o_i|) on each token
+PER_COMPLETION = torch.tensor([[1 / (6 * max(n, 1))] for n in LENGTHS], dtype=F64) * MASK
+RANDOM_WEIGHTS = torch.rand(6, 5, generator=seeded(3), dtype=F64) * MASK
 
-    weight: of each token; a number, or a function of the length of its completion.
+
+def by_loop(
+    weights, *, advantages=ADVANTAGES, logps=(LOGP, OLD), ratios=None, ref_logp=None, beta=0.0,
+    clip_low=0.2, clip_high=None,
+):
+    """−Σ_it weights · (min(ρA, clip(ρ)A) − β k3) in Python floats, and its gradient by hand.
+
+    weights: (N, T), 0 on padding. advantages: (N,) or (N, T). ratios: (N, T); None: of each token.
     """
-    weight_of = weight if callable(weight) else lambda length: weight
-    loss, gradient = 0.0, torch.zeros(6, 5, dtype=F64)
-    for i, (length, a) in enumerate(zip(LENGTHS, ADVANTAGES.tolist(), strict=True)):
-        for t in range(length):
-            ratio = math.exp(logp[i, t] - old_logp[i, t])
-            r = math.exp(ref_logp[i, t] - logp[i, t])  # π_ref / π
-            open_ = not (a > 0 and ratio > 1 + high or a < 0 and ratio < 1 - low)
-            bounded = ratio if open_ else 1 + high if a > 0 else 1 - low
-            loss -= weight_of(length) * (bounded * a - beta * (r - math.log(r) - 1))
-            # dρ/dlogp = ρ, and d k3/dlogp = 1 − r
-            gradient[i, t] = -weight_of(length) * (open_ * ratio * a - beta * (1 - r))
+    logp, old_logp = (x.detach() for x in logps)
+    ratios = (logp - old_logp).exp() if ratios is None else ratios
+    high = clip_low if clip_high is None else clip_high
+    loss, gradient = 0.0, torch.zeros_like(logp)
+    for at in map(tuple, weights.nonzero().tolist()):
+        w, rho, p = weights[at].item(), ratios[at].item(), logp[at].item()
+        a = (advantages[at[0]] if advantages.dim() == 1 else advantages[at]).item()
+        open_ = not (a > 0 and rho > 1 + high or a < 0 and rho < 1 - clip_low)
+        bounded = rho if open_ else 1 + high if a > 0 else 1 - clip_low
+        loss -= w * bounded * a
+        # dρ/dlogp = ρ
+        gradient[at] = -w * open_ * rho * a
+        if ref_logp is not None and beta:
+            r = math.exp(ref_logp[at].item() - p)  # π_ref / π; d k3/dlogp = 1 − r
+            loss += w * beta * (r - math.log(r) - 1)
+            gradient[at] += w * beta * (1 - r)
     return loss, gradient
+
+
+def assert_loss(loss, expected, logp=LOGP):
+    """A loss and its gradient are the expected ones. (The weights in a loss are float32.)"""
+    value, gradient = expected
+    assert abs(loss.item() - value) < 1e-7, f"loss {loss.item():.6g}, right {value:.6g}"
+    found = torch.autograd.grad(loss, logp)[0]
+    torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
 
 
 # --- three completions of 3, 2 and 1 tokens, of which tests say what verl makes of them -----------

@@ -8,6 +8,7 @@ Left out: the KL and the clip, which are lines of the loss; the weights of the t
 per loss_type; the log-probabilities and the entropies, which are TRL's: see trl.py.
 """
 
+from functools import partial
 from unittest.mock import MagicMock
 
 import torch
@@ -50,13 +51,14 @@ def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
     return weights.masked_fill(~mask.bool(), 1.0)
 
 
-def loss(logp, old_logp, advantages, mask, ref_logp, beta, low, high, kind, **options):
-    known = dict.fromkeys(OFF) | {
-        "beta": 0.0 if ref_logp is None else beta, "epsilon_low": low, "loss_type": kind,
-        "epsilon_high": low if high is None else high, "sdar_loss_coef": 0, "model.training": False,
-        "importance_sampling_level": "token", "accelerator.num_processes": 1,
-        "accelerator.gather_for_metrics": lambda x: x.reshape(-1)}
-    stand_in = MagicMock(**known | options)
+def loss(kind, logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2,
+         clip_high=None, max_tokens=None, level="token"):
+    stand_in = MagicMock(**dict.fromkeys(OFF) | {
+        "beta": 0.0 if ref_logp is None else beta, "epsilon_low": clip_low, "loss_type": kind,
+        "epsilon_high": clip_low if clip_high is None else clip_high, "sdar_loss_coef": 0,
+        "max_completion_length": max_tokens, "importance_sampling_level": level,
+        "model.training": False, "accelerator.num_processes": 1,
+        "accelerator.gather_for_metrics": lambda x: x.reshape(-1)})
     stand_in._get_per_token_logps_and_entropies.return_value = logp, None
     stand_in._undo_gradient_accumulation_scaling = lambda x: x
     batch = MagicMock(
@@ -66,28 +68,7 @@ def loss(logp, old_logp, advantages, mask, ref_logp, beta, low, high, kind, **op
     return GRPOTrainer._compute_loss_and_metrics(stand_in, None, {}, batch)[0]
 
 
-def grpo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "grpo")
-
-
-def dapo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=0.28
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "dapo")
-
-
-def drgrpo_loss(
-    logp, old_logp, advantages, mask, *, max_tokens, ref_logp=None, beta=0.0, clip_low=0.2,
-    clip_high=None,
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "dr_grpo",
-                max_completion_length=max_tokens)
-
-
-def gspo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "grpo",
-                importance_sampling_level="sequence")
+grpo_loss = partial(loss, "grpo", beta=0.04)
+dapo_loss = partial(loss, "dapo", clip_high=0.28)
+drgrpo_loss = partial(loss, "dr_grpo")
+gspo_loss = partial(loss, "grpo", clip_low=3e-4, clip_high=4e-4, level="sequence")

@@ -10,6 +10,7 @@ Packages that none of these use get stand-ins.
 """
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
@@ -28,16 +29,7 @@ with patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}):
     from nemo_rl.algorithms.utils import calculate_kl
 
 
-def kl_k1(logp, ref_logp):
-    return calculate_kl(logp, ref_logp, "k1")
-
-
-def kl_k2(logp, ref_logp):
-    return calculate_kl(logp, ref_logp, "k2")
-
-
-def kl_k3(logp, ref_logp):
-    return calculate_kl(logp, ref_logp, "k3")
+kl_k1, kl_k2, kl_k3 = (partial(calculate_kl, kl_type=name) for name in ("k1", "k2", "k3"))
 
 
 def group_advantages(rewards, *, divide_by_std=True):
@@ -48,13 +40,16 @@ def group_advantages(rewards, *, divide_by_std=True):
     return estimator.compute_advantage(prompts, flat, torch.ones(len(flat), 1)).view(rewards.shape)
 
 
-def loss(logp, old_logp, advantages, mask, ref_logp, beta, low, high, **options):
+def loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=None,
+         token_level_loss=True, sequence_level_importance_ratios=False):
     def after_prompt(x):
         return torch.nn.functional.pad(x.detach(), (1, 0))
 
     objective = ClippedPGLossFn(ClippedPGLossConfig(
-        ratio_clip_min=low, ratio_clip_max=low if high is None else high,
-        reference_policy_kl_penalty=0.0 if ref_logp is None else beta, **options))
+        ratio_clip_min=clip_low, ratio_clip_max=clip_low if clip_high is None else clip_high,
+        reference_policy_kl_penalty=0.0 if ref_logp is None else beta,
+        token_level_loss=token_level_loss,
+        sequence_level_importance_ratios=sequence_level_importance_ratios))
     old = after_prompt(old_logp)
     total, _ = objective(logp, {
         "token_mask": after_prompt(mask.to(logp.dtype)), "prev_logprobs": old,
@@ -65,21 +60,7 @@ def loss(logp, old_logp, advantages, mask, ref_logp, beta, low, high, **options)
     return total
 
 
-def grpo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high,
-                token_level_loss=False)
-
-
-def dapo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=0.28
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high)
-
-
-def gspo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high,
-                token_level_loss=False, sequence_level_importance_ratios=True)
+grpo_loss = partial(loss, beta=0.04, token_level_loss=False)
+dapo_loss = partial(loss, clip_high=0.28)
+gspo_loss = partial(loss, clip_low=3e-4, clip_high=4e-4, token_level_loss=False,
+                    sequence_level_importance_ratios=True)

@@ -12,6 +12,7 @@ of these use get stand-ins.
 """
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
@@ -28,16 +29,8 @@ with (patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}),
     from openrlhf.trainer.ppo_utils.length_penalty import apply_overlong_penalty
 
 
-def kl_k1(logp, ref_logp):
-    return utils.compute_approx_kl(logp, ref_logp, kl_estimator="k1")
-
-
-def kl_k2(logp, ref_logp):
-    return utils.compute_approx_kl(logp, ref_logp, kl_estimator="k2")
-
-
-def kl_k3(logp, ref_logp):
-    return utils.compute_approx_kl(logp, ref_logp, kl_estimator="k3")
+kl_k1, kl_k2, kl_k3 = (
+    partial(utils.compute_approx_kl, kl_estimator=name) for name in ("k1", "k2", "k3"))
 
 
 def token_logprobs(logits, tokens, *, temperature=1.0):
@@ -79,26 +72,19 @@ def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     return RemoteExperienceMaker.get_advantages_and_returns(None, values, rewards, mask, gamma, lam)
 
 
-def policy(logp, old_logp, advantages, mask, low, high, **options):
-    objective = PolicyLoss(low, low if high is None else high, **options)
+def policy(
+    logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None, level=True, kind="ppo"
+):
+    objective = PolicyLoss(clip_low, clip_low if clip_high is None else clip_high,
+                           token_level_loss=level, policy_loss_type=kind)
     return objective(logp, old_logp.detach(), advantages.view(len(mask), -1), mask,
                      global_batch_size=len(mask))[0]
 
 
-def grpo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None):
-    return policy(logp, old_logp, advantages, mask, clip_low, clip_high, token_level_loss=False)
-
-
-def gspo_loss(logp, old_logp, advantages, mask, *, clip_low=3e-4, clip_high=4e-4):
-    return policy(logp, old_logp, advantages, mask, clip_low, clip_high, policy_loss_type="gspo")
-
-
-def dapo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=0.28):
-    return policy(logp, old_logp, advantages, mask, clip_low, clip_high)
-
-
-def ppo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None):
-    return policy(logp, old_logp, advantages, mask, clip_low, clip_high)
+grpo_loss = partial(policy, level=False)
+gspo_loss = partial(policy, clip_low=3e-4, clip_high=4e-4, kind="gspo")
+dapo_loss = partial(policy, clip_high=0.28)
+ppo_loss = policy
 
 
 def value_loss(values, old_values, returns, mask, *, clip=0.2):

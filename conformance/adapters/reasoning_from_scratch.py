@@ -16,14 +16,13 @@ from unittest.mock import MagicMock, patch
 
 import torch
 
-CHAPTER = "ch07/03_rlvr_grpo_scripts_advanced/7_4_plus_clip_ratio.py"
 book = Path(importlib.util.find_spec("reasoning_from_scratch").origin).parents[1]
-spec = importlib.util.spec_from_file_location("plus_clip_ratio", book / CHAPTER)
-chapter = importlib.util.module_from_spec(spec)
+SCRIPTS = book / "ch07/03_rlvr_grpo_scripts_advanced"
 UNUSED = ["reasoning_from_scratch"] + [
     f"reasoning_from_scratch.{name}" for name in ("ch02", "ch03", "ch04", "ch06", "qwen3")]
-with patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}):
-    spec.loader.exec_module(chapter)
+with (patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}),
+      patch.object(sys, "path", [str(SCRIPTS), *sys.path])):
+    chapter = importlib.import_module("7_4_plus_clip_ratio")
 
 
 def of_group(logps, rewards, **options):

@@ -10,6 +10,7 @@ compute_log_probs takes none. Packages that none of these use get stand-ins.
 """
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
@@ -21,19 +22,8 @@ UNUSED = ("tensordict", "reasoning_gym", "reasoning_gym.composite", "reasoning_g
 with patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}):
     from policy_gradients import loss, utils
 
-OPTIONS = {"kl_estimator": "kl3", "vf_coef": 0.0, "clip_eps_val": 0.2}
-
-
-def kl_k1(logp, ref_logp):
-    return loss.approx_kl1(logp, ref_logp, None)
-
-
-def kl_k2(logp, ref_logp):
-    return loss.approx_kl2(logp, ref_logp, None)
-
-
-def kl_k3(logp, ref_logp):
-    return loss.approx_kl3(logp, ref_logp, None)
+kl_k1, kl_k2, kl_k3 = (
+    partial(kl, action_mask=None) for kl in (loss.approx_kl1, loss.approx_kl2, loss.approx_kl3))
 
 
 def token_logprobs(logits, tokens):
@@ -55,50 +45,46 @@ def overlong_penalty(lengths, *, max_length, cache):
     return torch.tensor(penalties).view(lengths.shape)
 
 
-def call(name, logp, old_logp, advantages, mask, ref_logp, beta, low, high, values=None, **options):
+def call(name, logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2,
+         clip_high=None, values=None, old_values=None, clip=0.2, vf_coef=0.0):
+    zero = torch.zeros_like(logp)
     experience = SimpleNamespace(
-        log_probs_old=old_logp.detach(), action_mask=mask, values_old=torch.zeros_like(logp),
+        log_probs_old=old_logp.detach(), action_mask=mask,
+        values_old=zero if old_values is None else old_values,
         log_probs_ref=None if ref_logp is None else ref_logp.detach(),
         advantages=advantages.view(len(mask), -1))
-    experience.values_old = options.pop("old_values", experience.values_old)
     objective = utils.get_loss_objective(
-        name, clip_eps_lo=low, clip_eps_hi=low if high is None else high,
-        beta=0.0 if ref_logp is None else beta, **OPTIONS | options)
-    values = torch.zeros_like(logp) if values is None else values
-    return objective(log_probs=logp, experience=experience, values=values)
+        name, clip_eps_lo=clip_low, clip_eps_hi=clip_low if clip_high is None else clip_high,
+        beta=0.0 if ref_logp is None else beta, kl_estimator="kl3", vf_coef=vf_coef,
+        clip_eps_val=clip)
+    return objective(
+        log_probs=logp, experience=experience, values=zero if values is None else values)
 
 
-def grpo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None
-):
-    return call("grpo", logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high)
+grpo_loss = partial(call, "grpo", beta=0.04)
+gspo_loss = partial(call, "gspo", clip_low=3e-4, clip_high=4e-4)
 
 
 def drgrpo_loss(
     logp, old_logp, advantages, mask, *, max_tokens, ref_logp=None, beta=0.0, clip_low=0.2,
     clip_high=None,
 ):
-    return call("drgrpo", logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high)
-
-
-def gspo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4
-):
-    return call("gspo", logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high)
+    return call("drgrpo", logp, old_logp, advantages, mask, ref_logp=ref_logp, beta=beta,
+                clip_low=clip_low, clip_high=clip_high)
 
 
 def dapo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=0.28):
-    return call("dapo", logp, old_logp, advantages, mask, None, 0.0, clip_low, clip_high)
+    return call("dapo", logp, old_logp, advantages, mask, clip_low=clip_low, clip_high=clip_high)
 
 
 def ppo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None):
-    return call("ppo", logp, old_logp, advantages, mask, None, 0.0, clip_low, clip_high)
+    return call("ppo", logp, old_logp, advantages, mask, clip_low=clip_low, clip_high=clip_high)
 
 
 def value_loss(values, old_values, returns, mask, *, clip=0.2):
     zero = torch.zeros_like(old_values)
     with_critic, without = (
-        call("ppo", zero, zero, returns - old_values, mask, None, 0.0, 0.2, None, values=values,
-             old_values=old_values, clip_eps_val=clip, vf_coef=vf_coef)
+        call("ppo", zero, zero, returns - old_values, mask, values=values, old_values=old_values,
+             clip=clip, vf_coef=vf_coef)
         for vf_coef in (1.0, 0.0))
     return with_critic - without

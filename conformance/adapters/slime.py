@@ -9,6 +9,7 @@ its size, get stand-ins.
 """
 
 import sys
+from functools import partial
 from unittest.mock import MagicMock, patch
 
 import torch
@@ -20,16 +21,8 @@ MEGATRON = MagicMock()
 MEGATRON.mpu.get_context_parallel_world_size.return_value = 1
 
 
-def kl_k1(logp, ref_logp):
-    return ppo_utils.compute_approx_kl(logp, ref_logp, "k1")
-
-
-def kl_k2(logp, ref_logp):
-    return ppo_utils.compute_approx_kl(logp, ref_logp, "k2")
-
-
-def kl_k3(logp, ref_logp):
-    return ppo_utils.compute_approx_kl(logp, ref_logp, "k3")
+kl_k1, kl_k2, kl_k3 = (
+    partial(ppo_utils.compute_approx_kl, kl_loss_type=name) for name in ("k1", "k2", "k3"))
 
 
 def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
@@ -50,8 +43,5 @@ def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     with patch.dict(sys.modules, {"megatron": MagicMock(), "megatron.core": MEGATRON}):
         out = ppo_utils.get_advantages_and_returns_batch(
             lengths, lengths, list(values), list(rewards), gamma, lam)
-    padded = [torch.zeros_like(values.detach()) for _ in out]
-    for rows, given in zip(padded, out):
-        for row, own in zip(rows, given):
-            row[:len(own)] = own
-    return tuple(padded)
+    pad, T = torch.nn.functional.pad, mask.shape[1]
+    return tuple(torch.stack([pad(row, (0, T - len(row))) for row in rows]) for rows in out)

@@ -8,6 +8,7 @@ wandb and transformers, which none of these use, get stand-ins.
 """
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
@@ -20,8 +21,7 @@ with patch.dict(sys.modules, wandb=MagicMock(), transformers=MagicMock()):
     from train import sequence_log_probs_from_logits
 
 
-def kl_k3(logp, ref_logp):
-    return approx_kl_divergence(logp, ref_logp, action_mask=None)
+kl_k3 = partial(approx_kl_divergence, action_mask=None)
 
 
 def token_logprobs(logits, tokens):

@@ -8,6 +8,7 @@ per loss_type; GAE and the critic, because TRL 1.16 has no PPO. The logits are c
 """
 
 from collections import defaultdict
+from functools import partial
 from unittest.mock import MagicMock
 
 import torch
@@ -48,13 +49,14 @@ def trainer(**options):
     return MagicMock(**known | options)
 
 
-def loss(logp, old_logp, advantages, mask, ref_logp, beta, low, high, kind, **options):
+def loss(kind, logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2,
+         clip_high=None, max_tokens=None, level="token"):
     column = torch.ones(len(mask), 1, dtype=torch.long)
     stand_in = trainer(
-        beta=0.0 if ref_logp is None else beta, epsilon_low=low, loss_type=kind,
-        epsilon_high=low if high is None else high,
+        beta=0.0 if ref_logp is None else beta, epsilon_low=clip_low, loss_type=kind,
+        epsilon_high=clip_low if clip_high is None else clip_high, max_completion_length=max_tokens,
         _get_per_token_logps_and_entropies=lambda *_, **__: (logp, torch.zeros_like(logp), None),
-        **{"importance_sampling_level": "token", **options},
+        importance_sampling_level=level,
     )
     return GRPOTrainer._compute_loss(stand_in, None, {
         "prompt_ids": column, "prompt_mask": column, "completion_ids": mask.long(),
@@ -63,31 +65,10 @@ def loss(logp, old_logp, advantages, mask, ref_logp, beta, low, high, kind, **op
     })
 
 
-def grpo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "grpo")
-
-
-def dapo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=0.28
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "dapo")
-
-
-def drgrpo_loss(
-    logp, old_logp, advantages, mask, *, max_tokens, ref_logp=None, beta=0.0, clip_low=0.2,
-    clip_high=None,
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "dr_grpo",
-                max_completion_length=max_tokens)
-
-
-def gspo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4
-):
-    return loss(logp, old_logp, advantages, mask, ref_logp, beta, clip_low, clip_high, "grpo",
-                importance_sampling_level="sequence")
+grpo_loss = partial(loss, "grpo", beta=0.04)
+dapo_loss = partial(loss, "dapo", clip_high=0.28)
+drgrpo_loss = partial(loss, "dr_grpo")
+gspo_loss = partial(loss, "grpo", clip_low=3e-4, clip_high=4e-4, level="sequence")
 
 
 def generate(lengths, rewards, sampled_logp=None, *, weights=(1.0,), **options):

@@ -11,6 +11,7 @@ Left out: the weights of the tokens, a mode of agg_loss; token_rewards, a line o
 The logits are cast to float32.
 """
 
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -22,17 +23,8 @@ from verl.utils import torch_functional
 from verl.workers.config import ActorConfig
 from verl.workers.reward_manager.dapo import DAPORewardManager
 
-
-def kl_k1(logp, ref_logp):
-    return core_algos.kl_penalty(logp, ref_logp, "k1")
-
-
-def kl_k2(logp, ref_logp):
-    return core_algos.kl_penalty(logp, ref_logp, "k2")
-
-
-def kl_k3(logp, ref_logp):
-    return core_algos.kl_penalty(logp, ref_logp, "k3")
+kl_k1, kl_k2, kl_k3 = (
+    partial(core_algos.kl_penalty, kl_penalty=name) for name in ("k1", "k2", "k3"))
 
 
 def token_logprobs(logits, tokens, *, temperature=1.0):
@@ -62,13 +54,15 @@ def decoupled_advantages(rewards, *, weights=None, eps=1e-6):
     return advantages.view(rewards.shape[1:])
 
 
-def loss(mode, how, logp, old_logp, advantages, mask, ref_logp, beta, low, high, scale=None):
+def loss(mode, how, logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2,
+         clip_high=None, max_tokens=None):
     mask, spread = mask.to(logp.dtype), torch.ones_like(logp)
     info = {"dp_size": 1, "batch_num_tokens": mask.sum(), "global_batch_size": len(mask),
-            "loss_scale_factor": scale}
+            "loss_scale_factor": max_tokens}
     config = ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, global_batch_info=info,
-        clip_ratio_low=low, clip_ratio_high=low if high is None else high, clip_ratio_c=1e9)
+        clip_ratio_low=clip_low, clip_ratio_high=clip_low if clip_high is None else clip_high,
+        clip_ratio_c=1e9)
     advantages = advantages.view(len(mask), -1) * spread
     total, _ = core_algos.get_policy_loss_fn(mode)(
         old_logp.detach(), logp, advantages, mask, loss_agg_mode=how, config=config)
@@ -78,38 +72,11 @@ def loss(mode, how, logp, old_logp, advantages, mask, ref_logp, beta, low, high,
     return total + beta * core_algos.agg_loss(kl, mask, how, **info)
 
 
-def grpo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2, clip_high=None
-):
-    return loss("vanilla", "seq-mean-token-mean", logp, old_logp, advantages, mask, ref_logp, beta,
-                clip_low, clip_high)
-
-
-def gspo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=3e-4, clip_high=4e-4
-):
-    return loss("gspo", "seq-mean-token-mean", logp, old_logp, advantages, mask, ref_logp, beta,
-                clip_low, clip_high)
-
-
-def dapo_loss(
-    logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=0.28
-):
-    return loss("vanilla", "token-mean", logp, old_logp, advantages, mask, ref_logp, beta,
-                clip_low, clip_high)
-
-
-def drgrpo_loss(
-    logp, old_logp, advantages, mask, *, max_tokens, ref_logp=None, beta=0.0, clip_low=0.2,
-    clip_high=None,
-):
-    return loss("vanilla", "seq-mean-token-sum-norm", logp, old_logp, advantages, mask, ref_logp,
-                beta, clip_low, clip_high, scale=max_tokens)
-
-
-def ppo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None):
-    return loss("vanilla", "token-mean", logp, old_logp, advantages, mask, None, 0.0, clip_low,
-                clip_high)
+grpo_loss = partial(loss, "vanilla", "seq-mean-token-mean", beta=0.04)
+gspo_loss = partial(loss, "gspo", "seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4)
+dapo_loss = partial(loss, "vanilla", "token-mean", clip_high=0.28)
+drgrpo_loss = partial(loss, "vanilla", "seq-mean-token-sum-norm")
+ppo_loss = partial(loss, "vanilla", "token-mean")
 
 
 def value_loss(values, old_values, returns, mask, *, clip=0.2):

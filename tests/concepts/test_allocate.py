@@ -31,15 +31,9 @@ from allocate import balance, fill, questions_per_step, step_time
 def test_the_number_of_questions_whose_kept_completions_fill_a_device(
     questions, group_size, k, expected
 ):
-    assert questions_per_step(questions, group_size, k) == expected
-
-
-def test_one_more_question_would_not_fit():
-    for questions, group_size in product(range(1, 7), range(1, 17)):
-        for k in range(1, group_size + 1):
-            n = questions_per_step(questions, group_size, k)
-            assert n * k <= questions * group_size < (n + 1) * k
-            assert type(n) is int
+    n = questions_per_step(questions, group_size, k)
+    assert n == expected and type(n) is int
+    assert n * k <= questions * group_size < (n + 1) * k  # one more would not fit
 
 
 @pytest.mark.parametrize(
@@ -73,49 +67,25 @@ def test_balance_by_hand():
     assert sorted(loads(lengths, balance(lengths, 2))) == [11, 14]
     # in the order in which they are given it would be 1 and 3
     assert sorted(loads([1, 1, 2], balance([1, 1, 2], 2))) == [2, 2]
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 8, 20])
-@pytest.mark.parametrize("seed", range(5))
-def test_balance_gives_every_completion_to_exactly_one_device(parts, seed):
-    lengths = [random.Random(seed).randint(0, 30) for _ in range(12)]
-    shares = balance(lengths, parts)
-    assert len(shares) == parts
-    assert sorted(i for share in shares for i in share) == list(range(12))
+    # with more devices than completions some get none
+    assert sorted(balance([5, 7], 4)) == [[], [], [0], [1]]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_balance_needs_at_most_four_thirds_of_the_best_split(seed):
-    """Graham's bound for longest-first: 4/3 − 1/(3·parts). The best is found by trying all."""
+    """Graham's bound for longest-first: 4/3 − 1/(3·parts). The best is found by trying all. Each
+    completion is given to exactly one device."""
     rng = random.Random(seed)
     parts = rng.choice([2, 3])
-    lengths = [rng.randint(1, 12) for _ in range(rng.randint(1, 9 if parts == 2 else 6))]
-
-    def busiest(split):
-        work = [0] * parts
-        for length, part in zip(lengths, split, strict=True):
-            work[part] += length
-        return max(work)
-
-    best = min(map(busiest, product(range(parts), repeat=len(lengths))))
+    lengths = [rng.randint(0, 12) for _ in range(rng.randint(1, 9 if parts == 2 else 6))]
+    shares = balance(lengths, parts)
+    assert sorted(i for share in shares for i in share) == list(range(len(lengths)))
+    splits = product(range(parts), repeat=len(lengths))
+    best = min(
+        max(sum(n for n, own in zip(lengths, split) if own == part) for part in range(parts))
+        for split in splits)
     bound = (4 / 3 - 1 / (3 * parts)) * best
-    assert best <= max(loads(lengths, balance(lengths, parts))) <= bound + 1e-9
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_no_device_is_behind_by_more_than_one_completion(seed):
-    """The last completion of the busiest device came when that device was the least busy one."""
-    rng = random.Random(seed)
-    lengths = [rng.randint(1, 1000) for _ in range(64)]
-    shares = balance(lengths, 8)
-    work = loads(lengths, shares)
-    busiest = work.index(max(work))
-    assert max(work) - min(lengths[i] for i in shares[busiest]) <= min(work)
-
-
-def test_with_more_devices_than_completions_some_get_none():
-    assert sorted(balance([5, 7], 4)) == [[], [], [0], [1]]
-    assert balance([], 2) == [[], []]
+    assert best <= max(loads(lengths, shares)) <= bound + 1e-9
 
 
 # --- the bucket effect ----------------------------------------------------------------------------
@@ -125,9 +95,7 @@ def test_with_more_devices_than_completions_some_get_none():
     "tokens, costs, seconds",
     [
         ([10, 40, 20], {}, 40.0),
-        ([10], {}, 10.0),
         ([10, 40], {"seconds_per_token": 0.5}, 20.0),
-        ([10, 40], {"overhead": 3.0}, 43.0),
         ([40, 10, 0], {"overhead": 1.0, "seconds_per_token": 2.0}, 81.0),
         ([0, 0], {"overhead": 2.0}, 2.0),
     ],

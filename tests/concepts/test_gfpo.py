@@ -1,8 +1,7 @@
 """What GFPO promises: it trains on the k completions that are best by a metric, with the mean and
 the std of these k.
 
-The order: which are kept, the metric reward per token, the advantages, adaptive k, all three
-together, and bad input.
+The order: which are kept, the metric reward per token, the advantages, adaptive k, and bad input.
 """
 
 import statistics
@@ -20,30 +19,17 @@ def test_the_shortest_are_kept_by_default():
     assert retain(torch.tensor([[30, 10, 20, 40]]), 2).tolist() == [[1, 2]]
 
 
-def kept_by_hand(row, k, largest):
-    """The best first, and among equals the lower index."""
-    best = sorted(range(len(row)), key=lambda i: (-row[i] if largest else row[i], i))
-    return sorted(best[:k])
-
-
 @pytest.mark.parametrize("largest", [False, True])
-@pytest.mark.parametrize("k", range(1, 7))
-def test_retain_equals_sorting_each_question_by_hand(k, largest):
-    """40 questions with whole numbers, full of ties."""
-    metric = torch.randint(0, 4, (40, 6), generator=seeded(k))
+@pytest.mark.parametrize("width, k", [(6, 1), (6, 4), (6, 6), (300, 200)])
+def test_retain_equals_sorting_each_question_by_hand(width, k, largest):
+    """The best first, and among equals the lower index. Whole numbers, full of ties; in wide groups
+    an unstable sort would mix equal metrics."""
+    metric = torch.randint(0, 4, (40, width), generator=seeded(k))
     kept = retain(metric, k, largest=largest)
-    assert kept.dtype == torch.int64 and kept.shape == (40, k)
+    assert kept.dtype == torch.int64
     for row, indices in zip(metric.tolist(), kept.tolist(), strict=True):
-        assert indices == kept_by_hand(row, k, largest)
-
-
-@pytest.mark.parametrize("largest", [False, True])
-def test_ties_go_to_the_lower_index_in_wide_groups_too(largest):
-    """The groups are so wide that an unstable sort would mix equal metrics."""
-    metric = torch.randint(0, 2, (5, 300), generator=seeded(0)).float()
-    kept = retain(metric, 200, largest=largest)
-    for row, indices in zip(metric.tolist(), kept.tolist(), strict=True):
-        assert indices == kept_by_hand(row, 200, largest)
+        best = sorted(range(width), key=lambda i, row=row: -row[i] if largest else row[i])
+        assert indices == sorted(best[:k])
 
 
 def test_token_efficiency_is_reward_per_token():
@@ -82,7 +68,6 @@ def test_the_advantages_equal_a_loop_over_the_kept_and_are_0_elsewhere(kept, eps
         mean, std = statistics.fmean(own), statistics.pstdev(own)
         expected = [(r - mean) / (std + eps) if i in s else 0.0 for i, r in enumerate(group)]
         assert row == pytest.approx(expected, rel=1e-9, abs=1e-12)
-        assert all(row[i] == 0.0 for i in range(6) if i not in s)
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, *ours(0.1, 1.1, 3.3)])
@@ -110,7 +95,7 @@ HISTORY = torch.tensor([0.4, 0.0, 0.3, 0.1, 0.2])  # quartiles 0.1, 0.2, 0.3
 def test_the_harder_a_question_is_the_more_completions_are_kept(ks, expected, dtype):
     """A mean reward that equals a quartile counts as the easier of the two."""
     means = torch.tensor([0.0, 0.09, 0.1, 0.2, 0.3, 0.31, 0.9, 1.0], dtype=dtype)
-    k = adaptive_k(means, HISTORY, ks=ks)
+    k = adaptive_k(means, HISTORY.to(dtype), ks=ks)
     assert k.tolist() == expected and k.dtype == torch.int64
 
 
@@ -118,29 +103,9 @@ def test_the_papers_4_6_8_8_are_the_default():
     assert adaptive_k(torch.tensor([0.9, 0.25, 0.15, 0.0]), HISTORY).tolist() == [4, 6, 8, 8]
 
 
-def test_a_long_history_is_cut_into_quarters():
-    history = torch.rand(1000, generator=seeded(3), dtype=F64)
-    counts = torch.bincount(adaptive_k(history, history, ks=(1, 2, 3, 4)))
-    assert counts.tolist() == [0, 250, 250, 250, 250]
-
-
 def test_as_long_as_there_is_no_history_the_largest_k_is_kept():
     k = adaptive_k(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([]), ks=(4, 9, 8, 8))
     assert k.tolist() == [9, 9, 9] and k.dtype == torch.int64
-
-
-# --- all together ---------------------------------------------------------------------------------
-
-
-def test_difficulty_gives_k_and_k_the_kept_and_the_kept_the_advantages():
-    rewards = torch.tensor([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
-    lengths = torch.tensor([[4, 3, 2, 1], [1, 2, 3, 4]])
-    ks = adaptive_k(rewards.mean(dim=1), torch.tensor([0.25, 0.75]), ks=(2, 2, 3, 3))
-    kept = [retain(lengths[[q]], int(k))[0] for q, k in enumerate(ks)]
-    assert [s.tolist() for s in kept] == [[2, 3], [0, 1, 2]]
-    advantages = retained_advantages(rewards, kept, eps=0.0)
-    h = 0.5**0.5
-    torch.testing.assert_close(advantages, torch.tensor([[0, 0, 1, -1], [-h, -h, 2 * h, 0]]))
 
 
 # --- bad input ------------------------------------------------------------------------------------

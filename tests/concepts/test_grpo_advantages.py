@@ -1,6 +1,6 @@
 """What `grpo.group_advantages` promises: A_i = (r_i − mean(r)) / (std(r) + eps), in each group.
 
-The first tests compute it by hand. Then come its properties, the known mistakes, and bad input.
+The first tests compute it by hand. Then come the known mistakes, and bad input.
 """
 
 import math
@@ -39,29 +39,11 @@ def test_the_advantages_equal_a_loop_over_the_groups(divide_by_std, eps, ddof):
         assert row == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_group_of_one_is_allowed_with_the_population_std():
-    assert group_advantages(torch.ones(2, 1), ddof=0).tolist() == [[0.0], [0.0]]
-
-
-# --- properties -----------------------------------------------------------------------------------
-
-
-def test_a_constant_added_to_all_rewards_of_a_question_changes_nothing():
-    rewards = torch.randn(3, 5, generator=seeded(1), dtype=F64)
-    shift = torch.tensor([[10.0], [-3.0], [0.5]], dtype=F64)
-    advantages, shifted = group_advantages(rewards), group_advantages(rewards + shift)
-    torch.testing.assert_close(shifted, advantages, rtol=1e-5, atol=1e-5)
-
-
-def test_the_advantages_of_a_question_add_up_to_zero():
-    advantages = group_advantages(torch.randn(3, 5, generator=seeded(1), dtype=F64))
-    torch.testing.assert_close(advantages.sum(dim=1), torch.zeros(3, dtype=F64), rtol=0, atol=1e-5)
-
-
 # --- known mistakes -------------------------------------------------------------------------------
 
 
 def test_the_mean_and_the_std_are_not_those_of_the_whole_batch():
+    """A question has the same advantages as by itself, and they add up to 0."""
     rewards = torch.tensor([[0.0, 1.0, 0.0, 1.0], [5.0, 9.0, 5.0, 5.0]], dtype=F64)
     both = group_advantages(rewards)
     torch.testing.assert_close(both[1:], group_advantages(rewards[1:]))
@@ -74,25 +56,23 @@ def test_equal_rewards_are_no_signal(reward):
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("reward", [0.0, 1.0, -2.0, 0.1, 1.1, 3.3])
+@pytest.mark.parametrize("reward", [-2.0, 0.1, 3.3])
 @pytest.mark.parametrize("group_size", [2, 7, 16])
-@pytest.mark.parametrize("eps", [1e-4, 1e-8])
-def test_equal_rewards_give_exactly_zero(reward, group_size, eps):
+def test_equal_rewards_give_exactly_zero(reward, group_size):
     """In float32 the mean of equal numbers need not be that number, for example with 3.3.
 
     The difference would be divided by a std close to 0. A rounding error is not a signal.
     """
     rewards = torch.tensor([[1.1], [reward]]).expand(2, group_size)
-    assert (group_advantages(rewards, eps=eps) == 0).all()
+    assert (group_advantages(rewards, eps=1e-8) == 0).all()
 
 
 # --- bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize(
-    "shape, ddof", [((4,), 1), ((2, 3, 4), 1), ((2, 1), 1), ((2, 0), 0), ((), 0)]
-)
+@pytest.mark.parametrize("shape, ddof", [((4,), 1), ((2, 3, 4), 1), ((2, 1), 1), ((2, 0), 0)])
 def test_rewards_of_a_wrong_shape_and_groups_that_are_too_small_are_refused(shape, ddof):
+    assert group_advantages(torch.ones(2, ddof + 1), ddof=ddof).tolist() == [[0.0] * (ddof + 1)] * 2
     with pytest.raises(ValueError, match="rewards must be"):
         group_advantages(torch.ones(shape), ddof=ddof)

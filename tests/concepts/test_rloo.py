@@ -1,13 +1,11 @@
 """What RLOO promises: REINFORCE with the mean of the others as its baseline, unbiased."""
 
-from itertools import product
-
 import pytest
 import torch
 
 from family.rloo import leave_one_out_advantages
 from grpo import group_advantages, grpo_loss
-from tests.examples import F64, TinyPolicy, seeded
+from tests.examples import F64, TinyPolicy
 
 REWARDS = torch.tensor([[1.0, 0, 0, 0], [2, 1, 1, 0]], dtype=F64)
 
@@ -17,15 +15,7 @@ def test_each_is_compared_with_the_mean_of_the_others():
     1.16.0's RLOOTrainer (see test_family_in_trl)."""
     thirds = torch.tensor([[3.0, -1, -1, -1], [4, 0, 0, -4]], dtype=F64)
     torch.testing.assert_close(3 * leave_one_out_advantages(REWARDS), thirds)
-    r = torch.randn(3, 5, generator=seeded(1), dtype=F64)
-    for q, i in product(range(3), range(5)):
-        others = [r[q, j] for j in range(5) if j != i]
-        found = leave_one_out_advantages(r)[q, i].item()
-        assert found == pytest.approx((r[q, i] - sum(others) / 4).item())
-
-
-def test_equal_rewards_give_exact_zeros():
-    assert (leave_one_out_advantages(torch.full((2, 7), 0.7)) == 0).all()
+    assert (leave_one_out_advantages(torch.full((2, 7), 0.7)) == 0).all()  # no rounding error
 
 
 @pytest.mark.parametrize("advantages, factor", [

@@ -1,27 +1,17 @@
 """What truncated importance sampling promises: the sampler's draws count as if π_old had made them.
 
-The order: the factor by hand and as a loop, also IcePop's, its expectation as a sum over eight
-outcomes, and what stands on padding.
+The order: the factor by hand, also IcePop's, its expectation as a sum over eight outcomes, the
+gradient over all completions of a tiny policy, and what stands on padding.
 """
-
-import math
 
 import pytest
 import torch
 
 from family.tis import truncated_importance_weights
 from grpo import grpo_loss
-from tests.examples import NOT_FINITE, TinyPolicy, mask_of, seeded
+from tests.examples import F64, NOT_FINITE, TinyPolicy, mask_of, seeded
 
 # --- the definition -------------------------------------------------------------------------------
-
-
-def test_a_token_that_the_sampler_draws_too_rarely_counts_more():
-    """π_old = 0.6, 0.2, 0.9 and π_sampler = 0.4, 0.4, 0.1: the ratios are 1.5, 0.5 and 9."""
-    old, sampled = torch.tensor([[0.6, 0.2, 0.9]]).log(), torch.tensor([[0.4, 0.4, 0.1]]).log()
-    weights = truncated_importance_weights(old, sampled, torch.ones(1, 3), cap=2.0)
-    assert weights[0].tolist() == pytest.approx([1.5, 0.5, 2.0])
-
 
 # π_old and π_sampler of two completions: the ratios are 1.5, 0.25, 9; ⅓, 1
 OLD_P = torch.tensor([[0.6, 0.1, 0.9], [0.3, 0.5, 0.2]])
@@ -33,72 +23,46 @@ SAMPLED_P = torch.tensor([[0.4, 0.4, 0.1], [0.9, 0.5, 0.05]])
     ({"cap": 5.0, "low": 0.5}, [[1.5, 0.0, 0.0], [0.0, 1.0, 1.0]]),
 ], ids=["TIS", "IcePop"])  # fmt: skip
 def test_icepop_leaves_out_what_truncation_only_bounds(options, expected):
-    """verl 0.9.1 (compute_rollout_correction_weights in rollout_corr_helper.py, token level, with
+    """A token that the sampler draws too rarely counts more. The weights have no gradient.
+
+    verl 0.9.1 (compute_rollout_correction_weights in rollout_corr_helper.py, token level, with
     the thresholds 2.0 and "0.5_5.0") gives the same, but 0 on padding. In TRL 1.16.0 it is the mode
     token_mask, the ends are vllm_importance_sampling_clip_min and …_clip_max."""
-    weights = truncated_importance_weights(
-        OLD_P.log(), SAMPLED_P.log(), mask_of([3, 2]), **options)
+    old = OLD_P.log().requires_grad_()
+    weights = truncated_importance_weights(old, SAMPLED_P.log(), mask_of([3, 2]), **options)
     torch.testing.assert_close(weights, torch.tensor(expected))
+    assert not weights.requires_grad
 
 
 def test_the_ends_of_icepop_are_inside():
-    ratios = torch.tensor([[0.49, 0.5, 5.0, 5.01]], dtype=torch.float64)
+    ratios = torch.tensor([[0.49, 0.5, 5.0, 5.01]], dtype=F64)
     found = truncated_importance_weights(
         ratios.log(), torch.zeros(1, 4), torch.ones(1, 4), cap=5.0 + 1e-9, low=0.5 - 1e-9)
-    torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 5.0, 0.0]]).double())
-
-
-def logps(*shape, seed):
-    return torch.log_softmax(torch.randn(*shape, generator=seeded(seed)), -1)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
-def test_the_weights_equal_a_loop_and_have_no_gradient(dtype):
-    old, sampled = logps(3, 5, seed=1).requires_grad_(), logps(3, 5, seed=2)
-    lengths = [5, 1, 3]
-    weights = truncated_importance_weights(old, sampled, mask_of(lengths).to(dtype), cap=1.5)
-    expected = torch.ones(3, 5)
-    for i, length in enumerate(lengths):
-        for t in range(length):
-            expected[i, t] = min(math.exp(old[i, t].item() - sampled[i, t].item()), 1.5)
-    torch.testing.assert_close(weights, expected)
-    assert (weights == 1.5).any() and (weights < 1).any() and not weights.requires_grad
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 5.0, 0.0]], dtype=F64))
 
 
 # --- the expectation over eight outcomes ----------------------------------------------------------
 
-OLD, SAMPLED = logps(8, seed=1), logps(8, seed=2)
+OLD, SAMPLED = (torch.randn(8, generator=seeded(seed)).log_softmax(-1) for seed in (1, 2))
+RATIO = (OLD - SAMPLED).exp()
 F = torch.arange(8.0) ** 2  # any function of the outcome
-RIGHT = (OLD.exp() * F).sum()  # its expectation under π_old
+LOW, MEDIAN, HIGH, MORE = RATIO.quantile(torch.tensor([0.3, 0.5, 0.8, 1.0])) * 1.001
 
 
-def expectation(cap, low=None):
-    """Σ_o π_sampler(o) w(o) f(o)."""
-    options = {"cap": cap, "low": low}
+@pytest.mark.parametrize("options, lost", [
+    ({"cap": MORE.item()}, 0 * RATIO),
+    ({"cap": MEDIAN.item()}, (1 - MEDIAN / RATIO) * (RATIO > MEDIAN)),
+    ({"cap": HIGH.item(), "low": LOW.item()}, 1.0 * ((RATIO > HIGH) | (RATIO < LOW))),
+], ids=["below the cap", "above the cap", "IcePop"])
+def test_the_expectation_is_that_of_the_old_policy_but_for_what_the_ends_take(options, lost):
+    """Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o), if the cap is not reached.
+
+    Above it, an outcome counts as C times the sampler's. IcePop loses all that it leaves out.
+    """
     weights = truncated_importance_weights(OLD[None], SAMPLED[None], torch.ones(1, 8), **options)
-    return (SAMPLED.exp() * weights[0] * F).sum()
-
-
-def test_below_the_cap_the_expectation_is_that_of_the_old_policy():
-    assert (SAMPLED.exp() * F).sum() != pytest.approx(RIGHT.item(), rel=0.01)  # without weights
-    highest = (OLD - SAMPLED).exp().max().item()
-    torch.testing.assert_close(expectation(cap=1.01 * highest), RIGHT)
-
-
-def test_above_the_cap_each_outcome_counts_as_c_times_the_samplers():
-    ratio = (OLD - SAMPLED).exp()
-    cap = ratio.median().item()
-    lost = ((OLD.exp() - cap * SAMPLED.exp()) * F)[ratio > cap].sum()
-    assert lost > 0
-    torch.testing.assert_close(expectation(cap), RIGHT - lost)
-
-
-def test_icepop_loses_the_whole_of_what_it_leaves_out():
-    ratio = (OLD - SAMPLED).exp()
-    low, cap = ratio.quantile(0.3).item(), ratio.quantile(0.8).item()
-    trusted = (low <= ratio) & (ratio <= cap)
-    assert 0 < trusted.sum() < 8
-    torch.testing.assert_close(expectation(cap, low), (OLD.exp() * F)[trusted].sum())
+    expected = (OLD.exp() * (1 - lost) * F).sum()
+    torch.testing.assert_close((SAMPLED.exp() * weights[0] * F).sum(), expected)
+    assert (SAMPLED.exp() * F).sum() != pytest.approx(expected.item(), rel=0.01)  # without weights
 
 
 # --- the gradient, over all completions of a tiny policy ------------------------------------------
@@ -109,7 +73,7 @@ def test_the_corrected_gradient_is_that_of_a_policy_that_takes_one_token_between
     correct no more than this one token. So without a cap the gradient is that of
     Σ_prefix P_sampler(prefix) Σ_o π(o | prefix) E_sampler[R | prefix, o]."""
     theta = TinyPolicy.table(1).requires_grad_()
-    sampler = theta.detach() + torch.randn(7, 3, generator=seeded(5), dtype=torch.float64)
+    sampler = theta.detach() + torch.randn(7, 3, generator=seeded(5), dtype=F64)
     P, pi = TinyPolicy.probabilities(sampler), theta.softmax(1)
     logp, drawn, mask = TinyPolicy.logp(theta), TinyPolicy.logp(sampler), TinyPolicy.MASK
 
@@ -131,9 +95,8 @@ def test_the_corrected_gradient_is_that_of_a_policy_that_takes_one_token_between
 
 
 @pytest.mark.parametrize("junk", [50.0, *NOT_FINITE])
-def test_the_weight_on_padding_is_1_whatever_stands_there(junk):
-    old = torch.tensor([[-1.0, junk]])
-    for low in (None, 0.1):
-        weights = truncated_importance_weights(
-            old, torch.zeros(1, 2), mask_of([1], width=2), cap=2.0, low=low)
-        assert weights[0].tolist() == pytest.approx([math.exp(-1), 1.0])
+@pytest.mark.parametrize("options", [{}, {"low": 0.1}])
+def test_the_weight_on_padding_is_1_whatever_stands_there(options, junk):
+    old, mask = torch.tensor([[-1.0, junk]]), mask_of([1], width=2)
+    weights = truncated_importance_weights(old, torch.zeros(1, 2), mask, cap=2.0, **options)
+    torch.testing.assert_close(weights, torch.tensor([[-1.0, 0.0]]).exp())
