@@ -9,7 +9,7 @@ import torch
 from algorithms import ALGORITHMS, KEEP, OVER_KEPT
 from engine.base.errors import UserError, refuse
 from engine.base.files import own_function
-from engine.model.folders import refuse_missing, resolve_model
+from engine.model.folders import resolve_model
 from engine.model.vllm import TESTED, filtered
 from engine.run.options import check_limits
 from engine.scoring import score
@@ -74,9 +74,8 @@ def check_given(config):
     # no origin: only a folder of that name, which wandb leaves
     refuse([(o.log and getattr(find_spec(o.log), "origin", None) is None,
              f"--log {o.log} needs a package that is not installed: pip install {o.log}")])
-    if o.plan and o.model != "toy":
-        refuse_missing(o.model)  # the plan needs only its config.json
-    elif o.model != "toy" and Path(resolve_model(o.model), ADAPTER).exists():
+    # the plan needs only its config.json
+    if o.model != "toy" and not o.plan and Path(resolve_model(o.model), ADAPTER).exists():
         raise UserError(f"{o.model} holds adapters, not a whole model: train from the merged model "
                         "instead, which a run with --merge_lora writes into its folder merged.")
 
