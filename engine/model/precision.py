@@ -18,10 +18,10 @@ def choose_dtype(choice, device, parameters):
     """
     if choice != "auto":
         return getattr(torch, choice)
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = torch.cpu.get_capabilities().get("amx_bf16") and parameters >= TINY
+    fast = (
+        torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda"
+        else torch.cpu.get_capabilities().get("amx_bf16") and parameters >= TINY
+    )
     return torch.bfloat16 if fast else torch.float32
 
 

@@ -10,7 +10,7 @@ from algorithms import ALGORITHMS, KEEP, OVER_KEPT
 from engine.base.errors import UserError, refuse
 from engine.base.files import own_function
 from engine.model.folders import resolve_model
-from engine.model.vllm import TESTED, filtered
+from engine.model.vllm import TESTED
 from engine.run.options import check_limits
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
@@ -130,7 +130,7 @@ def check_sampler(sampling, lora, plan):
         (find_spec("vllm") is None and not plan, f"--rollout vllm needs vLLM: {INSTALL}."),
         (not 0.01 <= temperature <= 2,
          f"--rollout vllm takes a --temperature in [0.01, 2], not {temperature}: change it, {own}"),
-        (temperature != 1 and filtered(sampling),
+        (temperature != 1 and (sampling.top_p < 1 or sampling.top_k > 0),
          "vLLM gives log-probabilities before temperature, top_p and top_k, or after all three: "
          f"with --top_p or --top_k set --temperature 1, {own}"),
     ])
