@@ -118,7 +118,7 @@ def train(config, algorithm, device):
     is_right = judge(rewards, data.dataset, data.eval_dataset or data.dataset)
     batch_size, plan_notes = (
         plan_command.eval_batch_size(config) if device.type == "cuda" else (plan.EVALUATED, []))
-    notes += notes_of(config, algorithm) + networks.notes + more_notes + sampling.notes + plan_notes
+    notes += notes_of(config, algorithm) + more_notes + sampling.notes + plan_notes
 
     def evaluate(label):
         options = {"seed": seed, "batch_size": batch_size, "label": label}

@@ -69,7 +69,8 @@ def own_function(word, option):
             key for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", "") == spec.name
         ]
-        has = f"It has {', '.join(own) or 'none'}."
-        raise UserError(f"{option}: {path} has no function '{name}'. {has}" if name else
-                        f"{option}: name a function of the file, as {path}:FUNCTION. {has}")
+        raise UserError(
+            f"{option}: {path} has no function '{name}': write {path}:FUNCTION, with one of "
+            f"{', '.join(own) or 'its functions'}."
+        )
     return function

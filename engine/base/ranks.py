@@ -14,7 +14,7 @@ from engine.base.errors import UserError
 
 def start():
     """Join the other ranks, if there are any, and return this rank's device. GPUs talk by nccl,
-    CPUs by gloo. The processes of a machine divide its cores."""
+    CPUs by gloo."""
     local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if gpus and local >= gpus:
         raise UserError(
@@ -24,21 +24,15 @@ def start():
     device = torch.device("cuda", local) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    # torchrun sets 1 by default; another value is the user's and stays
-    if processes > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, cores // processes))
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
-        store, rank, size = next(dist.rendezvous("env://"))
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun keeps one store for all restarts of a job: it still holds the addresses of
-            # dead processes
-            store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        store, number, size = next(dist.rendezvous("env://"))
+        # torchrun keeps one store for all restarts of a job: it still holds the addresses of dead
+        # processes
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         # nccl gets its GPU here: otherwise each rank would guess one at its first message
         backend, gpu = ("nccl", device) if gpus else ("gloo", None)
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=size, timeout=timedelta(hours=1),
+            backend, store=store, rank=number, world_size=size, timeout=timedelta(hours=1),
             device_id=gpu,
         )
         # a thread of gloo needs Python's lock to free the last tensors: if Python has ended before,
@@ -69,16 +63,10 @@ def all_sum(values, device, op="sum"):
     """A dict of floats, summed over the ranks (op "max": the largest). Every rank must pass the
     same keys.
 
-    values: numbers, or 0-dimensional tensors on `device`. The tensors are read off the device all
-    at once.
+    values: numbers, or 0-dimensional tensors on `device`. They are read off the device all at once.
     """
-    packed = list(values.values())
-    if isinstance(packed[0], torch.Tensor):
-        packed = torch.stack(packed).double()
-    elif world_size() == 1:
-        return dict(values)
-    else:
-        packed = torch.tensor(packed, dtype=torch.float64, device=device)
+    float64 = {"dtype": torch.float64, "device": device}
+    packed = torch.stack([torch.as_tensor(value, **float64) for value in values.values()])
     if world_size() > 1:
         dist.all_reduce(packed, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
     return dict(zip(values, packed.tolist()))

@@ -3,59 +3,36 @@ be."""
 
 import functools
 import os
-import re
 from pathlib import Path
 
-from engine.base.errors import UserError
-
-NEEDED = {  # what `load_model` reads in a folder: the files of which it needs one
-    "weights (*.safetensors)": ("*.safetensors", "pytorch_model*.bin"),
-    "config.json": ("config.json", "adapter_config.json"),
-    "tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model", "vocab.json"),
-}
+from engine.base.errors import UserError, refuse
 
 
 def checkpoints(run_dir):
-    """The checkpoints of a run, the newest last. Their names end in the number of the step, of six
-    digits or more."""
-    found = [path for path in Path(run_dir).glob("checkpoint-*")
-             if re.fullmatch("checkpoint-[0-9]{6,}", path.name)]
-    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+    """The checkpoints of a run, the newest last. Their names end in the number of the step."""
+    return sorted(Path(run_dir).glob("checkpoint-" + 6 * "[0-9]"))
 
 
 def resolve_model(name):
     """The hub name or folder that `load_model` loads for `name`.
 
     name: a hub name, a model's folder, or a run's folder, which stands for its newest checkpoint.
-    Raises UserError if the folder does not exist, or lacks its weights, config or tokenizer.
     """
-    if not Path(name).is_dir():
-        find(name)
-        return name
-    folder = [Path(name), *checkpoints(name)][-1]
-    for what, files in NEEDED.items():
-        if not any(any(folder.glob(file)) for file in files):
-            raise UserError(f"the model folder {folder} holds no {what}.")
-    return str(folder)
+    find(name)
+    return str([Path(name), *checkpoints(name)][-1])
 
 
 def find(name):
-    """Refuse a folder that does not exist. If `name` is the hub's, see whether the hub answers."""
-    refuse_missing(name)
+    """Raise UserError if `name` looks like a folder that does not exist. If it is a name of the
+    hub, see whether the hub answers."""
     if not Path(name).is_dir():
+        first, *rest = name.split("/")
+        refuse([(
+            name.startswith((".", "/", "~")) or len(rest) > 1
+            or rest and (first == "runs" or Path(first).is_dir()),
+            f"the model folder {name} does not exist.",
+        )])
         ask_hub(name)
-
-
-def refuse_missing(name):
-    """Refuse a name that looks like a folder, if that folder does not exist: the hub need not be
-    asked for it."""
-    first, *rest = name.split("/")
-    local = (
-        name.startswith((".", "/", "~")) or len(rest) > 1
-        or rest and (first == "runs" or Path(first).is_dir())
-    )
-    if local and not Path(name).is_dir():
-        raise UserError(f"the model folder {name} does not exist.")
 
 
 @functools.cache
@@ -82,17 +59,13 @@ def context_of(config):
 
     LongRoPE (Phi-3.5, Phi-4-mini) turns all rows of a batch by other angles if one row is longer
     than the original length. Then log-probabilities would depend on the other rows, so the original
-    length is the limit. Dynamic NTK does so beyond max_position_embeddings, which is the limit
-    anyway.
+    length is the limit.
     """
     shape = config.get_text_config()
     rope = getattr(shape, "rope_parameters", None) or {}
-    of_layers = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    originals = [
-        r["original_max_position_embeddings"] for r in of_layers if r.get("rope_type") == "longrope"
-    ]
-    context = getattr(shape, "max_position_embeddings", None)
-    return min([*filter(None, [context]), *originals], default=None)
+    if rope.get("rope_type") == "longrope":
+        return rope["original_max_position_embeddings"]
+    return getattr(shape, "max_position_embeddings", None)
 
 
 def prompt_room(model, max_new_tokens, max_prompt_tokens):

@@ -1,9 +1,8 @@
 """Keys and values, layer by layer, as transformers' Cache asks for them.
 
-In sampling a layer has room for the tokens to come. The cache of transformers is copied as a whole
+In sampling a layer has room for all tokens to come. The cache of transformers is copied as a whole
 for every new token, and again when a completion has ended. Here a token is written in place, and
-the last running completions move into the places of those that have ended. For most tokens nothing
-is copied and nothing is allocated.
+the last running completions move into the places of those that have ended.
 
 In scoring a prompt's layer is computed once, and its completions see it.
 """
@@ -16,28 +15,28 @@ from transformers.cache_utils import DynamicLayer
 
 class RoomyLayer(DynamicLayer):
     """Keys and values of one layer, (rows, heads, tokens, width). They are views into tensors that
-    have more room.
+    have room for more tokens.
 
-    layer: the DynamicLayer whose place this one takes. longest: tokens that will come at most, with
-    the prompt. If the room is full, the rows that are left get twice as much of it.
+    layer: the DynamicLayer whose place this one takes. longest: tokens at most, with the prompt.
     """
 
     def __init__(self, layer, longest):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
-        self.keys, self.values, self.longest = layer.keys, layer.values, longest
-        self.rooms = [self.keys, self.values]
+        self.rooms = [
+            held.new_empty(*held.shape[:2], longest, held.shape[3])
+            for held in (layer.keys, layer.values)
+        ]
+        self.keys, self.values = (room[:, :, :0] for room in self.rooms)
+        self.update(layer.keys, layer.values)
 
     def update(self, keys, values, *args, **kwargs):
-        """Append one token to each row. Returns all keys and values."""
-        rows, _, length, _ = self.keys.shape
-        for i, (held, new) in enumerate([(self.keys, keys), (self.values, values)]):
-            if length == self.rooms[i].shape[2]:
-                size = min(2 * length, self.longest)
-                self.rooms[i] = held.new_empty(*held.shape[:2], size, held.shape[3])
-                self.rooms[i][:, :, :length] = held
-            self.rooms[i][:rows, :, length : length + 1] = new
-        self.keys, self.values = (room[:rows, :, : length + 1] for room in self.rooms)
+        """Append tokens to each row. Returns all keys and values."""
+        rows, length = len(keys), self.keys.shape[2]
+        end = length + keys.shape[2]
+        for room, new in zip(self.rooms, (keys, values)):
+            room[:rows, :, length:end] = new
+        self.keys, self.values = (room[:rows, :, :end] for room in self.rooms)
         return self.keys, self.values
 
     def reorder_cache(self, order):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import linear
 
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError, one_line, refuse
 from engine.model.folders import resolve_model
 from engine.model.precision import TINY, choose_dtype
 from engine.model.sampling import Sampling, sample
@@ -29,10 +30,6 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     name = resolve_model(name)
     weights = choose_dtype(dtype, device, TINY) if frozen else torch.float32
     model, tokenizer = read(name, weights)
-    for config in (model.config, model.config.get_text_config()):
-        # experts: nothing here uses a router's logits
-        if getattr(config, "output_router_logits", False):
-            config.output_router_logits = False
     if frozen and choose_dtype(dtype, device, model.num_parameters()) != weights:
         # a tiny model: its weights would be rounded for nothing
         return load_model(name, device, "float32", frozen=True)
@@ -55,22 +52,20 @@ def read(name, dtype):
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **own)
         model, loading = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True, **own)
+            name, dtype=dtype, output_loading_info=True, **own)
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
-        raise UserError(f"the model {name} cannot be loaded: {why(error, name)}") from None
-    # transformers has filled these with random numbers
-    lacking = [*loading["missing_keys"], *(weight for weight, *_ in loading["mismatched_keys"])]
-    if lacking:
-        raise UserError(
-            f"the weights of {name} lack {min(lacking)}, or have it in another shape than its "
-            "config.json says: name a complete causal language model."
-        )
-    if tokenizer.eos_token_id is None:
-        raise UserError(
-            f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: "
-            "set its eos_token."
-        )
+        raise UserError(f"the model {name} cannot be loaded: {one_line(error)}") from None
+    refuse([
+        (loading["missing_keys"],  # transformers has filled these with random numbers
+         f"the weights of {name} lack {min(loading['missing_keys'], default='')}: name a complete "
+         "causal language model."),
+        (tokenizer.vocab_size < 10,  # transformers has made it from nothing
+         f"the model {name} holds no tokenizer: save its tokenizer in the folder too."),
+        (tokenizer.eos_token_id is None,
+         f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: set "
+         "its eos_token."),
+    ])
     return model, tokenizer
 
 
@@ -103,53 +98,34 @@ def adapters_in_float32(model, folder=None):
         set_peft_model_state_dict(model, saved)
 
 
-def why(error, name):
-    """The reason why transformers cannot load a model, without its advice to run code that came
-    with the model."""
-    if "trust_remote_code" in str(error):
-        return (
-            "it brings code of its own (auto_map), which is never run here: use a model that "
-            "transformers knows."
-        )
-    return one_line(error)
-
-
 @torch.no_grad()
 def check_head(model, name):
     """Refuse a model that cannot be scored or sampled from here.
 
-    `completion_logprobs` applies the output head by itself, so the logits must be what the head
-    returns, unchanged. `sample` needs a cache of keys and values in which it can repeat the
-    prompts.
+    `completion_logprobs` multiplies by the output head's weight itself, so the logits must be this
+    product. `sample` needs a cache of keys and values in which it can repeat the prompts.
     """
     ids = torch.arange(4, device=model.device).unsqueeze(0)
+    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    logits, head = model(input_ids=ids).logits, model.get_output_embeddings()
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
-    from_head = model.get_output_embeddings()(
-        model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    )
-    out = model(input_ids=ids, use_cache=True)
-    if getattr(out, "past_key_values", None) is None:
-        raise UserError(
-            f"the model {name} keeps no keys and values, which sampling needs: use another model."
-        )
+    near = {"rtol": tolerance, "atol": tolerance}
+    # small logits hardly change
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    refuse([
+        (not logits.isfinite().all(),
+         f"the logits of {name} are not finite: the file is damaged, or a training run failed. Use "
+         "an earlier checkpoint, or get the model again."),
+        (capped or not torch.allclose(linear(states, head.weight, head.bias), logits, **near),
+         f"the model {name} rescales its logits after the output head, which is not supported: use "
+         "another model."),
+    ])
     try:
         sample(
             model, [[0, 1, 2], [1]], 2, Sampling(2), stop_ids=[-1], pad_id=0,
             generator=torch.Generator(),
         )
-    except FloatingPointError:
-        raise UserError(
-            f"the logits of {name} are not finite: the file is damaged, or a training run failed. "
-            "Use an earlier checkpoint, or get the model again."
-        ) from None
     except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
         raise UserError(
-            f"the model {name} has a cache of a kind that sampling cannot use: use another model."
+            f"the model {name} keeps no keys and values that sampling can use: use another model."
         ) from None
-    # small logits hardly change
-    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    if capped or not torch.allclose(from_head, out.logits, rtol=tolerance, atol=tolerance):
-        raise UserError(
-            f"the model {name} rescales its logits after the output head, which is not supported: "
-            "use another model."
-        )

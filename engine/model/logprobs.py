@@ -9,7 +9,6 @@ import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from engine.model.precision import autocast
 from engine.model.prompts import read_prompts_once, read_rows
 from engine.model.shards import as_forward, is_sharded
 from grpo import token_entropies, token_logprobs
@@ -35,7 +34,8 @@ class Policy:
         if self.without_adapter:
             self.model.disable_adapters()
         try:
-            with autocast(self.dtype, tokens.device):
+            half = self.dtype != torch.float32
+            with torch.autocast(tokens.device.type, self.dtype, enabled=half):
                 return score(prompts, tokens, lengths, shares_prompts=share, **options)
         finally:
             if self.without_adapter:
@@ -108,7 +108,8 @@ def spread(x, places, shape):
 
 
 class ThroughHead(torch.autograd.Function):
-    """`score` of the logits states @ weight.T + bias, `size` tokens at a time.
+    """(log-probabilities of the targets (M,), and with_entropy the entropies (M,)) for the logits
+    states @ weight.T + bias, `size` tokens at a time.
 
     The weight is cast to autocast's dtype once. The backward pass computes each chunk's logits
     again. It adds up the gradients of the weight and of the bias in float32, so that their error
@@ -121,20 +122,20 @@ class ThroughHead(torch.autograd.Function):
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(states, targets, weight, bias)
         ctx.size, ctx.temperature = size, temperature
-        chunks = zip(states.split(size), targets.split(size))
-        scores = [
-            score(linear(s.to(dtype), weight, bias), t, temperature, with_entropy)
-            for s, t in chunks
-        ]
+        scores = []
+        for s, t in zip(states.split(size), targets.split(size)):
+            logits = linear(s.to(dtype), weight, bias)[None]
+            scores.append([token_logprobs(logits, t[None], temperature=temperature)[0]])
+            if with_entropy:  # in two halves: token_entropies makes three tensors of this size
+                halves = logits.chunk(2, dim=1)
+                entropies = [token_entropies(half, temperature=temperature)[0] for half in halves]
+                scores[-1].append(torch.cat(entropies))
         ctx.set_materialize_grads(False)  # of the entropy, if a loss does not use it
         return tuple(map(torch.cat, zip(*scores)))
 
     @staticmethod
     def backward(ctx, upstream, *of_entropy):
         states, targets, weight, bias = ctx.saved_tensors
-        upstream = (
-            torch.zeros_like(states[:, 0], dtype=torch.float32) if upstream is None else upstream
-        )
         of_entropy = [g / ctx.temperature for g in of_entropy if g is not None]
         grad_states = torch.empty_like(states)
         grad_weight, grad_bias = (
@@ -161,19 +162,6 @@ class ThroughHead(torch.autograd.Function):
         return grad_states, None, grad_weight, grad_bias, None, None, None
 
 
-def score(logits, targets, temperature, with_entropy):
-    """(log-probabilities of the targets (M,),) given their logits (M, V).
-
-    with_entropy: (log-probabilities, entropies), both (M,).
-    """
-    [logp] = token_logprobs(logits[None], targets[None], temperature=temperature)
-    if not with_entropy:
-        return (logp,)
-    # in two halves, because token_entropies makes three tensors as large as its input
-    halves = [token_entropies(half[None], temperature=temperature)[0] for half in logits.chunk(2)]
-    return logp, torch.cat(halves)
-
-
 def completion_logprobs(
     model, prompts, tokens, lengths, *, temperature=1.0, with_entropy=False, shares_prompts=True
 ):
@@ -192,18 +180,8 @@ def completion_logprobs(
     )
     head = model.get_output_embeddings()
     size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
-    if type(head) is torch.nn.Linear:
-        scores = ThroughHead.apply(
-            states, targets, head.weight, head.bias, size, temperature, with_entropy
-        )
-    else:  # for example a head with an adapter
-        chunks = [
-            checkpoint(
-                lambda s, t: score(head(s), t, temperature, with_entropy), s, t,
-                use_reentrant=False, preserve_rng_state=False,
-            )
-            for s, t in zip(states.split(size), targets.split(size))
-        ]
-        scores = map(torch.cat, zip(*chunks))
+    scores = ThroughHead.apply(
+        states, targets, head.weight, head.bias, size, temperature, with_entropy
+    )
     logp, *entropy = (spread(x, places, tokens.shape) for x in scores)
     return (logp, *entropy) if with_entropy else logp

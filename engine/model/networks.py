@@ -43,16 +43,6 @@ class Networks:
     def learners(self):
         return [network for network in (self.model, self.critic) if network]
 
-    @property
-    def notes(self):
-        """A list with a sentence, if the model is slower than others."""
-        if self.policy.shares_prompts:
-            return []
-        return [
-            "this model keeps more than keys and values, so a prompt is computed again for each of "
-            "its completions."
-        ]
-
 
 def build(
     source, device, devices, sampling, *,
@@ -77,15 +67,13 @@ def build(
         networks = sharded_networks(source, device, devices.dtype, folder=folder, **options)
     else:
         reference = None
-        if devices.lora:
-            policy, tokenizer = load_policy(source, device, devices.dtype, frozen=True)
-            add_adapter(policy.model, devices.lora, seed, folder)
-        else:
+        if folder and beta and not devices.lora:
             # the reference of a resumed run is the model that the run started from
-            if folder and beta:
-                reference, _ = load_policy(source, device, devices.dtype, frozen=True)
-                reference.model.requires_grad_(False)
-            policy, tokenizer = load_policy(folder or source, device, devices.dtype)
+            reference, _ = load_policy(source, device, devices.dtype, frozen=True)
+        start = source if devices.lora else folder or source
+        policy, tokenizer = load_policy(start, device, devices.dtype, frozen=bool(devices.lora))
+        if devices.lora:
+            add_adapter(policy.model, devices.lora, seed, folder)
         networks = whole_networks(
             policy, tokenizer, reference=reference, adapter=bool(devices.lora), **options
         )
@@ -172,16 +160,15 @@ def complete(networks, lr, critic_lr, gradient_checkpointing):
 
     critic_lr: None: lr, as for the policy.
     """
-    groups = []
-    for network, peak in [(networks.model, lr), (networks.critic, critic_lr or lr)]:
-        if network:
-            learning = [p for p in network.parameters() if p.requires_grad]
-            groups.append({"params": learning, "lr": peak})
-            if gradient_checkpointing:
-                backbone = getattr(network, "backbone", network)
-                backbone.gradient_checkpointing_enable({"use_reentrant": False})
+    groups = [
+        {"params": [p for p in network.parameters() if p.requires_grad], "lr": peak}
+        for network, peak in zip(networks.learners, [lr, critic_lr or lr])
+    ]
     networks.peaks = [group["lr"] for group in groups]
     networks.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+    for network in networks.learners if gradient_checkpointing else ():
+        backbone = getattr(network, "backbone", network)
+        backbone.gradient_checkpointing_enable({"use_reentrant": False})
     return networks
 
 
@@ -195,11 +182,10 @@ def add_adapter(model, rank, seed, folder=None):
     """
     from peft import LoraConfig  # takes a second to import, and few runs need it
 
-    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        model.add_adapter(
-            LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear")
-        )
+    torch.manual_seed(seed)
+    model.add_adapter(
+        LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear")
+    )
     adapters_in_float32(model, folder)
     model.eval()
 

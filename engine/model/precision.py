@@ -1,7 +1,6 @@
-"""Precision: weights that learn are float32. Arithmetic is float32 or bfloat16 (bf16), as `--dtype`
-says."""
+"""Precision: weights that learn are float32, because an update at lr 1e-6 is too small for bfloat16
+(bf16). Arithmetic is float32, or bf16 by autocast, as `--dtype` says."""
 
-import contextlib
 from copy import deepcopy
 
 import torch
@@ -19,19 +18,11 @@ def choose_dtype(choice, device, parameters):
     """
     if choice != "auto":
         return getattr(torch, choice)
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = torch.cpu.get_capabilities().get("amx_bf16") and parameters >= TINY
+    fast = (
+        torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda"
+        else torch.cpu.get_capabilities().get("amx_bf16") and parameters >= TINY
+    )
     return torch.bfloat16 if fast else torch.float32
-
-
-def autocast(dtype, device):
-    """Arithmetic in `dtype`. The weights stay float32: an update at lr 1e-6 is too small for
-    bf16."""
-    if dtype == torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype)
 
 
 def with_parameters(network, make):

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from engine.base import progress
-from engine.base.errors import UserError
+from engine.base.errors import refuse
 from engine.model.logprobs import completion_mask
 from engine.model.prompts import left_pad
 
@@ -207,11 +207,11 @@ def sample(
     if not prompts:
         return Completions.none(device)
     largest, known = max(pad_id, *map(max, prompts)), model.get_input_embeddings().num_embeddings
-    if largest >= known:  # a GPU would stop with an error that does not tell the cause
-        raise UserError(
-            f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: "
-            "use the model's own tokenizer, or resize the embeddings if tokens were added."
-        )
+    refuse([(  # a GPU would stop with an error that does not tell the cause
+        largest >= known,
+        f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: use "
+        "the model's own tokenizer, or resize the embeddings if tokens were added.",
+    )])
     places = list(places or range(len(prompts)))
     # those of the other ranks are drawn, too: a generator gives its numbers one after the other
     u = torch.rand(

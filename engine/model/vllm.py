@@ -24,11 +24,6 @@ CPU_CACHE = 2**30
 TESTED = "0.32"  # the version that this file was written for
 
 
-def filtered(sampling):
-    """Whether top_p or top_k excludes some tokens."""
-    return sampling.top_p < 1 or sampling.top_k > 0
-
-
 class VLLM:
     """A vLLM engine in this process. It samples from the weights of the last `refresh`, at first
     from those of `source`.
@@ -47,6 +42,7 @@ class VLLM:
         from vllm import LLM  # takes seconds, and reads the environment
 
         source, gpu = resolve_model(source), torch.cuda.is_available()
+        filtered = sampling.top_p < 1 or sampling.top_k > 0
         context = context_of(AutoConfig.from_pretrained(source))
         self.pad_id, self.stop_ids, self.dtype = tokenizer.pad_token_id, list(stop_ids), dtype
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else "cpu"
@@ -64,7 +60,7 @@ class VLLM:
                 # log π at the temperature, before top_p and top_k. raw: at temperature 1, the only
                 # one that engine/run/checks.py allows with top_p or top_k. processed: at the
                 # temperature, after top_p and top_k
-                logprobs_mode="raw_logprobs" if filtered(sampling) else "processed_logprobs",
+                logprobs_mode="raw_logprobs" if filtered else "processed_logprobs",
                 # under torchrun each rank has its own engine, on the device of its LOCAL_RANK
                 distributed_executor_backend="external_launcher" if ranks.world_size() > 1
                 else "uni",

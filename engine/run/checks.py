@@ -9,8 +9,8 @@ import torch
 from algorithms import ALGORITHMS, KEEP, OVER_KEPT
 from engine.base.errors import UserError, refuse
 from engine.base.files import own_function
-from engine.model.folders import refuse_missing, resolve_model
-from engine.model.vllm import TESTED, filtered
+from engine.model.folders import resolve_model
+from engine.model.vllm import TESTED
 from engine.scoring import score
 from engine.tasks.questions import check_dataset
 
@@ -72,9 +72,8 @@ def check_given(config):
     # no origin: only a folder of that name, which wandb leaves
     refuse([(o.log and getattr(find_spec(o.log), "origin", None) is None,
              f"--log {o.log} needs a package that is not installed: pip install {o.log}")])
-    if o.plan and o.model != "toy":
-        refuse_missing(o.model)  # the plan needs only its config.json
-    elif o.model != "toy" and Path(resolve_model(o.model), ADAPTER).exists():
+    # the plan needs only its config.json
+    if o.model != "toy" and not o.plan and Path(resolve_model(o.model), ADAPTER).exists():
         raise UserError(f"{o.model} holds adapters, not a whole model: train from the merged model "
                         "instead, which a run with --merge_lora writes into its folder merged.")
 
@@ -128,7 +127,7 @@ def check_sampler(sampling, lora, plan):
         (find_spec("vllm") is None and not plan, f"--rollout vllm needs vLLM: {INSTALL}."),
         (not 0.01 <= temperature <= 2,
          f"--rollout vllm takes a --temperature in [0.01, 2], not {temperature}: change it, {own}"),
-        (temperature != 1 and filtered(sampling),
+        (temperature != 1 and (sampling.top_p < 1 or sampling.top_k > 0),
          "vLLM gives log-probabilities before temperature, top_p and top_k, or after all three: "
          f"with --top_p or --top_k set --temperature 1, {own}"),
     ])

@@ -10,9 +10,8 @@ import operator
 
 import torch
 
-from engine.base.errors import UserError
+from engine.base.errors import UserError, one_line
 from engine.model.folders import checkpoints, find
-from engine.model.loading import why
 from engine.tasks.table import task_of
 
 KEYS = (
@@ -64,7 +63,7 @@ def skeleton(name, dataset=None, kind="AutoModelForCausalLM"):
             return getattr(transformers, kind).from_config(shape, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the config.json of {name} cannot be read ({why(error, name).rstrip('.')}): name a "
+            f"the config.json of {name} cannot be read ({one_line(error)}): name a "
             "folder that holds it, or go online."
         ) from None
 

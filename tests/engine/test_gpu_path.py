@@ -19,6 +19,9 @@ import pytest
 import torch
 
 from algorithms import ALGORITHMS
+from engine.base import files, ranks
+from engine.base.errors import UserError
+from tests.engine.test_ranks import SHARES, sgd_update
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT.parent / "shared/tools/pretend_gpu.py"
@@ -65,30 +68,11 @@ def on_gpu(*words, ranks=1, cwd=ROOT, timeout=400):
 
 
 def runs(small, out):
-    """Every kind of run, in bfloat16; whether the sampler's copy is the policy after every update,
-    to a file."""
+    """Every kind of run, in bfloat16."""
     import eval as evaluation
     import train
-    from engine.model import networks
-    from engine.model.sampling import Sampler
     from tests.engine.test_reward_model import make
 
-    followed = []
-
-    class Watched(Sampler):
-        def refresh(self, weights):
-            weights = list(weights)
-            super().refresh(weights)
-            if self.copy:
-                own = dict(self.model.named_parameters())
-                followed.append(
-                    all(
-                        torch.equal(own[name], tensor) and own[name].dtype == torch.bfloat16
-                        for name, tensor in weights
-                    )
-                )
-
-    networks.Sampler = Watched
     for name, more in RUNS.items():
         words = [
             "--model", small, "--dataset", "toy", "--algorithm", name, "--output_dir",
@@ -108,15 +92,11 @@ def runs(small, out):
     words = ["--questions", "6", "--samples", "2", "--max_new_tokens", "24", "--output_dir"]
     for name in ("cppo", "pods", "pods/merged"):
         evaluation.main(["--model", str(out / name), *words, str(out / "eval" / name)])
-    (out / "followed.json").write_text(json.dumps(followed))
 
 
 def updates(small, out, device):
     """One update of six fixed completions by each algorithm, in float32: the weights after it, to
     files."""
-    from engine.base import ranks
-    from tests.engine.test_ranks import SHARES, sgd_update
-
     rank, world = ranks.rank(), ranks.world_size()
     for algorithm in UPDATED:
         for shard in ("none", "full") if world > 1 else ("none",):
@@ -138,8 +118,6 @@ def ran(small, tmp_path_factory):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_kind_of_run_learns_in_bfloat16(ran, name):
-    from engine.base import files
-
     rows = [row for row in files.read(ran / name / "metrics.jsonl") if row["loss"] is not None]
     assert rows and all(
         abs(row["loss"]) < 100 and row["skipped_updates"] == 0 and row["grad_norm"] > 0
@@ -152,14 +130,7 @@ def test_every_kind_of_run_learns_in_bfloat16(ran, name):
             assert row["ratio_max"] == pytest.approx(1, abs=1e-6)
 
 
-def test_the_samplers_copy_follows_every_update(ran):
-    followed = json.loads((ran / "followed.json").read_text())
-    assert len(followed) > 10 and all(followed)
-
-
 def test_resumed_runs_go_on_and_adapters_are_merged(ran):
-    from engine.base import files
-
     for name in ("cppo", "pods"):
         assert [row["step"] for row in files.read(ran / name / "metrics.jsonl")] == [1, 2, 3]
     assert (ran / "pods/merged/model.safetensors").exists()
@@ -167,8 +138,6 @@ def test_resumed_runs_go_on_and_adapters_are_merged(ran):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_in_float32_an_update_is_that_of_a_cpu(small, tmp_path, ranks):
-    from tests.engine.test_ranks import SHARES, sgd_update
-
     if GPUS and ranks > GPUS:
         pytest.skip(f"needs {ranks} GPUs")
     on_gpu(__file__, "updates", small, tmp_path, ranks=ranks)
@@ -208,9 +177,6 @@ def test_the_memory_planned_is_the_memory_held(tmp_path, ranks):
 
 
 def test_more_processes_than_gpus_is_one_sentence():
-    from engine.base import ranks
-    from engine.base.errors import UserError
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "2")
         patch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -219,8 +185,6 @@ def test_more_processes_than_gpus_is_one_sentence():
 
 
 if __name__ == "__main__":
-    from engine.base import ranks
-
     device = ranks.start()
     job, small, out = sys.argv[1:]
     if job == "runs":

@@ -2,25 +2,18 @@
 sequence."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
-from peft import LoraConfig
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.functional import linear
 from transformers import (
+    AutoModelForCausalLM,
     GPT2Config,
-    GPT2LMHeadModel,
     Lfm2Config,
-    Lfm2ForCausalLM,
     LlamaConfig,
-    LlamaForCausalLM,
     MistralConfig,
-    MistralForCausalLM,
     OPTConfig,
-    OPTForCausalLM,
     Qwen2Config,
-    Qwen2ForCausalLM,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -36,23 +29,31 @@ SIZES = {
 }
 
 
+CONFIGS = {
+    "qwen2, tied": Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True),
+    "llama, untied": LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=False),
+    "mistral, sliding window": MistralConfig(
+        **SIZES, num_key_value_heads=2, sliding_window=4, initializer_range=0.1
+    ),
+    "gpt2": GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    # the forward of its layers asks `self.training` for the dropout
+    "opt": OPTConfig(
+        vocab_size=40, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64,
+    ),
+    # its convolutions keep a state beside keys and values
+    "lfm2": Lfm2Config(
+        **SIZES, num_key_value_heads=2, full_attn_idxs=[1], initializer_range=0.1
+    ),
+    "sharp": LlamaConfig(
+        **SIZES | {"vocab_size": 500, "initializer_range": 0.3}, num_key_value_heads=4
+    ),
+}
+
+
 def make(kind):
     torch.manual_seed(0)
-    if kind == "qwen2, tied":
-        model = Qwen2ForCausalLM(
-            Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True)
-        )
-    elif kind == "llama, untied":
-        model = LlamaForCausalLM(
-            LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=False)
-        )
-    elif kind == "mistral, sliding window":
-        model = MistralForCausalLM(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4))
-    else:
-        model = GPT2LMHeadModel(
-            GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-        )
-    return model.eval()
+    return AutoModelForCausalLM.from_config(CONFIGS[kind]).eval()
 
 
 def batch():
@@ -63,56 +64,46 @@ def batch():
     return prompts, torch.randint(0, 40, (4, 7), generator=generator), torch.tensor([7, 4, 1, 0])
 
 
-def plain_logprobs(model, prompts, tokens, lengths, temperature=1.0):
-    """The definition: log softmax of the logits before each token, one sequence at a time."""
-    rows = []
-    for prompt, row, n in zip(prompts, tokens, lengths.tolist()):
-        logits = model(torch.tensor([prompt + row[:n].tolist()])).logits[0].double() / temperature
-        rows.append(
-            torch.stack([logits[len(prompt) - 1 + t].log_softmax(-1)[row[t]] for t in range(n)])
-            if n else torch.zeros(0)
-        )
-    return rows
+def plain_scores(model, prompts, tokens, lengths, temperature=1.0):
+    """The definition, one sequence at a time: (log-probabilities, entropies), (N, T) float64."""
+    logp = torch.zeros(tokens.shape, dtype=torch.float64)
+    entropies = logp.clone()
+    for i, (prompt, n) in enumerate(zip(prompts, lengths.tolist())):
+        sequence = torch.tensor([prompt + tokens[i, :n].tolist()])
+        logits = model(sequence).logits[0, len(prompt) - 1 : len(prompt) - 1 + n]
+        x = (logits.double() / temperature).log_softmax(-1)
+        logp[i, :n] = x.gather(1, tokens[i, :n, None]).squeeze(1)
+        entropies[i, :n] = -(x.exp() * x).sum(1)
+    return logp, entropies
 
 
-@pytest.mark.parametrize(
-    "kind, temperature", [("qwen2, tied", 0.6), ("llama, untied", 1.0), ("gpt2", 1.0)]
-)
-def test_logprobs_and_gradient_equal_plain_forward_passes(kind, temperature, monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 40 * 5)  # five tokens at a time: several chunks
+@pytest.mark.parametrize("kind, temperature, of_entropy", [
+    ("qwen2, tied", 0.6, None), ("llama, untied", 1.0, 0), ("gpt2", 1.0, 1), ("sharp", 0.6, 3),
+])
+def test_scores_and_gradients_equal_those_of_plain_forward_passes(
+    kind, temperature, of_entropy, monkeypatch
+):
+    """of_entropy: its weight in the loss; None: it is not asked for."""
     model, (prompts, tokens, lengths) = make(kind), batch()
-    logp = completion_logprobs(model, prompts, tokens, lengths, temperature=temperature)
-    assert logp.shape == (4, 7) and logp.dtype == torch.float32
-    weight = torch.linspace(-1, 1, 28).view(4, 7)
-    (logp * weight).sum().backward()
-    gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
-
-    model.zero_grad()
-    expected = plain_logprobs(model, prompts, tokens, lengths, temperature)
-    sum((row * weight[i, : len(row)]).sum() for i, row in enumerate(expected)).backward()
-    for i, row in enumerate(expected):
-        torch.testing.assert_close(logp[i, : len(row)].double(), row.double(), rtol=1e-5, atol=1e-5)
-        assert (logp[i, len(row) :] == 0).all()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(gradient[name], p.grad, rtol=1e-3, atol=1e-5)
-
-
-class OfShape(TorchDispatchMode):
-    """Notes each operation that makes a tensor of two dimensions, the last of them being `width`:
-    [(name, rows, dtype)]."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.width, self.made = width, []
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        if (
-            isinstance(result, torch.Tensor) and result.dim() == 2 and result.shape[1] == self.width
-            and not operation.is_view
-        ):
-            self.made.append((operation.overloadpacket.__name__, len(result), result.dtype))
-        return result
+    # five tokens at a time: several chunks
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 5 * model.config.vocab_size)
+    weights = torch.linspace(-1, 1, tokens.numel()).view(tokens.shape)
+    expected = plain_scores(model, prompts, tokens, lengths, temperature)
+    found = completion_logprobs(
+        model, prompts, tokens, lengths, temperature=temperature,
+        with_entropy=of_entropy is not None,
+    )
+    found = (found,) if of_entropy is None else found
+    for one, other in zip(found, expected):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+    gradients = []
+    for scores in (found, expected):
+        loss = (scores[0] * weights).sum()
+        if of_entropy:
+            loss = loss + of_entropy * (scores[1] * weights.flip(0)).sum()
+        gradients.append(torch.autograd.grad(loss, [*model.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("elements, tokens_per_chunk", [(40 * 3, 3), (39, 1)])
@@ -121,36 +112,23 @@ def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(
 ):
     """A chunk holds at least one token, even if the vocabulary is larger than a chunk."""
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", elements)
-    model, (prompts, tokens, lengths) = make("llama, untied"), batch()
-    held = []
-    with (
-        torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x),
-        OfShape(40) as forward,
-    ):
-        logp = completion_logprobs(model, prompts, tokens, lengths)
+    model, rows, sizes, held = make("llama, untied"), batch(), [], []
+    monkeypatch.setattr(
+        logprobs, "linear", lambda x, *rest: sizes.append(len(x)) or linear(x, *rest))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x):
+        logp = completion_logprobs(model, *rows)
     # nothing waits for the backward pass
     assert not any(x.shape[-1] == 40 and x.shape[0] != 32 for x in held if x.dim() > 1)
-    with OfShape(40) as backward:
-        logp.sum().backward()
-    for seen in (forward, backward):
-        rows = [n for name, n, _ in seen.made if name == "mm"]
-        assert (
-            max(n for _, n, _ in seen.made if n != 32) == max(rows) == tokens_per_chunk
-            and sum(rows) == lengths.sum()
-        )
+    logp.sum().backward()
+    assert max(sizes) == tokens_per_chunk and sum(sizes) == 2 * rows[2].sum()
 
 
 @pytest.fixture
 def wide():
     """A head of 500 × 32 with sharp logits; ragged rows as one micro-batch."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(**SIZES | {"vocab_size": 500, "initializer_range": 0.3}, num_key_value_heads=4)
-    )
-    prompts, tokens = (
-        [[3, 4, 5]] * 8, torch.randint(500, (8, 30), generator=torch.Generator().manual_seed(2)),
-    )
-    return model.eval(), (prompts, tokens, torch.tensor([30, 30, 25, 20, 30, 7, 30, 30]))
+    generator, lengths = torch.Generator().manual_seed(2), [30, 30, 25, 20, 30, 7, 30, 30]
+    tokens = torch.randint(500, (8, 30), generator=generator)
+    return make("sharp"), ([[3, 4, 5]] * 8, tokens, torch.tensor(lengths))
 
 
 def heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=False):
@@ -188,55 +166,6 @@ def test_a_head_that_is_frozen_has_no_gradient(wide):
     completion_logprobs(model, *args).sum().backward()
     assert model.lm_head.weight.grad is None
     assert model.model.norm.weight.grad.abs().sum() > 0
-
-
-def with_adapter(model):
-    model.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"]))
-
-
-@pytest.mark.parametrize("change", [lambda model: None, with_adapter], ids=["plain", "adapter"])
-def test_logprobs_and_entropies_are_those_of_the_samplers_temperature(wide, change, monkeypatch):
-    """And so are their gradients, alone and together."""
-    model, (prompts, tokens, lengths) = wide
-    change(model)
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * 7)
-    logp, entropies = completion_logprobs(
-        model, prompts, tokens, lengths, temperature=0.6, with_entropy=True
-    )
-    sums = [torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
-    for i, n in enumerate(lengths.tolist()):
-        logits = model(torch.tensor([prompts[i] + tokens[i, :n].tolist()])).logits[
-            0, len(prompts[i]) - 1 : -1
-        ]
-        expected = torch.distributions.Categorical(logits=logits.double() / 0.6)
-        torch.testing.assert_close(
-            logp[i, :n].double(), expected.log_prob(tokens[i, :n]), rtol=1e-4, atol=1e-4
-        )
-        torch.testing.assert_close(
-            entropies[i, :n].double(), expected.entropy(), rtol=1e-4, atol=1e-4
-        )
-        assert (entropies[i, n:] == 0).all()
-        sums = [
-            sums[0] + (i + 1) * expected.log_prob(tokens[i, :n]).sum(),
-            sums[1] + (i - 1) * expected.entropy().sum(),
-        ]
-    row = torch.arange(len(prompts))[:, None]
-    ours = ((row + 1) * logp).sum(), ((row - 1) * entropies).sum()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    gradient = partial(torch.autograd.grad, inputs=trained, retain_graph=True)
-    pairs = [*zip(ours, sums), (2 * ours[0] - 3 * ours[1], 2 * sums[0] - 3 * sums[1])]
-    for got, expected in pairs:
-        for one, other in zip(gradient(got), gradient(expected)):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-4)
-
-
-def test_the_mask_counts_eos_and_comes_from_the_lengths():
-    eos = pad = 1
-    tokens = torch.tensor([[7, 8, eos, pad], [7, eos, pad, pad]])
-    rows = Batch([[3], [3]], tokens, torch.tensor([3, 2]), torch.zeros(2))
-    assert rows.mask.tolist() == [[True, True, True, False], [True, True, False, False]]
-    logp = rows.logprobs(Policy(make("qwen2, tied")), 1.0)
-    assert (logp != 0).tolist() == rows.mask.tolist()
 
 
 # --- a prompt that several rows share is computed once ---
@@ -344,22 +273,17 @@ def test_rows_are_read_in_one_pass_unless_a_second_one_pays():
 
 
 def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows(monkeypatch):
-    """LFM2's convolutions keep a state beside keys and values."""
-    torch.manual_seed(0)
-    other = Lfm2ForCausalLM(Lfm2Config(**SIZES, num_key_value_heads=2, full_attn_idxs=[1])).eval()
-    for p in other.parameters():
-        # as if it had learned something: fresh weights are small
-        p.data.mul_(8 if p.dim() > 1 else 1)
-    for model, can in ((other, False), *((make(kind), True) for kind in KINDS)):
-        assert shares_prompts(model.base_model) == can
+    other = make("lfm2")
+    assert not shares_prompts(other.base_model)
+    assert all(shares_prompts(make(kind).base_model) for kind in KINDS)
     monkeypatch.setattr(logprobs, "forward_cost", lambda prompts, lengths: (0, True))
     rows, passes = in_groups((4, 4)), []
     other.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
     found = Policy(other, shares_prompts=False).logprobs(*rows)
     Critic(other.base_model, shares_prompts=False)(Batch(*rows, torch.zeros(8)))
     assert len(passes) == 2  # one each
-    for row, logp in zip(plain_logprobs(other, *rows), found):
-        torch.testing.assert_close(logp[: len(row)].double(), row.double(), rtol=1e-4, atol=1e-4)
+    expected, _ = plain_scores(other, *rows)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_micro_batches_for_a_model_that_reads_plain_rows_are_cut_by_whole_rows():
@@ -369,31 +293,14 @@ def test_micro_batches_for_a_model_that_reads_plain_rows_are_cut_by_whole_rows()
     assert [len(part.prompts) for part in whole.micro_batches(400, once=False)] == [3, 3, 2]
 
 
-def test_a_network_gets_the_lengths_as_a_list():
-    """FSDP moves every tensor of a call to the device, and the lengths would be read back at each
-    micro-batch."""
-    rows = [[1] * 3] * 2, torch.zeros((2, 5), dtype=torch.long), torch.tensor([5, 2])
-    got, policy = [], Policy(None)
-    policy.logprobs = lambda *words, **_: got.extend(words)
-    Batch(*rows, torch.zeros(2)).logprobs(policy, 1.0)
-    assert got[2] == [5, 2] and isinstance(got[2], list)
-
-
 def test_gradient_checkpointing_leaves_dropout_off():
-    """The forward of OPT's layers asks `self.training` for the dropout, which no module of theirs
-    holds."""
-    torch.manual_seed(0)
-    config = OPTConfig(
-        vocab_size=40, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=64,
-    )
-    model, args, results = OPTForCausalLM(config).eval(), batch(), []
+    model, args, results = make("opt"), batch(), []
     calls = count_of_layers_run(model)
     for _ in range(2):
+        model.zero_grad()
         logp = completion_logprobs(model, *args)
         logp.sum().backward()
         results.append([logp.detach(), *(p.grad.clone() for p in model.parameters())])
-        model.zero_grad()
         model.gradient_checkpointing_enable({"use_reentrant": False})
     assert len(calls) == 2 * 3  # the second time each of two layers was computed again
     torch.testing.assert_close(*results, rtol=0, atol=0)

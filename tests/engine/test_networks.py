@@ -3,17 +3,17 @@ out."""
 
 import multiprocessing
 import random
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import train
 from algorithms import resolve
-from engine.base import files
 from engine.model import loading
-from engine.model.logprobs import Policy, completion_logprobs
+from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_adapter, build, load_policy, whole_networks
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler, Sampling
@@ -81,14 +81,11 @@ def adapter_of(model):
     return {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
 
 
-def test_an_adapter_starts_from_the_seed_and_leaves_the_global_random_numbers_alone(small):
+def test_an_adapter_starts_from_the_seed(small):
     adapters = []
-    for seed, drawn_before in ((1, 0), (1, 5), (2, 0)):
+    for seed in (1, 1, 2):
         model, _ = loading.load_model(small, CPU)
-        torch.manual_seed(drawn_before)
-        state = torch.random.get_rng_state()
         add_adapter(model, 4, seed)
-        assert torch.equal(torch.random.get_rng_state(), state)
         adapters.append(adapter_of(model))
     torch.testing.assert_close(adapters[0], adapters[1], rtol=0, atol=0)
     assert any(not torch.equal(adapters[0][name], adapters[2][name]) for name in adapters[0])
@@ -112,32 +109,14 @@ def test_an_adapter_on_a_bfloat16_model_comes_back_as_it_was_saved(small, tmp_pa
         torch.testing.assert_close(adapter_of(found), adapter_of(model), rtol=0, atol=0)
 
 
-def test_a_bfloat16_copy_keeps_the_rotary_frequencies_of_a_long_context(tmp_path):
-    """θ = 1e6 and a head of 128 numbers, as Qwen2.5 has them: frequencies rounded to bfloat16 are
-    off by radians at token 1,500."""
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=50, hidden_size=256, intermediate_size=256, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=2048,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None,
-            eos_token_id=None,
-        )
-    ).save_pretrained(tmp_path)
-    model, loaded = (
-        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    prompt, tokens = torch.arange(1500).remainder(50).tolist(), torch.arange(8).unsqueeze(0)
-
-    def logp(model):
-        return completion_logprobs(model, [prompt], tokens, torch.tensor([8]))
-
+def test_a_bfloat16_copy_keeps_the_rotary_frequencies(loaded):
+    """Rounded to bfloat16, those of Qwen2.5 would be off by radians at token 1,500."""
+    model, _ = loaded
     copy = frozen_copy(model, torch.bfloat16)
     assert {p.dtype for p in copy.parameters()} == {torch.bfloat16}
     assert not any(p.requires_grad for p in copy.parameters())
-    assert torch.equal(copy.model.rotary_emb.inv_freq, loaded.model.rotary_emb.inv_freq)
-    torch.testing.assert_close(logp(copy), logp(loaded), rtol=0, atol=0)
+    assert copy.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(copy.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
 
 
 def bytes_per_parameter(folder, start):
@@ -208,76 +187,39 @@ def test_the_copy_rests_during_the_update(loaded, monkeypatch):
     assert all(p.untyped_storage().nbytes() for p in model.parameters())
 
 
-def test_where_memory_runs_out_the_update_is_made_in_smaller_parts(small, monkeypatch):
-    monkeypatch.setattr("update.LEAST_TOKENS", 16)
-    real, weights, rows = Batch.logprobs, [], []
-    for limit in (6, 4):
-        def logprobs(self, *args, limit=limit, **options):
-            rows.append(len(self.prompts))
-            if len(self.prompts) > limit:
-                raise torch.OutOfMemoryError("out of memory")
-            return real(self, *args, **options)
-
-        monkeypatch.setattr(Batch, "logprobs", logprobs)
-        model, tokenizer = loading.load_model(small, CPU)
-        limits, algorithm = Limits(micro_batch_tokens=96), resolve("grpo", beta=0.0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        micro_batches = completions(tokenizer).micro_batches(96)
-        updated(model, optimizer, [micro_batches], algorithm, limits=limits)
-        weights.append(weights_of(model))
-    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
-    assert max(rows) == 6 and limits.micro_batch_tokens < 96
-    # a device that cannot hold the least
-    monkeypatch.setattr(Batch, "logprobs", lambda *args, **_: logprobs(*args, limit=0))
-    with pytest.raises(torch.OutOfMemoryError):
-        updated(model, optimizer, [micro_batches], algorithm, limits=limits)
-
-
-@pytest.mark.parametrize("fits, limit", [(300, 250), (60, 62)])
-def test_the_limit_is_halved_for_the_device_and_not_once_for_each_mini_batch(
+@pytest.mark.parametrize("fits, limit", [(500, 500), (300, 250), (60, 62), (20, None)])
+def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
     small, monkeypatch, fits, limit
 ):
-    """Four mini-batches, cut to 500 tokens: the first one finds what fits, the others are cut like
-    that at once."""
-    monkeypatch.setattr("update.LEAST_TOKENS", 16)
-    real, failures = Batch.logprobs, []
+    """Four mini-batches, cut to 500 tokens, 50 a row: the first one finds what fits, the others are
+    cut like that at once."""
+    monkeypatch.setattr("update.LEAST_TOKENS", 50)
+    real = Batch.logprobs
 
     def logprobs(self, *args, **options):
         if len(self.prompts) * 50 > fits:
-            failures.append(1)
             raise torch.OutOfMemoryError("out of memory")
         return real(self, *args, **options)
 
-    monkeypatch.setattr(Batch, "logprobs", logprobs)
-    monkeypatch.setattr(
-        Batch, "micro_batches",
-        lambda self, tokens, once: [
-            self.rows(range(i, min(i + max(1, tokens // 50), len(self.prompts))))
-            for i in range(0, len(self.prompts), max(1, tokens // 50))
-        ],
-    )
-    model, tokenizer = loading.load_model(small, CPU)
-    limits, networks = Limits(micro_batch_tokens=500), Networks(Policy(model), tokenizer)
-    minibatches = of_shares([completions(tokenizer, n=12, seed=s) for s in range(4)], 500, networks)
-    updated(
-        model, torch.optim.SGD(model.parameters(), lr=0.0), minibatches,
-        resolve("grpo", mu=1, beta=0.0), limits=limits,
-    )
-    assert limits.micro_batch_tokens == limit
+    def cut(self, tokens, once):
+        rows, n = max(1, tokens // 50), len(self.prompts)
+        return [self.rows(range(i, min(i + rows, n))) for i in range(0, n, rows)]
 
-
-@pytest.mark.parametrize("options", [
-    ["--algorithm", "cppo"], ["--algorithm", "ppo"], ["--lora", "4", "--gradient_checkpointing"],
-])  # fmt: skip
-def test_bfloat16_on_a_cpu(small, tmp_path, options):
-    """Autocast over float32 weights, frozen ones and the sampler's in bfloat16. The two arithmetics
-    agree but for its rounding."""
-    words = [
-        "--model", small, "--output_dir", str(tmp_path / "run"), "--questions_per_step", "4",
-        "--group_size", "8", "--steps", "4", "--max_new_tokens", "24", "--lr", "1e-3",
-        "--eval_questions", "8", "--dtype", "bfloat16",
-    ]
-    assert main([*words, *options]) == 0
-    rows = [row for row in files.read(tmp_path / "run/metrics.jsonl") if row["loss"] is not None]
-    assert rows and not any(row["skipped_updates"] for row in rows)
-    assert all(1e-5 < row["sampler_gap"] < 0.02 and row["sampler_gap_max"] < 0.3 for row in rows)
+    monkeypatch.setattr(Batch, "micro_batches", cut)
+    weights, limits = [], Limits(micro_batch_tokens=500)
+    for limited in (False, True):
+        if limited:
+            monkeypatch.setattr(Batch, "logprobs", logprobs)
+        model, tokenizer = loading.load_model(small, CPU)
+        networks = Networks(Policy(model), tokenizer)
+        minibatches = of_shares(
+            [completions(tokenizer, n=12, seed=s) for s in range(4)], 500, networks)
+        with pytest.raises(torch.OutOfMemoryError) if limited and not limit else nullcontext():
+            updated(
+                model, torch.optim.SGD(model.parameters(), lr=0.5), minibatches,
+                resolve("grpo", mu=1, beta=0.0), limits=limits,
+            )
+        weights.append(weights_of(model))
+    if limit:
+        assert limits.micro_batch_tokens == limit
+        torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)

@@ -1,13 +1,10 @@
-"""What arithmetic is done in (`--dtype`), and how many threads do it."""
-
-import os
+"""What arithmetic is done in (`--dtype`)."""
 
 import pytest
 import torch
 
 import eval as evaluation
 import train
-from engine.base import ranks
 from engine.model import loading, precision, sampling
 from engine.model.loading import load_model
 from engine.model.networks import load_policy, whole_networks
@@ -95,21 +92,3 @@ def test_evaluation_and_preview_compute_as_training_does(small, amx, monkeypatch
         seen.clear()
     evaluation.main([*words, "--questions", "2", "--samples", "0", "--output_dir", str(tmp_path)])
     assert set(seen) == {BF16}
-
-
-@pytest.mark.parametrize("processes, omp, threads", [
-    (1, None, 5), (1, "1", 5), (2, "1", 4), (3, "1", 2), (16, "1", 1), (2, "3", 5), (2, None, 5)
-])  # fmt: skip
-def test_cores_are_shared_among_the_processes_unless_the_user_said_otherwise(
-    monkeypatch, processes, omp, threads
-):
-    """5: what torch has chosen by itself, which is the user's OMP_NUM_THREADS, or all cores."""
-    chosen = [5]
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: chosen.append(n))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if omp:
-        monkeypatch.setenv("OMP_NUM_THREADS", omp)
-    ranks.start()
-    assert chosen[-1] == threads

@@ -1,10 +1,10 @@
 """Sampling through vLLM: what it is asked, and what it says it did. (Its correction:
 tests/concepts/test_tis.py.)"""
 
-import gc
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,37 +48,33 @@ def vllm_of(folder, tokenizer, **options):
 # what is refused before any work
 
 
-def test_without_the_package_one_sentence_says_so(monkeypatch):
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install vllm"):
-        checks.check_sampler(config(), None, False)
-
-
-def test_what_vllm_cannot_sample_is_refused(monkeypatch):
+@pytest.mark.parametrize("options, lora, word", [
+    ({"temperature": 0.7}, None, None), ({"top_p": 0.9}, None, None), ({"top_k": 5}, None, None),
+    ({"temperature": 2.5}, None, "--temperature"), ({"temperature": 0.001}, None, "--temperature"),
+    ({"temperature": 0.7, "top_p": 0.9}, None, "--top_p"),
+    ({"temperature": 0.7, "top_k": 5}, None, "--top_k"),
+    ({"sample_batch_size": 8}, None, "--sample_batch_size"), ({}, 4, "--lora"),
+])
+def test_what_vllm_cannot_sample_is_refused(options, lora, word, monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: name)
-    for fine in ({}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
-        checks.check_sampler(config(**fine), None, False)
-    for options, word in [
-        ({"temperature": 2.5}, "--temperature"), ({"temperature": 0.001}, "--temperature"),
-        ({"temperature": 0.7, "top_p": 0.9}, "--top_p"),
-        ({"temperature": 0.7, "top_k": 5}, "--top_k"),
-        ({"sample_batch_size": 8}, "--sample_batch_size"),
-    ]:
-        with pytest.raises(UserError, match=word):
-            checks.check_sampler(config(**options), None, False)
-    with pytest.raises(UserError, match="--lora"):
-        checks.check_sampler(config(), 4, False)
+    with pytest.raises(UserError, match=word) if word else nullcontext():
+        checks.check_sampler(config(**options), lora, False)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    with pytest.raises(UserError):
+        checks.check_sampler(config(**options), lora, False)
 
 
-@pytest.mark.parametrize("options, noted", [
-    ({}, True), ({"rollout": "vllm"}, False), ({"lora": 4}, False), ({"model": "toy"}, False),
+@pytest.mark.parametrize("given, noted", [
+    (SimpleNamespace(rollout="own", lora=None, model="some"), True),
+    (SimpleNamespace(rollout="vllm", lora=None, model="some"), False),
+    (SimpleNamespace(rollout="own", lora=4, model="some"), False),
+    (SimpleNamespace(rollout="own", lora=None, model="toy"), False),
 ])  # fmt: skip
-def test_on_a_gpu_a_run_says_that_vllm_is_missing(options, noted, monkeypatch):
-    c = SimpleNamespace(**{"rollout": "own", "lora": None, "model": "some"} | options)
+def test_on_a_gpu_a_run_says_that_vllm_is_missing(given, noted, monkeypatch):
     for gpu, installed in [(True, None), (False, None), (True, "vllm")]:
         monkeypatch.setattr(checks, "find_spec", lambda name, found=installed: found)
         monkeypatch.setattr(torch.cuda, "is_available", lambda found=gpu: found)
-        assert len(checks.slow_sampler(c)) == (noted and gpu and not installed)
+        assert len(checks.slow_sampler(given)) == (noted and gpu and not installed)
 
 
 def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monkeypatch):
@@ -173,11 +169,10 @@ def disagreement(model, prompts, drawn, temperature=1.0):
     return (scored - drawn.logp).abs().max().item()
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
-def test_stated_log_probabilities_are_the_trainers(world, temperature):
-    prompts, drawn = run(world, group=8, temperature=temperature)
+def test_stated_log_probabilities_are_the_trainers(world):
+    prompts, drawn = run(world, group=8, temperature=0.7)
     assert drawn.tokens.dtype == torch.int64 and drawn.logp.dtype == torch.float32
-    assert disagreement(world.model, prompts, drawn, temperature) < CLOSE
+    assert disagreement(world.model, prompts, drawn, 0.7) < CLOSE
 
 
 def test_greedy_equals_our_own_sampling(world):
@@ -234,12 +229,6 @@ def test_completions_end_at_the_stop_ids_or_are_marked_truncated(world, monkeypa
     assert {1, 7} - set(stop_ids) <= inside
 
 
-def test_the_seed_decides(world):
-    first, again, other = (run(world, group=16, seed=seed)[1].tokens.tolist() for seed in (1, 1, 2))
-    assert first == again != other
-    assert len(set(map(tuple, first[:16]))) > 12  # of one question
-
-
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.3}])
 def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilities(world, options):
     engine = vllm_of(world.folder, world.tokenizer, **options)
@@ -251,21 +240,6 @@ def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilit
         )
     allowed = 2 if "top_k" in options else int((p.cumsum(0) < 0.3).sum()) + 1
     assert set(drawn.tokens[:64, 0].tolist()) == set(order[:allowed].tolist())
-
-
-def test_a_model_that_vllm_cannot_run_is_refused(world, small):
-    """The toy's attention heads are too small for vLLM's kernels on a CPU."""
-    with pytest.raises(UserError, match="vLLM cannot run the model"):
-        vllm_of(small, world.tokenizer)
-
-
-def test_the_process_group_outlives_the_engine(world):
-    """Ranks go on talking after an engine is gone."""
-    engine = vllm_of(world.folder, world.tokenizer)
-    del engine
-    gc.collect()
-    assert torch.distributed.is_initialized()
-    assert run(world, group=1)[1].lengths.all()
 
 
 @pytest.mark.parametrize("launcher", [
