@@ -221,7 +221,7 @@ def test_a_rule_of_ones_own_needs_no_row_of_the_table():
     None, "all", 3.0, [0.0, 1.0], [[0, 1], [4, 5]], [[0], [4, 5]], [None], [0, 8], [-1, 2], [2, 2],
     torch.tensor([[True] * 4] * 2), torch.ones(8).bool(),
     ([0, 1], [1.0]), ([0, 1], [1.0, math.nan]), ([0, 1], "ab"), ([0, 1], [[1.0], [2.0]]),
-    sys.exit, {}.__getitem__,
+    sys.exit, pytest.param({}.__getitem__, id="KeyError"),
 ], ids=str)  # fmt: skip
 def test_a_rule_that_fails_or_returns_neither_rows_nor_rows_with_their_advantages_is_named(returns):
     with pytest.raises(UserError, match="--keep mine.py:rule"):

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
+from algorithms import resolve
 from engine.base import files, ranks
 from engine.model import shards
 from engine.model.critic import estimate

@@ -149,7 +149,8 @@ async def asks(completions, **columns):
 
 @pytest.mark.parametrize("returned, words", [
     ([], "returned 0 values for 2"), ([1.0] * 3, "returned 3 values for 2"),
-    (None, "failed on 2 of 2.*NoneType"), (asks([]), "failed on 2 of 2.*coroutine"),
+    (None, "failed on 2 of 2.*NoneType"),
+    pytest.param(asks([]), "failed on 2 of 2.*coroutine", id="async"),
     ({"a": 1.0, "b": 2.0}, "failed on 2 of 2.*'a'"), (1.0, "failed on 2 of 2.*float"),
     ([1.0, float("nan")], "returned nan for the completion 'bcd'"),
     ([-float("inf"), 1.0], "returned -inf for the completion 'a'"),
