@@ -33,7 +33,7 @@ def read(path):
     path, rows = Path(path), []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     for line in text.split("\n"):  # splitlines() also splits at U+2028, which a text may hold
-        with contextlib.suppress(json.JSONDecodeError):
+        with contextlib.suppress(ValueError, RecursionError):  # 5,000 digits, 100,000 brackets, too
             rows.append(json.loads(line))
     return rows
 

@@ -5,6 +5,7 @@ import torch
 
 from engine.base import ranks
 from engine.model.logprobs import completion_states, spread
+from engine.model.precision import autocast
 from family.ppo import gae, token_rewards, whiten
 
 
@@ -27,8 +28,7 @@ class Critic(torch.nn.Module):
     def forward(self, batch):
         """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0
         on padding."""
-        half = self.dtype != torch.float32
-        with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
+        with autocast(self.dtype, batch.tokens.device):
             states, _, places = completion_states(
                 self.backbone, batch.prompts, batch.tokens, batch.lengths, self.shares_prompts
             )

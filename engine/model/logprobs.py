@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from engine.model.precision import autocast
 from engine.model.prompts import read_prompts_once, read_rows
 from engine.model.shards import as_forward, is_sharded
 from grpo import token_entropies, token_logprobs
@@ -34,8 +35,7 @@ class Policy:
         if self.without_adapter:
             self.model.disable_adapters()
         try:
-            half = self.dtype != torch.float32
-            with torch.autocast(tokens.device.type, self.dtype, enabled=half):
+            with autocast(self.dtype, tokens.device):
                 return score(prompts, tokens, lengths, shares_prompts=share, **options)
         finally:
             if self.without_adapter:

@@ -60,15 +60,20 @@ def test_one_line_says_what_a_step_is(name, words):
     assert "Evaluated: nothing" in metrics.describe_step(algorithm, 96, 2, 0)
 
 
-def test_a_run_says_what_it_does_and_after_its_first_step_how_long_it_will_take(
+def test_a_run_says_what_it_will_do_and_after_its_first_step_how_long_it_will_take(
     small, tmp_path, monkeypatch, capsys
 ):
-    said = []
-    monkeypatch.setattr("engine.run.state.duration", lambda seconds: "long")
+    clock, said, train_step = iter([3000.0, 70.0, 700.0]), [], train.train_step
+
+    def step(*arguments):
+        of_step = train_step(*arguments)
+        return of_step._replace(metrics=of_step.metrics | {"seconds/total": next(clock)})
+
+    monkeypatch.setattr(train, "train_step", step)
     monkeypatch.setattr(progress, "say", lambda *words: said.append(words))
     words = [
         "--model", small, "--group_size", "8", "--questions_per_step", "1", "--max_new_tokens",
-        "24", "--eval_questions", "2", "--steps", "2", "--output_dir", str(tmp_path / "run"),
+        "24", "--eval_questions", "2", "--steps", "3", "--output_dir", str(tmp_path / "run"),
     ]
     assert train.main(words) == 0
     shown = capsys.readouterr()
