@@ -198,8 +198,7 @@ class Run:
         self.bar.update()
         if step == self.first < self.steps:
             left = tqdm.format_interval((self.steps - step) * seconds)
-            progress.note(f"step {step} took {tqdm.format_interval(seconds)}: the others take "
-                          f"about {left}.")
+            progress.note(f"step {step} took {seconds:.1f} s: the others take about {left}.")
         self.check(metrics)
         refresh = self.config.update.refresh_reference
         if refresh and step % refresh == 0:

@@ -79,7 +79,7 @@ def test_a_run_says_what_it_will_do_and_after_its_first_step_how_long_it_will_ta
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert "4 questions × 8 completions = 32 sampled" in lines[0] and "2 questions, b" in lines[0]
-    assert lines[1] == "step 1 took 50:00: the others take about 1:40:00." and shown.err == ""
+    assert lines[1] == "step 1 took 3000.0 s: the others take about 1:40:00." and shown.err == ""
     assert {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
             ("update", 1, 1, "micro-batches"), ("saving",)} <= set(said)
 
