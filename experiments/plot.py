@@ -69,6 +69,7 @@ def seeds(axis, rows, names, key):
         axis.axvline(base["mean"], color="grey", linestyle=":")
         label += "\ndotted: base"
     axis.set_yticks(range(len(rows)), names)
+    axis.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
     axis.set_xlabel(label)
     axis.grid(alpha=0.3, axis="x")
 
@@ -84,7 +85,6 @@ def methods(rows, output, keys):
     figure, axes = panels(len(keys), 1.5 + len(rows) / 3.5, sharey=True)
     for axis, key in zip(axes, keys):
         seeds(axis, rows, [row["name"] for row in rows], key)
-    axes[0].invert_yaxis()
     figure.savefig(output, dpi=DPI)
 
 
@@ -96,7 +96,6 @@ def factorial(rows, output):
         own = [row for row in rows if row["method"] == loss]
         seeds(axis, own, [row["name"].removeprefix(f"{loss}, ") for row in own], "sampled")
         axis.set_title(loss)
-    axes[0].invert_yaxis()
     figure.savefig(output, dpi=DPI)
 
 
@@ -105,7 +104,6 @@ def phases(rows, output):
     figure, (left, right) = panels(2)
     names = [row["name"] for row in rows]
     seeds(left, rows, names, "sampled")
-    left.invert_yaxis()
     stacked(right, names, [row["phases"] for row in rows], PHASES)
     for i, row in enumerate(rows):
         text, top = f"{row['speedup']['median']:.2f}×", row["seconds"]["mean"]
