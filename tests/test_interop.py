@@ -108,7 +108,8 @@ def go(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     loaded = []
     monkeypatch.setattr(
-        networks, "load_model", lambda *args: loaded.append(load_model(*args)) or loaded[-1]
+        networks, "load_model",
+        lambda *args, **how: loaded.append(load_model(*args, **how)) or loaded[-1],
     )
 
     def go(model):
