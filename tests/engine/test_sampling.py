@@ -1,5 +1,7 @@
 """Sampling: what is drawn, what leaves the batch, and that the scorer agrees with the sampler."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,6 +64,21 @@ def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monk
     # the t-th token is drawn for those that had not ended at the last multiple of `every`
     assert rows == [(drawn.lengths > t - t % every).sum() for t in range(len(rows))]
     assert drawn.lengths.max() <= len(rows) < drawn.lengths.max() + every
+
+
+def test_the_last_token_costs_no_forward_pass(loaded):
+    passes, embeddings = [], loaded[0].get_input_embeddings()
+    hook = embeddings.register_forward_hook(lambda *of_pass: passes.append(of_pass))
+    run(loaded, max_new_tokens=1)
+    hook.remove()
+    assert len(passes) == 1  # of the prompts
+
+
+def test_log_probabilities_that_are_not_finite_are_an_error(loaded):
+    broken = copy.deepcopy(loaded[0])
+    broken.get_output_embeddings().weight.data.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        run((broken, loaded[1]))
 
 
 class Answers(TorchDispatchMode):
