@@ -280,6 +280,8 @@ class Run:
 def in_one_sentence(error, run_dir):
     """A UserError, if the user can change what the error means, or if another rank has ended; else
     the error."""
+    if ranks.is_alone(error):  # torchrun is about to end this process, which first says why
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kinds = [  # (whether it is this one, what it means)
         (isinstance(error, torch.OutOfMemoryError),
          f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."),
