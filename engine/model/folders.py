@@ -3,14 +3,18 @@ be."""
 
 import functools
 import os
+import re
 from pathlib import Path
 
 from engine.base.errors import UserError, refuse
 
 
 def checkpoints(run_dir):
-    """The checkpoints of a run, the newest last. Their names end in the number of the step."""
-    return sorted(Path(run_dir).glob("checkpoint-" + 6 * "[0-9]"))
+    """The checkpoints of a run, the newest last. Their names end in the number of the step, of six
+    digits or more."""
+    found = [path for path in Path(run_dir).glob("checkpoint-*")
+             if re.fullmatch("checkpoint-[0-9]{6,}", path.name)]
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
 
 
 def resolve_model(name):

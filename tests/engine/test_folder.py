@@ -12,6 +12,7 @@ import torch
 
 import train
 from engine.base.errors import UserError
+from engine.model.folders import checkpoints
 from engine.model.loading import load_model
 from engine.run.config import open_run
 from engine.run.folder import alone
@@ -153,3 +154,10 @@ def test_the_lines_that_a_run_prints_at_its_end_load_its_model(run, capsys):
     for p, q in zip(loaded["model"].parameters(), trained.parameters(), strict=True):
         assert torch.equal(p, q)
     assert loaded["tokenizer"].encode("1+2=?")
+
+
+def test_a_checkpoint_after_a_million_steps_is_the_newest(tmp_path):
+    for name in ("000004", "999999", "1000000", "1000000-of-mine"):
+        (tmp_path / f"checkpoint-{name}").mkdir()
+    found = [path.name for path in checkpoints(tmp_path)]
+    assert found == ["checkpoint-000004", "checkpoint-999999", "checkpoint-1000000"]
