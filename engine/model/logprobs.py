@@ -108,8 +108,8 @@ def spread(x, places, shape):
 
 
 class ThroughHead(torch.autograd.Function):
-    """(log-probabilities of the targets (M,), and with_entropy the entropies (M,)) for the logits
-    states @ weight.T + bias, `size` tokens at a time.
+    """Returns the log-probabilities of the targets (M,) and, if `with_entropy`, the entropies (M,).
+    The logits are states @ weight.T + bias. They are computed for `size` tokens at a time.
 
     The weight is cast to autocast's dtype once. The backward pass computes each chunk's logits
     again. It adds up the gradients of the weight and of the bias in float32, so that their error

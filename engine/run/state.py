@@ -280,7 +280,8 @@ class Run:
 def in_one_sentence(error, run_dir):
     """A UserError, if the user can change what the error means, or if another rank has ended; else
     the error."""
-    if ranks.is_alone(error):  # torchrun is about to end this process, which first says why
+    is_alone = ranks.is_alone(error)
+    if is_alone:  # torchrun is about to end this process, which first says why
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kinds = [  # (whether it is this one, what it means)
         (isinstance(error, torch.OutOfMemoryError),
@@ -292,7 +293,7 @@ def in_one_sentence(error, run_dir):
          "--lr."),
         (isinstance(error, BrokenPipeError),
          "stopped, because the program that read the output has ended."),
-        (ranks.is_alone(error),
+        (is_alone,
          "another process of this job has ended; torchrun names it and its reason."),
     ]
     for applies, reason in kinds:
