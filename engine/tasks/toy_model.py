@@ -1,11 +1,17 @@
 """The toy's model: a Qwen2 of 109,000 parameters with a vocabulary of characters, and its warm
-start."""
+start.
+
+The base model is shipped in toy_base/, so that a figure means the same on every machine.
+
+    python -m engine.tasks.toy_model     makes it again, and compares it with the shipped one
+"""
 
 import hashlib
 import os
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AddedToken, Qwen2Config, Qwen2Tokenizer
 from transformers.utils import logging
@@ -20,6 +26,7 @@ logging.disable_progress_bar()  # of saving weights
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CODE_TAGS = ["```python", "```", "print(", ")"]
 # Ċ is how byte-level vocabularies write a newline
+SHIPPED = Path(__file__).with_name("toy_base")
 VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]
 
 
@@ -85,26 +92,55 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
         optimizer.zero_grad()
 
 
-def base(kind="base"):
-    """The folder of the toy's base model, which is made on first use (about half a minute) and kept
-    under runs/.
+def make(folder, kind="base"):
+    """Make a base model and its tokenizer, and save both in `folder`: about half a minute."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(kind)
+    model = make_model(tokenizer)
+    warm_start(model, tokenizer, kind=kind)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
-    The folder's name holds a fingerprint of the toy's two files: if one changes, a new base model
-    is made. kind: see `toy.demonstration`.
+
+def base(kind="base"):
+    """The folder of a base model of the toy. kind: see `toy.demonstration`.
+
+    The kind "base" is shipped. Another kind is made on first use and kept under runs/. Its folder's
+    name holds a fingerprint of the toy's two files: if one changes, a new base model is made.
     """
+    if kind == "base":
+        return str(SHIPPED)
     sources = [Path(toy.__file__), Path(__file__)]
     fingerprint = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     folder = Path("runs") / f"toy-{kind}-{fingerprint}"
     if ranks.rank() == 0 and not folder.exists():
-        torch.set_num_threads(1)
-        torch.manual_seed(0)
-        tokenizer = make_tokenizer(kind)
-        model = make_model(tokenizer)
-        warm_start(model, tokenizer, kind=kind)
         unfinished = Path(f"{folder}.{os.getpid()}")
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        make(unfinished, kind)
         if not folder.exists():  # another run may have been faster
             unfinished.rename(folder)
     ranks.barrier()
     return str(folder)
+
+
+def furthest(folder):
+    """How far the weights in `folder` are from the shipped ones: the largest |difference|."""
+    shipped = load_file(SHIPPED / "model.safetensors")
+    made = load_file(folder / "model.safetensors")
+    return max((made[name] - shipped[name]).abs().max().item() for name in shipped)
+
+
+def main():
+    folder = Path("runs/toy_base")
+    make(folder)
+    off = furthest(folder)
+    print(f"{folder} holds the base model, made again.")
+    if off == 0:
+        print("Its weights are the shipped ones, bit for bit.")
+    else:
+        print(f"Its weights differ from the shipped ones by at most {off:.2g}: this machine adds "
+              "up in another order.")
+
+
+if __name__ == "__main__":
+    main()
