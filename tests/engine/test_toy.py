@@ -132,7 +132,8 @@ def test_the_shipped_base_model_is_the_one_that_the_code_makes(tokenizer):
     model = AutoModelForCausalLM.from_pretrained(folder)
     made = toy_model.make_config(tokenizer).to_dict()
     shipped = model.config.to_dict()
-    for name in ("hidden_size", "num_hidden_layers", "vocab_size", "rope_parameters", "eos_token_id"):
+    names = ("hidden_size", "num_hidden_layers", "vocab_size", "rope_parameters", "eos_token_id")
+    for name in names:
         assert shipped[name] == made[name]
     assert model.dtype == torch.float32 and model.num_parameters() == 108_608
     loaded = AutoTokenizer.from_pretrained(folder)
