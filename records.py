@@ -1,7 +1,7 @@
 """The records of a step: a Rollout, what was sampled, and a Batch, what is trained on.
 
-A MiniBatch is the part of a batch that one optimizer step trains on. A Step is what is known of a
-step at its end. Each is made once.
+A step trains on mini-batches, with one optimizer step each. A mini-batch is cut into micro-batches,
+with one forward and one backward pass each. A Step is what is known of a step at its end.
 
 The functions of an algorithm take the rollout: `advantages(rollout)` and
 `keep(rollout, advantages, k)`. So a rule may look at lengths, at log-probabilities or at several
@@ -9,7 +9,6 @@ rewards.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,8 +16,9 @@ import torch.nn.functional as F
 
 from engine.base import ranks
 from engine.model import shards
-from engine.model.logprobs import completion_mask
-from micro_batches import micro_batches, micro_batches_by_prompt
+from engine.model.logprobs import extents
+from micro_batches import micro_batches as cut_by_length
+from micro_batches import micro_batches_by_prompt as cut_by_prompt
 
 
 @dataclass
@@ -26,16 +26,16 @@ class Rollout:
     """What was sampled for Q questions: G completions of each, R rewards of each completion.
 
     Completion i of question q is row q·G + i of `tokens`, `logp` and `texts`.
-    `tokens`, `logp` and `mask` are on the device, all else is on the CPU.
+    `tokens` and `logp` are on the device, all else is on the CPU.
     """
 
     questions: list[dict]  # Q rows of the data set
     places: torch.Tensor  # (Q,) int64, the order of the questions of all devices
     tokens: torch.Tensor  # (Q·G, T) int64, as sampled, padded on the right
     logp: torch.Tensor  # (Q·G, T) float32, log π_old of each token, as the sampler computed it
-    mask: torch.Tensor  # (Q·G, T) bool, tokens to train on: all but padding
+    mask: torch.Tensor  # (Q·G, T) bool, tokens to train on, as the sampler says
     texts: list[str]  # Q·G, what the completions say
-    lengths: torch.Tensor  # (Q, G) int64, tokens of each completion, EOS included
+    lengths: torch.Tensor  # (Q, G) int64, tokens to train on of each completion, EOS included
     truncated: torch.Tensor  # (Q, G) bool, cut off before an EOS
     trainable: torch.Tensor  # (Q, G) bool, what may be trained on
     rewards: torch.Tensor  # (R, Q, G) float32
@@ -79,13 +79,13 @@ def join(rollouts):
 
 @dataclass
 class Batch:
-    """N completions with all that a loss needs: a step's on this device, or one micro-batch."""
+    """N completions with all that a loss needs: a mini-batch of this device, or one micro-batch."""
 
     prompts: list[list[int]]
     tokens: torch.Tensor  # (N, T), T the longest of these completions
-    lengths: torch.Tensor  # (N,), on the CPU, so that reading it does not wait for a GPU
+    mask: torch.Tensor  # (N, T) bool, tokens to train on; on the CPU: reading it waits for no GPU
     advantages: torch.Tensor  # (N,); PPO: (N, T), which the critic makes of the scores
-    mask: torch.Tensor | None = None  # (N, T) bool, tokens to train on; None: all but padding
+    weights: torch.Tensor | None = None  # (N, T), how much each token counts in the loss
     scores: torch.Tensor | None = None  # (N,), the weighted sums of the rewards
     sampled_logp: torch.Tensor | None = None  # (N, T), as the sampler computed it
     old_logp: torch.Tensor | None = None  # (N, T), of the same policy, as the trainer computes it
@@ -93,103 +93,86 @@ class Batch:
     old_values: torch.Tensor | None = None  # PPO: (N, T), the critic's at the time of sampling
     returns: torch.Tensor | None = None  # PPO: (N, T), what the critic should have said
 
-    def __post_init__(self):
-        self.lengths = self.lengths.cpu()
-        if self.mask is None:
-            self.mask = completion_mask(self.tokens, self.lengths)
+    @property
+    def tensors(self):
+        """{name: tensor} of all but the mask."""
+        return {
+            name: value for name, value in vars(self).items()
+            if torch.is_tensor(value) and name != "mask"
+        }
 
     def rows(self, indices):
         """The completions with these indices, as a batch of their own."""
         indices = torch.as_tensor(indices, dtype=torch.long)
-        on_device = indices.to(self.tokens.device, non_blocking=True)
-        lengths = self.lengths[indices]
-        longest = int(lengths.max()) if len(lengths) else 0
-        rows = {
-            name: x[on_device] if x.dim() == 1 else x[on_device, :longest]
-            for name, x in vars(self).items()
-            if name not in ("prompts", "lengths") and x is not None
-        }
-        return Batch([self.prompts[i] for i in indices], lengths=lengths, **rows)
-
-    def micro_batches(self, max_tokens, once=True):
-        """Batches for which a model computes at most `max_tokens` tokens, padding included.
-
-        once: whether the model can compute a prompt once for all its completions.
-        """
-        lengths = self.lengths.tolist()
-        if once:
-            batches = micro_batches_by_prompt(self.prompts, lengths, max_tokens)
-        else:
-            batches = micro_batches(
-                [len(p) + n for p, n in zip(self.prompts, lengths)], max_tokens)
-        return [self.rows(indices) for indices in batches]
-
-    def logprobs(self, policy, temperature, **options):
-        """`completion_logprobs` of these completions under a Policy: (N, T)."""
-        # lengths as a list: FSDP would move a tensor to the device, and reading it there waits
-        return policy.logprobs(
-            self.prompts, self.tokens, self.lengths.tolist(), temperature=temperature, **options)
+        on_device = indices.to(self.tokens.device)
+        mask = self.mask[indices]
+        longest = max(extents(mask).tolist(), default=0)
+        chosen = {}
+        for name, tensor in self.tensors.items():
+            own = on_device if tensor.dim() == 1 else (on_device, slice(longest))
+            chosen[name] = tensor[own]
+        return Batch([self.prompts[i] for i in indices], mask=mask[:, :longest], **chosen)
 
 
-def without_tokens(device):
-    """A batch of one completion without a token. It adds nothing to any sum."""
-    no_token, zero = torch.zeros((1, 0), device=device), torch.zeros(1, device=device)
-    return Batch(
-        [[0]], no_token.long(), zero.long(), zero, no_token.bool(), scores=zero,
-        sampled_logp=no_token)
+def without_tokens(batch):
+    """A batch like this one, of one completion without a token. It adds nothing to any sum."""
+    empty = {name: x.new_zeros((1, 0)[: x.dim()]) for name, x in batch.tensors.items()}
+    return Batch([[0]], mask=batch.mask.new_zeros((1, 0)), **empty)
 
 
-@dataclass
-class MiniBatch:
-    """What one optimizer step trains on: this device's share, and the counts of all devices."""
+def micro_batches(batch, max_tokens, policy):
+    """[(rows, Batch of these rows)]: a model computes at most `max_tokens` tokens for each,
+    padding included. There is at least one."""
+    lengths = extents(batch.mask).tolist()
+    if policy.shares_prompts:
+        cut = cut_by_prompt(batch.prompts, lengths, max_tokens)
+    else:
+        cut = cut_by_length([len(p) + n for p, n in zip(batch.prompts, lengths)], max_tokens)
+    found = [(rows, batch.rows(rows)) for rows in cut]
+    count = max(1, len(found))
+    if shards.is_sharded(policy.model):
+        # devices gather weights together, so each needs as many micro-batches as the others
+        most = ranks.all_sum({"count": count}, batch.tokens.device, op="max")
+        count = int(most["count"])
+    fill = [([], without_tokens(batch))] * (count - len(found))
+    return found + fill
 
-    micro_batches: list[Batch]
-    completions: int  # N
-    tokens: int  # Σ|o_i|, without those that the mask leaves out
-    max_tokens: int  # that a micro-batch was cut to
 
-
-def into_minibatches(rollout, advantages, rows, count, max_tokens, networks):
-    """The kept completions of all devices, cut into at most `count` mini-batches.
+def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
+    """The kept completions of all devices, cut into mini-batches. Returns this device's Batch of
+    each, with the weights of its tokens.
 
     They are cut in the order of the step's questions. So a mini-batch does not depend on how the
-    questions were shared out.
+    questions were shared out. A mini-batch from which no device has anything to learn is left out.
+    Its gradient is 0, but AdamW would still move the weights, because it remembers earlier
+    gradients. If every advantage is 0, only a critic has something to learn.
     """
     G, device = advantages.shape[1], rollout.tokens.device
-    whole = Batch(
+    everything = Batch(
         [question["prompt"] for question in rollout.questions for _ in range(G)], rollout.tokens,
-        rollout.lengths.flatten(), advantages.flatten().to(device), rollout.mask,
-        rollout.total.flatten().to(device), rollout.logp)
+        rollout.mask, advantages.flatten().to(device), scores=rollout.total.flatten().to(device),
+        sampled_logp=rollout.logp)
     places = rollout.places[rows // G] * G + rows % G
-    everyone = torch.tensor(sorted(ranks.gather(places.tolist())), dtype=torch.long)
-    own = [rows[torch.isin(places, some)] for some in everyone.tensor_split(count)]
-    return of_shares([whole.rows(rows) for rows in own], max_tokens, networks)
+    of_all_devices = torch.tensor(sorted(ranks.gather(places.tolist())), dtype=torch.long)
+    batches = []
+    for some in of_all_devices.tensor_split(algorithm.minibatches):
+        own = rows[torch.isin(places, some)]
+        batches.append(everything.rows(own))
 
-
-def of_shares(shares, max_tokens, networks):
-    """A list of MiniBatch. shares: this device's Batch of each mini-batch.
-
-    A mini-batch from which no device has anything to learn is left out. Its gradient is 0, but
-    AdamW would still move the weights, because it remembers earlier gradients. If every advantage
-    is 0, only a critic has something to learn.
-    """
-    device, once, counts = networks.model.device, networks.policy.shares_prompts, {}
-    for m, batch in enumerate(shares):  # tensors: they are read off the device together
-        counts |= {
-            (m, "completions"): torch.full((), len(batch.prompts), device=device),
-            (m, "tokens"): batch.mask.sum(), (m, "signals"): (batch.advantages != 0).sum(),
-        }
-    counts, cut = ranks.all_sum(counts, device), []
-    for m, batch in enumerate(shares):
-        n, tokens, signals = (int(counts[m, x]) for x in ("completions", "tokens", "signals"))
-        if signals or (networks.critic and n):
-            empty = partial(without_tokens, device)
-            micro_batches = batch.micro_batches(max_tokens, once) or [empty()]
-            if shards.is_sharded(networks.model):
-                # devices gather weights together, so each needs as many micro-batches as the others
-                micro_batches = ranks.even_out(micro_batches, empty, device)
-            cut.append(MiniBatch(micro_batches, n, tokens, max_tokens))
-    return cut
+    counts = {}
+    for m, batch in enumerate(batches):  # tensors: they are read off the device together
+        counts[m, "completions"] = len(batch.prompts)
+        counts[m, "tokens"] = batch.mask.sum()
+        counts[m, "signals"] = (batch.advantages != 0).sum()
+    counts = ranks.all_sum(counts, device)
+    learned = []
+    for m, batch in enumerate(batches):
+        n, tokens = int(counts[m, "completions"]), int(counts[m, "tokens"])
+        if counts[m, "signals"] or (algorithm.critic and n):
+            mask = batch.mask.to(device)
+            batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
+            learned.append(batch)
+    return learned
 
 
 class Step(NamedTuple):
@@ -199,7 +182,3 @@ class Step(NamedTuple):
     sample: dict  # a line of samples.jsonl: the first group
     mean_rewards: list[float]  # of each question of this device
     skipped: list[bool]  # of each update: was it skipped, because it was not finite?
-
-
-def micro_batches_of(minibatches):
-    return [micro_batch for minibatch in minibatches for micro_batch in minibatch.micro_batches]

@@ -7,7 +7,6 @@ import torch
 from tqdm import tqdm
 
 from engine.base import ranks
-from engine.model.logprobs import completion_mask
 from engine.scoring.score import score
 from engine.tasks.questions import reward_columns
 from family.dapo import has_signal, overlong_penalty
@@ -39,26 +38,38 @@ def sample_and_score(
 
 def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, history):
     """Sample G completions of each question, and score them."""
-    G, shape = algorithm.group_size, (len(questions), algorithm.group_size)
+    G = algorithm.group_size
+    shape = (len(questions), G)
     # All ranks draw the same two numbers. What a completion draws is keyed by the first and by its
     # question's place among those of all ranks, so any number of ranks samples the same. What a
     # rule draws (--keep random) is keyed by the second and by the rank.
-    for_completions, for_rules = rng.getrandbits(62), rng.getrandbits(62)
+    for_completions = rng.getrandbits(62)
+    for_rules = rng.getrandbits(62)
+    places = ranks.share(range(len(questions) * ranks.world_size()))
     with clock.phase("generate"):  # 1 sample
         prompts = [question["prompt"] for question in questions]
-        places = ranks.share(range(len(questions) * ranks.world_size()))
         sampled = networks.sampler.sample(prompts, G, sampling, for_completions, places)
+        mask = sampled.mask.cpu()
     with clock.phase("score"):  # 2 score
         texts = sampled.texts(networks.tokenizer, questions)
         values, failures = score(rewards, texts, reward_columns(questions, G))
     return Rollout(
-        questions, torch.tensor(places, dtype=torch.long), sampled.tokens, sampled.logp,
-        mask=completion_mask(sampled.tokens, sampled.lengths), texts=texts,
-        lengths=sampled.lengths.cpu().view(shape), truncated=sampled.truncated.cpu().view(shape),
+        questions=questions,
+        places=torch.tensor(places, dtype=torch.long),
+        tokens=sampled.tokens,
+        logp=sampled.logp.masked_fill(~sampled.mask, 0.0),  # of a tool's tokens there is none
+        mask=mask,
+        texts=texts,
+        lengths=mask.sum(1).view(shape),
+        truncated=sampled.truncated.cpu().view(shape),
         trainable=torch.ones(shape, dtype=torch.bool),
         rewards=torch.stack(list(values.values())).view(len(values), *shape),
-        reward_names=list(values), reward_weights=[reward.weight for reward in rewards],
-        history=history, seed=for_rules + ranks.rank(), failures=failures)
+        reward_names=list(values),
+        reward_weights=[reward.weight for reward in rewards],
+        history=history,
+        seed=for_rules + ranks.rank(),
+        failures=failures,
+    )
 
 
 # --- DAPO's changes of a rollout (family/dapo.py) ---

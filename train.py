@@ -43,9 +43,9 @@ from engine.scoring.preview import preview
 from engine.scoring.score import choose, judge
 from engine.tasks.questions import base_model, questions_of_run
 from eval import examine
-from records import Step, into_minibatches, micro_batches_of
+from records import Step, into_minibatches
 from rollout import sample_and_score
-from update import NO_UPDATE, Limits, update
+from update import NO_UPDATE, Limits, in_parts, update
 
 
 def train_step(
@@ -66,23 +66,24 @@ def train_step(
     rows, advantages = algorithm.choose(rollout, advantages)
     metrics, skipped = summarize(rollout, advantages, rows) | NO_UPDATE, []
     minibatches = into_minibatches(
-        rollout, advantages, rows, algorithm.minibatches, limits.micro_batch_tokens, networks)
+        rollout, advantages, rows, algorithm, sampling.max_new_tokens)
 
     if minibatches:  # else nobody has anything to learn
         networks.sampler.rest()  # frees memory until `refresh`
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
-            for batch in micro_batches_of(minibatches) if algorithm.beta else ():
-                batch.ref_logp = batch.logprobs(networks.reference, sampling.temperature)
+            for batch in minibatches if algorithm.beta else ():
+                batch.ref_logp = in_parts(networks.reference.logprobs, batch, networks, limits)
             # those of π_old come for free with the first update: π_θ is then still π_old
-            for batch in micro_batches_of(minibatches[0 if networks.critic else 1 :]):
-                batch.old_logp = batch.logprobs(networks.policy, sampling.temperature)
+            for batch in minibatches[0 if networks.critic else 1 :]:
+                batch.old_logp = in_parts(networks.policy.logprobs, batch, networks, limits)
             if networks.critic:  # PPO: the scores become advantages
-                options = {"beta": algorithm.beta, "lam": algorithm.lam}
-                estimate(networks.critic, micro_batches_of(minibatches), model.device, **options)
+                for batch in minibatches:
+                    batch.old_values = in_parts(networks.critic, batch, networks, limits)
+                estimate(minibatches, model.device, beta=algorithm.beta, lam=algorithm.lam)
         with clock.phase("update"):
             # 6 μ updates on the kept completions
-            stats, skipped = update(networks, minibatches, algorithm, sampling, limits)
+            stats, skipped = update(networks, minibatches, algorithm, limits)
             networks.sampler.refresh(shards.whole_weights(model, networks.sampler.dtype))
         metrics |= stats
     sample, mean_rewards = first_group(rollout, advantages, rows), rollout.total.mean(1).tolist()

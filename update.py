@@ -1,13 +1,13 @@
 """Step 6 of the algorithm box: μ updates on the kept completions, a few at a time.
 
-A batch is cut into mini-batches, with one optimizer step each. A mini-batch is cut into
-micro-batches, with one forward and one backward pass each. The weights of the tokens are
-normalised over the whole mini-batch of all devices. So gradients only add up, and the update does
-not depend on how the completions were cut or shared out.
+A mini-batch gets one optimizer step. It is cut into micro-batches, with one forward and one
+backward pass each. The weights of the tokens are normalised over the whole mini-batch of all
+devices. So gradients only add up, and the update does not depend on how the completions were cut or
+shared out.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
@@ -17,6 +17,7 @@ from engine.model import shards
 from family.ppo import value_loss
 from family.tis import truncated_importance_weights
 from grpo import kl_k3
+from records import micro_batches
 
 LEAST_TOKENS = 256  # of a micro-batch: a device that cannot hold these is too small
 
@@ -37,23 +38,31 @@ OF_UPDATES = ("loss", *MEANS, "ratio_max", "sampler_gap_max", "grad_norm")
 NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0}
 
 
-def update(networks, minibatches, algorithm, sampling, limits):
+def in_parts(function, batch, networks, limits):
+    """function(Batch) → (N, T), of a whole mini-batch, computed one micro-batch at a time."""
+    whole = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+    for rows, part in micro_batches(batch, limits.micro_batch_tokens, networks.policy):
+        whole[rows, : part.tokens.shape[1]] = function(part)
+    return whole
+
+
+def update(networks, minibatches, algorithm, limits):
     """μ times through the mini-batches, with an optimizer step on each.
 
     Returns (the means over the updates for the logs, for each update whether it was skipped,
     because it was not finite).
     """
     history, skipped = [], []
-    minibatches = list(minibatches)
-    for m in [*range(len(minibatches))] * algorithm.mu:
-        minibatches[m], stats, norms = gradient(
-            networks, minibatches[m], algorithm, sampling, limits)
+    for minibatch in minibatches * algorithm.mu:
+        stats, norms = gradient(networks, minibatch, algorithm, limits)
         history.append(stats)
         if algorithm.target_kl is not None and stats["kl_old"] > algorithm.target_kl:
             break
         skipped.append(not all(map(math.isfinite, [stats["loss"], *norms])))
         for network, norm in zip(networks.learners, norms):
-            if norm == 0:  # the clip has taken all of it, but AdamW would still move the weights
+            if norm == 0:
+                # the gradient is 0 because of the clip. A step would still move the weights, by
+                # AdamW's momentum
                 network.zero_grad()
         if not skipped[-1]:
             networks.optimizer.step()
@@ -63,22 +72,24 @@ def update(networks, minibatches, algorithm, sampling, limits):
     return stats | {"skipped_updates": sum(skipped)}, skipped
 
 
-def gradient(networks, minibatch, algorithm, sampling, limits):
-    """The gradient of a mini-batch over all devices.
+def gradient(networks, minibatch, algorithm, limits):
+    """The gradient of a mini-batch over all devices. Returns (statistics, norms before the clip).
 
-    Returns (the mini-batch, statistics, norms before the clip). A device that runs out of memory
-    cuts the mini-batch into smaller micro-batches and tries again.
+    A device that runs out of memory tries again, with micro-batches of half as many tokens from now
+    on.
     """
     while True:
         networks.optimizer.zero_grad()
         try:
-            sums, maxima = accumulate(networks, minibatch, algorithm, sampling)
+            sums, maxima = accumulate(networks, minibatch, algorithm, limits)
             break
         except torch.OutOfMemoryError:
             # devices with shards compute in step: one of them cannot repeat alone
-            if shards.is_sharded(networks.model) or minibatch.max_tokens <= LEAST_TOKENS:
+            if shards.is_sharded(networks.model) or limits.micro_batch_tokens <= LEAST_TOKENS:
                 raise
-        minibatch = in_halves(minibatch, limits, networks.policy.shares_prompts)
+        limits.micro_batch_tokens = max(LEAST_TOKENS, limits.micro_batch_tokens // 2)
+        tqdm.write("out of memory in an update: it is repeated, and --micro_batch_tokens is "
+                   f"{limits.micro_batch_tokens} from now on.")
     for network in networks.learners:
         shards.sum_gradients(network)
     sums = ranks.all_sum(sums, networks.model.device)
@@ -87,32 +98,37 @@ def gradient(networks, minibatch, algorithm, sampling, limits):
     weight = max(sums.pop("weight"), 1e-12)
     stats = {name: x if name in LOSSES else x / weight for name, x in sums.items()}
     maxima = ranks.all_sum(maxima, networks.model.device, op="max")
-    return minibatch, stats | {"grad_norm": norms[0]} | maxima, norms
+    return stats | {"grad_norm": norms[0]} | maxima, norms
 
 
-def accumulate(networks, minibatch, algorithm, sampling):
+def accumulate(networks, minibatch, algorithm, limits):
     """Forward and backward passes over the micro-batches. Returns (sums, maxima) for the logs.
 
-    They stay on the device, so that no micro-batch waits for the one before it.
+    They stay on the device, so that no micro-batch waits for the one before it. In the first update
+    on a mini-batch π_θ is still π_old: its log-probabilities are kept as `old_logp`.
     """
-    zero = torch.zeros((), dtype=torch.float64, device=networks.model.device)
+    device, first = networks.model.device, minibatch.old_logp is None
+    old_logp = torch.zeros(minibatch.tokens.shape, device=device)
+    zero = torch.zeros((), dtype=torch.float64, device=device)
     sums = dict.fromkeys([*MEANS, *LOSSES, "weight"], zero)
     maxima = dict.fromkeys(["ratio_max", "sampler_gap_max"], zero)
-    for i, batch in enumerate(minibatch.micro_batches, 1):
-        progress.say("update", i, len(minibatch.micro_batches), "micro-batches")
-        logp, entropy = batch.logprobs(networks.policy, sampling.temperature, with_entropy=True)
-        if batch.old_logp is None:
-            batch.old_logp = logp.detach()  # the first update: π_θ is still π_old
+    parts = micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
+    for i, (rows, batch) in enumerate(parts, 1):
+        progress.say("update", i, len(parts), "micro-batches")
+        mask = batch.mask.to(device, non_blocking=True)
+        logp, entropy = networks.policy.logprobs(batch, with_entropy=True)
+        if first:
+            batch.old_logp = logp.detach()
+            old_logp[rows, : logp.shape[1]] = batch.old_logp
         sampled_logp = batch.old_logp if batch.sampled_logp is None else batch.sampled_logp
-        weights = algorithm.token_weights(
-            batch.mask, minibatch.completions, minibatch.tokens, sampling.max_new_tokens)
+        weights = batch.weights
         if algorithm.importance_cap:
             weights = weights * truncated_importance_weights(
-                batch.old_logp, sampled_logp, batch.mask, cap=algorithm.importance_cap,
+                batch.old_logp, sampled_logp, mask, cap=algorithm.importance_cap,
                 low=algorithm.importance_low)
         options = {"entropy": entropy} if algorithm.wants_entropy else {}
         loss, stats = algorithm.loss(
-            logp, batch.old_logp, batch.advantages, batch.mask,
+            logp, batch.old_logp, batch.advantages, mask,
             ref_logp=batch.ref_logp, weights=weights, **options)
         loss.backward()
         gap = (batch.old_logp - sampled_logp).abs()
@@ -129,25 +145,11 @@ def accumulate(networks, minibatch, algorithm, sampling):
         }
         if networks.critic:
             values = networks.critic(batch)
-            loss = value_loss(values, batch.old_values, batch.returns, batch.mask, weights=weights)
+            loss = value_loss(values, batch.old_values, batch.returns, mask, weights=weights)
             loss.backward()
             more["value_loss"] = loss.detach()
         sums |= {name: sums.get(name, zero) + x for name, x in more.items()}
         maxima = {name: torch.maximum(x, largest[name]) for name, x in maxima.items()}
+    if first:
+        minibatch.old_logp = old_logp
     return sums, maxima
-
-
-def in_halves(minibatch, limits, once):
-    """The mini-batch in micro-batches of half as many tokens. This limit holds from now on.
-
-    once: as for `Batch.micro_batches`.
-    """
-    limit = max(LEAST_TOKENS, minibatch.max_tokens // 2)
-    if limit < limits.micro_batch_tokens:  # otherwise an earlier mini-batch has told
-        limits.micro_batch_tokens = limit
-        tqdm.write(
-            f"out of memory in an update: it is repeated, and --micro_batch_tokens is {limit} "
-            "from now on.")
-    smaller = [small for batch in minibatch.micro_batches
-               for small in batch.micro_batches(limits.micro_batch_tokens, once)]
-    return replace(minibatch, micro_batches=smaller, max_tokens=limits.micro_batch_tokens)

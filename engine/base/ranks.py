@@ -72,13 +72,6 @@ def all_sum(values, device, op="sum"):
     return dict(zip(values, packed.tolist()))
 
 
-def even_out(parts, filler, device):
-    """Append results of `filler()` to `parts`, until every rank has the same number. Returns the
-    longer list."""
-    most = all_sum({"parts": len(parts)}, device, op="max")["parts"]
-    return parts + [filler() for _ in range(int(most) - len(parts))]
-
-
 def gather(rows):
     """The lists of all ranks, one after the other, on every rank."""
     if world_size() == 1:

@@ -30,7 +30,7 @@ class Critic(torch.nn.Module):
         on padding."""
         with autocast(self.dtype, batch.tokens.device):
             states, _, places = completion_states(
-                self.backbone, batch.prompts, batch.tokens, batch.lengths, self.shares_prompts
+                self.backbone, batch.prompts, batch.tokens, batch.mask, self.shares_prompts
             )
         # float32, because the advantages depend on this one number
         values = self.head(states.float()).squeeze(-1)
@@ -38,27 +38,27 @@ class Critic(torch.nn.Module):
 
 
 @torch.no_grad()
-def estimate(critic, micro_batches, device, *, beta, lam):
-    """PPO's step 5: turn the `scores` of this device's micro-batches into advantages.
+def estimate(minibatches, device, *, beta, lam):
+    """PPO's step 5: turn the `scores` of this device's mini-batches into advantages.
 
-    Sets `advantages`, whitened over all devices, `old_values` and `returns`, all (N, T). The
-    micro-batches need old_logp, and ref_logp if beta is not 0.
+    Sets `advantages`, whitened over all devices, and `returns`, both (N, T). The mini-batches need
+    old_logp and old_values, and ref_logp if beta is not 0.
     """
-    for batch in micro_batches:
+    tokens = total = squares = torch.zeros((), dtype=torch.float64, device=device)
+    for batch in minibatches:
+        mask = batch.mask.to(device)
         ref_logp = batch.old_logp if batch.ref_logp is None else batch.ref_logp
-        rewards = token_rewards(batch.scores, batch.old_logp, ref_logp, batch.mask, beta=beta)
-        batch.old_values = critic(batch)
-        batch.advantages, batch.returns = gae(rewards, batch.old_values, batch.mask, lam=lam)
-    zero = torch.zeros((), dtype=torch.float64, device=device)
-    tokens = sum((batch.mask.sum() for batch in micro_batches), zero)
-    # no mask is needed: gae returns 0 on padding
-    total = sum((batch.advantages.sum() for batch in micro_batches), zero)
+        rewards = token_rewards(batch.scores, batch.old_logp, ref_logp, mask, beta=beta)
+        batch.advantages, batch.returns = gae(rewards, batch.old_values, mask, lam=lam)
+        tokens = tokens + mask.sum()
+        total = total + batch.advantages.sum()  # no mask is needed: gae returns 0 on padding
     sums = ranks.all_sum({"tokens": tokens, "total": total}, device)
     n = max(sums["tokens"], 1)
     mean = sums["total"] / n
-    squares = sum(
-        (((batch.advantages - mean) * batch.mask).pow(2).sum() for batch in micro_batches), zero
-    )
+    for batch in minibatches:
+        distance = (batch.advantages - mean) * batch.mask.to(device)
+        squares = squares + distance.pow(2).sum()
     variance = ranks.all_sum({"squares": squares}, device)["squares"] / n
-    for batch in micro_batches:
-        batch.advantages = whiten(batch.advantages, batch.mask, mean=mean, variance=variance)
+    for batch in minibatches:
+        mask = batch.mask.to(device)
+        batch.advantages = whiten(batch.advantages, mask, mean=mean, variance=variance)

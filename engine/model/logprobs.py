@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
 from engine.model.precision import autocast
@@ -27,16 +27,19 @@ class Policy:
     model: torch.nn.Module  # a causal language model of transformers
     dtype: torch.dtype = torch.float32  # of its arithmetic
     shares_prompts: bool = True  # whether it can compute a prompt once for several completions
+    temperature: float = 1.0  # the sampler's
     without_adapter: bool = False  # LoRA's reference: the same model with its adapter switched off
 
-    def logprobs(self, prompts, tokens, lengths, **options):
-        """`completion_logprobs` under this policy. options: temperature, with_entropy."""
-        score, share = as_forward(self.model, completion_logprobs), self.shares_prompts
+    def logprobs(self, batch, with_entropy=False):
+        """`completion_logprobs` under this policy of the completions of a Batch: (N, T)."""
+        score = as_forward(self.model, completion_logprobs)
         if self.without_adapter:
             self.model.disable_adapters()
         try:
-            with autocast(self.dtype, tokens.device):
-                return score(prompts, tokens, lengths, shares_prompts=share, **options)
+            with autocast(self.dtype, batch.tokens.device):
+                return score(
+                    batch.prompts, batch.tokens, batch.mask, temperature=self.temperature,
+                    with_entropy=with_entropy, shares_prompts=self.shares_prompts)
         finally:
             if self.without_adapter:
                 self.model.enable_adapters()
@@ -45,8 +48,13 @@ class Policy:
 def completion_mask(tokens, lengths):
     """(N, T) bool: 1 on completion tokens. Made from the lengths: EOS counts even if padding has
     the same id."""
-    lengths = lengths.to(tokens.device, non_blocking=True)
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
+
+
+def extents(mask):
+    """(N,) int64: how many tokens of each row there are up to its last one in the mask."""
+    ends = torch.arange(mask.shape[1] + 1, device=mask.device)
+    return (pad(mask, (1, 0)) * ends).amax(1)
 
 
 @contextmanager
@@ -75,29 +83,26 @@ def layers_recomputed(model):
             del layer.forward
 
 
-def completion_states(backbone, prompts, tokens, lengths, shares_prompts=True):
-    """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M completion
-    tokens, row by row.
+def completion_states(backbone, prompts, tokens, mask, shares_prompts=True):
+    """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M tokens in
+    the mask, row by row.
 
-    prompts: N token lists. tokens: (N, T) int64, padded on the right. lengths: (N,), a list or a
-    tensor; to read a tensor on a GPU, the host waits. transformers makes it wait at most once
-    (engine/model/prompts.py). targets: the tokens. places: their positions in tokens.flatten().
-    A prompt of several rows is computed once, if that pays (`micro_batches.forward_cost`) and the
-    model can (`shares_prompts`).
+    prompts: N token lists. tokens: (N, T) int64, padded on the right by any token of the model.
+    mask: (N, T) bool, on the CPU: to read a mask on a GPU, the host would wait. targets: the
+    tokens. places: their positions in tokens.flatten(). A prompt of several rows is computed once,
+    if that pays (`micro_batches.forward_cost`) and the model can (`shares_prompts`).
     """
-    lengths = torch.as_tensor(lengths).cpu()
-    row, t = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
-    ids = tokens.masked_fill(~completion_mask(tokens, lengths), 0)
+    lengths = extents(mask)
     # devices with shards gather weights together, so each makes as many passes as the others
     pays = is_sharded(backbone) or forward_cost(prompts, lengths.tolist())[1]
     read = read_prompts_once if pays and shares_prompts else read_rows
     with layers_recomputed(backbone):
-        hidden, before = read(backbone, prompts, ids, lengths)
+        hidden, before = read(backbone, prompts, tokens, lengths)
+    row, t = mask.nonzero(as_tuple=True)
     # token t of a row is predicted by the state in column before[row] + t
     states = row * hidden.shape[1] + before[row] + t
-    states, places = torch.stack([states, row * tokens.shape[1] + t]).to(
-        tokens.device, non_blocking=True
-    )
+    places = row * tokens.shape[1] + t
+    states, places = torch.stack([states, places]).to(tokens.device, non_blocking=True)
     return hidden.flatten(0, 1)[states], tokens.flatten()[places], places
 
 
@@ -163,20 +168,20 @@ class ThroughHead(torch.autograd.Function):
 
 
 def completion_logprobs(
-    model, prompts, tokens, lengths, *, temperature=1.0, with_entropy=False, shares_prompts=True
+    model, prompts, tokens, mask, *, temperature=1.0, with_entropy=False, shares_prompts=True
 ):
-    """log π(o_t | q, o_<t) of completions under `model`: (N, T) float32, 0 on padding.
+    """log π(o_t | q, o_<t) of completions under `model`: (N, T) float32, 0 outside the mask.
 
-    prompts, tokens, lengths, shares_prompts: as for `completion_states`. temperature: the
+    prompts, tokens, mask, shares_prompts: as for `completion_states`. temperature: the
     sampler's. with_entropy: returns a pair; its second entry is the entropies of π(· | q, o_<t),
     (N, T) float32 in nats.
 
-    Only hidden states that predict a completion token go through the output head, one chunk at a
+    Only hidden states that predict a token in the mask go through the output head, one chunk at a
     time. The backward pass computes each chunk again. So the logits of all tokens never exist
     together.
     """
     states, targets, places = completion_states(
-        model.base_model, prompts, tokens, lengths, shares_prompts
+        model.base_model, prompts, tokens, mask, shares_prompts
     )
     head = model.get_output_embeddings()
     size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)

@@ -77,6 +77,8 @@ def build(
         networks = whole_networks(
             policy, tokenizer, reference=reference, adapter=bool(devices.lora), **options
         )
+    for network in filter(None, [networks.policy, networks.reference]):
+        network.temperature = sampling.temperature
     if sampling.rollout in SAMPLERS:
         networks.sampler = SAMPLERS[sampling.rollout](
             folder or source, networks.tokenizer, networks.policy.dtype, sampling,

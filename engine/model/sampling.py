@@ -62,20 +62,23 @@ class Sampling:
 
 @dataclass
 class Completions:
-    """N sampled completions, question by question. Padding stands on the right; masks are made from
-    the lengths."""
+    """N sampled completions, question by question. Padding stands on the right."""
 
     tokens: torch.Tensor  # (N, T) int64, as sampled: never decoded and tokenized again
     lengths: torch.Tensor  # (N,) int64, EOS included
     truncated: torch.Tensor  # (N,) bool: cut off at max_new_tokens, without an EOS
     # (N, T) float32, log-probability of each token at the sampling temperature; 0 on padding
     logp: torch.Tensor
+    # (N, T) bool: the tokens that the policy wrote, EOS included. Only these are trained on.
+    # A sampler with tools leaves out what a tool wrote
+    mask: torch.Tensor
 
     @classmethod
     def none(cls, device):
         """Of no prompt: in a run's last step a rank may have no question."""
         empty = torch.zeros((0, 1), device=device)
-        return cls(empty.long(), empty[:, 0].long(), empty[:, 0].bool(), empty)
+        one = empty[:, 0]
+        return cls(empty.long(), one.long(), one.bool(), empty, empty.bool())
 
     def texts(self, tokenizer, questions=()):
         """The completions as text, for the rewards, without EOS and other special tokens.
@@ -236,9 +239,10 @@ def sample(
     if broken:
         raise FloatingPointError("the model's logits are not finite")
     tokens, logps = tokens[:, :longest], logps[:, :longest]
-    padding = ~completion_mask(tokens, lengths)
-    tokens, logps = tokens.masked_fill(padding, pad_id), logps.masked_fill(padding, 0.0)
-    return Completions(tokens, lengths, truncated, logps)
+    mask = completion_mask(tokens, lengths)
+    tokens = tokens.masked_fill(~mask, pad_id)
+    logps = logps.masked_fill(~mask, 0.0)
+    return Completions(tokens, lengths, truncated, logps, mask)
 
 
 def _read_prompts(model, ids, mask, group_size, new_tokens):

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.base import ranks
 from engine.base.errors import UserError, one_line
 from engine.model.folders import context_of, resolve_model
+from engine.model.logprobs import completion_mask
 from engine.model.sampling import Completions, Sampling
 
 # bytes for keys and values on a CPU; if they are too few, some completions wait for others to end
@@ -120,12 +121,14 @@ class VLLM:
             torch.tensor([at[token].logprob for token, at in zip(o.token_ids, o.logprobs)])
             for o in outputs
         ]
-        return Completions(
-            pad_sequence(tokens, batch_first=True, padding_value=self.pad_id).to(self.device),
-            torch.tensor([len(row) for row in tokens], device=self.device),
-            torch.tensor([o.finish_reason == "length" for o in outputs], device=self.device),
-            pad_sequence(logp, batch_first=True).to(self.device),
+        padded = pad_sequence(tokens, batch_first=True, padding_value=self.pad_id)
+        lengths = torch.tensor([len(row) for row in tokens])
+        truncated = torch.tensor([o.finish_reason == "length" for o in outputs])
+        columns = (
+            padded, lengths, truncated, pad_sequence(logp, batch_first=True),
+            completion_mask(padded, lengths),
         )
+        return Completions(*(column.to(self.device) for column in columns))
 
 
 def pack_heads(model):

@@ -5,6 +5,7 @@ Every question has the columns `question` and `answer`, and two columns that rew
 for the model: "<think>", or "").
 """
 
+import functools
 import hashlib
 import json
 import random
@@ -205,12 +206,18 @@ def take(questions, position, count, seed):
     """`count` questions from `position` on. Each epoch has its own random order, which follows from
     the seed alone."""
     taken = []
-    while len(taken) < count:
-        epoch, offset = divmod(position + len(taken), len(questions))
-        order = list(questions)
-        random.Random(f"{seed} {epoch}").shuffle(order)
-        taken += order[offset : offset + count - len(taken)]
+    for place in range(position, position + count):
+        epoch, offset = divmod(place, len(questions))
+        taken.append(questions[order_of(epoch, len(questions), seed)[offset]])
     return taken
+
+
+@functools.lru_cache(maxsize=2)  # a step may reach into the next epoch
+def order_of(epoch, count, seed):
+    """The numbers of the questions in the order of an epoch."""
+    order = list(range(count))
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    return order
 
 
 def fingerprint(questions):

@@ -17,7 +17,7 @@ from transformers import AddedToken, Qwen2Config, Qwen2Tokenizer
 from transformers.utils import logging
 
 from engine.base import progress, ranks
-from engine.model.logprobs import completion_logprobs
+from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.tasks import toy
 from micro_batches import micro_batches
 
@@ -83,7 +83,8 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
         for batch in micro_batches([len(p) + len(c) for p, c in zip(prompts, completions)], 1024):
             lengths = torch.tensor([len(completions[i]) for i in batch])
             tokens = pad_sequence([torch.tensor(completions[i]) for i in batch], batch_first=True)
-            logp = completion_logprobs(model, [prompts[i] for i in batch], tokens, lengths)
+            mask = completion_mask(tokens, lengths)
+            logp = completion_logprobs(model, [prompts[i] for i in batch], tokens, mask)
             loss = -logp.sum() / total  # the mean over all tokens of the step
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
