@@ -32,7 +32,7 @@ from engine.scoring.score import choose
 from engine.tasks.questions import check_dataset
 
 ROOT = Path(__file__).parents[1]
-START = r"(\$ )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
+START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
 # programs of others: only their files are looked at
 FOREIGN = {"bash", "cd", "cp", "done", "export", "for", "git", "head", "hf", "mkdir", "npx", "pip",
            "scancel", "tensorboard", "trap", "wait"}  # fmt: skip
@@ -96,7 +96,7 @@ def lines_of(block):
 
 def explained(line):
     """A line without its explanation, which follows after two spaces or more."""
-    return re.sub(r"(?<=\S)\s{2,}\S.*", "", line).rstrip()
+    return re.sub(r"(?<=\S)\s{2,}(?!--)\S.*", "", line).rstrip()
 
 
 def commands_of(block):
@@ -115,8 +115,8 @@ def commands_of(block):
 
 
 def python_of(block):
-    """The Python of an indented block, with `...` for …; "" if it is none.
-    A formula is no Python: it has Greek letters."""
+    """The Python of an indented block, with `...` for …; "" if it is none. A formula is no Python:
+    it has letters that are not ASCII."""
     code = "\n".join(explained(line[4:]) for line in block.splitlines())
     found = any(PYTHON.match(line) for line in code.splitlines())
     code = code.replace("…", "...")
@@ -130,7 +130,7 @@ def collect(text):
         if language == "python":
             code.append(block)
         elif language == "yaml":
-            for job in yaml.safe_load(block)["jobs"].values():
+            for job in yaml.safe_load(block).get("jobs", {}).values():
                 commands += [step["run"] for step in job["steps"] if "run" in step]
         else:
             commands += commands_of(block)
@@ -248,8 +248,8 @@ def check_command(line, pytest_parser):
     for first, *words in split(line):
         check_files(words)
         if first == "torchrun":
-            here = any(word.endswith(".py") for word in words)
-            options = get_args_parser().parse_args(words if here else [*words, "train.py", "…"])
+            named = any(word.endswith(".py") for word in words)
+            options = get_args_parser().parse_args(words if named else [*words, "train.py", "…"])
             check_program(options.training_script, options.training_script_args)
         elif words[:1] == ["-c"]:
             exec(words[1], {}) if first == "python" else check_command(words[1], pytest_parser)
@@ -319,8 +319,9 @@ def check_options(line):
         check_dataset(options.dataset)
     else:  # a parser may need a file, too
         parsers = parsers_of().get(words[0], ())
-        assert not all(
-            problem(parser.parse_args, [*words, *more]) for parser in parsers for more in ([], "x"))
+        taken = [parser for parser in parsers for more in ([], ["x"])
+                 if not problem(parser.parse_args, [*words, *more])]  # fmt: skip
+        assert taken, f"{line}: no program takes it"
 
 
 @pytest.mark.parametrize("line", OPTIONS)
