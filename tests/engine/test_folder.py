@@ -88,7 +88,8 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path, name):
 def test_a_run_without_output_dir_takes_the_first_free_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/toy-cppo-2").mkdir(parents=True)
-    assert [run_folder(None, "toy-cppo") for _ in range(2)] == ["runs/toy-cppo-1", "runs/toy-cppo-3"]
+    found = [run_folder(None, "toy-cppo") for _ in range(2)]
+    assert found == ["runs/toy-cppo-1", "runs/toy-cppo-3"]
 
 
 @pytest.mark.parametrize("name", [
