@@ -310,7 +310,8 @@ def fill_in(config):
     fill(of_task, "rewards", "system_prompt", "max_new_tokens", "questions_per_step", "minibatches",
          "lr", "epochs", "eval_dataset")
     algorithm = algorithm_of(SimpleNamespace(**options))
-    of_row = vars(algorithm) | {"keep": row.keep, "critic_lr": task.critic_lr}
+    keep = algorithms.rule_name(row.keep)
+    of_row = vars(algorithm) | {"keep": keep, "critic_lr": task.critic_lr}
     fill(of_row, "beta", "clip_low", "clip_high", "mu", *row.takes)
     return compose(Config, options), algorithm
 
@@ -384,6 +385,9 @@ def resumed(run, argv):
          f"nothing to resume: {run.output_dir} holds no run. Start it without --resume."),
     ])
     _, saved = folder.options_of(run.output_dir)
+    row = algorithms.ALGORITHMS.get(saved["algorithm"])
+    if row and saved.get("keep") == algorithms.rule_name(row.keep):
+        saved["keep"] = None  # it is the row's own rule, which may be a function
     config = parse(Config, argv, saved)
     options = flat(config)
     fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
