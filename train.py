@@ -23,25 +23,31 @@ loss is normalised over the kept completions of all devices. So the update does 
 the questions were shared out.
 """
 
+import random
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from algorithms import table
 from engine.base import progress, ranks
+from engine.base.errors import UserError
 from engine.model import shards
 from engine.model.critic import estimate
 from engine.model.folders import resolve_model
 from engine.model.networks import build
-from engine.run import checkpoint, plan, plan_command
+from engine.run import checkpoint, logs, plan_command
 from engine.run.config import Config, notes_of, open_run
-from engine.run.folder import alone, run_folder
+from engine.run.doctor import diagnosis
+from engine.run.folder import alone, keep_options, run_folder
+from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import Clock, first_group, summarize
-from engine.run.options import parse, run_program
-from engine.run.state import Run, in_one_sentence
+from engine.run.options import flat, parse, run_program
+from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.preview import preview
 from engine.scoring.score import choose, judge
 from engine.tasks.questions import base_model, questions_of_run
+from engine.tasks.table import task_of
 from eval import examine
 from records import Step, into_minibatches
 from rollout import sample_and_score
@@ -92,49 +98,70 @@ def train_step(
 
 def networks_of(config, algorithm, source, device, folder=None):
     """The Networks of a run. source, folder: as for `build`."""
-    update, longest = config.update, config.data.max_prompt_tokens + config.sampling.max_new_tokens
     return build(
-        source, device, config.devices, config.sampling, lr=update.lr, critic_lr=update.critic_lr,
-        beta=algorithm.beta, critic=algorithm.critic, seed=config.run.seed, longest=longest,
-        folder=folder)
+        source, device, config.devices, config.sampling, lr=config.update.lr,
+        critic_lr=task_of(config.data.dataset).critic_lr, beta=algorithm.beta,
+        critic=algorithm.critic, seed=config.run.seed,
+        longest=config.data.max_prompt_tokens + config.sampling.max_new_tokens, folder=folder)
 
 
 def train(config, algorithm, device):
     """The whole run. Returns the exit code: 0, also after SIGTERM, or 130 after Ctrl-C."""
-    folder, saved, notes = None, None, []
-    data, sampling, seed = config.data, config.sampling, config.run.seed
-    if config.run.resume:
-        folder, saved, notes = checkpoint.resume(config.run.output_dir)
-    earlier = saved["source"] if saved else None
-    source = resolve_model(base_model(data.model, data.dataset, earlier))
-    networks = networks_of(config, algorithm, source, device, folder)
+    folder, data, sampling = config.run.output_dir, config.data, config.sampling
+    begin, saved, notes = checkpoint.resume(folder) if config.run.resume else (None, None, [])
+    source = resolve_model(base_model(data.model, data.dataset, saved and saved["source"]))
+    networks = networks_of(config, algorithm, source, device, begin)
     questions, test, more_notes = questions_of_run(
         data, sampling.max_new_tokens, networks.tokenizer, networks.model)
-    run = Run(config, algorithm, networks, questions, source, saved)
+    run = open_state(config, algorithm, questions, source, saved)
+    state = run.state
     if saved:
-        checkpoint.restore(folder, networks, run.saved_networks)
+        checkpoint.restore(begin, networks)
 
-    limits = Limits(config.devices.micro_batch_tokens, config.update.max_grad_norm)
-    rewards = choose(data.rewards, device, data.reward_timeout)
+    limits = Limits(config.devices.micro_batch_tokens)
+    rewards = choose(data.rewards, device)
     is_right = judge(rewards, data.dataset, data.eval_dataset or data.dataset)
-    batch_size, plan_notes = (
-        plan_command.eval_batch_size(config) if device.type == "cuda" else (plan.EVALUATED, []))
-    notes += notes_of(config, algorithm) + more_notes + sampling.notes + plan_notes
+    evaluate = partial(
+        examine, networks.sampler, networks.tokenizer, test, is_right, sampling, seed=run.seed)
+    notes += notes_of(config, algorithm) + more_notes + sampling.notes
+    logs.announce(config, algorithm, run, len(test), notes)
+    keep_options(folder, flat(config), state.step)
+    if not saved:
+        state.before = evaluate(label="evaluation before") if test else {}
+        if not checkpoint.save(folder, networks, state):
+            raise UserError("stopped, because a run that cannot be saved would be lost: free the "
+                            "disk, or name another --output_dir.")
 
-    def evaluate(label):
-        options = {"seed": seed, "batch_size": batch_size, "label": label}
-        if not test:
-            return {}
-        return examine(networks.sampler, networks.tokenizer, test, is_right, sampling, **options)
-
-    run.open(evaluate, notes, len(test))
-    with run:
-        while not run.over:
-            rng = run.begin_step()
-            run.record(train_step(
-                networks, algorithm, rewards, sampling, limits, run.next_questions, rng,
-                run.state["history"]))
-    return run.close(evaluate, notes)
+    first, log = state.step + 1, logs.Logs(config, state.step)
+    bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step, leave=True)
+    with Interrupt() as interrupt, bar:
+        while not run.finished and not interrupt.asked:
+            # the learning rate
+            groups = networks.optimizer.param_groups
+            for group, peak in zip(groups, networks.peaks, strict=True):
+                group["lr"] = run.learning_rate(peak, config.update.warmup)
+            # the step: its random numbers follow from the seed and its number
+            rng = random.Random(f"{run.seed} {state.step + 1} 0")
+            step = train_step(networks, algorithm, rewards, sampling, limits, run.next_questions,
+                              rng, state.history)
+            run.count(step, with_history=bool(algorithm.ks))
+            # the log
+            log.write(state.step, step, groups[0]["lr"])
+            logs.show_step(bar, algorithm.name, run, step.metrics, state.step == first)
+            refuse_failing_updates(state, folder)
+            # the checkpoint; while updates fail, the last good one stays the newest
+            interrupt.share(device)
+            last = run.finished or interrupt.asked
+            due = state.step % config.run.save_every == 0 and not state.skipped_in_a_row
+            if (due or last) and not checkpoint.save(folder, networks, state) and last:
+                raise UserError(f"the run has ended at step {state.step}, but what it learned "
+                                "since its last checkpoint is lost.")
+    log.close()
+    if not run.finished:
+        return interrupt.tell(state.step, run.steps, folder)
+    after = evaluate(label="evaluation after") if test else {}
+    logs.finish(config, algorithm, run, after, notes)
+    return 0
 
 
 def main(argv):
@@ -159,8 +186,6 @@ def main(argv):
         except (RuntimeError, OSError, FloatingPointError) as error:
             raise in_one_sentence(error, run.output_dir) from None
         finally:
-            from experiments.doctor import diagnosis  # of a run that does not learn
-
             for sentence in diagnosis(run.output_dir)[0] if ranks.rank() == 0 else ():
                 progress.note(sentence)
     ranks.stop()

@@ -4,6 +4,7 @@ file gets a line instead, at most one a minute. Only the first rank shows anythi
 import errno
 import os
 import sys
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
@@ -61,13 +62,18 @@ IN_A_FILE = {
 }
 
 
+@contextmanager
 def bar(name, total, unit, *, done=0, leave=False):
     """The bar of a loop: a tqdm."""
+    look = ON_A_TERMINAL if sys.stderr.isatty() else IN_A_FILE
     shown["bar"] = tqdm(
         total=total, initial=done, desc=name, unit=unit, leave=leave, miniters=0, smoothing=0,
-        disable=ranks.rank() != 0, **(ON_A_TERMINAL if sys.stderr.isatty() else IN_A_FILE),
-    )
-    return shown["bar"]
+        disable=ranks.rank() != 0, **look)
+    try:
+        yield shown["bar"]
+    finally:
+        shown["bar"].set_postfix_str("", refresh=False)  # `close` shows the bar, in a file too
+        shown["bar"].close()
 
 
 def over(items, name, unit):

@@ -2,8 +2,7 @@
 stopped.
 
     checkpoint-000050/    model.safetensors, config.json, tokenizer …      what transformers loads
-                          networks/         the optimizer's moments, PPO's critic, a refreshed
-                                            reference, saved by
+                          networks/         the optimizer's moments and PPO's critic, saved by
                                             torch.distributed.checkpoint: any number of ranks can
                                             read them
                           state.json        step, questions seen, and the like
@@ -21,12 +20,13 @@ import shutil
 import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
-from engine.base import files, ranks
+from engine.base import files, progress, ranks
 from engine.base.errors import one_line, refuse
 from engine.model import shards
 from engine.model.folders import checkpoints
@@ -34,21 +34,21 @@ from engine.model.folders import checkpoints
 # a single process saves alone: nothing is wrong
 warnings.filterwarnings("ignore", ".*torch.distributed is disabled")
 
+SUMMARY = "summary.json"  # it marks a finished run
+KEPT = 2  # checkpoints of a run
 
-def save(run_dir, networks, state, others, limit=2):
-    """Write `run_dir/checkpoint-STEP`. Every rank calls this.
+
+def save(run_dir, networks, state):
+    """Write `run_dir/checkpoint-STEP`. Every rank calls this. Returns whether that worked.
 
     The folder gets this name only at the end, so that a folder named checkpoint-STEP is always
-    complete. `limit` checkpoints are kept: the previous one, because the new one may be damaged
-    later. Older checkpoints are removed last.
-
-    others: {name: network}, saved besides the policy. Returns None, or the reason if saving failed
-    on any rank, for example because the disk is full. If saving failed, all earlier checkpoints are
-    still there.
+    complete. KEPT checkpoints are kept: the previous one, because the new one may be damaged later.
+    Older checkpoints are removed last. If saving failed on any rank, for example because the disk
+    is full, the reason is told, and all earlier checkpoints are still there.
     """
     import torch.distributed.checkpoint as dcp  # imports in functions here are slow ones
 
-    final = Path(run_dir, f"checkpoint-{state['step']:06d}")
+    progress.say("saving")
     unfinished = Path(run_dir, "unfinished-checkpoint")
     weights = None  # save_pretrained finds whole weights by itself
     if shards.is_sharded(networks.model):  # to the memory of the first rank's host
@@ -59,17 +59,18 @@ def save(run_dir, networks, state, others, limit=2):
         shutil.rmtree(unfinished, ignore_errors=True)
         networks.model.save_pretrained(unfinished, state_dict=weights)
         networks.tokenizer.save_pretrained(unfinished)
-        files.write(unfinished / "state.json", json.dumps(state, ensure_ascii=False))
+        files.write(unfinished / "state.json", json.dumps(asdict(state), ensure_ascii=False))
 
     def share():
         trained = bool(networks.optimizer.state)  # empty before the first update
-        dcp.save(sharded_state(networks, others, trained), checkpoint_id=unfinished / "networks")
+        dcp.save(sharded_state(networks, trained), checkpoint_id=unfinished / "networks")
 
     def finish():
         files.write(unfinished / "checksums.json", json.dumps(checksums(unfinished), indent=2))
+        final = Path(run_dir, f"checkpoint-{state.step:06d}")
         shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
         unfinished.rename(final)
-        for path in checkpoints(run_dir)[:-limit]:
+        for path in checkpoints(run_dir)[:-KEPT]:
             shutil.rmtree(path)
 
     for work in (export, share, finish):
@@ -81,10 +82,14 @@ def save(run_dir, networks, state, others, limit=2):
             # torch does not say that a disk is full
             free = shutil.disk_usage(run_dir).free / 1e6
             problems = [f"{one_line(reason_of(error))}; {free:.0f} MB are free there"]
-        if problems := ranks.gather(problems):
+        problems = ranks.gather(problems)
+        if problems:
             if ranks.rank() == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            return problems[0]
+            progress.note(f"step {state.step}: the checkpoint could not be written "
+                          f"({problems[0]}). {how_to_resume(run_dir)}")
+            return False
+    return True
 
 
 def reason_of(error):
@@ -94,20 +99,22 @@ def reason_of(error):
     return next(iter(failures.values()))[0] if failures else error
 
 
-def sharded_state(networks, others, with_optimizer):
+def sharded_state(networks, with_optimizer):
     """What torch.distributed.checkpoint saves and loads, under names that do not depend on the
     number of ranks."""
     from torch.distributed.checkpoint import state_dict
 
-    state = {name: state_dict.get_model_state_dict(network) for name, network in others.items()}
+    state = {}
+    if networks.critic:
+        state["critic"] = state_dict.get_model_state_dict(networks.critic)
     if with_optimizer:
         learners = torch.nn.ModuleList(networks.learners)
         state["optimizer"] = state_dict.get_optimizer_state_dict(learners, networks.optimizer)
     return state
 
 
-def restore(folder, networks, others):
-    """Load the files of `save` into `others` and the optimizer of `networks`. The number of ranks
+def restore(folder, networks):
+    """Load the files of `save` into the critic and the optimizer of `networks`. The number of ranks
     may have changed.
 
     The files may be a stranger's: no code that they name is run (reader.py).
@@ -119,14 +126,13 @@ def restore(folder, networks, others):
 
     reader = Reader(Path(folder) / "networks")
     names = {name.split(".")[0] for name in reader.read_metadata().state_dict_metadata}
-    others = {name: network for name, network in others.items() if name in names}
-    state = sharded_state(networks, others, with_optimizer="optimizer" in names)
+    state = sharded_state(networks, with_optimizer="optimizer" in names)
     try:
         dcp.load(state, storage_reader=reader, planner=Planner())
     except dcp.api.CheckpointException as error:
         raise reason_of(error) from None
-    for name, network in others.items():
-        state_dict.set_model_state_dict(network, state[name])
+    if networks.critic:
+        state_dict.set_model_state_dict(networks.critic, state["critic"])
     if "optimizer" in names:
         learners = torch.nn.ModuleList(networks.learners)
         state_dict.set_optimizer_state_dict(learners, networks.optimizer, state["optimizer"])
@@ -158,6 +164,10 @@ def newest(run_dir):
     refuse([(not found, f"nothing to resume: {run_dir} holds no checkpoint. Start a new run, "
                         "without --resume and in another folder.")])
     return found[-1]
+
+
+def has_finished(run_dir):
+    return Path(run_dir, SUMMARY).exists()
 
 
 def how_to_resume(run_dir):

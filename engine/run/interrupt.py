@@ -1,25 +1,27 @@
-"""How a run ends when it is asked to end: after its step, with a checkpoint."""
+"""How a run ends early: when it is asked to, and when something fails."""
 
 import signal
 import time
 
+import torch
+
 from engine.base import progress, ranks
+from engine.base.errors import CANNOT_WRITE, UserError, one_line
+from engine.run import checkpoint
 
 
 class Interrupt:
-    """After Ctrl-C, a scheduler's SIGTERM, or SIGHUP, the run finishes its step and ends. A second
-    one ends it at once.
+    """After Ctrl-C, or a scheduler's SIGTERM, the run finishes its step and ends. A second one ends
+    it at once.
 
-    SIGHUP says that the terminal is gone, for example with its ssh connection; `nohup` lets a run
-    ignore it. A scheduler and torchrun may both pass on one signal, so a signal within a second of
-    the first does not count.
+    After Ctrl-C torchrun passes on a signal too. So a signal within a second of the first does not
+    count.
     """
 
     def __enter__(self):
         self.asked = self.noted = 0
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
-        self.before = {number: signal.signal(number, self.note) for number in numbers}
+        self.before = {
+            number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_):
@@ -37,3 +39,31 @@ class Interrupt:
         """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the
         same step."""
         self.asked = int(ranks.all_sum({"noted": self.noted}, device, op="max")["noted"])
+
+    def tell(self, step, steps, run_dir):
+        """Say how to go on. Returns the exit code: 130 after Ctrl-C, and 0 after SIGTERM, because a
+        run that is ended from outside has not failed."""
+        progress.note(f"stopped after step {step} of {steps}. {checkpoint.how_to_resume(run_dir)}")
+        return 130 if self.asked == signal.SIGINT else 0
+
+
+def in_one_sentence(error, run_dir):
+    """A UserError, if the user can change what the error means, or if another rank has ended; else
+    the error."""
+    number = getattr(error, "errno", None)
+    if isinstance(error, torch.OutOfMemoryError):
+        reason = f"out of memory ({one_line(error)}): `--plan` shows what takes it."
+    elif isinstance(error, FloatingPointError):
+        reason = ("the model's logits are no longer finite, because its updates were too large: "
+                  "lower --lr.")
+    elif isinstance(error, BrokenPipeError):
+        reason = "stopped, because the program that read the output has ended."
+    elif isinstance(error, OSError) and number in CANNOT_WRITE:
+        reason = f"{CANNOT_WRITE[number]}."
+    elif ranks.is_alone(error):
+        # torchrun is about to end this process, which first says why
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        reason = "another process of this job has ended; torchrun names it and its reason."
+    else:
+        return error
+    return UserError(f"{reason} {checkpoint.how_to_resume(run_dir)}")
