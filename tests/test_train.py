@@ -356,6 +356,7 @@ def test_a_row_with_a_rule_of_its_own_trains_is_listed_and_resumed(
     monkeypatch.setitem(ALGORITHMS, "mine", mine)
     train.main(["--list"])
     assert re.search(rf"^mine .* {name} +0.75 ", capsys.readouterr().out, re.MULTILINE)
+    train.main(["--model", small, "--algorithm", "mine", "--plan"])
     go(small, tmp_path / "run", "--algorithm", "mine", steps=1)
     assert json.loads((tmp_path / "run/run.json").read_text())["keep"] == name
     train.main(["--output_dir", str(tmp_path / "run"), "--resume", "--steps", "2"])

@@ -287,7 +287,9 @@ def algorithm_of(row):
     """
     options = {f.name: getattr(row, f.name) for f in fields(RowOptions)}
     name, keep = options.pop("algorithm"), options.pop("keep")
-    if keep and keep not in algorithms.KEEP:
+    if keep == algorithms.rule_name(algorithms.ALGORITHMS[name].keep):
+        keep = None  # it is the row's own rule, which may be a function
+    elif keep and keep not in algorithms.KEEP:
         keep = own_rule(own_function(keep, "--keep"), keep)
     try:
         return algorithms.resolve(name, keep=keep, **options)
@@ -385,9 +387,6 @@ def resumed(run, argv):
          f"nothing to resume: {run.output_dir} holds no run. Start it without --resume."),
     ])
     _, saved = folder.options_of(run.output_dir)
-    row = algorithms.ALGORITHMS.get(saved["algorithm"])
-    if row and saved.get("keep") == algorithms.rule_name(row.keep):
-        saved["keep"] = None  # it is the row's own rule, which may be a function
     config = parse(Config, argv, saved)
     options = flat(config)
     fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
