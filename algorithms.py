@@ -1,6 +1,6 @@
 """The table of algorithms: one row each, which says all in which they differ.
 
-    python train.py --list                  prints the table
+    python algorithms.py                    prints the table
 
 A row says how rewards become advantages, which completions are kept, what the ratio is (the loss),
 how much each token counts, and the numbers: β, the clip range, μ, … The one thing that a row only
@@ -17,7 +17,7 @@ less than before, for example the inverse of the probability with which they wer
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -42,18 +42,18 @@ from grpo import group_advantages, grpo_loss, sequence_mean_weights
 # --- step 3: advantages(rollout) → (Q, G) ---
 
 
-def of_the_sum(rollout, function=group_advantages, **options):
+def compare_sums(rollout, function=group_advantages, **options):
     """GRPO: add the rewards up, then compare the sums within each group."""
     return function(rollout.total, **options)
 
 
-def of_each_reward(rollout):
+def compare_each_reward(rollout):
     """GDPO: compare each reward by itself. The last normalisation is over all devices."""
     decoupled = partial(decoupled_advantages, weights=rollout.reward_weights)
     return rollout.over_all_devices(decoupled)
 
 
-def over_the_batch(rollout):
+def compare_in_the_batch(rollout):
     """Lite PPO: add the rewards up, then compare with the group. The std is over all devices."""
     return rollout.over_all_devices(
         lambda rewards: batch_std_advantages(replace(rollout, rewards=rewards).total))
@@ -164,6 +164,12 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 # --- the table ---
 
 
+def number(help, limits=None, **default):
+    """A field that is also an option of train.py. help: its line of `--help`. limits: see
+    engine/run/options.py."""
+    return field(metadata={"help": help, "limits": limits}, **default)
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A row of the table. `resolve` applies the options of a run to it, and gives its loss the
@@ -172,33 +178,48 @@ class Algorithm:
 
     loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats); resolved: with numbers
     token_weights: Callable
-    beta: float  # weight of the KL term
-    clip_low: float | None  # None: the loss has no clip
-    clip_high: float | None
-    advantages: Callable = of_the_sum
-    keep: str | Callable = "all"  # a name of KEEP; resolved: the function
-    pruning_rate: float = 0.0  # P: k = ⌊G(1−P)⌋ are kept of each question
+    beta: float = number("β, weight of the KL to the reference; 0: no reference", "[0, ∞)")
+    clip_low: float | None = number(
+        "ε_low: the ratio is clipped below 1 − ε_low; None: the loss has no clip", "(0, ∞)")
+    clip_high: float | None = number("ε_high: the ratio is clipped above 1 + ε_high", "(0, ∞)")
+    advantages: Callable = compare_sums
+    keep: str | Callable = number(
+        "which are kept: a rule of KEEP in algorithms.py, or FILE.py:FUNCTION", default="all")
+    pruning_rate: float = number(
+        "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question", "[0, 1)",
+        default=0.0)
     ks: tuple[int, ...] = ()  # or: how many of an easy, medium, hard, very hard question
-    allocation: bool = True  # use the freed places for more questions
-    mu: int = 2  # how often a batch is trained on
-    minibatches: int = 1  # updates that a batch is cut into, each time
+    allocation: bool = number(
+        "use the freed places for more questions, ⌊B·G/k⌋ instead of B", default=True)
+    mu: int = number("μ, passes over each batch of completions", "[1, ∞)", default=2)
+    minibatches: int = number(
+        "mini-batches that a batch is cut into; each pass makes one update per mini-batch",
+        "[1, ∞)", default=1)
     max_rollouts: int = 1  # above 1: dynamic sampling, at most so often
     critic: bool = False  # a second network makes an advantage for every token
+    lam: float = 0.95  # PPO's λ
     takes: tuple[str, ...] = ("keep", "pruning_rate", "allocation")  # options that not all take
+
+    # the same in all rows
+    group_size: int = number("G, completions sampled per question", "[1, ∞)", default=16)
+    target_kl: float | None = number(
+        "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this", "(0, ∞)", default=None)
+    importance_cap: float | None = number(
+        "a token counts min(π_old / π_sampler, this), to correct for a different sampler",
+        "(0, ∞)", default=None)
+    overlong_cache: int | None = number(
+        "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens",
+        "[1, ∞)", default=None)
+    mask_truncated: bool = number(
+        "do not train on completions cut off at max_new_tokens; their rewards still count in the "
+        "group", default=False)
 
     # set by `resolve` for a run, not by a row
     name: str = ""
-    group_size: int = 16  # G
     k: int = 16
     questions_per_step: int = 1  # of a device
     over_kept: bool = False  # the advantages are compared only with the kept completions
     wants_entropy: bool = False  # the loss takes the entropy of each token, as one of your own may
-    lam: float = 0.95  # PPO's λ
-    target_kl: float | None = None  # the updates on a batch end if the KL exceeds it
-    importance_cap: float | None = None
-    importance_low: float | None = None
-    overlong_cache: int = 0
-    mask_truncated: bool = False
 
     def choose(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
@@ -219,7 +240,7 @@ gspo = Algorithm(
     gspo_loss, sequence_mean, beta=0.0, clip_low=3e-4, clip_high=4e-4, minibatches=4)
 gfpo = Algorithm(
     grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
-    advantages=partial(of_the_sum, ddof=0), keep="shortest", pruning_rate=0.5, allocation=False,
+    advantages=partial(compare_sums, ddof=0), keep="shortest", pruning_rate=0.5, allocation=False,
 )
 ALGORITHMS = {
     "grpo": grpo,
@@ -228,39 +249,34 @@ ALGORITHMS = {
     "cppo_published": replace(grpo, token_weights=token_mean, keep="pooled", pruning_rate=0.75),
     "drgrpo": Algorithm(
         drgrpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2,
-        advantages=partial(of_the_sum, divide_by_std=False),
+        advantages=partial(compare_sums, divide_by_std=False),
     ),
     "dapo": Algorithm(
-        dapo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.28, max_rollouts=4,
-        takes=(*grpo.takes, "max_rollouts"),
-    ),
-    "cispo": Algorithm(
-        cispo_loss, token_mean, beta=0.0, clip_low=1.0, clip_high=4.0,
-        takes=(*grpo.takes, "max_rollouts"),
-    ),
+        dapo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.28, max_rollouts=4),
+    "cispo": Algorithm(cispo_loss, token_mean, beta=0.0, clip_low=1.0, clip_high=4.0),
     "sapo": Algorithm(sapo_loss, sequence_mean, beta=0.0, clip_low=None, clip_high=None),
     # with one update every ratio is 1, so the clip never acts: REINFORCE
     "rloo": Algorithm(
         grpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
-        advantages=partial(of_the_sum, function=leave_one_out_advantages),
+        advantages=partial(compare_sums, function=leave_one_out_advantages),
     ),
     "lite_ppo": Algorithm(
         grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
-        advantages=over_the_batch,
+        advantages=compare_in_the_batch,
     ),
     "maxrl": Algorithm(
         grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
-        advantages=partial(of_the_sum, function=mean_normalized_advantages),
+        advantages=partial(compare_sums, function=mean_normalized_advantages),
     ),
     "gspo": gspo,
     "gspo_token": replace(gspo, loss=partial(gspo_loss, token_level=True)),
     "gfpo": gfpo,
     "gfpo_adaptive": replace(gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), takes=("keep",)),
-    "gdpo": replace(grpo, advantages=of_each_reward),
+    "gdpo": replace(grpo, advantages=compare_each_reward),
     "pods": replace(grpo, keep="max_variance", pruning_rate=0.75, allocation=False),
     "ppo": Algorithm(
         ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=scores, mu=4,
-        critic=True, allocation=False, takes=("lam", "critic_lr"),
+        critic=True, allocation=False, takes=(),
     ),
 }
 
@@ -278,13 +294,13 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
     An option that is None is not given: then the row's own value holds.
     Raises ValueError if the pruning rate keeps nothing.
     """
-    row, given = ALGORITHMS[name], {k: v for k, v in options.items() if v is not None}
+    row = ALGORITHMS[name]
     rule = keep or row.keep
-    if row.keep == "all" and rule != "all":  # CPPO's pruning on top of GSPO, DAPO, …
-        given = {"pruning_rate": ALGORITHMS["cppo"].pruning_rate} | given
+    given = {option: value for option, value in options.items() if value is not None}
+    given.setdefault("pruning_rate", usual_pruning_rate(row, rule))
     row = replace(row, name=name, **given)
-    k, B = max(row.ks, default=0), questions_per_step
-    k = k or keep_count(row.group_size, row.pruning_rate)
+    k = max(row.ks) if row.ks else keep_count(row.group_size, row.pruning_rate)
+    B = questions_per_step
     if row.allocation:
         B = allocate.questions_per_step(B, row.group_size, k)  # ⌊B·G/k⌋
     numbers = {"clip_low": row.clip_low, "clip_high": row.clip_high}
@@ -296,15 +312,27 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
         wants_entropy="entropy" in inspect.signature(row.loss).parameters)
 
 
+def usual_pruning_rate(row, rule):
+    """The pruning rate of a row, if none is given: CPPO's for CPPO's pruning on top of GSPO,
+    DAPO, …"""
+    added = row.keep == "all" and rule not in (None, "all")
+    return ALGORITHMS["cppo"].pruning_rate if added else row.pruning_rate
+
+
 def table():
     """The table as text."""
-    names = ("keep", "pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
-    lines = [("algorithm", "loss", "token_weights", *names)]
-    for name in ALGORITHMS:
-        row, rule = resolve(name), rule_name(ALGORITHMS[name].keep)
-        functions = row.loss.func.__name__, row.token_weights.__name__
-        lines.append((name, *functions, rule, *(str(getattr(row, column)) for column in names[1:])))
+    names = ("pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
+    lines = [("algorithm", "loss", "token_weights", "keep", *names)]
+    for name, row in ALGORITHMS.items():
+        loss = getattr(row.loss, "func", row.loss)  # of a partial
+        numbers = [str(getattr(row, column)) for column in names]
+        lines.append(
+            (name, loss.__name__, row.token_weights.__name__, rule_name(row.keep), *numbers))
     widths = [max(map(len, column)) for column in zip(*lines)]
-    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     more = "minibatches is the least number: a data set may ask for more (the toy asks for 2)."
-    return "\n".join([*lines, "", more])
+    return "\n".join([*rows, "", more])
+
+
+if __name__ == "__main__":
+    print(table())

@@ -35,8 +35,7 @@ from engine.run.answers import (
     scored_file,
     stamp_of,
 )
-from engine.run.checks import without_effect
-from engine.run.options import LARGEST, option, parse, run_program
+from engine.run.options import LARGEST, compose, given, option, run_program
 from engine.scoring.score import choose
 from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
 from engine.tasks.table import task_of
@@ -167,8 +166,11 @@ def examine(
 
     earlier: the records of `open_answers`, which are not made again. options: batch_size, seed and
     path, as for `evaluate`.
-    Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions}.
+    Returns {"greedy": …, "sampled": …, "seconds": of the sampled part, "examples": 3 questions};
+    {} without a question.
     """
+    if not questions:
+        return {}
     summary, parts = {}, [("greedy", replace(sampling, temperature=0.0), 1)]
     for part, how, k in parts + ([("sampled", sampling, samples)] if samples else []):
         begin = time.perf_counter()
@@ -260,16 +262,19 @@ class Config:
         None, "two files of answers to the same questions: their difference, with a paired test")
 
 
-def check(config):
-    """Refuse the mistakes that can be seen before any work."""
-    names = {f.name for f in fields(Config)}
-    refuse((True, sentence) for sentence in without_effect(config, Config(), None, [
-        (names - {"compare"}, lambda c, _: not c.compare, "has no effect with --compare"),
-        (names - {"from_file", "judge", "output_dir"}, lambda c, _: not c.from_file,
-         "has no effect with --from_file"),
-        ({"temperature", "top_p", "top_k", "seed"}, lambda c, _: c.samples,
-         "has no effect with --samples 0: nothing is sampled"),
-    ]))
+def check(chosen):
+    """A Config of the options that were given. Mistakes that can be seen before any work are
+    refused."""
+    config = compose(Config, chosen)
+    names = set(chosen)
+    if config.compare:
+        refuse_names(names - {"compare"}, "has no effect with --compare")
+    if config.from_file:
+        allowed = {"from_file", "judge", "output_dir"}
+        refuse_names(names - allowed, "has no effect with --from_file")
+    if config.samples == 0:
+        of_sampling = {"temperature", "top_p", "top_k", "seed"}
+        refuse_names(names & of_sampling, "has no effect with --samples 0: nothing is sampled")
     config.benchmark = config.benchmark or ["toy"]
     for name in config.benchmark:
         check_dataset(name, config.model)
@@ -282,6 +287,11 @@ def check(config):
          "toy_code has a base model of its own: evaluate it alone, or name a --model."),
     ])
     choose([config.judge] if config.judge else [], option="--judge")
+    return config
+
+
+def refuse_names(names, matter):
+    refuse((True, f"--{name} {matter}.") for name in sorted(names))
 
 
 def report(summary):
@@ -351,8 +361,7 @@ def results_folder(config):
 
 
 def main(argv):
-    config = parse(Config, argv)
-    check(config)
+    config = check(given(Config, argv))
     if config.compare:
         return compare(config.compare)
     device, folder = ranks.start(), results_folder(config)

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 train.py --model Qwen/Qwen2.5-1.5B-Instruct --dataset gsm8k
     python train.py --plan --recipe recipes/gsm8k_1.5b_cppo.yaml      the memory that a run needs
     python train.py --help                  every option
-    python train.py --list                  every algorithm
+    python algorithms.py                    every algorithm
 
 `train_step` below is the papers' algorithm box. For each step:
 
@@ -29,7 +29,6 @@ from pathlib import Path
 
 import torch
 
-from algorithms import table
 from engine.base import progress, ranks
 from engine.base.errors import UserError
 from engine.model import shards
@@ -37,14 +36,14 @@ from engine.model.critic import estimate
 from engine.model.folders import resolve_model
 from engine.model.networks import build
 from engine.run import checkpoint, logs, plan_command
-from engine.run.config import Config, notes_of, open_run
+from engine.run.config import open_run
 from engine.run.doctor import diagnosis
 from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import Clock, first_group, summarize
-from engine.run.options import flat, parse, run_program
+from engine.run.options import flat, run_program
 from engine.run.state import open_state, refuse_failing_updates
-from engine.scoring.preview import preview
+from engine.scoring.preview import show
 from engine.scoring.score import choose, judge
 from engine.tasks.questions import base_model, questions_of_run
 from engine.tasks.table import task_of
@@ -105,36 +104,42 @@ def networks_of(config, algorithm, source, device, folder=None):
         longest=config.data.max_prompt_tokens + config.sampling.max_new_tokens, folder=folder)
 
 
-def train(config, algorithm, device):
-    """The whole run. Returns the exit code: 0, also after SIGTERM, or 130 after Ctrl-C."""
-    folder, data, sampling = config.run.output_dir, config.data, config.sampling
-    begin, saved, notes = checkpoint.resume(folder) if config.run.resume else (None, None, [])
+def set_up(config, algorithm, device):
+    """What a run needs: (run, networks, rewards, evaluate, notes)."""
+    data, sampling = config.data, config.sampling
+    begin, saved, notes = None, None, []
+    if config.run.resume:
+        begin, saved, notes = checkpoint.resume(config.run.output_dir)
     source = resolve_model(base_model(data.model, data.dataset, saved and saved["source"]))
     networks = networks_of(config, algorithm, source, device, begin)
     questions, test, more_notes = questions_of_run(
         data, sampling.max_new_tokens, networks.tokenizer, networks.model)
     run = open_state(config, algorithm, questions, source, saved)
-    state = run.state
     if saved:
         checkpoint.restore(begin, networks)
-
-    limits = Limits(config.devices.micro_batch_tokens)
     rewards = choose(data.rewards, device)
     is_right = judge(rewards, data.dataset, data.eval_dataset or data.dataset)
     evaluate = partial(
         examine, networks.sampler, networks.tokenizer, test, is_right, sampling, seed=run.seed)
-    notes += notes_of(config, algorithm) + more_notes + sampling.notes
-    logs.announce(config, algorithm, run, len(test), notes)
+    return run, networks, rewards, evaluate, notes + more_notes
+
+
+def train(config, algorithm, device, notes):
+    """The whole run. Returns the exit code: 0, also after SIGTERM, or 130 after Ctrl-C."""
+    run, networks, rewards, evaluate, more_notes = set_up(config, algorithm, device)
+    state, folder, notes = run.state, config.run.output_dir, notes + more_notes
+    limits = Limits(config.devices.micro_batch_tokens)
+    logs.announce(config, algorithm, run, notes)
     keep_options(folder, flat(config), state.step)
-    if not saved:
-        state.before = evaluate(label="evaluation before") if test else {}
+    if not config.run.resume:
+        state.before = evaluate(label="evaluation before")
         if not checkpoint.save(folder, networks, state):
             raise UserError("stopped, because a run that cannot be saved would be lost: free the "
                             "disk, or name another --output_dir.")
 
     first, log = state.step + 1, logs.Logs(config, state.step)
     bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step, leave=True)
-    with Interrupt() as interrupt, bar:
+    with Interrupt() as interrupt, bar as shown:
         while not run.finished and not interrupt.asked:
             # the learning rate
             groups = networks.optimizer.param_groups
@@ -142,12 +147,12 @@ def train(config, algorithm, device):
                 group["lr"] = run.learning_rate(peak, config.update.warmup)
             # the step: its random numbers follow from the seed and its number
             rng = random.Random(f"{run.seed} {state.step + 1} 0")
-            step = train_step(networks, algorithm, rewards, sampling, limits, run.next_questions,
-                              rng, state.history)
+            step = train_step(networks, algorithm, rewards, config.sampling, limits,
+                              run.next_questions, rng, state.history)
             run.count(step, with_history=bool(algorithm.ks))
             # the log
             log.write(state.step, step, groups[0]["lr"])
-            logs.show_step(bar, algorithm.name, run, step.metrics, state.step == first)
+            logs.show_step(shown, algorithm.name, run, step.metrics, state.step == first)
             refuse_failing_updates(state, folder)
             # the checkpoint; while updates fail, the last good one stays the newest
             interrupt.share(device)
@@ -159,35 +164,44 @@ def train(config, algorithm, device):
     log.close()
     if not run.finished:
         return interrupt.tell(state.step, run.steps, folder)
-    after = evaluate(label="evaluation after") if test else {}
+    after = evaluate(label="evaluation after")
     logs.finish(config, algorithm, run, after, notes)
     return 0
 
 
+def check_rewards(config, algorithm, device):
+    """--check_rewards: steps 1 and 2 of the first step, printed."""
+    run, networks, rewards, *_ = set_up(config, algorithm, device)
+    rollout = sample_and_score(
+        run.next_questions, networks, algorithm, rewards, config.sampling,
+        random.Random(f"{run.seed} 1 0"), Clock(device))
+    if ranks.rank() == 0:
+        show(rollout, networks.tokenizer)
+
+
 def main(argv):
-    config, algorithm = open_run(argv)
+    config, algorithm, notes = open_run(argv)
     run, look = config.run, config.look
-    if look.list:
-        return print(table())
     device = ranks.start()
-    if look.plan:
-        return plan_command.print_plan(config, argv)
+    if look.plan is not None:
+        return plan_command.print_plan(config, argv, notes)
     if look.check_rewards:
-        return preview(config, device, given=parse(Config, [*argv, "--recipe="]))
+        return check_rewards(config, algorithm, device)
     stem = f"{Path(config.data.dataset).stem}-{algorithm.name}"
     run.output_dir = ranks.from_first(
         run_folder(run.output_dir, stem) if ranks.rank() == 0 else None)
     with alone(run.output_dir):
         try:
-            code = train(config, algorithm, device)
+            code = train(config, algorithm, device, notes)
         except KeyboardInterrupt:
             progress.note(f"stopped at once. {checkpoint.how_to_resume(run.output_dir)}")
             code = 130
         except (RuntimeError, OSError, FloatingPointError) as error:
             raise in_one_sentence(error, run.output_dir) from None
         finally:
-            for sentence in diagnosis(run.output_dir)[0] if ranks.rank() == 0 else ():
-                progress.note(sentence)
+            if ranks.rank() == 0:
+                for sentence in diagnosis(run.output_dir)[0]:
+                    progress.note(sentence)
     ranks.stop()
     return code
 

@@ -124,8 +124,7 @@ def accumulate(networks, minibatch, algorithm, limits):
         weights = batch.weights
         if algorithm.importance_cap:
             weights = weights * truncated_importance_weights(
-                batch.old_logp, sampled_logp, mask, cap=algorithm.importance_cap,
-                low=algorithm.importance_low)
+                batch.old_logp, sampled_logp, mask, cap=algorithm.importance_cap)
         options = {"entropy": entropy} if algorithm.wants_entropy else {}
         loss, stats = algorithm.loss(
             logp, batch.old_logp, batch.advantages, mask,

@@ -21,8 +21,8 @@ from engine.model.vllm import VLLM
 # peft
 warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated")
 
-# samplers besides our own; sampling.py has their contract
-SAMPLERS = {"vllm": VLLM}
+# --rollout NAME; sampling.py has their contract
+SAMPLERS = {"own": Sampler, "vllm": VLLM}
 
 
 @dataclass
@@ -51,9 +51,8 @@ def build(
     """The Networks of a run that starts from the model `source`. folder: the checkpoint to resume
     from, or None.
 
-    devices: dtype, shard, lora and gradient_checkpointing are read. sampling: rollout and
-    sample_batch_size, and what another sampler than our own reads; longest, seed: as in the
-    contract of sampling.py.
+    devices: dtype, shard, lora and gradient_checkpointing are read. sampling: temperature, rollout,
+    and what another sampler than our own reads; longest, seed: as in the contract of sampling.py.
 
     Weights that are trained are float32; all others have the dtype of the policy's arithmetic. Each
     copy is made in its final precision, so that a device never holds more than in training.
@@ -61,7 +60,7 @@ def build(
     options = {
         "lr": lr, "critic_lr": critic_lr, "beta": beta, "critic": critic,
         "gradient_checkpointing": devices.gradient_checkpointing,
-        "own_sampler": sampling.rollout == "own", "batch_size": sampling.sample_batch_size,
+        "own_sampler": sampling.rollout == "own",
     }
     if devices.shard == "full":
         networks = sharded_networks(source, device, devices.dtype, folder=folder, **options)
@@ -79,7 +78,7 @@ def build(
         )
     for network in filter(None, [networks.policy, networks.reference]):
         network.temperature = sampling.temperature
-    if sampling.rollout in SAMPLERS:
+    if sampling.rollout != "own":
         networks.sampler = SAMPLERS[sampling.rollout](
             folder or source, networks.tokenizer, networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer), longest=longest, seed=seed,
@@ -96,12 +95,12 @@ def load_policy(name, device, dtype, **options):
 
 def whole_networks(
     policy, tokenizer, *, lr, critic_lr=None, beta=0.0, reference=None, critic=False,
-    adapter=False, gradient_checkpointing=False, own_sampler=True, batch_size=None,
+    adapter=False, gradient_checkpointing=False, own_sampler=True,
 ):  # fmt: skip
     """The Networks of a run in which each device holds the whole policy.
 
     reference: a Policy; None: it is made from the policy, if beta is not 0. adapter: whether the
-    policy has a low-rank adapter. batch_size: of our own sampler.
+    policy has a low-rank adapter.
     """
     model, dtype = policy.model, policy.dtype
     if beta and reference is None:
@@ -113,7 +112,7 @@ def whole_networks(
         # float32 weights again
         copy = dtype != torch.float32 and not adapter
         sampled = frozen_copy(model, dtype) if copy else model
-        networks.sampler = Sampler(sampled, tokenizer, copy=copy, batch_size=batch_size)
+        networks.sampler = Sampler(sampled, tokenizer, copy=copy)
     if critic:
         networks.critic = Critic(deepcopy(model.base_model), dtype, policy.shares_prompts)
     return complete(networks, lr, critic_lr, gradient_checkpointing)
@@ -121,7 +120,7 @@ def whole_networks(
 
 def sharded_networks(
     source, device, dtype, *, lr, critic_lr=None, beta=0.0, critic=False, folder=None,
-    gradient_checkpointing=False, own_sampler=True, batch_size=None,
+    gradient_checkpointing=False, own_sampler=True,
 ):  # fmt: skip
     """The Networks of `--shard full`: each device holds a part of each network, and a whole copy to
     sample from.
@@ -146,7 +145,7 @@ def sharded_networks(
     if own_sampler:
         empty = shards.without_weights(whole, computed)
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
-        networks.sampler = Sampler(copy, tokenizer, copy=True, batch_size=batch_size)
+        networks.sampler = Sampler(copy, tokenizer, copy=True)
         networks.sampler.refresh(shards.whole_weights(policy.model, computed))
     if beta:
         if folder:

@@ -3,6 +3,8 @@
 The contract of a sampler. The project's own (`Sampler`) keeps it, and so does vLLM's (vllm.py). One
 of your own is a class in a file, and a line of SAMPLERS in networks.py: --rollout NAME takes it.
 
+    Class.check(options)
+        refuses options of a run that it cannot serve (UserError). options: all, as attributes.
     Class(source, tokenizer, dtype, sampling, stop_ids=…, longest=…, seed=…)
         samples from the weights of `source`, a hub name or a folder, until `refresh`. dtype: what
         it computes in. sampling: the run's. stop_ids: only these ids end a completion. longest:
@@ -10,8 +12,9 @@ of your own is a class in a file, and a line of SAMPLERS in networks.py: --rollo
     sample(prompts, group_size, sampling, seed, places=None) → Completions
         samples `group_size` completions of each prompt. prompts: token lists, maybe none; nothing
         is added to them. sampling: a Sampling; temperature 0 takes the most likely token. `logp` is
-        that of the sampled tokens at the temperature (at 1 if it is 0), before top_p and top_k. The
-        same seed gives the same completions. places: of each prompt among those of all ranks; None:
+        that of the sampled tokens at the temperature (at 1 if it is 0), before top_p and top_k.
+        `mask` says which tokens the policy wrote: only these are trained on. The same seed gives
+        the same completions. places: of each prompt among those of all ranks; None:
         0, 1, 2 …; two places draw different numbers.
     refresh(weights)
         samples from these weights from now on. weights: an iterator over (name of a parameter,
@@ -49,15 +52,6 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-
-    @property
-    def notes(self):
-        """A list with a warning, if the sampled policy is not the model's own."""
-        warning = (
-            "temperature, top_p or top_k is set: completions are sampled from a policy that is not "
-            "the model's own. Log-probabilities follow the temperature, but not top_p and top_k."
-        )
-        return [warning] if (self.temperature, self.top_p, self.top_k) != (1.0, 1.0, 0) else []
 
 
 @dataclass
@@ -136,15 +130,16 @@ def sample_token(logits, sampling, u=None):
 
 class Sampler:
     """The project's own sampler: `sample` from the policy, or from a copy that `refresh` keeps up
-    to date.
+    to date."""
 
-    batch_size: completions that are sampled at a time, rounded up to whole questions; None: all.
-    """
-
-    def __init__(self, model, tokenizer, copy=False, batch_size=None):
+    def __init__(self, model, tokenizer, copy=False):
         self.model, self.copy, self.dtype = model, copy, model.dtype
-        self.batch_size = batch_size
+        self.batch_size = None  # completions at a time, rounded up to whole questions; None: all
         self.stop_ids, self.pad_id = stop_tokens(model, tokenizer), tokenizer.pad_token_id
+
+    @staticmethod
+    def check(options):
+        """It serves every run."""
 
     @torch.no_grad()
     def refresh(self, weights):

@@ -10,12 +10,13 @@ corrects for that.
 import gc
 import os
 import random
+from importlib.util import find_spec
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from engine.base import ranks
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError, one_line, refuse
 from engine.model.folders import context_of, resolve_model
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import Completions, Sampling
@@ -23,17 +24,30 @@ from engine.model.sampling import Completions, Sampling
 # bytes for keys and values on a CPU; if they are too few, some completions wait for others to end
 CPU_CACHE = 2**30
 TESTED = "0.32"  # the version that this file was written for
+INSTALL = f"pip install vllm (tested: version {TESTED})"
 
 
 class VLLM:
     """A vLLM engine in this process. It samples from the weights of the last `refresh`, at first
     from those of `source`.
 
-    The arguments are those of the contract. sampling: top_p, top_k and vllm_share are read.
+    The arguments are those of the contract. sampling: vllm_share is read.
 
     Creating an engine seeds the global random numbers with the run's seed. On a CPU
     torch.set_num_threads has no effect afterwards. Raises UserError if vLLM cannot run the model.
     """
+
+    @staticmethod
+    def check(options):
+        own = "or use --rollout own."
+        refuse([
+            (options.lora, f"--rollout vllm does not take adapters: leave out --lora, {own}"),
+            (find_spec("vllm") is None and options.plan is None,
+             f"--rollout vllm needs vLLM: {INSTALL}."),
+            (not 0.01 <= options.temperature <= 2,
+             "--rollout vllm takes a --temperature in [0.01, 2], not "
+             f"{options.temperature}: change it, {own}"),
+        ])
 
     def __init__(self, source, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
         # one process, so that weights are not copied
@@ -43,7 +57,6 @@ class VLLM:
         from vllm import LLM  # takes seconds, and reads the environment
 
         source, gpu = resolve_model(source), torch.cuda.is_available()
-        filtered = sampling.top_p < 1 or sampling.top_k > 0
         context = context_of(AutoConfig.from_pretrained(source))
         self.pad_id, self.stop_ids, self.dtype = tokenizer.pad_token_id, list(stop_ids), dtype
         self.device = torch.device("cuda", torch.cuda.current_device()) if gpu else "cpu"
@@ -58,10 +71,7 @@ class VLLM:
                 gpu_memory_utilization=sampling.vllm_share,
                 kv_cache_memory_bytes=None if gpu else CPU_CACHE,
                 enable_prefix_caching=True,  # the G completions of a question share its prompt
-                # log π at the temperature, before top_p and top_k. raw: at temperature 1, the only
-                # one that engine/run/checks.py allows with top_p or top_k. processed: at the
-                # temperature, after top_p and top_k
-                logprobs_mode="raw_logprobs" if filtered else "processed_logprobs",
+                logprobs_mode="processed_logprobs",  # log π at the temperature
                 # under torchrun each rank has its own engine, on the device of its LOCAL_RANK
                 distributed_executor_backend="external_launcher" if ranks.world_size() > 1
                 else "uni",
@@ -95,7 +105,7 @@ class VLLM:
         prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its
         own random seed. It follows from `seed`, the prompt's place among those of all ranks, and
         the completion's place in its group. `logp` is vLLM's: at the temperature (at 1 if the
-        temperature is 0), before top_p and top_k.
+        temperature is 0).
         """
         from vllm import SamplingParams
 
@@ -106,8 +116,7 @@ class VLLM:
         requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group_size)]
         options = [
             SamplingParams(
-                temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
-                max_tokens=sampling.max_new_tokens, seed=own_seed,
+                temperature=sampling.temperature, max_tokens=sampling.max_new_tokens, seed=own_seed,
                 stop_token_ids=self.stop_ids, ignore_eos=True, logprobs=0, detokenize=False,
             )
             for place in places for own_seed in seeds[place]

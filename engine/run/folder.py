@@ -71,8 +71,8 @@ def holds_run(output_dir, options, restarts):
 
 
 def keep_options(run_dir, options, step):
-    """Write run.json, on the first rank. A resume, which goes on after `step`, only adds the options
-    that it changes."""
+    """Write run.json, on the first rank. A resume, which goes on after `step`, only adds the
+    options that it changes."""
     if ranks.rank() > 0:
         return
     kept = options | {"resume": False}

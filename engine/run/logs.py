@@ -56,29 +56,30 @@ def begin(run_dir, last_step):
 
 def describe_step(algorithm, max_new_tokens, before, questions, evaluated):
     """One line: what a step samples and trains on. before: questions of a device before allocation.
-    questions: of a step, all devices, after it. evaluated: questions."""
+    questions: of a step, all devices, after it. evaluated: questions, at most."""
     G, k, rounds = algorithm.group_size, algorithm.k, algorithm.max_rollouts
     times = f", up to {rounds} times" if rounds > 1 else ""
     more = algorithm.questions_per_step > before
     allocated = f" (after allocation; before: {before} per device)" if more else ""
     kept = f"{questions * k}, k = {k} of each {G}" if k < G else "all of them"
     at_most = "at most " if algorithm.ks else ""
-    scored = f"{evaluated} questions, before and after training" if evaluated else "nothing"
+    scored = f"{evaluated} questions" if evaluated else "nothing"
     return (
         f"each step, over all devices: {questions} questions{allocated} × {G} completions = "
         f"{questions * G} sampled{times}, at most {max_new_tokens} tokens each; trained on: "
-        f"{at_most}{kept}. Evaluated: {scored}."
+        f"{at_most}{kept}. Evaluated before and after training: {scored}."
     )
 
 
-def announce(config, algorithm, run, evaluated, notes):
-    """Print the notes, and what a step does. evaluated: how many questions are scored."""
+def announce(config, algorithm, run, notes):
+    """Print the notes, and what a step does."""
     for note in dict.fromkeys(notes):
         progress.note(f"note: {note}")
     questions = min(run.state.per_step, run.total)
     before = config.row.questions_per_step
     longest = config.sampling.max_new_tokens
-    progress.note(describe_step(algorithm, longest, before, questions, evaluated))
+    scored = config.data.eval_questions if config.data.eval_dataset else 0
+    progress.note(describe_step(algorithm, longest, before, questions, scored))
 
 
 def show_step(bar, name, run, metrics, first):

@@ -15,19 +15,20 @@ from typing import get_args, get_origin
 import yaml
 
 from engine.base import files
-from engine.base.errors import UserError, one_line, refuse
+from engine.base.errors import UserError, one_line
 
 LARGEST = 10**12  # no option needs more, and a seed times a million still fits 64 bits
 
 
-def option(default, help, *, limits=None, choices=None):
+def option(default, help, *, limits=None, choices=None, alone=None):
     """A dataclass field with a line of help.
 
     limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not; "∞)"
-    stands for "LARGEST]". None is always allowed. choices: the words that are allowed.
+    stands for "LARGEST]". None means off, or that another layer says it. choices: the words that
+    are allowed. alone: the value if the option stands alone.
     """
-    argument = {"help": help.replace("%", "%%"), "choices": choices}
-    return field(default=default, metadata={"limits": limits, "argument": argument})
+    about = {"help": help, "limits": limits, "choices": choices, "alone": alone}
+    return field(default=default, metadata=about)
 
 
 # --- a config made of records ---
@@ -39,17 +40,26 @@ def records(config):
     return found or [config]
 
 
+def options_in(record):
+    """The fields of a record that are options."""
+    return [f for f in fields(record) if f.metadata]
+
+
 def flat(config):
     """{name: value} of all options of a config."""
-    return {name: value for record in records(config) for name, value in vars(record).items()}
+    return {
+        f.name: getattr(record, f.name) for record in records(config) for f in options_in(record)}
 
 
 def compose(config_class, values):
     """A config with these options, each in the record that has it. values: {name: value}."""
-    given = {
-        f.name: compose(f.type, values) if is_dataclass(f.type) else values[f.name]
-        for f in fields(config_class) if is_dataclass(f.type) or f.name in values}
-    return config_class(**given)
+    own = {}
+    for f in fields(config_class):
+        if is_dataclass(f.type):
+            own[f.name] = compose(f.type, values)
+        elif f.name in values:
+            own[f.name] = values[f.name]
+    return config_class(**own)
 
 
 # --- from words and files ---
@@ -61,57 +71,82 @@ def truth(word):
 
 
 def parser_of(config_class):
-    """The parser of the options. Each record of the config is a group of `--help`."""
+    """The parser of the options. Each record of the config is a group of `--help`.
+
+    It returns only what was given.
+    """
     # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait
     # for `--help`
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, exit_on_error=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
     for record in records(config_class()):
         group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
-        for f in fields(record):  # the type is X or list[X], each also with | None
-            kind = get_args(f.type)[0] if isinstance(f.type, UnionType) else f.type
-            how = {"type": truth, "nargs": "?", "const": True} if kind is bool else {"type": kind}
-            if get_origin(kind) is list:
-                how = {"nargs": "+", "type": get_args(kind)[0]}
+        for f in options_in(record):
             names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # hyphens, too
-            group.add_argument(*names, default=f.default, **how, **f.metadata["argument"])
+            group.add_argument(*names, **argument_of(f))
     return parser
 
 
-def parse(config_class, argv, saved=None):
-    """The command line as a config. The words `argv` win over the recipe, the recipe wins over
-    `saved`, the options {name: value} of a run.
+def argument_of(f):
+    """How argparse reads a field. Its type is X or list[X], each also with | None."""
+    about, kind = f.metadata, f.type
+    help = about["help"].replace("%", "%%")
+    if f.default is not None:
+        help += f" (default: {f.default})"
+    argument = {"help": help, "choices": about["choices"]}
+    if isinstance(kind, UnionType):
+        kind = get_args(kind)[0]
+    if kind is bool:
+        return argument | {"type": truth, "nargs": "?", "const": True}
+    if about["alone"] is not None:
+        return argument | {"type": kind, "nargs": "?", "const": about["alone"]}
+    if get_origin(kind) is list:
+        return argument | {"type": get_args(kind)[0], "nargs": "+"}
+    return argument | {"type": kind}
 
-    Raises UserError at a mistake, such as a number outside the limits of its option.
+
+def given(config_class, argv):
+    """{name: value} of the options that the command line gives, and those of its recipe.
+
+    The command line wins. Raises UserError at a mistake, such as a number outside the limits of its
+    option.
     """
     parser = parser_of(config_class)
-    switches = {f"no_{f.name}": f.name for record in records(config_class())
-                for f in fields(record) if f.type in (bool, bool | None)}
+    values = read(parser, argv)
+    if recipe := values.get("recipe"):
+        values = read(parser, as_words(read_recipe(recipe)), f"the recipe {recipe}: ") | values
+    check_limits(config_class, values)
+    return values
 
-    def read(words, source=""):
-        try:
-            values, unknown = parser.parse_known_args(words)
-        except argparse.ArgumentError as error:
-            raise UserError(f"{source}{error}. `--help` lists all options.") from None
-        if unknown:
-            name, ours = unknown[0].split("=")[0], [f"--{option}" for option in vars(values)]
-            near = difflib.get_close_matches(f"--{name.lstrip('-')}", ours, n=1, cutoff=0.85)
-            hint = f"did you mean {near[0]}?" if near else (
-                "`--help` lists all options, docs/names.md those of TRL and verl with ours.")
-            if off := switches.get(name.lstrip("-").replace("-", "_")):
-                hint = f"to switch it off, write --{off} false."
-            raise UserError(f"{source}unknown option {name}: {hint}")
-        return vars(values)
 
-    words = as_words(saved or {})
-    if recipe := read(argv).get("recipe"):
-        of_recipe = as_words(read_recipe(recipe))
-        read(of_recipe, f"the recipe {recipe}: ")  # so that a mistake is told with its source
-        words += of_recipe
-    config = compose(config_class, read([*words, *argv]))
-    check_limits(config)
-    return config
+def parse(config_class, argv):
+    """The command line as a config: `given`, on top of the defaults."""
+    return compose(config_class, given(config_class, argv))
+
+
+def read(parser, words, source=""):
+    """{name: value} of words. source: where they come from, for a message."""
+    try:
+        values, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise UserError(f"{source}{error}. `--help` lists all options.") from None
+    if unknown:
+        raise UserError(f"{source}{hint(parser, unknown[0].split('=')[0])}")
+    return vars(values)
+
+
+def hint(parser, word):
+    """What to say about a word that is no option."""
+    ours = {action.dest: action for action in parser._actions}
+    name = word.lstrip("-").replace("-", "_")
+    switch = ours.get(name.removeprefix("no_"))
+    if name.startswith("no_") and switch and switch.const is True:
+        return f"unknown option {word}: to switch it off, write --{switch.dest} false."
+    near = difflib.get_close_matches(name, ours, n=1, cutoff=0.85)
+    if near:
+        return f"unknown option {word}: did you mean --{near[0]}?"
+    return (f"unknown option {word}: `--help` lists all options, docs/names.md those of TRL and "
+            "verl with ours.")
 
 
 def as_words(values):
@@ -137,17 +172,24 @@ def read_recipe(path):
     return values
 
 
-def check_limits(config):
-    """Refuse a number outside the limits of its option."""
-    for record in records(config):
-        for f in fields(record):
-            value, limits = getattr(record, f.name), f.metadata["limits"]
-            if limits and value is not None:
-                limits = limits.replace("∞)", f"{LARGEST}]")
-                low, high = map(float, limits[1:-1].split(", "))
-                left_out = [low] * (limits[0] == "(") + [high] * (limits[-1] == ")")
-                refuse([(not low <= value <= high or value in left_out,
-                         f"--{f.name} must lie in {limits}, not {value}.")])
+def check_limits(config_class, values):
+    """Refuse a number outside the limits of its option. values: {name: value}."""
+    for record in records(config_class()):
+        for f in options_in(record):
+            limits, value = f.metadata["limits"], values.get(f.name)
+            if limits and value is not None and not within(limits, value):
+                shown = limits.replace("∞)", f"{LARGEST}]")
+                raise UserError(f"--{f.name} must lie in {shown}, not {value}.")
+
+
+def within(limits, value):
+    """Whether a number lies in an interval as of `option`."""
+    low, high = map(float, limits[1:-1].replace("∞", str(LARGEST)).split(", "))
+    if value == low:
+        return limits[0] == "["
+    if value == high:
+        return limits[-1] == "]" or "∞" in limits
+    return low < value < high
 
 
 # --- how a program ends ---

@@ -76,10 +76,10 @@ class Plan:
 def device_of(device_gb, dtype):
     """(bytes of a device, bytes per number in the dtype that the run computes in).
 
-    --device_gb names another device than this machine's, which is taken to have bfloat16. Without a
-    GPU it has 80 GB.
+    device_gb: of --plan; another device than this machine's is taken to have bfloat16. 0 or None:
+    this machine's GPU, or 80 GB without one.
     """
-    here, gpu = device_gb is None and torch.cuda.is_available(), torch.device("cuda")
+    here, gpu = not device_gb and torch.cuda.is_available(), torch.device("cuda")
     size = torch.cuda.get_device_properties(gpu).total_memory if here else (device_gb or 80) * GB
     choice = dtype if here or dtype != "auto" else "bfloat16"
     # a GPU's choice does not depend on the parameters
@@ -220,8 +220,8 @@ def plan(options):
     """
     model, algorithm = skeleton(options.model, options.dataset), algorithm_of(options)
     shape, total = model.config.get_text_config(), model.num_parameters()
-    device, compute = device_of(options.device_gb, options.dtype)
-    devices = (options.plan and options.devices) or ranks.world_size()
+    device, compute = device_of(options.plan, options.dtype)
+    devices = ranks.world_size()
     questions, group_size = algorithm.questions_per_step, options.group_size
     completion, lora, sharded = options.max_new_tokens, options.lora, options.shard == "full"
     prompt = prompt_room(model, completion, options.max_prompt_tokens)
@@ -235,9 +235,8 @@ def plan(options):
         size = 4 * sum(skeleton(name, kind=JUDGE).num_parameters() for name in judges)
         items["reward models"] = (0, size, size, size, size)
     of_one = bytes_per_completion(shape, compute, prompt, completion, lora)
-    if own_sampler:  # whole questions are sampled together
-        together = math.ceil((options.sample_batch_size or questions * group_size) / group_size)
-        sampled = sampling_memory(of_one, min(questions, together), group_size)
+    if own_sampler:
+        sampled = sampling_memory(of_one, questions, group_size)
     else:  # vLLM always holds its share, which has room for its weights too
         share, least = options.vllm_share * device, compute * total + of_one[0]
         refuse([(least > share, f"vLLM cannot start: its weights and the cache of one completion "
@@ -258,12 +257,11 @@ def plan(options):
         _, _, most, whole, _ = items["gradients"]
         items["gradients"] = (0, 0, max(most - whole, most - update["activations"]), whole, 0)
     if evaluated and own_sampler:
-        most = min(evaluated, options.sample_batch_size or evaluated)
-        evaluated = add_evaluation(items, of_one, most)
+        evaluated = add_evaluation(items, of_one, evaluated)
     counts = {
         "questions": questions, "completions": questions * group_size,
         "kept": questions * algorithm.k, "evaluated at once": evaluated,
     }
     return Plan(
         options, total, trained, devices, device, prompt, counts, items,
-        checkpoint=12 * trained + (compute * total if options.refresh_reference else 0))
+        checkpoint=12 * trained)

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 from algorithms import ALGORITHMS
 from engine.base import ranks
-from engine.base.errors import UserError, refuse
-from engine.run.config import algorithm_of, notes_of
-from engine.run.plan import EVALUATED, GB, PHASES, USABLE, plan
+from engine.base.errors import refuse
+from engine.run.checkpoint import KEPT
+from engine.run.plan import GB, PHASES, USABLE, plan
 
 RANK = 16  # of the adapters that are proposed
 
@@ -28,16 +28,15 @@ def ladder(p):
     """Changes {option: value}, the mildest first. p: the run's Plan. What `config.check` would
     refuse is left out."""
     o, own_sampler, adapters = p.options, p.options.rollout == "own", p.options.lora
-    keeps_reference, critic = o.stop_kl or o.refresh_reference, ALGORITHMS[o.algorithm].critic
+    critic = ALGORITHMS[o.algorithm].critic
     lora = {"lora": RANK, "lr": float(f"{10 * o.lr:g}"), "shard": "none"}
     rungs = [  # (whether they are allowed, changes)
         (True, halves("micro_batch_tokens", o.micro_batch_tokens, 256)),
-        (own_sampler, halves("sample_batch_size", p.counts["completions"], o.group_size)),
         (True, [{"gradient_checkpointing": True}]),
         (p.devices > 1 and not adapters, [{"shard": "full"}]),
         # from here on, the training changes
-        (not keeps_reference, [{"beta": 0.0}]),
-        (own_sampler and not (adapters or o.refresh_reference or critic), [lora]),
+        (True, [{"beta": 0.0}]),
+        (own_sampler and not (adapters or critic), [lora]),
         (not o.overlong_cache, halves("max_new_tokens", o.max_new_tokens)[:2]),
     ]
     return [change for allowed, changes in rungs if allowed for change in changes]
@@ -67,7 +66,7 @@ def cure(p):
 def command(argv, devices, changes):
     """The command line `argv` with these changes, to paste into a shell. Of an option that is given
     twice, the last value holds."""
-    words = re.sub(r"--(plan|devices|device[_-]gb)\b[^-]*", "", shlex.join(argv)).strip()
+    words = re.sub(r"--plan\b[^-]*", "", shlex.join(argv)).strip()
     start = "python" if devices == 1 else f"torchrun --nproc-per-node {devices}"
     return " ".join([
         start, "train.py", words,
@@ -84,29 +83,15 @@ def needs(p):
             f"{device:.3g} GB has {USABLE * device:.1f} GB for it")
 
 
-def eval_batch_size(config):
-    """(completions that an evaluation samples at a time, notes) of a run on a GPU.
-
-    The plan's worst case may never come, so a run that does not fit gets a note and is not refused.
-    So does a run whose model cannot be planned.
-    """
-    try:
-        p = plan(config.options)
-    except UserError as error:
-        return EVALUATED, [f"--plan: {error}"]
-    return p.counts["evaluated at once"], [] if p.fits else [
-        f"the run may not fit: {needs(p)}; --plan prints a command that fits."]
-
-
-def print_plan(config, argv):
-    """Print the plan of a run on GPUs. argv: its command line.
+def print_plan(config, argv, notes):
+    """Print the plan of a run on GPUs. argv: its command line. notes: sentences about it.
 
     Returns the exit code: 0: it fits; 3: another command fits. Raises UserError if no command was
     found that fits.
     """
     p = plan(config.options)
     changes = None if p.fits else cure(p)
-    lines = [*table(p), *(f"note: {n}" for n in notes_of(config, algorithm_of(config.row))), ""]
+    lines = [*table(p), *(f"note: {note}" for note in notes), ""]
     if p.fits:
         lines.append(f"It fits: {needs(p)}.")
     elif changes:
@@ -116,21 +101,22 @@ def print_plan(config, argv):
         print(*lines, sep="\n", flush=True)
     refuse([(not p.fits and not changes,
              f"the run does not fit: {needs(p)}; no command was found that fits: plan it for more "
-             "devices (--devices 4 --shard full), or use a smaller model.")])
+             "devices (torchrun --nproc-per-node 4 train.py --shard full), or use a smaller "
+             "model.")])
     return 0 if p.fits else 3
 
 
 def table(p):
     """Lines: what a step holds, the memory by phases, and the disk."""
-    o, checkpoint, saved = p.options, p.checkpoint / GB, p.options.save_total_limit + 1
+    o, checkpoint, saved = p.options, p.checkpoint / GB, KEPT + 1
     lines = [
         f"{o.algorithm}, {o.model} on {o.dataset}: {p.devices} x {p.device / GB:.3g} GB, "
         f"--shard {o.shard}",
         f"parameters {p.parameters:,}, trained {p.trained:,}",
         f"prompts of {p.prompt:,} tokens, completions of {o.max_new_tokens:,}, "
         f"micro-batches of {o.micro_batch_tokens:,}",
-        f"a checkpoint takes {checkpoint:.1f} GB of the disk; --save_total_limit "
-        f"{o.save_total_limit}, and one more while it is written: {saved * checkpoint:.1f} GB\n",
+        f"a checkpoint takes {checkpoint:.1f} GB of the disk; {KEPT} are kept, and there is one "
+        f"more while it is written: {saved * checkpoint:.1f} GB\n",
         f"{'in a step':18}{'per device':>16}{'all devices':>16}",
         *(f"{name:18}{n:16,}{n * p.devices:16,}" for name, n in p.counts.items()),
         f"\n{'GB per device':18}" + "".join(f"{phase:>16}" for phase in PHASES),

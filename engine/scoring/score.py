@@ -30,6 +30,7 @@ REWARDS = {
         code_runs,
     )
 }
+TIMEOUT = 60  # seconds that a call of a reward of one's own may take
 PATIENCE = 300  # seconds that one batch may lose because a reward hangs on some completions
 
 
@@ -40,11 +41,11 @@ class Reward:
     weight: float = 1.0
 
 
-def choose(words, device=None, timeout=60.0, option="--rewards"):
+def choose(words, device=None, option="--rewards"):
     """The rewards that `--rewards` names, each as NAME or NAME:WEIGHT.
 
     NAME is one of REWARDS, FILE.py:FUNCTION, or RewardModel:MODEL. device None: a reward model is
-    not loaded. timeout: seconds that a call of a FILE.py:FUNCTION may take; the other rewards have
+    not loaded. A call of a FILE.py:FUNCTION may take TIMEOUT seconds; the other rewards have
     limits of their own. option: the option that has these words, for error messages. Raises
     UserError if there is no such reward.
     """
@@ -57,7 +58,7 @@ def choose(words, device=None, timeout=60.0, option="--rewards"):
             name, weight = word, 1.0
         kind, _, rest = name.partition(":")
         if kind.endswith(".py"):  # without a function, too: own_function says what is missing
-            name, function = rest, limited(own_function(name, option), timeout)
+            name, function = rest, limited(own_function(name, option), TIMEOUT)
         elif kind == "RewardModel" and rest:
             name, function = Path(rest).name, load_reward_model(rest, device)
         elif name in REWARDS:
@@ -118,7 +119,7 @@ def limited(function, seconds):
     function has started live on.
     """
     def ring(number, frame):
-        raise Hung(f"it took longer than {seconds:g} s; if it is slow, raise --reward_timeout")
+        raise Hung(f"it took longer than {seconds:g} s: make it faster")
 
     @functools.wraps(function)
     def call(*args, **columns):

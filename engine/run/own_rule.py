@@ -1,0 +1,47 @@
+"""A pruning rule of the user's own: --keep FILE.py:FUNCTION."""
+
+import copy
+
+import torch
+
+from engine.base.errors import UserError, one_line
+
+
+def own_rule(function, name):
+    """A keep rule of the user's own. What it returns is checked: wrong rows would go unnoticed.
+
+    It gets copies: what it changes in them changes nothing in the step. name: of the rule, for the
+    messages.
+    """
+
+    def keep(rollout, advantages, k):
+        n = advantages.numel()
+        try:
+            returned = function(copy.deepcopy(rollout), advantages.clone(), k)
+        except (Exception, SystemExit) as error:
+            raise UserError(f"--keep {name} failed: {one_line(error)}.") from error
+        pair = isinstance(returned, tuple) and len(returned) == 2
+        rows, own = returned if pair else (returned, returned)
+        try:
+            rows = torch.as_tensor(rows).cpu()
+            own = torch.as_tensor(own).to("cpu", torch.float32)
+            right = are_rows(rows, n) and own.shape == rows.shape and own.isfinite().all()
+        except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
+            right = False
+        if not right:
+            raise UserError(
+                f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and "
+                "each once, as cppo.batch_rows makes them; or such rows and one finite advantage "
+                "for each.")
+        rows, order = rows.long().sort()
+        return (rows, own[order]) if pair else rows
+
+    return keep
+
+
+def are_rows(rows, n):
+    """Whether a tensor holds some of the numbers 0 … n − 1, each at most once."""
+    if not len(rows):
+        return rows.dim() == 1  # for torch an empty list is float32
+    whole = rows.dtype == torch.int64 and rows.dim() == 1
+    return whole and set(rows.tolist()) <= set(range(n)) and len(rows.unique()) == len(rows)
