@@ -13,7 +13,7 @@ was interrupted, the same command goes on with it. The number of processes chang
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import comb
 from pathlib import Path

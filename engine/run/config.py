@@ -58,7 +58,7 @@ RowOptions = make_dataclass("RowOptions", [
         None, "B, questions per device and step before allocation; else the data set's",
         limits="[1, ∞)")),
     *OF_A_ROW,
-], namespace={"_argument_group_name": "the algorithm (else the values of its row in algorithms.py)"})
+], namespace={"_argument_group_name": "the algorithm (else what its row in algorithms.py says)"})
 
 
 @dataclass(frozen=True)

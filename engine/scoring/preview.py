@@ -1,4 +1,4 @@
-"""`train.py --check_rewards`: the completions of the first step, and what each reward gives them."""
+"""`train.py --check_rewards`: the completions of the first step, and their rewards."""
 
 
 def show(rollout, tokenizer):
