@@ -85,7 +85,7 @@ class RowOptions:
         "None: no correction", limits="(0, ∞)")
     importance_low: float | None = option(
         None, "IcePop: a token with π_old / π_sampler below this or above --importance_cap counts "
-        "0; None: only the cap", limits="(0, ∞)")
+        "0; needs an --importance_cap above 1; None: only the cap", limits="(0, 1)")
     max_rollouts: int | None = option(
         None, "DAPO: a step samples again until groups with a signal fill it, at most this many "
         "times", limits="[1, ∞)")
@@ -326,8 +326,9 @@ def check(config):
         (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
          f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
          f"{o.overlong_cache}."),
-        (o.importance_low and o.importance_low >= (o.importance_cap or 0),
-         "--importance_low needs a larger --importance_cap: IcePop takes --importance_low 0.5 "
+        (o.importance_low and (o.importance_cap or 0) <= 1,
+         "--importance_low needs an --importance_cap above 1, because with a smaller one rounding "
+         "leaves out tokens on which sampler and trainer agree: IcePop takes --importance_low 0.5 "
          "--importance_cap 5."),
         (algorithm.over_kept and algorithm.k < 2,
          f"{o.keep} keeps 1 completion of a question, which has nothing to be compared with: "
