@@ -169,9 +169,11 @@ def into_minibatches(rollout, advantages, rows, count, max_tokens, networks):
 def of_shares(shares, max_tokens, networks):
     """A list of MiniBatch. shares: this device's Batch of each mini-batch.
 
-    A mini-batch from which no device has anything to learn is left out. Its gradient is 0, but
-    AdamW would still move the weights, because it remembers earlier gradients. If every advantage
-    is 0, only a critic has something to learn.
+    A mini-batch in which every advantage is 0, on all devices, is left out, unless a critic learns
+    from it. Its policy gradient is 0, but AdamW would still move the weights, because it remembers
+    earlier gradients. With β > 0 the gradient of its loss is not 0: the KL term still pulls towards
+    the reference. That this pull is left out is our choice. How much is left out depends on how
+    mini-batches are cut: beside a group with a signal, the KL term of a group without one counts.
     """
     device, once, counts = networks.model.device, networks.policy.shares_prompts, {}
     for m, batch in enumerate(shares):  # tensors: they are read off the device together
