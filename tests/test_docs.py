@@ -11,6 +11,9 @@ from statistics import median
 import pytest
 import torch
 
+import train
+from engine.run.config import Config
+from engine.run.options import flat
 from grpo import group_advantages
 from tests.training import one_step
 
@@ -105,14 +108,35 @@ def test_readme_links_every_page_of_docs_and_docs_show_every_picture():
 
 # --- the metrics of a run ---
 
+METRICS = (ROOT / "docs/metrics.md").read_text()
+
 
 def test_every_metric_is_documented_and_every_documented_metric_is_written(small, tmp_path):
     words = ["--algorithm", "ppo", "--group_size", "8", "--eval_questions", "1"]
     metrics = one_step(small, tmp_path, *words)
-    page = (ROOT / "docs/metrics.md").read_text().replace("NAME", "toy_accuracy")
-    cells = re.findall(r"^\| (`[^|]*)\|", page, re.MULTILINE)
-    documented = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    documented = [name.replace("NAME", "toy_accuracy") for name in keys_of_table(0)]
     assert sorted(documented) == sorted(metrics)
+
+
+def keys_of_table(number):
+    """The names in the first column of a table of docs/metrics.md."""
+    rows = METRICS.split("|---|---|\n")[number + 1].split("\n\n")[0].splitlines()
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+def test_every_key_of_the_summary_and_of_the_options_is_documented(small, tmp_path):
+    words = ["--algorithm", "grpo", "--group_size", "4", "--eval_questions", "1"]
+    one_step(small, tmp_path, *words)
+    train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "2"])
+    summary, run = (json.loads((tmp_path / name).read_text())
+                    for name in ("summary.json", "run.json"))
+    assert sorted(keys_of_table(1)) == sorted(summary)
+    [row] = re.findall(r"^\| `before`.*$", METRICS, re.MULTILINE)
+    parts = {*summary["after"], *summary["after"]["greedy"], "before", "after"}
+    assert parts == set(re.findall("`([^`]+)`", row))
+    _, *explained = keys_of_table(2)  # the first row stands for all options
+    assert set(run) == set(flat(Config())) | {"resumed"} >= set(explained)
+    assert "resumed" in explained and set(run["resumed"][0]) == {"step", "options"}
 
 
 # --- the slides ---
