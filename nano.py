@@ -27,7 +27,7 @@ Q = 8  # questions of a step; with k = 2 it trains on 16 completions, as GRPO do
 MU = 2  # μ, updates on the kept completions
 BETA = 0.04  # β, weight of the KL to the model as it was at the start
 LONGEST = 1.0  # a longer gradient is scaled down to this norm
-STEPS = 96
+STEPS = 128
 SEED = 1
 
 
@@ -104,10 +104,12 @@ def main(argv):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()  # no dropout
     reference = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=task.lr, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
     questions = task.source("train")  # without end
     for number in range(1, STEPS + 1):
         begin, asked = time.time(), [next(questions) for _ in range(Q)]
         accuracy, length = step(model, reference, optimizer, tokenizer, task, reward, asked)
+        schedule.step()  # the learning rate falls in a line to 0
         print(f"step {number:3}   accuracy {accuracy:.2f}   length {length:4.1f}   "
               f"{time.time() - begin:.1f} s", flush=True)
 

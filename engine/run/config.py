@@ -287,7 +287,9 @@ def algorithm_of(row):
     """
     options = {f.name: getattr(row, f.name) for f in fields(RowOptions)}
     name, keep = options.pop("algorithm"), options.pop("keep")
-    if keep and keep not in algorithms.KEEP:
+    if keep == algorithms.rule_name(algorithms.ALGORITHMS[name].keep):
+        keep = None  # it is the row's own rule, which may be a function
+    elif keep and keep not in algorithms.KEEP:
         keep = own_rule(own_function(keep, "--keep"), keep)
     try:
         return algorithms.resolve(name, keep=keep, **options)
@@ -310,7 +312,8 @@ def fill_in(config):
     fill(of_task, "rewards", "system_prompt", "max_new_tokens", "questions_per_step", "minibatches",
          "lr", "epochs", "eval_dataset")
     algorithm = algorithm_of(SimpleNamespace(**options))
-    of_row = vars(algorithm) | {"keep": row.keep, "critic_lr": task.critic_lr}
+    keep = algorithms.rule_name(row.keep)
+    of_row = vars(algorithm) | {"keep": keep, "critic_lr": task.critic_lr}
     fill(of_row, "beta", "clip_low", "clip_high", "mu", *row.takes)
     return compose(Config, options), algorithm
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import train
-from engine.base.errors import UserError
+from engine.base.errors import UserError, one_line
 from engine.run.config import Config, check, notes_of
 from engine.run.options import flat, parse
 from engine.run.state import in_one_sentence
@@ -93,6 +93,14 @@ def test_ctrl_c_twice_ends_a_run_at_once(tmp_path, monkeypatch, capsys):
 def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_path):
     found = in_one_sentence(error, tmp_path)
     assert re.search(words or "x$", str(found)) and (type(found) is UserError) == bool(words)
+
+
+def test_a_long_message_is_cut_between_two_words():
+    words = " ".join(f"https://example.org/{i}" for i in range(99))
+    cut = one_line(ValueError(f"no\nanswer {words}"))
+    assert cut.startswith("ValueError: no answer https://example.org/0 ") and len(cut) < 320
+    assert set(cut.split()[1:]) <= {"no", "answer", "…", *words.split()} and cut.endswith(" …")
+    assert one_line(ValueError("short")) == "ValueError: short"
 
 
 @pytest.mark.parametrize("words, option", [

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.tasks import toy, toy_model
@@ -125,18 +126,52 @@ def test_a_few_steps_of_the_warm_start_lower_the_loss_and_teach_eos(tokenizer):
     assert all(p.grad is None for p in model.parameters())  # none is left to whoever trains it next
 
 
-def test_the_base_model_is_made_once_and_can_be_loaded(tokenizer, tmp_path, monkeypatch):
+def test_the_shipped_base_model_is_the_one_that_the_code_makes(tokenizer):
+    """The same tokenizer and shape; its loss is near the least that guesses allow."""
+    folder = toy_model.base()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    made = toy_model.make_config(tokenizer).to_dict()
+    shipped = model.config.to_dict()
+    names = ("hidden_size", "num_hidden_layers", "vocab_size", "rope_parameters", "eos_token_id")
+    for name in names:
+        assert shipped[name] == made[name]
+    assert model.dtype == torch.float32 and model.num_parameters() == 108_608
+    loaded = AutoTokenizer.from_pretrained(folder)
+    assert loaded.get_vocab() == tokenizer.get_vocab()
+    for text in [toy.question(0)["question"], *toy.demonstration(0), *toy.demonstration(1)]:
+        assert loaded(text).input_ids == tokenizer(text).input_ids
+    after, eos = loss(model, tokenizer)
+    assert after < 0.25 and eos < 0.01
+
+
+def test_the_base_model_is_shipped_and_another_kind_is_made_once(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained = []
     monkeypatch.setattr(toy_model, "warm_start", lambda model, *_, **__: trained.append(model))
-    folder = toy_model.base()
-    assert toy_model.base() == folder and len(trained) == 1
+    assert toy_model.base() == str(toy_model.SHIPPED) and not trained
+    folder = toy_model.base("wordy")
+    assert toy_model.base("wordy") == folder and len(trained) == 1
     # nothing unfinished stays
     assert [f"runs/{path.name}" for path in (tmp_path / "runs").iterdir()] == [folder]
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert all(map(torch.equal, loaded.parameters(), trained[0].parameters()))
-    text = toy.question(0)["question"]
-    assert AutoTokenizer.from_pretrained(folder)(text).input_ids == tokenizer(text).input_ids
+
+
+def test_making_the_base_model_again_tells_how_far_it_is_off(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def shipped(model, tokenizer, **options):
+        model.load_state_dict(load_file(toy_model.SHIPPED / "model.safetensors"), strict=False)
+
+    def moved(model, tokenizer, **options):
+        shipped(model, tokenizer)
+        with torch.no_grad():
+            model.model.norm.weight[3] += 0.5
+
+    for warm_start, sentence in [(shipped, "bit for bit"), (moved, "by at most 0.5")]:
+        monkeypatch.setattr(toy_model, "warm_start", warm_start)
+        toy_model.main()
+        assert sentence in capsys.readouterr().out
 
 
 def test_each_kind_of_toy_has_its_own_base(tmp_path, monkeypatch):
