@@ -87,7 +87,7 @@ def pooled(rollout, advantages, k):
 def unbiased(rollout, advantages, k):
     """Drawn with chances in proportion to |A|, and weighed by their inverse."""
     generator = torch.Generator().manual_seed(rollout.seed)
-    p = chances(advantages.abs().masked_fill(~rollout.trainable, 0.0).double(), k)
+    p = chances(advantages.abs().double(), k, allowed=rollout.trainable)
     kept = draw(p, torch.rand((len(p), 1), dtype=p.dtype, generator=generator))
     rows = kept.flatten().nonzero()[:, 0]
     return rows, weighed(advantages, p).flatten()[rows]

@@ -38,8 +38,9 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
-    "--importance_low 0.5",
-    "--importance_low 2 --importance_cap 2", "--algorithm sapo --clip_high 0.3",
+    "--importance_low 0.5", "--importance_low 0.5 --importance_cap 1.0",
+    "--importance_low 0.5 --importance_cap 0.9", "--importance_low 1 --importance_cap 5",
+    "--algorithm sapo --clip_high 0.3",
     "--algorithm rloo --max_rollouts 4",
 ]
 
@@ -116,7 +117,8 @@ def test_a_long_message_is_cut_between_two_words():
         "--eval_questions 5", "--steps 9 --refresh_reference 5",
         "--algorithm grpo --allocation true", "--algorithm grpo --keep all", "--algorithm gfpo",
         "--algorithm sapo", "--algorithm cispo --max_rollouts 4 --clip_high 2", "--algorithm rloo",
-        "--importance_low 0.5 --importance_cap 5", "--algorithm ppo --beta 0",
+        "--importance_low 0.5 --importance_cap 5", "--importance_cap 1.0",
+        "--algorithm ppo --beta 0",
         "--model . --plan --system_prompt think --dataset gsm8k",
     ]),
 ])  # fmt: skip
