@@ -104,7 +104,7 @@ class Batch:
     def rows(self, indices):
         """The completions with these indices, as a batch of their own."""
         indices = torch.as_tensor(indices, dtype=torch.long)
-        on_device = indices.to(self.tokens.device)
+        on_device = indices.to(self.tokens.device, non_blocking=True)
         mask = self.mask[indices]
         longest = max(extents(mask).tolist(), default=0)
         chosen = {}
@@ -122,19 +122,22 @@ def without_tokens(batch):
 
 def micro_batches(batch, max_tokens, policy):
     """[(rows, Batch of these rows)]: a model computes at most `max_tokens` tokens for each,
-    padding included. There is at least one."""
+    padding included. There is at least one. rows: on the device."""
     lengths = extents(batch.mask).tolist()
     if policy.shares_prompts:
         cut = cut_by_prompt(batch.prompts, lengths, max_tokens)
     else:
         cut = cut_by_length([len(p) + n for p, n in zip(batch.prompts, lengths)], max_tokens)
-    found = [(rows, batch.rows(rows)) for rows in cut]
+    device, found = batch.tokens.device, []
+    for rows in map(torch.tensor, cut):
+        found.append((rows.to(device, non_blocking=True), batch.rows(rows)))
     count = max(1, len(found))
     if shards.is_sharded(policy.model):
         # devices gather weights together, so each needs as many micro-batches as the others
-        most = ranks.all_sum({"count": count}, batch.tokens.device, op="max")
+        most = ranks.all_sum({}, batch.tokens.device, maxima={"count": count})
         count = int(most["count"])
-    fill = [([], without_tokens(batch))] * (count - len(found))
+    no_row = torch.zeros(0, dtype=torch.int64, device=device)
+    fill = [(no_row, without_tokens(batch))] * (count - len(found))
     return found + fill
 
 
@@ -150,9 +153,13 @@ def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     """
     G, device = advantages.shape[1], rollout.tokens.device
     everything = Batch(
-        [question["prompt"] for question in rollout.questions for _ in range(G)], rollout.tokens,
-        rollout.mask, advantages.flatten().to(device), scores=rollout.total.flatten().to(device),
-        sampled_logp=rollout.logp)
+        prompts=[question["prompt"] for question in rollout.questions for _ in range(G)],
+        tokens=rollout.tokens,
+        mask=rollout.mask,
+        advantages=advantages.flatten().to(device, non_blocking=True),
+        scores=rollout.total.flatten().to(device, non_blocking=True),
+        sampled_logp=rollout.logp,
+    )
     places = rollout.places[rows // G] * G + rows % G
     of_all_devices = torch.tensor(sorted(ranks.gather(places.tolist())), dtype=torch.long)
     batches = []
@@ -170,7 +177,7 @@ def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     for m, batch in enumerate(batches):
         n, tokens = int(counts[m, "completions"]), int(counts[m, "tokens"])
         if counts[m, "signals"] or (algorithm.critic and n):
-            mask = batch.mask.to(device)
+            mask = batch.mask.to(device, non_blocking=True)
             batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
             learned.append(batch)
     return learned
