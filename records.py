@@ -49,8 +49,10 @@ class Rollout:
     @property
     def total(self):
         """Σ_n w_n r_n: the weighted sum of the rewards, (Q, G)."""
-        zeros = torch.zeros(self.rewards.shape[1:])
-        return sum((w * r for w, r in zip(self.reward_weights, self.rewards)), zeros)
+        total = torch.zeros(self.rewards.shape[1:])
+        for weight, rewards in zip(self.reward_weights, self.rewards):
+            total = total + weight * rewards
+        return total
 
     def over_all_devices(self, advantages):
         """(Q, G): advantages(rewards of the groups of all devices, (R, …, G)), of this device."""
@@ -61,19 +63,30 @@ def join(rollouts):
     """Several rollouts as one. Shorter completions are padded."""
     longest = max(rollout.tokens.shape[1] for rollout in rollouts)
 
-    def together(name, dim=0):
-        values = [getattr(rollout, name) for rollout in rollouts]
-        if name in ("tokens", "logp", "mask"):
-            values = [F.pad(x, (0, longest - x.shape[1])) for x in values]
-        return torch.cat(values, dim)
+    def padded(name):
+        tensors = []
+        for rollout in rollouts:
+            tensor = getattr(rollout, name)
+            tensors.append(F.pad(tensor, (0, longest - tensor.shape[1])))
+        return torch.cat(tensors)
+
+    def joined(name, dim=0):
+        return torch.cat([getattr(rollout, name) for rollout in rollouts], dim)
 
     return replace(
-        rollouts[0], rollouts=len(rollouts), failures=sum(r.failures for r in rollouts),
-        questions=[q for r in rollouts for q in r.questions],
-        texts=[text for r in rollouts for text in r.texts],
-        **{name: together(name) for name in (
-            "places", "tokens", "logp", "mask", "lengths", "truncated", "trainable")},
-        rewards=together("rewards", dim=1),
+        rollouts[0],
+        questions=[question for rollout in rollouts for question in rollout.questions],
+        texts=[text for rollout in rollouts for text in rollout.texts],
+        places=joined("places"),
+        tokens=padded("tokens"),
+        logp=padded("logp"),
+        mask=padded("mask"),
+        lengths=joined("lengths"),
+        truncated=joined("truncated"),
+        trainable=joined("trainable"),
+        rewards=joined("rewards", dim=1),
+        failures=sum(rollout.failures for rollout in rollouts),
+        rollouts=len(rollouts),
     )
 
 
