@@ -6,8 +6,9 @@ Actor.forward, with a model that returns our logits; gae and the advantages ("gr
 "dr_grpo") those of RemoteExperienceMaker; the penalty is apply_overlong_penalty.
 
 It only renames and reshapes: the number of completions is handed over, so an empty one counts; the
-old log-probabilities, the old values and the returns carry no gradient, as in its experiences; a token is put before each
-completion; 0 is filled in on padding in token_rewards, because its GAE does not read it.
+old log-probabilities, the old values and the returns carry no gradient, as in its experiences; a
+token is put before each completion; 0 is filled in on padding in token_rewards, because its GAE
+does not read it.
 Left out: the KL inside a loss, which the Ray trainer adds; the weights of the tokens; whiten, a
 line of the experience maker. torch.compile and packages that none of these use get stand-ins.
 
