@@ -37,6 +37,8 @@ def forget():
 
 def import_tests():
     """`tests` is our folder, whichever folders of this name lie elsewhere."""
+    if "tests" in sys.modules:
+        return
     spec = importlib.util.spec_from_file_location(
         "tests", TESTS / "__init__.py", submodule_search_locations=[str(TESTS)])
     sys.modules["tests"] = importlib.util.module_from_spec(spec)
