@@ -33,7 +33,10 @@ HERE = Path(__file__).resolve().parent
 THEIR_PATH = [*sys.path]
 sys.path.insert(0, str(HERE.parent))  # ours, also if a grpo.py lies in the folder of the caller
 
-from conformance import compare, properties  # noqa: E402
+from conformance import properties  # noqa: E402
+
+properties.import_tests()
+from conformance import compare  # noqa: E402
 from conformance.apart import Apart, Stopped  # noqa: E402
 from conformance.theirs import Broken, Theirs  # noqa: E402
 

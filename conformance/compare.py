@@ -14,7 +14,7 @@ import cppo
 import family
 import grpo
 from conformance.mistakes import FITTED, VERSIONS
-from conformance.probes import EQUAL, PROBES, TINY
+from conformance.probes import EQUAL, PROBES, SPREADS
 from conformance.theirs import IN_PLACE, Broken, LeftOut
 
 FILES = [module.name for module in pkgutil.iter_modules(family.__path__)]
@@ -54,7 +54,7 @@ def answers(function, probe, with_gradient):
         out = function(first, *rest, **probe.options)
         out = out if isinstance(out, tuple) else (out,)
         out = [torch.as_tensor(x) for x in out if not isinstance(x, dict)]
-        if with_gradient:
+        if with_gradient and not any(x.isnan().any() for x in out):
             out.append(gradients(out, [first])[0])
     except LeftOut:
         return None
@@ -115,6 +115,8 @@ def explained(name, theirs, tried, evidence):
     for version in [*VERSIONS.get(name, ()), *fitted(name, theirs)]:
         if all(same(answer(version.function, p), g, p.atol) for (p, *_), g in zip(tried, got)):
             return Found(version.kind, version.sentence, evidence), version.function
+    if name.startswith("prune") and all(same_set(*row) for row in tried):
+        return Found("choice", "another order, or another choice among equal |A|", evidence), None
     if not breaks:
         return Found("mistake", "no known mistake gives these numbers", evidence), None
     # a change in place of an argument with a gradient is an error of torch's, and not the reason
@@ -125,20 +127,38 @@ def explained(name, theirs, tried, evidence):
     return Found(kind, breaks[0], evidence), None
 
 
+def same_set(probe, got, right):
+    """Whether `prune` or `prune_pooled` keeps completions of the same |A|, in any order."""
+    scores = probe.args[0].abs().flatten()
+    first = 0
+    if type(got) is str or got[0].shape != right[0].shape:
+        return False
+    if got[0].dim() == 2:  # indices in each question
+        first = probe.args[0].shape[1] * torch.arange(len(got[0])).unsqueeze(1)
+    theirs, ours = (kept[0] + first for kept in (got, right))
+    if theirs.is_floating_point() or theirs.min() < 0 or theirs.max() >= len(scores):
+        return False
+    distinct = len(theirs.unique()) == theirs.numel()
+    return distinct and torch.equal(*(scores[rows].sort(-1).values for rows in (theirs, ours)))
+
+
 def fitted(name, theirs):
-    """Versions with the eps that fits their answer to a tiny spread of rewards, where eps shows."""
-    if name not in FITTED:
-        return
-    got = answers(theirs, TINY[name], with_gradient=False)
-    if got and type(got) is list and got[0].isfinite().all():
-        for versions, std in FITTED[name]:
-            eps = fit(std, TINY[name], got[0].flatten()[-1])
-            yield from versions(eps)
+    """Versions with the eps that fits their answers: first where eps shows, at a tiny spread; then
+    at a spread of 1, because some set a tiny std to a constant."""
+    probes = SPREADS.get(name, ())
+    got = [answers(theirs, probe, with_gradient=False) for probe in probes]
+    if all(type(x) is list for x in got):
+        for i in (0, 2) if got else ():
+            for versions, function in FITTED[name]:
+                eps = fit(function, probes[i], got[i][0].flatten()[-1])
+                there = [answers(function(eps), probe, with_gradient=False) for probe in probes[i:]]
+                if all(same(a, b, 0.0) for a, b in zip(there, got[i:])):
+                    yield from versions(eps)
 
 
 def fit(function, probe, value):
     """The eps with which the last advantage is `value`: it falls as eps grows. Below 1e-13: 0."""
-    low, high = -16.0, 1.0
+    low, high = -20.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
         larger = function(10**middle)(*probe.args).flatten()[-1] > value
@@ -156,13 +176,13 @@ def equal_rewards(name, theirs):
         if type(got) is not list:
             continue
         signal = got[0][0].abs().max().item()
-        shown_here = shown(OURS[name], probe, got, [torch.zeros_like(got[0])], False)
+        evidence = shown(OURS[name], probe, got, answers(OURS[name], probe, False), "")
         if signal != signal:
             return Found("edge", "equal rewards give NaN (0/0): leave such questions out before",
-                         shown_here)
+                         evidence)
         if signal > VISIBLE:
             return Found("edge", "equal rewards get a signal: the rounding error of their mean is "
-                         "divided by a std close to 0", shown_here)
+                         "divided by a std close to 0", evidence)
 
 
 def leak(name, theirs, version):

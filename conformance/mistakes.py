@@ -186,6 +186,8 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True
         ("the first token is not trained on", {"on": without_first}),
         ("the mask is shifted by one: the first token is not trained on, and padding is [3]",
          {"on": shifted}),
+        *((f"the mask is rolled by {step}: padding is trained on, real tokens are not [3]",
+           {"on": lambda mask, step=step: mask.roll(step, 1)}) for step in (1, -1)),
         ("padding is trained on like a token [3]", {"on": torch.ones_like}),
         ("the sum over a completion is divided by the padded length, not by |o| [3]",
          {"weigh": lambda mask, L: mask.double() / mask.numel()}),
@@ -221,6 +223,21 @@ STD = ("population", "unbiased")
 
 def std_of(ddof):
     return lambda eps: partial(grpo.group_advantages, eps=eps, ddof=ddof)
+
+
+def root_of(ddof):
+    def advantages(eps):
+        return lambda r, **o: (r - r.mean(1, keepdim=True)) / (
+            r.var(1, keepdim=True, correction=ddof) + eps).sqrt()
+
+    return advantages
+
+
+def root(ddof):
+    def versions(eps):
+        yield choice(f"the root of the {STD[ddof]} variance {plus(eps)}", root_of(ddof)(eps))
+
+    return versions
 
 
 def whole_batch(eps):
@@ -309,7 +326,8 @@ VALUE_CHOICES = [("without the ½;", ("half", 1.0)), ("not clipped;", ("clipped"
                  ("a mean over each completion first;", ("weigh", "mean"))]
 # {name: [(versions with an eps, the function with an eps)]}
 FITTED = {
-    "group_advantages": [(of_a_group(ddof), std_of(ddof)) for ddof in (1, 0)],
+    "group_advantages": [*((of_a_group(ddof), std_of(ddof)) for ddof in (1, 0)),
+                         *((root(ddof), root_of(ddof)) for ddof in (1, 0))],
     "decoupled_advantages": [(decoupled_versions, decoupled)],
 }
 GRPO = versions(weigh="mean", beta=0.04, named=False)

@@ -35,7 +35,9 @@ def losses(**options):
     return [Probe(args, options | more) for args, more in [
         ((HALF, HALF, t(1.0), ONE), {}),
         *(((corners[i:i + 1], zero[:1], signs[i:i + 1], ONE), {}) for i in range(4)),
-        ((t([1.25]).log(), zero[:1], t(1.0), ONE), {"clip_low": 0.2, "clip_high": 0.28}),
+        ((corners, zero, signs, ONE.expand(4, 1)), {}),
+        *(((t([r]).log(), zero[:1], t(a), ONE), {"clip_low": 0.2, "clip_high": 0.28})
+          for r, a in ((1.25, 1.0), (0.75, -1.0))),
         ((t([5.0, 3.0]).log(), t([0.0, 0.0]), t(-1.0), mask_of([2])), {}),  # a dual clip acts
         ((two[:, :2], 0 * two[:, :2], t(1, -2), mask_of([2, 1])), {}),
         ((two, 0 * two, t(1, -2), mask_of([4, 1])), {}),
@@ -80,7 +82,8 @@ PROBES = {
                              Probe((normal(12, 2, 3, 4),), {"weights": [1.0, 0.5]})],
     "clipped_surrogate": [*probes(*CORNERS, (t([1.25]), t(1.0)), (t([4.0]), t(-1.0)),
                                   (t([1.5, 1.5], [0.5, 0.9]), t(1, -2))),
-                          Probe((t([1.25, 1.35]), t(1.0)), {"clip_low": 0.2, "clip_high": 0.28})],
+                          *(Probe((t([1.25, 0.75]), t(a)), {"clip_low": 0.2, "clip_high": 0.28})
+                            for a in (1.0, -1.0))],
     "sequence_mean_weights": [*probes((ONE,), (mask_of([2, 1]),), (MASK,), (mask_of([2, 0]),)),
                               Probe((mask_of([2, 1]),), {"num_sequences": 4})],
     "grpo_loss": losses(), "cppo_loss": losses(), "dapo_loss": losses(),
@@ -116,6 +119,6 @@ PROBES = {
 SAME = [torch.tensor([[x] * n, [*range(n)]]) for x, n in ((1.0, 3), (0.9, 3), (3.3, 7))]
 EQUAL = {"group_advantages": probes(*((r,) for r in SAME)),
          "decoupled_advantages": probes(*((r.unsqueeze(0),) for r in SAME))}
-# The spread is so small that A shows the eps: (r − mean)/(std + eps).
-TINY = {"group_advantages": Probe((t([0, 1e-9]),)),
-        "decoupled_advantages": Probe((t([0, 1e-9]).unsqueeze(0),))}
+# A tiny spread shows the eps of (r − mean)/(std + eps); three spreads show where it stands.
+SPREADS = {"group_advantages": probes(*((t([0, d]),) for d in (1e-9, 1e-6, 1.0))),
+           "decoupled_advantages": probes(*((t([[0, d]]),) for d in (1e-9, 1e-6, 1.0)))}

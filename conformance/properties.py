@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
+import torch
 
 from conformance.theirs import LeftOut
 
@@ -18,8 +19,13 @@ ROOT = HERE.parent
 # in a checkout they lie beside this folder; `pip install` puts them into it
 TESTS = HERE / "tests" if (HERE / "tests").is_dir() else ROOT / "tests"
 PROJECT = ("grpo", "cppo", "allocate", "micro_batches", "family", "tests", "conformance")
-ALONE = ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:terminal"]
-ALONE += ["-p", "no:cacheprovider", "-W", "ignore", "-o", "verbosity_assertions=2"]
+ALONE = ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), "-W", "ignore"]
+ALONE += [word for plugin in ("terminal", "cacheprovider", "unraisableexception")
+          for word in ("-p", f"no:{plugin}")]
+ALONE += ["-o", "verbosity_assertions=2"]  # no list is cut short
+
+# its first call imports half a second of torch: here, before the processes are forked
+torch.testing.assert_close(torch.zeros(1), torch.zeros(1))
 
 
 def forget():
@@ -31,6 +37,8 @@ def forget():
 
 def import_tests():
     """`tests` is our folder, whichever folders of this name lie elsewhere."""
+    if "tests" in sys.modules:
+        return
     spec = importlib.util.spec_from_file_location(
         "tests", TESTS / "__init__.py", submodule_search_locations=[str(TESTS)])
     sys.modules["tests"] = importlib.util.module_from_spec(spec)

@@ -108,9 +108,13 @@ class Theirs:
         raise Broken(sentence) from error
 
     def why_left_out(self):
-        """Sentences, one after the other."""
-        return "; ".join(f"{why} {', '.join(f'`{name}`' for name in names)}".strip()
-                         for why, names in self.left.items())
+        """Clauses, one after the other; the arguments stand as in our function."""
+        order = [*self.form.parameters, *self.takes.parameters]
+        clauses = []
+        for why, names in self.left.items():
+            quoted = [f"`{name}`" for name in order if name in names]
+            clauses.append(f"{why} {', '.join(dict.fromkeys(quoted))}".strip())
+        return "; ".join(clauses)
 
     def in_our_form(self, answer, right):
         """(loss, stats) for a loss alone, with our statistics; the dtype becomes ours."""
@@ -124,7 +128,7 @@ class Theirs:
         if not torch.is_tensor(right):
             return answer
         if not torch.is_tensor(answer):
-            kind = "None" if answer is None else f"a {type(answer).__name__}"
+            kind = "None" if answer is None else f"the type {type(answer).__name__}"
             self.breaks(f"it returns {kind}; a torch.Tensor is needed")
         return answer.to(right.dtype)
 
