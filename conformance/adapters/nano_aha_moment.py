@@ -52,7 +52,7 @@ def group_advantages(rewards):
 
 
 def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04):
-    spread = advantages.view(len(mask), -1) * torch.ones_like(logp)
+    spread = advantages.view(len(mask), -1).expand_as(logp)
     batch = dict.fromkeys(("input_ids", "attention_mask", "labels")) | {
         "advantages": after_prompt(spread), "labels_mask": after_prompt(mask),
         "ref_log_probs": (logp if ref_logp is None else ref_logp).detach()}

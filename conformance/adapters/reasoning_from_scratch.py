@@ -19,7 +19,7 @@ from unittest.mock import MagicMock, patch
 import torch
 
 book = Path(importlib.util.find_spec("reasoning_from_scratch").origin).parents[1]
-SCRIPTS = book / "ch07/03_rlvr_grpo_scripts_advanced"
+SCRIPTS = book.joinpath("ch07/03_rlvr_grpo_scripts_advanced")
 UNUSED = ["reasoning_from_scratch"] + [
     f"reasoning_from_scratch.{name}" for name in ("ch02", "ch03", "ch04", "ch06", "qwen3")]
 with (patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}),

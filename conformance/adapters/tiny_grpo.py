@@ -6,7 +6,9 @@ log-probabilities (sequences_log_probs, with a model that returns our logits) co
 
 It only renames and reshapes: a token is put before each completion; the old and the reference
 log-probabilities carry no gradient, as in its experiences. The code has one setting: one clip
-range, an eps of 1e-8, the unbiased std, a temperature of 1, so no function takes one.
+range, an eps of 1e-8, the unbiased std.
+Left out: the temperature, because it samples at 1 and no function takes one.
+
 grpo_loss asks GRPOLoss alone, with our mask. With DEFAULTS=1 in front of the command the mask is
 that of its rollout, for completions that end with the EOS and are longer than that.
 wandb and transformers, which none of these use, get stand-ins.
