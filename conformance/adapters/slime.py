@@ -5,9 +5,9 @@ All are functions of slime/utils/ppo_utils.py: the KL estimators (compute_approx
 (get_advantages_and_returns_batch, in chunks).
 It only renames and reshapes: gae takes a list of completions, and 0 is filled in on padding.
 Left out: compute_policy_loss and compute_gspo_kl, because they take and give log π_old − log π,
-which an adapter would have to compute; the losses, because the Megatron backend takes the mean over
-the tokens; group_advantages, a line of its Ray rollout. torch.compile and Megatron, which is only
-asked for its size, get stand-ins.
+which an adapter would have to compute; the losses, because the Megatron backend adds up completions
+in policy_loss_function and divides elsewhere; group_advantages, a line of its Ray rollout.
+torch.compile and Megatron, which is only asked for its size, get stand-ins.
 """
 
 import sys
