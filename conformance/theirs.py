@@ -53,8 +53,9 @@ class Theirs:
             self.leave_out(RAISED)
         except SystemExit as error:
             self.breaks("it calls sys.exit", error)
-        except Exception as error:
-            self.breaks(f"it raises {type(error).__name__}: {error}".split("\n")[0], error)
+        except BaseException as error:
+            words = f"it raises {type(error).__name__}: {error}".split("\n")[0]
+            self.breaks(words.removesuffix(": "), error)
         answer = self.in_our_form(answer, self.ours(*args, **options))
         self.answered += 1
         for name, old in before.items():
@@ -121,8 +122,11 @@ class Theirs:
         if not isinstance(right, tuple):
             return self.tensor(answer, right)
         answer = answer if isinstance(answer, tuple) else (answer,)
+        needed = sum(torch.is_tensor(x) for x in right)
+        if len(answer) < needed:
+            self.breaks(f"it returns {len(answer)} answer, {needed} are needed")
         return tuple(b if isinstance(b, dict) else self.tensor(a, b)
-                     for a, b in zip((*answer, None)[: len(right)], right))
+                     for a, b in zip((*answer, None), right))
 
     def tensor(self, answer, right):
         if not torch.is_tensor(right):
