@@ -11,6 +11,8 @@ NO_ARGUMENT = "your function has no argument"
 SWALLOWED = "nobody sees whether your function uses what it takes as **kwargs:"
 UNKNOWN = "your function needs an argument that ours does not have:"
 RAISED = "your function raises NotImplementedError"
+INSIDE = ("it imports a module while it runs, and finds ours, which has the same name: import it at "
+          "the top of the file")
 IN_PLACE = "it changes its argument `{}` in place"
 
 
@@ -41,14 +43,19 @@ class Theirs:
         self.any_name = inspect.Parameter.VAR_KEYWORD in kinds.values()
         self.any_number = inspect.Parameter.VAR_POSITIONAL in kinds.values()
         self.places = sum(kind in POSITIONAL for kind in kinds.values())
-        self.left, self.broken, self.answered = {}, [], 0
+        self.left, self.broken, self.answered, self.inside = {}, [], 0, False
 
     def __call__(self, *args, **options):
         first, rest = self.handed(args, options)
         given = dict(zip(self.form.parameters, first)) | rest
         before = {name: x.detach().clone() for name, x in given.items() if torch.is_tensor(x)}
+        if self.inside:
+            self.breaks(INSIDE)
+        self.inside = True
         try:
             answer = self.function(*first, **rest)
+        except Broken:
+            raise
         except NotImplementedError:
             self.leave_out(RAISED)
         except SystemExit as error:
@@ -56,6 +63,8 @@ class Theirs:
         except BaseException as error:
             words = f"it raises {type(error).__name__}: {error}".split("\n")[0]
             self.breaks(words.removesuffix(": "), error)
+        finally:
+            self.inside = False
         answer = self.in_our_form(answer, self.ours(*args, **options))
         self.answered += 1
         for name, old in before.items():
