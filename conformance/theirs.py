@@ -11,8 +11,8 @@ NO_ARGUMENT = "your function has no argument"
 SWALLOWED = "nobody sees whether your function uses what it takes as **kwargs:"
 UNKNOWN = "your function needs an argument that ours does not have:"
 RAISED = "your function raises NotImplementedError"
-INSIDE = ("it imports a module while it runs, and finds ours, which has the same name: import it at "
-          "the top of the file")
+INSIDE = ("it imports a module while it runs, and finds ours, which has the same name: import it "
+          "at the top of the file")
 IN_PLACE = "it changes its argument `{}` in place"
 
 

@@ -17,7 +17,7 @@ from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
 NAMED = [name for name in VERSIONS if not name.endswith("_loss")]
-NAMED += ["grpo_loss", "gspo_loss", "value_loss"]
+NAMED += ["grpo_loss", "value_loss", pytest.param("gspo_loss", marks=pytest.mark.slow)]
 
 
 @pytest.fixture
