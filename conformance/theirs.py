@@ -119,11 +119,12 @@ class Theirs:
 
     def why_left_out(self):
         """Clauses, one after the other; the arguments stand as in our function."""
-        order = [*self.form.parameters, *self.takes.parameters]
-        clauses = []
+        order, clauses = [*self.form.parameters], []
         for why, names in self.left.items():
-            quoted = [f"`{name}`" for name in order if name in names]
-            clauses.append(f"{why} {', '.join(dict.fromkeys(quoted))}".strip())
+            known = [name for name in order if name in names]
+            others = [name for name in names if name not in order]
+            quoted = ", ".join(f"`{name}`" for name in known + others)
+            clauses.append(f"{why} {quoted}".strip())
         return "; ".join(clauses)
 
     def in_our_form(self, answer, right):

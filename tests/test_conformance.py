@@ -181,6 +181,13 @@ def test_equal_rewards_are_set_to_0_by_hand_and_other_forms_of_the_std():
     assert said("group_advantages", root) == "≈ the root of the unbiased variance plus 1e-08"
 
 
+def test_an_option_that_our_function_only_hands_on_is_named_too():
+    theirs = Theirs(lambda logp, old_logp, advantages, mask: logp.sum(), OURS["dapo_loss"])
+    diagnose("dapo_loss", theirs)
+    assert theirs.why_left_out() == (
+        "your function has no argument `beta`, `clip_low`, `clip_high`, `weights`, `ref_logp`")
+
+
 def test_kept_completions_may_stand_in_any_order():
     rows = lambda a, k, **o: a.abs().topk(k, dim=1, **o).indices
     assert said("prune", rows).startswith("≈ another order")
