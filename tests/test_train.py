@@ -18,14 +18,13 @@ from cppo import prune
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import shards
-from engine.model.logprobs import Policy
+from engine.model.logprobs import completion_logprobs
 from engine.run import checkpoint
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
 from engine.tasks.table import task_of
-from records import Batch, micro_batches_of
 from tests.examples import named
-from tests.training import stepper
+from tests.training import logprobs, stepper
 
 # --- one step ---
 
@@ -64,13 +63,14 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
 ):
     """The reference once, and the policy μ times; PPO's also before its updates, for π_old. At
     another temperature than the sampler's each ratio would be wrong."""
-    scored, real = [], Batch.logprobs
+    scored, real = [], completion_logprobs
 
-    def logprobs(self, model, temperature, **options):
-        scored.append((len(self.prompts), temperature))
-        return real(self, model, temperature, **options)
+    def score(model, prompts, *rest, temperature, **options):
+        scored.append((len(prompts), temperature))
+        return real(model, prompts, *rest, temperature=temperature, **options)
 
-    monkeypatch.setattr(Batch, "logprobs", logprobs)
+    score.__name__ = real.__name__
+    monkeypatch.setattr("engine.model.logprobs.completion_logprobs", score)
     options = {"group_size": 8, "temperature": 0.7, "micro_batch_tokens": 10**6}
     metrics, sample = run_step(step_inputs, [number_of_digits], algorithm, **options)
     k = resolve(algorithm, group_size=8).k
@@ -106,7 +106,8 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
     assert metrics["no_signal"] == pytest.approx(6 / 9)
-    assert all(len(set(batch.advantages.tolist())) > 1 for batch in micro_batches_of(given))
+    [batch] = given
+    assert (batch.advantages.view(3, 4).std(1) > 0).all()
     assert "1 groups are still without signal" in capsys.readouterr().out
     asked.clear()
     assert step(2)["rollouts"] == 2
@@ -132,7 +133,7 @@ def rewarded(*values):
 def test_no_signal_is_the_share_of_groups_whose_advantages_are_all_0(
     step_inputs, functions, algorithm, options, no_signal
 ):
-    options |= {"group_size": 4, "lr": 0.0}
+    options |= {"group_size": 4, "lr": 0.0, "number": 2}  # in step 2 the lengths differ
     one_question = (*step_inputs[:2], step_inputs[2][:1])
     for i, function in enumerate(functions):
         function.__name__ = f"reward_{i}"
@@ -142,7 +143,7 @@ def test_no_signal_is_the_share_of_groups_whose_advantages_are_all_0(
 def test_dynamic_sampling_goes_by_the_rewards_before_the_overlong_penalty(step_inputs):
     one_question = (*step_inputs[:2], step_inputs[2][:1])
     options = {"group_size": 4, "max_new_tokens": 8, "overlong_cache": 7, "max_rollouts": 2}
-    metrics, sample = run_step(one_question, [ones], "dapo", **options)
+    metrics, sample = run_step(one_question, [ones], "dapo", number=2, **options)
     # of right answers that differ in length alone
     assert any(row["advantage"] for row in sample["completions"])
     assert metrics["rollouts"] == 2 and metrics["kept"] == 0 and metrics["loss"] is None
@@ -151,11 +152,10 @@ def test_dynamic_sampling_goes_by_the_rewards_before_the_overlong_penalty(step_i
 def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs, monkeypatch):
     given = noted_updates(monkeypatch)
     options = {"group_size": 8, "max_new_tokens": 8, "mask_truncated": True, "overlong_cache": 4}
-    metrics, sample = run_step(step_inputs, [number_of_digits], "grpo", **options)
+    metrics, sample = run_step(step_inputs, [number_of_digits], "grpo", number=2, **options)
     assert 0 < metrics["kept"] == round(32 * (1 - metrics["truncated"])) < 32
-    # 1 is EOS
-    assert all(1 in row[:n] for batch in micro_batches_of(given)
-               for row, n in zip(batch.tokens, batch.lengths.tolist()))
+    [batch] = given
+    assert ((batch.tokens == 1) & batch.mask).any(1).all()  # 1 is EOS
     penalty = metrics["reward"] - metrics["reward/number_of_digits"]
     assert metrics["reward/overlong"] == pytest.approx(penalty) and penalty < 0
     advantages = [row["advantage"] for row in sample["completions"]]
@@ -165,11 +165,11 @@ def test_truncated_completions_are_left_out_but_count_in_their_group(step_inputs
 def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, monkeypatch):
     given = noted_updates(monkeypatch)  # so the policy is still the old one
     run_step(step_inputs, [number_of_digits], "gspo", group_size=8)
-    assert [m.completions for m in given] == [8] * 4
+    assert [len(batch.prompts) for batch in given] == [8] * 4
     # the first one gets π_old from its first update, for nothing
-    assert not any(batch.old_logp is not None for batch in given[0].micro_batches)
-    for batch in micro_batches_of(given[1:]):
-        expected = batch.logprobs(Policy(step_inputs[0]), 1.0).detach()
+    assert given[0].old_logp is None
+    for batch in given[1:]:
+        expected = logprobs(step_inputs[0], batch)
         torch.testing.assert_close(batch.old_logp, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -240,7 +240,7 @@ def run_of(folder):
 
 
 @pytest.mark.parametrize("options", [
-    ["--mu", "1", "--minibatches", "1", "--refresh_reference", "2"],
+    ["--mu", "1", "--minibatches", "1", "--refresh_reference", "2", "--temperature", "0.9"],
     ["--algorithm", "ppo"],
     ["--algorithm", "ppo", "--group_size", "1", "--questions_per_step", "16"],
     ["--algorithm", "gfpo_adaptive", "--group_size", "16", "--keep", "efficiency"],
@@ -263,6 +263,8 @@ def test_a_reference_a_critic_and_the_history_survive_a_resume(
     else:  # in steps 1, 3 and 5 the reference is the policy again
         kls = [row["kl"] for row in rows]
         assert max(kls[0::2]) == 0 < min(kls[1::2])
+        # policy and reference have the sampler's temperature
+        assert max(row["sampler_gap_max"] for row in rows) < 1e-3
 
 
 def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp_path, monkeypatch):
@@ -329,7 +331,7 @@ def test_a_run_leaves_its_files_and_metrics(small, tmp_path, monkeypatch):
 def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, monkeypatch):
     go(small, tmp_path / "run", "--save_every", "1", steps=2)
     monkeypatch.setattr(shards, "clip_gradients", lambda *_: math.nan)
-    with pytest.raises(UserError, match="6 updates in a row.* --resume"):
+    with pytest.raises(UserError, match="8 updates in a row.* --resume"):
         go(small, tmp_path / "run", "--resume", steps=9)
     assert checkpoint.newest(tmp_path / "run").name == "checkpoint-000002"
 
