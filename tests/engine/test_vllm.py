@@ -14,6 +14,7 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.model import vllm
 from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.model.sampling import Sampling, sample
 from engine.model.vllm import VLLM
