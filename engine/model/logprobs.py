@@ -46,8 +46,8 @@ class Policy:
 
 
 def batch_logprobs(model, batch, **options):
-    """`completion_logprobs` of a Batch. FSDP would move a mask among the arguments to the device. It
-    leaves a Batch as it is."""
+    """`completion_logprobs` of a Batch. FSDP would move a mask among the arguments to the device,
+    but it leaves a Batch as it is."""
     return completion_logprobs(model, batch.prompts, batch.tokens, batch.mask, **options)
 
 
