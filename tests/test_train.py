@@ -70,7 +70,6 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
         scored.append((len(prompts), temperature))
         return real(model, prompts, *rest, temperature=temperature, **options)
 
-    score.__name__ = real.__name__
     monkeypatch.setattr("engine.model.logprobs.completion_logprobs", score)
     options = {"group_size": 8, "temperature": 0.7, "micro_batch_tokens": 10**6}
     metrics, sample = run_step(step_inputs, [number_of_digits], algorithm, **options)
