@@ -41,16 +41,15 @@ def changed(model, before):
 def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loaded):
     model, tokenizer = loaded
     batch, policy = completions(tokenizer), Policy(model)
-    base = logprobs_of(policy, batch)
+    base = policy.logprobs(batch).detach()
     add_adapter(model, 4, seed=1)
     networks = whole_networks(policy, tokenizer, lr=1e-2, beta=0.04, adapter=True)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    batch.ref_logp = base
     updated(model, networks.optimizer, [batch], resolve("grpo"))
     assert changed(model, before) and all("lora_" in name for name in changed(model, before))
-    assert not torch.allclose(logprobs_of(policy, batch), base)
-    torch.testing.assert_close(logprobs_of(networks.reference, batch), base)
-    assert not torch.allclose(logprobs_of(policy, batch), base)  # the adapter is on again
+    assert not torch.allclose(policy.logprobs(batch), base)
+    torch.testing.assert_close(networks.reference.logprobs(batch), base)
+    assert not torch.allclose(policy.logprobs(batch), base)  # the adapter is on again
 
 
 def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path, capsys):
@@ -77,7 +76,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path, ca
     torch.testing.assert_close(adapter_of(resumed), adapter_of(adapted.model), rtol=0, atol=0)
     assert [*merged.model.state_dict()] == [*base.model.state_dict()]
     trained, as_one, before = (
-        logprobs_of(policy, completions(tokenizer)) for policy in (adapted, merged, base)
+        policy.logprobs(completions(tokenizer)) for policy in (adapted, merged, base)
     )
     torch.testing.assert_close(as_one, trained)
     assert not torch.allclose(as_one, before, atol=1e-3)
@@ -193,37 +192,42 @@ def test_the_copy_rests_during_the_update(loaded, monkeypatch):
     assert all(p.untyped_storage().nbytes() for p in model.parameters())
 
 
-@pytest.mark.parametrize("fits, limit", [(500, 500), (300, 250), (60, 62), (20, None)])
+@pytest.mark.parametrize("fits, limit, failures", [
+    (500, 500, 0), (300, 250, 1), (60, 62, 3), (20, None, 4),
+])  # fmt: skip
 def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
-    small, monkeypatch, fits, limit
+    small, monkeypatch, fits, limit, failures
 ):
-    """Four mini-batches, cut to 500 tokens, 50 a row: the first one finds what fits, the others are
-    cut like that at once."""
+    """Four mini-batches, twice: the first one finds what fits, and the limit holds from then on.
+    The first micro-batch has one row, so that it is done when memory runs out. A row counts 50
+    tokens."""
     monkeypatch.setattr("update.LEAST_TOKENS", 50)
-    real = Policy.logprobs
+    real, failed = Policy.logprobs, []
 
-    def logprobs(self, batch, **options):
+    def policys(self, batch, **options):
         if len(batch.prompts) * 50 > fits:
+            failed.append(batch)
             raise torch.OutOfMemoryError("out of memory")
         return real(self, batch, **options)
 
-    def cut(batch, tokens, policy):
-        places = torch.arange(len(batch.prompts)).split(max(1, tokens // 50))
-        return [(rows, batch.rows(rows)) for rows in places]
+    def cut(prompts, lengths, tokens):
+        rows = range(1, len(prompts))
+        return [[0], *([*some] for some in torch.tensor(rows).split(max(1, tokens // 50)))]
 
-    monkeypatch.setattr("update.micro_batches", cut)
+    monkeypatch.setattr("records.cut_by_prompt", cut)
     weights, limits = [], Limits(micro_batch_tokens=500)
     for limited in (False, True):
         if limited:
-            monkeypatch.setattr(Policy, "logprobs", logprobs)
+            monkeypatch.setattr(Policy, "logprobs", policys)
         model, tokenizer = loading.load_model(small, CPU)
-        minibatches = [completions(tokenizer, n=12, seed=s) for s in range(4)]
+        minibatches = [completions(tokenizer, n=12, seed=seed) for seed in range(4)]
         with pytest.raises(torch.OutOfMemoryError) if limited and not limit else nullcontext():
             updated(
                 model, torch.optim.SGD(model.parameters(), lr=0.5), minibatches,
-                resolve("grpo", mu=1, beta=0.0), limits=limits,
+                resolve("grpo", mu=2, beta=0.0), limits=limits,
             )
         weights.append(weights_of(model))
+    assert len(failed) == failures
     if limit:
         assert limits.micro_batch_tokens == limit
         torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
