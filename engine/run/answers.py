@@ -103,6 +103,6 @@ def stamp_of(name):
     name: a path, FILE.py:FUNCTION, RewardModel:DIR, or the name of a reward; ":WEIGHT" may follow.
     """
     path = Path(name.removeprefix("RewardModel:").split(":")[0])
-    files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
-    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    held = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in held]
     return hashlib.sha256(repr(stamps).encode()).hexdigest()[:16] if stamps else ""
