@@ -12,9 +12,8 @@ from engine.base.errors import UserError
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
-from engine.run import curves
+from engine.run import curves, doctor
 from engine.tasks import toy, toy_model
-from experiments import doctor
 from tests.training import CPU
 
 REWARDS = '''
