@@ -87,7 +87,7 @@ def pooled(rollout, advantages, k):
 def unbiased(rollout, advantages, k):
     """Drawn with chances in proportion to |A|, and weighed by their inverse."""
     generator = torch.Generator().manual_seed(rollout.seed)
-    p = chances(advantages.abs().masked_fill(~rollout.trainable, 0.0).double(), k)
+    p = chances(advantages.abs().double(), k, allowed=rollout.trainable)
     kept = draw(p, torch.rand((len(p), 1), dtype=p.dtype, generator=generator))
     rows = kept.flatten().nonzero()[:, 0]
     return rows, weighed(advantages, p).flatten()[rows]
@@ -99,21 +99,34 @@ def smallest(rollout, advantages, k, *, metric):
     metric: rollout → (Q, G).
     """
     ks = torch.as_tensor(k).expand(len(advantages)).tolist()
-    metric = metric(rollout).float().masked_fill(~rollout.trainable, torch.inf)
-    G, kept = metric.shape[1], [torch.empty(0, dtype=torch.int64)]
-    kept += [q * G + retain(metric[q : q + 1], k)[0] for q, k in enumerate(ks)]
-    return torch.cat(kept)
+    values = metric(rollout).float()
+    values = values.masked_fill(~rollout.trainable, torch.inf)
+    kept = []
+    for q, own_k in enumerate(ks):
+        [of_question] = retain(values[q : q + 1], own_k)
+        kept.append(q * values.shape[1] + of_question)
+    return rows_of(kept)
 
 
 def max_variance(rollout, advantages, k):
     """PODS: the rewards that vary the most."""
-    G, kept = advantages.shape[1], [torch.empty(0, dtype=torch.int64)]
-    for q, (rewards, trainable) in enumerate(zip(rollout.total, rollout.trainable)):
-        first, last = trainable.nonzero()[:, 0], (~trainable).nonzero()[:, 0]
-        if len(first) > k:
-            first, last = first[max_variance_subset(rewards[None, first], k)[0]], last[:0]
-        kept.append(q * G + torch.cat([first, last[: k - len(first)]]).sort().values)
-    return torch.cat(kept)
+    kept = []
+    for q, rewards in enumerate(rollout.total):
+        trainable = rollout.trainable[q].nonzero()[:, 0]
+        others = (~rollout.trainable[q]).nonzero()[:, 0]
+        if len(trainable) > k:
+            [chosen] = max_variance_subset(rewards[None, trainable], k)
+            of_question = trainable[chosen]
+        else:
+            missing = k - len(trainable)
+            of_question = torch.cat([trainable, others[:missing]])
+        kept.append(q * advantages.shape[1] + of_question.sort().values)
+    return rows_of(kept)
+
+
+def rows_of(questions):
+    """The rows of several questions, one after the other. questions: a list, maybe empty."""
+    return torch.cat([torch.empty(0, dtype=torch.int64), *questions])
 
 
 KEEP = {
@@ -138,10 +151,10 @@ def advantages_over_kept(algorithm, rollout, rows):
         groups = [rows[rows // G == q][None] for q in range(Q)]
     else:  # all questions at once, also if there are none: GDPO compares over all devices
         groups = [rows.view(Q, algorithm.k)]
+    rewards, lengths = rollout.rewards.flatten(1), rollout.lengths.flatten()
     advantages = torch.zeros(Q * G)
     for group in groups:
-        rewards, lengths = rollout.rewards.flatten(1)[:, group], rollout.lengths.flatten()[group]
-        of_kept = replace(rollout, rewards=rewards, lengths=lengths)
+        of_kept = replace(rollout, rewards=rewards[:, group], lengths=lengths[group])
         advantages[group] = algorithm.advantages(of_kept)
     return advantages.view(Q, G)
 

@@ -49,8 +49,10 @@ class Rollout:
     @property
     def total(self):
         """Σ_n w_n r_n: the weighted sum of the rewards, (Q, G)."""
-        zeros = torch.zeros(self.rewards.shape[1:])
-        return sum((w * r for w, r in zip(self.reward_weights, self.rewards)), zeros)
+        total = torch.zeros(self.rewards.shape[1:])
+        for weight, rewards in zip(self.reward_weights, self.rewards):
+            total = total + weight * rewards
+        return total
 
     def over_all_devices(self, advantages):
         """(Q, G): advantages(rewards of the groups of all devices, (R, …, G)), of this device."""
@@ -61,19 +63,30 @@ def join(rollouts):
     """Several rollouts as one. Shorter completions are padded."""
     longest = max(rollout.tokens.shape[1] for rollout in rollouts)
 
-    def together(name, dim=0):
-        values = [getattr(rollout, name) for rollout in rollouts]
-        if name in ("tokens", "logp", "mask"):
-            values = [F.pad(x, (0, longest - x.shape[1])) for x in values]
-        return torch.cat(values, dim)
+    def padded(name):
+        tensors = []
+        for rollout in rollouts:
+            tensor = getattr(rollout, name)
+            tensors.append(F.pad(tensor, (0, longest - tensor.shape[1])))
+        return torch.cat(tensors)
+
+    def joined(name, dim=0):
+        return torch.cat([getattr(rollout, name) for rollout in rollouts], dim)
 
     return replace(
-        rollouts[0], rollouts=len(rollouts), failures=sum(r.failures for r in rollouts),
-        questions=[q for r in rollouts for q in r.questions],
-        texts=[text for r in rollouts for text in r.texts],
-        **{name: together(name) for name in (
-            "places", "tokens", "logp", "mask", "lengths", "truncated", "trainable")},
-        rewards=together("rewards", dim=1),
+        rollouts[0],
+        questions=[question for rollout in rollouts for question in rollout.questions],
+        texts=[text for rollout in rollouts for text in rollout.texts],
+        places=joined("places"),
+        tokens=padded("tokens"),
+        logp=padded("logp"),
+        mask=padded("mask"),
+        lengths=joined("lengths"),
+        truncated=joined("truncated"),
+        trainable=joined("trainable"),
+        rewards=joined("rewards", dim=1),
+        failures=sum(rollout.failures for rollout in rollouts),
+        rollouts=len(rollouts),
     )
 
 
@@ -104,7 +117,7 @@ class Batch:
     def rows(self, indices):
         """The completions with these indices, as a batch of their own."""
         indices = torch.as_tensor(indices, dtype=torch.long)
-        on_device = indices.to(self.tokens.device)
+        on_device = indices.to(self.tokens.device, non_blocking=True)
         mask = self.mask[indices]
         longest = max(extents(mask).tolist(), default=0)
         chosen = {}
@@ -122,19 +135,22 @@ def without_tokens(batch):
 
 def micro_batches(batch, max_tokens, policy):
     """[(rows, Batch of these rows)]: a model computes at most `max_tokens` tokens for each,
-    padding included. There is at least one."""
+    padding included. There is at least one. rows: on the device."""
     lengths = extents(batch.mask).tolist()
     if policy.shares_prompts:
         cut = cut_by_prompt(batch.prompts, lengths, max_tokens)
     else:
         cut = cut_by_length([len(p) + n for p, n in zip(batch.prompts, lengths)], max_tokens)
-    found = [(rows, batch.rows(rows)) for rows in cut]
+    device, found = batch.tokens.device, []
+    for rows in map(torch.tensor, cut):
+        found.append((rows.to(device, non_blocking=True), batch.rows(rows)))
     count = max(1, len(found))
     if shards.is_sharded(policy.model):
         # devices gather weights together, so each needs as many micro-batches as the others
-        most = ranks.all_sum({"count": count}, batch.tokens.device, op="max")
+        most = ranks.all_sum({}, batch.tokens.device, maxima={"count": count})
         count = int(most["count"])
-    fill = [([], without_tokens(batch))] * (count - len(found))
+    no_row = torch.zeros(0, dtype=torch.int64, device=device)
+    fill = [(no_row, without_tokens(batch))] * (count - len(found))
     return found + fill
 
 
@@ -143,15 +159,20 @@ def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     each, with the weights of its tokens.
 
     They are cut in the order of the step's questions. So a mini-batch does not depend on how the
-    questions were shared out. A mini-batch from which no device has anything to learn is left out.
-    Its gradient is 0, but AdamW would still move the weights, because it remembers earlier
-    gradients. If every advantage is 0, only a critic has something to learn.
+    questions were shared out. A mini-batch in which every advantage is 0 is left out, unless a
+    critic learns from it. This is our choice: with β > 0 the KL term alone has a gradient there
+    (docs/metrics.md). Without it the gradient is 0, but AdamW would still move the weights, because
+    it remembers earlier gradients.
     """
     G, device = advantages.shape[1], rollout.tokens.device
     everything = Batch(
-        [question["prompt"] for question in rollout.questions for _ in range(G)], rollout.tokens,
-        rollout.mask, advantages.flatten().to(device), scores=rollout.total.flatten().to(device),
-        sampled_logp=rollout.logp)
+        prompts=[question["prompt"] for question in rollout.questions for _ in range(G)],
+        tokens=rollout.tokens,
+        mask=rollout.mask,
+        advantages=advantages.flatten().to(device, non_blocking=True),
+        scores=rollout.total.flatten().to(device, non_blocking=True),
+        sampled_logp=rollout.logp,
+    )
     places = rollout.places[rows // G] * G + rows % G
     of_all_devices = torch.tensor(sorted(ranks.gather(places.tolist())), dtype=torch.long)
     batches = []
@@ -169,7 +190,7 @@ def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     for m, batch in enumerate(batches):
         n, tokens = int(counts[m, "completions"]), int(counts[m, "tokens"])
         if counts[m, "signals"] or (algorithm.critic and n):
-            mask = batch.mask.to(device)
+            mask = batch.mask.to(device, non_blocking=True)
             batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
             learned.append(batch)
     return learned

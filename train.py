@@ -97,11 +97,13 @@ def train_step(
 
 def networks_of(config, algorithm, source, device, folder=None):
     """The Networks of a run. source, folder: as for `build`."""
+    data, sampling = config.data, config.sampling
+    critic_lr = task_of(data.dataset).critic_lr
+    longest = data.max_prompt_tokens + sampling.max_new_tokens
     return build(
-        source, device, config.devices, config.sampling, lr=config.update.lr,
-        critic_lr=task_of(config.data.dataset).critic_lr, beta=algorithm.beta,
-        critic=algorithm.critic, seed=config.run.seed,
-        longest=config.data.max_prompt_tokens + config.sampling.max_new_tokens, folder=folder)
+        source, device, config.devices, sampling, lr=config.update.lr, critic_lr=critic_lr,
+        beta=algorithm.beta, critic=algorithm.critic, seed=config.run.seed, longest=longest,
+        folder=folder)
 
 
 def set_up(config, algorithm, device, rows):

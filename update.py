@@ -33,7 +33,8 @@ class Limits:
 # metrics that are means over tokens; each token has its weight in the loss
 MEANS = ("kl", "kl_old", "clip_fraction", "ratio_mean", "entropy_trained", "sampler_gap")
 LOSSES = ("loss", "value_loss")  # sums as they are
-OF_UPDATES = ("loss", *MEANS, "ratio_max", "sampler_gap_max", "grad_norm")
+MAXIMA = ("ratio_max", "sampler_gap_max")
+OF_UPDATES = ("loss", *MEANS, *MAXIMA, "grad_norm")
 # what the logs hold after a step without an update
 NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0}
 
@@ -68,7 +69,7 @@ def update(networks, minibatches, algorithm, limits):
             networks.optimizer.step()
     networks.optimizer.zero_grad()  # frees memory for the sampler
     stats = {name: sum(h[name] for h in history) / len(history) for name in history[0]}
-    stats |= {name: max(h[name] for h in history) for name in ("ratio_max", "sampler_gap_max")}
+    stats |= {name: max(h[name] for h in history) for name in MAXIMA}
     return stats | {"skipped_updates": sum(skipped)}, skipped
 
 
@@ -92,13 +93,16 @@ def gradient(networks, minibatch, algorithm, limits):
                    f"{limits.micro_batch_tokens} from now on.")
     for network in networks.learners:
         shards.sum_gradients(network)
-    sums = ranks.all_sum(sums, networks.model.device)
-    longest = limits.max_grad_norm
-    norms = [shards.clip_gradients(network, longest) for network in networks.learners]
-    weight = max(sums.pop("weight"), 1e-12)
-    stats = {name: x if name in LOSSES else x / weight for name, x in sums.items()}
-    maxima = ranks.all_sum(maxima, networks.model.device, op="max")
-    return stats | {"grad_norm": norms[0]} | maxima, norms
+    for i, network in enumerate(networks.learners):
+        maxima[f"norm {i}"] = shards.clip_gradients(network, limits.max_grad_norm)
+    found = ranks.all_sum(sums, networks.model.device, maxima)
+    norms = [found.pop(f"norm {i}") for i in range(len(networks.learners))]
+    weight = max(found.pop("weight"), 1e-12)
+    stats = {"grad_norm": norms[0]}
+    for name, value in found.items():
+        is_mean = name not in (*LOSSES, *MAXIMA)
+        stats[name] = value / weight if is_mean else value
+    return stats, norms
 
 
 def accumulate(networks, minibatch, algorithm, limits):
@@ -111,7 +115,7 @@ def accumulate(networks, minibatch, algorithm, limits):
     old_logp = torch.zeros(minibatch.tokens.shape, device=device)
     zero = torch.zeros((), dtype=torch.float64, device=device)
     sums = dict.fromkeys([*MEANS, *LOSSES, "weight"], zero)
-    maxima = dict.fromkeys(["ratio_max", "sampler_gap_max"], zero)
+    maxima = dict.fromkeys(MAXIMA, zero)
     parts = micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
     for i, (rows, batch) in enumerate(parts, 1):
         progress.say("update", i, len(parts), "micro-batches")

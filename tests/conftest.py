@@ -26,7 +26,7 @@ os.environ["HF_HUB_OFFLINE"], huggingface_hub.constants.HF_HUB_OFFLINE = "1", Tr
 def small(tmp_path_factory):
     """A copy of the toy's base model in a folder: it answers, and now and then rightly."""
     folder = tmp_path_factory.mktemp("small")
-    return shutil.copytree(toy_model.base(), folder, dirs_exist_ok=True, copy_function=shutil.copy)
+    return str(shutil.copytree(toy_model.base(), folder, dirs_exist_ok=True))
 
 
 @pytest.fixture

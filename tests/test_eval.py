@@ -131,7 +131,7 @@ WORDS = ["--questions", "10", "--samples", "2", "--batch_size", "6", "--max_new_
 
 
 def go(small, folder, *words):
-    evaluation.main(["--model", str(small), *WORDS, "--output_dir", str(folder), *words])
+    evaluation.main(["--model", small, *WORDS, "--output_dir", str(folder), *words])
     return (folder / "eval-toy.jsonl").read_text().splitlines()
 
 
@@ -185,7 +185,7 @@ def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
             {"problem": "2+2=?", "answer": "4", "level": 1}]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluation.main([
-        "--model", str(small), "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
+        "--model", small, "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
         "--output_dir", f"{tmp_path}/out", "--benchmark", f"{tmp_path}/mine.jsonl", "toy"])
     assert capsys.readouterr().out.count("greedy") == 2
     summary, toy = (json.loads((tmp_path / f"out/eval-{x}.json").read_text())

@@ -59,17 +59,33 @@ def world_size():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def all_sum(values, device, op="sum"):
-    """A dict of floats, summed over the ranks (op "max": the largest). Every rank must pass the
-    same keys.
+def all_sum(values, device, maxima=()):
+    """A dict of floats: `values` summed over the ranks, and the largest of `maxima`, another dict.
+    Every rank must pass the same keys.
 
-    values: numbers, or 0-dimensional tensors on `device`. They are read off the device all at once.
+    Both hold numbers, or 0-dimensional tensors. They are read off the device all at once.
     """
-    float64 = {"dtype": torch.float64, "device": device}
-    packed = torch.stack([torch.as_tensor(value, **float64) for value in values.values()])
+    packed = pack(values, device)
+    largest = pack(maxima or {}, device)
     if world_size() > 1:
-        dist.all_reduce(packed, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
-    return dict(zip(values, packed.tolist()))
+        dist.all_reduce(packed)
+        if maxima:
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return dict(zip([*values, *maxima], torch.cat([packed, largest]).tolist()))
+
+
+def pack(values, device):
+    """The values of a dict as one tensor on the device, float64."""
+    numbers = [0.0 if is_on(value, device) else float(value) for value in values.values()]
+    packed = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True)
+    for i, value in enumerate(values.values()):
+        if is_on(value, device):
+            packed[i] = value
+    return packed
+
+
+def is_on(value, device):
+    return torch.is_tensor(value) and value.device.type == device.type
 
 
 def gather(rows):

@@ -44,7 +44,8 @@ class RoomyLayer(DynamicLayer):
         CPU."""
         n, length = len(order), self.keys.shape[2]
         target = (order != torch.arange(n)).nonzero().squeeze(1)
-        target, source = target.to(self.device), order[target].to(self.device)
+        source = order[target].to(self.device, non_blocking=True)
+        target = target.to(self.device, non_blocking=True)
         for room in self.rooms:
             room[target, :, :length] = room[source, :, :length]
         self.keys, self.values = (room[:n, :, :length] for room in self.rooms)
@@ -56,7 +57,8 @@ def give_room(cache, rows, repeats, longest):
     Layers of another kind, for example of a sliding window or with a state in place of keys, stay
     as transformers made them.
     """
-    cache.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
+    numbers = torch.arange(rows, device=cache.layers[0].keys.device)
+    cache.reorder_cache(numbers.repeat_interleave(repeats))
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
             cache.layers[i] = RoomyLayer(layer, longest)

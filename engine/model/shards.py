@@ -138,4 +138,4 @@ def clip_gradients(network, longest):
     from torch.distributed.tensor import DTensor
 
     norm = torch.nn.utils.clip_grad_norm_(network.parameters(), longest)
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

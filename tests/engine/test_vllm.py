@@ -14,7 +14,7 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.model.logprobs import completion_logprobs
+from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.model.sampling import Sampling, sample
 from engine.model.vllm import VLLM
 from engine.run import checks
@@ -104,7 +104,7 @@ def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monke
         asked.clear()
         drawn = engine.sample(prompts, 2, Sampling(20), 7, places)
         assert drawn.tokens.tolist() == [[5, 1]] * 2 * len(prompts) and not drawn.truncated.any()
-        assert (drawn.logp == -0.5).all() and (drawn.lengths == 2).all()
+        assert (drawn.logp == -0.5).all() and (drawn.lengths == 2).all() and drawn.mask.all()
         for i, (prompt, seed) in enumerate(asked):
             assert seeds.setdefault((*prompt, i % 2), seed) == seed
     assert len(set(seeds.values())) == 6
@@ -164,7 +164,7 @@ def disagreement(model, prompts, drawn, temperature=1.0):
     pass."""
     with torch.no_grad():
         scored = completion_logprobs(
-            model, prompts, drawn.tokens, drawn.lengths, temperature=temperature
+            model, prompts, drawn.tokens, drawn.mask, temperature=temperature
         )
     return (scored - drawn.logp).abs().max().item()
 
@@ -221,6 +221,7 @@ def test_completions_end_at_the_stop_ids_or_are_marked_truncated(world, monkeypa
         assert truncated == (tokens[n - 1] not in stop_ids)
         assert n == 20 or not truncated
         assert set(tokens[n:]) <= {20} and not logp[n:].any()
+    assert torch.equal(drawn.mask, completion_mask(drawn.tokens, drawn.lengths))
     inside = {
         token for tokens, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())
         for token in tokens[: n - 1]

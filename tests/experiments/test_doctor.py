@@ -150,7 +150,7 @@ def drilled(small, tmp_path_factory):
     tokens = torch.tensor([tokenizer.encode(f"<answer>2</answer>{tokenizer.eos_token}")] * 8)
     for i in range(25):
         prompts = [tokenizer.encode(toy.question(8 * i + j)["question"]) for j in range(8)]
-        logp = completion_logprobs(model, prompts, tokens, torch.full((8,), tokens.shape[1]))
+        logp = completion_logprobs(model, prompts, tokens, torch.ones(tokens.shape).bool())
         (-logp.mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
