@@ -268,7 +268,7 @@ def minibatches_of(rows, count, places=(0, 1)):
 def cut(batch, max_tokens, shares_prompts=True):
     """[(rows, lengths) of each micro-batch]"""
     policy = SimpleNamespace(model=torch.nn.Identity(), shares_prompts=shares_prompts)
-    return [(rows, part.mask.sum(1).tolist())
+    return [(rows.tolist(), part.mask.sum(1).tolist())
             for rows, part in micro_batches(batch, max_tokens, policy)]
 
 

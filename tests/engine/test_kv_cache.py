@@ -33,7 +33,7 @@ def filled(rows=3, length=4, repeats=2, longest=11):
     cache = DynamicCache()
     x = torch.randn(2, rows, 2, length, 5)
     cache.update(*x, 0)
-    give_room(cache, rows, repeats, longest)
+    give_room(cache, torch.arange(rows).repeat_interleave(repeats), longest)
     return cache, x.repeat_interleave(repeats, 1)
 
 

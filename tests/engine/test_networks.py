@@ -17,7 +17,7 @@ from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, build, load_policy, whole_networks
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler, Sampling
-from engine.run.config import Config
+from engine.run.config import check
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
@@ -27,6 +27,11 @@ from train import main
 from update import Limits
 
 pytestmark = pytest.mark.slow
+
+
+@torch.no_grad()
+def logprobs_of(policy, batch):
+    return policy.logprobs(batch)
 
 
 def changed(model, before):
@@ -65,7 +70,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path, ca
         for path in (tmp_path / "run", tmp_path / "run/merged", small)
     )
     assert adapted.model.active_adapters()
-    config = Config.of(lora=4)
+    config, _ = check({"lora": 4})
     resumed = build(
         small, CPU, config.devices, config.sampling, lr=1e-2, folder=str(folder)).model
     torch.testing.assert_close(adapter_of(resumed), adapter_of(adapted.model), rtol=0, atol=0)
@@ -123,7 +128,7 @@ def bytes_per_parameter(folder, start):
     """By how many bytes this process grows while it builds the networks of a run with a bfloat16
     reference, at the peak."""
     torch.set_num_threads(1)
-    config, built = Config.of(dtype="bfloat16"), []
+    built, (config, _) = [], check({"dtype": "bfloat16"})
 
     def build_from(name, start):
         folder_of = start and f"{folder}/{start}"
@@ -174,7 +179,7 @@ def test_the_copy_rests_during_the_update(loaded, monkeypatch):
     monkeypatch.setattr(train, "update", watched)
     rewards = named(lambda completions, **_: [float(len(c)) for c in completions])
     train.train_step(
-        networks, resolve("cppo", beta=0.0), rewards, Sampling(12), Limits(),
+        networks, resolve("cppo", beta=0.0), rewards, Sampling(48), Limits(),
         lambda count: [question], random.Random(0),
     )
     assert held == [0]

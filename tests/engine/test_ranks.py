@@ -23,7 +23,8 @@ from engine.model.critic import estimate
 from engine.model.logprobs import completion_mask
 from engine.model.networks import build
 from engine.run import checkpoint
-from engine.run.config import Config, check
+from engine.run.config import check
+from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
 from tests.training import minibatches_of
@@ -46,12 +47,10 @@ UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "g
 def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, dtype="float32"):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their
     Algorithm."""
-    config = Config.of(
-        algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard,
-        gradient_checkpointing=shard == "full", lora=lora, seed=1,
-        dtype=dtype,
-    )
-    config, algorithm = check(config)
+    config, algorithm = check({
+        "algorithm": algorithm, "model": "toy", "lr": 1e-3, "beta": 0.04, "shard": shard,
+        "gradient_checkpointing": shard == "full", "lora": lora, "seed": 1, "dtype": dtype,
+    })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(
         folder, device, config.devices, config.sampling, lr=1e-3, beta=0.04, seed=1,
@@ -59,7 +58,7 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, d
         folder=saved,
     )
     if saved:
-        checkpoint.restore(saved, networks, {})
+        checkpoint.restore(saved, networks)
     return networks, algorithm
 
 
@@ -131,7 +130,7 @@ def update_with_signal_in_one(folder, share, shard="none"):
 def saved_update(networks, algorithm, share, run_dir, step):
     """One update with AdamW, and a checkpoint behind it."""
     fixed_update(networks, algorithm, share, networks.optimizer, scale=1 / step)
-    assert checkpoint.save(run_dir, networks, {"step": step}, {}) is None
+    assert checkpoint.save(run_dir, networks, State("toy", "data", per_step=1, step=step))
 
 
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):

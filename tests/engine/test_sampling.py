@@ -223,9 +223,3 @@ def test_top_k_and_top_p_draw_from_the_most_likely_only(options, allowed):
     torch.testing.assert_close(
         observed[:allowed], logits[:allowed].softmax(-1), rtol=0, atol=1 / n)
     torch.testing.assert_close(logp, logits.log_softmax(-1)[token])  # of the model's own policy
-
-
-def test_sampling_that_differs_from_the_model_earns_a_warning():
-    assert Sampling(8).notes == []
-    for options in ({"temperature": 0.9}, {"top_p": 0.9}, {"top_k": 20}):
-        assert "not the model's own" in Sampling(8, **options).notes[0]

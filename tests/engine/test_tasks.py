@@ -50,7 +50,7 @@ def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small
         assert getattr(options, option) == getattr(task, option), option
     assert options.rewards == list(task.rewards)
     assert options.eval_dataset == (name if task.evaluated else None)
-    own, _ = open_run([*words, "--lr", "0.5", "--rewards", "format_reward:2"])
+    own, *_ = open_run([*words, "--lr", "0.5", "--rewards", "format_reward:2"])
     assert (own.update.lr, own.data.rewards) == (0.5, ["format_reward:2"])
 
 
