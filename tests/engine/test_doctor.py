@@ -211,8 +211,7 @@ def base(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [
-    "grpo", "cppo", "drgrpo", "dapo", "gspo", "gdpo", "pods", "cppo_published",
-    "ppo",
+    "grpo", "cppo", "drgrpo", "dapo", "gspo", "gdpo", "pods", "cppo_published", "ppo",
     "gfpo --pruning_rate 0.25",  # at its 0.5 GFPO needs more steps than a test has
 ])
 def test_a_run_that_learns_gets_no_finding(algorithm, base, found, tmp_path):
