@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import warnings
 
+import torch
+
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
 
@@ -48,7 +50,9 @@ class Apart:
 
 
 def quietly(pipe, function, *args):
-    """What their functions print would stand in the middle of the table."""
+    """What their functions print would stand in the middle of the table; and a fork has no threads
+    but this one: torch would wait for the others for ever."""
+    torch.set_num_threads(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     warnings.simplefilter("ignore")
     function(lambda answer: pipe.send_bytes(json.dumps(answer).encode()), *args)

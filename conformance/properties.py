@@ -20,7 +20,7 @@ ROOT = HERE.parent
 TESTS = HERE / "tests" if (HERE / "tests").is_dir() else ROOT / "tests"
 PROJECT = ("grpo", "cppo", "allocate", "micro_batches", "family", "tests", "conformance")
 ALONE = ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), "-W", "ignore"]
-ALONE += [word for plugin in ("terminal", "cacheprovider", "unraisableexception")
+ALONE += [word for plugin in ("terminal", "cacheprovider", "faulthandler", "unraisableexception")
           for word in ("-p", f"no:{plugin}")]
 ALONE += ["-o", "verbosity_assertions=2"]  # no list is cut short
 

@@ -11,6 +11,8 @@ NO_ARGUMENT = "your function has no argument"
 SWALLOWED = "nobody sees whether your function uses what it takes as **kwargs:"
 UNKNOWN = "your function needs an argument that ours does not have:"
 RAISED = "your function raises NotImplementedError"
+INSIDE = ("it imports a module while it runs, and finds ours, which has the same name: import it "
+          "at the top of the file")
 IN_PLACE = "it changes its argument `{}` in place"
 
 
@@ -41,20 +43,28 @@ class Theirs:
         self.any_name = inspect.Parameter.VAR_KEYWORD in kinds.values()
         self.any_number = inspect.Parameter.VAR_POSITIONAL in kinds.values()
         self.places = sum(kind in POSITIONAL for kind in kinds.values())
-        self.left, self.broken, self.answered = {}, [], 0
+        self.left, self.broken, self.answered, self.inside = {}, [], 0, False
 
     def __call__(self, *args, **options):
         first, rest = self.handed(args, options)
         given = dict(zip(self.form.parameters, first)) | rest
         before = {name: x.detach().clone() for name, x in given.items() if torch.is_tensor(x)}
+        if self.inside:
+            self.breaks(INSIDE)
+        self.inside = True
         try:
             answer = self.function(*first, **rest)
+        except Broken:
+            raise
         except NotImplementedError:
             self.leave_out(RAISED)
         except SystemExit as error:
             self.breaks("it calls sys.exit", error)
-        except Exception as error:
-            self.breaks(f"it raises {type(error).__name__}: {error}".split("\n")[0], error)
+        except BaseException as error:
+            words = f"it raises {type(error).__name__}: {error}".split("\n")[0]
+            self.breaks(words.removesuffix(": "), error)
+        finally:
+            self.inside = False
         answer = self.in_our_form(answer, self.ours(*args, **options))
         self.answered += 1
         for name, old in before.items():
@@ -109,11 +119,12 @@ class Theirs:
 
     def why_left_out(self):
         """Clauses, one after the other; the arguments stand as in our function."""
-        order = [*self.form.parameters, *self.takes.parameters]
-        clauses = []
+        order, clauses = [*self.form.parameters], []
         for why, names in self.left.items():
-            quoted = [f"`{name}`" for name in order if name in names]
-            clauses.append(f"{why} {', '.join(dict.fromkeys(quoted))}".strip())
+            known = [name for name in order if name in names]
+            others = [name for name in names if name not in order]
+            quoted = ", ".join(f"`{name}`" for name in known + others)
+            clauses.append(f"{why} {quoted}".strip())
         return "; ".join(clauses)
 
     def in_our_form(self, answer, right):
@@ -121,8 +132,11 @@ class Theirs:
         if not isinstance(right, tuple):
             return self.tensor(answer, right)
         answer = answer if isinstance(answer, tuple) else (answer,)
+        needed = sum(torch.is_tensor(x) for x in right)
+        if len(answer) < needed:
+            self.breaks(f"it returns {len(answer)} answer, {needed} are needed")
         return tuple(b if isinstance(b, dict) else self.tensor(a, b)
-                     for a, b in zip((*answer, None)[: len(right)], right))
+                     for a, b in zip((*answer, None), right))
 
     def tensor(self, answer, right):
         if not torch.is_tensor(right):

@@ -115,15 +115,15 @@ def sampled(model, tokenizer, number, count):
     rewards = toy_accuracy(drawn.texts(tokenizer, questions), answer=answers)
     advantages = group_advantages(torch.tensor(rewards).view(count, G))
     each = [prompt for prompt in prompts for _ in range(G)]
-    batch = Batch(each, drawn.tokens, drawn.lengths, advantages.flatten())
-    return batch, advantages, batch.lengths.view(count, G).float()
+    batch = Batch(each, drawn.tokens, drawn.mask, advantages.flatten())
+    return batch, advantages, drawn.lengths.view(count, G).float()
 
 
 def scores(model, batch):
     """∇ Σ_t log π(o_it) of each completion: (N, parameters)."""
     rows = []
     for i in tqdm(range(len(batch.prompts)), desc="gradients"):
-        logp = batch.rows([i]).logprobs(Policy(model), 1.0).sum()
+        logp = Policy(model).logprobs(batch.rows([i])).sum()
         gradients = torch.autograd.grad(logp, list(model.parameters()))
         rows.append(torch.cat([g.flatten() for g in gradients]))
     return torch.stack(rows)

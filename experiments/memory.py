@@ -40,8 +40,8 @@ from engine.scoring.score import Reward
 from engine.tasks import toy_model
 from engine.tasks.questions import load_questions
 from experiments.bench import alone, digits, heading, markdown_table, qwen, report
-from grpo import grpo_loss
-from records import Batch, of_shares
+from grpo import grpo_loss, sequence_mean_weights
+from records import Batch
 from train import train_step
 from update import Limits, update
 
@@ -95,7 +95,8 @@ def completions(k, length):
     questions = torch.randint(VOCABULARY, (k, PROMPT), generator=rng).tolist()
     tokens = torch.randint(VOCABULARY, (k, length), generator=rng)
     advantages = torch.randn(k, generator=rng)
-    batch = Batch(questions, tokens, torch.full((k,), length), advantages)
+    mask = torch.ones(tokens.shape, dtype=torch.bool)
+    batch = Batch(questions, tokens, mask, advantages, weights=sequence_mean_weights(mask))
     batch.ref_logp = torch.full(tokens.shape, -math.log(VOCABULARY))
     return batch
 
@@ -104,9 +105,7 @@ def ours(model, batch, micro_batch_tokens):
     """One update. Its optimizer does not move: AdamW would add its two moments."""
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     networks = Networks(Policy(model), None, optimizer=still)
-    minibatches = of_shares([batch], micro_batch_tokens, networks)
-    sampling, limits = Sampling(batch.tokens.shape[1]), Limits(micro_batch_tokens)
-    update(networks, minibatches, resolve("grpo", mu=1), sampling, limits)
+    update(networks, [batch], resolve("grpo", mu=1), Limits(micro_batch_tokens))
 
 
 def naive(model, batch):

@@ -378,9 +378,9 @@ def kl_to_base(folder, base):
     prompts = [question["prompt"] for question in questions]
     longest = Sampling(options_of(folder)[1]["max_new_tokens"])
     drawn = Sampler(model, tokenizer).sample(prompts, 1, longest, seed=0)
-    batch = Batch(prompts, drawn.tokens, drawn.lengths, torch.zeros(len(prompts)))
+    batch = Batch(prompts, drawn.tokens, drawn.mask, torch.zeros(len(prompts)))
     with torch.no_grad():
-        k1 = kl_k1(*(batch.logprobs(Policy(m), 1.0) for m in (model, reference)))
+        k1 = kl_k1(*(Policy(m).logprobs(batch) for m in (model, reference)))
     return k1.sum(1).mean().item()
 
 

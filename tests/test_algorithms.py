@@ -19,25 +19,8 @@ from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
-from records import Rollout, into_minibatches, join
-
-
-def a_rollout(rewards, lengths=None, reward_weights=None, **more):
-    """A Rollout of rewards (Q, G), or of several (R, Q, G). lengths: (Q, G), or 1 token each."""
-    rewards = torch.as_tensor(rewards)
-    rewards = rewards if rewards.dim() == 3 else rewards[None]
-    R, Q, G = rewards.shape
-    lengths = torch.ones(Q, G).long() if lengths is None else torch.as_tensor(lengths)
-    longest = int(lengths.max()) if Q else 1
-    return Rollout(**{
-        "questions": [{"prompt": [1]}] * Q, "places": torch.arange(Q),
-        "tokens": torch.ones(Q * G, longest, dtype=torch.long), "logp": torch.zeros(Q * G, longest),
-        "mask": torch.arange(longest) < lengths.view(-1, 1), "texts": ["?"] * Q * G,
-        "lengths": lengths, "truncated": torch.zeros(Q, G, dtype=torch.bool),
-        "trainable": torch.ones(Q, G, dtype=torch.bool), "rewards": rewards,
-        "reward_names": [f"reward_{i}" for i in range(R)],
-        "reward_weights": reward_weights or [1.0] * R, **more,
-    })
+from records import into_minibatches, join, micro_batches
+from tests.training import a_rollout
 
 
 def seeded(*shape, seed=0):
@@ -270,42 +253,45 @@ def test_two_rollouts_joined_are_that_of_all_their_questions():
 # --- a rollout becomes a batch ---
 
 
-def minibatches_of(rows, count, max_tokens=100, places=(0, 1)):
+def minibatches_of(rows, count, places=(0, 1)):
     """The mini-batches of a device that keeps these rows of two questions with two completions of
     3, 1, 2 and 1 tokens."""
-    model = SimpleNamespace(device=torch.device("cpu"), base_model=SimpleNamespace(), modules=list)
     rollout = a_rollout(
         torch.zeros(2, 2), [[3, 1], [2, 1]], questions=[{"prompt": [7]}, {"prompt": [8, 8]}],
         tokens=torch.arange(12).view(4, 3), logp=-torch.arange(12.0).view(4, 3),
         places=torch.tensor(places))
-    networks = SimpleNamespace(
-        model=model, critic=None, policy=SimpleNamespace(shares_prompts=True))
     advantages = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
-    return into_minibatches(rollout, advantages, torch.tensor(rows), count, max_tokens, networks)
+    algorithm = resolve("grpo", minibatches=count)
+    return into_minibatches(rollout, advantages, torch.tensor(rows), algorithm, 48)
+
+
+def cut(batch, max_tokens, shares_prompts=True):
+    """[(rows, lengths) of each micro-batch]"""
+    policy = SimpleNamespace(model=torch.nn.Identity(), shares_prompts=shares_prompts)
+    return [(rows.tolist(), part.mask.sum(1).tolist())
+            for rows, part in micro_batches(batch, max_tokens, policy)]
 
 
 def test_a_batch_holds_the_kept_rows_with_all_that_belongs_to_them():
     """Cut to the longest of them, with the sampler's log-probabilities."""
-    [[batch]] = [minibatch.micro_batches for minibatch in minibatches_of([1, 2], 1)]
-    assert batch.prompts == [[8, 8], [7]] and batch.lengths.tolist() == [2, 1]
-    assert batch.tokens.tolist() == [[6, 7], [3, 4]]
-    assert batch.mask.tolist() == [[True, True], [True, False]]
-    assert batch.sampled_logp.tolist() == [[-6.0, -7.0], [-3.0, -4.0]]
-    torch.testing.assert_close(batch.advantages, torch.tensor([0.3, 0.2]))
+    [batch] = minibatches_of([1, 2], 1)
+    assert batch.prompts == [[7], [8, 8]]
+    assert batch.tokens.tolist() == [[3, 4], [6, 7]]
+    assert batch.mask.tolist() == [[True, False], [True, True]]
+    assert batch.sampled_logp.tolist() == [[-3.0, -4.0], [-6.0, -7.0]]
+    torch.testing.assert_close(batch.advantages, torch.tensor([0.2, 0.3]))
+    torch.testing.assert_close(batch.weights, torch.tensor([[1 / 2, 0.0], [1 / 4, 1 / 4]]))
+    assert cut(batch, 100) == [([1, 0], [2, 1])]
+    assert cut(batch, 1) == [([1], [2]), ([0], [1])]
 
 
-@pytest.mark.parametrize("rows, count, max_tokens, lengths", [
-    ([0, 1], 2, 100, [[[3]], [[1]]]),  # the completions of one question may be in several
-    ([1, 2], 4, 100, [[[1]], [[2]]]),  # fewer completions than mini-batches make fewer
-    ([0, 1, 2, 3], 2, 100, [[[3, 1]], [[2, 1]]]),
-    ([0, 1, 2, 3], 2, 1, [[[3], [1]], [[2], [1]]]),  # each is cut into micro-batches
+@pytest.mark.parametrize("rows, count, lengths", [
+    ([0, 1], 2, [[3], [1]]),  # the completions of one question may be in several
+    ([1, 2], 4, [[1], [2]]),  # fewer completions than mini-batches make fewer
+    ([0, 1, 2, 3], 2, [[3, 1], [2, 1]]),
 ])  # fmt: skip
-def test_a_batch_is_cut_into_mini_batches_and_these_into_micro_batches(
-    rows, count, max_tokens, lengths
-):
-    cut = minibatches_of(rows, count, max_tokens)
-    found = [[batch.lengths.tolist() for batch in m.micro_batches] for m in cut]
-    assert found == lengths and sum(m.completions for m in cut) == len(rows)
+def test_a_batch_is_cut_into_mini_batches(rows, count, lengths):
+    assert [batch.mask.sum(1).tolist() for batch in minibatches_of(rows, count)] == lengths
 
 
 def test_a_mini_batch_is_cut_in_the_order_of_the_questions_of_all_devices(monkeypatch):
@@ -316,8 +302,8 @@ def test_a_mini_batch_is_cut_in_the_order_of_the_questions_of_all_devices(monkey
         ranks, "all_sum", lambda counts, device: {name: n + 2 for name, n in counts.items()}
     )
     first, second = minibatches_of([0, 1, 2, 3], 2, places=(1, 3))
-    assert [b.prompts for b in first.micro_batches] == [[[7], [7]]]
-    assert [b.prompts for b in second.micro_batches] == [[[8, 8], [8, 8]]]
+    assert first.prompts == [[7], [7]] and second.prompts == [[8, 8], [8, 8]]
+    assert first.weights.sum().item() == 2 / 4  # 2 of the 4 completions of all devices
 
 
 # --- completions that may not be trained on ---

@@ -17,7 +17,7 @@ from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
 NAMED = [name for name in VERSIONS if not name.endswith("_loss")]
-NAMED += ["grpo_loss", "gspo_loss", "value_loss"]
+NAMED += ["grpo_loss", "value_loss", pytest.param("gspo_loss", marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -181,6 +181,13 @@ def test_equal_rewards_are_set_to_0_by_hand_and_other_forms_of_the_std():
     assert said("group_advantages", root) == "≈ the root of the unbiased variance plus 1e-08"
 
 
+def test_an_option_that_our_function_only_hands_on_is_named_too():
+    theirs = Theirs(lambda logp, old_logp, advantages, mask: logp.sum(), OURS["dapo_loss"])
+    diagnose("dapo_loss", theirs)
+    assert theirs.why_left_out() == (
+        "your function has no argument `beta`, `clip_low`, `clip_high`, `weights`, `ref_logp`")
+
+
 def test_kept_completions_may_stand_in_any_order():
     rows = lambda a, k, **o: a.abs().topk(k, dim=1, **o).indices
     assert said("prune", rows).startswith("≈ another order")
@@ -315,9 +322,11 @@ def test_what_was_left_out_is_counted_and_named_and_lists_are_shown_whole(here):
 
 
 BAD = """
-import sys, time
+import sys
 import numpy, torch
-from grpo import kl_k2
+from grpo import sequence_mean_weights
+torch.set_num_threads(2)
+torch.randn(600, 600) @ torch.randn(600, 600)  # threads that a forked process does not have
 def kl_k1(p, q):
     return (p - q).detach().numpy()
 def kl_k3(p, q):
@@ -335,11 +344,12 @@ def token_entropies(logits, *, temperature=1.0):
 def group_advantages(rewards):
     rewards -= rewards.mean(1, keepdim=True)
     return rewards / (rewards.std(1, keepdim=True) + 1e-4)
-def prune(advantages, k):
-    while k: time.sleep(1)
 def whiten(x, mask):
     print("a line that would stand in the table")
     return x
+def kl_k2(logp, ref_logp):
+    import grpo  # the module in which this function stands in for ours
+    return grpo.kl_k2(logp, ref_logp)
 clipped_surrogate = torch.sub
 def valueloss(values): pass
 """
@@ -352,18 +362,13 @@ SENTENCES = {
     "gae": "– it ended its process with exit code 0",
     "token_entropies": "– nothing could be checked: it returns the type float",
     "group_advantages": "✗ it changes its argument `rewards` in place",
-    "prune": "– it did not end within 5 seconds",
     "whiten": "✗ ",
     "clipped_surrogate": "– Python cannot tell which arguments this builtin takes",
     "valueloss": "– no function of ours has this name: do you mean `value_loss`?",
-    "kl_k2": "✓ ",
+    "sequence_mean_weights": "✓ ",
+    "kl_k2": "it imports a module while it runs, and finds ours",
 }
 PLUGIN = "raise RuntimeError('a plugin of another package')"
-SHORT = """
-import conformance.__main__ as kit
-kit.LIMIT = 5
-kit.sys.exit(kit.main(kit.sys.argv[1:]))
-"""
 
 
 def test_what_breaks_is_told_in_one_sentence_and_hides_no_other_function(tmp_path):
@@ -373,13 +378,22 @@ def test_what_breaks_is_told_in_one_sentence_and_hides_no_other_function(tmp_pat
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[pytest11]\nforeign = foreign\n")
-    code, output = conform(tmp_path / "mine.py", before=SHORT, PYTHONPATH=str(tmp_path),
-                           PYTEST_ADDOPTS="--no-such-option")
+    code, output = conform(
+        tmp_path / "mine.py", PYTHONPATH=str(tmp_path), PYTEST_ADDOPTS="--no-such-option")
     lines = rows(output)
     assert lines.keys() - {"function"} == SENTENCES.keys() and "Traceback" not in output
     for name, words in SENTENCES.items():
         assert words in lines[name]
     assert code == 1 and "would stand" not in output
+
+
+def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monkeypatch):
+    monkeypatch.setattr(kit, "LIMIT", 3)
+    hangs = "def kl_k1(p, q):\n    while True:\n        time.sleep(1)"
+    code, output = here(f"import time\nfrom grpo import kl_k2\n{hangs}")
+    lines = rows(output)
+    assert code == 2 and "– it did not end within 3 seconds" in lines["kl_k1"]
+    assert lines["kl_k2"].endswith("✓ ")
 
 
 @pytest.mark.parametrize("lines, expected", [

@@ -12,7 +12,7 @@ import nano
 import rewards
 from algorithms import resolve
 from engine.model.loading import load_model
-from engine.model.logprobs import Policy
+from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import whole_networks
 from engine.model.sampling import Completions, Sampling
 from engine.tasks import toy
@@ -56,7 +56,8 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     lengths = (ends.cumsum(1) == 0).sum(1).add(1).clamp(max=tokens.shape[1])
     networks = whole_networks(Policy(model), tokenizer, lr=0.1, beta=nano.BETA)
     networks.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given = Completions(tokens, lengths, ~ends.any(1), torch.zeros(tokens.shape))
+    logp, mask = torch.zeros(tokens.shape), completion_mask(tokens, lengths)
+    given = Completions(tokens, lengths, ~ends.any(1), logp, mask)
     networks.sampler.sample = lambda *_: given
     algorithm = resolve("cppo", pruning_rate=pruning_rate, mu=nano.MU, beta=nano.BETA)
     metrics, *_ = train_step(

@@ -5,20 +5,29 @@ import copy
 import inspect
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import masking_utils
 
+import records
 from algorithms import ALGORITHMS, resolve
 from engine.model import loading
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
-from engine.model.sampling import Sampling
 from grpo import grpo_loss
-from records import Batch, MiniBatch, micro_batches_of, of_shares, without_tokens
-from tests.training import CPU, LONGEST, completions, counted, updated, weights_of, with_reference
+from records import Batch, micro_batches
+from tests.training import (
+    CPU,
+    completions,
+    logprobs,
+    minibatches_of,
+    updated,
+    weights_of,
+    with_reference,
+)
 from update import Limits, accumulate
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
@@ -44,10 +53,6 @@ def six(loaded):
     return loaded[0], completions(loaded[1])
 
 
-def old_logp_of(batch, model):
-    return batch.logprobs(Policy(model), 1.0).detach()
-
-
 def adamw(model, lr):
     return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
 
@@ -65,14 +70,14 @@ def test_updates_equal_those_of_a_plain_loop(six, name):
     model, batch = six
     plain, losses, norms = copy.deepcopy(model), [], []
     cut = [[0, 1], [2, 3], [4], [5]] if algorithm.minibatches == 4 else [[0, 1, 2, 3, 4, 5]]
-    minibatches = [with_reference(batch.rows(rows).micro_batches(40), model) for rows in cut]
-    for micro_batch in sum(minibatches, []):
-        micro_batch.old_logp = old_logp_of(micro_batch, model)
-    limits = Limits(max_grad_norm=0.5)
+    minibatches = [with_reference(batch.rows(rows), model) for rows in cut]
+    for minibatch in minibatches:
+        minibatch.old_logp = logprobs(model, minibatch)
+    limits = Limits(micro_batch_tokens=40, max_grad_norm=0.5)
     stats = updated(model, adamw(model, 1e-3), minibatches, algorithm, limits=limits)
 
     def token_logps(i):
-        sequence = batch.prompts[i] + batch.tokens[i, : batch.lengths[i]].tolist()
+        sequence = batch.prompts[i] + batch.tokens[i, batch.mask[i]].tolist()
         logp = plain(torch.tensor([sequence])).logits[0].log_softmax(-1)
         return [logp[t - 1, sequence[t]] for t in range(len(batch.prompts[i]), len(sequence))]
 
@@ -105,17 +110,16 @@ def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(six, nam
     completions is 0, while each token still has its gradient. The means in the logs are means,
     also for Dr. GRPO, whose weights add up to less than 1."""
     model, batch = six
-    batch = Batch(batch.prompts, batch.tokens, batch.lengths.clamp(min=8), batch.advantages)
+    batch.mask.fill_(True)
     batch.advantages -= batch.advantages.mean()
-    algorithm = resolve(name, mu=1, beta=0.0)
-    micro_batches = batch.micro_batches(30)
-    stats = updated(model, sgd(model, 0.0), [micro_batches], algorithm)
+    algorithm, limits = resolve(name, mu=1, beta=0.0), Limits(micro_batch_tokens=30)
+    stats = updated(model, sgd(model, 0.0), [batch], algorithm, limits=limits)
     assert stats["loss"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] > 1e-3
     assert stats["ratio_max"] == 1 and stats["ratio_mean"] == pytest.approx(1)
     assert stats["clip_fraction"] == stats["sampler_gap"] == stats["kl_old"] == 0
     # neither gradients nor graphs take up memory
     assert all(p.grad is None for p in model.parameters())
-    assert not any(batch.old_logp.requires_grad for batch in micro_batches)
+    assert not batch.old_logp.requires_grad
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo_token"])
@@ -125,105 +129,89 @@ def test_no_micro_batch_reads_anything_off_the_device(six, name, monkeypatch):
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     model, batch = six
     model.to("meta")
-    tokens, advantages = batch.tokens.to("meta"), batch.advantages.to("meta")
-    micro_batches = Batch(batch.prompts, tokens, batch.lengths, advantages).micro_batches(30)
+    on_device = {name: x.to("meta") for name, x in batch.tensors.items()}
+    minibatch = Batch(batch.prompts, mask=batch.mask, **on_device)
+    minibatch.ref_logp = minibatch.weights = torch.zeros(batch.tokens.shape, device="meta")
     sums, maxima = accumulate(
-        Networks(Policy(model), None), MiniBatch(with_reference(micro_batches, model), 6, 30, 30),
-        resolve(name, importance_cap=2.0), Sampling(LONGEST))
+        Networks(Policy(model), None), minibatch, resolve(name, importance_cap=2.0),
+        Limits(micro_batch_tokens=30))
     assert all(x.is_meta for x in [*sums.values(), *maxima.values()])
     assert all(p.grad is not None for p in model.parameters())
 
 
 def test_the_largest_ratio_is_that_of_all_updates_and_not_their_mean(six):
     model, batch = six
-    minibatches = [batch.micro_batches(10**6) for _ in range(2)]
-    for ratio, (micro_batch,) in zip((3.0, 1.0), minibatches):
-        gap = math.log(ratio) * micro_batch.mask
-        micro_batch.old_logp = old_logp_of(micro_batch, model) - gap
+    minibatches = [batch, copy.copy(batch)]
+    for ratio, minibatch in zip((3.0, 1.0), minibatches):
+        minibatch.old_logp = logprobs(model, batch) - math.log(ratio) * batch.mask
     stats = updated(model, sgd(model, 0.0), minibatches, resolve("dapo", mu=1))
     assert stats["ratio_max"] == pytest.approx(3) and stats["ratio_mean"] == pytest.approx(2)
 
 
 def test_the_updates_end_by_the_distance_to_the_sampling_policy_and_not_to_the_reference(six):
     model, batch = six
-    micro_batches = with_reference(batch.micro_batches(10**6), model)
-    stats = updated(model, sgd(model, 0.0), [micro_batches], resolve("grpo", mu=3, target_kl=1e-3))
+    algorithm = resolve("grpo", mu=3, target_kl=1e-3)
+    stats = updated(model, sgd(model, 0.0), [with_reference(batch, model)], algorithm)
     assert stats["kl"] > 1e-3 and stats["kl_old"] == 0 and len(stats["skipped"]) == 3
 
 
-def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(small):
-    """Devices with shards need equally many micro-batches. What fills up one of them is not a
-    completion in N."""
-    def results(*fill):
+def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(small, monkeypatch):
+    """Devices with shards need equally many micro-batches. Here another device has one more."""
+    def results():
         model, tokenizer = loading.load_model(small, CPU)
-        minibatch = counted(completions(tokenizer).micro_batches(10**6))
-        minibatch.micro_batches += fill
-        stats = updated(model, sgd(model, 1.0), [minibatch], resolve("grpo", mu=1, beta=0.0))
-        return weights_of(model), stats
+        batch = with_reference(completions(tokenizer), model)
+        stats = updated(model, sgd(model, 1.0), [batch], resolve("grpo", mu=2))
+        return weights_of(model), stats, len(micro_batches(batch, 10**6, Policy(model)))
 
-    torch.testing.assert_close(results(), results(without_tokens(CPU)))
+    *expected, count = results()
+    monkeypatch.setattr(records, "shards", SimpleNamespace(is_sharded=lambda model: True))
+    more = lambda sums, device, maxima: {"count": maxima["count"] + 1}
+    monkeypatch.setattr(records, "ranks", SimpleNamespace(all_sum=more))
+    *found, filled = results()
+    torch.testing.assert_close(found, expected)
+    assert filled == count + 1
 
 
-@pytest.mark.parametrize("max_tokens", [30, 10**6])
-def test_a_token_that_the_mask_leaves_out_is_neither_trained_on_nor_counted(six, max_tokens):
-    """For example a token of a tool. Here it is the second token of each completion."""
+def test_an_empty_completion_counts_in_n(six):
+    """vLLM may return it."""
     model, batch = six
-    batch.mask[:, 1] = False
-    # at the first update every ratio is 1, so this is the gradient of DAPO's token mean
-    weighted = batch.mask * batch.advantages[:, None] * batch.logprobs(Policy(model), 1.0)
-    gradient = torch.autograd.grad(-weighted.sum() / batch.mask.sum(), list(model.parameters()))
-    before = weights_of(model)
-    minibatches = of_shares([batch], max_tokens, Networks(Policy(model), None))
-    limits = Limits(max_grad_norm=1e9)
-    updated(model, sgd(model, 1.0), minibatches, resolve("dapo", mu=1), limits=limits)
-    expected = torch.cat([g.flatten() for g in gradient])
-    torch.testing.assert_close(before - weights_of(model), expected, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 10**6])
-def test_an_empty_completion_counts_in_n_however_the_batch_is_cut(six, max_tokens):
-    """Alone in a micro-batch it looks like what fills up a device, and it is none: vLLM may return
-    it."""
-    model, batch = six
-    batch.lengths[2] = 0
-    (minibatch,) = of_shares([batch], max_tokens, Networks(Policy(model), None))
-    assert minibatch.completions == 6
+    batch.mask[2] = False
+    [minibatch] = minibatches_of(batch, resolve("grpo"))
+    assert minibatch.weights.sum(1).tolist() == pytest.approx([1 / 6, 1 / 6, 0, *[1 / 6] * 3])
 
 
 def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(six):
     """π_θ is e^−½ as likely as π_old at each token, and the sampler e^¼ times as likely."""
     model, batch = six
     with torch.no_grad():
-        logp, entropies = batch.logprobs(Policy(model), 1.0, with_entropy=True)
+        logp, entropies = Policy(model).logprobs(batch, with_entropy=True)
     batch.old_logp, batch.sampled_logp = logp + 0.5 * batch.mask, logp + 0.75 * batch.mask
     algorithm = resolve("grpo", mu=1, beta=0.0)
-    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], algorithm)
+    limits = Limits(micro_batch_tokens=30)
+    stats = updated(model, sgd(model, 0.0), [batch], algorithm, limits=limits)
     # r = π_θ / π_old, samples of π_old
     assert stats["kl_old"] == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-5)
     assert [stats["sampler_gap"], stats["sampler_gap_max"]] == pytest.approx([0.25, 0.25])
-    entropy = ((entropies * batch.mask).sum(1) / batch.lengths).mean().item()
+    entropy = ((entropies * batch.mask).sum(1) / batch.mask.sum(1)).mean().item()
     assert stats["entropy_trained"] == pytest.approx(entropy, rel=1e-5)
 
 
-@pytest.mark.parametrize("cap, low, factor", [
-    (None, None, 1.0), (1.2, None, 1.2), (2.0, None, math.exp(0.5)), (2.0, 0.5, math.exp(0.5)),
-    (1.2, 0.5, 0.0), (2.0, 1.7, 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize("cap, factor", [(None, 1.0), (1.2, 1.2), (2.0, math.exp(0.5))])
 def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weights(
-    small, cap, low, factor
+    small, cap, factor
 ):
     """π_old / π_sampler is e^½ = 1.65 at every token, and each token counts as often, at most
-    `cap`. With `low` (IcePop) it counts 0 outside of low … cap."""
-    def gradient(cap, low=None):
+    `cap`."""
+    def gradient(cap):
         model, tokenizer = loading.load_model(small, CPU)
-        (batch,) = completions(tokenizer).micro_batches(10**6)
-        batch.old_logp = old_logp_of(batch, model)
+        batch = completions(tokenizer)
+        batch.old_logp = logprobs(model, batch)
         batch.sampled_logp = batch.old_logp - 0.5 * batch.mask
-        algorithm = resolve("grpo", mu=1, beta=0.0, importance_cap=cap, importance_low=low)
-        return updated(model, sgd(model, 0.0), [[batch]], algorithm)
+        algorithm = resolve("grpo", mu=1, beta=0.0, importance_cap=cap)
+        return updated(model, sgd(model, 0.0), [batch], algorithm)
 
     norm = gradient(None)["grad_norm"]
-    assert gradient(cap, low)["grad_norm"] == pytest.approx(factor * norm, rel=1e-4)
+    assert gradient(cap)["grad_norm"] == pytest.approx(factor * norm, rel=1e-4)
 
 
 # --- updates that are not made ---
@@ -232,13 +220,13 @@ def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weig
 @pytest.mark.parametrize("poisoned", ["loss", "grad_norm"])
 def test_an_update_that_is_not_finite_is_skipped_and_counted(six, poisoned):
     model, batch = six
-    before, (batch,) = weights_of(model), batch.micro_batches(10**6)
-    batch.ref_logp = old_logp_of(batch, model)
+    before = weights_of(model)
+    batch.ref_logp = logprobs(model, batch)
     if poisoned == "loss":  # a token is excluded: k3 is infinite, and its gradient, 1 − r = 1, not
         batch.ref_logp.fill_(-math.inf)
     else:
         next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
-    stats = updated(model, adamw(model, 1.0), [[batch]], resolve("grpo", mu=2))
+    stats = updated(model, adamw(model, 1.0), [batch], resolve("grpo", mu=2))
     assert [x for x in ("loss", "grad_norm") if not math.isfinite(stats[x])] == [poisoned]
     assert stats["skipped_updates"] == 2 and stats["skipped"] == [True, True]
     assert torch.equal(weights_of(model), before)
@@ -248,21 +236,23 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(six, poisoned):
 def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(small, name):
     """AdamW would still move the weights, by what it remembers of earlier gradients. A KL term
     alone is no reason for an update. Here rows 2 and 3 have no advantage."""
-    def two_more_updates(*cut):
-        algorithm = resolve(name, mu=2, clip_low=0.9, clip_high=9.0)  # the clip takes no gradient
+    def updates(rows, count):
+        # the clip takes no gradient
+        algorithm = resolve(name, mu=2, minibatches=count, clip_low=0.9, clip_high=9.0)
         model, tokenizer = loading.load_model(small, CPU)
         batch, optimizer = completions(tokenizer), adamw(model, 1e-5)
         batch.advantages[2:4] = 0
-        shares = [batch.rows(rows) for rows in cut]
-        minibatches = of_shares(shares, 40, Networks(Policy(model), tokenizer))
-        for micro_batch in with_reference(micro_batches_of(minibatches), model):
-            micro_batch.old_logp = old_logp_of(micro_batch, model)
+        minibatches = minibatches_of(batch.rows(rows), algorithm)
+        for minibatch in minibatches:
+            with_reference(minibatch, model).old_logp = logprobs(model, minibatch)
         stats = updated(model, optimizer, minibatches, algorithm)  # nor does it count in the means
         return weights_of(model), next(iter(optimizer.state.values()))["step"], stats
 
-    found = two_more_updates([0, 1], [2, 3], [4, 5], [])
-    torch.testing.assert_close(found, two_more_updates([0, 1], [4, 5]), rtol=0, atol=0)
-    assert found[1] == 4
+    pairs = updates([0, 1, 2, 3, 4, 5], 3)
+    torch.testing.assert_close(pairs, updates([0, 1, 4, 5], 2), rtol=0, atol=0)
+    single = updates([0, 1, 2, 3, 4, 5], 7)  # the last one has no completion
+    torch.testing.assert_close(single, updates([0, 1, 4, 5], 4), rtol=0, atol=0)
+    assert (pairs[1], single[1]) == (4, 8)
 
 
 @pytest.mark.parametrize("beta, pulls", [(0.0, False), (0.04, True)])
@@ -271,18 +261,18 @@ def test_what_is_left_out_without_a_signal_has_a_gradient_if_there_is_a_kl_term(
     update out is a choice (docs/metrics.md)."""
     model, batch = six
     batch.advantages[:] = 0
-    minibatches = [with_reference(batch.micro_batches(40), model)]
-    stats = updated(model, sgd(model, 0.0), minibatches, resolve("grpo", mu=1, beta=beta))
+    algorithm = resolve("grpo", mu=1, beta=beta)
+    assert minibatches_of(batch, algorithm) == []
+    stats = updated(model, sgd(model, 0.0), [with_reference(batch, model)], algorithm)
     assert (stats["grad_norm"] > 1e-3) == pulls and (stats["grad_norm"] == 0) != pulls
-    assert of_shares([batch], 40, Networks(Policy(model), None)) == []
 
 
 def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_learns(six):
-    model, batch = six
-    batch.advantages[2:4] = 0
-    shares, critic = [batch.rows([2, 3]), batch.rows([])], Critic(copy.deepcopy(model.base_model))
-    assert of_shares(shares, 40, Networks(Policy(model), None)) == []
-    assert len(of_shares(shares, 40, Networks(Policy(model), None, critic=critic))) == 1
+    """Two completions for three mini-batches: the last one has none."""
+    batch = six[1].rows([2, 3])
+    batch.advantages.zero_()
+    assert minibatches_of(batch, resolve("grpo", minibatches=3)) == []
+    assert len(minibatches_of(batch, resolve("ppo", minibatches=3))) == 2
 
 
 def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_policy_alone(small):
@@ -292,11 +282,11 @@ def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_po
         model, tokenizer = loading.load_model(small, CPU)
         critic, minibatches = Critic(copy.deepcopy(model.base_model)), []
         for gap in gaps:
-            (batch,) = completions(tokenizer).micro_batches(10**6)
-            batch.old_logp = old_logp_of(batch, model) - gap * batch.mask  # s = e^gap, and A > 0
+            batch = completions(tokenizer)
+            batch.old_logp = logprobs(model, batch) - gap * batch.mask  # s = e^gap, and A > 0
             batch.returns = batch.advantages = torch.ones(batch.tokens.shape)
             batch.old_values = 0 * batch.returns
-            minibatches.append([batch])
+            minibatches.append(batch)
         optimizer = torch.optim.AdamW([*model.parameters(), *critic.parameters()], lr=1e-3)
         updated(model, optimizer, minibatches, resolve("ppo", mu=1), critic=critic)
         return weights_of(model), critic.head.bias.item()
@@ -335,7 +325,8 @@ def test_a_row_has_the_numbers_of_its_own_loss(name):
 def test_what_a_loss_of_ones_own_tells_reaches_the_logs(six, monkeypatch):
     model, batch = six
     monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["grpo"], loss=reinforce))
-    likelihood = (batch.logprobs(Policy(model), 1.0).sum(1) / batch.lengths).mean().item()
-    stats = updated(model, sgd(model, 0.0), [batch.micro_batches(30)], resolve("mine", mu=1))
+    likelihood = (logprobs(model, batch).sum(1) / batch.mask.sum(1)).mean().item()
+    algorithm, limits = resolve("mine", mu=1), Limits(micro_batch_tokens=30)
+    stats = updated(model, sgd(model, 0.0), [batch], algorithm, limits=limits)
     assert stats["likelihood"] == pytest.approx(likelihood, rel=1e-5) and stats["grad_norm"] > 0.01
     assert stats["clip_fraction"] == 0 == stats["ratio_max"]  # it tells nothing of these

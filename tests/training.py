@@ -5,16 +5,17 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import train
 from algorithms import resolve
-from engine.model.logprobs import Policy
+from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, whole_networks
 from engine.model.sampling import Sampling
-from records import Batch, MiniBatch
+from records import Batch, Rollout, into_minibatches
 from tests.examples import named
 from update import Limits, update
 
@@ -29,34 +30,67 @@ def completions(tokenizer, n=6, seed=0):
     lengths = torch.randint(1, 9, (n,), generator=generator)
     tokens = torch.randint(2, 22, (n, 8), generator=generator)
     advantages = torch.randn(n, generator=generator)  # and PPO's scores
-    return Batch(prompts, tokens, lengths, advantages, scores=advantages)
+    mask = completion_mask(tokens, lengths)
+    return Batch(prompts, tokens, mask, advantages, scores=advantages)
 
 
-def with_reference(micro_batches, model):
-    for batch in micro_batches:
-        with torch.no_grad():
-            # a reference that differs from the policy
-            batch.ref_logp = batch.logprobs(Policy(model), 1.0) - 0.1 * batch.mask
-    return micro_batches
+def logprobs(model, batch):
+    """log π of this model."""
+    with torch.no_grad():
+        return Policy(model).logprobs(batch)
+
+
+def with_reference(batch, model):
+    """The batch with a reference that differs from the policy."""
+    batch.ref_logp = logprobs(model, batch) - 0.1 * batch.mask
+    return batch
 
 
 def weights_of(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def counted(micro_batches):
-    """A mini-batch of one device."""
-    n = sum(len(batch.prompts) for batch in micro_batches)
-    tokens = sum(batch.lengths.sum().item() for batch in micro_batches)
-    return MiniBatch(micro_batches, n, tokens, Limits().micro_batch_tokens)
+def a_rollout(rewards, lengths=None, reward_weights=None, **more):
+    """A Rollout of rewards (Q, G), or of several (R, Q, G). lengths: (Q, G), or 1 token each."""
+    rewards = torch.as_tensor(rewards)
+    rewards = rewards if rewards.dim() == 3 else rewards[None]
+    R, Q, G = rewards.shape
+    lengths = torch.ones(Q, G).long() if lengths is None else torch.as_tensor(lengths)
+    longest = int(lengths.max()) if Q else 1
+    return Rollout(**{
+        "questions": [{"prompt": [1]}] * Q, "places": torch.arange(Q),
+        "tokens": torch.ones(Q * G, longest, dtype=torch.long), "logp": torch.zeros(Q * G, longest),
+        "mask": torch.arange(longest) < lengths.view(-1, 1), "texts": ["?"] * Q * G,
+        "lengths": lengths, "truncated": torch.zeros(Q, G, dtype=torch.bool),
+        "trainable": torch.ones(Q, G, dtype=torch.bool), "rewards": rewards,
+        "reward_names": [f"reward_{i}" for i in range(R)],
+        "reward_weights": reward_weights or [1.0] * R, **more,
+    })
+
+
+def minibatches_of(batch, algorithm, places=None):
+    """What `into_minibatches` makes of a batch in which each completion has a question of its own.
+    places: of these questions among those of all devices."""
+    n = len(batch.prompts)
+    rollout = a_rollout(
+        batch.advantages.cpu().view(n, 1), batch.mask.sum(1, keepdim=True), tokens=batch.tokens,
+        questions=[{"prompt": prompt} for prompt in batch.prompts], mask=batch.mask,
+        logp=torch.zeros(batch.tokens.shape, device=batch.tokens.device),
+        places=torch.arange(n) if places is None else torch.tensor(places, dtype=torch.long))
+    found = into_minibatches(rollout, rollout.total, torch.arange(n), algorithm, LONGEST)
+    for minibatch in found:
+        minibatch.sampled_logp = None  # nobody has sampled these
+    return found
 
 
 def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=None):
-    """`update` of these networks. minibatches: of each, a MiniBatch or its list of micro-batches.
-    Returns the metrics."""
+    """`update` of these networks on mini-batches of one device. Returns the metrics."""
     networks = Networks(Policy(model), tokenizer=None, optimizer=optimizer, critic=critic)
-    minibatches = [counted(own) if isinstance(own, list) else own for own in minibatches]
-    stats, skipped = update(networks, minibatches, algorithm, Sampling(LONGEST), limits or Limits())
+    for batch in minibatches:
+        if batch.weights is None:
+            n, tokens = len(batch.mask), batch.mask.sum()
+            batch.weights = algorithm.token_weights(batch.mask, n, tokens, LONGEST)
+    stats, skipped = update(networks, minibatches, algorithm, limits or Limits())
     return stats | {"skipped": skipped}
 
 
@@ -67,9 +101,10 @@ def stepper(
 ):  # fmt: skip
     """step(number) → Step: `train_step` on the same questions each time. rewards: functions."""
     algorithm = resolve(algorithm, **options)
+    policy = Policy(model, dtype, temperature=temperature)
     networks = whole_networks(
-        Policy(model, dtype), tokenizer, lr=lr, beta=algorithm.beta,
-        reference=reference and Policy(reference), critic=algorithm.critic,
+        policy, tokenizer, lr=lr, beta=algorithm.beta, critic=algorithm.critic,
+        reference=reference and replace(policy, model=reference),
     )
 
     def step(number=1, next_questions=lambda count: questions, history=()):

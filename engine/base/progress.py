@@ -1,8 +1,6 @@
 """What a program shows while it works: a bar on a terminal, which ends with the words of `say`. A
 file gets a line instead, at most one a minute. Only the first rank shows anything."""
 
-import errno
-import os
 import sys
 from contextlib import contextmanager
 
@@ -27,17 +25,9 @@ def say(what, done=None, total=None, unit=""):
 
 def note(text):
     """Print a line above the bar, on the first rank."""
-    if ranks.rank() != 0:
-        return
-    try:
+    if ranks.rank() == 0:
         tqdm.write(text)
         sys.stdout.flush()  # a file gets the line now, and not with the next 8 KB
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        # the terminal is gone (SIGHUP): the run finishes its step and nobody listens
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def duration(seconds):

@@ -51,14 +51,13 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = (room[:n, :, :length] for room in self.rooms)
 
 
-def give_room(cache, rows, repeats, longest):
-    """Repeat each of the rows of a cache, and give its layers room.
+def give_room(cache, order, longest):
+    """Repeat the rows of a cache in this order, and give its layers room.
 
     Layers of another kind, for example of a sliding window or with a state in place of keys, stay
     as transformers made them.
     """
-    numbers = torch.arange(rows, device=cache.layers[0].keys.device)
-    cache.reorder_cache(numbers.repeat_interleave(repeats))
+    cache.reorder_cache(order)
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
             cache.layers[i] = RoomyLayer(layer, longest)

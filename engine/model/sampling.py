@@ -256,7 +256,8 @@ def _read_prompts(model, ids, mask, group_size, new_tokens):
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
     )
     logits, cache = out.logits[:, -1].repeat_interleave(group_size, 0), out.past_key_values
-    give_room(cache, len(ids), group_size, ids.shape[1] + new_tokens)
+    order = torch.arange(len(ids), device=ids.device).repeat_interleave(group_size)
+    give_room(cache, order, ids.shape[1] + new_tokens)
     if padded:
         positions = positions[:, -1:].repeat_interleave(group_size, 0)
         mask = F.pad(mask, (0, new_tokens), value=1).repeat_interleave(group_size, 0)

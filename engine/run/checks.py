@@ -19,11 +19,11 @@ ADAPTER = "adapter_config.json"
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def check_options(o, chosen):
-    """Refuse the mistakes that the options alone show. o: all options, as attributes. chosen: those
-    that were given."""
+def check_options(o, unusual):
+    """Refuse the mistakes that the options alone show. o: all options, as attributes. unusual:
+    {name: value} of those that are not as usual for this algorithm and data set."""
     row = ALGORITHMS[o.algorithm]
-    check_taken(o, chosen, row)
+    check_taken(o, unusual, row)
     check_rule(o, row)
     SAMPLERS[o.rollout].check(o)
     refuse([
@@ -34,7 +34,7 @@ def check_options(o, chosen):
          "--merge_lora has nothing to merge: give the adapters' rank too, for example --lora 16."),
         (o.check_rewards and o.plan is not None,
          "--check_rewards cannot be combined with --plan: leave one of them out."),
-        ("eval_questions" in chosen and not o.eval_dataset,
+        ("eval_questions" in unusual and not o.eval_dataset,
          "--eval_questions needs something to evaluate: set --eval_dataset."),
         (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
          f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
@@ -52,16 +52,15 @@ def check_options(o, chosen):
                         "instead, which a run with --merge_lora writes into its folder merged.")
 
 
-def check_taken(o, chosen, row):
+def check_taken(o, unusual, row):
     """Refuse options that the algorithm does not take."""
     not_of_all = {option for other in ALGORITHMS.values() for option in other.takes}
     for option in sorted(not_of_all - set(row.takes)):
-        usual = getattr(row, option)
-        if option in chosen and chosen[option] not in (usual, rule_name(usual)):
+        if option in unusual:
             takers = [name for name, other in ALGORITHMS.items() if option in other.takes]
             raise UserError(f"--{option} does not fit {o.algorithm}: leave it out, or take one of "
                             f"{', '.join(takers)}.")
-    if o.algorithm == "sapo" and {"clip_low", "clip_high"} & {n for n in chosen if chosen[n]}:
+    if o.algorithm == "sapo" and {"clip_low", "clip_high"} & set(unusual):
         raise UserError("--clip_low and --clip_high do not fit sapo, which has a soft gate in "
                         "place of the clip: leave them out.")
 
@@ -107,8 +106,9 @@ def check_algorithm(o, algorithm):
 # --- what is allowed, and has no effect ---
 
 
-def notes_of(o, chosen, algorithm):
-    """Sentences about options that were given and have no effect, and about LoRA and vLLM."""
+def notes_of(o, unusual, algorithm):
+    """Sentences about options that have no effect, and about LoRA and vLLM. Arguments: as for
+    `check_options`."""
     updates = algorithm.mu * algorithm.minibatches
     without_effect = {}
     if updates == 1:
@@ -122,13 +122,11 @@ def notes_of(o, chosen, algorithm):
         without_effect["vllm_share"] = "vLLM does not sample; see --rollout"
     if o.model == "toy":
         without_effect["system_prompt"] = "the toy's model reads only the question"
-    usual = ALGORITHMS[o.algorithm]
     notes = []
     for name, reason in without_effect.items():
-        same = getattr(o, name) in (getattr(usual, name, None), rule_of(usual, name))
-        if name in chosen and not same:
+        if name in unusual:
             notes.append(f"--{name} has no effect: {reason}.")
-    if o.lora and "lr" not in chosen:
+    if o.lora and "lr" not in unusual:
         notes.append(f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters "
                      f"usually need about ten times as much: --lr {10 * o.lr:g}.")
     if o.temperature != 1:
@@ -138,10 +136,6 @@ def notes_of(o, chosen, algorithm):
         notes.append("vLLM is not installed. On a GPU it samples several times as fast: "
                      f"{INSTALL}, then add --rollout vllm.")
     return notes
-
-
-def rule_of(row, name):
-    return rule_name(row.keep) if name == "keep" else None
 
 
 def slow_sampler(o):

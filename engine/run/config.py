@@ -171,6 +171,12 @@ def layers(chosen):
     return flat(Config()) | of_task(task, values["dataset"]) | of_row(row, task, chosen) | chosen
 
 
+def unusual(values):
+    """The options that differ from a run of the same algorithm on the same data set."""
+    usual = layers({name: values[name] for name in ("algorithm", "dataset")})
+    return {name: value for name, value in values.items() if value != usual[name]}
+
+
 def of_task(task, name):
     return {
         "rewards": list(task.rewards),
@@ -220,10 +226,15 @@ def check(chosen):
         raise UserError(f"unknown algorithm '{name}': there are {known}.")
     values = layers(chosen)
     options = SimpleNamespace(**values)
-    checks.check_options(options, chosen)
+    checks.check_options(options, unusual(values))
     algorithm = algorithm_of(options)
     checks.check_algorithm(options, algorithm)
     return compose(Config, values), algorithm
+
+
+def notes_of(config, algorithm):
+    """Sentences about options without an effect."""
+    return checks.notes_of(config.options, unusual(flat(config)), algorithm)
 
 
 # --- a new run, or one that goes on ---
@@ -250,7 +261,7 @@ def open_run(argv):
     ])
     if run.output_dir and not run.resume and not looks:
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
-    return config, algorithm, checks.notes_of(config.options, chosen, algorithm)
+    return config, algorithm, notes_of(config, algorithm)
 
 
 def saved_options(chosen):

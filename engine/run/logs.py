@@ -63,7 +63,7 @@ def describe_step(algorithm, max_new_tokens, before, questions, evaluated):
     allocated = f" (after allocation; before: {before} per device)" if more else ""
     kept = f"{questions * k}, k = {k} of each {G}" if k < G else "all of them"
     at_most = "at most " if algorithm.ks else ""
-    scored = f"{evaluated} questions" if evaluated else "nothing"
+    scored = f"at most {evaluated} questions" if evaluated else "nothing"
     return (
         f"each step, over all devices: {questions} questions{allocated} × {G} completions = "
         f"{questions * G} sampled{times}, at most {max_new_tokens} tokens each; trained on: "

@@ -145,8 +145,8 @@ def hint(parser, word):
     near = difflib.get_close_matches(name, ours, n=1, cutoff=0.85)
     if near:
         return f"unknown option {word}: did you mean --{near[0]}?"
-    return (f"unknown option {word}: `--help` lists all options, docs/names.md those of TRL and "
-            "verl with ours.")
+    return (f"unknown option {word}: `--help` lists all options; docs/names.md lists those that "
+            "ended, and those of TRL and verl.")
 
 
 def as_words(values):

@@ -3,26 +3,33 @@
 
 def show(rollout, tokenizer):
     """Print a prompt, and each reward's mean, best and worst completion."""
-    lengths, truncated = rollout.lengths.float(), rollout.truncated.float()
     print("The first prompt, as the model sees it:")
     print(tokenizer.decode(rollout.questions[0]["prompt"]))
     print("(here the model goes on)\n")
-    print(f"{len(rollout.questions)} questions × {rollout.lengths.shape[1]} completions: "
-          f"{lengths.mean():.0f} tokens long, {truncated.mean():.0%} cut off; "
-          f"{rollout.failures} calls of a reward failed.")
-    for name, weight, values in zip(
-        rollout.reward_names, rollout.reward_weights, rollout.rewards.flatten(1)
-    ):
-        print(f"\n{name}, weight {weight:g}: mean {values.mean():.3f}, from {values.min():g} to "
-              f"{values.max():g}, {(values > 0).float().mean():.0%} above 0")
-        if values.min() == values.max():
-            example(rollout, values, 0, "for example")
-        else:
-            example(rollout, values, values.argmax().item(), "best")
-            example(rollout, values, values.argmin().item(), "worst")
+    questions, completions = rollout.lengths.shape
+    length = rollout.lengths.float().mean()
+    truncated = rollout.truncated.float().mean()
+    print(f"{questions} questions × {completions} completions: {length:.0f} tokens long, "
+          f"{truncated:.0%} cut off; {rollout.failures} calls of a reward failed.")
+    values = rollout.rewards.flatten(1)
+    for i, name in enumerate(rollout.reward_names):
+        show_reward(rollout, name, rollout.reward_weights[i], values[i])
 
 
-def example(rollout, values, i, label):
+def show_reward(rollout, name, weight, values):
+    """Print a reward's mean, its best and its worst completion. values: (N,)"""
+    least, most = values.min(), values.max()
+    positive = (values > 0).float().mean()
+    print(f"\n{name}, weight {weight:g}: mean {values.mean():.3f}, from {least:g} to {most:g}, "
+          f"{positive:.0%} above 0")
+    if least == most:
+        show_completion(rollout, values, 0, "for example")
+    else:
+        show_completion(rollout, values, values.argmax().item(), "best")
+        show_completion(rollout, values, values.argmin().item(), "worst")
+
+
+def show_completion(rollout, values, i, label):
     """Print completion i and its question."""
     question = rollout.questions[i // rollout.lengths.shape[1]]
     gold = question["answer"].splitlines()[-1]

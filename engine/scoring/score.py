@@ -109,8 +109,7 @@ class Hung(BaseException):
 
 
 def limited(function, seconds):
-    """`function` with a time limit: a call that takes longer than `seconds` raises Hung. 0: no
-    limit.
+    """`function` with a time limit: a call that takes longer than `seconds` raises Hung.
 
     An alarm (SIGALRM) interrupts a loop in Python, a sleep, a wait for the network, or a regular
     expression. It cannot interrupt C code that does not look for signals, such as a long call of

@@ -2,8 +2,7 @@
 
 import os
 import pickle
-import pty
-import select
+import re
 import signal
 import subprocess
 import sys
@@ -19,10 +18,11 @@ from engine.base.errors import UserError
 from engine.model import folders, loading
 from engine.model.logprobs import Policy
 from engine.model.networks import whole_networks
-from engine.run import checkpoint, metrics
+from engine.run import checkpoint, logs
+from engine.run.state import State
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "train.py")]
-SAME, CPU = {"source": "m", "data": "d"}, torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 def words_of(small, folder):
@@ -46,24 +46,33 @@ def test_ctrl_c_ends_a_run_after_its_step_with_a_checkpoint(small, tmp_path, mon
     assert "checkpoint-000001: --output_dir" in capsys.readouterr().out
 
 
-def without_step(loaded):
+def after(step):
+    return State("m", "d", 1, step=step)
+
+
+def without_step(loaded, **options):
     model, tokenizer = loaded
-    return whole_networks(Policy(model), tokenizer, lr=1e-3)
+    return whole_networks(Policy(model), tokenizer, lr=1e-3, **options)
 
 
-def networks_of(loaded):
-    """A policy whose optimizer has made a step."""
-    networks = without_step(loaded)
+def networks_of(loaded, **options):
+    """A policy whose optimizer has made a step, and a critic, if it is asked for."""
+    networks = without_step(loaded, **options)
     networks.model(torch.tensor([[3, 4]])).logits.sum().backward()
+    if networks.critic:
+        for p in networks.critic.parameters():
+            p.grad = torch.ones_like(p)
     networks.optimizer.step()
     networks.optimizer.zero_grad()
     return networks
 
 
 @pytest.mark.parametrize("crash_in", ["save_pretrained", "dcp.save", "rename"])
-def test_what_fails_in_saving_leaves_the_checkpoint_before(loaded, tmp_path, monkeypatch, crash_in):
+def test_what_fails_in_saving_leaves_the_checkpoint_before(
+    loaded, tmp_path, monkeypatch, capsys, crash_in
+):
     networks = networks_of(loaded)
-    assert checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {}) is None
+    assert checkpoint.save(tmp_path, networks, after(3))
 
     def crash(*_, **__):
         raise OSError("No space left on device")
@@ -74,11 +83,14 @@ def test_what_fails_in_saving_leaves_the_checkpoint_before(loaded, tmp_path, mon
     }
     with monkeypatch.context() as patch:
         patch.setattr(*targets[crash_in], crash)
-        assert "No space left" in checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
+        assert not checkpoint.save(tmp_path, networks, after(6))
+    said = capsys.readouterr().out
+    assert re.search("^step 6: .*No space left.* To go on from checkpoint-000003: ", said)
     # and nothing that takes the disk's place
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]
-    assert checkpoint.resume(tmp_path)[1:] == ({"step": 3, **SAME}, [])
-    assert checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {}) is None
+    _, state, notes = checkpoint.resume(tmp_path)
+    assert State(**state) == after(3) and notes == []
+    assert checkpoint.save(tmp_path, networks, after(6))
 
 
 def flip(path):
@@ -94,7 +106,7 @@ def test_the_newest_checkpoints_are_kept_and_only_a_name_with_a_number_is_one(lo
     for name in others:
         (tmp_path / name).mkdir()
     for step in (9, 10, 11):
-        checkpoint.save(tmp_path, networks_of(loaded), {"step": step, **SAME}, {}, 2)
+        checkpoint.save(tmp_path, networks_of(loaded), after(step))
     found = {path.name for path in tmp_path.iterdir()}
     assert found == others | {"checkpoint-000010", "checkpoint-000011"}
     assert checkpoint.newest(tmp_path).name == "checkpoint-000011"
@@ -108,10 +120,10 @@ def test_the_newest_checkpoints_are_kept_and_only_a_name_with_a_number_is_one(lo
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(loaded, tmp_path, harm):
     """Nothing of it is lost, as often as it happens. A file more is no damage."""
     networks = networks_of(loaded)
-    checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {})
+    checkpoint.save(tmp_path, networks, after(3))
     (tmp_path / "checkpoint-000003/eval-toy.json").touch()
     for count in (1, 2):
-        checkpoint.save(tmp_path, networks, {"step": 6, **SAME}, {})
+        checkpoint.save(tmp_path, networks, after(6))
         harm(tmp_path / "checkpoint-000006")
         harmed = checkpoint.checksums(tmp_path / "checkpoint-000006")
         folder, state, [note] = checkpoint.resume(tmp_path)
@@ -125,15 +137,15 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(loaded, tm
         checkpoint.resume(tmp_path)
 
 
-def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_path):
-    networks = networks_of(loaded)
-    head = torch.nn.Linear(3, 1)
-    checkpoint.save(tmp_path, networks, {"step": 3, **SAME}, {"head": head})
+def test_the_optimizer_and_the_critic_come_back_as_they_were(loaded, tmp_path):
+    networks = networks_of(loaded, critic=True)
+    checkpoint.save(tmp_path, networks, after(3))
     folder, _, _ = checkpoint.resume(tmp_path)
-    again, other = without_step(loading.load_model(folder, CPU)), torch.nn.Linear(3, 1)
-    checkpoint.restore(folder, again, {"head": other})
-    assert torch.equal(other.weight, head.weight) and torch.equal(other.bias, head.bias)
-    for p, q in zip(networks.model.parameters(), again.model.parameters(), strict=True):
+    again = without_step(loading.load_model(folder, CPU), critic=True)
+    checkpoint.restore(folder, again)
+    learned, read = (list(n.model.parameters()) + list(n.critic.parameters())
+                     for n in (networks, again))
+    for p, q in zip(learned, read, strict=True):
         ours, theirs = networks.optimizer.state[p], again.optimizer.state[q]
         assert torch.equal(p, q) and ours["step"] == theirs["step"] == 1 and ours["exp_avg"].any()
         assert torch.equal(ours["exp_avg"], theirs["exp_avg"])
@@ -142,10 +154,10 @@ def test_the_optimizer_and_other_networks_come_back_as_they_were(loaded, tmp_pat
 
 def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(loaded, tmp_path):
     networks = without_step(loaded)
-    checkpoint.save(tmp_path, networks, {"step": 0, **SAME}, {})
+    checkpoint.save(tmp_path, networks, after(0))
     # a made step, with gradients of 0, would count in AdamW's bias correction
     assert not networks.optimizer.state
-    checkpoint.restore(checkpoint.newest(tmp_path), networks, {})
+    checkpoint.restore(checkpoint.newest(tmp_path), networks)
     assert not networks.optimizer.state
 
 
@@ -155,7 +167,7 @@ def test_logs_are_cut_to_the_checkpoint_and_lose_only_lines_that_cannot_be_read(
         b'{"step": 1}\n{"step": 2, "loss\x00\xff\n17\n{"step": 3}\n{"step": 4}\n{"ste')
     files.append(tmp_path / "samples.jsonl", {"step": 3}, {"step": 4})
     (tmp_path / "summary.json").touch()  # the run goes on, so it is not finished
-    metrics.start_logs(tmp_path, 3)
+    logs.begin(tmp_path, 3)
     assert files.read(path) == [{"step": 1}, {"step": 3}]
     assert files.read(tmp_path / "samples.jsonl") == [{"step": 3}]
     assert not (tmp_path / "summary.json").exists()
@@ -183,36 +195,18 @@ def test_a_checkpoint_of_a_stranger_runs_no_code(loaded, tmp_path, place):
     networks, made = networks_of(loaded), tmp_path / "made"
     if place == "value":
         networks.optimizer.param_groups[0]["eps"] = Touch(made)
-    checkpoint.save(tmp_path, networks, {"step": 1, **SAME}, {})
+    checkpoint.save(tmp_path, networks, after(1))
     folder = tmp_path / "checkpoint-000001"
     if place == "metadata":
         (folder / "networks/.metadata").write_bytes(pickle.dumps(Touch(made)))
     networks.optimizer.param_groups[0]["eps"] = 1e-8
     with pytest.raises(UserError, match="code"):
-        checkpoint.restore(folder, networks, {})
+        checkpoint.restore(folder, networks)
     assert not made.exists()
-
-
-@pytest.mark.slow
-def test_a_lost_connection_ends_a_run_after_its_step(small, tmp_path):
-    """The run's terminal is closed, as by a lost ssh connection: SIGHUP, and nothing can be printed
-    any more."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` of these tests would be inherited
-        os.execv(sys.executable, [*PROGRAM, *words_of(small, tmp_path / "run")])
-    while not files.read(tmp_path / "run/metrics.jsonl"):
-        if select.select([terminal], [], [], 0.02)[0]:  # somebody must read
-            os.read(terminal, 10_000)
-    os.close(terminal)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    done = len(files.read(tmp_path / "run/metrics.jsonl"))
-    assert done < 99 and checkpoint.newest(tmp_path / "run").name == f"checkpoint-{done:06d}"
 
 
 def test_a_closed_pipe_ends_a_program_with_a_sentence():
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*PROGRAM, "--list"], text=True, **pipes)
+    process = subprocess.Popen([*PROGRAM, "--plan"], text=True, **pipes)
     process.stdout.close()  # as head -1 does
     assert process.stderr.read().count("\n") == 1 and process.wait(timeout=120) == 2

@@ -9,12 +9,17 @@ import pytest
 import torch
 
 import train
+from algorithms import ALGORITHMS
 from engine.base.errors import UserError, one_line
 from engine.run.config import Config, check, notes_of
-from engine.run.options import flat, parse
-from engine.run.state import in_one_sentence
+from engine.run.interrupt import in_one_sentence
+from engine.run.options import flat, given
+from engine.tasks.table import TASKS
 
-RULES = Path(__file__).parents[2] / "examples/my_rule.py"
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "examples/my_rule.py"
+NAMES = (ROOT / "docs/names.md").read_text(encoding="utf-8")
+ENDED = re.findall(r"^\| `(\w+)` ", NAMES.partition("## Options that ended")[2], re.MULTILINE)
 BAD = [  # each is refused, and the sentence names an option or a value of it
     "--pruning_rate 1", "--pruning_rate nan", "--pruning_rate 0.95",
     "--algorithm grpo --pruning_rate 0.5", "--algorithm gfpo --keep largest_abs",
@@ -22,26 +27,21 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--algorithm gfpo_adaptive --group_size 4", "--algorithm gfpo_adaptive --keep max_variance",
     "--algorithm gfpo_adaptive --keep largest_abs", "--algorithm pods --pruning_rate 0.9375",
     "--keep best", "--keep mine:rule", "--keep mine.py:rule", f"--keep {RULES}", "--algorithm gppo",
-    "--algorithm grpo --max_rollouts 8", "--algorithm grpo --lam 0.9",
-    "--algorithm grpo --critic_lr 1e-3", "--algorithm ppo --keep random",
+    "--algorithm ppo --keep random",
     "--algorithm ppo --pruning_rate 0.5", "--algorithm ppo --allocation true",
     "--algorithm gfpo_adaptive --pruning_rate 0.5", "--algorithm gfpo_adaptive --allocation true",
-    "--algorithm dapo --stop_kl 1", "--rollout vllm --sample_batch_size 64",
-    "--algorithm ppo --lam 1.5", "--algorithm ppo --critic_lr -1", "--group_size 1",
+    "--rollout vllm", "--group_size 1",
     "--overlong_cache 49", "--target_kl 0", "--epochs -1", "--epochs inf",
-    "--seed 9223372036854775807", "--steps 0", "--steps many", "--lr nan", "--top_p 0",
-    "--warmup 1", "--temperature 0", "--plan --devices 0", "--shard half", "--lora 4 --shard full",
-    "--lora 4 --refresh_reference 2", "--device_gb 24", "--plan --check_rewards",
+    "--seed 9223372036854775807", "--steps 0", "--steps many", "--lr nan",
+    "--warmup 1", "--temperature 0", "--plan -1", "--shard half", "--lora 4 --shard full",
+    "--plan --check_rewards", "--algorithm ppo --lora 4",
     "--dataset arithmetic --model . --plan --eval_questions 5", "--merge_lora",
-    "--algorithm dapo --refresh_reference 5", "--rewards x.py:f", "--dataset gsm9k",
+    "--rewards x.py:f", "--dataset gsm9k",
     "--dataset nowhere.jsonl", "--model ./nowhere", "--resume", "--resume --output_dir nowhere",
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
-    "--importance_low 0.5", "--importance_low 0.5 --importance_cap 1.0",
-    "--importance_low 0.5 --importance_cap 0.9", "--importance_low 1 --importance_cap 5",
     "--algorithm sapo --clip_high 0.3",
-    "--algorithm rloo --max_rollouts 4",
 ]
 
 
@@ -61,6 +61,13 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     named = {word.partition(":")[0].lstrip("-") for word in words.split()}
     assert named & set(re.findall(r"[\w./-]*\w", str(error.value).replace("--", "")))
     assert "\n" not in str(error.value) and os.listdir() == ["mine"]  # nothing was begun
+
+
+def test_an_option_that_ended_leads_to_its_page():
+    assert len(ENDED) >= 15
+    for name in ENDED:
+        with pytest.raises(UserError, match=f"unknown option --{name}: .*docs/names.md"):
+            train.main([f"--{name}", "1"])
 
 
 def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(
@@ -104,27 +111,38 @@ def test_a_long_message_is_cut_between_two_words():
 
 
 @pytest.mark.parametrize("words, option", [
-    ("--devices 2", "--devices"), ("--reward_timeout 5", "--reward_timeout"),
     ("--mu 1 --minibatches 1 --clip_high 0.28", "--clip_high"),
     ("--mu 1 --minibatches 1 --target_kl 0.1", "--target_kl"),
     ("--pruning_rate 0 --keep random", "--keep"),
     ("--algorithm grpo --allocation false", "--allocation"),
-    ("--steps 5 --refresh_reference 5", "--refresh_reference"),
     ("--system_prompt think", "--system_prompt"), ("--lora 4", "--lora"),
+    ("--vllm_share 0.5", "--vllm_share"), ("--temperature 0.5", "--temperature"),
     *((words, None) for words in [
-        "", "--devices 1", "--plan --devices 2", "--mu 2 --clip_high 0.28",
+        "", "--plan", "--mu 2 --clip_high 0.28", "--lora 4 --lr 1e-5",
         "--minibatches 2 --mu 1 --target_kl 0.1", "--pruning_rate 0.5 --keep random",
-        "--eval_questions 5", "--steps 9 --refresh_reference 5",
-        "--algorithm grpo --allocation true", "--algorithm grpo --keep all", "--algorithm gfpo",
-        "--algorithm sapo", "--algorithm cispo --max_rollouts 4 --clip_high 2", "--algorithm rloo",
-        "--importance_low 0.5 --importance_cap 5", "--importance_cap 1.0",
-        "--algorithm ppo --beta 0",
+        "--eval_questions 5", "--algorithm grpo --allocation true", "--algorithm grpo --keep all",
+        "--algorithm gfpo", "--algorithm sapo", "--algorithm cispo --clip_high 2",
+        "--algorithm rloo", "--importance_cap 5", "--algorithm ppo --beta 0",
         "--model . --plan --system_prompt think --dataset gsm8k",
     ]),
 ])  # fmt: skip
 def test_an_option_without_an_effect_is_noted_and_no_other(words, option):
-    config, algorithm = check(parse(Config, words.split()))
+    config, algorithm = check(given(Config, words.split()))
     notes = notes_of(config, algorithm)
     assert [note.split()[0].strip(":") for note in notes] == [option] * bool(option)
     # a resumed run reads its options with all values filled in
-    assert notes_of(*check(parse(Config, [], flat(config)))) == notes
+    assert notes_of(*check(flat(config))) == notes
+
+
+def test_each_layer_wins_over_those_before_it(tmp_path):
+    """defaults | data set's row | algorithm's row | recipe | command line. What is between them,
+    the run that is resumed: test_folder.py."""
+    (tmp_path / "recipe.yaml").write_text("beta: 0.5\nmu: 3\n")
+    usual = check({"algorithm": "gspo", "dataset": "math", "model": "."})[0].options
+    task, row = TASKS["math"], ALGORITHMS["gspo"]
+    assert (usual.seed, usual.epochs, usual.rewards) == (42, task.epochs, list(task.rewards))
+    assert (usual.mu, usual.clip_high, usual.minibatches) == (row.mu, row.clip_high, 4)
+    recipe = given(Config, ["--recipe", f"{tmp_path}/recipe.yaml", "--mu", "5", "--lr", "1"])
+    o = check(recipe)[0].options
+    assert (o.beta, o.mu, o.lr, o.clip_high) == (0.5, 5, 1.0, 0.2)
+    assert (o.pruning_rate, o.keep) == (0.75, "largest_abs")

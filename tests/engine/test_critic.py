@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from algorithms import resolve
-from engine.model import loading, logprobs
+from engine.model import loading
 from engine.model.critic import Critic, estimate
-from engine.model.logprobs import Policy
+from engine.model.logprobs import Policy, completion_mask, completion_states
 from engine.model.networks import whole_networks
 from family.ppo import gae, token_rewards, whiten
-from records import Batch
-from tests.training import CPU, completions, updated, with_reference
+from records import Batch, micro_batches
+from tests.training import CPU, completions, logprobs, updated, with_reference
 from update import Limits
 
 
@@ -42,7 +42,7 @@ def test_the_value_before_a_token_is_the_heads_of_the_hidden_state_one_column_be
     values = critic(batch)
     assert values.dtype == torch.float32 and len(set(map(len, batch.prompts))) > 1
     for prompt, tokens, n, row in zip(
-        batch.prompts, batch.tokens.tolist(), batch.lengths.tolist(), values
+        batch.prompts, batch.tokens.tolist(), batch.mask.sum(1).tolist(), values
     ):
         states = model(
             torch.tensor([prompt + tokens[:n]]), output_hidden_states=True
@@ -60,8 +60,8 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(loaded):
     critic, batch = critic_of(model), completions(tokenizer)
     critic.dtype = torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
-        states, _, places = logprobs.completion_states(
-            critic.backbone, batch.prompts, batch.tokens, batch.lengths
+        states, _, places = completion_states(
+            critic.backbone, batch.prompts, batch.tokens, batch.mask
         )
     exact = states.double() @ critic.head.weight.double().T + critic.head.bias.double()
     torch.testing.assert_close(
@@ -81,36 +81,27 @@ def test_the_critic_starts_as_a_copy_of_the_policys_backbone_with_weights_of_its
 # --- advantages and returns ---
 
 
-@pytest.mark.parametrize("max_tokens, cut", [(1, 6), (12, 3)])
+@pytest.mark.parametrize("cut", [[[0, 1, 2, 3, 4, 5]], [[4], [1, 3, 0], [], [5, 2]]], ids=str)
 @pytest.mark.parametrize("beta", [0.3, 0.0])
-def test_estimate_is_that_of_the_whole_batch_however_the_completions_are_cut(
-    beta, max_tokens, cut
-):
-    """Advantages are whitened over the tokens of all micro-batches; without β there is no
+def test_estimate_is_that_of_the_whole_batch_however_the_completions_are_cut(beta, cut):
+    """Advantages are whitened over the tokens of all mini-batches; without β there is no
     reference."""
     logp, ref_logp, values = randn(3, 6, 9, seed=2, dtype=torch.float64)
     scores, tokens = randn(6, seed=3, dtype=torch.float64), torch.zeros(6, 9, dtype=torch.int64)
+    mask = completion_mask(tokens, torch.tensor([5, 1, 3, 9, 2, 4]))
     batch = Batch(
-        [[i] for i in range(6)], tokens, torch.tensor([5, 1, 3, 9, 2, 4]), scores, scores=scores,
-        old_logp=logp, ref_logp=ref_logp if beta else None,
+        [[i] for i in range(6)], tokens, mask, scores, scores=scores, old_logp=logp,
+        ref_logp=ref_logp if beta else None, old_values=values,
     )
-    micro_batches = batch.micro_batches(max_tokens)
-    assert len(micro_batches) == cut
-
-    def rows_of(x, batch):
-        return x[[i for (i,) in batch.prompts], : batch.tokens.shape[1]]
-
-    estimate(
-        lambda batch: rows_of(values, batch), micro_batches, torch.device("cpu"), beta=beta,
-        lam=0.9,
-    )
-    rewards = token_rewards(scores, logp, ref_logp, batch.mask, beta=beta)
-    raw, returns = gae(rewards, values, batch.mask, lam=0.9)
-    advantages = whiten(raw, batch.mask)
-    for micro_batch in micro_batches:
-        for name, expected in (("old_values", values), ("advantages", advantages),
-                               ("returns", returns)):
-            torch.testing.assert_close(getattr(micro_batch, name), rows_of(expected, micro_batch))
+    minibatches = [batch.rows(rows) for rows in cut]
+    estimate(minibatches, CPU, beta=beta, lam=0.9)
+    rewards = token_rewards(scores, logp, ref_logp, mask, beta=beta)
+    raw, returns = gae(rewards, values, mask, lam=0.9)
+    advantages = whiten(raw, mask)
+    for rows, minibatch in zip(cut, minibatches):
+        longest = minibatch.tokens.shape[1]
+        for name, expected in (("advantages", advantages), ("returns", returns)):
+            torch.testing.assert_close(getattr(minibatch, name), expected[rows, :longest])
 
 
 # --- one update ---
@@ -126,24 +117,25 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
     shape, M = batch.tokens.shape, batch.mask.sum()
     A, R = randn(*shape, seed=6), randn(*shape, seed=7)
     with torch.no_grad():  # far enough from the present ones that both clips act at once
-        old_logp = batch.logprobs(Policy(model), 1.0) + 0.3 * randn(*shape, seed=4)
+        old_logp = logprobs(model, batch) + 0.3 * randn(*shape, seed=4)
         V_old = critic(batch) + 0.3 * randn(*shape, seed=5)
     given = replace(batch, advantages=A, returns=R, old_logp=old_logp, old_values=V_old)
-    micro_batches = with_reference(given.micro_batches(40), model)
-    assert len(micro_batches) > 1
+    with_reference(given, model)
+    limits = Limits(micro_batch_tokens=40, max_grad_norm=0.1)
+    assert len(micro_batches(given, limits.micro_batch_tokens, Policy(model))) > 1
     groups = [
         {"params": model.parameters(), "lr": 1e-3}, {"params": critic.parameters(), "lr": 3e-3},
     ]
     stats = updated(
-        model, torch.optim.AdamW(groups, weight_decay=0.0), [micro_batches], resolve("ppo"),
-        critic=critic, limits=Limits(max_grad_norm=0.1),
+        model, torch.optim.AdamW(groups, weight_decay=0.0), [given], resolve("ppo"),
+        critic=critic, limits=limits,
     )
 
     optimizers = [torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0),
                   torch.optim.AdamW(plain_critic.parameters(), lr=3e-3, weight_decay=0.0)]
     seen = []
     for _ in range(4):
-        ratio, V = (batch.logprobs(Policy(plain), 1.0) - old_logp).exp(), plain_critic(batch)
+        ratio, V = (Policy(plain).logprobs(batch) - old_logp).exp(), plain_critic(batch)
         gains = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
         near = torch.maximum(torch.minimum(V, V_old + 0.2), V_old - 0.2)
         errors = torch.maximum((V - R) ** 2, (near - R) ** 2)
@@ -166,15 +158,16 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
 
 def test_where_the_critics_update_is_not_finite_the_policys_is_skipped_too(loaded):
     model, tokenizer = loaded
-    critic, (micro_batch,) = critic_of(model), completions(tokenizer).micro_batches(1000)
+    critic, batch = critic_of(model), completions(tokenizer)
     before = copy.deepcopy([model.state_dict(), critic.state_dict()])
-    micro_batch.old_logp = micro_batch.logprobs(Policy(model), 1.0).detach()
-    estimate(critic, [micro_batch], CPU, beta=0.0, lam=0.95)
-    assert not (micro_batch.advantages.requires_grad or micro_batch.old_values.requires_grad)
-    micro_batch.returns[0, 0] = torch.nan
+    batch.old_logp = logprobs(model, batch)
+    batch.old_values = critic(batch)
+    estimate([batch], CPU, beta=0.0, lam=0.95)
+    assert not batch.advantages.requires_grad
+    batch.returns[0, 0] = torch.nan
     optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()], lr=1.0)
     assert (
-        updated(model, optimizer, [[micro_batch]], resolve("ppo"), critic=critic)["skipped"]
+        updated(model, optimizer, [batch], resolve("ppo"), critic=critic)["skipped"]
         == [True] * 4
     )
     torch.testing.assert_close([model.state_dict(), critic.state_dict()], before, rtol=0, atol=0)

@@ -16,11 +16,11 @@ MISTAKES = [
     "--rewards nope", "--rewards RewardModel:./nope",
     "--rewards math_accuracy --dataset gsm8k --steps 0", "--recipe nope.yaml",
     "--keep nope.py:f", "--resume --output_dir nope", "--check_rewards --dtype half",
-    "--plan --devices 0",
+    "--plan -1", "--lr_schedule linear", "--check_rewards --plan",
 ]  # fmt: skip
 ASK = f"""
 import contextlib, sys
-import eval, train
+import algorithms, eval, train
 from engine.base.errors import UserError
 for words in {MISTAKES}:
     try:
@@ -30,12 +30,12 @@ for words in {MISTAKES}:
 for main in (eval.main, train.main):
     with contextlib.suppress(SystemExit):
         main(["--help"])
-train.main(["--list"])
+print(algorithms.table())
 print("heavy:", [name for name in {HEAVY} if name in sys.modules])
 """
 
 
-def test_mistakes_help_and_list_are_told_before_anything_slow_is_imported():
+def test_mistakes_help_and_the_table_are_told_before_anything_slow_is_imported():
     """What is left is torch, which takes two seconds."""
     done = subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -19,9 +19,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.model import logprobs
 from engine.model.critic import Critic
-from engine.model.logprobs import Policy, completion_logprobs
+from engine.model.logprobs import Policy, completion_logprobs, completion_mask
 from engine.model.prompts import shares_prompts
-from records import Batch
+from records import Batch, micro_batches
 
 SIZES = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -57,18 +57,19 @@ def make(kind):
 
 
 def batch():
-    """Ragged prompts and completions, one of a single token, one empty; what stands on padding is
-    nonsense."""
+    """(prompts, tokens, mask), ragged: one completion of a single token, one empty; what stands on
+    padding is nonsense."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)]
-    return prompts, torch.randint(0, 40, (4, 7), generator=generator), torch.tensor([7, 4, 1, 0])
+    tokens = torch.randint(0, 40, (4, 7), generator=generator)
+    return prompts, tokens, completion_mask(tokens, torch.tensor([7, 4, 1, 0]))
 
 
-def plain_scores(model, prompts, tokens, lengths, temperature=1.0):
+def plain_scores(model, prompts, tokens, mask, temperature=1.0):
     """The definition, one sequence at a time: (log-probabilities, entropies), (N, T) float64."""
     logp = torch.zeros(tokens.shape, dtype=torch.float64)
     entropies = logp.clone()
-    for i, (prompt, n) in enumerate(zip(prompts, lengths.tolist())):
+    for i, (prompt, n) in enumerate(zip(prompts, mask.sum(1).tolist())):
         sequence = torch.tensor([prompt + tokens[i, :n].tolist()])
         logits = model(sequence).logits[0, len(prompt) - 1 : len(prompt) - 1 + n]
         x = (logits.double() / temperature).log_softmax(-1)
@@ -84,13 +85,13 @@ def test_scores_and_gradients_equal_those_of_plain_forward_passes(
     kind, temperature, of_entropy, monkeypatch
 ):
     """of_entropy: its weight in the loss; None: it is not asked for."""
-    model, (prompts, tokens, lengths) = make(kind), batch()
+    model, (prompts, tokens, mask) = make(kind), batch()
     # five tokens at a time: several chunks
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 5 * model.config.vocab_size)
     weights = torch.linspace(-1, 1, tokens.numel()).view(tokens.shape)
-    expected = plain_scores(model, prompts, tokens, lengths, temperature)
+    expected = plain_scores(model, prompts, tokens, mask, temperature)
     found = completion_logprobs(
-        model, prompts, tokens, lengths, temperature=temperature,
+        model, prompts, tokens, mask, temperature=temperature,
         with_entropy=of_entropy is not None,
     )
     found = (found,) if of_entropy is None else found
@@ -128,7 +129,7 @@ def wide():
     """A head of 500 × 32 with sharp logits; ragged rows as one micro-batch."""
     generator, lengths = torch.Generator().manual_seed(2), [30, 30, 25, 20, 30, 7, 30, 30]
     tokens = torch.randint(500, (8, 30), generator=generator)
-    return make("sharp"), ([[3, 4, 5]] * 8, tokens, torch.tensor(lengths))
+    return make("sharp"), ([[3, 4, 5]] * 8, tokens, completion_mask(tokens, torch.tensor(lengths)))
 
 
 def heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=False):
@@ -183,7 +184,8 @@ def in_groups(group_sizes, seed=2):
     prompts = [prompt for prompt, k in zip(asked, group_sizes) for _ in range(k)]
     lengths = torch.randint(1, 8, (len(prompts),), generator=generator)
     lengths[-1] = 0
-    return prompts, torch.randint(0, 40, (len(prompts), 7), generator=generator), lengths
+    tokens = torch.randint(0, 40, (len(prompts), 7), generator=generator)
+    return prompts, tokens, completion_mask(tokens, lengths)
 
 
 def scored(model, rows, monkeypatch, *, once, **options):
@@ -251,10 +253,10 @@ def count_of_layers_run(model):
 def test_completions_of_one_token_and_none_at_all(monkeypatch):
     model = make("qwen2, tied")
     tokens = torch.tensor([[5], [7], [9]])
-    rows = [[1, 2, 3]] * 2 + [[4]], tokens, torch.tensor([1, 1, 0])
+    rows = [[1, 2, 3]] * 2 + [[4]], tokens, torch.tensor([[True], [True], [False]])
     once, plain = (scored(model, rows, monkeypatch, once=once) for once in (True, False))
     torch.testing.assert_close(once[0], plain[0], rtol=1e-5, atol=1e-5)
-    nothing = [[0]], torch.zeros((1, 0), dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    nothing = [[0]], torch.zeros((1, 0)).long(), torch.zeros((1, 0)).bool()
     logp, _, gradient, computed = scored(model, nothing, monkeypatch, once=True)
     assert logp.shape == (1, 0) and len(computed) == 2
     assert all((g == 0).all() for g in gradient.values())
@@ -263,12 +265,12 @@ def test_completions_of_one_token_and_none_at_all(monkeypatch):
 def test_rows_are_read_in_one_pass_unless_a_second_one_pays():
     model, passes = make("qwen2, tied"), []
     model.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
-    tokens, lengths = torch.zeros((8, 4), dtype=torch.long), torch.full((8,), 4)
+    tokens, mask = torch.zeros((8, 4), dtype=torch.long), torch.ones((8, 4), dtype=torch.bool)
     for prompts, expected in (
         ([[1] * 50] * 8, 2), ([[i] * 50 for i in range(8)], 1), ([[1] * 5] * 8, 1),
     ):
         passes.clear()
-        completion_logprobs(model, prompts, tokens, lengths)
+        completion_logprobs(model, prompts, tokens, mask)
         assert len(passes) == expected
 
 
@@ -279,7 +281,7 @@ def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows(mo
     monkeypatch.setattr(logprobs, "forward_cost", lambda prompts, lengths: (0, True))
     rows, passes = in_groups((4, 4)), []
     other.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
-    found = Policy(other, shares_prompts=False).logprobs(*rows)
+    found = Policy(other, shares_prompts=False).logprobs(Batch(*rows, torch.zeros(8)))
     Critic(other.base_model, shares_prompts=False)(Batch(*rows, torch.zeros(8)))
     assert len(passes) == 2  # one each
     expected, _ = plain_scores(other, *rows)
@@ -287,10 +289,11 @@ def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows(mo
 
 
 def test_micro_batches_for_a_model_that_reads_plain_rows_are_cut_by_whole_rows():
-    rows = [[1] * 100] * 8, torch.zeros((8, 5), dtype=torch.long), torch.full((8,), 5)
-    whole = Batch(*rows, torch.zeros(8))
-    assert [len(part.prompts) for part in whole.micro_batches(400)] == [8]
-    assert [len(part.prompts) for part in whole.micro_batches(400, once=False)] == [3, 3, 2]
+    mask = torch.ones((8, 5), dtype=torch.bool)
+    whole = Batch([[1] * 100] * 8, torch.zeros((8, 5)).long(), mask, torch.zeros(8))
+    for shares, sizes in ((True, [8]), (False, [3, 3, 2])):
+        policy = Policy(torch.nn.Identity(), shares_prompts=shares)
+        assert [len(rows) for rows, _ in micro_batches(whole, 400, policy)] == sizes
 
 
 def test_gradient_checkpointing_leaves_dropout_off():

@@ -14,20 +14,24 @@ import train
 from algorithms import resolve
 from engine.model import loading
 from engine.model.logprobs import Policy
-from engine.model.networks import Networks, add_adapter, build, load_policy, whole_networks
+from engine.model.networks import add_adapter, build, load_policy, whole_networks
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler, Sampling
-from engine.run.config import Config
+from engine.run.config import check
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
-from records import Batch, of_shares
 from tests.examples import named
 from tests.training import CPU, completions, updated, weights_of
 from train import main
 from update import Limits
 
 pytestmark = pytest.mark.slow
+
+
+@torch.no_grad()
+def logprobs_of(policy, batch):
+    return policy.logprobs(batch)
 
 
 def changed(model, before):
@@ -37,15 +41,15 @@ def changed(model, before):
 def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loaded):
     model, tokenizer = loaded
     batch, policy = completions(tokenizer), Policy(model)
-    base = batch.logprobs(policy, 1.0).detach()
+    base = policy.logprobs(batch).detach()
     add_adapter(model, 4, seed=1)
     networks = whole_networks(policy, tokenizer, lr=1e-2, beta=0.04, adapter=True)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    updated(model, networks.optimizer, [[batch]], resolve("grpo"))
+    updated(model, networks.optimizer, [batch], resolve("grpo"))
     assert changed(model, before) and all("lora_" in name for name in changed(model, before))
-    assert not torch.allclose(batch.logprobs(policy, 1.0), base)
-    torch.testing.assert_close(batch.logprobs(networks.reference, 1.0), base)
-    assert not torch.allclose(batch.logprobs(policy, 1.0), base)  # the adapter is on again
+    assert not torch.allclose(policy.logprobs(batch), base)
+    torch.testing.assert_close(networks.reference.logprobs(batch), base)
+    assert not torch.allclose(policy.logprobs(batch), base)  # the adapter is on again
 
 
 def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path, capsys):
@@ -66,13 +70,13 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path, ca
         for path in (tmp_path / "run", tmp_path / "run/merged", small)
     )
     assert adapted.model.active_adapters()
-    config = Config.of(lora=4)
+    config, _ = check({"lora": 4})
     resumed = build(
         small, CPU, config.devices, config.sampling, lr=1e-2, folder=str(folder)).model
     torch.testing.assert_close(adapter_of(resumed), adapter_of(adapted.model), rtol=0, atol=0)
     assert [*merged.model.state_dict()] == [*base.model.state_dict()]
     trained, as_one, before = (
-        completions(tokenizer).logprobs(policy, 1.0) for policy in (adapted, merged, base)
+        policy.logprobs(completions(tokenizer)) for policy in (adapted, merged, base)
     )
     torch.testing.assert_close(as_one, trained)
     assert not torch.allclose(as_one, before, atol=1e-3)
@@ -124,7 +128,7 @@ def bytes_per_parameter(folder, start):
     """By how many bytes this process grows while it builds the networks of a run with a bfloat16
     reference, at the peak."""
     torch.set_num_threads(1)
-    config, built = Config.of(dtype="bfloat16"), []
+    built, (config, _) = [], check({"dtype": "bfloat16"})
 
     def build_from(name, start):
         folder_of = start and f"{folder}/{start}"
@@ -175,7 +179,7 @@ def test_the_copy_rests_during_the_update(loaded, monkeypatch):
     monkeypatch.setattr(train, "update", watched)
     rewards = named(lambda completions, **_: [float(len(c)) for c in completions])
     train.train_step(
-        networks, resolve("cppo", beta=0.0), rewards, Sampling(12), Limits(),
+        networks, resolve("cppo", beta=0.0), rewards, Sampling(48), Limits(),
         lambda count: [question], random.Random(0),
     )
     assert held == [0]
@@ -188,39 +192,42 @@ def test_the_copy_rests_during_the_update(loaded, monkeypatch):
     assert all(p.untyped_storage().nbytes() for p in model.parameters())
 
 
-@pytest.mark.parametrize("fits, limit", [(500, 500), (300, 250), (60, 62), (20, None)])
+@pytest.mark.parametrize("fits, limit, failures", [
+    (500, 500, 0), (300, 250, 1), (60, 62, 3), (20, None, 4),
+])  # fmt: skip
 def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
-    small, monkeypatch, fits, limit
+    small, monkeypatch, fits, limit, failures
 ):
-    """Four mini-batches, cut to 500 tokens, 50 a row: the first one finds what fits, the others are
-    cut like that at once."""
+    """Four mini-batches, twice: the first one finds what fits, and the limit holds from then on.
+    The first micro-batch has one row, so that it is done when memory runs out. A row counts 50
+    tokens."""
     monkeypatch.setattr("update.LEAST_TOKENS", 50)
-    real = Batch.logprobs
+    real, failed = Policy.logprobs, []
 
-    def logprobs(self, *args, **options):
-        if len(self.prompts) * 50 > fits:
+    def policys(self, batch, **options):
+        if len(batch.prompts) * 50 > fits:
+            failed.append(batch)
             raise torch.OutOfMemoryError("out of memory")
-        return real(self, *args, **options)
+        return real(self, batch, **options)
 
-    def cut(self, tokens, once):
-        rows, n = max(1, tokens // 50), len(self.prompts)
-        return [self.rows(range(i, min(i + rows, n))) for i in range(0, n, rows)]
+    def cut(prompts, lengths, tokens):
+        rows = range(1, len(prompts))
+        return [[0], *([*some] for some in torch.tensor(rows).split(max(1, tokens // 50)))]
 
-    monkeypatch.setattr(Batch, "micro_batches", cut)
+    monkeypatch.setattr("records.cut_by_prompt", cut)
     weights, limits = [], Limits(micro_batch_tokens=500)
     for limited in (False, True):
         if limited:
-            monkeypatch.setattr(Batch, "logprobs", logprobs)
+            monkeypatch.setattr(Policy, "logprobs", policys)
         model, tokenizer = loading.load_model(small, CPU)
-        networks = Networks(Policy(model), tokenizer)
-        minibatches = of_shares(
-            [completions(tokenizer, n=12, seed=s) for s in range(4)], 500, networks)
+        minibatches = [completions(tokenizer, n=12, seed=seed) for seed in range(4)]
         with pytest.raises(torch.OutOfMemoryError) if limited and not limit else nullcontext():
             updated(
                 model, torch.optim.SGD(model.parameters(), lr=0.5), minibatches,
-                resolve("grpo", mu=1, beta=0.0), limits=limits,
+                resolve("grpo", mu=2, beta=0.0), limits=limits,
             )
         weights.append(weights_of(model))
+    assert len(failed) == failures
     if limit:
         assert limits.micro_batch_tokens == limit
         torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)

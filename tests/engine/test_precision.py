@@ -88,7 +88,7 @@ def test_evaluation_and_preview_compute_as_training_does(small, amx, monkeypatch
     words = ["--model", small, "--max_new_tokens", "4"]
     for choice, expected in (("auto", BF16), ("float32", F32)):
         train.main([*words, "--check_rewards", "--group_size", "4", "--dtype", choice])
-        assert set(seen) == {expected}
+        assert seen[-1] == expected  # the first ones are a check of the model that is loaded
         seen.clear()
     evaluation.main([*words, "--questions", "2", "--samples", "0", "--output_dir", str(tmp_path)])
     assert set(seen) == {BF16}

@@ -1,4 +1,4 @@
-"""engine/base/progress.py, metrics.py and interrupt.py: what a run says while it works."""
+"""engine/base/progress.py, engine/run/logs.py and interrupt.py: what a run says while it works."""
 
 import io
 import re
@@ -11,7 +11,7 @@ import pytest
 import train
 from algorithms import resolve
 from engine.base import progress
-from engine.run import interrupt, metrics
+from engine.run import interrupt, logs
 
 
 class Screen(io.StringIO):
@@ -33,13 +33,13 @@ def test_a_bar_on_a_terminal_shows_what_is_done_while_its_loop_stands_still(monk
 
 
 def test_a_file_gets_a_line_a_minute_and_no_bar(capsys):
-    bar, clock = progress.bar("cppo", 24, "steps"), [0.0]
-    bar._time, bar.start_t, bar.last_print_t = lambda: clock[0], 0.0, 0.0
-    for _ in range(4):
-        progress.say("scoring")
-        clock[0] += 31
-        bar.update()
-    bar.close()
+    clock = [0.0]
+    with progress.bar("cppo", 24, "steps") as bar:
+        bar._time, bar.start_t, bar.last_print_t = lambda: clock[0], 0.0, 0.0
+        for _ in range(4):
+            progress.say("scoring")
+            clock[0] += 31
+            bar.update()
     assert list(progress.over([7], "evaluation", "batches")) == [7]
     lines = "cppo: 2 of 24 steps, scoring\ncppo: 4 of 24 steps, scoring\n"
     assert capsys.readouterr() == (lines, "")
@@ -72,9 +72,9 @@ def test_a_duration_has_its_unit(seconds, words):
 ])  # fmt: skip
 def test_one_line_says_what_a_step_is(name, words):
     algorithm = resolve(name, questions_per_step=2)
-    line = metrics.describe_step(algorithm, 96, 2, algorithm.questions_per_step, 512)
-    assert words in line and "512 questions" in line
-    assert "Evaluated: nothing" in metrics.describe_step(algorithm, 96, 2, 2, 0)
+    line = logs.describe_step(algorithm, 96, 2, algorithm.questions_per_step, 512)
+    assert words in line and line.endswith("training: at most 512 questions.")
+    assert "training: nothing." in logs.describe_step(algorithm, 96, 2, 2, 0)
 
 
 def test_a_run_says_what_it_will_do_and_after_its_first_step_how_long_it_will_take(
@@ -96,19 +96,18 @@ def test_a_run_says_what_it_will_do_and_after_its_first_step_how_long_it_will_ta
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert "4 questions (after allocation; before: 1 per device) × 8 completions = 32" in lines[0]
-    assert "2 questions, b" in lines[0]
+    assert "training: at most 2 questions." in lines[0]
     assert lines[1] == "step 1 took 3000.0 s: the others take about 1 h 40 min." and shown.err == ""
     assert {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
             ("update", 1, 1, "micro-batches"), ("saving",)} <= set(said)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(
     monkeypatch, capsys, number
 ):
     asked, clock = interrupt.Interrupt(), [100.0]
     monkeypatch.setattr(interrupt.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(signal, "SIG_IGN", None)  # `nohup` of these tests would be inherited
     before = signal.getsignal(number)
     with asked:
         signal.raise_signal(number)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -19,20 +20,23 @@ from algorithms import resolve
 from engine.base import files, ranks
 from engine.model import shards
 from engine.model.critic import estimate
+from engine.model.logprobs import completion_mask
 from engine.model.networks import build
-from engine.model.sampling import Sampling
 from engine.run import checkpoint
-from engine.run.config import Config, check
+from engine.run.config import check
+from engine.run.state import State
 from family.gdpo import decoupled_advantages
-from records import Batch, of_shares
-from update import Limits, update
+from records import Batch
+from tests.training import minibatches_of
+from update import Limits, in_parts, update
 
 ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
 # how six fixed completions are shared out to one, two and four ranks: by unequal numbers and
 # tokens, all to one
 SHARES = {
     "one": [[0, 1, 2, 3, 4, 5]], "uneven": [[5], [0, 1, 2, 3, 4]],
-    "all": [[], [5, 4, 3, 2, 1, 0]], "four": [[0], [], [1, 2, 5], [4, 3]],
+    "all": [[], [5, 4, 3, 2, 1, 0]], "signal": [[0, 1, 3], [2, 4, 5]],
+    "four": [[0], [], [1, 2, 5], [4, 3]],
 }
 
 BOTH = ("none", "full")
@@ -43,12 +47,10 @@ UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "g
 def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, dtype="float32"):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their
     Algorithm."""
-    config = Config.of(
-        algorithm=algorithm, model="toy", lr=1e-3, beta=0.04, shard=shard,
-        gradient_checkpointing=shard == "full", lora=lora, seed=1,
-        dtype=dtype,
-    )
-    config, algorithm = check(config)
+    config, algorithm = check({
+        "algorithm": algorithm, "model": "toy", "lr": 1e-3, "beta": 0.04, "shard": shard,
+        "gradient_checkpointing": shard == "full", "lora": lora, "seed": 1, "dtype": dtype,
+    })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(
         folder, device, config.devices, config.sampling, lr=1e-3, beta=0.04, seed=1,
@@ -56,7 +58,7 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, d
         folder=saved,
     )
     if saved:
-        checkpoint.restore(saved, networks, {})
+        checkpoint.restore(saved, networks)
     return networks, algorithm
 
 
@@ -67,37 +69,33 @@ def six_completions(device, scale=1.0):
         torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5]),
     )
     advantages = scale * torch.randn(6, generator=generator)
-    advantages = advantages.to(device)
-    return Batch(prompts, tokens.to(device), lengths, advantages, scores=advantages)
+    mask, advantages = completion_mask(tokens, lengths), advantages.to(device)
+    return Batch(prompts, tokens.to(device), mask, advantages)
 
 
 def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
     """The weights after the updates on this rank's rows of the six completions, and the update's
     metrics."""
-    model, critic = networks.model, networks.critic
-    everything = six_completions(model.device, scale)
-    minibatches = of_shares([everything.rows(share)], 40, networks)
+    model, critic, limits = networks.model, networks.critic, Limits(micro_batch_tokens=40)
+    own = six_completions(model.device, scale).rows(share)
+    minibatches = [batch] = minibatches_of(own, replace(algorithm, minibatches=1), share)
     with torch.no_grad():
-        for batch in minibatches[0].micro_batches:
-            batch.ref_logp = batch.logprobs(networks.reference, 1.0) - 0.05
+        batch.ref_logp = in_parts(networks.reference.logprobs, batch, networks, limits) - 0.05
         # no backward pass follows, and still its embedding and head are given up again
         if shards.is_sharded(model):
             assert all(isinstance(p, DTensor) for p in networks.reference.model.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.copy_(0.1 * torch.ones_like(p))
-            for batch in minibatches[0].micro_batches:
-                batch.old_logp = batch.logprobs(networks.policy, 1.0).detach()
-            estimate(
-                critic, minibatches[0].micro_batches, model.device, beta=algorithm.beta,
-                lam=algorithm.lam,
-            )
+            batch.old_logp = in_parts(networks.policy.logprobs, batch, networks, limits)
+            batch.old_values = in_parts(critic, batch, networks, limits)
+            estimate(minibatches, model.device, beta=algorithm.beta, lam=algorithm.lam)
     return updated(networks, minibatches, algorithm, optimizer)
 
 
 def updated(networks, minibatches, algorithm, optimizer):
     networks.optimizer = optimizer
-    stats, skipped = update(networks, minibatches, algorithm, Sampling(48), Limits())
+    stats, skipped = update(networks, minibatches, algorithm, Limits(micro_batch_tokens=40))
     ranks.barrier()
     weights = [
         tensor.flatten() for network in networks.learners
@@ -114,25 +112,25 @@ def sgd_update(folder, share, algorithm, shard="none", **options):
     return fixed_update(networks, algorithm, share, optimizer)
 
 
-# rows of each rank in three mini-batches: only row 2 of the first has an advantage, and nobody has
-# a row of the third
-WITH_SIGNAL_IN_ONE = {1: [[[0, 1, 2]]], 2: [[[0, 1], [3], []], [[2], [4, 5], []]]}
-
-
-def update_with_signal_in_one(folder, shares, shard="none"):
-    """Two times through the mini-batches of this rank, with an optimizer that remembers."""
+def update_with_signal_in_one(folder, share, shard="none"):
+    """Two times through two mini-batches, then two times through seven, of which the last has no
+    completion. Only row 2 has an advantage. The optimizer remembers."""
     networks, _ = fixed(folder, "drgrpo", shard)
     everything = six_completions(networks.model.device)
     everything.advantages[[0, 1, 3, 4, 5]] = 0
-    minibatches = of_shares([everything.rows(share) for share in shares], 40, networks)
     optimizer = torch.optim.SGD(networks.model.parameters(), lr=0.1, momentum=0.9)
-    return updated(networks, minibatches, resolve("drgrpo", mu=2), optimizer)
+    for count in (2, 7):
+        algorithm = resolve("drgrpo", mu=2, minibatches=count)
+        minibatches = minibatches_of(everything.rows(share), algorithm, share)
+        assert len(minibatches) == 1
+        result = updated(networks, minibatches, algorithm, optimizer)
+    return result
 
 
 def saved_update(networks, algorithm, share, run_dir, step):
     """One update with AdamW, and a checkpoint behind it."""
     fixed_update(networks, algorithm, share, networks.optimizer, scale=1 / step)
-    assert checkpoint.save(run_dir, networks, {"step": step}, {}) is None
+    assert checkpoint.save(run_dir, networks, State("toy", "data", per_step=1, step=step))
 
 
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
@@ -217,20 +215,21 @@ def test_adapters_are_the_same_on_every_rank(small, by_ranks):
 
 
 def test_shared_out_weights_learn_the_same_in_bfloat16(small, by_ranks):
-    """But for its rounding, which is about a hundredth of the update."""
-    networks, _ = fixed(small, "ppo", "none")
-    before = torch.cat([p.flatten() for network in networks.learners for p in network.parameters()])
-    exact = sgd_update(small, SHARES["one"][0], "ppo")["weights"]
+    """But for its rounding: they are as far from float32 as one process in bfloat16 is."""
+    exact, rounded = (
+        sgd_update(small, SHARES["one"][0], "ppo", dtype=dtype)["weights"]
+        for dtype in ("float32", "bfloat16"))
     both = [torch.load(by_ranks / f"bfloat16-{rank}.pt")["weights"] for rank in (0, 1)]
     assert torch.equal(*both) and both[0].dtype == torch.float32
-    assert 0.002 < (both[0] - exact).norm() / (exact - before).norm() < 0.05
+    distance = (rounded - exact).norm()
+    assert 0.3 * distance < (both[0] - exact).norm() < 1.2 * distance
 
 
 @pytest.mark.parametrize("shard", BOTH)
 def test_ranks_leave_the_same_mini_batches_out(small, by_ranks, shard):
     """One without a completion or without an advantage on any rank; not one with an advantage on
     another rank."""
-    one = update_with_signal_in_one(small, WITH_SIGNAL_IN_ONE[1][0])
+    one = update_with_signal_in_one(small, SHARES["one"][0])
     both = [torch.load(by_ranks / f"signal-{shard}-{rank}.pt") for rank in (0, 1)]
     assert torch.equal(both[0]["weights"], both[1]["weights"])
     assert len(one["stats"]["skipped"]) == 2
@@ -332,7 +331,7 @@ if __name__ == "__main__":
     rounded = sgd_update(folder, SHARES["uneven"][rank], "ppo", "full", dtype="bfloat16")
     torch.save(rounded, out / f"bfloat16-{rank}.pt")
     for shard in BOTH:
-        result = update_with_signal_in_one(folder, WITH_SIGNAL_IN_ONE[2][rank], shard)
+        result = update_with_signal_in_one(folder, SHARES["signal"][rank], shard)
         torch.save(result, out / f"signal-{shard}-{rank}.pt")
     share = some_rewards().split([4, 1], dim=1)[rank]
     torch.save(ranks.over_all_groups(decoupled_advantages, share), out / f"gdpo-{rank}.pt")

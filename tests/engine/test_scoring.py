@@ -2,12 +2,14 @@
 misbehaves."""
 
 import json
+import re
 import signal
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +17,11 @@ import torch
 
 from engine.base.errors import UserError
 from engine.run.config import Config, check
-from engine.run.options import parse
+from engine.run.options import given
 from engine.scoring import preview
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
 from engine.scoring.score import REWARDS, Hung, choose, judge, limited, score
-from engine.tasks import toy
 from rewards import gsm8k_accuracy
 from tests.engine.test_reward_model import make as make_reward_model
 from tests.examples import named
@@ -112,8 +113,8 @@ def test_a_reward_model_by_name(tmp_path):
 @pytest.mark.parametrize(
     "recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_run(recipe):
-    c = parse(Config, ["--recipe", str(recipe), "--plan"])  # a run asks the hub for its model
-    assert check(c)[1].k >= 1
+    words = ["--recipe", str(recipe), "--plan"]  # a run asks the hub for its model
+    assert check(given(Config, words))[1].k >= 1
 
 
 # --- the values that they give ---
@@ -250,7 +251,7 @@ def test_completions_on_which_a_reward_hangs_get_the_lowest_value_and_it_says_so
     start = time.monotonic()
     parts, failures = score(named(stuck(hang)), ["a", "xx", "abc", "x"], {})
     assert parts["slow"].tolist() == [1.0, 0.0, 3.0, 0.0] and failures == 2
-    assert time.monotonic() - start < 20 and "--reward_timeout" in capsys.readouterr().out
+    assert time.monotonic() - start < 20 and "longer than 0.2 s" in capsys.readouterr().out
 
 
 def test_what_swallows_the_alarm_is_interrupted_again():
@@ -273,19 +274,19 @@ def test_after_the_call_there_is_no_alarm_and_the_handler_is_as_before():
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
-def test_outside_the_main_thread_and_with_0_there_is_no_limit():
+def test_outside_the_main_thread_there_is_no_limit():
     nap = lambda *_: time.sleep(0.2) or [1.0]
-    assert limited(nap, 0)(["a"]) == [1.0]
     with ThreadPoolExecutor() as pool:
         assert pool.submit(limited(nap, 0.05), ["a"]).result() == [1.0]
 
 
-def test_only_a_users_own_function_is_limited(mine):
-    for reward in choose(["math_accuracy", "code_accuracy"], timeout=0.001):
+def test_only_a_users_own_function_is_limited(mine, monkeypatch):
+    monkeypatch.setattr("engine.scoring.score.TIMEOUT", 0.1)
+    for reward in choose(["math_accuracy", "code_accuracy"]):
         assert reward.function is REWARDS[reward.name]
     Path(mine).write_text("import time\ndef nap(completions, **columns):\n    time.sleep(5)\n")
     with pytest.raises(Hung):
-        choose([f"{mine}:nap"], timeout=0.1)[0].function(["a"])
+        choose([f"{mine}:nap"])[0].function(["a"])
 
 
 def test_an_interrupted_judge_of_mathematics_does_not_answer_the_next_question():
@@ -338,10 +339,9 @@ def test_a_run_logs_in_which_groups_each_reward_says_nothing(small, tmp_path, mi
     Path(mine).write_text(
         "def never(completions, **columns):\n    return [0.0] * len(completions)\n" + MINE
     )
-    go(small, tmp_path / "a", "--rewards", f"{mine}:never", f"{mine}:short:0.1", "--steps", "4")
-    rows = metrics_of(tmp_path / "a")
-    assert [row["no_signal/never"] for row in rows] == [1.0] * 4
-    assert all(row["no_signal/short"] < 0.5 for row in rows)
+    go(small, tmp_path / "a", "--rewards", f"{mine}:never", f"{mine}:short:0.1", "--steps", "1")
+    [row] = metrics_of(tmp_path / "a")
+    assert row["no_signal/never"] == 1.0 and row["no_signal/short"] < 0.5
 
 
 # --- --check_rewards ---
@@ -357,26 +357,37 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     ]
     main(words)
     said = capsys.readouterr().out
-    assert f"\n{toy.question(0)['question']}\n" in said
-    assert "4 questions × 4 completions, at most 48 tokens" in said
+    assert re.search(r"it:\n\d[\d+-]+=\?\n\(here the model goes on\)", said)
+    assert "\n32 questions × 4 completions: " in said  # those of a step
     assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
     shown = [said.count(f"  {label}, ") for label in ("best", "worst", "for example")]
     assert shown in ([2, 2, 0], [1, 1, 1]) and said.count("gold answer") == sum(shown)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
-    main([*words, "--questions_per_step", "2", "--max_new_tokens", "5"])
-    assert "2 questions × 4 completions, at most 5 tokens" in capsys.readouterr().out
+    main([*words, "--questions_per_step", "2", "--algorithm", "grpo", "--max_new_tokens", "1"])
+    assert "2 questions × 4 completions: 1 tokens long, 100% cut off" in capsys.readouterr().out
+
+
+def test_check_rewards_shows_what_the_first_step_of_the_run_sees(small, tmp_path, capsys):
+    go(small, tmp_path / "run")
+    row = metrics_of(tmp_path / "run")[0]
+    capsys.readouterr()
+    go(small, tmp_path / "other", "--check_rewards")
+    expected = f"toy_accuracy, weight 1: mean {row['reward/toy_accuracy']:.3f}, "
+    assert expected in capsys.readouterr().out
 
 
 def test_check_rewards_shows_the_best_and_the_worst_completion(capsys):
-    (reward,) = named(length)
-    columns = {"question": ["p", "q", "r"], "answer": ["1", "so\n2", "3"]}
-    preview.show(reward, torch.tensor([2.0, 3.0, -1.0]), ["aa", "bbb", ""], columns)
+    rollout = SimpleNamespace(
+        lengths=torch.ones(3, 1), texts=["aa", "bbb", ""],
+        questions=[{"question": "p", "answer": "1"}, {"question": "q", "answer": "so\n2"},
+                   {"question": "r", "answer": "3"}])
+    preview.show_reward(rollout, "length", 1.0, torch.tensor([2.0, 3.0, -1.0]))
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == [
         "length, weight 1: mean 1.333, from -1 to 3, 67% above 0",
         "  best, 3: 'q' (gold answer: '2')", "    'bbb'",
         "  worst, -1: 'r' (gold answer: '3')", "    ''",
     ]
-    preview.show(reward, torch.zeros(3), ["aa", "bbb", ""], columns)  # none is better
+    preview.show_reward(rollout, "length", 1.0, torch.zeros(3))  # none is better
     assert capsys.readouterr().out.splitlines()[2:] == [
         "  for example, 0: 'p' (gold answer: '1')", "    'aa'"]

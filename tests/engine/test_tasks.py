@@ -46,11 +46,11 @@ def test_the_first_reward_is_the_accuracy(name):
 def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small):
     task, words = TASKS[name], ["--dataset", name, "--model", small, "--algorithm", "ppo"]
     options = open_run(words)[0].options
-    for option in ("system_prompt", "max_new_tokens", "lr", "critic_lr", "questions_per_step"):
+    for option in ("system_prompt", "max_new_tokens", "lr", "questions_per_step"):
         assert getattr(options, option) == getattr(task, option), option
     assert options.rewards == list(task.rewards)
     assert options.eval_dataset == (name if task.evaluated else None)
-    own, _ = open_run([*words, "--lr", "0.5", "--rewards", "format_reward:2"])
+    own, *_ = open_run([*words, "--lr", "0.5", "--rewards", "format_reward:2"])
     assert (own.update.lr, own.data.rewards) == (0.5, ["format_reward:2"])
 
 

@@ -10,6 +10,7 @@ import eval as evaluation
 import train
 from engine.base import files
 from engine.model.loading import load_model
+from engine.model.logprobs import completion_mask
 from engine.model.sampling import Completions, Sampler
 from engine.tasks.questions import fingerprint, load_questions, opened_thought, reward_columns
 from engine.tasks.table import SYSTEM_PROMPT
@@ -55,9 +56,8 @@ def completions_of(tokenizer, texts):
     lengths = torch.tensor([len(row) for row in rows])
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     ended = tokens.gather(1, lengths[:, None] - 1)[:, 0] == tokenizer.eos_token_id
-    return Completions(
-        tokens, lengths, ~ended, -0.1 * (torch.arange(tokens.shape[1]) < lengths[:, None]).float()
-    )
+    mask = completion_mask(tokens, lengths)
+    return Completions(tokens, lengths, ~ended, -0.1 * mask, mask)
 
 
 @pytest.mark.parametrize("opened", ["", "<think></think>\n", "<think>", "<think>\n1="])
