@@ -11,7 +11,7 @@ import pytest
 from engine.base.errors import UserError
 from engine.run.config import open_run
 from engine.scoring.score import REWARDS
-from engine.tasks.questions import load_questions
+from engine.tasks.questions import load_questions, rows_of_run
 from engine.tasks.table import TASKS, Hub, Task, task_of
 from engine.tasks.toy_model import make_tokenizer
 from eval import main as evaluate
@@ -83,9 +83,15 @@ def test_the_toy_is_not_asked_in_words(name, tmp_path, monkeypatch):
     open_run(["--dataset", "mine.jsonl"])
     with open("mine.jsonl", "a") as file:
         file.write('{"question": "2 and 2?", "answer": 4}\n')
+
+    def start(words):
+        """What a run does before its model is loaded."""
+        config, *_ = open_run(words)
+        rows_of_run(config.data)
+
     for main, words in [
-        (open_run, ["--dataset", name]), (open_run, ["--eval_dataset", name]),
-        (open_run, ["--dataset", name, "--plan"]), (evaluate, ["--benchmark", name]),
+        (start, ["--dataset", name]), (start, ["--eval_dataset", name]),
+        (evaluate, ["--benchmark", name]),
     ]:
         with pytest.raises(UserError, match=f"{name} .*--model"):
             main(words)
