@@ -8,11 +8,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import train
 from algorithms import ALGORITHMS, resolve
+from engine.base import files
+from engine.base.errors import UserError
+from engine.model.logprobs import Policy
+from engine.model.networks import SAMPLERS
+from engine.model.sampling import Sampler, Sampling
+from examples import my_sampler
 from examples.my_algorithm import by_length
 from examples.my_loss import dual_clip_loss, with_entropy
 from examples.my_reward import brevity
 from examples.my_rule import group_length, per_token
+from records import Batch
 from tests.training import completions, one_step, updated
 
 ROOT = Path(__file__).parents[1]
@@ -86,3 +94,39 @@ def test_a_run_takes_a_data_set_of_ones_own(small, tmp_path, monkeypatch):
              "--max_new_tokens", "8"]
     metrics = one_step(small, tmp_path, *words)
     assert metrics["questions"] == 4 and "reward/number_accuracy" in metrics
+
+
+def test_a_run_takes_a_sampler_of_ones_own(small, tmp_path, monkeypatch):
+    """transformers' generate. Its log-probabilities are the trainer's, also after an update: with
+    old weights the gap would be about `kl_old`."""
+    monkeypatch.setitem(SAMPLERS, "generate", my_sampler.Generate)
+    words = ["--rollout", "generate", "--eval_questions", "2", "--lr", "1e-3", "--warmup", "0"]
+    one_step(small, tmp_path, *words)
+    assert train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "2"]) == 0
+    first, second = files.read(tmp_path / "metrics.jsonl")
+    assert first["kl_old"] > 1e-2
+    assert first["sampler_gap_max"] < 1e-3 and second["sampler_gap_max"] < 1e-3
+    with pytest.raises(UserError, match="leave out --lora"):
+        train.main([*words, "--model", small, "--lora", "4"])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(24), Sampling(24, 0.7), Sampling(24, 0.0)])
+def test_a_sampler_of_ones_own_keeps_the_contract(loaded, small, sampling):
+    model, tokenizer = loaded
+    own = Sampler(model, tokenizer)
+    sampler = my_sampler.Generate(
+        small, tokenizer, torch.float32, sampling, stop_ids=own.stop_ids, longest=99, seed=0)
+    prompts = tokenizer(["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]).input_ids
+    drawn = sampler.sample(prompts, 4, sampling, seed=5)
+    policy = Policy(model, temperature=sampling.temperature or 1.0)
+    rows = [prompt for prompt in prompts for _ in range(4)]
+    batch = Batch(rows, drawn.tokens, drawn.mask, torch.zeros(12))
+    torch.testing.assert_close(policy.logprobs(batch), drawn.logp, rtol=0, atol=1e-4)
+    assert drawn.mask.sum(1).tolist() == drawn.lengths.tolist()
+    if sampling.temperature == 0:
+        assert torch.equal(drawn.tokens, own.sample(prompts, 4, sampling, 5).tokens)
+    # the same, whichever rank has the question
+    alone = sampler.sample(prompts[1:2], 4, sampling, seed=5, places=[1])
+    n = alone.tokens.shape[1]
+    assert torch.equal(alone.tokens, drawn.tokens[4:8, :n]) and not drawn.mask[4:8, n:].any()
+    assert len(sampler.sample([], 4, sampling, 5).tokens) == 0

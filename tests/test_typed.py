@@ -26,6 +26,7 @@ import train
 from algorithms import ALGORITHMS, KEEP
 from engine.base.errors import UserError
 from engine.base.files import own_function
+from engine.model.networks import SAMPLERS
 from engine.run.config import Config, check, notes_of
 from engine.run.options import flat, given, parse
 from engine.scoring.score import choose
@@ -207,9 +208,9 @@ def check_program(program, words):
         check_train(words)
     elif program == "eval.py":
         evaluation.check(given(evaluation.Config, words))
-    elif program.startswith("examples/my_"):  # adds rows to the table, and calls train.main
+    elif program.startswith("examples/my_"):  # adds to a table, and calls train.main
         with patch.object(train, "main", check_train), patch.object(sys, "argv", ["", *words]):
-            with patch.dict(ALGORITHMS):
+            with patch.dict(ALGORITHMS), patch.dict(SAMPLERS):
                 runpy.run_path(program, run_name="__main__")
     elif parser_of(program) is None:
         assert not [word for word in words if word[0] == "-"], f"{program} takes no options"
