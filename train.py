@@ -45,7 +45,7 @@ from engine.run.options import flat, run_program
 from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.preview import show
 from engine.scoring.score import choose, judge
-from engine.tasks.questions import base_model, questions_of_run
+from engine.tasks.questions import base_model, questions_of_run, rows_of_run
 from engine.tasks.table import task_of
 from eval import examine
 from records import Step, into_minibatches
@@ -106,8 +106,8 @@ def networks_of(config, algorithm, source, device, folder=None):
         folder=folder)
 
 
-def set_up(config, algorithm, device):
-    """What a run needs: (run, networks, rewards, evaluate, notes)."""
+def set_up(config, algorithm, device, rows):
+    """What a run needs: (run, networks, rewards, evaluate, notes). rows: as of `rows_of_run`."""
     data, sampling = config.data, config.sampling
     begin, saved, notes = None, None, []
     if config.run.resume:
@@ -115,7 +115,7 @@ def set_up(config, algorithm, device):
     source = resolve_model(base_model(data.model, data.dataset, saved and saved["source"]))
     networks = networks_of(config, algorithm, source, device, begin)
     questions, test, more_notes = questions_of_run(
-        data, sampling.max_new_tokens, networks.tokenizer, networks.model)
+        data, rows, sampling.max_new_tokens, networks.tokenizer, networks.model)
     run = open_state(config, algorithm, questions, source, saved)
     if saved:
         checkpoint.restore(begin, networks)
@@ -126,9 +126,9 @@ def set_up(config, algorithm, device):
     return run, networks, rewards, evaluate, notes + more_notes
 
 
-def train(config, algorithm, device, notes):
+def train(config, algorithm, device, rows, notes):
     """The whole run. Returns the exit code: 130 after Ctrl-C, otherwise 0 (also after SIGTERM)."""
-    run, networks, rewards, evaluate, more_notes = set_up(config, algorithm, device)
+    run, networks, rewards, evaluate, more_notes = set_up(config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
     limits = Limits(config.devices.micro_batch_tokens)
     logs.announce(config, algorithm, run, notes)
@@ -171,9 +171,9 @@ def train(config, algorithm, device, notes):
     return 0
 
 
-def check_rewards(config, algorithm, device):
+def check_rewards(config, algorithm, device, rows):
     """--check_rewards: steps 1 and 2 of the first step, printed."""
-    run, networks, rewards, *_ = set_up(config, algorithm, device)
+    run, networks, rewards, *_ = set_up(config, algorithm, device, rows)
     rollout = sample_and_score(
         run.next_questions, networks, algorithm, rewards, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device))
@@ -187,14 +187,15 @@ def main(argv):
     device = ranks.start()
     if look.plan is not None:
         return plan_command.print_plan(config, argv, notes)
+    rows = rows_of_run(config.data)  # a wrong line is refused before any slow work
     if look.check_rewards:
-        return check_rewards(config, algorithm, device)
+        return check_rewards(config, algorithm, device, rows)
     stem = f"{Path(config.data.dataset).stem}-{algorithm.name}"
     run.output_dir = ranks.from_first(
         run_folder(run.output_dir, stem) if ranks.rank() == 0 else None)
     with alone(run.output_dir):
         try:
-            code = train(config, algorithm, device, notes)
+            code = train(config, algorithm, device, rows, notes)
         except KeyboardInterrupt:
             progress.note(f"stopped at once. {checkpoint.how_to_resume(run.output_dir)}")
             code = 130

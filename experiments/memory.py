@@ -34,11 +34,12 @@ from engine.model.logprobs import Policy
 from engine.model.networks import Networks, whole_networks
 from engine.model.precision import choose_dtype
 from engine.model.sampling import Sampling
-from engine.run.config import Config, check
+from engine.run.config import check
 from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import toy_model
 from engine.tasks.questions import load_questions
+from engine.tasks.table import task_of
 from experiments.bench import alone, digits, heading, markdown_table, qwen, report
 from grpo import grpo_loss, sequence_mean_weights
 from records import Batch
@@ -151,7 +152,7 @@ def one_step(options, hidden_size, device):
     """Make the networks and one step with them on 16 kept completions (GFPO 8, PODS 4). Returns the
     bytes of [parameters, the optimizer's moments]."""
     options = options | {"questions_per_step": 1, "max_new_tokens": 32}
-    config, algorithm = check(Config.of(**options))
+    config, algorithm = check(options)
     tokenizer = toy_model.make_tokenizer()
     questions, _ = load_questions("toy", tokenizer, limit=algorithm.questions_per_step)
     model = qwen(
@@ -162,7 +163,7 @@ def one_step(options, hidden_size, device):
     policy = Policy(model, choose_dtype("auto", device, 0))  # on every CPU float32
     networks = whole_networks(
         policy, tokenizer, lr=config.update.lr, beta=algorithm.beta, critic=algorithm.critic,
-        critic_lr=config.update.critic_lr)
+        critic_lr=task_of("toy").critic_lr)
     train_step(
         networks, algorithm, [Reward("digits", digits)], Sampling(32), Limits(),
         lambda missing: questions, random.Random(1),

@@ -1,5 +1,5 @@
-"""The memory that `--plan` plans, against the memory that a GPU holds: building, two steps,
-evaluating, resuming.
+"""The memory that `--plan` plans, against the memory that a GPU holds: building, two steps, saving,
+resuming.
 
     python experiments/plan.py                     writes plan.json and plan.md in results/
     torchrun --nproc-per-node 2 experiments/plan.py --cases 'wide, tied' PPO
@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.run import checkpoint
-from engine.run.config import Config, check
+from engine.run.config import check
 from engine.run.metrics import Clock
 from engine.run.options import option, parse, run_program
-from engine.run.plan import PHASES, plan
+from engine.run.plan import plan
+from engine.run.state import State
 from engine.scoring.score import Reward
 from engine.tasks import toy_model
-from eval import evaluate
 from experiments.bench import heading, markdown_table, qwen, setting, write
 from train import networks_of, train_step
 from update import Limits
@@ -43,6 +43,8 @@ WIDE = {
     "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 8000, "tie_word_embeddings": True,
 }
+# memory may run out in the first two; the others are to need less
+PHASES = ("generation", "update", "building", "optimizer step", "saving", "resuming")
 DEEP = {
     "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 16, "num_attention_heads": 4,
     "num_key_value_heads": 4, "vocab_size": 20_000, "tie_word_embeddings": False,
@@ -95,12 +97,11 @@ def longest_steps(networks, config, algorithm):
     networks.sampler.stop_ids = [-1]  # no token ends a completion
     questions = longest_questions(config, algorithm.questions_per_step)
     for number in (1, 2):
-        metrics, *_ = train_step(
+        step = train_step(
             networks, algorithm, [Reward("every second", every_second)], config.sampling,
-            Limits(config.devices.micro_batch_tokens, config.update.max_grad_norm),
-            lambda missing: questions, random.Random(number),
-        )
-        yield metrics
+            Limits(config.devices.micro_batch_tokens), lambda missing: questions,
+            random.Random(number))
+        yield step.metrics
 
 
 class Tracker:
@@ -109,7 +110,7 @@ class Tracker:
     def __init__(self):
         gc.collect()
         self.before = torch.cuda.memory_allocated()
-        self.peaks = dict.fromkeys([*PHASES, "saving", "resuming"], 0)
+        self.peaks = dict.fromkeys(PHASES, 0)
         torch.cuda.reset_peak_memory_stats()
 
     def close(self, name):
@@ -138,77 +139,66 @@ class Tracker:
         optimizer.step = step
 
 
-def tracked(folder, config, device):
-    """(Plan, {phase: bytes}) of building, two steps, evaluating and resuming a run from the model
-    in `folder`."""
-    config, algorithm = check(config)
-    expected, tracker = plan(config.options), Tracker()
+def tracked(folder, config, algorithm, device):
+    """{phase: bytes} of building, two steps, saving and resuming a run from the model in
+    `folder`."""
+    tracker = Tracker()
     networks = networks_of(config, algorithm, folder, device)
     tracker.close("building")
     tracker.watch(networks.optimizer)
     with patch.object(Clock, "phase", lambda clock, name: tracker.phase(name)):
         for _ in longest_steps(networks, config, algorithm):
             tracker.close("update")
-    at_once = expected.counts["evaluated at once"]
-    evaluate(
-        networks.sampler, networks.tokenizer,
-        longest_questions(config, at_once * ranks.world_size()), every_second, config.sampling,
-        batch_size=at_once,
-    )
-    tracker.close("evaluation")
 
     run_dir = Path(ranks.from_first(tempfile.mkdtemp() if ranks.rank() == 0 else None))
-    critic = {"critic": networks.critic} if algorithm.critic else {}
-    problem = checkpoint.save(run_dir, networks, {"step": 1}, critic)
-    assert problem is None, problem
-    del networks, critic
+    assert checkpoint.save(run_dir, networks, State(folder, "", 1, step=1)), "it was not saved"
+    del networks
     gc.collect()
     tracker.close("saving")
     saved = str(checkpoint.newest(run_dir))
     networks = networks_of(config, algorithm, folder, device, saved)
-    checkpoint.restore(saved, networks, {"critic": networks.critic} if algorithm.critic else {})
+    checkpoint.restore(saved, networks)
     tracker.close("resuming")
-    return expected, tracker.peaks
+    return tracker.peaks
 
 
 def measure(name, device):
     """One case as a row of the results."""
-    (shape, options), world = CASES[name], ranks.world_size()
+    shape, options = CASES[name]
+    world = ranks.world_size()
     with tempfile.TemporaryDirectory() as own:
         folder = ranks.from_first(own)
         if ranks.rank() == 0:
             qwen(**shape).save_pretrained(folder)
             toy_model.make_tokenizer().save_pretrained(folder)
         ranks.barrier()
-        options = {"mu": 1, "shard": "full" if world > 1 else "none"} | STEP | options
-        config = Config.of(model=folder, dataset="toy", **options)
-        expected, peaks = tracked(folder, config, device)
+        chosen = {"model": folder, "dataset": "toy", "mu": 1, "plan": 0.0}
+        chosen["shard"] = "full" if world > 1 else "none"
+        config, algorithm = check(chosen | STEP | options)
+        p = plan(config.options)
+        peaks = tracked(folder, config, algorithm, device)
         ranks.barrier()
-    planned = dict(zip(PHASES, expected.peaks)) | {"resuming": max(expected.peaks)}
     return {
-        "name": name, "devices": world, "parameters": expected.parameters,
-        "evaluated": expected.counts["evaluated at once"], "planned": planned,
+        "name": name, "devices": world, "trained": p.trained, "planned": p.peaks,
         "tracked": ranks.all_sum(peaks, device, op="max"),
     }
 
 
 def page(result):
-    shown, lines = (*PHASES, "resuming"), []
+    lines = []
     for row in result["rows"]:
         planned, held = row["planned"], row["tracked"]
-        peak = max(planned[phase] for phase in PHASES if phase != "evaluation")
-        reached = max(held[phase] for phase in PHASES if phase != "evaluation")
-        lines.append([
-            row["name"], row["devices"], f"{row['parameters']:,}",
-            *(f"{planned[phase] / 1e6:.1f} / {held[phase] / 1e6:.1f}" for phase in shown),
-            f"{peak / reached:.2f}",
-        ])
-    head = ["", "devices", "parameters", *shown, "peak of training"]
+        cells = [f"{held[phase] / 1e6:.1f}" for phase in PHASES]
+        for i, phase in enumerate(planned):
+            cells[i] = f"{planned[phase] / 1e6:.1f} / {cells[i]}"
+        ratio = max(planned.values()) / max(held.values())
+        lines.append([row["name"], row["devices"], f"{row['trained']:,}", *cells, f"{ratio:.2f}"])
+    head = ["", "devices", "trained", *PHASES, "peak"]
     return (
         heading("The memory planned, and the memory held", result)
-        + f"\n{result['device']}. MB planned / MB tracked in each phase, and the ratio of the two "
-        "peaks of training. An evaluation may take as much as training does. Resuming has no plan "
-        "of its own: it is to need no more than the run. The rows of two devices are those of "
+        + f"\n{result['device']}. MB planned / MB tracked in the generation and in the update; MB "
+        "tracked in the other phases, which are to need less; and the ratio of the planned peak "
+        "and the tracked one. The rows of two devices are those of "
         "`torchrun --nproc-per-node 2 experiments/plan.py`.\n\n"
         f"{markdown_table([head, *lines])}\n"
     )

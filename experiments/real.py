@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
 from engine.base.errors import UserError
-from engine.run.config import Config, check
-from engine.run.curves import DPI, above
+from engine.run.config import check
+from engine.run.curves import DPI, legend_above
 from engine.run.options import option, parse, run_program
 from engine.run.state import learning_rate
 from engine.scoring.score import choose
@@ -180,10 +180,9 @@ class Options:
 # --- one run ---
 
 
-def train_for(config, label):
+def train_for(config, algorithm, label):
     """Train for AT[-1] CPU seconds of one thread. Returns {steps, evaluations}, lists with a dict
     for each."""
-    config, algorithm = check(config)
     data, sampling, per_step = config.data, config.sampling, algorithm.questions_per_step
     source = base_model(data.model, data.dataset)
     networks = networks_of(config, algorithm, source, torch.device("cpu"))
@@ -249,9 +248,10 @@ def rows(options, name):
     for seed, method in () if options.page else jobs:
         if not (path := folder / f"{name_of(method, seed)}.json").exists():
             own = SETTING | methods[method]
-            config = Config.of(model=options.model, seed=seed, **{"lr": LR} | own)
+            chosen = {"model": options.model, "seed": seed, "lr": LR} | own
+            config, algorithm = check(chosen)
             run = {"method": method, "seed": seed, "lr": config.update.lr, "options": own}
-            run |= train_for(config, f"{method}, seed {seed}")
+            run |= train_for(config, algorithm, f"{method}, seed {seed}")
             files.write(path, json.dumps(run) + "\n")
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not runs:
@@ -347,7 +347,7 @@ def picture(rows, output):
             band(axis, rows[name]["curves"], 0, i, name)
         axis.set(xlabel="CPU seconds of training\nline: mean; band: lowest to highest seed",
                  ylabel="accuracy, sampled (moving mean)", xlim=(0, AT[-1]), ylim=(0, 1))
-        above(axis, columns=2)
+        legend_above(axis, columns=2)
     # the fastest above; a seed that has not reached it counts as the slowest
     order = sorted(
         rows, key=lambda name: statistics.median(x or math.inf for x in rows[name]["seconds"]))

@@ -55,7 +55,7 @@ from engine.run.config import Config as Options
 from engine.run.config import check
 from engine.run.curves import PHASES
 from engine.run.folder import options_of
-from engine.run.options import flat, option, parse, run_program
+from engine.run.options import flat, given, option, parse, run_program
 from engine.tasks import questions as questions_module
 from engine.tasks import toy, toy_model
 from experiments import memory, plot
@@ -325,7 +325,7 @@ def one_run(folder, options):
     is trained."""
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
     if (folder / "run.json").is_file():
-        if options_of(folder)[1] != flat(check(parse(Options, words))[0]):
+        if options_of(folder)[1] != flat(check(given(Options, words))[0]):
             raise UserError(
                 f"{folder} holds a run with other options: remove it, and it is made anew."
             )

@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base.errors import UserError
 from engine.model.logprobs import Policy
 from engine.model.networks import whole_networks
-from engine.run.config import Config, check
+from engine.run.config import check
 from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import questions as questions_module
@@ -92,12 +92,13 @@ class Ours:
     seconds of its sampling."""
 
     def __init__(self, algorithm, model, tokenizer, questions, options):
-        config = Config.of(
-            algorithm=algorithm, mu=options.mu, questions_per_step=QUESTIONS,
-            max_new_tokens=options.tokens, lr=LEARNING_RATE,
-            pruning_rate=RATE if algorithm == "cppo" else None,
-        )
-        config, self.algorithm = check(config)
+        chosen = {
+            "algorithm": algorithm, "mu": options.mu, "questions_per_step": QUESTIONS,
+            "max_new_tokens": options.tokens, "lr": LEARNING_RATE,
+        }
+        if algorithm == "cppo":
+            chosen["pruning_rate"] = RATE
+        config, self.algorithm = check(chosen)
         self.sampling = config.sampling
         self.per_step = self.algorithm.questions_per_step
         self.networks = whole_networks(

@@ -1,30 +1,39 @@
-"""The house: imports go one way, and there is no circle. The imports inside functions count,
-too."""
+"""The house: imports go one way, there is no circle, no local name hides a function, and how much
+there is to read. The imports inside functions count, too."""
 
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ["base", "model", "tasks", "scoring", "run"]  # each knows itself and those before it
 PAPER = ["grpo", "cppo", "allocate", "micro_batches", "rewards"]
+LABORATORY = {"experiments", "conformance", "examples", "exercises", "tests"}
 FILES = [
     path.relative_to(ROOT)
     for folder in (".", "family", "engine/*") for path in sorted(ROOT.glob(f"{folder}/*.py"))]
 MODULES = {".".join(path.with_suffix("").parts): path for path in FILES}
+TREES = {
+    name: ast.parse((ROOT / path).read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
-def imports(path):
-    """The modules of this project that a file imports."""
+def imported(tree):
+    """The modules and functions that a file imports, with the folders of their paths."""
     names = set()
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names & set(MODULES)
+    return names
 
 
-GRAPH = {name: imports(path) for name, path in MODULES.items()}
+IMPORTED = {name: imported(tree) for name, tree in TREES.items()}
+GRAPH = {name: names & set(MODULES) for name, names in IMPORTED.items()}
+
+
+# --- imports ---
 
 
 def test_a_room_knows_only_the_rooms_before_it_and_not_the_loop():
@@ -44,8 +53,98 @@ def test_the_paper_the_family_and_the_table_do_not_know_the_machine():
     assert not [other for other in GRAPH["algorithms"] if other.startswith("engine.")]
 
 
+def test_nothing_that_trains_knows_the_laboratory():
+    for name, others in IMPORTED.items():
+        assert not {other.split(".")[0] for other in others} & LABORATORY, name
+
+
 def test_there_is_no_circle():
     left = dict(GRAPH)
     while done := [name for name, others in left.items() if not others & set(left)]:
         left = {name: others for name, others in left.items() if name not in done}
     assert not left, f"these import each other: {', '.join(left)}"
+
+
+# --- names ---
+
+
+def names_of_file(tree):
+    """What a file imports or defines at its top."""
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    return names
+
+
+def local_names(function):
+    """The arguments of a function, and what it assigns."""
+    nodes = list(ast.walk(function))
+    assigned = {node.id for node in nodes
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return assigned | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
+def hidden(tree):
+    """The local names that hide a function, a class or a module of the file."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda)]
+    found = {name for function in functions for name in local_names(function)}
+    return found & names_of_file(tree)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_no_local_name_hides_a_function_or_a_module(name):
+    assert not hidden(TREES[name])
+
+
+def test_a_hidden_name_is_found():
+    code = "from a import b as c\ndef d(c): pass\ndef e():\n    for d in c: pass\n"
+    assert hidden(ast.parse(code)) == {"c", "d"}
+    assert hidden(ast.parse("import a.b\ndef f(x):\n    return lambda a: a\n")) == {"a"}
+
+
+# --- how much there is to read ---
+
+
+def size(tree):
+    """(statements, syntax nodes: statements, expressions, arguments, keywords, comprehensions).
+    Docstrings are left out."""
+    counted = ast.expr | ast.stmt | ast.arg | ast.keyword | ast.comprehension
+    nodes = [node for node in ast.walk(tree) if isinstance(node, counted)]
+    docstrings = [node for node in nodes if isinstance(node, ast.Expr)
+                  and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)]
+    statements = [node for node in nodes if isinstance(node, ast.stmt)]
+    return len(statements) - len(docstrings), len(nodes) - 2 * len(docstrings)
+
+
+def test_what_a_node_is():
+    # the assignment, its target, the sum, 1, 2
+    assert size(ast.parse('"""What it is."""\na = 1 + 2')) == (1, 5)
+
+
+SIZES = {name: size(tree) for name, tree in TREES.items()}
+
+
+@pytest.mark.parametrize("room, nodes, density", [("engine.", 23_700, 8.41), ("", 9_400, 8.56)])
+def test_engine_and_ground_floor_have_room_to_breathe(room, nodes, density):
+    """density: syntax nodes in a statement. nanochat has 7.2, CleanRL 7.8."""
+    own = [name for name in SIZES if (name.startswith(room) if room else "." not in name)]
+    statements = sum(SIZES[name][0] for name in own)
+    found = sum(SIZES[name][1] for name in own)
+    assert found <= nodes and found / statements <= density
+
+
+def test_no_file_is_dense():
+    """The densest files, in syntax nodes of a statement."""
+    dense = {name for name, (statements, nodes) in SIZES.items()
+             if statements >= 10 and nodes / statements > 9.0 and not name.startswith("family.")}
+    assert dense <= DENSE
+
+
+DENSE = {  # they are still to be unpacked
+    "engine.run.doctor", "engine.run.plan_command", "engine.run.curves", "engine.model.prompts",
+    "engine.run.shapes", "engine.scoring.reward_model", "eval", "engine.tasks.arithmetic",
+    "engine.scoring.preview", "engine.run.plan", "grpo", "engine.tasks.table", "micro_batches",
+    "engine.scoring.programs", "engine.run.eval_answers", "engine.scoring.sandbox",
+    "engine.model.kv_cache", "engine.run.checks", "engine.model.sampling",
+}

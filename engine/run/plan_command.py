@@ -1,10 +1,5 @@
 """What `train.py --plan` prints: the plan of a run and, if the run does not fit, one command that
-fits.
-
-`cure` climbs a ladder of changes until the run fits. The changes on the first rungs leave the
-result as it is, those on the last rungs change the training. Then `cure` takes back as much as it
-can, from the last rung to the first.
-"""
+fits."""
 
 import re
 import shlex
@@ -12,75 +7,11 @@ from types import SimpleNamespace
 
 from algorithms import ALGORITHMS
 from engine.base import ranks
-from engine.base.errors import refuse
-from engine.run.checkpoint import KEPT
-from engine.run.plan import GB, PHASES, USABLE, plan
+from engine.base.errors import UserError
+from engine.run.plan import GB, USABLE, plan
 
 RANK = 16  # of the adapters that are proposed
-
-
-def halves(name, value, least=1):
-    """[{option: value / 2}, {option: value / 4}, …], whole numbers, down to `least`."""
-    return [{name: value >> i} for i in range(1, value.bit_length()) if value >> i >= least]
-
-
-def ladder(p):
-    """Changes {option: value}, the mildest first. p: the run's Plan. What `config.check` would
-    refuse is left out."""
-    o, own_sampler, adapters = p.options, p.options.rollout == "own", p.options.lora
-    critic = ALGORITHMS[o.algorithm].critic
-    lora = {"lora": RANK, "lr": float(f"{10 * o.lr:g}"), "shard": "none"}
-    rungs = [  # (whether they are allowed, changes)
-        (True, halves("micro_batch_tokens", o.micro_batch_tokens, 256)),
-        (True, [{"gradient_checkpointing": True}]),
-        (p.devices > 1 and not adapters, [{"shard": "full"}]),
-        # from here on, the training changes
-        (True, [{"beta": 0.0}]),
-        (own_sampler and not (adapters or critic), [lora]),
-        (not o.overlong_cache, halves("max_new_tokens", o.max_new_tokens)[:2]),
-    ]
-    return [change for allowed, changes in rungs if allowed for change in changes]
-
-
-def changed(p, changes):
-    """The Plan of the run of a Plan with some changes."""
-    values = {name: value for change in changes for name, value in change.items()}
-    return plan(SimpleNamespace(**vars(p.options) | values))
-
-
-def cure(p):
-    """The least changes with which a run fits on its devices: {option: value}. None: nothing
-    helps."""
-    rungs = ladder(p)
-    climb = (rungs[:n] for n in range(len(rungs) + 1))
-    chosen = next((changes for changes in climb if changed(p, changes).fits), None)
-    if chosen is None:
-        return None
-    for change in reversed(chosen):
-        without = [other for other in chosen if other is not change]
-        chosen = without if changed(p, without).fits else chosen
-    return {name: value for change in chosen for name, value in change.items()
-            if value != getattr(p.options, name)}
-
-
-def command(argv, devices, changes):
-    """The command line `argv` with these changes, to paste into a shell. Of an option that is given
-    twice, the last value holds."""
-    words = re.sub(r"--plan\b[^-]*", "", shlex.join(argv)).strip()
-    start = "python" if devices == 1 else f"torchrun --nproc-per-node {devices}"
-    return " ".join([
-        start, "train.py", words,
-        *(f"--{name}" if value is True
-          else f"--{name} {value if isinstance(value, str) else format(value, 'g')}"
-          for name, value in changes.items()),
-    ])
-
-
-def needs(p):
-    """What a run needs, beside what there is."""
-    most, device = max(p.peaks), p.device / GB
-    return (f"it needs {most / GB:.1f} GB in the {PHASES[p.peaks.index(most)]}, and a device of "
-            f"{device:.3g} GB has {USABLE * device:.1f} GB for it")
+TOKENS = 1024  # of the micro-batches that are proposed
 
 
 def print_plan(config, argv, notes):
@@ -90,38 +21,81 @@ def print_plan(config, argv, notes):
     found that fits.
     """
     p = plan(config.options)
-    changes = None if p.fits else cure(p)
-    lines = [*table(p), *(f"note: {note}" for note in notes), ""]
-    if p.fits:
-        lines.append(f"It fits: {needs(p)}.")
-    elif changes:
-        lines += [f"It does not fit: {needs(p)}.", "This command fits:", "",
-                  f"    {command(argv, p.devices, changes)}"]
+    changes = [] if p.fits else cure(p)
+    lines = table(p)
+    for note in notes:
+        lines.append(f"note: {note}")
+    verdict = "It fits" if p.fits else "It does not fit"
+    phase = max(p.peaks, key=p.peaks.get)
+    lines.append(f"\n{verdict}: the {phase} needs {p.peaks[phase] / GB:.1f} GB, and a device has "
+                 f"{USABLE * p.device / GB:.1f} GB for it.")
+    if changes:
+        lines.append(f"This command fits:\n\n    {command(argv, p.devices, changes)}")
     if ranks.rank() == 0:
-        print(*lines, sep="\n", flush=True)
-    refuse([(not p.fits and not changes,
-             f"the run does not fit: {needs(p)}; no command was found that fits: plan it for more "
-             "devices (torchrun --nproc-per-node 4 train.py --shard full), or use a smaller "
-             "model.")])
-    return 0 if p.fits else 3
+        print("\n".join(lines), flush=True)
+    if not p.fits and not changes:
+        raise UserError(
+            "the run does not fit, and no command was found that fits: plan it for more devices "
+            "(torchrun --nproc-per-node 4 train.py --plan --shard full), or use a smaller model.")
+    return 3 if changes else 0
 
 
 def table(p):
-    """Lines: what a step holds, the memory by phases, and the disk."""
-    o, checkpoint, saved = p.options, p.checkpoint / GB, KEPT + 1
+    """Lines: what a step holds, and the memory of each item."""
+    o = p.options
     lines = [
-        f"{o.algorithm}, {o.model} on {o.dataset}: {p.devices} x {p.device / GB:.3g} GB, "
-        f"--shard {o.shard}",
-        f"parameters {p.parameters:,}, trained {p.trained:,}",
-        f"prompts of {p.prompt:,} tokens, completions of {o.max_new_tokens:,}, "
-        f"micro-batches of {o.micro_batch_tokens:,}",
-        f"a checkpoint takes {checkpoint:.1f} GB of the disk; {KEPT} are kept, and there is one "
-        f"more while it is written: {saved * checkpoint:.1f} GB\n",
-        f"{'in a step':18}{'per device':>16}{'all devices':>16}",
-        *(f"{name:18}{n:16,}{n * p.devices:16,}" for name, n in p.counts.items()),
-        f"\n{'GB per device':18}" + "".join(f"{phase:>16}" for phase in PHASES),
+        f"{o.algorithm}, {o.model}, {o.dataset}: {p.trained:,} trained parameters",
+        f"devices: {p.devices} of {p.device / GB:.3g} GB",
+        f"tokens: prompt {p.prompt}, completion {o.max_new_tokens}, "
+        f"micro-batch {o.micro_batch_tokens}",
+        f"a step on each device: {p.questions} questions ({p.at_once} sampled at a time), "
+        f"{p.questions * o.group_size} completions, {p.kept} of them kept",
     ]
-    for name, sizes in [*p.items.items(), ("peak", p.peaks)]:
-        cells = (f"{size / GB:16.2f}" if size else f"{'-':>16}" for size in sizes)
-        lines.append(f"{name:18}" + "".join(cells))
+    if any("RewardModel" in word for word in o.rewards):
+        lines.append("the memory of reward models is not counted")
+    lines.append("\nGB per device   generation      update")
+    for name, sizes in [*p.items.items(), ("peak", p.peaks.values())]:
+        generation, update = [f"{size / GB:.2f}" if size else "-" for size in sizes]
+        lines.append(f"{name:14}{generation:>12}{update:>12}")
     return lines
+
+
+# --- a command that fits ---
+
+
+def ladder(p):
+    """Changes of the run, the mildest first: {option: value} each. p: the run's Plan."""
+    o = p.options
+    smaller = {"micro_batch_tokens": min(TOKENS, o.micro_batch_tokens)}
+    least = smaller | {"gradient_checkpointing": True}
+    changes = [smaller, least]
+    if p.devices > 1 and not o.lora:
+        least = least | {"shard": "full"}
+        changes += [{"shard": "full"}, least]
+    # from here on, the training changes
+    changes.append(least | {"beta": 0.0})
+    if o.rollout == "own" and not o.lora and not ALGORITHMS[o.algorithm].critic:
+        lora = {"shard": "none", "lora": RANK, "lr": float(f"{10 * o.lr:g}")}
+        changes += [lora, least | lora]
+    return changes
+
+
+def cure(p):
+    """The mildest changes with which a run fits on its devices: {option: value}. Empty: nothing
+    helps."""
+    options = vars(p.options)
+    for changes in ladder(p):
+        if plan(SimpleNamespace(**options | changes)).fits:
+            return {name: changes[name] for name in changes if changes[name] != options[name]}
+    return {}
+
+
+def command(argv, devices, changes):
+    """The command line `argv` with these changes, to paste into a shell. Of an option that is given
+    twice, the last value holds."""
+    start = "python" if devices == 1 else f"torchrun --nproc-per-node {devices}"
+    given = re.sub(r"--plan\b[^-]*", "", shlex.join(argv))
+    words = [start, "train.py", given.strip()]
+    for name, value in changes.items():
+        words.append(f"--{name} {value}")
+    return " ".join(words)

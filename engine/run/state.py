@@ -59,9 +59,8 @@ class Run:
     def learning_rate(self, peak, warmup):
         """The learning rate of the next step."""
         state = self.state
-        progress = run_progress(
-            state.step, self.steps, state.position, self.total, state.per_step)
-        return learning_rate(progress, peak, warmup)
+        done = run_progress(state.step, self.steps, state.position, self.total, state.per_step)
+        return learning_rate(done, peak, warmup)
 
     def count(self, of_step, with_history):
         """Add a Step. with_history: whether the algorithm looks at the rewards of earlier steps."""
@@ -108,12 +107,12 @@ def refuse_failing_updates(state, folder):
             f"samples.jsonl. {checkpoint.how_to_resume(folder)}")
 
 
-def learning_rate(progress, peak, warmup):
-    """Linear warm-up, then a cosine down to 0. progress: in [0, 1]. warmup: the share of the run
-    that warms up."""
-    if progress <= warmup:
-        return peak * progress / warmup
-    x = (progress - warmup) / (1 - warmup)
+def learning_rate(done, peak, warmup):
+    """Linear warm-up, then a cosine down to 0. done: the share of the run that is over. warmup: the
+    share that warms up."""
+    if done <= warmup:
+        return peak * done / warmup
+    x = (done - warmup) / (1 - warmup)
     return peak * 0.5 * (1 + math.cos(math.pi * x))
 
 

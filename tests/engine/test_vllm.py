@@ -226,19 +226,6 @@ def test_completions_end_at_the_stop_ids_or_are_marked_truncated(world, monkeypa
     assert {1, 7} - set(stop_ids) <= inside
 
 
-@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.3}])
-def test_top_k_and_top_p_choose_the_tokens_but_do_not_show_in_the_log_probabilities(world, options):
-    engine = vllm_of(world.folder, world.tokenizer, **options)
-    prompts, drawn = run(world, group=64, engine=engine, **options)
-    assert disagreement(world.model, prompts, drawn) < CLOSE
-    with torch.no_grad():
-        p, order = (
-            world.model(torch.tensor(prompts[:1])).logits[0, -1].softmax(-1).sort(descending=True)
-        )
-    allowed = 2 if "top_k" in options else int((p.cumsum(0) < 0.3).sum()) + 1
-    assert set(drawn.tokens[:64, 0].tolist()) == set(order[:allowed].tolist())
-
-
 @pytest.mark.parametrize("launcher", [
     [], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 ])  # fmt: skip

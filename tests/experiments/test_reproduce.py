@@ -12,7 +12,7 @@ import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError
 from engine.run.config import Config, check
-from engine.run.options import parse
+from engine.run.options import given
 from engine.tasks import toy_model
 from experiments import reproduce
 from experiments.reproduce import TABLES, amdahl, curve, main, one_run, summarize
@@ -83,9 +83,9 @@ def test_every_method_is_a_valid_run_and_trains_on_as_many_completions_as_its_ro
     table = TABLES[name]
     for method in table.methods.values():
         options = reproduce.PROTOCOL | method.options
-        config = parse(Config, [f"--{key}={value}" for key, value in options.items()])
+        chosen = given(Config, [f"--{key}={value}" for key, value in options.items()])
         with mock.patch.dict(ALGORITHMS, reproduce.OTHER_LOSSES):
-            _, algorithm = check(config)
+            _, algorithm = check(chosen)
         assert method.baseline in table.methods
         if table.measures:  # four questions a step for each
             continue

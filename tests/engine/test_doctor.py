@@ -12,9 +12,8 @@ from engine.base.errors import UserError
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
-from engine.run import curves
+from engine.run import curves, doctor
 from engine.tasks import toy, toy_model
-from experiments import doctor
 from tests.training import CPU
 
 REWARDS = '''
@@ -212,8 +211,7 @@ def base(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [
-    "grpo", "cppo", "drgrpo", "dapo", "gspo", "gdpo", "pods", "cppo_published",
-    "ppo",
+    "grpo", "cppo", "drgrpo", "dapo", "gspo", "gdpo", "pods", "cppo_published", "ppo",
     "gfpo --pruning_rate 0.25",  # at its 0.5 GFPO needs more steps than a test has
 ])
 def test_a_run_that_learns_gets_no_finding(algorithm, base, found, tmp_path):
