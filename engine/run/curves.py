@@ -77,9 +77,10 @@ def draw(axis, metric, x, rows):
     axis.plot(ends, values, color="C0", alpha=0.2, linewidth=0.8)
 
 
-def smooth(values):
-    """Of each step the mean over the last twentieth of the run, because single steps are noisy."""
-    window = max(1, len(values) // 20)
+def smooth(values, window=None):
+    """Of each step the mean over the last `window` steps, because single steps are noisy. None: over
+    the last twentieth of the run."""
+    window = window or max(1, len(values) // 20)
     return [fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
 
 

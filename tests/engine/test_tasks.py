@@ -13,7 +13,7 @@ import train as training
 from engine.base.errors import UserError
 from engine.run.config import open_run
 from engine.scoring.score import REWARDS
-from engine.tasks.questions import load_questions, rows_of_run
+from engine.tasks.questions import load_questions
 from engine.tasks.table import TASKS, Hub, Task, task_of
 from engine.tasks.toy_model import make_tokenizer
 
@@ -78,27 +78,9 @@ def test_a_file_has_the_settings_of_gsm8k():
 @pytest.mark.parametrize("name", IN_WORDS)
 def test_the_toy_is_not_asked_in_words(name):
     """Its model knows no letters; `--model` is `toy` unless another is named."""
-<<<<<<< HEAD
-    assert "gsm8k" in IN_WORDS and "toy" not in IN_WORDS
-    monkeypatch.chdir(tmp_path)
-    Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\n')
-    open_run(["--dataset", "mine.jsonl"])
-    with open("mine.jsonl", "a") as file:
-        file.write('{"question": "2 and 2?", "answer": 4}\n')
-
-    def start(words):
-        """What a run does before its model is loaded."""
-        config, *_ = open_run(words)
-        rows_of_run(config.data)
-
-    for main, words in [
-        (start, ["--dataset", name]), (start, ["--eval_dataset", name]),
-        (evaluate, ["--benchmark", name]),
-=======
     for main, words in [
         (open_run, ["--dataset", name]), (open_run, ["--eval_dataset", name]),
         (open_run, ["--dataset", name, "--plan"]), (evaluation.main, ["--benchmark", name]),
->>>>>>> wcurves
     ]:
         with pytest.raises(UserError, match=f"{name} .*--model"):
             main(words)
