@@ -78,8 +78,10 @@ def draw(axis, metric, x, rows):
 
 
 def smooth(values, window=None):
-    """Of each step the mean over the last `window` steps, because single steps are noisy. None: over
-    the last twentieth of the run."""
+    """Of each step the mean over the last `window` steps, because single steps are noisy.
+
+    None: over the last twentieth of the run.
+    """
     window = window or max(1, len(values) // 20)
     return [fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
 
