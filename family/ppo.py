@@ -1,8 +1,8 @@
 """PPO for language models (arXiv 1707.06347), with the KL penalty in the reward (2203.02155).
 
-PPO needs a second network, which GRPO does without: the critic V(s_t). Before every token it
-predicts how much reward will follow. Each token is an action with a reward of its own. Its
-advantage is the generalised advantage estimate (GAE, arXiv 1506.02438):
+PPO needs a second network, the critic V(s_t). GRPO needs none. Before every token the critic
+predicts how much reward will follow. Each token is an action with a reward of its own. The
+advantage of a token is the generalised advantage estimate (GAE, arXiv 1506.02438):
 
     r_t = −β (log π_old − log π_ref)_t, and on the last token the completion's score is added
     δ_t = r_t + γ V(s_t+1) − V(s_t)          A_t = Σ_l (γλ)^l δ_t+l          R_t = A_t + V(s_t)
@@ -88,8 +88,8 @@ def ppo_loss(
     """−mean over tokens of min(ρA, clip(ρ, 1−clip_low, 1+clip_high)A). (1707.06347 eq. 7)
 
     logp, old_logp: (N, T), of the current and the sampling policy. advantages: (N, T), already
-    whitened. mask: (N, T). weights: (N, T); None means 1 / number of tokens on each. Returns
-    (loss, stats), as `grpo_loss` does. The KL is in the rewards: `ref_logp` changes only the stats.
+    whitened. mask: (N, T). weights: (N, T); None means 1 / number of tokens on each. Returns (loss,
+    stats), as `grpo_loss` does. The KL is in the rewards, so `ref_logp` changes only the stats.
     """
     if weights is None:
         weights = mask.float() / mask.sum().clamp(min=1)
@@ -104,12 +104,12 @@ def value_loss(values, old_values, returns, mask, *, clip=0.2, weights=None):
 
     (The published code of 1707.06347.) values, old_values, returns, mask: (N, T). Only `values`
     gets a gradient. weights: (N, T); None means 1 / number of tokens on each. Returns a scalar.
-    The larger square is the pessimistic one, like the min for the policy: V gains nothing by moving
-    more than `clip` away from V_old.
+    The larger square is the pessimistic one, like the min for the policy. So V gains nothing if it
+    moves more than `clip` away from V_old.
     """
     if weights is None:
         weights = mask.float() / mask.sum().clamp(min=1)
-    # 0 on padding, whatever stands there
+    # 0 on padding
     padding = ~mask.bool()
     values = values.masked_fill(padding, 0.0)
     old_values = old_values.detach().masked_fill(padding, 0.0)
