@@ -142,7 +142,7 @@ def test_k1_as_a_loss_pushes_the_length_if_each_completion_counts_1_over_its_len
     for divisor, pushes in ((lengths, True), (torch.full_like(lengths, 3), False)):
         (step,) = torch.autograd.grad((chance.detach() / divisor) @ sums, theta, retain_graph=True)
         (slope,) = torch.autograd.grad((chance / divisor).sum(), theta, retain_graph=True)
-        torch.testing.assert_close(step, slope, rtol=0, atol=1e-9)
+        torch.testing.assert_close(step, slope, rtol=0, atol=1e-6)  # k1 may be float32
         assert (step.norm() > 0.05) == pushes
 
 
