@@ -87,7 +87,7 @@ def pooled(rollout, advantages, k):
 def unbiased(rollout, advantages, k):
     """Drawn with chances in proportion to |A|, and weighed by their inverse."""
     generator = torch.Generator().manual_seed(rollout.seed)
-    p = chances(advantages.abs().masked_fill(~rollout.trainable, 0.0).double(), k)
+    p = chances(advantages.abs().double(), k, allowed=rollout.trainable)
     kept = draw(p, torch.rand((len(p), 1), dtype=p.dtype, generator=generator))
     rows = kept.flatten().nonzero()[:, 0]
     return rows, weighed(advantages, p).flatten()[rows]
@@ -265,6 +265,12 @@ ALGORITHMS = {
 }
 
 
+def rule_name(rule):
+    """The name of a rule of KEEP, or module:function of a row's own function."""
+    function = getattr(rule, "func", rule)  # of a partial
+    return rule if isinstance(rule, str) else f"{function.__module__}:{function.__qualname__}"
+
+
 def resolve(name, *, keep=None, questions_per_step=1, **options):
     """The row `name` with the options of a run applied: all that a run knows of its algorithm.
 
@@ -295,8 +301,10 @@ def table():
     names = ("keep", "pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
     lines = [("algorithm", "loss", "token_weights", *names)]
     for name in ALGORITHMS:
-        row, rule = resolve(name), ALGORITHMS[name].keep
+        row, rule = resolve(name), rule_name(ALGORITHMS[name].keep)
         functions = row.loss.func.__name__, row.token_weights.__name__
         lines.append((name, *functions, rule, *(str(getattr(row, column)) for column in names[1:])))
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    more = "minibatches is the least number: a data set may ask for more (the toy asks for 2)."
+    return "\n".join([*lines, "", more])

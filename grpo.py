@@ -80,7 +80,7 @@ def token_entropies(logits, *, temperature=1.0):
 def kl_k1(logp, ref_logp):
     """k1 = log π − log π_ref. Unbiased, can be negative. (N, T)
 
-    Never use it as a loss: its gradient is 0 in expectation.
+    Never use it as a loss: its gradient is 0 on average. (With 1/|o| it only pushes the length.)
     """
     return logp - ref_logp
 

@@ -1,6 +1,6 @@
 """All of CPPO (arXiv 2503.22342) on one page, to be read from top to bottom.
 
-    python nano.py               a toy model discovers that thinking pays, in about a minute
+    python nano.py               a toy model discovers that thinking pays, in a minute or less
     python nano.py MODEL         a chat model learns word problems: a name on the hub, or a folder
 
 transformers samples, the paper's files compute, and `step` is the algorithm box. With P = 0 it is

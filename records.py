@@ -143,9 +143,13 @@ def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     each, with the weights of its tokens.
 
     They are cut in the order of the step's questions. So a mini-batch does not depend on how the
-    questions were shared out. A mini-batch from which no device has anything to learn is left out.
-    Its gradient is 0, but AdamW would still move the weights, because it remembers earlier
-    gradients. If every advantage is 0, only a critic has something to learn.
+    questions were shared out.
+
+    A mini-batch in which every advantage is 0, on all devices, is left out, unless a critic learns
+    from it. Its policy gradient is 0, but AdamW would still move the weights, because it remembers
+    earlier gradients. With β > 0 the gradient of its loss is not 0: the KL term still pulls towards
+    the reference. That this pull is left out is our choice. How much is left out depends on how
+    mini-batches are cut: beside a group with a signal, the KL term of a group without one counts.
     """
     G, device = advantages.shape[1], rollout.tokens.device
     everything = Batch(

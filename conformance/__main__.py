@@ -4,177 +4,183 @@
     python -m conformance conformance/adapters/tiny_grpo.py --path ../tiny-grpo
 
 MINE.py maps names of ours to your own code, with our arguments and results: `kl_k3`, `grpo_loss`,
-`gae`, … What it does not define is left out, and so is a test that needs an argument that your
-function does not take. Two things are done with each function, while all others are ours:
+`gae`, … What it does not define is left out. Two things are done with each function, while all
+others are ours:
 
 1. the tests of tests/concepts that speak about it, without those of our own argument checks;
 2. probes: small inputs, on which its answers and gradients are compared with ours. If they differ,
    they are compared with the known mistakes and the known choices (conformance/mistakes.py).
 
-Needs torch and pytest. The exit code is 0 if everything is held or a choice, and 1 if not.
+Each test and each probe is a property. ✓ needs all of them. Each function runs in a process of its
+own, with a time limit. Needs torch and pytest, on Linux or macOS. The exit code is
+
+    0  every property of every function was checked, and holds or is a choice
+    1  a function is wrong, if only at an edge
+    2  none is wrong, but one could not be checked at all
+    3  none is wrong, but a property was left out: your function does not take its argument
 """
 
 import argparse
-import functools
-import importlib
+import difflib
 import importlib.util
-import inspect
 import os
-import re
 import sys
+from collections import namedtuple
+from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType
 
-import pytest
+os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads is not forked safely
+HERE = Path(__file__).resolve().parent
+THEIR_PATH = [*sys.path]
+sys.path.insert(0, str(HERE.parent))  # ours, also if a grpo.py lies in the folder of the caller
 
-ROOT = Path(__file__).resolve().parents[1]
-TESTS = ROOT / "tests" / "concepts"
-OURS = ("grpo", "cppo", "allocate", "micro_batches", "family", "tests", "conformance")
+from conformance import properties  # noqa: E402
 
+properties.import_tests()
+from conformance import compare  # noqa: E402
+from conformance.apart import Apart, Stopped  # noqa: E402
+from conformance.theirs import Broken, Theirs  # noqa: E402
 
-def forget():
-    """Make Python import the project's modules anew: a function of theirs stands in one of them."""
-    for name in [*sys.modules]:
-        if any(name == ours or name.startswith(ours + ".") for ours in OURS):
-            del sys.modules[name]
+IMPORT_LIMIT = 600  # seconds: some packages take long to import
+LIMIT = 60  # seconds, for one function; the slowest of ours takes 1
+SIGNS = {"choice": "≈", "edge": "△", "mistake": "✗", "broken": "–"}
+CODES = {"✗": 1, "△": 1, "–": 2, "◐": 3}
+LEGEND = ("✓ holds   ≈ differs by choice   ◐ holds as far as it was checked   "
+          "△ wrong at an edge only   ✗ wrong   – not checked")
+# held: of how many properties. left: why some were not checked, or "". lines: evidence
+Verdict = namedtuple("Verdict", "sign sentence held asked left lines")
 
 
 def load(path, folder=None):
     """The module of a file. folder: a checkout that its imports look into first."""
     spec = importlib.util.spec_from_file_location("mine", path)
-    if spec is None or not Path(path).is_file():
-        raise SystemExit(f"{path} is no Python file; write one that maps your functions to ours: "
-                         "docs/conformance.md")
     module = importlib.util.module_from_spec(spec)
-    forget()  # a checkout may have a grpo.py of its own
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(folder)] * bool(folder) + sys.path)
-        try:
-            spec.loader.exec_module(module)
-        except ImportError as error:
-            sentence = f"{path}: {error}. Install it, or name its checkout: --path"
-            raise SystemExit(sentence) from error
-    forget()
+    ours = [*sys.path]
+    properties.forget()  # a checkout may have a grpo.py of its own
+    sys.path[:] = [str(folder)] * bool(folder) + THEIR_PATH
+    spec.loader.exec_module(module)
+    sys.path[:] = ours + [str(folder)] * bool(folder)  # for what they import later
+    properties.forget()
     return module
 
 
-def stand_in(theirs, ours):
-    """Their function as the tests call it.
-
-    A call with an argument that it does not take skips the test, unless this is an option that is
-    off, None or False, by default; so does a NotImplementedError. The dtype of an answer becomes
-    ours, and the statistics of a loss are ours: nobody else promises the same.
-    """
-    signature = inspect.signature(theirs)
-    off = {name for name, parameter in inspect.signature(ours).parameters.items()
-           if name not in signature.parameters
-           and (parameter.default is None or parameter.default is False)}
-
-    @functools.wraps(ours)
-    def function(*args, **options):
-        options = {name: x for name, x in options.items()
-                   if name not in off or not (x is None or x is False)}
-        try:
-            signature.bind(*args, **options)
-        except TypeError as error:
-            pytest.skip(str(error))
-        try:
-            answer, right = theirs(*args, **options), ours(*args, **options)
-        except NotImplementedError as error:
-            pytest.skip(str(error))
-        if isinstance(right, tuple):  # (loss, stats), or (advantages, returns)
-            answer = answer if isinstance(answer, tuple) else (answer,)
-            return tuple(
-                b if isinstance(b, dict) else a.to(b.dtype)
-                for a, b in zip((*answer, None)[: len(right)], right))
-        return answer.to(right.dtype) if hasattr(right, "dtype") else answer
-
-    return function
+# --- the verdict on one function ---
 
 
-# --- 1. the tests that speak about a function ---
+def verdict(name, function):
+    """What the tests and the probes say about one function of theirs."""
+    try:
+        theirs = Theirs(function, compare.OURS[name])
+    except Broken as error:
+        return Verdict("–", str(error), 0, 0, "", [])
+    results = properties.tested(compare.MODULES[name], name, theirs)
+    tried = compare.answered(name, theirs)
+    found = compare.diagnose(name, theirs, tried)
 
+    outcomes = [outcome for outcome, _ in results.values()]
+    for probe, got, right in tried:
+        outcomes.append("passed" if compare.same(got, right, probe.atol) else "failed")
+    outcomes += ["skipped"] * (len(compare.PROBES.get(name, ())) - len(tried))
+    held, asked, skipped = outcomes.count("passed"), len(outcomes), outcomes.count("skipped")
+    left = f"{asked - skipped} of {asked} checked, because {theirs.why_left_out()}"
+    found_to_be = partial(Verdict, held=held, asked=asked, left=left if skipped else "")
 
-def names_in(code):
-    """The names that a piece of code uses, also in the functions within it."""
-    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
-    return {*code.co_names}.union(*map(names_in, inner))
-
-
-def mentions(function, name):
-    """Whether a test or a helper of its file uses a name."""
-    names, file = names_in(function.__code__), vars(sys.modules[function.__module__])
-    helpers = [file[other] for other in names - {function.__name__} if other in file]
-    return name in names or any(
-        mentions(helper, name) for helper in helpers
-        if isinstance(helper, FunctionType) and helper.__module__ == function.__module__)
-
-
-class About:
-    """A plugin of pytest: only the tests about one function. results: {test: (outcome, why)}."""
-
-    def __init__(self, name):
-        self.name, self.results = name, {}
-
-    def pytest_collection_modifyitems(self, items):
-        def chosen(item):
-            values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-            names = [getattr(value, "__name__", "") for value in values]
-            about = self.name in names or mentions(item.function, self.name)
-            return about and not item.get_closest_marker("ours")
-
-        items[:] = filter(chosen, items)
-
-    def pytest_runtest_logreport(self, report):
-        if report.when == "call" or report.outcome != "passed":
-            crash = getattr(report.longrepr, "reprcrash", None)
-            why = crash.message if crash else str(report.longrepr or "")
-            self.results[report.nodeid.split("::")[-1]] = report.outcome, why
-
-
-def tested(module, name, theirs):
-    """Run the concept tests about a function with theirs in its place: {test: (outcome, why)}."""
-    about, speaks = About(name), re.compile(rf"\b{name}\b")
-    files = [str(path) for path in sorted(TESTS.glob("test_*.py"))
-             if speaks.search(path.read_text(encoding="utf-8"))]
-    forget()
-    place = importlib.import_module(module)
-    setattr(place, name, stand_in(theirs, getattr(place, name)))
-    options = ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:terminal"]
-    options += ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore"]
-    if files and pytest.main([*options, *files], plugins=[about]) > pytest.ExitCode.TESTS_FAILED:
-        raise SystemExit(f"pytest could not run {files}")
-    forget()
-    return about.results
-
-
-# --- 2. the verdict ---
-
-SIGNS = {"choice": "≈", "edge": "△"}
-
-
-def verdict(name, theirs):
-    """(sign, sentence, lines): what the tests and the probes say about one function of theirs."""
-    from conformance import compare  # only now, because `load` must import their modules first
-
-    module = compare.MODULES[name]
-    results = tested(module, name, theirs)
-    failed = {test: why for test, (outcome, why) in results.items() if outcome == "failed"}
-    held = sum(outcome == "passed" for outcome, _ in results.values())
-    counts = f"{held} of {held + len(failed)}"
-    lines = [  # test_k1_can_be_negative is the sentence "k1 can be negative"
-        f"does not hold: {test.removeprefix('test_').replace('_', ' ')}: {why.splitlines()[0]:.100}"
-        for test, why in failed.items()]
-    found = compare.diagnose(name, theirs)
-    if found and found.kind in SIGNS:
-        return SIGNS[found.kind], counts, found.sentence, [found.evidence]
+    failed = [does_not_hold(*row) for row in results.items() if row[1][0] == "failed"]
+    if not theirs.answered:
+        why = theirs.broken[0] if theirs.broken else theirs.why_left_out()
+        return found_to_be("–", f"nothing could be checked: {why}", lines=[])
     if found:
-        return "✗", counts, found.sentence, [found.evidence, *lines[:3]]
+        lines = [found.evidence] + (failed[:3] if found.kind == "mistake" else [])
+        return found_to_be(SIGNS[found.kind], found.sentence, lines=lines)
     if failed:
-        return "✗", counts, "a test does not hold", lines[:3]
-    if not held and name not in compare.PROBES:
-        return "–", counts, "no test could be run: it takes other arguments", []
-    return "✓", counts, "", []
+        return found_to_be("✗", "a test does not hold", lines=failed[:3])
+    if skipped:
+        return found_to_be("◐", left, lines=[])
+    return found_to_be("✓", "", lines=[])
+
+
+def does_not_hold(test, result):
+    """test_k1_can_be_negative is the sentence "k1 can be negative"."""
+    sentence = test.split("::test_")[-1].replace("_", " ")
+    return f"does not hold: {sentence}: {first_line(result[1])}"
+
+
+def first_line(text):
+    return text.splitlines()[0].removeprefix("conformance.theirs.Broken: ") if text else ""
+
+
+# --- all functions, each in a process of its own ---
+
+
+def check_file(send, path, folder):
+    """Sends (names, notes) of the file, or a sentence, and then the verdict on each function."""
+    try:
+        mine = load(path, folder)
+    except BaseException as error:
+        return send(why_not_loaded(path, error))
+    names = [name for name in compare.OURS if callable(getattr(mine, name, None))]
+    send((names, misspelt(mine)))
+    for name in names:
+        with Apart(send_verdict, name, getattr(mine, name)) as one:
+            try:
+                send(one.receive(LIMIT))
+            except Stopped as error:
+                send(Verdict("–", f"{error}", 0, 0, "", []))
+
+
+def send_verdict(send, name, function):
+    send(verdict(name, function))
+
+
+def why_not_loaded(path, error):
+    if isinstance(error, SystemExit):
+        return (f"{path} ends the program when it is imported (sys.exit): put what runs a program "
+                'under `if __name__ == "__main__":`')
+    if isinstance(error, ImportError):
+        return f"{path}: {error}. Install it, or name its checkout: --path"
+    if isinstance(error, SyntaxError):
+        return f"{path}: SyntaxError in {error.filename}, line {error.lineno}: {error.msg}"
+    return f"{path} raises {type(error).__name__} when it is imported: {first_line(str(error))}"
+
+
+def misspelt(mine):
+    """{their name: the name of ours that it may mean}"""
+    near = {}
+    for name, value in vars(mine).items():
+        if callable(value) and name not in compare.OURS and not name.startswith("_"):
+            found = difflib.get_close_matches(name, compare.OURS, n=1, cutoff=0.85)
+            if found and not hasattr(mine, found[0]):
+                near[name] = found[0]
+    return near
+
+
+def checked(path, folder):
+    """(name, verdict) of each function of the file, as soon as it is known."""
+    with Apart(check_file, path, folder) as process:
+        try:
+            said = process.receive(IMPORT_LIMIT)
+        except Stopped as error:
+            raise SystemExit(stop(f"{path}, when it is imported: {error}")) from error
+        if isinstance(said, str):
+            raise SystemExit(stop(said))
+        names, near = said
+        for name, other in near.items():
+            words = f"no function of ours has this name: do you mean `{other}`?"
+            yield name, Verdict("–", words, 0, 0, "", [])
+        if not names and not near:
+            raise SystemExit(stop(
+                f"{path} defines none of our functions: {', '.join(compare.OURS)}"))
+        for name in names:
+            try:
+                yield name, Verdict(*process.receive(None))
+            except Stopped as error:
+                raise SystemExit(stop(f"{path}: {error}")) from error
+
+
+def stop(sentence):
+    """Prints a sentence on why nothing can be checked. Returns the exit code."""
+    print(sentence, file=sys.stderr)
+    return CODES["–"]
 
 
 def main(argv=None):
@@ -183,22 +189,22 @@ def main(argv=None):
     parser.add_argument("mine", metavar="MINE.py", help="maps our names to your functions")
     parser.add_argument("--path", metavar="FOLDER", help="a checkout that MINE.py imports from")
     options = parser.parse_args(argv)
-    sys.path.insert(0, str(ROOT))
-    mine = load(options.mine, options.path)
-    from conformance.compare import MODULES
-
-    names = [name for name in MODULES if callable(getattr(mine, name, None))]
-    if not names:
-        raise SystemExit(f"{options.mine} defines none of our functions: {', '.join(MODULES)}")
-    print(f"{'function':30}{'properties':>12}   verdict")
-    bad = 0
-    for name in names:
-        sign, counts, words, lines = verdict(name, getattr(mine, name))
-        bad += sign in "✗△–"
-        print(f"{name:30}{counts:>12}   {sign} {words}", flush=True)
-        print(*(f"      {line:.240}\n" for line in lines), sep="", end="")
-    print("\n✓ held   ≈ differs by choice   △ wrong at an edge only   ✗ wrong   – not checked")
-    return int(bad > 0)
+    if not Path(options.mine).is_file() or not options.mine.endswith(".py"):
+        return stop(f"{options.mine} is no Python file; write one that maps your functions to "
+                    "ours: docs/conformance.md")
+    if options.path and not Path(options.path).is_dir():
+        return stop(f"--path {options.path}: there is no such folder")
+    codes = set()
+    for name, found in checked(options.mine, options.path):
+        if not codes:
+            print(f"{'function':30}{'properties':>12}   verdict")
+        codes.add(CODES.get(found.sign, 3 if found.left else 0))
+        counts = f"{found.held} of {found.asked}"
+        print(f"{name:30}{counts:>12}   {found.sign} {found.sentence}", flush=True)
+        lines = found.lines + [found.left] * (bool(found.left) and found.sign in "≈△✗")
+        print(*(f"      {line}\n" for line in lines), sep="", end="", flush=True)
+    print(f"\n{LEGEND}")
+    return min(codes - {0}, default=0)
 
 
 if __name__ == "__main__":

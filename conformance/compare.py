@@ -13,43 +13,65 @@ import allocate
 import cppo
 import family
 import grpo
-from conformance.mistakes import VERSIONS
-from conformance.probes import PROBES
+from conformance.mistakes import FITTED, VERSIONS
+from conformance.probes import EQUAL, PROBES, SPREADS
+from conformance.theirs import IN_PLACE, Broken, LeftOut
 
 FILES = [module.name for module in pkgutil.iter_modules(family.__path__)]
 FAMILY = [importlib.import_module(f"family.{name}") for name in FILES]
-# {function: its module}: all that a file of one's own may define
-MODULES = {
-    name: module.__name__
+# {name: our function}: all that a file of one's own may define
+OURS = {
+    name: value
     for module in (grpo, cppo, allocate, *FAMILY)
     for name, value in vars(module).items()
     if inspect.isfunction(value) and (value.__module__ == module.__name__ or name == "cppo_loss")
     and not name.startswith("_")
     and name != "surrogate_loss"  # what the losses have in common, and no test speaks about it
 }
-Found = namedtuple("Found", "kind sentence evidence")
+MODULES = {name: value.__module__ for name, value in OURS.items()} | {"cppo_loss": "cppo"}
+# kind: mistake, choice, edge; or broken, if it answers no probe
+Found = namedtuple("Found", "kind sentence evidence", defaults=[""])
 # besides the losses, functions through which a gradient flows
 LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",
          "truncated_importance_weights")
+VISIBLE = 0.01  # equal rewards carry no signal: an advantage above this is one
+CHOOSE = ("mask", "weights")  # they choose tokens: nobody takes a gradient there
+LEAK = ("a gradient flows into `{0}`: the loss is right only if the caller hands `{0}` over "
+        "detached")
 
 
-def answers(function, probe, learns):
-    """Tensors: what a function returns and, if it `learns`, the gradient of its sum on the first
-    argument; a sentence, if it raises an error; None, if it says that it does not do this. Of a
-    loss, the statistics are left out."""
+def learns(name):
+    return name.endswith("_loss") or name in LEARN
+
+
+def answers(function, probe, with_gradient):
+    """Tensors: what a function returns and, if asked for, the gradient of its sum with respect to
+    the first argument. A sentence, if it breaks. None, if it is not asked. Of a loss, the
+    statistics are left out."""
     first, *rest = (a.clone() if torch.is_tensor(a) else a for a in probe.args)
-    first = first.requires_grad_() if learns else first
+    first = first.requires_grad_() if with_gradient else first
     try:
         out = function(first, *rest, **probe.options)
         out = out if isinstance(out, tuple) else (out,)
         out = [torch.as_tensor(x) for x in out if not isinstance(x, dict)]
-        if any(x.requires_grad for x in out) and not any(x.isnan().any() for x in out):
-            out += torch.autograd.grad(sum(x.double().sum() for x in out), first)
-    except NotImplementedError:
+        if with_gradient and not any(x.isnan().any() for x in out):
+            out.append(gradients(out, [first])[0])
+    except LeftOut:
         return None
+    except Broken as error:
+        return str(error)
     except Exception as error:
         return f"it raises {type(error).__name__}: {error}".split("\n")[0]
     return [x.detach() for x in out]
+
+
+def gradients(out, inputs):
+    """The gradient of the sum of all answers with respect to each input; 0 if there is none."""
+    total = sum(x.double().sum() for x in out)
+    if not total.requires_grad:
+        return [torch.zeros_like(x) for x in inputs]
+    found = torch.autograd.grad(total, inputs, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found)]
 
 
 def same(a, b, atol):
@@ -60,52 +82,165 @@ def same(a, b, atol):
         x.shape == y.shape and close(x.double(), y.double()) for x, y in zip(a, b))
 
 
-def diagnose(name, theirs):
+def answered(name, theirs):
+    """(probe, their answer, the right one) for each probe that they can be asked."""
+    answer = partial(answers, with_gradient=learns(name))
+    tried = [(probe, answer(theirs, probe)) for probe in PROBES.get(name, ())]
+    return [(p, got, answer(OURS[name], p)) for p, got in tried if got is not None]
+
+
+def diagnose(name, theirs, tried=None):
     """Found: which version gives the same answers as their function on all probes, and the first
-    small probe on which theirs clearly differs from ours. None: no probe shows a difference."""
-    ours = getattr(importlib.import_module(MODULES[name]), name)
-    learns = name.endswith("_loss") or name in LEARN
-    answer = partial(answers, learns=learns)
-    probes = [probe for probe in PROBES.get(name, ()) if takes(theirs, probe)]
-    tried = [(probe, answer(theirs, probe)) for probe in probes]
-    probes = [probe for probe, values in tried if values is not None]
-    got = [values for _, values in tried if values is not None]
-    right = [answer(ours, probe) for probe in probes]
-    differ = [i for i in range(len(probes)) if not same(got[i], right[i], probes[i].atol)]
-    if not differ:
+    small probe on which theirs clearly differs from ours. None: nothing shows a difference.
+
+    tried: from `answered`, if it is known."""
+    tried = answered(name, theirs) if tried is None else tried
+    differ = [(p, got, right) for p, got, right in tried if not same(got, right, p.atol)]
+    found, version = None, OURS[name]
+    if differ:
+        found, version = explained(name, theirs, tried, evidence_of(name, differ))
+    if found and found.kind in ("mistake", "broken"):
+        return found
+    edges = [edge for edge in (equal_rewards(name, theirs), leak(name, theirs, version)) if edge]
+    if not edges:
+        return found
+    parts = [found] * bool(found) + edges
+    return Found("edge", "; ".join(part.sentence for part in parts), edges[0].evidence)
+
+
+def explained(name, theirs, tried, evidence):
+    """(Found, the version): why some answers are not ours."""
+    got, breaks = [got for _, got, _ in tried], [got for _, got, _ in tried if type(got) is str]
+    answer = partial(answers, with_gradient=learns(name))
+    for version in [*VERSIONS.get(name, ()), *fitted(name, theirs)]:
+        if all(same(answer(version.function, p), g, p.atol) for (p, *_), g in zip(tried, got)):
+            return Found(version.kind, version.sentence, evidence), version.function
+    if name.startswith("prune") and all(same_set(*row) for row in tried):
+        return Found("choice", "another order, or another choice among equal |A|", evidence), None
+    if not breaks:
+        return Found("mistake", "no known mistake gives these numbers", evidence), None
+    # a change in place of an argument with a gradient is an error of torch's, and not the reason
+    plain = [answers(theirs, p, with_gradient=False) for p, *_ in tried]
+    breaks = [x for x in plain if type(x) is str] or breaks
+    silent = len(breaks) == len(got) and IN_PLACE[:15] not in breaks[0]
+    kind = "broken" if silent else "mistake"
+    return Found(kind, breaks[0], evidence), None
+
+
+def same_set(probe, got, right):
+    """Whether `prune` or `prune_pooled` keeps completions of the same |A|, in any order."""
+    scores = probe.args[0].abs().flatten()
+    first = 0
+    if type(got) is str or got[0].shape != right[0].shape:
+        return False
+    if got[0].dim() == 2:  # indices in each question
+        first = probe.args[0].shape[1] * torch.arange(len(got[0])).unsqueeze(1)
+    theirs, ours = (kept[0] + first for kept in (got, right))
+    if theirs.is_floating_point() or theirs.min() < 0 or theirs.max() >= len(scores):
+        return False
+    distinct = len(theirs.unique()) == theirs.numel()
+    return distinct and torch.equal(*(scores[rows].sort(-1).values for rows in (theirs, ours)))
+
+
+def fitted(name, theirs):
+    """Versions with the eps that fits their answers: first where eps shows, at a tiny spread; then
+    at a spread of 1, because some set a tiny std to a constant."""
+    probes = SPREADS.get(name, ())
+    got = [answers(theirs, probe, with_gradient=False) for probe in probes]
+    if all(type(x) is list for x in got):
+        for i in (0, 2) if got else ():
+            for versions, function in FITTED[name]:
+                eps = fit(function, probes[i], got[i][0].flatten()[-1])
+                there = [answers(function(eps), probe, with_gradient=False) for probe in probes[i:]]
+                if all(same(a, b, 0.0) for a, b in zip(there, got[i:])):
+                    yield from versions(eps)
+
+
+def fit(function, probe, value):
+    """The eps with which the last advantage is `value`: it falls as eps grows. Below 1e-13: 0."""
+    low, high = -20.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        larger = function(10**middle)(*probe.args).flatten()[-1] > value
+        low, high = (middle, high) if larger else (low, middle)
+    return 10**low if low > -13 else 0.0
+
+
+# --- edges: inputs that are rare ---
+
+
+def equal_rewards(name, theirs):
+    """Found, if the first question, whose rewards are all equal, gets a signal or NaN."""
+    for probe in EQUAL.get(name, ()):
+        got = answers(theirs, probe, with_gradient=False)
+        if type(got) is not list:
+            continue
+        signal = got[0][0].abs().max().item()
+        evidence = shown(OURS[name], probe, got, answers(OURS[name], probe, False), "")
+        if signal != signal:
+            return Found("edge", "equal rewards give NaN (0/0): leave such questions out before",
+                         evidence)
+        if signal > VISIBLE:
+            return Found("edge", "equal rewards get a signal: the rounding error of their mean is "
+                         "divided by a std close to 0", evidence)
+
+
+def leak(name, theirs, version):
+    """Found, if a gradient flows into an argument that has none in ours, or in that version."""
+    if not learns(name):
         return None
-    # the first one that shows it clearly, in few numbers
-    clear = [i for i in differ if not same(got[i], right[i], 0.01)] or differ
-    i = ([i for i in clear if small(probes[i])] or clear)[0]
-    evidence = shown(ours, probes[i], got[i], right[i], learns)
-    for version in VERSIONS.get(name, ()):
-        if all(same(answer(version.function, p), g, p.atol) for p, g in zip(probes, got)):
-            return Found(version.kind, version.sentence, evidence)
-    return Found("mistake", "no known mistake gives these numbers", evidence)
+    for probe in PROBES.get(name, ()):
+        given = arguments(OURS[name], probe)
+        floats = [key for key, x in given.items()
+                  if torch.is_tensor(x) and x.is_floating_point() and key not in CHOOSE][1:]
+        try:
+            got, right = (all_gradients(f, probe, given, floats) for f in (theirs, version))
+        except (Exception, LeftOut, Broken):
+            continue  # what breaks here was told before
+        for key in floats:
+            if got[key].any() and not same([got[key]], [right[key]], 1e-6):
+                evidence = shown(OURS[name], probe, [got[key]], [right[key]], f"{key}: ")
+                return Found("edge", LEAK.format(key), evidence)
+
+
+def arguments(function, probe):
+    """{name: value}, also of what a loss hands on as **options."""
+    given = inspect.signature(function).bind(*probe.args, **probe.options).arguments
+    return given | given.pop("options", {})
+
+
+def all_gradients(function, probe, given, names):
+    """{name: gradient of the sum of all answers} for these arguments."""
+    new = {k: x.clone() if torch.is_tensor(x) else x for k, x in given.items()}
+    new |= {name: new[name].requires_grad_() for name in names}
+    args, options = [*new.values()][: len(probe.args)], {k: new[k] for k in probe.options}
+    out = function(*args, **options)
+    out = [x for x in (out if isinstance(out, tuple) else (out,)) if torch.is_tensor(x)]
+    return dict(zip(names, gradients(out, [new[name] for name in names])))
+
+
+# --- evidence ---
+
+
+def evidence_of(name, differ):
+    """The first probe that shows a difference clearly, in few numbers."""
+    clear = [row for row in differ if not same(row[1], row[2], 0.01)] or differ
+    probe, got, right = ([row for row in clear if small(row[0])] or clear)[0]
+    return shown(OURS[name], probe, got, right, "gradient " if learns(name) else "")
 
 
 def small(probe):
     return not torch.is_tensor(probe.args[0]) or probe.args[0].numel() <= 8
 
 
-def takes(function, probe):
-    try:
-        inspect.signature(function).bind(*probe.args, **probe.options)
-    except TypeError:
-        return False
-    return True
-
-
-def shown(ours, probe, got, right, learns):
-    """One line: the input, their answer and the right one."""
-    given = inspect.signature(ours).bind(*probe.args, **probe.options).arguments
-    given |= given.pop("options", {})  # what a loss hands on as **options
-    inputs = ", ".join(f"{name} = {text(value)}" for name, value in given.items())
+def shown(ours, probe, got, right, last):
+    """One line: the input, their answer and the right one. last: a word for the last answer."""
+    inputs = ", ".join(f"{name} = {text(value)}" for name, value in arguments(ours, probe).items())
     if isinstance(got, str) or isinstance(right, str):
         return f"{inputs}: {got if isinstance(got, str) else text(got[0])}"
     i = next((i for i, (a, b) in enumerate(zip(got, right)) if not same([a], [b], probe.atol)), 0)
-    gradient = "gradient " if learns and i and i == len(right) - 1 else ""
-    return f"{inputs}: yours {gradient}{text(got[i])}, right {text(right[i])}"
+    word = last if last and i == len(right) - 1 else ""
+    return f"{inputs}: yours {word}{text(got[i])}, right {text(right[i])}"
 
 
 def text(value):

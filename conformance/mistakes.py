@@ -30,6 +30,14 @@ def without_last(mask):
     return mask.bool() & torch.nn.functional.pad(mask.bool()[:, 1:], (0, 1))
 
 
+def without_first(mask):
+    return mask.bool() & torch.nn.functional.pad(mask.bool()[:, :-1], (1, 0))
+
+
+def shifted(mask):
+    return torch.nn.functional.pad(mask.bool()[:, :-1], (1, 0))
+
+
 WEIGHTS = {
     "mean": lambda mask, L: grpo.sequence_mean_weights(mask),
     "tokens": lambda mask, L: mask.double() / mask.sum(),
@@ -58,6 +66,7 @@ BOUND = {
         lambda r, a, low, high: r.clamp(1 - low, 1 + high) * a,
     "the ratio is not clipped at all [6]": free,
     "clip_high is ignored": lambda r, a, low, high: clip(r, a, low, low),
+    "clip_low and clip_high are exchanged": lambda r, a, low, high: clip(r, a, high, low),
 }
 DUAL = "the loss at A < 0 is bounded a second time, at a ratio of 3 (dual clip)"
 dual = lambda r, a, low, high: torch.where(
@@ -68,6 +77,8 @@ k3 = lambda p, q, r: grpo.kl_k3(p, q)
 KL = {
     "KL upside down: k3 with π/π_ref for π_ref/π, so its mean is not KL(π‖π_ref) [2]":
         lambda p, q, r: grpo.kl_k3(q, p),
+    "k3 with the sign of log r turned round: r + log r − 1, which can be negative [2]":
+        lambda p, q, r: (q - p).exp() + (q - p) - 1,
     "k1 as a loss: its expected gradient is 0 [2]": lambda p, q, r: p - q,
     "the sign of the KL term is turned round: the policy is driven away from π_ref":
         lambda p, q, r: -grpo.kl_k3(p, q),
@@ -88,15 +99,17 @@ KL_CHOICES = {
 
 
 # a ratio is made of log π, log π_old and the mask; one per completion is expanded to its tokens
-token_ratio = lambda p, o, m: (p - o.detach()).exp()
+token_ratio = lambda p, o, m: (p - o).exp()
 expand = lambda x, like: x.unsqueeze(1).expand_as(like)
 sequence_ratio = lambda p, o, m: expand(gspo.sequence_ratio(p, o, m), p)
-unbounded = lambda p, o, m: expand((((p - o.detach()) * m).sum(1) / m.sum(1)).exp(), p)
+unbounded = lambda p, o, m: expand((((p - o) * m).sum(1) / m.sum(1)).exp(), p)
+DETACHED = "the ratio is detached: no gradient flows through the surrogate"
 RATIO = {
-    "the ratio is upside down: π_old / π_θ": lambda p, o, m: (o.detach() - p).exp(),
+    "the ratio is upside down: π_old / π_θ": lambda p, o, m: (o - p).exp(),
     "the ratio is always 1 (π_θ over itself): no clip ever acts [6]":
         lambda p, o, m: (p - p.detach()).exp(),
     "a difference of log-probabilities in place of the ratio": lambda p, o, m: p - o,
+    DETACHED: lambda p, o, m: (p - o).exp().detach(),
 }
 SEQUENCE = {
     "one ratio per token, not per completion: this is GRPO [6]": token_ratio,
@@ -106,9 +119,28 @@ SEQUENCE = {
         lambda p, o, m: expand(((p - o).exp() * m).sum(1) / m.sum(1), p),
     "the mean of the log-ratios is divided by the padded length [3]":
         lambda p, o, m: expand(((p - o) * m).mean(1).exp(), p),
+    DETACHED: lambda p, o, m: sequence_ratio(p, o, m).detach(),
 }
 REINFORCE = "−A log π, without ratio and clip: right for one update of a batch, wrong for more [6]"
 EMPTY = "an empty completion gives NaN (0/0): mask none away as a whole"
+RATIO_1 = "an empty completion counts with the ratio 1: a constant in the loss, without a gradient"
+
+
+def first_counts(mask, L):
+    """1/(N |o|), and 1/N on the first place of an empty completion."""
+    mask = mask.bool().clone()
+    mask[:, 0] |= ~mask.any(1)
+    return grpo.sequence_mean_weights(mask)
+
+
+def micro_batch_means(weigh, rows, average):
+    """The weights of a batch that is cut into micro-batches of so many rows: their means are added
+    up or averaged."""
+    def function(mask, L):
+        parts = [weigh(part, L) for part in mask.split(rows)]
+        return torch.cat(parts) / (len(parts) if average else 1)
+
+    return function
 
 
 def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True, low=0.2, high=None,
@@ -118,12 +150,12 @@ def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True,
     def function(logp, old_logp, advantages, mask, *, ref_logp=None, beta=beta, clip_low=low,
                  clip_high=high, weights=None, max_tokens=None):
         keep = on(mask.bool())
-        p, o = (x.masked_fill(~keep, 0.0) for x in (logp, old_logp))
+        p, o = (x.masked_fill(~keep, 0.0) for x in (logp, old_logp.detach()))
         a = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
         r = ratio(p, o, keep)
         out = bound(r, a, clip_low, clip_low if clip_high is None else clip_high)
         if ref_logp is not None and beta:
-            out = out - beta * kl(p, ref_logp.masked_fill(~keep, 0.0), r)
+            out = out - beta * kl(p, ref_logp.detach().masked_fill(~keep, 0.0), r)
         w = weights if given and weights is not None else weigh(keep, max_tokens)
         return sign * -(w * out).sum()
 
@@ -142,21 +174,33 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True
         mean = lambda mask, L: mask.double() / (len(mask) * mask.sum(1, keepdim=True))
         empty = {"weigh": mean} if ratio is token_ratio else {"ratio": unbounded, "weigh": mean}
         choices.append((EMPTY, empty))
+        choices += [(RATIO_1, {"weigh": first_counts})] * (ratio is sequence_ratio)
     choices += [(words, {"kl": other}) for words, other in KL_CHOICES.items() if with_kl]
     mistakes = [
         ("J in place of −J: the sign of the loss is turned round", {"sign": -1.0}),
         *((words, {"ratio": other}) for words, other in ratios.items()),
         *((words, {"bound": other}) for words, other in BOUND.items()),
         *((words, {"kl": other}) for words, other in KL.items() if with_kl),
-        ("the last token, the EOS, is not trained on [4]", {"on": without_last}),
+        ("the last token, the EOS, is not trained on [4]: is the mask shifted by one?",
+         {"on": without_last}),
+        ("the first token is not trained on", {"on": without_first}),
+        ("the mask is shifted by one: the first token is not trained on, and padding is [3]",
+         {"on": shifted}),
+        *((f"the mask is rolled by {step}: padding is trained on, real tokens are not [3]",
+           {"on": lambda mask, step=step: mask.roll(step, 1)}) for step in (1, -1)),
         ("padding is trained on like a token [3]", {"on": torch.ones_like}),
         ("the sum over a completion is divided by the padded length, not by |o| [3]",
          {"weigh": lambda mask, L: mask.double() / mask.numel()}),
         ("summed over completions, not divided by N",
          {"weigh": lambda mask, L: len(mask) * base["weigh"](mask, L)}),
+        *((f"the means of micro-batches (of {rows} completions) are {words} [3]",
+           {"weigh": micro_batch_means(base["weigh"], rows, average)})
+          for rows in (2, 3) for words, average in (("added up", False), ("averaged", True))
+          if not average or weigh == "tokens"),
         ("`weights` is ignored", {"given": False}),
     ]
-    kinds = dict.fromkeys((words for words, _ in choices), "choice") | {EMPTY: "edge"}
+    kinds = dict.fromkeys((words for words, _ in choices), "choice")
+    kinds |= {EMPTY: "edge", RATIO_1: "edge"}
     kinds |= {} if named else dict.fromkeys((words for words, _ in weights), "choice")
 
     def made(*parts):
@@ -174,23 +218,59 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True
 # --- the other functions ---
 
 
-def rounded(eps, ddof=1):
-    """Advantages with the rounding error of the mean."""
-    def function(rewards, *, divide_by_std=True, eps=eps, ddof=ddof):
-        centred = rewards - rewards.mean(1, keepdim=True)
-        std = rewards.std(1, keepdim=True, correction=ddof)
-        return centred / (std + eps) if divide_by_std else centred
-
-    return function
+STD = ("population", "unbiased")
 
 
-OURS, STD = (1e-4, 1), ("population", "unbiased")
-ROUNDED = "; equal rewards such as 3.3 do not give 0: their rounding error is divided by the eps"
+def std_of(ddof):
+    return lambda eps: partial(grpo.group_advantages, eps=eps, ddof=ddof)
+
+
+def root_of(ddof):
+    def advantages(eps):
+        return lambda r, **o: (r - r.mean(1, keepdim=True)) / (
+            r.var(1, keepdim=True, correction=ddof) + eps).sqrt()
+
+    return advantages
+
+
+def root(ddof):
+    def versions(eps):
+        yield choice(f"the root of the {STD[ddof]} variance {plus(eps)}", root_of(ddof)(eps))
+
+    return versions
+
+
+def whole_batch(eps):
+    return lambda r, **o: (r - r.mean(1, keepdim=True)) / (r.std() + eps)
+
+
+def plus(eps):
+    return f"plus {eps:.2g}" if eps else "without eps"
+
+
+def of_a_group(ddof):
+    """Versions of the advantages with this std, for the eps that fits: any from 0 to 0.01."""
+    def versions(eps):
+        large = f": an eps of {eps:.2g} shrinks every advantage"
+        kind, more = ("choice", "") if eps < 0.0101 else ("mistake", large)
+        yield Version(f"the {STD[ddof]} std {plus(eps)}{more}", std_of(ddof)(eps), kind)
+        if ddof:
+            yield choice(f"the std of the whole batch (REINFORCE++-baseline), {plus(eps)}",
+                         whole_batch(eps))
+            yield wrong(f"{POOLED}, {plus(eps)}", pooled(eps))
+
+    return versions
+
+
+POOLED = "mean and std of the whole batch, not of each question's group [8]"
+
+
+def pooled(eps):
+    return lambda r, **o: (r - r.mean()) / (r.std() + eps)
 
 
 ADVANTAGES = [
-    wrong("mean and std of the whole batch, not of each question's group [8]",
-          lambda r, **o: (r - r.mean()) / (r.std() + 1e-4)),
+    wrong(POOLED, pooled(1e-4)),
     wrong("the mean over the questions, not over the group [17]",
           lambda r, **o: (r - r.mean(0)) / (r.std(0) + 1e-4)),
     wrong("divided by the variance", lambda r, **o: (
@@ -201,25 +281,21 @@ ADVANTAGES = [
            lambda r, **o: grpo.group_advantages(r, divide_by_std=False)),
     choice("each compared with the mean of the others (RLOO)", lambda r, **o:
            r.shape[1] / (r.shape[1] - 1) * grpo.group_advantages(r, divide_by_std=False)),
-    choice("the std of the whole batch (REINFORCE++-baseline)", lambda r, **o:
-           (r - r.mean(1, keepdim=True)) / (r.std() + 1e-4)),
-    *(choice(f"the {STD[ddof]} std plus {eps:g}",
-             partial(grpo.group_advantages, eps=eps, ddof=ddof))
-      for eps, ddof in itertools.product((1e-6, 1e-5, 1e-4, 1e-3), (1, 0)) if (eps, ddof) != OURS),
-    *(edge(f"the {STD[ddof]} std plus {eps:g}" + ROUNDED, rounded(eps, ddof))
-      for eps, ddof in itertools.product((1e-5, 1e-6, 1e-8, 1e-9), (1, 0))),
-    *(wrong(f"no eps: equal rewards give NaN (ddof = {ddof})",
-            partial(grpo.group_advantages, eps=0.0, ddof=ddof)) for ddof in (1, 0)),
+    choice("the std of the whole batch (REINFORCE++-baseline)", whole_batch(1e-4)),
 ]
 
 
-def decoupled(eps):
+def decoupled(eps, ddof=1):
     def function(rewards, *, weights=None):
         weights = [1.0] * len(rewards) if weights is None else weights
-        total = sum(w * rounded(eps)(r) for w, r in zip(weights, rewards))
-        return (total - total.mean()) / (total.std() + eps)
+        total = sum(w * std_of(ddof)(eps)(r) for w, r in zip(weights, rewards))
+        return (total - total.mean()) / (total.std(correction=ddof) + eps)
 
     return function
+
+
+def decoupled_versions(eps):
+    yield choice(f"the unbiased std {plus(eps)}", decoupled(eps))
 
 
 def gather(x, tokens):
@@ -248,6 +324,12 @@ def max_value(change=torch.maximum, half=0.5, clipped=True, weigh="tokens"):
 
 VALUE_CHOICES = [("without the ½;", ("half", 1.0)), ("not clipped;", ("clipped", False)),
                  ("a mean over each completion first;", ("weigh", "mean"))]
+# {name: [(versions with an eps, the function with an eps)]}
+FITTED = {
+    "group_advantages": [*((of_a_group(ddof), std_of(ddof)) for ddof in (1, 0)),
+                         *((root(ddof), root_of(ddof)) for ddof in (1, 0))],
+    "decoupled_advantages": [(decoupled_versions, decoupled)],
+}
 GRPO = versions(weigh="mean", beta=0.04, named=False)
 GSPO = versions(weigh="mean", ratio=sequence_ratio, ratios=SEQUENCE, low=3e-4, high=4e-4)
 VERSIONS = {
@@ -274,8 +356,6 @@ VERSIONS = {
     ],
     "group_advantages": ADVANTAGES,
     "decoupled_advantages": [
-        choice("std plus 1e-06", decoupled(1e-6)),
-        edge("std plus 1e-08" + ROUNDED, decoupled(1e-8)),
         wrong("the rewards are added up first: this is GRPO [6]",
               lambda r, **o: grpo.group_advantages(r.sum(0))),
         choice("not normalised over the batch", lambda r, *, weights=None:

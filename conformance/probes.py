@@ -35,7 +35,9 @@ def losses(**options):
     return [Probe(args, options | more) for args, more in [
         ((HALF, HALF, t(1.0), ONE), {}),
         *(((corners[i:i + 1], zero[:1], signs[i:i + 1], ONE), {}) for i in range(4)),
-        ((t([1.25]).log(), zero[:1], t(1.0), ONE), {"clip_low": 0.2, "clip_high": 0.28}),
+        ((corners, zero, signs, ONE.expand(4, 1)), {}),
+        *(((t([r]).log(), zero[:1], t(a), ONE), {"clip_low": 0.2, "clip_high": 0.28})
+          for r, a in ((1.25, 1.0), (0.75, -1.0))),
         ((t([5.0, 3.0]).log(), t([0.0, 0.0]), t(-1.0), mask_of([2])), {}),  # a dual clip acts
         ((two[:, :2], 0 * two[:, :2], t(1, -2), mask_of([2, 1])), {}),
         ((two, 0 * two, t(1, -2), mask_of([4, 1])), {}),
@@ -60,8 +62,7 @@ def probes(*all_args, **options):
 FAR = t([1.0, 2.0, -0.3], [0.2, 9.0, 9.0])
 PAIRS = [(HALF, HALF), (HALF, QUARTER), (QUARTER, HALF), (LOGP, REF)]
 CORNERS = [(t([r]), t(a)) for a in (1.0, -1.0) for r in (1.0, 1.5, 0.5)]
-REWARDS = [t([1, 0]), t([1, 0, 0, 0]), t([1, 0, 0, 0], [5, 9, 5, 5]),
-           t([1, 1, 1]), normal(5, 3, 6)]
+REWARDS = [t([1, 0]), t([1, 0, 0, 0]), t([1, 0, 0, 0], [5, 9, 5, 5]), normal(5, 3, 6)]
 TOKENS = [(t([[0.0, math.log(3)]]), torch.tensor([[1]])),
           (normal(6, 2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]]))]
 LOGP_OF = {"kl_k1": PAIRS, "kl_k2": PAIRS,
@@ -74,19 +75,20 @@ VALUES = [(t([v]), t([1.0]), t([r]), ONE) for v, r in
 ADVANTAGE_ROWS = [t([0.1, -2.0, 0.5, 1.0]), t([1.0, -1.0, 0.5, -0.25], [0, 0.01, -0.03, 0.02])]
 PROBES = {
     **{name: probes(*pairs) for name, pairs in LOGP_OF.items()},
-    "group_advantages": [Probe((torch.full((1, 7), 3.3),), atol=3e-3),  # float32: A ≈ 0 will do
-                         *probes(*((r,) for r in REWARDS)),
+    "group_advantages": [*probes(*((r,) for r in REWARDS)),
                          Probe((normal(5, 3, 6),), {"divide_by_std": False}),
                          Probe((normal(5, 3, 6),), {"eps": 0.5, "ddof": 0})],
-    "decoupled_advantages": [
-        Probe((torch.full((1, 1, 7), 3.3),), atol=3e-3), Probe((normal(12, 2, 3, 4),)),
-        Probe((normal(12, 2, 3, 4),), {"weights": [1.0, 0.5]})],
+    "decoupled_advantages": [Probe((normal(12, 2, 3, 4),)),
+                             Probe((normal(12, 2, 3, 4),), {"weights": [1.0, 0.5]})],
     "clipped_surrogate": [*probes(*CORNERS, (t([1.25]), t(1.0)), (t([4.0]), t(-1.0)),
                                   (t([1.5, 1.5], [0.5, 0.9]), t(1, -2))),
-                          Probe((t([1.25, 1.35]), t(1.0)), {"clip_low": 0.2, "clip_high": 0.28})],
+                          *(Probe((t([1.25, 0.75]), t(a)), {"clip_low": 0.2, "clip_high": 0.28})
+                            for a in (1.0, -1.0))],
     "sequence_mean_weights": [*probes((ONE,), (mask_of([2, 1]),), (MASK,), (mask_of([2, 0]),)),
                               Probe((mask_of([2, 1]),), {"num_sequences": 4})],
     "grpo_loss": losses(), "cppo_loss": losses(), "dapo_loss": losses(),
+    "cispo_loss": losses(), "sapo_loss": [
+        probe for probe in losses() if not {"clip_low", "clip_high"} & probe.options.keys()],
     "ppo_loss": [probe for probe in losses() if "beta" not in probe.options],
     "gspo_loss": losses() + losses(clip_low=0.2, clip_high=0.3),
     "drgrpo_loss": losses(max_tokens=8),
@@ -112,3 +114,11 @@ PROBES = {
         Probe((t([0.6, 0.2, 0.9]).log(), t([0.4, 0.4, 0.1]).log(), torch.ones(1, 3)), {"cap": 2.0}),
         Probe((LOGP, OLD, MASK), {"cap": 1.5})],
 }
+
+# Rewards in float32. Those of the first question are all equal, so it must get no signal.
+SAME = [torch.tensor([[x] * n, [*range(n)]]) for x, n in ((1.0, 3), (0.9, 3), (3.3, 7))]
+EQUAL = {"group_advantages": probes(*((r,) for r in SAME)),
+         "decoupled_advantages": probes(*((r.unsqueeze(0),) for r in SAME))}
+# A tiny spread shows the eps of (r − mean)/(std + eps); three spreads show where it stands.
+SPREADS = {"group_advantages": probes(*((t([0, d]),) for d in (1e-9, 1e-6, 1.0))),
+           "decoupled_advantages": probes(*((t([[0, d]]),) for d in (1e-9, 1e-6, 1.0)))}

@@ -1,8 +1,10 @@
 """CPPO in TRL 1.16, for text models: GRPOTrainer, and after the rewards only k completions of each
 question stay.
 
-    from examples.cppo_in_trl import CPPOTrainer trainer = CPPOTrainer(model, reward_funcs,
-    GRPOConfig(loss_type="grpo", …), train_dataset, pruning_rate=0.75)
+    from trl import GRPOConfig
+    from examples.cppo_in_trl import CPPOTrainer
+    options = GRPOConfig(loss_type="grpo", num_generations=16)
+    trainer = CPPOTrainer(model, reward_funcs, options, train_dataset, pruning_rate=0.75)
 
 Allocation: make per_device_train_batch_size G/k times as large. For example, with G = 16 and P =
 0.75, put 64 in place of 16. Then a device samples 64 completions of 4 questions and trains on 16 of

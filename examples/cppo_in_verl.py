@@ -1,13 +1,14 @@
 """CPPO in verl 0.9.1: the synchronous trainer, and after the rewards only k completions of each
 question stay.
 
-    export VERL_USE_EXTERNAL_MODULES=examples.cppo_in_verl PYTHONPATH=.         # registers the
-                                                                                trainer
-    python -m verl.trainer.main_ppo trainer.v1.trainer_mode=cppo +trainer.v1.cppo.pruning_rate=0.75
-    \\
-        algorithm.adv_estimator=grpo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \\
-        actor_rollout_ref.rollout.n=16 data.train_batch_size=256
+    export VERL_USE_EXTERNAL_MODULES=examples.cppo_in_verl PYTHONPATH=.
+    python -m verl.trainer.main_ppo trainer.v1.trainer_mode=cppo \\
+        +trainer.v1.cppo.pruning_rate=0.75 algorithm.adv_estimator=grpo \\
+        actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \\
+        actor_rollout_ref.rollout.n=16 data.train_batch_size=256 \\
         actor_rollout_ref.actor.ppo_mini_batch_size=64 …
+
+The first line registers the trainer; … stands for your model and your data.
 
 Allocation: GRPO would have 64 for both batch sizes. CPPO keeps k = 4 completions of each of 256
 questions: 1,024. That is one of verl's mini-batches: ppo_mini_batch_size · n = 64 · 16.

@@ -1,8 +1,7 @@
 """Five broken loops: exercises/seams.py five times, each with one mistake. Find it.
 
     python exercises/loops.py                # writes exercises/mine/loop_1.py to loop_5.py
-    python exercises/loops.py --measure 40   # trains each on the toy for 40 steps, and writes
-    exercises/loops.json, the table below
+    python exercises/loops.py --measure 40   # trains each on the toy, writes exercises/loops.json
     python exercises/loops.py --show         # the table: the first step, and the mean of the last 8
 
 Read a loop, 41 lines without its docstrings, and say which number in its table cannot be right. The

@@ -2,14 +2,13 @@
 the bodies of their functions.
 
     python exercises/make.py                                          # writes exercises/mine/
-    pytest tests/concepts/test_cppo.py -x --solutions exercises/mine  # tests your cppo.py; -x stops
-    at a failure
+    pytest tests/concepts/test_cppo.py -x --solutions exercises/mine  # tests your cppo.py
     pytest tests/concepts --solutions exercises/mine                  # tests all your files
 
 The signature, the docstring and the checks of the arguments stay. Your code takes the place of
 `raise NotImplementedError(...)`. Your file takes the place of the project's file only in the tests
 of this file: test_cppo.py imports your cppo.py and the project's grpo.py. So a blank or wrong
-grpo.py fails its own tests, and no others.
+grpo.py fails its own tests, and no others. `-x` stops at the first failure.
 
 rewards.py is not an exercise: its private functions would give most answers away.
 """

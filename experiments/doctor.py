@@ -22,6 +22,7 @@ from rewards import extract_answer, extract_code, gold_answer, same_number
 # AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
 # 1e-3
 LEAST_MOVE = 1e-4
+STEPS = 8  # fewer say nothing about the accuracy: four for the start, four for the end
 # start: mean of an eighth of the values; end: of a quarter; most: the largest, at `step`
 Metric = namedtuple("Metric", "start end mean most step rises count", defaults=[0.0] * 7)
 
@@ -133,12 +134,17 @@ def diagnosis(run_dir):
     """(the three likeliest findings as sentences, what to say if there are none; no run: [])."""
     rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
     options, m = options_of(run_dir)[1] if rows else {}, metrics_of(rows)
-    stuck = len(rows) >= 8 and not m["accuracy"].rises  # four for the start, four for the end
+    stuck = len(rows) >= STEPS and not m["accuracy"].rises
     samples = files.read(Path(run_dir, "samples.jsonl")) if stuck else []
     tables = [of_any_run, of_its_samples, of_its_course] if samples else [of_any_run]
     found = [row for table in tables for row in table(m, samples[-200:], options) if row[0]][:3]
+    nothing = f"Nothing was found in {len(rows)} steps: {seen(m, 'accuracy')}."
+    if len(rows) < STEPS:
+        looked = "reward_failures", "skipped_updates", "sampler_gap"
+        nothing = (f"{len(rows)} steps are too few to judge the accuracy: that takes {STEPS}. Only "
+                   f"these were looked at, and nothing is wrong with them: {seen(m, *looked)}.")
     return ([f"{what} Seen: {evidence}. Try: {cure}." for _, what, evidence, cure in found],
-            rows and f"Nothing was found in {len(rows)} steps: {seen(m, 'accuracy')}.")
+            rows and nothing)
 
 
 def main(argv):

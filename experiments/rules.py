@@ -37,12 +37,14 @@ importance = KEEP["unbiased"]  # with chances in proportion to |A|
 
 def half_of_each_sign(rollout, advantages, k):
     """k/2 of the completions with A > 0, and k/2 of those with A < 0, if there are so many."""
-    positive, negative = (advantages > 0).double(), (advantages < 0).double()
-    weights = (side / side.sum(1, keepdim=True).clamp(min=1) for side in (positive, negative))
+    trainable, weights = rollout.trainable, 0.0
+    for side in (advantages > 0, advantages < 0):
+        side = (side & trainable).double()
+        weights = weights + side / side.sum(1, keepdim=True).clamp(min=1)
     # those of one sign stand side by side, so that k/2 of them are drawn and not only k/2 on
     # average
     order = advantages.argsort(1)
-    p = chances(sum(weights), k)
+    p = chances(weights, k, allowed=trainable)
     u = torch.rand(
         (len(p), 1), dtype=p.dtype, generator=torch.Generator().manual_seed(rollout.seed))
     kept = draw(p.gather(1, order), u)

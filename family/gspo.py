@@ -11,7 +11,7 @@ There is no KL term. The ratio is 1 until the first update. So GSPO needs severa
 batch of completions: several mini-batches, or μ > 1.
 
 GSPO-token (eq. 13, 14) allows A to differ from token to token. If A is one number per completion,
-it has the same value and the same gradient as GSPO.
+and all tokens of a completion weigh the same, it has the same value and the same gradient as GSPO.
 """
 
 from grpo import sequence_mean_weights, surrogate_loss

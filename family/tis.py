@@ -23,7 +23,8 @@ def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap, low=None)
     old_logp: (N, T), log π_old(o_t) as the trainer computes it. sampled_logp: (N, T), as the
     sampler computed it when it drew o_t, from the same weights of the model. mask: (N, T), 1 on
     completion tokens. cap: C, above 0. low: a; with it the weight outside a … C is 0 (IcePop).
-    Returns (N, T), 1 on padding, without a gradient.
+    Then take a < 1 < C: if sampler and trainer agree on a token, its ratio is 1 only up to
+    rounding. Returns (N, T), 1 on padding, without a gradient.
 
     If neither end is reached, each token is corrected, given the tokens before it:
     Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o). The sampler also drew the tokens before it; this

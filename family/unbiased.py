@@ -9,6 +9,14 @@ f_i is (Horvitz and Thompson, 1952):
 The price is variance: it is least if p_i is in proportion to |A_i f_i|. Here p_i is in proportion
 to |A_i|, 1 at most, and Σ p_i = k. So each question keeps k completions, as in CPPO.
 
+That each question keeps exactly k is needed: the loss divides by the number of all kept
+completions. If a question has fewer than k completions with A ≠ 0, others with A = 0 take the
+places that are left. Without them, this question would count less than it does in GRPO, and the
+other questions more.
+
+It is true of losses that divide by the number of completions (1/(N |o_i|), Dr. GRPO's constant).
+DAPO's divisor is the number of kept tokens, which is drawn too, so there it is only nearly true.
+
 This is the idea of DPPO, CPPO's successor (Unbiased Dynamic Pruning, arXiv 2603.04135). Only its
 abstract and summaries of it could be read: it also prunes questions, by their history, and packs
 prompts. Its chances may be others than these.
@@ -17,22 +25,33 @@ prompts. Its chances may be others than these.
 import torch
 
 
-def chances(scores, k):
+def chances(scores, k, *, allowed=None):
     """p = min(1, c · score) with Σ p = k in each row: the chance of each completion to be kept.
 
-    scores: (Q, G), at least 0, for example |A|. Returns (Q, G). If all scores of a row are 0, each
-    chance is k/G. A row with fewer than k positive scores keeps only these.
-    Example: scores of 3, 1, 1 and 1 with k = 2 give 1, ⅓, ⅓ and ⅓.
+    scores: (Q, G), at least 0, for example |A|. Returns (Q, G). If a row has fewer than k positive
+    scores, their chance is 1, and its other completions share the places that are left equally.
+    allowed: (Q, G) bool, which completions may be kept (None: all); the others get a chance only if
+    a row has fewer than k allowed ones.
+    Example: scores of 3, 1, 1 and 1 with k = 2 give 1, ⅓, ⅓ and ⅓; 5, 0, 0 and 0 give the same.
     """
-    scores = torch.where(scores.sum(1, keepdim=True) > 0, scores, torch.ones_like(scores))
-    certain = torch.zeros_like(scores, dtype=torch.bool)
+    allowed = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed
+    positive = allowed & (scores > 0)
+    scores = scores.masked_fill(~positive, 0.0)
+    certain = torch.zeros_like(positive)
     for _ in range(k):
         rest = scores.masked_fill(certain, 0.0)
         # c = (k − those that are certain) / Σ of the other scores
-        c = (k - certain.sum(1, keepdim=True)) / rest.sum(1, keepdim=True).clamp(min=1e-300)
-        p = torch.where(certain, 1.0, c * rest)
+        shares = rest / rest.sum(1, keepdim=True).clamp(min=torch.finfo(rest.dtype).tiny)
+        p = torch.where(certain, 1.0, (k - certain.sum(1, keepdim=True)) * shares)
         certain = certain | (p >= 1)
-    return p.clamp(max=1.0)
+    p = p.clamp(max=1.0)
+
+    left = (k - positive.sum(1, keepdim=True)).to(p.dtype)  # 0 or less: no place is left
+    for others in (allowed & ~positive, ~allowed):
+        number = others.sum(1, keepdim=True)
+        p = torch.where(others, (left / number.clamp(min=1)).clamp(0, 1), p)
+        left = left - number
+    return p
 
 
 def draw(p, u):
@@ -48,7 +67,8 @@ def draw(p, u):
 def weighed(advantages, p):
     """A k/(G p): in a mean over the k kept they count as A does in the mean over all G.
 
-    advantages, p: (Q, G). Returns (Q, G). The KL term of a loss is not weighed.
+    advantages, p: (Q, G), with Σ p = k in each row. Returns (Q, G). The KL term of a loss is not
+    weighed.
     """
     k = p.sum(1, keepdim=True)
     return (advantages * k / (advantages.shape[1] * p.clamp(min=1e-12))).to(advantages.dtype)

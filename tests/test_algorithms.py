@@ -343,13 +343,14 @@ def test_a_rule_may_return_the_advantages_of_its_rows():
 @pytest.mark.parametrize("k", [1, 4])
 def test_what_is_drawn_with_chances_is_right_on_average(rule, k):
     """Σ over the kept of A' f / k is on average Σ over all of A f / G, whatever f a completion has
-    (its score / |o|)."""
-    rewards = (torch.arange(16) < torch.tensor([[1], [5], [8], [15], [16]])).float()
-    A, f, found = group_advantages(rewards), seeded(5, 16), []
+    (its score / |o|). Only 2 completions of the last question have an advantage other than 0."""
+    rewards = (torch.arange(16) < torch.tensor([[1], [5], [8], [15], [16], [1]])).float()
+    rewards[5, 2:] = 0.5
+    A, f, found = group_advantages(rewards), seeded(6, 16), []
     for seed in range(3000):
-        rows, own = rule(SimpleNamespace(seed=seed, trainable=torch.ones(5, 16).bool()), A, k)
-        assert len(rows) == 5 * k
-        found.append(torch.zeros(80).index_copy(0, rows, own).view(5, 16).mul(f).sum(1) / k)
+        rows, own = rule(SimpleNamespace(seed=seed, trainable=torch.ones(6, 16).bool()), A, k)
+        assert len(rows) == 6 * k
+        found.append(torch.zeros(96).index_copy(0, rows, own).view(6, 16).mul(f).sum(1) / k)
     found = torch.stack(found)
     error = found.std(0) / len(found) ** 0.5
     assert ((found.mean(0) - (A * f).mean(1)).abs() <= 4 * error + 1e-6).all()

@@ -1,27 +1,57 @@
 """conformance/: other people's functions are checked, and what is wrong is said in one sentence."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
 
-from conformance.compare import MODULES, diagnose
+from conformance import __main__ as kit
+from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import VERSIONS
+from conformance.theirs import Theirs
 from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
 NAMED = [name for name in VERSIONS if not name.endswith("_loss")]
-NAMED += ["grpo_loss", "gspo_loss", "value_loss"]
+NAMED += ["grpo_loss", "value_loss", pytest.param("gspo_loss", marks=pytest.mark.slow)]
 
 
-def conform(path, *words, before=""):
+@pytest.fixture
+def here(tmp_path, capfd):
+    """(exit code, output) of the kit for a file with this text: in this process, so that torch is
+    imported once."""
+    def run(text, *words):
+        (tmp_path / "mine.py").write_text(text)
+        try:
+            code = kit.main([str(tmp_path / "mine.py"), *map(str, words)])
+        except SystemExit as error:
+            code = error.code
+        output = "".join(capfd.readouterr())
+        assert "Traceback" not in output
+        return code, output
+
+    return run
+
+
+def conform(path, *words, before="", folder=ROOT, **env):
     """(exit code, output) of `python -m conformance`. before: lines that run first."""
     program = f"{before}\nimport runpy\nrunpy.run_module('conformance', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(path), *map(str, words)], cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
+        [sys.executable, "-W", "ignore", "-c", program, str(path), *map(str, words)], cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | env, capture_output=True, text=True,
+        timeout=500)
     return done.returncode, done.stdout + done.stderr
+
+
+def rows(output):
+    """{function: what is said of it}, with the lines of evidence."""
+    blocks = [block for block in f"\n{output}".split("\n") if block[:1].isalpha()]
+    assert blocks, output
+    return {block.split()[0]: block for block in blocks}
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -51,6 +81,130 @@ def test_a_mistake_that_nobody_made_before_is_shown_with_its_input():
 def test_an_error_is_evidence_too():
     found = diagnose("kl_k3", lambda p, q: p @ q @ 1)
     assert "it raises TypeError" in found.evidence
+
+
+# --- mistakes that people make, in a loss as many people write it ---
+
+
+PLAIN = """
+def grpo_loss(logp, old_logp, advantages, mask, ref_logp=None, beta=0.04, clip_low=0.2):
+    mask = mask.float()
+    old_logp = old_logp.detach()
+    ratio = torch.exp(logp - old_logp)
+    advantages = advantages.view(len(mask), -1)
+    clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_low)
+    loss = -torch.min(ratio * advantages, clipped * advantages)
+    if ref_logp is not None:
+        log_r = ref_logp.detach() - logp
+        kl = torch.exp(log_r) - log_r - 1
+        loss = loss + beta * kl
+    per_completion = (loss * mask).sum(1) / mask.sum(1).clamp(min=1)
+    return per_completion.mean()
+"""
+PAD = "torch.nn.functional.pad"
+PLANTED = [  # (what is replaced, by what, what must be said)
+    ("(logp - old_logp)", "(logp - old_logp).detach()", "✗ the ratio is detached"),
+    ("ref_logp.detach() - logp", "logp - ref_logp.detach()", "✗ KL upside down"),
+    ("torch.exp(log_r) - log_r - 1", "torch.exp(log_r) + log_r - 1", "✗ k3 with the sign of log r"),
+    ("mask.float()", f"{PAD}(mask.float()[:, :-1], (1, 0))", "✗ the mask is shifted by one"),
+    ("mask.float()", "mask.float().roll(1, 1)", "✗ the mask is rolled by 1"),
+    ("mask.float()", f"mask * {PAD}(mask[:, 1:], (0, 1))", "✗ the last token, the EOS"),
+    ("torch.min", "torch.max", "✗ max in place of min: the clip acts on the wrong side"),
+    (".sum(1) / mask.sum(1).clamp(min=1)", ".mean(1)", "✗ the sum over a completion is divided by"),
+    ("old_logp.detach()", "old_logp", "△ a gradient flows into `old_logp`"),
+    ("ref_logp.detach()", "ref_logp", "△ a gradient flows into `ref_logp`"),
+    ("per_completion.mean()", "sum(part.mean() for part in per_completion.split(2))",
+     "✗ the means of micro-batches (of 2 completions) are added up"),
+    (".clamp(min=1)", "", "△ an empty completion gives NaN"),
+]
+
+
+def said(name, function):
+    """The sign and the sentence about a function, by the probes alone."""
+    found = diagnose(name, Theirs(function, OURS[name]))
+    return f"{kit.SIGNS[found.kind]} {found.sentence}" if found else "✓"
+
+
+def made(text, name="grpo_loss"):
+    space = {"torch": torch}
+    exec(text, space)
+    return space[name]
+
+
+@pytest.mark.parametrize("old, new, words", [("", "", "✓"), *PLANTED])
+def test_a_mistake_in_a_plain_loss_is_named(old, new, words):
+    assert not old or old in PLAIN
+    assert said("grpo_loss", made(PLAIN.replace(old, new) if old else PLAIN)).startswith(words)
+
+
+@pytest.mark.parametrize("name, function, words", [
+    ("group_advantages", lambda r: (r - r.mean()) / (r.std() + 1e-8), "✗ mean and std of the"),
+    ("group_advantages", lambda r: (r - r.mean(1, keepdim=True)) / (r.std() + 1e-6),
+     "≈ the std of the whole batch (REINFORCE++-baseline), plus 1e-06"),
+    ("kl_k3", lambda p, q: (p - q).exp() - (p - q) - 1, "✗ k3 with the ratio upside down"),
+    ("token_logprobs", lambda x, tokens, *, temperature: torch.log_softmax(x.float(), -1).gather(
+        -1, tokens[..., None])[..., 0], "✗ the temperature is ignored"),
+])
+def test_a_mistake_in_another_function_is_named(name, function, words):
+    assert said(name, function).startswith(words)
+
+
+@pytest.mark.parametrize("ddof", [1, 0])
+@pytest.mark.parametrize("eps, visible", [
+    (0.0, True), (1e-12, True), (1e-10, True), (1e-8, True), (1e-7, True), (1e-6, True),
+    (1e-4, False), (2e-4, False), (1e-3, False), (1e-2, False)])
+def test_one_rule_for_every_eps(eps, visible, ddof):
+    """≈ names the eps. △ adds what equal rewards get, if this is above 0.01 or NaN."""
+    def advantages(r):
+        return (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, correction=ddof) + eps)
+
+    equal = torch.tensor([[0.9] * 3, [1.0] * 3])
+    assert visible == (not advantages(equal).abs().max() < 0.01)
+    words = f"{('population', 'unbiased')[ddof]} std "
+    words += f"plus {eps:.2g}" if eps else "without eps"
+    answer = said("group_advantages", advantages)
+    if visible:
+        assert answer.startswith(f"△ the {words}; equal rewards ")
+    else:
+        assert answer == ("✓" if (eps, ddof) == (1e-4, 1) else f"≈ the {words}")
+
+
+def test_equal_rewards_are_set_to_0_by_hand_and_other_forms_of_the_std():
+    def by_hand(r):
+        std = r.std(1, keepdim=True)
+        return torch.where(std > 1e-6, (r - r.mean(1, keepdim=True)) / (std + 1e-8), 0.0)
+
+    def root(r):
+        return (r - r.mean(1, keepdim=True)) / (r.var(1, keepdim=True) + 1e-8).sqrt()
+
+    assert said("group_advantages", by_hand) == "≈ the unbiased std plus 1e-08"
+    assert said("group_advantages", root) == "≈ the root of the unbiased variance plus 1e-08"
+
+
+def test_an_option_that_our_function_only_hands_on_is_named_too():
+    theirs = Theirs(lambda logp, old_logp, advantages, mask: logp.sum(), OURS["dapo_loss"])
+    diagnose("dapo_loss", theirs)
+    assert theirs.why_left_out() == (
+        "your function has no argument `beta`, `clip_low`, `clip_high`, `weights`, `ref_logp`")
+
+
+def test_kept_completions_may_stand_in_any_order():
+    rows = lambda a, k, **o: a.abs().topk(k, dim=1, **o).indices
+    assert said("prune", rows).startswith("≈ another order")
+    assert said("prune", lambda a, k: rows(a, k, largest=False)).startswith("✗")
+    assert said("prune", lambda a, k: 0 * rows(a, k)).startswith("✗")
+
+
+def test_gspo_that_counts_an_empty_completion_with_the_ratio_1_is_right_but_at_this_edge():
+    def loss(logp, old_logp, advantages, mask, *, clip_low=3e-4, clip_high=4e-4):
+        n = mask.float().sum(1).clamp(min=1)
+        s = ((logp - old_logp.detach()).masked_fill(~mask.bool(), 0).sum(1) / n).exp()
+        return -torch.min(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages).mean()
+
+    assert said("gspo_loss", loss).startswith("△ an empty completion counts with the ratio 1")
+
+
+# --- the program ---
 
 
 BROKEN = '''
@@ -100,15 +254,14 @@ SAID = {
 }
 
 
-def test_a_deliberate_break_in_each_of_ten_functions_is_named(tmp_path):
-    (tmp_path / "mine.py").write_text(BROKEN)
-    code, output = conform(tmp_path / "mine.py")
-    rows = {line.split()[0]: line for line in output.splitlines() if line[:1].isalpha()}
-    assert code == 1 and rows["kl_k2"].endswith("✓ ")
+def test_a_deliberate_break_in_each_of_ten_functions_is_named(here):
+    code, output = here(BROKEN)
+    lines = rows(output)
+    assert code == 1 and lines["kl_k2"].endswith("✓ ")
     for name, words in SAID.items():
-        assert f"✗ {words}" in rows[name]
-        held, of = rows[name].split("✗")[0].split()[1::2]
-        assert int(held) < int(of)  # the concept tests notice it, too
+        assert f"✗ {words}" in lines[name]
+        held, of = lines[name].split("✗")[0].split()[1::2]
+        assert int(held) < int(of)
 
 
 ALONE = """
@@ -129,25 +282,186 @@ def test_all_functions_of_ours_hold_with_torch_and_pytest_alone(tmp_path):
     (tmp_path / "ours.py").write_text("".join(f"from {name} import *\n" for name in modules))
     code, output = conform(tmp_path / "ours.py", before=ALONE)
     assert code == 0, output
-    assert output.count("✓") == len(MODULES) + 1 and "0 of 0" not in output
+    assert output.count("✓") == len(MODULES) + 1 and " 0 of" not in output
 
 
-def test_a_checkout_may_have_a_grpo_of_its_own_and_options_that_are_missing_are_not_asked_for(
-    tmp_path
+RIGHT = """
+import math
+import torch
+from grpo import kl_k2, kl_k3
+def other(logp, old_logp, advantages, mask, ref_logp=None, b=0.04, e=0.2):
+    return plain(logp, old_logp, advantages, mask, ref_logp, b, e)
+def token_logprobs(logits, tokens):
+    return torch.log_softmax(logits.float(), -1).gather(-1, tokens[..., None])[..., 0]
+def clipped_surrogate(ratio, advantages, **options):
+    return (ratio.T * advantages.T).T
+def kl_k1(p, q):
+    return (1 + (p.numel() > 8)) * (p - q)
+"""
+IN_LOG_SPACE = PLAIN.replace(
+    "torch.clamp(ratio, 1 - clip_low, 1 + clip_low)",
+    "(logp - old_logp).clamp(math.log(1 - clip_low), math.log(1 + clip_low)).exp()")
+
+
+def test_what_was_left_out_is_counted_and_named_and_lists_are_shown_whole(here):
+    assert IN_LOG_SPACE != PLAIN
+    plain = PLAIN.replace("grpo_loss", "plain")
+    code, output = here(RIGHT + IN_LOG_SPACE + "cppo_loss = other\n" + plain)
+    lines = rows(output)
+    assert code == 1 and lines["kl_k3"].endswith("✓ ")
+    part = r"◐ (\d+) of (\d+) checked, because your function has no argument "
+    for name, arguments in {
+        "grpo_loss": "`clip_high`, `weights`", "token_logprobs": "`temperature`",
+        "cppo_loss": "`beta`, `clip_low`, `clip_high`, `weights`",
+    }.items():
+        found = re.search(part + arguments, lines[name])
+        assert found and 0 < int(found[1]) < int(found[2]), lines[name]
+    assert "nobody sees whether your function uses what it takes as **kwargs: `clip_low`" in output
+    evidence = output.split("kl_k1")[1].split("\n")[1]
+    assert "…" not in evidence and "..." not in evidence and evidence.count(",") > 3 * 29
+
+
+BAD = """
+import sys
+import numpy, torch
+from grpo import sequence_mean_weights
+torch.set_num_threads(2)
+torch.randn(600, 600) @ torch.randn(600, 600)  # threads that a forked process does not have
+def kl_k1(p, q):
+    return (p - q).detach().numpy()
+def kl_k3(p, q):
+    sys.exit(0)
+def grpo_loss(logp, old, adv, mask, *, ref):
+    return 42
+def cppo_loss(logp, old, adv, mask, **options):
+    return None
+def ppo_loss(logp, old, adv, mask):
+    raise RuntimeError("not today")
+def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
+    import os; os._exit(0)
+def token_entropies(logits, *, temperature=1.0):
+    return 0.5
+def group_advantages(rewards):
+    rewards -= rewards.mean(1, keepdim=True)
+    return rewards / (rewards.std(1, keepdim=True) + 1e-4)
+def whiten(x, mask):
+    print("a line that would stand in the table")
+    return x
+def kl_k2(logp, ref_logp):
+    import grpo  # the module in which this function stands in for ours
+    return grpo.kl_k2(logp, ref_logp)
+clipped_surrogate = torch.sub
+def valueloss(values): pass
+"""
+SENTENCES = {
+    "kl_k1": "– nothing could be checked: it returns the type ndarray; a torch.Tensor is needed",
+    "kl_k3": "– nothing could be checked: it calls sys.exit",
+    "grpo_loss": "an argument that ours does not have: `ref`",
+    "cppo_loss": "– nothing could be checked: it returns None; a torch.Tensor is needed",
+    "ppo_loss": "– nothing could be checked: it raises RuntimeError: not today",
+    "gae": "– it ended its process with exit code 0",
+    "token_entropies": "– nothing could be checked: it returns the type float",
+    "group_advantages": "✗ it changes its argument `rewards` in place",
+    "whiten": "✗ ",
+    "clipped_surrogate": "– Python cannot tell which arguments this builtin takes",
+    "valueloss": "– no function of ours has this name: do you mean `value_loss`?",
+    "sequence_mean_weights": "✓ ",
+    "kl_k2": "it imports a module while it runs, and finds ours",
+}
+PLUGIN = "raise RuntimeError('a plugin of another package')"
+
+
+def test_what_breaks_is_told_in_one_sentence_and_hides_no_other_function(tmp_path):
+    (tmp_path / "mine.py").write_text(BAD)
+    (tmp_path / "foreign.py").write_text(PLUGIN)
+    info = tmp_path / "foreign-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nforeign = foreign\n")
+    code, output = conform(
+        tmp_path / "mine.py", PYTHONPATH=str(tmp_path), PYTEST_ADDOPTS="--no-such-option")
+    lines = rows(output)
+    assert lines.keys() - {"function"} == SENTENCES.keys() and "Traceback" not in output
+    for name, words in SENTENCES.items():
+        assert words in lines[name]
+    assert code == 1 and "would stand" not in output
+
+
+def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monkeypatch):
+    monkeypatch.setattr(kit, "LIMIT", 3)
+    hangs = "def kl_k1(p, q):\n    while True:\n        time.sleep(1)"
+    code, output = here(f"import time\nfrom grpo import kl_k2\n{hangs}")
+    lines = rows(output)
+    assert code == 2 and "– it did not end within 3 seconds" in lines["kl_k1"]
+    assert lines["kl_k2"].endswith("✓ ")
+
+
+@pytest.mark.parametrize("lines, expected", [
+    ("from grpo import kl_k2", 0),
+    ("prune = lambda a, k: cppo.prune(a, k).flip(1)", 3),  # ≈, and `rule` was not asked for
+    ("from grpo import kl_k2; prune = cppo.prune; kl_k1 = lambda p, q: q - p", 1),
+    ("keep_count = lambda G, P: G - int(G * P)", 1),
+    ("kl_k1 = lambda p, q: None", 2), ("kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
+    ("grpo_loss = 3; kl_k = print", 2), ("grpoloss = print", 2),
+])
+def test_the_exit_code(lines, expected, here):
+    code, output = here("import torch, cppo\n" + lines)
+    assert code == expected, output
+
+
+PRUNE = """
+def prune(a, k):
+    return a.abs().argsort(dim=1, descending=True, stable=True)[:, :k].sort(dim=1).values
+"""
+
+
+@pytest.mark.slow
+def test_it_runs_from_any_folder_once_it_is_installed(tmp_path):
+    """In a folder that has a grpo.py and a tests of its own."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    copy, site, mine = tmp_path / "copy", tmp_path / "site", tmp_path / "mine"
+    files = subprocess.run(["git", "ls-files", "-z", "--", ":!docs", ":!experiments/results"],
+                           cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    for file in filter(None, files):  # the build leaves a folder where it runs
+        if (ROOT / file).is_file():
+            (copy / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, copy / file)
+    done = subprocess.run([*pip, "--target", str(site), str(copy)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (mine / "tests").mkdir(parents=True)
+    (mine / "tests" / "__init__.py").write_text("raise ImportError('the tests of another project')")
+    (mine / "grpo.py").write_text("theirs = lambda p, q: q - p\n")
+    (mine / "mine.py").write_text("from grpo import theirs as kl_k1\n" + PRUNE)
+    code, output = conform("mine.py", folder=mine, PYTHONPATH=str(site))
+    lines = rows(output)
+    assert code == 1 and "✗ k1 upside down" in lines["kl_k1"]
+    assert re.search("◐ [1-9].* of 43 checked", lines["prune"])
+
+
+def test_a_checkout_may_have_a_grpo_of_its_own_and_a_choice_names_what_was_left_out(
+    here, tmp_path
 ):
     (tmp_path / "grpo.py").write_text("def theirs(r):\n    return r - r.mean(1, keepdim=True)\n")
-    (tmp_path / "mine.py").write_text("from grpo import theirs as group_advantages\n")
-    code, output = conform(tmp_path / "mine.py", "--path", tmp_path)
-    assert code == 0 and "≈ no division by the std, as in Dr. GRPO" in output
+    code, output = here("from grpo import theirs as group_advantages\n", "--path", tmp_path)
+    assert code == 3 and "≈ no division by the std, as in Dr. GRPO" in output
+    assert "checked, because your function has no argument `divide_by_std`, `eps`" in output
 
 
 @pytest.mark.parametrize("text, words", [
-    (None, "is no Python file"),
     ("x = 1", "defines none of our functions"),
     ("import no_such_module", "Install it, or name its checkout: --path"),
+    ("x = (1", "mine.py, line 1: '(' was never closed"),
+    ("1 / 0", "raises ZeroDivisionError when it is imported: division by zero"),
+    ("import sys; sys.exit(0)", "ends the program when it is imported (sys.exit)"),
+    ("import os; os._exit(0)", "when it is imported: it ended its process with exit code 0"),
 ])
-def test_bad_input_is_told_in_one_sentence(text, words, tmp_path):
-    if text:
-        (tmp_path / "mine.py").write_text(text)
-    code, output = conform(tmp_path / "mine.py")
-    assert code == 1 and words in output and "Traceback" not in output
+def test_a_file_that_cannot_be_imported_is_told_in_one_sentence(text, words, here):
+    code, output = here(text)
+    assert code == 2 and words in output
+
+
+def test_a_path_that_does_not_exist_is_told_in_one_sentence(here, tmp_path, capfd):
+    code, output = here("from grpo import kl_k1", "--path", tmp_path / "nowhere")
+    assert code == 2 and "there is no such folder" in output
+    assert kit.main([str(tmp_path / "other.py")]) == 2
+    assert "is no Python file" in capfd.readouterr().err

@@ -1,20 +1,19 @@
-"""README and docs/ tell the truth: commands, options, links, names, line counts, metrics."""
+"""README and docs/ tell the truth: links, names, line counts, metrics, tables. What they tell a
+reader to type is in test_typed.py."""
 
 import ast
 import importlib
 import json
 import re
-import shlex
 from pathlib import Path
 from statistics import median
 
 import pytest
 import torch
 
-import eval as evaluation
-from engine.run.config import Config, fill_in
-from engine.run.options import flat, parse
-from engine.scoring.score import choose
+import train
+from engine.run.config import Config
+from engine.run.options import flat
 from grpo import group_advantages
 from tests.training import one_step
 
@@ -22,11 +21,6 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text()
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TORCHRUN = {
-    "--nnodes", "--nproc-per-node", "--max-restarts",
-    *(f"--rdzv-{name}" for name in ("backend", "endpoint", "id", "conf")),
-}
-FOREIGN = TORCHRUN | {"--logdir", "--local-dir"}  # tensorboard's, hf's
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -112,78 +106,37 @@ def test_readme_links_every_page_of_docs_and_docs_show_every_picture():
     assert all(f"results/{picture.name})" in text for picture in pictures)
 
 
-# --- commands and options ---
-
-
-def code(page):
-    """Lines of code blocks, fenced or indented."""
-    text = page.read_text()
-    fenced = [line for _, block in FENCED.findall(text) for line in block.splitlines()]
-    indented = [line for line in text.splitlines() if line.startswith("    ")]
-    return [line.strip() for line in indented + fenced]
-
-
-def options_of(program):
-    """Names of the options of a program, read from its source: `name: type = option(…)`, or an
-    argument of argparse."""
-    if program == "train.py":
-        return set(flat(Config()))
-    text = (ROOT / program).read_text()
-    return {*re.findall(r"^    (\w+): .* = option\(", text, re.MULTILINE),
-            *re.findall(r"add_argument\(\s*\"--(\w+)\"", text)}  # fmt: skip
-
-
-def command(line):
-    """(program, its words) of a line that begins with python or torchrun."""
-    words = shlex.split(line, comments=True)[1:]
-    if words[0] == "-m":
-        words = [f"{words[1]}/__main__.py", *words[2:]]
-    while words[0] in TORCHRUN:  # each has one value
-        words = words[2:]
-    return words[0], words[1:]
-
-
-COMMANDS = sorted(
-    {line for page in PAGES for line in code(page) if re.match(r"(python (?!-c)|torchrun )", line)}
-)
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_names_files_and_options_that_there_are(line, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    program, words = command(line)
-    given = {word[2:].split("=")[0] for word in words if word.startswith("--")}
-    assert given <= options_of(program) | {"help"}
-    if program == "eval.py":
-        parse(evaluation.Config, words)
-    if program == "train.py" and "--help" not in words:
-        config, _ = fill_in(parse(Config, words))  # its recipe, and its files of functions
-        choose(config.data.rewards)
-
-
-@pages
-def test_options_and_commands_in_the_text_are_those_of_a_program(page):
-    programs = ["train.py", "eval.py", "conformance/__main__.py", *ROOT.glob("experiments/*.py")]
-    options = map(options_of, programs)
-    known = {f"--{name}" for name in set().union(*options)} | {"--help"} | FOREIGN
-    assert set(re.findall(r"--[a-z][\w-]*", FENCED.sub("", page.read_text()))) <= known
-    inline = re.findall(r"`([^`]+)`", FENCED.sub("", page.read_text()))
-    for line in [" ".join(words.split()) for words in inline] + code(page):
-        if re.match(r"(python |torchrun |pytest |[\w/]+\.py --)", line):
-            files = re.findall(r"[\w./]+\.(?:py|yaml)\b", line.split("#")[0].replace("mine.py", ""))
-            assert all((ROOT / file).is_file() for file in files), line
-
-
 # --- the metrics of a run ---
+
+METRICS = (ROOT / "docs/metrics.md").read_text()
 
 
 def test_every_metric_is_documented_and_every_documented_metric_is_written(small, tmp_path):
     words = ["--algorithm", "ppo", "--group_size", "8", "--eval_questions", "1"]
     metrics = one_step(small, tmp_path, *words)
-    page = (ROOT / "docs/metrics.md").read_text().replace("NAME", "toy_accuracy")
-    cells = re.findall(r"^\| (`[^|]*)\|", page, re.MULTILINE)
-    documented = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    documented = [name.replace("NAME", "toy_accuracy") for name in keys_of_table(0)]
     assert sorted(documented) == sorted(metrics)
+
+
+def keys_of_table(number):
+    """The names in the first column of a table of docs/metrics.md."""
+    rows = METRICS.split("|---|---|\n")[number + 1].split("\n\n")[0].splitlines()
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+def test_every_key_of_the_summary_and_of_the_options_is_documented(small, tmp_path):
+    words = ["--algorithm", "grpo", "--group_size", "4", "--eval_questions", "1"]
+    one_step(small, tmp_path, *words)
+    train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "2"])
+    summary, run = (json.loads((tmp_path / name).read_text())
+                    for name in ("summary.json", "run.json"))
+    assert sorted(keys_of_table(1)) == sorted(summary)
+    [row] = re.findall(r"^\| `before`.*$", METRICS, re.MULTILINE)
+    parts = {*summary["after"], *summary["after"]["greedy"], "before", "after"}
+    assert parts == set(re.findall("`([^`]+)`", row))
+    _, *explained = keys_of_table(2)  # the first row stands for all options
+    assert set(run) == set(flat(Config())) | {"resumed"} >= set(explained)
+    assert "resumed" in explained and set(run["resumed"][0]) == {"step", "options"}
 
 
 # --- the slides ---

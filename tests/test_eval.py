@@ -166,6 +166,13 @@ def test_without_room_the_option_that_needs_less_is_named(
         go(small, tmp_path / "a")
 
 
+@pytest.mark.parametrize("name", ["file", "file/results"])
+def test_a_file_in_place_of_the_folder_is_refused(small, tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"a file in place.*--output_dir than .*{name}"):
+        go(small, tmp_path / name)
+
+
 @pytest.mark.slow
 def test_the_number_of_ranks_changes_nothing(small, tmp_path):
     alone = go(small, tmp_path / "a")

@@ -29,9 +29,11 @@ def test_the_project_needs_what_requirements_txt_installs():
 def test_an_editable_install_finds_every_module():
     setuptools = PYPROJECT["tool"]["setuptools"]
     assert setuptools["py-modules"] == sorted(path.stem for path in ROOT.glob("*.py"))
-    taken = {pattern.rstrip("*") for pattern in setuptools["packages"]["find"]["include"]}
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert taken == packages - {"tests"} | {"experiments"}
+    folders = {path.parent for path in ROOT.glob("[a-z]*/**/*.py")}
+    packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    ours = {name for name in packages if name.split(".")[0] in setuptools["packages"]}
+    tests = {"conformance.tests", "conformance.tests.concepts"}
+    assert set(setuptools["packages"]) == ours | tests
 
 
 def test_the_citation_and_the_changes_name_this_version_and_its_authors():

@@ -3,6 +3,9 @@
 import copy
 import json
 import math
+import re
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from engine.model.logprobs import completion_logprobs
 from engine.run import checkpoint
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
+from engine.tasks.table import task_of
 from tests.examples import named
 from tests.training import LONGEST, logprobs, stepper
 
@@ -349,4 +353,33 @@ def test_five_updates_in_a_row_that_are_not_finite_end_the_run(small, tmp_path, 
 def test_list_prints_every_algorithm_with_its_setting(capsys):
     assert not train.main(["--list"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == list(ALGORITHMS)
+    assert [line.split()[0] for line in lines[1:-2]] == list(ALGORITHMS)
+    more = task_of("toy").minibatches  # than the row of most algorithms
+    assert lines[-1].startswith("minibatches ") and f"the toy asks for {more}" in lines[-1]
+
+
+def first_two(rollout, advantages, k):
+    """A keep rule of a row."""
+    return torch.arange(advantages.numel()).view_as(advantages)[:, :2].flatten()
+
+
+@pytest.mark.parametrize("rule", [first_two, partial(first_two)], ids=["function", "partial"])
+def test_a_row_with_a_rule_of_its_own_trains_is_listed_and_resumed(
+    small, tmp_path, monkeypatch, capsys, rule
+):
+    name = "tests.test_train:first_two"
+    mine = replace(ALGORITHMS["grpo"], keep=rule, pruning_rate=0.75)
+    monkeypatch.setitem(ALGORITHMS, "mine", mine)
+    train.main(["--list"])
+    assert re.search(rf"^mine .* {name} +0.75 ", capsys.readouterr().out, re.MULTILINE)
+    train.main(["--model", small, "--algorithm", "mine", "--plan"])
+    go(small, tmp_path / "run", "--algorithm", "mine", steps=1)
+    assert json.loads((tmp_path / "run/run.json").read_text())["keep"] == name
+    train.main(["--output_dir", str(tmp_path / "run"), "--resume", "--steps", "2"])
+    assert "resumed" in (tmp_path / "run/run.json").read_text()
+    for sample in files.read(tmp_path / "run/samples.jsonl"):
+        kept = [row["kept"] for row in sample["completions"]]
+        assert kept == [True] * 2 + [False] * 6
+    # another rule for the same row, as for any other
+    go(small, tmp_path / "other", "--algorithm", "mine", "--keep", "random", steps=1)
+    assert json.loads((tmp_path / "other/run.json").read_text())["keep"] == "random"

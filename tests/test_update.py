@@ -258,6 +258,18 @@ def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(sma
     assert (pairs[1], single[1]) == (4, 8)
 
 
+@pytest.mark.parametrize("beta, pulls", [(0.0, False), (0.04, True)])
+def test_what_is_left_out_without_a_signal_has_a_gradient_if_there_is_a_kl_term(six, beta, pulls):
+    """The policy gradient of equal rewards is 0, that of GRPO's whole loss is not. To leave the
+    update out is a choice (docs/metrics.md)."""
+    model, batch = six
+    batch.advantages[:] = 0
+    algorithm = resolve("grpo", mu=1, beta=beta)
+    stats = updated(model, sgd(model, 0.0), [with_reference(batch, model)], algorithm)
+    assert (stats["grad_norm"] > 1e-3) == pulls and (stats["grad_norm"] == 0) != pulls
+    assert minibatches_of(batch, algorithm) == []
+
+
 def test_without_any_signal_there_is_nothing_to_update_with_unless_a_critic_learns(six):
     """Two completions for three mini-batches: the last one has none."""
     batch = six[1].rows([2, 3])

@@ -4,11 +4,14 @@ accelerate==1.4.0, datasets, math-verify==0.5.2 and TRL at its commit 69ad852.
 
 The loss is GRPOTrainer.compute_loss of src/open_r1/grpo_trainer_gsm.py; advantages and pruning are
 lines of its _generate_and_score_completions. Both get a trainer without a model, with the metric
-"smallest" (it names what is pruned) and no allocation. prune_pooled asks about |A| and -|A| as
-rewards of one group, whose mean is 0: then |A| decides what is kept. The lower of equal rows is
-made to win, because torch.topk leaves it open.
-Left out: the KL and the clip, which are lines of the loss; cppo_verl, whose pruning is a line of
-a Ray trainer's fit.
+"smallest" (it names what is pruned), as its scripts, and no allocation, which needs vLLM.
+
+It only renames and reshapes: the old and the reference log-probabilities carry no gradient, because
+the trainer computes them under no_grad.
+Left out: the KL and the clip, which are lines of the loss; which completions are kept, because the
+lines that prune take rewards, and an adapter would have to compute rewards that give our
+advantages; logits in bfloat16, because it computes in the dtype of the logits; cppo_verl, whose
+pruning is a line of a Ray trainer's fit.
 """
 
 from collections import defaultdict
@@ -34,7 +37,9 @@ def trainer(**options):
 
 
 def token_logprobs(logits, tokens, *, temperature=1.0):
-    after = torch.nn.functional.pad(logits.float(), (0, 0, 0, 1))
+    if logits.dtype == torch.bfloat16:
+        raise NotImplementedError("it computes in the dtype of the logits")
+    after = torch.nn.functional.pad(logits, (0, 0, 0, 1))
     model = MagicMock(return_value=SimpleNamespace(logits=after))
     stand_in = trainer(temperature=temperature)
     return stand_in._get_per_token_logps(model, tokens, None, tokens.shape[1])
@@ -49,7 +54,8 @@ def cppo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, cli
     return stand_in.compute_loss(None, {
         "advantages": advantages, "prompt_ids": column, "prompt_mask": column,
         "completion_ids": mask.long(), "completion_mask": mask.long(),
-        "old_per_token_logps": old_logp.detach(), "ref_per_token_logps": ref_logp})
+        "old_per_token_logps": old_logp.detach(),
+        "ref_per_token_logps": None if ref_logp is None else ref_logp.detach()})
 
 
 grpo_loss = cppo_loss
@@ -77,10 +83,3 @@ def group_advantages(rewards):
 
 def keep_count(group_size, pruning_rate):
     return len(generate(torch.arange(group_size), group_size, pruning_rate)[1])
-
-
-def prune_pooled(advantages, n_keep):
-    n = advantages.numel()
-    size = advantages.flatten().abs() + 1e-5 * torch.arange(n, 0, -1) / n  # no ties
-    _, rows = generate(torch.cat([size, -size]), 2 * n, 1 - n_keep / n + 1e-9)
-    return rows[rows < n]

@@ -1,11 +1,13 @@
 """GRPO-Zero (policy-gradient; Apache 2.0), commit d41bb48 of 18 April 2025:
 git clone https://github.com/policy-gradient/GRPO-Zero; then --path GRPO-Zero
 
-The advantages are normalize_rewards_per_group of grpo.py, the loss is its update_policy, which
-gets our log-probabilities in place of the cross entropy. It makes the update itself, so the loss
-comes back as its number with the gradient that it computed. It has no ratio, no clip and no KL,
-because it makes one update for each batch; so it takes none of them. It is a mean over tokens. The
-std is the population's plus 1e-4.
+The advantages are normalize_rewards_per_group of grpo.py, the entropies its compute_entropy. The
+loss is its update_policy, which gets our log-probabilities in place of the cross entropy. It makes
+the update itself, so the loss comes back as its number with the gradient that it computed.
+
+It only renames and reshapes: rewards and lengths become episodes. The code has one setting: no
+ratio, no clip and no KL, because it makes one update for each batch, so the loss takes none of
+them; a mean over tokens; the population's std plus 1e-4; a temperature of 1.
 Left out: the log-probabilities, a line of update_policy.
 """
 
@@ -24,8 +26,7 @@ def episode(prefix, tokens, reward):
                    generated_token_ids=tokens, is_finished=True, reward=reward, reward_info={})
 
 
-def token_entropies(logits, *, temperature=1.0):
-    return zero.compute_entropy(logits.float() / temperature)
+token_entropies = zero.compute_entropy
 
 
 def group_advantages(rewards):

@@ -2,10 +2,16 @@
 
 The losses call GRPOTrainer._compute_loss_and_metrics of swift/rlhf_trainers/grpo_trainer.py with a
 stand-in for the trainer, which hands it our log-probabilities. The advantages are those of
-swift/rl_core/advantage.py, the penalty is SoftOverlong of swift/rewards/orm.py, the importance
-weights are those of GRPOTrainer, without the ones on padding.
+swift/rl_core/advantage.py, the penalty is SoftOverlong of swift/rewards/orm.py.
+
+It only renames and reshapes: the old and the reference log-probabilities carry no gradient, because
+the trainer computes them under no_grad.
 Left out: the KL and the clip, which are lines of the loss; the weights of the tokens, one formula
-per loss_type; the log-probabilities and the entropies, which are TRL's: see trl.py.
+per loss_type; the importance weights, which take a difference that an adapter would have to
+compute; the log-probabilities and the entropies, which are TRL's: see trl.py.
+
+The options are those of the papers. Its own defaults for GRPO are the same: loss_type "grpo",
+beta 0.04, epsilon 0.2, scale_rewards "group".
 """
 
 from functools import partial
@@ -43,14 +49,6 @@ def decoupled_advantages(rewards, *, weights=None):
     return advantages_of(rewards, weights, "gdpo")
 
 
-def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
-    stand_in = MagicMock(rollout_importance_sampling_mode="token_truncate",
-                         rollout_importance_sampling_threshold=cap)
-    weights = GRPOTrainer._apply_rollout_importance_sampling(
-        stand_in, (old_logp - sampled_logp).detach(), mask)
-    return weights.masked_fill(~mask.bool(), 1.0)
-
-
 def loss(kind, logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2,
          clip_high=None, max_tokens=None, level="token"):
     stand_in = MagicMock(**dict.fromkeys(OFF) | {
@@ -63,7 +61,8 @@ def loss(kind, logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, cli
     stand_in._undo_gradient_accumulation_scaling = lambda x: x
     batch = MagicMock(
         completion_mask=mask.bool(), advantages=advantages.view(len(mask), -1).expand_as(logp),
-        old_per_token_logps=old_logp.detach(), ref_per_token_logps=ref_logp,
+        old_per_token_logps=old_logp.detach(),
+        ref_per_token_logps=None if ref_logp is None else ref_logp.detach(),
         num_items_in_batch=mask.sum())
     return GRPOTrainer._compute_loss_and_metrics(stand_in, None, {}, batch)[0]
 

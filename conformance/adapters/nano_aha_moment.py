@@ -2,9 +2,13 @@
 git clone https://github.com/McGill-NLP/nano-aha-moment; then --path nano-aha-moment
 
 The loss is compute_pg_loss of nano_r1_script.py, the advantages are those of its
-create_training_episodes, the log-probabilities log_softmax_and_gather of utils.py. The loss has no
-ratio and no clip, because it makes one update for each batch; so it takes no clip range. It is a
-mean over tokens. The std is the population's plus 1e-4. Left out: the KL, a line of the loss.
+create_training_episodes, the log-probabilities compute_token_log_probs of utils.py, with a model
+that returns our logits.
+
+It only renames and reshapes: a prompt of one token is put before each completion. The code has one
+setting: no ratio and no clip, because it makes one update for each batch, so the loss takes no clip
+range; a mean over tokens; the population's std plus 1e-4. beta is its kl_coeff.
+Left out: the KL, a line of the loss; logits in bfloat16, because it computes in their dtype.
 close_to_zero, a statistic in line 623 whose two shapes differ by one, gets a stand-in, and so do
 the packages that none of these use and torch.compile.
 """
@@ -13,6 +17,7 @@ import sys
 from unittest.mock import MagicMock, patch
 
 import torch
+from torch.nn.functional import pad
 
 UNUSED = ("wandb", "datasets", "deepspeed", "deepspeed.runtime.utils", "transformers", "vllm")
 with (patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}),
@@ -21,8 +26,18 @@ with (patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}),
     import utils
 
 
+def after_prompt(x):
+    return pad(x, (1, 0))
+
+
 def token_logprobs(logits, tokens, *, temperature=1.0):
-    return utils.log_softmax_and_gather(logits.float() / temperature, tokens)
+    if logits.dtype == torch.bfloat16:
+        raise NotImplementedError("it computes in the dtype of the logits")
+    model = MagicMock(return_value=MagicMock(logits=pad(logits, (0, 0, 0, 1))))
+    labels = after_prompt(tokens)
+    inputs = {"input_ids": labels, "attention_mask": None, "labels": labels,
+              "labels_mask": torch.ones_like(labels)}
+    return utils.compute_token_log_probs(model, inputs, temperature)
 
 
 def group_advantages(rewards):
@@ -37,10 +52,7 @@ def group_advantages(rewards):
 
 
 def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04):
-    def after_prompt(x):
-        return torch.nn.functional.pad(x, (1, 0))
-
-    spread = advantages.view(len(mask), -1) * torch.ones_like(logp)
+    spread = advantages.view(len(mask), -1).expand_as(logp)
     batch = dict.fromkeys(("input_ids", "attention_mask", "labels")) | {
         "advantages": after_prompt(spread), "labels_mask": after_prompt(mask),
         "ref_log_probs": (logp if ref_logp is None else ref_logp).detach()}

@@ -1,17 +1,22 @@
 """NeMo RL (NVIDIA; Apache 2.0), commit 7ea279a of 22 August 2026:
 git clone https://github.com/NVIDIA-NeMo/RL; then --path RL
 
-The losses are ClippedPGLossFn of nemo_rl/algorithms/loss/loss_functions.py, with token_level_loss
-off for GRPO and GSPO and on for DAPO, and no dual clip, its default. The KL is calculate_kl, the
-advantages GRPOAdvantageEstimator without the leave-one-out baseline. In a loss it multiplies the KL
-by a ratio whose value is 1, so that the gradient, too, is that of KL(π‖π_ref).
-Left out: the weights of the tokens, a masked mean of the loss; GAE, which takes a batch of its own.
-Packages that none of these use get stand-ins.
+The losses are ClippedPGLossFn of nemo_rl/algorithms/loss/loss_functions.py, the KL estimators
+calculate_kl, the advantages GRPOAdvantageEstimator.
+
+It only renames and reshapes: a token is put before each completion; rewards and masks get the dtype
+that it takes; the old and the reference log-probabilities are data, without a gradient.
+Left out: the weights of the tokens, a masked mean of the loss; GAE, which takes a batch of its own;
+the log-probabilities. Packages that none of these use get stand-ins.
+
+The options are those of the papers: token_level_loss off for GRPO and GSPO, and no leave-one-out
+baseline. DEFAULTS=1 in front of the command takes NeMo RL's own: the mean and the std of the other
+completions of the group, and a mean over tokens.
 """
 
+import os
 import sys
 from functools import partial
-from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 import torch
@@ -24,7 +29,7 @@ UNUSED = ("transformers", "nemo_rl.data", "nemo_rl.data.chat_templates", "nemo_r
           "nemo_rl.distributed.model_utils", "nemo_rl.algorithms.loss.utils",
           "nemo_rl.algorithms.loss.wrapper")
 with patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}):
-    from nemo_rl.algorithms.advantage_estimator import GRPOAdvantageEstimator
+    from nemo_rl.algorithms.advantage_estimator import AdvEstimatorConfig, GRPOAdvantageEstimator
     from nemo_rl.algorithms.loss.loss_functions import ClippedPGLossConfig, ClippedPGLossFn
     from nemo_rl.algorithms.utils import calculate_kl
 
@@ -32,8 +37,9 @@ with patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}):
 kl_k1, kl_k2, kl_k3 = (partial(calculate_kl, kl_type=name) for name in ("k1", "k2", "k3"))
 
 
-def group_advantages(rewards, *, divide_by_std=True):
-    config = SimpleNamespace(use_leave_one_out_baseline=False, normalize_rewards=divide_by_std)
+def group_advantages(rewards, *, divide_by_std=True, leave_one_out=False):
+    config = AdvEstimatorConfig(
+        use_leave_one_out_baseline=leave_one_out, normalize_rewards=divide_by_std)
     flat = rewards.detach().flatten().float()
     prompts = torch.arange(len(flat)).div(rewards.shape[1], rounding_mode="floor").unsqueeze(1)
     estimator = GRPOAdvantageEstimator(config, None)
@@ -64,3 +70,6 @@ grpo_loss = partial(loss, beta=0.04, token_level_loss=False)
 dapo_loss = partial(loss, clip_high=0.28)
 gspo_loss = partial(loss, clip_low=3e-4, clip_high=4e-4, token_level_loss=False,
                     sequence_level_importance_ratios=True)
+if "DEFAULTS" in os.environ:
+    grpo_loss = partial(loss, beta=0.01)
+    group_advantages = partial(group_advantages, leave_one_out=True)

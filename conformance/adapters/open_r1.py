@@ -2,6 +2,7 @@
 git clone https://github.com/huggingface/open-r1; then --path open-r1/src
 
 overlong_penalty is get_soft_overlong_punishment of src/open_r1/rewards.py.
+It only renames and reshapes: each length becomes a list of so many token ids.
 Left out: everything else, because Open R1 trains with TRL's GRPOTrainer: see trl.py.
 Packages that none of this uses get stand-ins.
 """

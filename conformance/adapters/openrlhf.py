@@ -1,14 +1,19 @@
 """OpenRLHF 0.11.2 (Apache 2.0): pip install --no-deps openrlhf==0.11.2
 
-The losses are PolicyLoss and ValueLoss of openrlhf/models/loss.py: GRPO with token_level_loss off,
-DAPO and PPO with it on. The number of completions is handed over, so an empty one counts. The KL
-estimators, token_rewards, the log-probabilities and the entropies are those of
-openrlhf/models/utils.py; gae and the advantages ("group_norm", "dr_grpo") those of
-RemoteExperienceMaker; the penalty is apply_overlong_penalty. The mask is put on token_rewards, as
-its get_advantages_and_returns does.
+The losses are PolicyLoss and ValueLoss of openrlhf/models/loss.py, the KL estimators and
+token_rewards those of openrlhf/models/utils.py, the log-probabilities and the entropies those of
+Actor.forward, with a model that returns our logits; gae and the advantages ("group_norm",
+"dr_grpo") those of RemoteExperienceMaker; the penalty is apply_overlong_penalty.
+
+It only renames and reshapes: the number of completions is handed over, so an empty one counts; the
+old log-probabilities, the old values and the returns carry no gradient, as in its experiences; a
+token is put before each completion; 0 is filled in on padding in token_rewards, because its GAE
+does not read it.
 Left out: the KL inside a loss, which the Ray trainer adds; the weights of the tokens; whiten, a
-line of the experience maker. The logits are cast to float32. torch.compile and packages that none
-of these use get stand-ins.
+line of the experience maker. torch.compile and packages that none of these use get stand-ins.
+
+The options are those of the papers: group_norm, and loss_agg_mode "seq-mean-token-mean" for GRPO.
+OpenRLHF's own default is PPO with GAE and a mean over tokens: that is ppo_loss.
 """
 
 import sys
@@ -18,13 +23,15 @@ from unittest.mock import MagicMock, patch
 
 import torch
 
-UNUSED = ("deepspeed", "ray", "openrlhf.models.actor", "openrlhf.models.model",
+UNUSED = ("deepspeed", "ray", "peft", "peft.tuners.lora", "transformers",
+          "transformers.integrations.deepspeed", "openrlhf.models.ring_attn_utils",
+          "openrlhf.models.model",
           "openrlhf.trainer.ray", "openrlhf.trainer.ray.launcher", "openrlhf.utils.logging_utils",
           "openrlhf.trainer.ppo_utils.replay_buffer", "openrlhf.utils.seqlen_balancing",
           "openrlhf.utils", "openrlhf.utils.utils")
 with (patch.dict(sys.modules, {name: MagicMock() for name in UNUSED}),
       patch("torch.compile", lambda function: function)):
-    from openrlhf.models import PolicyLoss, ValueLoss, utils
+    from openrlhf.models import Actor, PolicyLoss, ValueLoss, utils
     from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
     from openrlhf.trainer.ppo_utils.length_penalty import apply_overlong_penalty
 
@@ -33,16 +40,32 @@ kl_k1, kl_k2, kl_k3 = (
     partial(utils.compute_approx_kl, kl_estimator=name) for name in ("k1", "k2", "k3"))
 
 
+class Output(dict):
+    """What a model returns: {"logits": …}, which Actor.forward gives an entropy."""
+
+
+def forward(logits, tokens, temperature):
+    """(log-probabilities, output with the entropies) of a completion behind one token."""
+    pad = torch.nn.functional.pad
+    ids, output = pad(tokens, (1, 0)), Output(logits=pad(logits.clone(), (0, 0, 0, 1)))
+    actor = MagicMock(packing_samples=False, is_vlm=False, temperature=temperature)
+    actor.model.return_value = output
+    return Actor.forward(actor, ids, attention_mask=torch.ones_like(ids), return_output=True,
+                         return_logprobs=True, return_entropy=True)
+
+
 def token_logprobs(logits, tokens, *, temperature=1.0):
-    return utils.log_probs_from_logits(logits.float().clone(), tokens, temperature)
+    return forward(logits, tokens, temperature)[0]
 
 
 def token_entropies(logits, *, temperature=1.0):
-    return utils.compute_entropy(logits.float() / temperature)
+    tokens = torch.zeros(logits.shape[:-1], dtype=torch.long)
+    return forward(logits, tokens, temperature)[1].entropy
 
 
 def token_rewards(scores, logp, ref_logp, mask, *, beta):
-    return utils.compute_reward(scores, beta, kl_k1(logp, ref_logp) * mask, mask) * mask
+    rewards = utils.compute_reward(scores, beta, kl_k1(logp, ref_logp), mask)
+    return rewards.masked_fill(~mask.bool(), 0.0)
 
 
 def overlong_penalty(lengths, *, max_length, cache):
@@ -88,4 +111,4 @@ ppo_loss = policy
 
 
 def value_loss(values, old_values, returns, mask, *, clip=0.2):
-    return ValueLoss(clip)(values, old_values, returns, mask)
+    return ValueLoss(clip)(values, old_values.detach(), returns.detach(), mask)

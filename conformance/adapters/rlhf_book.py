@@ -3,10 +3,15 @@ commit a66b0bf of 21 August 2026:
 git clone https://github.com/natolambert/rlhf-book; then --path rlhf-book/code
 
 The losses and the KL estimators are those of policy_gradients/loss.py, the others those of
-policy_gradients/utils.py. kl_estimator is "kl3", its default. `drgrpo_loss` is what its loss:
-drgrpo chooses; it takes no constant divisor. `value_loss` is the loss of PPO with the critic minus
-that without. Left out: GAE, which takes one reward for each completion; the temperature, because
-compute_log_probs takes none. Packages that none of these use get stand-ins.
+policy_gradients/utils.py.
+
+It only renames and reshapes: a token is put before each completion; the old and the reference
+log-probabilities carry no gradient, because they are computed under no_grad. kl_estimator is "kl3",
+its default; vf_coef is 0, so that PPO's loss is that of the policy. `drgrpo_loss` is what its
+loss: drgrpo chooses; it takes no constant divisor. Its configurations have beta 0.
+Left out: the value loss, which is added to the policy's; GAE, which takes one reward for each
+completion; the temperature, because its configurations sample at 0.6 and no function that scores
+takes one. Packages that none of these use get stand-ins.
 """
 
 import sys
@@ -46,19 +51,18 @@ def overlong_penalty(lengths, *, max_length, cache):
 
 
 def call(name, logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, clip_low=0.2,
-         clip_high=None, values=None, old_values=None, clip=0.2, vf_coef=0.0):
+         clip_high=None):
     zero = torch.zeros_like(logp)
     experience = SimpleNamespace(
         log_probs_old=old_logp.detach(), action_mask=mask,
-        values_old=zero if old_values is None else old_values,
+        values_old=zero,
         log_probs_ref=None if ref_logp is None else ref_logp.detach(),
         advantages=advantages.view(len(mask), -1))
     objective = utils.get_loss_objective(
         name, clip_eps_lo=clip_low, clip_eps_hi=clip_low if clip_high is None else clip_high,
-        beta=0.0 if ref_logp is None else beta, kl_estimator="kl3", vf_coef=vf_coef,
-        clip_eps_val=clip)
-    return objective(
-        log_probs=logp, experience=experience, values=zero if values is None else values)
+        beta=0.0 if ref_logp is None else beta, kl_estimator="kl3", vf_coef=0.0,
+        clip_eps_val=0.2)
+    return objective(log_probs=logp, experience=experience, values=zero)
 
 
 grpo_loss = partial(call, "grpo", beta=0.04)
@@ -79,12 +83,3 @@ def dapo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=0.28)
 
 def ppo_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None):
     return call("ppo", logp, old_logp, advantages, mask, clip_low=clip_low, clip_high=clip_high)
-
-
-def value_loss(values, old_values, returns, mask, *, clip=0.2):
-    zero = torch.zeros_like(old_values)
-    with_critic, without = (
-        call("ppo", zero, zero, returns - old_values, mask, values=values, old_values=old_values,
-             clip=clip, vf_coef=vf_coef)
-        for vf_coef in (1.0, 0.0))
-    return with_critic - without

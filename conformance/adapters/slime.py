@@ -1,11 +1,13 @@
 """slime (THUDM; Apache 2.0), commit 624b824 of 21 August 2026:
 git clone https://github.com/THUDM/slime; then --path slime
 
-All are functions of slime/utils/ppo_utils.py. compute_policy_loss takes log π_old − log π, and has
-no dual clip by default. gae is get_advantages_and_returns_batch, in chunks.
-Left out: the losses, because the Megatron backend takes the mean over the tokens;
-group_advantages, a line of its Ray rollout. torch.compile and Megatron, which is only asked for
-its size, get stand-ins.
+All are functions of slime/utils/ppo_utils.py: the KL estimators (compute_approx_kl) and gae
+(get_advantages_and_returns_batch, in chunks).
+It only renames and reshapes: gae takes a list of completions, and 0 is filled in on padding.
+Left out: compute_policy_loss and compute_gspo_kl, because they take and give log π_old − log π,
+which an adapter would have to compute; the losses, because the Megatron backend adds up completions
+in policy_loss_function and divides elsewhere; group_advantages, a line of its Ray rollout.
+torch.compile and Megatron, which is only asked for its size, get stand-ins.
 """
 
 import sys
@@ -23,19 +25,6 @@ MEGATRON.mpu.get_context_parallel_world_size.return_value = 1
 
 kl_k1, kl_k2, kl_k3 = (
     partial(ppo_utils.compute_approx_kl, kl_loss_type=name) for name in ("k1", "k2", "k3"))
-
-
-def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
-    if advantages.dim() < ratio.dim():
-        advantages = advantages.unsqueeze(-1)
-    high = clip_low if clip_high is None else clip_high
-    losses, _ = ppo_utils.compute_policy_loss(-ratio.log(), advantages, clip_low, high)
-    return -losses
-
-
-def sequence_ratio(logp, old_logp, mask):
-    kl = ppo_utils.compute_gspo_kl(logp, old_logp.detach(), logp, mask)
-    return (-kl).exp().view(logp.shape)[:, 0]
 
 
 def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):

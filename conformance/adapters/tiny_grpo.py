@@ -2,30 +2,57 @@
 git clone https://github.com/open-thought/tiny-grpo; then --path tiny-grpo
 
 The loss is GRPOLoss of loss.py, the KL approx_kl_divergence. The advantages and the
-log-probabilities come from train.py. It has one clip range, an eps of 1e-8 and the unbiased std.
-Left out: the temperature, because its settings sample at 1.0, so no function takes one.
+log-probabilities (sequences_log_probs, with a model that returns our logits) come from train.py.
+
+It only renames and reshapes: a token is put before each completion; the old and the reference
+log-probabilities carry no gradient, as in its experiences. The code has one setting: one clip
+range, an eps of 1e-8, the unbiased std.
+Left out: the temperature, because it samples at 1 and no function takes one.
+
+grpo_loss asks GRPOLoss alone, with our mask. With DEFAULTS=1 in front of the command the mask is
+that of its rollout, for completions that end with the EOS and are longer than that.
 wandb and transformers, which none of these use, get stand-ins.
 """
 
+import os
 import sys
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 import torch
+from torch.nn.functional import pad
 
 with patch.dict(sys.modules, wandb=MagicMock(), transformers=MagicMock()):
     from loss import GRPOLoss, approx_kl_divergence
 
     from train import group_advantages as one_group
-    from train import sequence_log_probs_from_logits
+    from train import rollout, sequences_log_probs
 
 
 kl_k3 = partial(approx_kl_divergence, action_mask=None)
 
 
 def token_logprobs(logits, tokens):
-    return sequence_log_probs_from_logits(logits.to(torch.float32), tokens)
+    model = MagicMock()
+    model.forward.return_value = {"logits": pad(logits, (0, 0, 0, 1))}
+    ids = pad(tokens, (1, 0))
+    return sequences_log_probs(model, ids, torch.ones_like(ids))
+
+
+def mask_of_rollout(mask):
+    """Its mask of completions of these lengths, whose last token is the EOS, 0."""
+    if (mask.sum(1) < 2).any():
+        raise NotImplementedError("without its EOS a completion would be empty: 0/0")
+    n, eos = len(mask), 0
+    ids = pad(mask[:, 1:].long(), (1, 1), value=eos)  # a prompt, tokens 1, the EOS and padding
+    ids[:, 0] = 1
+    model, tokenizer = MagicMock(), MagicMock(eos_token_id=eos)
+    prompt = {"input_ids": ids[:1, :1], "attention_mask": ids[:1, :1]}
+    tokenizer.return_value.to.return_value = prompt
+    tokenizer.batch_decode.return_value = [""] * n
+    model.generate.return_value = ids
+    return rollout(model, tokenizer, "", "", n)[2]
 
 
 def group_advantages(rewards, *, eps=1e-8):
@@ -33,6 +60,7 @@ def group_advantages(rewards, *, eps=1e-8):
 
 
 def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.01, clip_low=0.2):
+    mask = mask_of_rollout(mask) if "DEFAULTS" in os.environ else mask
     experience = SimpleNamespace(
         action_log_probs=old_logp.detach(), action_mask=mask,
         advantages=advantages.view(len(mask), -1),

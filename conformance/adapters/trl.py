@@ -1,12 +1,21 @@
 """TRL 1.16.0 (Hugging Face; Apache 2.0): pip install trl==1.16.0
 
 The losses call GRPOTrainer._compute_loss. The advantages and the importance weights call
-GRPOTrainer._generate_and_score_completions. Both get a stand-in for the trainer, which hands them
-our log-probabilities, lengths and rewards. Its options are TRL's defaults, except the loss_type.
+GRPOTrainer._generate_and_score_completions. Both get a stand-in for the trainer. Log-probabilities
+and entropies are those of its fused head, as in the trainer: our logits are its hidden states, and
+its weight is the identity. Autocast would round that product, so it is not asked there.
+
+It only renames and reshapes: the old and the reference log-probabilities carry no gradient, because
+the trainer computes them under no_grad; what stands on padding is set to 1 in the importance
+weights, because no loss reads it.
 Left out: the KL and the clip, which are lines of the loss; the weights of the tokens, one formula
-per loss_type; GAE and the critic, because TRL 1.16 has no PPO. The logits are cast to float32.
+per loss_type; GAE and the critic, because TRL 1.16 has no PPO.
+
+The options are those of the papers. DEFAULTS=1 in front of the command takes TRL's own: its loss
+is then "dapo", with a clip range of 0.2 on both sides and no KL.
 """
 
+import os
 from collections import defaultdict
 from functools import partial
 from unittest.mock import MagicMock
@@ -14,7 +23,7 @@ from unittest.mock import MagicMock
 import torch
 from trl import GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
-from trl.trainer.utils import entropy_from_logits, selective_log_softmax
+from trl.trainer.utils import _ChunkedLogProbFunction
 
 OFF = ("tools", "environments", "environment_factories", "off_policy_mask_threshold", "use_vllm",
        "pad_to_multiple_of", "mask_truncated_completions", "_entropy_bonus_enabled", "args.delta",
@@ -26,12 +35,24 @@ ONE = ("args.steps_per_generation", "args.gradient_accumulation_steps", "num_gen
        "top_entropy_quantile")
 
 
+def fused_head(logits, tokens, temperature):
+    """(log-probabilities, entropies, …), with the other arguments as add_fused_lm_head has them."""
+    if torch.is_autocast_enabled("cpu"):
+        raise NotImplementedError("the product with the identity would be rounded")
+    vocabulary = logits.shape[-1]
+    identity = torch.eye(vocabulary, dtype=logits.dtype)
+    return _ChunkedLogProbFunction.apply(
+        logits.reshape(-1, vocabulary), identity, None, tokens.flatten(), temperature, 32768, None,
+        1.0, ("log_probs", "entropy"))
+
+
 def token_logprobs(logits, tokens, *, temperature=1.0):
-    return selective_log_softmax(logits.float(), tokens, temperature=temperature)
+    return fused_head(logits, tokens, temperature)[0].view(tokens.shape)
 
 
 def token_entropies(logits, *, temperature=1.0):
-    return entropy_from_logits(logits.float() / temperature)
+    tokens = torch.zeros(logits.shape[:-1], dtype=torch.long)
+    return fused_head(logits, tokens, temperature)[1].view(tokens.shape)
 
 
 def overlong_penalty(lengths, *, max_length, cache):
@@ -60,8 +81,9 @@ def loss(kind, logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.0, cli
     )
     return GRPOTrainer._compute_loss(stand_in, None, {
         "prompt_ids": column, "prompt_mask": column, "completion_ids": mask.long(),
-        "completion_mask": mask.long(), "advantages": advantages, "old_per_token_logps": old_logp,
-        "ref_per_token_logps": ref_logp, "num_items_in_batch": mask.sum(),
+        "completion_mask": mask.long(), "advantages": advantages, "num_items_in_batch": mask.sum(),
+        "old_per_token_logps": old_logp.detach(),
+        "ref_per_token_logps": None if ref_logp is None else ref_logp.detach(),
     })
 
 
@@ -69,6 +91,8 @@ grpo_loss = partial(loss, "grpo", beta=0.04)
 dapo_loss = partial(loss, "dapo", clip_high=0.28)
 drgrpo_loss = partial(loss, "dr_grpo")
 gspo_loss = partial(loss, "grpo", clip_low=3e-4, clip_high=4e-4, level="sequence")
+if "DEFAULTS" in os.environ:
+    grpo_loss = partial(loss, "dapo")
 
 
 def generate(lengths, rewards, sampled_logp=None, *, weights=(1.0,), **options):

@@ -1,12 +1,15 @@
 """What a user can correct: one sentence with the cause and the cure, in place of a traceback."""
 
 import errno
+from textwrap import shorten
 
 CANNOT_WRITE = {  # the number of an OSError: what it means to the user
     **dict.fromkeys(
         [errno.ENOSPC, errno.EDQUOT], "the disk is full, and nothing can be written: make room"),
     **dict.fromkeys(
         [errno.EACCES, errno.EPERM, errno.EROFS], "the folder is read-only: make it writable"),
+    **dict.fromkeys(
+        [errno.EEXIST, errno.ENOTDIR], "there is a file in place of the folder: move the file"),
 }
 
 
@@ -23,4 +26,5 @@ def refuse(mistakes):
 
 
 def one_line(error):
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """The kind of an error and its message, which is cut between two words."""
+    return f"{type(error).__name__}: {shorten(str(error), 300, placeholder=' …')}"

@@ -39,6 +39,14 @@ def note(text):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
+def duration(seconds):
+    """ "10 s", "12 min", "1 h 20 min". """
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
 class Lines:
     """A file for tqdm, which prints each bar as a line."""
 

@@ -31,11 +31,12 @@ def find(name):
     hub, see whether the hub answers."""
     if not Path(name).is_dir():
         first, *rest = name.split("/")
-        refuse([(
-            name.startswith((".", "/", "~")) or len(rest) > 1
-            or rest and (first == "runs" or Path(first).is_dir()),
-            f"the model folder {name} does not exist.",
-        )])
+        refuse([
+            (Path(name).is_file(), f"the model {name} is a file: name the folder that holds it."),
+            (name.startswith((".", "/", "~")) or len(rest) > 1
+             or rest and (first == "runs" or Path(first).is_dir()),
+             f"the model folder {name} does not exist."),
+        ])
         ask_hub(name)
 
 

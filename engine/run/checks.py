@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from algorithms import ALGORITHMS, KEEP, OVER_KEPT
+from algorithms import ALGORITHMS, KEEP, OVER_KEPT, rule_name
 from engine.base.errors import UserError, refuse
 from engine.base.files import own_function
 from engine.model.folders import resolve_model
@@ -89,7 +89,7 @@ def check_row(o):
             f"{', '.join(other for other in ALGORITHMS if option in ALGORITHMS[other].takes)}.")
            for option in sorted(taken - set(row.takes)))
     refuse([
-        (keep and keep not in KEEP and not own_file,
+        (keep and keep not in (*KEEP, rule_name(default)) and not own_file,
          f"unknown rule --keep {keep}: there are {', '.join(KEEP)}, and FILE.py:FUNCTION."),
         (keep == "all" and default != "all",
          f"{name} keeps only some completions: --keep all needs an algorithm that keeps all, as "

@@ -85,7 +85,7 @@ class RowOptions:
         "None: no correction", limits="(0, ∞)")
     importance_low: float | None = option(
         None, "IcePop: a token with π_old / π_sampler below this or above --importance_cap counts "
-        "0; None: only the cap", limits="(0, ∞)")
+        "0; needs an --importance_cap above 1; None: only the cap", limits="(0, 1)")
     max_rollouts: int | None = option(
         None, "DAPO: a step samples again until groups with a signal fill it, at most this many "
         "times", limits="[1, ∞)")
@@ -287,7 +287,9 @@ def algorithm_of(row):
     """
     options = {f.name: getattr(row, f.name) for f in fields(RowOptions)}
     name, keep = options.pop("algorithm"), options.pop("keep")
-    if keep and keep not in algorithms.KEEP:
+    if keep == algorithms.rule_name(algorithms.ALGORITHMS[name].keep):
+        keep = None  # it is the row's own rule, which may be a function
+    elif keep and keep not in algorithms.KEEP:
         keep = own_rule(own_function(keep, "--keep"), keep)
     try:
         return algorithms.resolve(name, keep=keep, **options)
@@ -310,7 +312,8 @@ def fill_in(config):
     fill(of_task, "rewards", "system_prompt", "max_new_tokens", "questions_per_step", "minibatches",
          "lr", "epochs", "eval_dataset")
     algorithm = algorithm_of(SimpleNamespace(**options))
-    of_row = vars(algorithm) | {"keep": row.keep, "critic_lr": task.critic_lr}
+    keep = algorithms.rule_name(row.keep)
+    of_row = vars(algorithm) | {"keep": keep, "critic_lr": task.critic_lr}
     fill(of_row, "beta", "clip_low", "clip_high", "mu", *row.takes)
     return compose(Config, options), algorithm
 
@@ -326,8 +329,9 @@ def check(config):
         (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
          f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
          f"{o.overlong_cache}."),
-        (o.importance_low and o.importance_low >= (o.importance_cap or 0),
-         "--importance_low needs a larger --importance_cap: IcePop takes --importance_low 0.5 "
+        (o.importance_low and (o.importance_cap or 0) <= 1,
+         "--importance_low needs an --importance_cap above 1, because with a smaller one rounding "
+         "leaves out tokens on which sampler and trainer agree: IcePop takes --importance_low 0.5 "
          "--importance_cap 5."),
         (algorithm.over_kept and algorithm.k < 2,
          f"{o.keep} keeps 1 completion of a question, which has nothing to be compared with: "

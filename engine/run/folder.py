@@ -28,11 +28,13 @@ def run_folder(output_dir, stem):
     """The folder of the run: --output_dir, which is made if it does not exist; or runs/STEM-N with
     the first free N, so that every run gets a folder of its own."""
     try:
+        if output_dir:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)  # a file of this name: an OSError
+            return output_dir
         for n in itertools.count(1):
             with contextlib.suppress(FileExistsError):
-                folder = output_dir or f"runs/{stem}-{n}"
-                Path(folder).mkdir(parents=True, exist_ok=bool(output_dir))
-                return folder
+                Path(f"runs/{stem}-{n}").mkdir(parents=True)
+                return f"runs/{stem}-{n}"
     except OSError as error:
         raise UserError(f"the folder {output_dir or 'runs'} of the run cannot be made "
                         f"({error.strerror}): name another --output_dir.") from None

@@ -104,18 +104,20 @@ def start_logs(run_dir, last_step):
     (run_dir / "summary.json").unlink(missing_ok=True)  # this file marks a finished run
 
 
-def describe_step(algorithm, max_new_tokens, questions, evaluated):
-    """One line: what a step samples and trains on. questions: of a step, all devices. evaluated:
-    questions."""
+def describe_step(algorithm, max_new_tokens, before, questions, evaluated):
+    """One line: what a step samples and trains on. before: questions of a device before allocation.
+    questions: of a step, all devices, after it. evaluated: questions."""
     G, k, rounds = algorithm.group_size, algorithm.k, algorithm.max_rollouts
     times = f", up to {rounds} times" if rounds > 1 else ""
+    more = algorithm.questions_per_step > before
+    allocated = f" (after allocation; before: {before} per device)" if more else ""
     kept = f"{questions * k}, k = {k} of each {G}" if k < G else "all of them"
     at_most = "at most " if algorithm.ks else ""
     scored = f"{evaluated} questions, before and after training" if evaluated else "nothing"
     return (
-        f"each step, over all devices: {questions} questions × {G} completions = {questions * G} "
-        f"sampled{times}, at most {max_new_tokens} tokens each; trained on: {at_most}{kept}. "
-        f"Evaluated: {scored}."
+        f"each step, over all devices: {questions} questions{allocated} × {G} completions = "
+        f"{questions * G} sampled{times}, at most {max_new_tokens} tokens each; trained on: "
+        f"{at_most}{kept}. Evaluated: {scored}."
     )
 
 

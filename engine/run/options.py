@@ -86,6 +86,8 @@ def parse(config_class, argv, saved=None):
     Raises UserError at a mistake, such as a number outside the limits of its option.
     """
     parser = parser_of(config_class)
+    switches = {f"no_{f.name}": f.name for record in records(config_class())
+                for f in fields(record) if f.type in (bool, bool | None)}
 
     def read(words, source=""):
         try:
@@ -97,6 +99,8 @@ def parse(config_class, argv, saved=None):
             near = difflib.get_close_matches(f"--{name.lstrip('-')}", ours, n=1, cutoff=0.85)
             hint = f"did you mean {near[0]}?" if near else (
                 "`--help` lists all options, docs/names.md those of TRL and verl with ours.")
+            if off := switches.get(name.lstrip("-").replace("-", "_")):
+                hint = f"to switch it off, write --{off} false."
             raise UserError(f"{source}unknown option {name}: {hint}")
         return vars(values)
 

@@ -6,10 +6,9 @@ import signal
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from engine.base import files, progress, ranks
-from engine.base.errors import CANNOT_WRITE, UserError, refuse
+from engine.base.errors import CANNOT_WRITE, UserError, one_line, refuse
 from engine.model.networks import save_merged
 from engine.run import checkpoint, folder
 from engine.run.interrupt import Interrupt
@@ -124,7 +123,8 @@ class Run:
             progress.note(f"note: {note}")
         questions = min(self.per_step, self.total)
         progress.note(describe_step(
-            self.algorithm, config.sampling.max_new_tokens, questions, evaluated))
+            self.algorithm, config.sampling.max_new_tokens, config.row.questions_per_step,
+            questions, evaluated))
         if first:
             folder.keep_options(self.folder, flat(config), self.state["step"])
         if not self.resumed:
@@ -145,7 +145,7 @@ class Run:
         return self
 
     def __exit__(self, *error):
-        progress.say("")
+        self.bar.set_postfix_str("", refresh=False)  # `close` shows the bar, in a file too
         self.bar.close()
         self.interrupt.__exit__(*error)
 
@@ -197,7 +197,7 @@ class Run:
         self.bar.set_description_str(f"{self.algorithm.name}, {facts}", refresh=False)
         self.bar.update()
         if step == self.first < self.steps:
-            left = tqdm.format_interval((self.steps - step) * seconds)
+            left = progress.duration((self.steps - step) * seconds)
             progress.note(f"step {step} took {seconds:.1f} s: the others take about {left}.")
         self.check(metrics)
         refresh = self.config.update.refresh_reference
@@ -273,7 +273,9 @@ class Run:
             curves([[self.folder]], self.folder / "curves.png")
             report(summary)
             if self.config.devices.merge_lora:
-                save_merged(summary["checkpoint"], self.state["source"], self.folder / "merged")
+                merged = self.folder / "merged"
+                save_merged(summary["checkpoint"], self.state["source"], merged)
+                print(f"the model with its adapters merged in: {merged}")
         return 0
 
 
@@ -285,7 +287,7 @@ def in_one_sentence(error, run_dir):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kinds = [  # (whether it is this one, what it means)
         (isinstance(error, torch.OutOfMemoryError),
-         f"out of memory ({' '.join(str(error).split())[:200]}): `--plan` shows what takes it."),
+         f"out of memory ({one_line(error)}): `--plan` shows what takes it."),
         (isinstance(error, OSError) and error.errno in CANNOT_WRITE,
          f"{CANNOT_WRITE.get(getattr(error, 'errno', None))}."),
         (isinstance(error, FloatingPointError),

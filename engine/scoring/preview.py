@@ -52,10 +52,13 @@ def preview(config, device, given):
 
 
 def show(reward, scores, texts, columns):
-    """Print the mean of a reward, and a completion with its best and with its worst value."""
+    """Print the mean of a reward, and a completion with its best and with its worst value; only one
+    if all values are equal."""
     print(f"\n{reward.name}, weight {reward.weight:g}: mean {scores.mean():.3f}, "
           f"from {scores.min():g} to {scores.max():g}, {(scores > 0).float().mean():.0%} above 0")
-    for label, i in [("best", scores.argmax().item()), ("worst", scores.argmin().item())]:
+    best, worst = scores.argmax().item(), scores.argmin().item()
+    examples = [("best", best), ("worst", worst)]
+    for label, i in examples if scores[best] > scores[worst] else [("for example", best)]:
         print(f"  {label}, {scores[i]:g}: {columns['question'][i]!r:.150} "
               f"(gold answer: {columns['answer'][i].splitlines()[-1]!r:.60})")
         print(f"    {texts[i]!r:.400}")

@@ -144,6 +144,9 @@ def values_of(reward, texts, columns):
     """
     try:
         returned = reward.function(list(texts), **copy.deepcopy(columns))
+        if not hasattr(returned, "__iter__"):
+            raise TypeError(
+                f"it returned {returned!r:.80}, a list of {len(texts)} numbers is needed")
         values = [float(value) for value in returned]  # of a list, or an array of numpy or torch
     except (Exception, SystemExit, Hung) as error:
         return None, error
@@ -161,28 +164,28 @@ def values_of(reward, texts, columns):
     return values, None
 
 
-def one_by_one(reward, texts, columns):
-    """Call a reward once more, for each completion by itself: it has failed on all at once. Returns
-    (values, errors).
+def one_by_one(reward, texts, columns, first):
+    """Call a reward once more, for each completion by itself: it has failed on all at once, with
+    the error `first`. Returns the values.
 
     A completion on which it fails has the value None. Raises UserError if it fails on all of
     several completions, or hangs on some for longer than PATIENCE.
     """
-    values, errors, lost = [], [], 0.0
+    values, lost = [], 0.0
     for i, text in enumerate(texts):
         start = time.monotonic()
         value, error = values_of(reward, [text], {name: [x[i]] for name, x in columns.items()})
         values += value or [None]
         if error:
-            errors.append(one_line(error))
             lost += time.monotonic() - start
-        if len(errors) == i + 1 == len(texts) > 1 or len(errors) > 2 and lost > PATIENCE:
+        failed = values.count(None)
+        if failed == i + 1 == len(texts) > 1 or failed > 2 and lost > PATIENCE:
             raise UserError(
-                f"the reward {reward.name} failed on {len(errors)} of {i + 1} completions: "
-                f"{errors[0]}. It is called with completions and the columns {', '.join(columns)}, "
-                "by name."
+                f"the reward {reward.name} failed on {failed} of {i + 1} completions: "
+                f"{one_line(first)}. It is called with completions and the columns "
+                f"{', '.join(columns)}, by name."
             )
-    return values, errors
+    return values
 
 
 def score(chosen, texts, columns):
@@ -201,13 +204,14 @@ def score(chosen, texts, columns):
     for reward in chosen:
         values, error = values_of(reward, texts, columns)
         if error:
-            values, errors = one_by_one(reward, texts, columns)
+            values = one_by_one(reward, texts, columns, error)
             lowest = min([0.0, *(value for value in values if value is not None)])
+            failed = values.count(None)
             values = [lowest if value is None else value for value in values]
-            failures += len(errors)
+            failures += failed
             tqdm.write(
                 f"the reward {reward.name} failed ({one_line(error)}) and was called again, for "
-                f"each completion by itself. It failed on {len(errors)} of {len(texts)}, which get "
+                f"each completion by itself. It failed on {failed} of {len(texts)}, which get "
                 f"the lowest value, {lowest:g}."
             )
         scores[reward.name] = torch.tensor(values, dtype=torch.float32)

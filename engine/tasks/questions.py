@@ -8,6 +8,7 @@ for the model: "<think>", or "").
 import functools
 import hashlib
 import json
+import math
 import random
 from itertools import islice
 from pathlib import Path
@@ -152,7 +153,12 @@ def base_model(model, dataset, earlier=None):
 
 
 def plain(value):
-    """A question or an answer as text; 27.0 becomes "27", and None becomes ""."""
+    """A question or an answer as text; 27.0 becomes "27", and None becomes "".
+
+    Raises ValueError for a list, an object, NaN and infinity: no answer could be right.
+    """
+    if isinstance(value, (list, dict)) or value in (math.inf, -math.inf) or value != value:
+        raise ValueError(f"{value!r:.80} is neither a text nor a number")
     value = int(value) if isinstance(value, float) and value.is_integer() else value
     return "" if value is None else str(value)
 
@@ -180,7 +186,7 @@ def read_jsonl(path, reserved=("prompt", "completions")):
             json.dumps(row, ensure_ascii=False).encode()
             if not row["question"].strip() or not row["answer"].strip():
                 raise ValueError("the question or the answer is missing or empty")
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}: each line must be a JSON object in UTF-8 with the columns "
                 f"'question' (or 'problem') and 'answer' ({one_line(error)})."

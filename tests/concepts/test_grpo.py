@@ -212,9 +212,11 @@ def test_what_stands_on_the_padding_changes_nothing(junk):
 
 
 def test_the_eos_is_trained_and_nothing_behind_it():
-    """The EOS is the last token of each completion. Without it the policy never learns to stop."""
+    """The EOS is the last token of each completion. Without it the policy never learns to stop.
+
+    A < 0 and all ratios are above 0.01, so nothing is clipped."""
     gradient = torch.autograd.grad(
-        grpo_loss(LOGP, OLD, torch.ones(6), MASK, clip_low=9.0)[0], LOGP)[0]
+        grpo_loss(LOGP, OLD, -torch.ones(6), MASK, clip_low=0.99)[0], LOGP)[0]
     assert torch.equal(gradient != 0, MASK)
 
 

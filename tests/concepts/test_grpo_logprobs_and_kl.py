@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from grpo import kl_k1, kl_k2, kl_k3, token_entropies, token_logprobs
-from tests.examples import F64, kl_of, numeric_gradient, seeded
+from tests.examples import F64, TinyPolicy, kl_of, numeric_gradient, seeded
 
 # --- log-probabilities ----------------------------------------------------------------------------
 
@@ -130,6 +130,20 @@ def test_k1_as_a_loss_teaches_nothing_and_k2_and_k3_pull_towards_the_reference(e
     values = estimator(theta.log_softmax(0), OTHER.log_softmax(0))
     (gradient,) = torch.autograd.grad((THETA.softmax(0) * values).sum(), theta)
     torch.testing.assert_close(gradient, numeric_gradient(kl, THETA), rtol=0, atol=1e-6)
+
+
+def test_k1_as_a_loss_pushes_the_length_if_each_completion_counts_1_over_its_length():
+    """E_π[Σ_t ∇k1 / |o|] = E_π[∇log π(o) / |o|] = ∇E_π[1/|o|], wherever the reference is. With a
+    constant in place of |o| it is ∇1 = 0."""
+    theta = TinyPolicy.table(14).requires_grad_()
+    logp, ref = TinyPolicy.logp(theta), TinyPolicy.logp(TinyPolicy.table(15))
+    chance, lengths = TinyPolicy.probabilities(theta), torch.tensor(TinyPolicy.LENGTHS)
+    sums = kl_k1(logp, ref).masked_fill(~TinyPolicy.MASK, 0.0).sum(1)
+    for divisor, pushes in ((lengths, True), (torch.full_like(lengths, 3), False)):
+        (step,) = torch.autograd.grad((chance.detach() / divisor) @ sums, theta, retain_graph=True)
+        (slope,) = torch.autograd.grad((chance / divisor).sum(), theta, retain_graph=True)
+        torch.testing.assert_close(step, slope, rtol=0, atol=1e-9)
+        assert (step.norm() > 0.05) == pushes
 
 
 # --- KL estimators: properties --------------------------------------------------------------------

@@ -41,6 +41,18 @@ def test_the_ends_of_icepop_are_inside():
     torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 5.0, 0.0]], dtype=F64))
 
 
+def test_with_a_lower_end_a_cap_of_1_leaves_out_tokens_on_which_both_agree_but_for_rounding():
+    """Without one it only bounds. So --importance_low needs an --importance_cap above 1."""
+    rounded = torch.tensor([[-1e-7, 0.0, 1e-7]], dtype=F64)  # log π_old − log π_sampler
+    other, mask = torch.zeros(1, 3, dtype=F64), torch.ones(1, 3)
+    options = [{"cap": 1.0}, {"cap": 1.001, "low": 0.5}, {"cap": 1.0, "low": 0.5}]
+    expected = [[1.0, 1, 1], [1, 1, 1], [1, 1, 0]]
+    for option, weights in zip(options, expected):
+        found = truncated_importance_weights(rounded, other, mask, **option)
+        torch.testing.assert_close(
+            found, torch.tensor([weights], dtype=F64), rtol=0, atol=1e-6)
+
+
 # --- the expectation over eight outcomes ----------------------------------------------------------
 
 OLD, SAMPLED = (torch.randn(8, generator=seeded(seed)).log_softmax(-1) for seed in (1, 2))

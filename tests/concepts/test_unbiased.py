@@ -1,13 +1,16 @@
 """What unbiased pruning promises: k completions of each question, and GRPO's gradient on average.
 
-The order: the chances, the expectation by enumeration, and rows at the edge.
+The order: the chances, the expectation by enumeration, of one question and of two in one batch,
+and rows at the edge.
 """
+
+from itertools import combinations_with_replacement
 
 import pytest
 import torch
 
 from family.unbiased import chances, draw, weighed
-from grpo import group_advantages
+from grpo import group_advantages, sequence_mean_weights
 from tests.examples import F64, seeded
 
 RIGHT = torch.tensor([[1], [5], [8], [15]])  # how many of 16 are right
@@ -65,7 +68,61 @@ def test_cppos_choice_is_biased():
     assert ((mean - RANDOM @ F / 16).norm(dim=1) > 0.1).all()
 
 
-def test_a_row_with_few_that_may_be_kept_keeps_only_these():
-    p = chances(torch.tensor([[0.0, 2, 0, 1]], dtype=F64), 3)
-    assert p.tolist() == [[0.0, 1.0, 0.0, 1.0]]
-    assert draw(p, torch.tensor([[0.3]])).tolist() == [[False, True, False, True]]
+# --- two questions in one batch, whose loss divides by the number of all kept completions ---
+
+# of four completions 4, 3, 2 and 0 have an advantage other than 0
+FOUR, THREE = [0, 0.1, 0.3, 1], [0, 0, 0.75, 0.25]
+TWO, NONE = [0, 0.5, 0.5, 1], [1, 1, 1, 1]
+PAIRS = list(combinations_with_replacement([FOUR, THREE, TWO, NONE], 2))
+
+
+def expected_coefficients(A, k, allowed):
+    """(Q·G,): what each completion's mean over its tokens counts in the loss, over all draws.
+
+    The draws of two questions are independent. As in a step, kept completions that are not allowed
+    are left out, and the loss divides by the number of the others.
+    """
+    p = chances(A.abs(), k, allowed=allowed)
+    counts, expected = weighed(A, p).flatten(), torch.zeros(A.numel(), dtype=F64)
+    for width, first in every_draw(p[0]):
+        for other_width, second in every_draw(p[1]):
+            rows = (torch.cat([first, second]) & allowed.flatten()).nonzero()[:, 0]
+            weights = sequence_mean_weights(torch.ones(len(rows), 3)).sum(1).to(F64)
+            expected[rows] += width * other_width * weights * counts[rows]
+    return expected
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("rewards", PAIRS, ids=str)
+def test_two_questions_have_grpos_coefficients_on_average(rewards, k):
+    """GRPO counts each completion A / (2·4), whatever the other question looks like."""
+    A = group_advantages(torch.tensor(rewards, dtype=F64))
+    expected = expected_coefficients(A, k, torch.ones(2, 4).bool())
+    torch.testing.assert_close(expected, A.flatten() / 8, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("rewards", PAIRS, ids=str)
+def test_if_some_may_not_be_trained_on_the_coefficients_are_grpos_times_one_number(rewards, k):
+    """GRPO trains on 5 completions here, and counts each A / 5. One question has fewer than k."""
+    A = group_advantages(torch.tensor(rewards, dtype=F64))
+    allowed = torch.tensor([[True, False, False, False], [True] * 4])
+    expected = expected_coefficients(A, k, allowed)
+    kept = 1 + k  # of the first question 1, however many places it has
+    number = k / 4 * 5 / kept
+    grpos = torch.where(allowed, A, 0.0).flatten() / 5
+    torch.testing.assert_close(expected, number * grpos, rtol=1e-6, atol=1e-9)
+
+
+# --- rows at the edge ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_places_that_are_left_are_shared_by_those_without_a_score_then_by_those_not_allowed(dtype):
+    scores = torch.tensor([[0, 2, 0, 1]] * 3, dtype=dtype)
+    allowed = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 0]]).bool()
+    p = chances(scores, 3, allowed=allowed)
+    third = 2 / 3
+    expected = [[0.5, 1, 0.5, 1], [0, 1, 1, 1], [third, 1, third, third]]
+    torch.testing.assert_close(p, torch.tensor(expected, dtype=dtype))
+    assert draw(p, torch.tensor([[0.3]] * 3)).sum(1).tolist() == [3, 3, 3]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import train
-from engine.base.errors import UserError
+from engine.base.errors import UserError, one_line
 from engine.run.config import Config, check, notes_of
 from engine.run.options import flat, parse
 from engine.run.state import in_one_sentence
@@ -38,8 +38,9 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
-    "--importance_low 0.5",
-    "--importance_low 2 --importance_cap 2", "--algorithm sapo --clip_high 0.3",
+    "--importance_low 0.5", "--importance_low 0.5 --importance_cap 1.0",
+    "--importance_low 0.5 --importance_cap 0.9", "--importance_low 1 --importance_cap 5",
+    "--algorithm sapo --clip_high 0.3",
     "--algorithm rloo --max_rollouts 4",
 ]
 
@@ -94,6 +95,14 @@ def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_p
     assert re.search(words or "x$", str(found)) and (type(found) is UserError) == bool(words)
 
 
+def test_a_long_message_is_cut_between_two_words():
+    words = " ".join(f"https://example.org/{i}" for i in range(99))
+    cut = one_line(ValueError(f"no\nanswer {words}"))
+    assert cut.startswith("ValueError: no answer https://example.org/0 ") and len(cut) < 320
+    assert set(cut.split()[1:]) <= {"no", "answer", "…", *words.split()} and cut.endswith(" …")
+    assert one_line(ValueError("short")) == "ValueError: short"
+
+
 @pytest.mark.parametrize("words, option", [
     ("--devices 2", "--devices"), ("--reward_timeout 5", "--reward_timeout"),
     ("--mu 1 --minibatches 1 --clip_high 0.28", "--clip_high"),
@@ -108,7 +117,8 @@ def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_p
         "--eval_questions 5", "--steps 9 --refresh_reference 5",
         "--algorithm grpo --allocation true", "--algorithm grpo --keep all", "--algorithm gfpo",
         "--algorithm sapo", "--algorithm cispo --max_rollouts 4 --clip_high 2", "--algorithm rloo",
-        "--importance_low 0.5 --importance_cap 5", "--algorithm ppo --beta 0",
+        "--importance_low 0.5 --importance_cap 5", "--importance_cap 1.0",
+        "--algorithm ppo --beta 0",
         "--model . --plan --system_prompt think --dataset gsm8k",
     ]),
 ])  # fmt: skip

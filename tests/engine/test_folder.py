@@ -15,7 +15,7 @@ from engine.base.errors import UserError
 from engine.model.folders import checkpoints
 from engine.model.loading import load_model
 from engine.run.config import open_run
-from engine.run.folder import alone
+from engine.run.folder import alone, run_folder
 from tests.engine.test_ranks import ROOT, torchrun
 
 BRIEF = [
@@ -76,6 +76,20 @@ def test_a_file_system_without_locks_does_not_keep_a_run_from_its_work(
 
 
 # --- whose a folder is ---
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"{name} of the run cannot be made .*--output_dir"):
+        train.main(["--output_dir", str(tmp_path / name)])
+
+
+def test_a_run_without_output_dir_takes_the_first_free_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/toy-cppo-2").mkdir(parents=True)
+    found = [run_folder(None, "toy-cppo") for _ in range(2)]
+    assert found == ["runs/toy-cppo-1", "runs/toy-cppo-3"]
 
 
 @pytest.mark.parametrize("name", [

@@ -124,6 +124,15 @@ def test_a_name_that_looks_like_a_folder_is_not_looked_for_on_the_hub(name, tmp_
         resolve_model(name)
 
 
+def test_a_file_is_not_taken_for_a_folder_or_a_name_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folders, "ask_hub", lambda *_: pytest.fail("the hub was asked"))
+    (tmp_path / "weights").touch()
+    for name in ("weights", "./weights", str(tmp_path / "weights")):
+        with pytest.raises(UserError, match=f"{name} is a file: name the folder"):
+            resolve_model(name)
+
+
 @pytest.mark.parametrize("error, offline", [
     (None, False), (HfHubHTTPError, False), (ConnectionError, True),
 ])

@@ -47,7 +47,7 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loade
     assert not torch.allclose(policy.logprobs(batch), base)  # the adapter is on again
 
 
-def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
+def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path, capsys):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
     argv = [
         "--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir",
@@ -56,6 +56,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path):
     ]
     for more in (["--steps", "2"], ["--steps", "3", "--resume", "--merge_lora"]):
         assert main([*argv, *more]) == 0
+    assert f"merged in: {tmp_path}/run/merged\n" in capsys.readouterr().out
     folder = tmp_path / "run/checkpoint-000003"
     assert (folder / "adapter_model.safetensors").exists()
     assert not (folder / "model.safetensors").exists()

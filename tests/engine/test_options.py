@@ -109,6 +109,15 @@ def test_a_number_outside_its_limits_is_refused(word, fits):
         parse(Outer, [word])
 
 
+@pytest.mark.parametrize("word, cure", [
+    ("--no-allocation", "write --allocation false"), ("--no_resume=1", "write --resume false"),
+    ("--no-limit", "`--help` lists"),  # it is no switch
+])
+def test_a_switch_is_not_said_to_be_its_opposite(word, cure):
+    with pytest.raises(UserError, match=cure):
+        parse(Config, [word])
+
+
 def test_help_lists_every_option_with_its_line(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse(Config, ["--help"])

@@ -45,19 +45,36 @@ def test_a_file_gets_a_line_a_minute_and_no_bar(capsys):
     assert capsys.readouterr() == (lines, "")
 
 
+def test_the_last_line_of_a_run_stands_once_in_a_file(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "IN_A_FILE", progress.IN_A_FILE | {"mininterval": 0, "delay": 0})
+    words = ["--model", small, "--group_size", "4", "--questions_per_step", "1", "--steps", "2",
+             "--max_new_tokens", "9", "--eval_questions", "1", "--output_dir", str(tmp_path / "a")]
+    train.main(words)
+    bar = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cppo")]
+    assert bar[-1].endswith(": 2 of 2 steps") and bar.count(bar[-1]) == 1 < len(bar)
+
+
+@pytest.mark.parametrize("seconds, words", [
+    (0.3, "0 s"), (59.4, "59 s"), (60, "1 min"), (719, "12 min"), (3599, "1 h 0 min"),
+    (4810, "1 h 20 min"), (86400, "24 h 0 min"),
+])
+def test_a_duration_has_its_unit(seconds, words):
+    assert progress.duration(seconds) == words
+
+
 @pytest.mark.parametrize("name, words", [
     ("grpo", "2 questions × 16 completions = 32 sampled, at most 96 tokens each; trained on: all "
              "of them."),
-    ("cppo", "8 questions × 16 completions = 128 sampled, at most 96 tokens each; trained on: 32, "
-             "k = 4 of each 16."),
+    ("cppo", "8 questions (after allocation; before: 2 per device) × 16 completions = 128 sampled, "
+             "at most 96 tokens each; trained on: 32, k = 4 of each 16."),
     ("dapo", "32 sampled, up to 4 times, at most 96"),
     ("gfpo_adaptive", "trained on: at most 16, k = 8 of each 16."),
 ])  # fmt: skip
 def test_one_line_says_what_a_step_is(name, words):
     algorithm = resolve(name, questions_per_step=2)
-    line = metrics.describe_step(algorithm, 96, algorithm.questions_per_step, 512)
+    line = metrics.describe_step(algorithm, 96, 2, algorithm.questions_per_step, 512)
     assert words in line and "512 questions" in line
-    assert "Evaluated: nothing" in metrics.describe_step(algorithm, 96, 2, 0)
+    assert "Evaluated: nothing" in metrics.describe_step(algorithm, 96, 2, 2, 0)
 
 
 def test_a_run_says_what_it_will_do_and_after_its_first_step_how_long_it_will_take(
@@ -78,8 +95,9 @@ def test_a_run_says_what_it_will_do_and_after_its_first_step_how_long_it_will_ta
     assert train.main(words) == 0
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
-    assert "4 questions × 8 completions = 32 sampled" in lines[0] and "2 questions, b" in lines[0]
-    assert lines[1] == "step 1 took 3000.0 s: the others take about 1:40:00." and shown.err == ""
+    assert "4 questions (after allocation; before: 1 per device) × 8 completions = 32" in lines[0]
+    assert "2 questions, b" in lines[0]
+    assert lines[1] == "step 1 took 3000.0 s: the others take about 1 h 40 min." and shown.err == ""
     assert {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
             ("update", 1, 1, "micro-batches"), ("saving",)} <= set(said)
 

@@ -73,7 +73,11 @@ def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer
     ('{"question": "a", "answer": ' + "1" * 5000 + "}", "line 1"),
     ('{"question": "a \\ud800", "answer": "1"}', "line 1"),
     ('{"question": "a", "answer": "1", "\\udc00": "b"}', "line 1"),
-], ids=range(15))
+    ('{"question": "a", "answer": "1"}\n' + "[" * 10**5 + "]" * 10**5, "line 2.*RecursionError"),
+    *(('{"question": "a", "answer": ' + answer + "}", "line 1.* is neither a text nor a number")
+      for answer in ("[1, 2]", '{"a": 1}', "NaN", "-Infinity")),
+    ('{"question": ["a"], "answer": "1"}', "line 1.* is neither a text nor a number"),
+], ids=range(21))
 def test_a_broken_file_is_named_with_the_line(file, content, line):
     with pytest.raises(UserError, match=line) as error:
         check_dataset(file(content))

@@ -149,9 +149,9 @@ async def asks(completions, **columns):
 
 @pytest.mark.parametrize("returned, words", [
     ([], "returned 0 values for 2"), ([1.0] * 3, "returned 3 values for 2"),
-    (None, "failed on 2 of 2.*NoneType"),
+    (None, "failed on 2 of 2.* it returned None, a list of 2 numbers is needed"),
     pytest.param(asks([]), "failed on 2 of 2.*coroutine", id="async"),
-    ({"a": 1.0, "b": 2.0}, "failed on 2 of 2.*'a'"), (1.0, "failed on 2 of 2.*float"),
+    ({"a": 1.0, "b": 2.0}, "failed on 2 of 2.*'a'"), (1.0, "failed on 2 of 2.* it returned 1.0, "),
     ([1.0, float("nan")], "returned nan for the completion 'bcd'"),
     ([-float("inf"), 1.0], "returned -inf for the completion 'a'"),
 ], ids=str)
@@ -360,7 +360,8 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     assert f"\n{toy.question(0)['question']}\n" in said
     assert "4 questions × 4 completions, at most 48 tokens" in said
     assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
-    assert said.count("  best, ") == said.count("  worst, ") == said.count("gold answer") / 2 == 2
+    shown = [said.count(f"  {label}, ") for label in ("best", "worst", "for example")]
+    assert shown in ([2, 2, 0], [1, 1, 1]) and said.count("gold answer") == sum(shown)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
     main([*words, "--questions_per_step", "2", "--max_new_tokens", "5"])
     assert "2 questions × 4 completions, at most 5 tokens" in capsys.readouterr().out
@@ -376,3 +377,6 @@ def test_check_rewards_shows_the_best_and_the_worst_completion(capsys):
         "  best, 3: 'q' (gold answer: '2')", "    'bbb'",
         "  worst, -1: 'r' (gold answer: '3')", "    ''",
     ]
+    preview.show(reward, torch.zeros(3), ["aa", "bbb", ""], columns)  # none is better
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "  for example, 0: 'p' (gold answer: '1')", "    'aa'"]

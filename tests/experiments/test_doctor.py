@@ -295,6 +295,17 @@ def test_train_says_the_same_at_its_end_also_if_it_stops(words, what, found, cap
     assert capsys.readouterr().out.splitlines()[-len(findings):] == findings
 
 
+def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, capsys):
+    logged(tmp_path, accuracy=[0.005] * 10, no_signal=[1.0] * 10)
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
+    doctor.main([str(tmp_path)])
+    said = capsys.readouterr().out
+    assert said.startswith("3 steps are too few to judge the accuracy: that takes 8. Only these ")
+    assert all(f"{x} 0 → 0" in said for x in ("reward_failures", "skipped_updates", "sampler_gap"))
+    assert "Nothing was found" not in said
+
+
 def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
     for words in ([], [str(tmp_path)], [str(tmp_path / "none")], ["--help"], ["a", "b"]):
         with pytest.raises(UserError, match="name the folder of a run"):

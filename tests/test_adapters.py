@@ -1,0 +1,61 @@
+"""conformance/adapters: an adapter renames and reshapes; it never computes, and says so."""
+
+import ast
+
+import pytest
+
+from tests.concepts.test_copying import ROOT
+
+ADAPTERS = sorted((ROOT / "conformance" / "adapters").glob("*.py"))
+ARITHMETIC = (ast.Div, ast.Pow, ast.MatMult, ast.Sub, ast.Mult)
+# numbers made of numbers: what an adapter must leave to the project
+COMPUTES = {"exp", "expm1", "log", "log1p", "sqrt", "softmax", "log_softmax", "logsumexp", "mean",
+            "std", "var", "clamp", "minimum", "maximum", "float", "double"}
+# GRPO-Zero makes the update itself: its gradient is hung on its loss, whose value stays
+ALLOWED = {"grpo_zero.py": {"leaf.grad * (logp - logp.detach())", "logp - logp.detach()"},
+           # NeMo RL takes float32 only
+           "nemo_rl.py": {"rewards.detach().flatten().float()"},
+           # how much padding is needed
+           "slime.py": {"T - len(row)"}, "trl.py": {"mask.shape[1] - max(lengths)"}}
+
+
+def computations(source):
+    """The pieces of a file that compute. A list may be repeated: [1] * n."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ARITHMETIC):
+            if not isinstance(node.left, ast.List):
+                yield ast.unparse(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in COMPUTES:
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+def test_an_adapter_computes_nothing(path):
+    found = set(computations(path.read_text(encoding="utf-8")))
+    assert found == ALLOWED.get(path.name, set())
+
+
+@pytest.mark.parametrize("line", [
+    "f(logits / temperature)", "r * mask", "(p - q).abs()", "(-kl).exp()", "std + 1 / eps",
+    "logits.float()"])
+def test_what_computes_is_seen(line):
+    assert list(computations(line))
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+def test_an_adapter_says_what_it_does_and_what_it_leaves_out(path):
+    says = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert "It only renames and reshapes: " in says and "Left out: " in says
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+def test_each_adapter_has_a_row_in_the_table(path):
+    page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    assert f"(`{path.stem}`)" in page
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+def test_a_switch_to_the_defaults_is_documented(path):
+    source = path.read_text(encoding="utf-8")
+    assert ('"DEFAULTS" in os.environ' in source) == ("DEFAULTS=1 in front" in source)

@@ -1,0 +1,469 @@
+"""What the pages and the docstrings tell a reader to type works: each command is given to the
+parser of its program, and each piece of Python is parsed and its calls are compared with the
+functions of the project. Nothing is trained here, so this also holds for commands that need a GPU.
+"""
+
+import ast
+import builtins
+import importlib
+import inspect
+import json
+import re
+import runpy
+import shlex
+import sys
+from argparse import ArgumentError, ArgumentParser
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+
+import eval as evaluation
+import train
+from algorithms import ALGORITHMS, KEEP
+from engine.base.errors import UserError
+from engine.base.files import own_function
+from engine.run.config import Config, check, notes_of
+from engine.run.options import flat, parse
+from engine.scoring.score import choose
+from engine.tasks.questions import check_dataset
+
+ROOT = Path(__file__).parents[1]
+START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
+# programs of others: only their files are looked at
+FOREIGN = {"bash", "cd", "cp", "done", "export", "for", "git", "head", "hf", "mkdir", "npx", "pip",
+           "scancel", "tensorboard", "trap", "wait"}  # fmt: skip
+FOREIGN_OPTIONS = {"--logdir", "--local-dir", "--no-deps", "--solutions", "--inplace"}
+FOREIGN_MODULES = {"verl.trainer.main_ppo"}
+# words that stand for something of the reader's, and what stands for them here
+PLACEHOLDERS = {
+    "S": "1", "questions.jsonl": "examples/my_dataset.jsonl",
+    **dict.fromkeys(["FILE.py:…", "FILE.py:FUNCTION", "runs/mine.py:keep"],
+                    "examples/my_rule.py:per_token"),
+}  # fmt: skip
+MINE = re.compile(r"(^|[/_])mine\b|^MINE|^FILE")  # a file of the reader's
+
+
+# --- where a reader finds something to type ---
+
+
+def docstrings(path):
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
+
+
+def text_of(path):
+    """What a reader reads in a file: a page whole; of a program its docstrings, of a notebook its
+    prose, of a recipe and a script their comments, of a workflow its steps."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return "\n\n".join(docstrings(path))
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        return "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    if path.suffix == ".yml":
+        return f"```yaml\n{text}```"
+    if path.suffix in (".yaml", ".sh"):
+        return "\n".join(line.replace("#", " ", 1) for line in text.splitlines() if line[:1] == "#")
+    return text
+
+
+PAGES = [ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "README.md", "README.zh.md")]
+PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("exercises/*.md")]
+FOLDERS = [".github", "conformance", "docs", "engine", "examples", "exercises", "experiments",
+           "family", "notebooks", "recipes", "tests"]  # fmt: skip
+FILES = [*PAGES, *ROOT.glob("*.py")] + [
+    path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*")
+    if path.suffix in (".py", ".ipynb", ".yaml", ".yml", ".sh") and "mine" not in path.parts]
+TEXTS = {str(path.relative_to(ROOT)): text_of(path) for path in sorted(FILES)}
+
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^    .*\n(?:\n(?=    ))?)+", re.MULTILINE)
+INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+PYTHON = re.compile(
+    r"(from [\w.]+ import |import \w|def \w|with .*:$|[A-Za-z_][\w, ]* = [\w.]+\()", re.ASCII
+)
+
+
+def lines_of(block):
+    """The lines of a block; a line that ends in a backslash and the next one are one line."""
+    return [line for line in re.sub(r"(?<=\S) *\\\n\s*", " ", block).splitlines() if line.strip()]
+
+
+def explained(line):
+    """A line without its explanation, which follows after two spaces or more."""
+    return re.sub(r"(?<=\S)\s{2,}(?!--)\S.*", "", line).rstrip()
+
+
+def commands_of(block):
+    """The commands of a block; none if no line begins like one. In a block with `$ ` the other
+    lines are what is printed. In a block without, every line must be a command or a comment; but
+    an explanation may go on in the next line, below its beginning."""
+    lines = lines_of(block)
+    if not any(re.match(START, line.strip()) for line in lines):
+        return []
+    base = min(len(line) - len(line.lstrip()) for line in lines)
+    lines = [line[base:] for line in lines]
+    if any(line.startswith("$ ") for line in lines):
+        lines = [line.strip() for line in lines if re.match(START, line.strip())]
+    lines = [line for line in lines if line[:9].strip() and line[0] != "#"]
+    return [explained(line.removeprefix("$ ")) for line in lines]
+
+
+def python_of(block):
+    """The Python of an indented block, with `...` for …; "" if it is none. A formula is no Python:
+    it has letters that are not ASCII."""
+    code = "\n".join(explained(line[4:]) for line in block.splitlines())
+    found = any(PYTHON.match(line) for line in code.splitlines())
+    code = code.replace("…", "...")
+    return code if found and code.isascii() and not commands_of(block) else ""
+
+
+def collect(text):
+    """(commands, options that stand alone, pieces of Python) of a text."""
+    commands, options, code = [], [], []
+    for language, block in FENCED.findall(text):
+        if language == "python":
+            code.append(block)
+        elif language == "yaml":
+            for job in yaml.safe_load(block).get("jobs", {}).values():
+                commands += [step["run"] for step in job["steps"] if "run" in step]
+        else:
+            commands += commands_of(block)
+    text = FENCED.sub("", text) + "\n"
+    for block in INDENTED.findall(text):
+        commands += commands_of(block)
+        code += [python_of(block)] * bool(python_of(block))
+    for words in INLINE.findall(INDENTED.sub("", text)):
+        words = " ".join(words.split())
+        if re.fullmatch(r"python (-m )?\S+", words):  # names a program, perhaps without its words
+            commands.append(f"{words} …")
+        elif re.match(START, words):
+            commands.append(words)
+        elif re.match(r"[\w/]+\.py -", words):
+            commands.append(f"python {words}")
+        elif re.match("--[a-z]", words):
+            options.append(words)
+    return commands, options, code
+
+
+COLLECTED = {name: collect(text) for name, text in TEXTS.items()}
+COMMANDS, OPTIONS, CODE = (  # {what is typed: the last file that says it}
+    {item: name for name, found in COLLECTED.items() for item in found[kind]} for kind in range(3)
+)
+
+
+# --- commands ---
+
+
+class Found(Exception):
+    """Carries the parser of a program."""
+
+
+def stop(parser, *words, **options):
+    raise Found(parser)
+
+
+@cache
+def parser_of(program):
+    """The parser of a program: the one that its `main` asks first. None if it has none."""
+    source = (ROOT / program).read_text(encoding="utf-8")
+    assert "\ndef main(" in source, f"{program} is no program"
+    if not re.search(r"ArgumentParser\(|= (parse|open_run)\(", source):
+        return None
+    module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
+    with patch.object(ArgumentParser, "parse_known_args", stop):
+        try:
+            module.main([])
+        except Found as found:
+            return found.args[0]
+
+
+def check_train(words):
+    """A run with these options would begin, and each of them has an effect."""
+    config = parse(Config, words)
+    if not config.run.resume:  # there is no such run here
+        useless = [note for note in notes_of(*check(config)) if "no effect" in note]
+        assert not useless, useless[0]
+
+
+# options that name a row of a table of their program
+ROWS = {
+    "experiments/generation.py": ("models", lambda module: module.NAMES),
+    "experiments/plan.py": ("cases", lambda module: module.CASES),
+    "experiments/real.py": ("methods", lambda module: {**module.METHODS, **module.SECOND}),
+    "experiments/reproduce.py": ("table", lambda module: {**module.TABLES, "all": None}),
+}
+
+
+def check_program(program, words):
+    """The words of a command line, as the program reads them. … stands for words left out."""
+    whole, words = "…" not in words, [word for word in words if word != "…"]
+    if program == "train.py":
+        check_train(words)
+    elif program == "eval.py":
+        evaluation.check(parse(evaluation.Config, words))
+    elif program.startswith("examples/my_"):  # adds rows to the table, and calls train.main
+        with patch.object(train, "main", check_train), patch.object(sys, "argv", ["", *words]):
+            with patch.dict(ALGORITHMS):
+                runpy.run_path(program, run_name="__main__")
+    elif parser_of(program) is None:
+        assert not [word for word in words if word[0] == "-"], f"{program} takes no options"
+    elif whole or words:
+        options = vars(parser_of(program).parse_args(words))
+        if program in ROWS:
+            name, table = ROWS[program]
+            given = options[name] if isinstance(options[name], list) else [options[name]]
+            rows = table(importlib.import_module(program[:-3].replace("/", ".")))
+            assert set(given) <= {None, *rows}, f"{program} --{name}: {given}"
+
+
+def check_files(words):
+    """What looks like a file of the project is one."""
+    for word in words:
+        name = word.split("=")[-1].split(":")[0]
+        if re.match(rf"({'|'.join(FOLDERS)})/", name) or re.search(r"\.(py|sh|txt|yaml)$", name):
+            assert MINE.search(name) or any(ROOT.glob(name)), f"{name} does not exist"
+
+
+def split(line):
+    """The words of each command of a line: `python train.py | head -1` has two."""
+    line = re.sub(r"\$(\(+[^()]*\)+|\w+)", "1", line)
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
+    lexer.whitespace_split = True
+    commands = [[]]
+    for word in lexer:
+        if word and set(word) <= set("|&;"):
+            commands.append([])
+        elif word not in ("do", "srun"):
+            commands[-1].append(PLACEHOLDERS.get(word, word))
+    return [words for words in commands if words]
+
+
+def check_command(line, pytest_parser):
+    for first, *words in split(line):
+        check_files(words)
+        if first == "torchrun":
+            named = any(word.endswith(".py") for word in words)
+            options = get_args_parser().parse_args(words if named else [*words, "train.py", "…"])
+            check_program(options.training_script, options.training_script_args)
+        elif words[:1] == ["-c"]:
+            exec(words[1], {}) if first == "python" else check_command(words[1], pytest_parser)
+        elif first == "python" and words[0] == "-m":
+            if words[1] not in FOREIGN_MODULES:
+                name = words[1].replace(".", "/")
+                file = f"{name}/__main__.py" if Path(name).is_dir() else f"{name}.py"
+                check_program(file, words[2:])
+        elif first == "python":
+            check_program(words[0], words[1:])
+        elif first == "pytest":
+            unknown = pytest_parser.parse_known_and_unknown_args(words)[1]
+            assert not unknown, f"pytest does not know {unknown}"
+        else:
+            assert first in FOREIGN or Path(first).is_file(), f"{first} is no command"
+
+
+def problem(check, *arguments):
+    """What is wrong, in one sentence; "" if nothing is."""
+    try:
+        check(*arguments)
+    except SystemExit as end:
+        return f"exit code {end.code}" if end.code else ""
+    except (ArgumentError, AssertionError, AttributeError, OSError, SyntaxError, TypeError,
+            UserError, ValueError) as error:  # fmt: skip
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return ""
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_works(line, pytestconfig):
+    why = problem(check_command, line, pytestconfig._parser)
+    assert not why, COMMANDS[line]
+
+
+# --- options that stand alone in the text ---
+
+
+@cache
+def parsers_of():
+    """{option: parsers that know it} of all programs, and of torchrun."""
+    files = [Path(p) for p in ("train.py", "eval.py", "conformance/__main__.py")]
+    files += [path for path in Path().glob("ex*/*.py") if "\ndef main(" in path.read_text()]
+    parsers, known = [parser_of(str(path)) for path in files], {}
+    for parser in [*filter(None, parsers), get_args_parser()]:
+        for option in parser._option_string_actions:
+            known.setdefault(option, []).append(parser)
+    return known
+
+
+def check_options(line):
+    [words] = split(line)
+    check_files(words)
+    if all(word.startswith("--") for word in words):
+        assert {*words} <= {*parsers_of()}, f"{line}: no program has it"
+    elif words[0][2:] in flat(Config()):
+        options = parse(Config, words).options
+        assert options.algorithm in {*ALGORITHMS, "NAME"}, f"{line}: there is no such row"
+        if options.keep not in {None, *KEEP}:
+            own_function(options.keep, "--keep")
+        choose([word for word in options.rewards or () if word != "NAME:WEIGHT"])
+        check_dataset(options.dataset)
+    else:  # a parser may need a file, too
+        parsers = parsers_of().get(words[0], ())
+        taken = [parser for parser in parsers for more in ([], ["x"])
+                 if not problem(parser.parse_args, [*words, *more])]  # fmt: skip
+        assert taken, f"{line}: no program takes it"
+
+
+@pytest.mark.parametrize("line", OPTIONS)
+def test_an_option_is_that_of_a_program(line):
+    assert not problem(check_options, line), OPTIONS[line]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_option_in_a_text_exists(name):
+    options = re.findall(r"(?<![\w-])--[a-z][\w-]*", FENCED.sub("", TEXTS[name]))
+    assert {*options} <= {*parsers_of()} | FOREIGN_OPTIONS
+
+
+# --- Python ---
+
+
+@cache
+def functions():
+    """{name: function or class} of the ground floor, and the family's."""
+    files = [path for path in Path().glob("*.py")] + [*Path().glob("family/*.py")]
+    modules = [importlib.import_module(str(path)[:-3].replace("/", ".")) for path in files]
+    return {name: value for module in modules for name, value in vars(module).items()
+            if callable(value)}
+
+
+def names_in(tree):
+    """What a piece of code defines, imports or assigns, at any depth."""
+    nodes = list(ast.walk(tree))
+    names = {getattr(node, "name", None) for node in nodes}
+    return names | {node.id for node in nodes if isinstance(getattr(node, "ctx", 0), ast.Store)
+                    and isinstance(node, ast.Name)}
+
+
+def check_python(code):
+    """It is Python; what it imports from the project is there; its calls fit the functions."""
+    tree = ast.parse(code)
+    own = names_in(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            file = Path(f"{node.module.replace('.', '/')}.py")
+            there = names_in(ast.parse(file.read_text())) if file.is_file() else own
+            missing = {alias.name for alias in node.names} - there
+            assert not missing, f"{file} has no {missing}"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name, arguments = node.func.id, {word.arg: None for word in node.keywords}
+            assert name in {*own, *functions(), *vars(builtins)}, f"there is no {name}"
+            if name in functions() and "..." not in ast.unparse(node):
+                inspect.signature(functions()[name]).bind(*node.args, **arguments)
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_python_fits_the_functions(code):
+    assert not problem(check_python, code), CODE[code]
+
+
+# --- this file finds what is wrong ---
+
+
+def test_the_texts_hold_what_a_reader_types():
+    commands, _, code = ({name for name, found in COLLECTED.items() if found[i]} for i in range(3))
+    assert len(COMMANDS) > 120 and len(OPTIONS) > 100 and len(CODE) >= 7
+    assert {"README.md", "docs/zh/gpus.md", "examples/cppo_in_verl.py", "eval.py", "AGENTS.md",
+            "recipes/math_7b_cppo.yaml", "examples/test_in.sh"} <= commands  # fmt: skip
+    assert {"README.md", "docs/conformance.md", "examples/cppo_in_trl.py", "cppo.py"} <= code
+
+
+WRONG = {  # command: a part of what is said about it
+    "python train.py --no_such_option": "unknown option --no_such_option",
+    "python train.py --algorithm grppo": "unknown algorithm 'grppo'",
+    "python train.py --keep examples/my_rule.py:nothing": "has no function 'nothing'",
+    "python train.py --group_size 1.5": "invalid int value",
+    "python train.py --dataset gsm8k": "the toy's model knows no letters",
+    "python train.py --mu 1 --minibatches 1 --clip_low 0.1": "--clip_low has no effect",
+    "python train.py --recipe recipes/no.yaml": "recipes/no.yaml does not exist",
+    "python train.py --dataset examples/no.jsonl": "examples/no.jsonl does not exist",
+    "python train.py --keep 'a": "No closing quotation",
+    "python trian.py": "trian.py does not exist",
+    "cd x && python train.py --no": "unknown option --no",
+    "for s in 1 2; do python train.py --sed $s; done": "did you mean --seed?",
+    "bash -c 'python train.py --no'": "unknown option --no",
+    "torchrun --nproc-per-node train.py": "exit code 2",
+    "torchrun --nproc-per-node 2 train.py --lr x": "invalid float value",
+    "torchrun examples/my_loss.py --algorithm minus": "exit code 2",
+    "python eval.py --benchmark gsm9k": "unknown data set 'gsm9k'",
+    "python experiments/reproduce.py --table 7": "--table: ['7']",
+    "python experiments/plot.py --y loss runs/x": "exit code 2",
+    "python experiments/rules.py": "is no program",
+    "python nano.py --steps 3": "takes no options",
+    "python -m conformance": "exit code 2",
+    "python -m engine.nothing": "engine/nothing.py",
+    "python -c 'import grpo; grpo.nothing'": "no attribute 'nothing'",
+    "pip install -r nothing.txt": "nothing.txt does not exist",
+    "pytest tests/test_nothing.py": "tests/test_nothing.py does not exist",
+    "pytest --solution exercises/mine": "pytest does not know ['--solution']",
+    "bash examples/nothing.sh": "examples/nothing.sh does not exist",
+    "at a failure": "at is no command",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_command_is_found(line, pytestconfig):
+    assert WRONG[line] in problem(check_command, line, pytestconfig._parser)
+
+
+@pytest.mark.parametrize("line", [
+    "--no_such_option", "--rewards nothing", "--mu 0.5", "--algorithm no", "--keep no",
+    "--dataset no", "--tables 3", "--seeds two", "--rdzv-konf is_host=1"])  # fmt: skip
+def test_a_wrong_option_is_found(line):
+    assert problem(check_options, line)
+
+
+@pytest.mark.parametrize("code", [
+    "from grpo import nothing", "def f(:", "A = no_such_function(rewards)",
+    "kept = prune(advantages)", "loss, stats = grpo_loss(logp, old_logp, A, mask, betta=0.0)",
+    "from a import B c = B(model,\nConfig(x=1, ...))"])  # fmt: skip
+def test_wrong_python_is_found(code):
+    assert problem(check_python, code)
+
+
+def test_a_broken_block_is_found():
+    """As a re-flow of lines breaks it: the continuation and the explanation become lines."""
+    text = """A trainer:
+
+    export A=1 B=.                      # registers the
+                                        trainer
+    python train.py --steps 1
+    \\
+        --seed 2 \\
+        --lr 1e-5
+    --mu 2
+
+In code:
+
+    from grpo import grpo_loss loss, stats = grpo_loss(logp,
+    old_logp)
+
+And:
+
+    python train.py --steps 1      what it does, which
+    is much
+    """
+    commands, _, code = collect(text)
+    assert commands == ["export A=1 B=.", "python train.py --steps 1", "\\",
+                        "    --seed 2 --lr 1e-5", "--mu 2", "python train.py --steps 1", "is much"]
+    assert len(code) == 1 and problem(check_python, code[0])
