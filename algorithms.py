@@ -1,18 +1,18 @@
-"""The table of algorithms: one row each, which says all in which they differ.
+"""The table of algorithms. Each has one row. The row holds everything in which algorithms differ.
 
     python algorithms.py                    prints the table
 
 A row says how rewards become advantages, which completions are kept, what the ratio is (the loss),
-how much each token counts, and the numbers: β, the clip range, μ, … The one thing that a row only
-switches on is PPO's critic, a second network. `resolve` makes a run's Algorithm of a row.
+how much each token counts, and the numbers: β, the clip range, μ, … PPO's critic is a second
+network, so PPO's row only switches it on. `resolve` turns a row into the Algorithm of a run.
 
 To try an idea of your own, write one function and change one row:
 
     advantages(rollout) → (Q, G)            records.py says what a rollout holds
     keep(rollout, advantages, k) → rows     or name your function: --keep FILE.py:FUNCTION
 
-A rule may also return (rows, advantages of these rows), if the kept completions shall count more or
-less than before, for example the inverse of the probability with which they were drawn.
+A rule may also return (rows, advantages of these rows). Then a kept completion may count more or
+less than before. For example, a completion that was drawn may count the inverse of its chance.
 """
 
 import inspect
@@ -85,7 +85,7 @@ def pooled(rollout, advantages, k):
 
 
 def unbiased(rollout, advantages, k):
-    """Drawn with chances in proportion to |A|, and weighed by their inverse."""
+    """Draw completions with chances in proportion to |A|. Each counts the inverse of its chance."""
     generator = torch.Generator().manual_seed(rollout.seed)
     p = chances(advantages.abs().double(), k, allowed=rollout.trainable)
     kept = draw(p, torch.rand((len(p), 1), dtype=p.dtype, generator=generator))
@@ -140,7 +140,7 @@ KEEP = {
     "efficiency": partial(  # the most reward per token
         smallest, metric=lambda rollout: -token_efficiency(rollout.total, rollout.lengths)),
 }
-# GFPO's and PODS's rules: the mean and the std of the advantages are those of the kept completions
+# GFPO's and PODS's rules: the advantages take the mean and the std over the kept completions
 OVER_KEPT = ("shortest", "efficiency", "max_variance")
 
 
@@ -149,7 +149,7 @@ def advantages_over_kept(algorithm, rollout, rows):
     Q, G = rollout.lengths.shape
     if algorithm.ks:  # each question keeps its own number: (1, k) rows for each
         groups = [rows[rows // G == q][None] for q in range(Q)]
-    else:  # all questions at once, also if there are none: GDPO compares over all devices
+    else:  # all questions at once. A device with none takes part, as GDPO compares over all devices
         groups = [rows.view(Q, algorithm.k)]
     rewards, lengths = rollout.rewards.flatten(1), rollout.lengths.flatten()
     advantages = torch.zeros(Q * G)
@@ -197,21 +197,22 @@ class Algorithm:
     clip_high: float | None = number("ε_high: the ratio is clipped above 1 + ε_high", "(0, ∞)")
     advantages: Callable = compare_sums
     keep: str | Callable = number(
-        "which are kept: a rule of KEEP in algorithms.py, or FILE.py:FUNCTION", default="all")
+        "which completions are kept: a rule of KEEP in algorithms.py, or FILE.py:FUNCTION",
+        default="all")
     pruning_rate: float = number(
         "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question", "[0, 1)",
         default=0.0)
-    ks: tuple[int, ...] = ()  # or: how many of an easy, medium, hard, very hard question
+    ks: tuple[int, ...] = ()  # GFPO: k of an easy, medium, hard, very hard question
     allocation: bool = number(
         "use the freed places for more questions, ⌊B·G/k⌋ instead of B", default=True)
     mu: int = number("μ, passes over each batch of completions", "[1, ∞)", default=2)
     minibatches: int = number(
         "mini-batches that a batch is cut into; each pass makes one update per mini-batch",
         "[1, ∞)", default=1)
-    max_rollouts: int = 1  # above 1: dynamic sampling, at most so often
+    max_rollouts: int = 1  # above 1: dynamic sampling; a step samples at most so often
     critic: bool = False  # a second network makes an advantage for every token
     lam: float = 0.95  # PPO's λ
-    takes: tuple[str, ...] = ("keep", "pruning_rate", "allocation")  # options that not all take
+    takes: tuple[str, ...] = ("keep", "pruning_rate", "allocation")  # options of some rows only
 
     # the same in all rows
     group_size: int = number("G, completions sampled per question", "[1, ∞)", default=16)
@@ -232,7 +233,7 @@ class Algorithm:
     k: int = 16
     questions_per_step: int = 1  # of a device
     over_kept: bool = False  # the advantages are compared only with the kept completions
-    wants_entropy: bool = False  # the loss takes the entropy of each token, as one of your own may
+    wants_entropy: bool = False  # the loss has an argument `entropy`, as your own loss may have
 
     def choose(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
@@ -304,7 +305,7 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
     """The row `name` with the options of a run applied: all that a run knows of its algorithm.
 
     keep: a name of KEEP, or a function. questions_per_step: B of a device, before allocation.
-    An option that is None is not given: then the row's own value holds.
+    If an option is None, the row's own value holds.
     Raises ValueError if the pruning rate keeps nothing.
     """
     row = ALGORITHMS[name]
@@ -326,8 +327,8 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
 
 
 def usual_pruning_rate(row, rule):
-    """The pruning rate of a row, if none is given: CPPO's for CPPO's pruning on top of GSPO,
-    DAPO, …"""
+    """The pruning rate if none is given: the row's own. If `rule` makes a row prune that keeps all
+    completions (GSPO, DAPO, …), it is CPPO's rate."""
     added = row.keep == "all" and rule not in (None, "all")
     return ALGORITHMS["cppo"].pruning_rate if added else row.pruning_rate
 

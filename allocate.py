@@ -18,9 +18,9 @@ def questions_per_step(questions, group_size, k):
 
 
 def fill(kept_counts, capacity):
-    """How many of the next questions fit into `capacity` places, in order, if k differs.
+    """How many of the next questions, in order, fit into `capacity` places if each has its own k.
 
-    kept_counts: completions kept of each question (threshold form, dropped groups).
+    kept_counts: k of each question (threshold form, dropped groups).
     Returns a number of questions.
     """
     used = 0

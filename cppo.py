@@ -21,9 +21,9 @@ CPPO has no loss of its own: `cppo_loss` is `grpo.grpo_loss` of the kept rows. T
 
 where `logp` and `old_logp` were computed for `rows` only.
 
-Where we depart from the published code: it takes the mean over all tokens, and it keeps the
-largest |A| of the whole device batch (`prune_pooled`), perhaps 15 completions of one question and
-1 of another. The paper's formula, and `prune`, keep k completions of every question.
+We depart from the published code. That code takes the mean over all tokens, and it keeps the
+largest |A| of the whole device batch (`prune_pooled`). It may keep 15 completions of one question
+and 1 of another. The paper's formula, and `prune`, keep k completions of every question.
 """
 
 import math
@@ -56,8 +56,8 @@ def prune(advantages, k, *, rule="largest_abs", generator=None, allowed=None):
     rule: `largest_abs` is the paper's; `smallest_abs`, `largest` (signed) and `random` are its
     ablation. generator: for the rule `random`. allowed: (Q, G) bool, which completions may be kept
     (None: all); the others are kept only if a question has fewer than k allowed ones.
-    Of equal scores the lower index is kept. (Rewards such as 0.1 and 0.3 are rounded, so equal
-    |A| may differ in the last digit.)
+    If scores are equal, the lower index is kept. (Rewards such as 0.1 and 0.3 are rounded, so
+    equal |A| may differ in the last digit.)
     Raises ValueError for another rule, or for a k outside 1 … G.
 
         advantages  −1.5  0.3  0.2  1.0          k = 2 keeps [0, 3]
@@ -104,8 +104,8 @@ def prune_pooled(advantages, n_keep, *, allowed=None):
     """What the published code keeps: the n_keep largest |A| of all questions together.
 
     advantages: (Q, G). allowed: as for `prune`. Returns (n_keep,) rows of the batch, q·G + i,
-    ascending. Of equal |A| the lower row is kept. It is here so that its difference from `prune`
-    can be shown.
+    ascending. If |A| are equal, the lower row is kept. This function shows how the published code
+    differs from `prune`.
     """
     score = advantages.abs() if allowed is None else advantages.abs().masked_fill(~allowed, -1.0)
     order = score.flatten().argsort(descending=True, stable=True)

@@ -26,18 +26,23 @@ from engine.base.errors import CANNOT_WRITE, UserError, refuse
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.sampling import Sampler, Sampling
-from engine.run.answers import (
-    by_question,
-    judged,
+from engine.run.eval_answers import (
+    group_by_question,
+    judge_answers,
+    judge_file,
     open_answers,
     questions_in_a_batch,
     read_answers,
-    scored_file,
-    stamp_of,
 )
 from engine.run.options import LARGEST, compose, given, option, run_program
 from engine.scoring.score import choose
-from engine.tasks.questions import base_model, check_dataset, fingerprint, load_questions
+from engine.tasks.questions import (
+    base_model,
+    check_dataset,
+    fingerprint,
+    read_rows,
+    with_prompts,
+)
 from engine.tasks.table import task_of
 from rewards import extract_answer, to_number
 
@@ -58,11 +63,19 @@ def majority_is_right(records):
     Equal numbers are one answer. If two answers are as frequent, the first counts. A completion
     without an answer does not vote.
     """
-    answers = [extract_answer(record["completion"]) for record in records]
-    numbers = [answer and to_number(answer) for answer in answers]
-    votes = [answer if number is None else number for answer, number in zip(answers, numbers)]
-    counted = Counter(vote for vote in votes if vote is not None)
-    return bool(counted) and records[votes.index(counted.most_common(1)[0][0])]["correct"]
+    verdicts = {}  # {answer: whether it is right}
+    votes = Counter()
+    for record in records:
+        answer = extract_answer(record["completion"])
+        if answer is not None:
+            number = to_number(answer)
+            vote = answer if number is None else number
+            votes[vote] += 1
+            verdicts.setdefault(vote, record["correct"])
+    if not votes:
+        return False
+    [(most_frequent, _)] = votes.most_common(1)
+    return verdicts[most_frequent]
 
 
 def interval(values, least=0.0, draws=2000):
@@ -73,7 +86,9 @@ def interval(values, least=0.0, draws=2000):
     z² / (n + z²) may have another value (Wilson, 0 of n), from `least` to 1.
     """
     values = np.asarray(values, dtype=float)
-    n, mean, z = len(values), values.mean().item(), 1.96
+    n = len(values)
+    mean = values.mean().item()
+    z = 1.96
     unlike = z**2 / (n + z**2)
     if values.min() == values.max():
         return mean - unlike * (mean - least), mean + unlike * (1 - mean)
@@ -105,20 +120,30 @@ def summarize(records):
     accuracy (avg@k); from two completions of a question on also pass@k and maj@k. k is the
     smallest number of completions of a question. maj@k needs answers that `extract_answer` finds.
     """
-    groups = list(by_question(records).values())
-    right = [sum(r["correct"] for r in group) for group in groups]
+    groups = group_by_question(records)
     n = min(map(len, groups))
-    scores = {"accuracy": [c / len(group) for c, group in zip(right, groups)]}
-    for k in sorted({2**i for i in range(1, n.bit_length())} | ({n} - {1})):
-        scores[f"pass@{k}"] = [pass_at_k(len(group), c, k) for c, group in zip(right, groups)]
+    scores = {"accuracy": [share_right(group) for group in groups]}
+    powers_of_two = {2**i for i in range(1, n.bit_length())}
+    for k in sorted(powers_of_two | {n} - {1}):
+        scores[f"pass@{k}"] = [pass_at_k(len(group), count_right(group), k) for group in groups]
     if n > 1 and any(extract_answer(record["completion"]) for record in records):
         scores[f"maj@{n}"] = [majority_is_right(group[:n]) for group in groups]
     summary = {name: sum(values) / len(values) for name, values in scores.items()}
     summary["intervals"] = {name: interval(values) for name, values in scores.items()}
     if "tokens" in records[0]:  # else another program has sampled
-        summary |= {name: sum(r[key] for r in records) / len(records)
-                    for name, key in [("length", "tokens"), ("truncated", "truncated")]}
-    return summary | {"questions": len(groups), "samples": n}
+        summary["length"] = sum(record["tokens"] for record in records) / len(records)
+        summary["truncated"] = sum(record["truncated"] for record in records) / len(records)
+    summary["questions"] = len(groups)
+    summary["samples"] = n
+    return summary
+
+
+def count_right(records):
+    return sum(record["correct"] for record in records)
+
+
+def share_right(records):
+    return count_right(records) / len(records)
 
 
 # --- sampling and judging ---
@@ -136,26 +161,38 @@ def evaluate(
     call, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.
     """
-    size, done = questions_in_a_batch(batch_size, samples), {record["index"] for record in known}
+    size = questions_in_a_batch(batch_size, samples)
+    done = {record["index"] for record in known}
     starts = [start for start in range(0, len(questions), size) if start not in done]
-    records, world = list(known), ranks.world_size()
+    records = list(known)
+    world = ranks.world_size()
     for turn in progress.over(range(0, len(starts), world), label, "batches"):
         mine = []
         for start in ranks.share(starts[turn : turn + world]):  # one, or none
-            rows = questions[start : start + size]
-            sampled = sampler.sample(
-                [row["prompt"] for row in rows], samples, sampling,
-                seed * 1_000_003 + start)  # the same, whichever process samples the batch
-            indices = [start + j for j in range(len(rows)) for _ in range(samples)]
-            answers = judged(
-                indices, [questions[i] for i in indices], sampled.texts(tokenizer, rows), reward)
-            facts = zip(answers, sampled.lengths.tolist(), sampled.truncated.tolist(), strict=True)
-            mine = [answer | {"tokens": n, "truncated": cut} for answer, n, cut in facts]
+            mine += sample_batch(
+                sampler, tokenizer, questions, reward, sampling, samples, start, size, seed)
         of_all = ranks.gather(mine)
         if path and ranks.rank() == 0:
-            files.append(path, *({"part": part, **record} for record in of_all))
+            files.append(path, *[{"part": part, **record} for record in of_all])
         records += of_all
     return sorted(records, key=lambda record: record["index"])
+
+
+def sample_batch(sampler, tokenizer, questions, reward, sampling, samples, start, size, seed):
+    """The records of the questions from `start` on, `size` of them."""
+    rows = questions[start : start + size]
+    # the same seed, whichever process samples the batch
+    sampled = sampler.sample(
+        [row["prompt"] for row in rows], samples, sampling, seed * 1_000_003 + start)
+    indices = [start + j for j in range(len(rows)) for _ in range(samples)]
+    texts = sampled.texts(tokenizer, rows)
+    records = judge_answers(indices, [questions[i] for i in indices], texts, reward)
+    lengths = sampled.lengths.tolist()
+    truncated = sampled.truncated.tolist()
+    for record, length, cut in zip(records, lengths, truncated, strict=True):
+        record["tokens"] = length
+        record["truncated"] = cut
+    return records
 
 
 def examine(
@@ -171,17 +208,24 @@ def examine(
     """
     if not questions:
         return {}
-    summary, parts = {}, [("greedy", replace(sampling, temperature=0.0), 1)]
-    for part, how, k in parts + ([("sampled", sampling, samples)] if samples else []):
+    parts = [("greedy", 1, replace(sampling, temperature=0.0))]
+    if samples:
+        parts.append(("sampled", samples, sampling))
+    summary = {}
+    for part, k, how in parts:
         begin = time.perf_counter()
-        known = [{key: value for key, value in record.items() if key != "part"}
-                 for record in earlier if record["part"] == part]
+        known = [without_part(record) for record in earlier if record["part"] == part]
         records = evaluate(
             sampler, tokenizer, questions, reward, how, samples=k, label=f"{label}, {part}",
             part=part, known=known, **options)
-        summary |= {part: summarize(records), "seconds": time.perf_counter() - begin,
-                    "examples": [r for r in records if r["index"] < 3][::k]}
+        summary[part] = summarize(records)
+        summary["seconds"] = time.perf_counter() - begin
+        summary["examples"] = [record for record in records if record["index"] < 3][::k]
     return summary
+
+
+def without_part(record):
+    return {key: value for key, value in record.items() if key != "part"}
 
 
 # --- two files of answers ---
@@ -189,33 +233,40 @@ def examine(
 # If these differ, two scores do not mean the same. The models and their weights are what is
 # compared. The seed, the batch size and the versions only make other draws of the same kind.
 COMPARABLE = (
-    "data", "judge", "judged_by", "system_prompt", "max_new_tokens", "samples", "temperature",
-    "top_p", "top_k",
-)  # fmt: skip
+    "data", "judge", "system_prompt", "max_new_tokens", "samples", "temperature", "top_p", "top_k",
+)
 
 
 def compare(paths):
     """Print the difference between two files of answers to the same questions."""
-    settings, records = zip(*map(read_answers, paths))
-    refuse((setting is None, f"{path} is no file of answers that eval.py has written.")
-           for path, setting in zip(paths, settings))
-    print("\n".join(f"{setting['model']}: {path}" for path, setting in zip(paths, settings)))
+    (setting, first), (other, second) = map(read_answers, paths)
+    for path, found in zip(paths, (setting, other)):
+        if found is None:
+            raise UserError(f"{path} is no file of answers that eval.py has written.")
+    print(f"{setting['model']}: {paths[0]}")
+    print(f"{other['model']}: {paths[1]}")
     for key in COMPARABLE:
-        first, second = (setting.get(key) for setting in settings)
-        if first != second:
-            print(f"note: not the same {key}: {first!r:.60} and {second!r:.60}.")
+        if setting.get(key) != other.get(key):
+            print(f"note: not the same {key}: {setting.get(key)!r:.60} and {other.get(key)!r:.60}.")
     for part in ("greedy", "sampled"):
-        sides = [by_question([r for r in rs if r["part"] == part]).values() for rs in records]
-        if not all(sides):
-            continue
-        asked, others = ([group[0]["question"] for group in side] for side in sides)
-        refuse([(asked != others, f"the two files do not hold the same questions ({part}): "
-                                  "only answers to the same questions can be compared.")])
-        scores = [[np.mean([r["correct"] for r in group]) for group in side] for side in sides]
-        difference, (low, high), p = paired(*scores)
-        before, after = map(np.mean, scores)
-        print(f"{part:8} {before:.4f} → {after:.4f}   {difference:+.4f} [{low:+.4f}, {high:+.4f}], "
-              f"p = {p:.4f}, {len(asked)} questions")
+        compare_part(part, first, second)
+
+
+def compare_part(part, first, second):
+    """Print the difference between the records of `part` in two files, if both have some."""
+    first = group_by_question([record for record in first if record["part"] == part])
+    second = group_by_question([record for record in second if record["part"] == part])
+    if not first or not second:
+        return
+    asked = [records[0]["question"] for records in first]
+    if asked != [records[0]["question"] for records in second]:
+        raise UserError(f"the two files do not hold the same questions ({part}): only answers to "
+                        "the same questions can be compared.")
+    before = [share_right(records) for records in first]
+    after = [share_right(records) for records in second]
+    difference, (low, high), p = paired(before, after)
+    print(f"{part:8} {np.mean(before):.4f} → {np.mean(after):.4f}   {difference:+.4f} "
+          f"[{low:+.4f}, {high:+.4f}], p = {p:.4f}, {len(asked)} questions")
 
 
 # --- the program ---
@@ -268,13 +319,13 @@ def check(chosen):
     config = compose(Config, chosen)
     names = set(chosen)
     if config.compare:
-        refuse_names(names - {"compare"}, "has no effect with --compare")
+        refuse_options(names - {"compare"}, "has no effect with --compare")
     if config.from_file:
         allowed = {"from_file", "judge", "output_dir"}
-        refuse_names(names - allowed, "has no effect with --from_file")
+        refuse_options(names - allowed, "has no effect with --from_file")
     if config.samples == 0:
         of_sampling = {"temperature", "top_p", "top_k", "seed"}
-        refuse_names(names & of_sampling, "has no effect with --samples 0: nothing is sampled")
+        refuse_options(names & of_sampling, "has no effect with --samples 0: nothing is sampled")
     config.benchmark = config.benchmark or ["toy"]
     for name in config.benchmark:
         check_dataset(name, config.model)
@@ -286,12 +337,14 @@ def check(chosen):
         (config.model == "toy" and {"toy_code"} < stems,
          "toy_code has a base model of its own: evaluate it alone, or name a --model."),
     ])
-    choose([config.judge] if config.judge else [], option="--judge")
+    if config.judge:
+        choose([config.judge], option="--judge")
     return config
 
 
-def refuse_names(names, matter):
-    refuse((True, f"--{name} {matter}.") for name in sorted(names))
+def refuse_options(names, matter):
+    for name in sorted(names):
+        raise UserError(f"--{name} {matter}.")
 
 
 def report(summary):
@@ -307,79 +360,112 @@ def report(summary):
 def score_file(config, folder, device):
     """`--from_file`: judge completions that another program sampled."""
     judge = config.judge or task_of(config.from_file).rewards[0]
-    records = scored_file(config.from_file, choose([judge], device)[0].function)
-    path, summary = folder / f"scored-{Path(config.from_file).stem}.json", summarize(records)
-    files.write(path, files.as_json(
-        {"from_file": config.from_file, "judge": judge, "sampled": summary}, indent=2))
+    is_right = choose([judge], device)[0].function
+    summary = summarize(judge_file(config.from_file, is_right))
+    path = folder / f"scored-{Path(config.from_file).stem}.json"
+    content = {"from_file": config.from_file, "judge": judge, "sampled": summary}
+    files.write(path, files.as_json(content, indent=2))
     report({"sampled": summary})
     print(f"judged by {judge}; written: {path}")
 
 
-def one_benchmark(benchmark, config, source, model, tokenizer, folder):
+def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder):
     """Evaluate one benchmark, write its two files and print its scores."""
-    task, first = task_of(benchmark), ranks.rank() == 0
-    longest, judge = config.max_new_tokens or task.max_new_tokens, config.judge or task.rewards[0]
+    task = task_of(benchmark)
+    longest = config.max_new_tokens or task.max_new_tokens
+    judge = config.judge or task.rewards[0]
     prompt = task.system_prompt if config.system_prompt is None else config.system_prompt
-    questions, notes = load_questions(
-        benchmark, tokenizer, split="test", system_prompt=prompt, limit=config.questions or None,
-        max_prompt_tokens=prompt_room(model, longest, config.max_prompt_tokens),
-    )
-    setting = {
-        "model": source, "benchmark": benchmark, "questions": len(questions),
-        "data": fingerprint(questions), "judge": judge, "system_prompt": prompt,
-        "max_new_tokens": longest, "samples": config.samples, "temperature": config.temperature,
-        "top_p": config.top_p, "top_k": config.top_k, "seed": config.seed,
-        "batch_size": config.batch_size,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "torch": version("torch"), "transformers": version("transformers"),
-        "judged_by": stamp_of(judge), "weights": stamp_of(source),
-    }
+    questions, notes = with_prompts(
+        rows, benchmark, tokenizer, system_prompt=prompt,
+        max_prompt_tokens=prompt_room(model, longest, config.max_prompt_tokens))
+    sampling = Sampling(longest, config.temperature, config.top_p, config.top_k)
+    setting = setting_of(config, source, benchmark, questions, judge, prompt, longest, model.dtype)
     path = folder / f"eval-{Path(benchmark).stem}.jsonl"
+    earlier = open_answers(path, setting) if ranks.rank() == 0 else None
     summary = examine(
         Sampler(model, tokenizer), tokenizer, questions, choose([judge], model.device)[0].function,
-        Sampling(longest, config.temperature, config.top_p, config.top_k), samples=config.samples,
-        batch_size=config.batch_size, seed=config.seed, label=benchmark, path=path,
-        earlier=ranks.from_first(open_answers(path, setting) if first else None),
-    )
-    if first:
-        files.write(path.with_suffix(".json"), files.as_json(
-            setting | {"notes": notes} | summary, indent=2))
-        print(f"\n{benchmark}: {len(questions)} questions, judged by {judge}, at most {longest} "
-              f"tokens, temperature {config.temperature:g}; 95% intervals in brackets",
-              *(f"  note: {note}" for note in notes), sep="\n")
-        report({part: summary[part] for part in ("greedy", "sampled") if part in summary})
-        print(f"  written: {path.with_suffix('.json')} and {path.name}")
+        sampling, samples=config.samples, batch_size=config.batch_size, seed=config.seed,
+        label=benchmark, path=path, earlier=ranks.from_first(earlier))
+    if ranks.rank() == 0:
+        write_scores(path, setting, notes, summary)
+
+
+def setting_of(config, source, benchmark, questions, judge, prompt, longest, dtype):
+    """What the scores depend on. An interrupted evaluation goes on only in the same setting."""
+    return {
+        "model": source,
+        "benchmark": benchmark,
+        "questions": len(questions),
+        "data": fingerprint(questions),
+        "judge": judge,
+        "system_prompt": prompt,
+        "max_new_tokens": longest,
+        "samples": config.samples,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        "dtype": str(dtype).removeprefix("torch."),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+    }
+
+
+def write_scores(path, setting, notes, summary):
+    """Write the scores beside the answers, which are at `path`, and print them."""
+    scores = path.with_suffix(".json")
+    files.write(scores, files.as_json(setting | {"notes": notes} | summary, indent=2))
+    print(f"\n{setting['benchmark']}: {setting['questions']} questions, judged by "
+          f"{setting['judge']}, at most {setting['max_new_tokens']} tokens, temperature "
+          f"{setting['temperature']:g}; 95% intervals in brackets")
+    for note in notes:
+        print(f"  note: {note}")
+    report({part: summary[part] for part in ("greedy", "sampled") if part in summary})
+    print(f"  written: {scores} and {path.name}")
 
 
 def results_folder(config):
     """The folder of the results: --output_dir, or beside what is evaluated, or under runs/."""
-    beside = Path(config.from_file).parent if config.from_file else Path(config.model)
-    evaluated = Path(config.from_file or config.model).resolve().name.removesuffix(".jsonl")
-    if not (beside.is_dir() and os.access(beside, os.W_OK)):
-        beside = f"runs/eval-{evaluated}"
-    return Path(config.output_dir or beside)
+    if config.output_dir:
+        return Path(config.output_dir)
+    evaluated = Path(config.from_file or config.model)
+    beside = evaluated.parent if config.from_file else evaluated
+    if beside.is_dir() and os.access(beside, os.W_OK):
+        return beside
+    return Path("runs", f"eval-{evaluated.resolve().name.removesuffix('.jsonl')}")
 
 
 def main(argv):
     config = check(given(Config, argv))
     if config.compare:
         return compare(config.compare)
-    device, folder = ranks.start(), results_folder(config)
-    source = config.from_file or resolve_model(base_model(config.model, config.benchmark[0]))
+    device = ranks.start()
+    folder = results_folder(config)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if config.from_file:
+            folder.mkdir(parents=True, exist_ok=True)
             return score_file(config, folder, device)
-        model, tokenizer = load_model(source, device, frozen=True)
-        for benchmark in config.benchmark:
-            one_benchmark(benchmark, config, source, model, tokenizer, folder)
+        evaluate_all(config, folder, device)
     except torch.OutOfMemoryError:
         raise UserError(f"out of memory: lower --batch_size {config.batch_size}.") from None
     except OSError as error:
-        refuse([(error.errno in CANNOT_WRITE, f"{CANNOT_WRITE.get(error.errno)}, or name another "
-                                              f"--output_dir than {folder}.")])
+        if error.errno in CANNOT_WRITE:
+            raise UserError(f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than "
+                            f"{folder}.") from None
         raise
     ranks.stop()
+
+
+def evaluate_all(config, folder, device):
+    """Evaluate each benchmark. A wrong line of a file is refused before the model is loaded."""
+    limit = config.questions or None
+    rows = {name: read_rows(name, "test", limit, config.model) for name in config.benchmark}
+    source = resolve_model(base_model(config.model, config.benchmark[0]))
+    folder.mkdir(parents=True, exist_ok=True)
+    model, tokenizer = load_model(source, device, frozen=True)
+    for name in config.benchmark:
+        evaluate_benchmark(name, rows[name], config, source, model, tokenizer, folder)
 
 
 if __name__ == "__main__":

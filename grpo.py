@@ -11,8 +11,8 @@ It is maximised, so the loss is −J. With one weight per token, it is the loss 
 
     loss = −Σ_it weights_it · (surrogate_it − β KL_it)            here: weights_it = 1 / (N |o_i|)
 
-The paper leaves two things open. Here the std is the unbiased one (divisor G−1) plus 1e-4, as in
-TRL and in CPPO's published code; both are arguments. The KL estimator is k3, the paper's eq. 4.
+The paper does not say which std it means, and it has no eps. Here the std has the divisor G−1, and
+eps is 1e-4, as in TRL and in CPPO's published code. The KL estimator is k3, the paper's eq. 4.
 
 Shapes: Q questions, G completions per question, N completions in a batch, T completion tokens,
 V vocabulary.
@@ -37,8 +37,8 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
             f"rewards must be (questions, group) with a group larger than {ddof}, "
             f"not {tuple(rewards.shape)}"
         )
-    # a shift changes nothing, and makes equal rewards exact zeros: the mean of 0.7, 0.7, … in
-    # floats need not be 0.7
+    # this shift does not change A. Without it equal rewards would not give exact zeros, because
+    # in floats the mean of 0.7, 0.7, … need not be 0.7
     rewards = rewards - rewards[:, :1]
     # A_i = (r_i − mean(r)) / (std(r) + eps)
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
@@ -50,15 +50,15 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
 def token_logprobs(logits, tokens, *, temperature=1.0):
     """Log-probability of each sampled token: log softmax(logits / temperature)[token].
 
-    logits: (N, T, V), at position t those that predict `tokens[:, t]`; any float type.
+    logits: (N, T, V), any float type. The logits at position t predict `tokens[:, t]`.
     tokens: (N, T) int64. Returns (N, T) float32.
-    temperature: the one that the tokens were sampled at. Any other scores another policy.
+    temperature: the temperature of sampling. Another temperature scores another policy.
     Raises ValueError if logits and tokens differ in N or T. (Is the last position cut off?)
     """
     if logits.shape[:-1] != tokens.shape:
         raise ValueError(
-            f"logits {tuple(logits.shape)} must be those that predict the tokens "
-            f"{tuple(tokens.shape)}, one for one"
+            f"logits {tuple(logits.shape)} must have the N and T of tokens {tuple(tokens.shape)}: "
+            "the logits at position t predict token t"
         )
     # log π(· | q, o_<t)
     logp = torch.log_softmax(logits.float() / temperature, dim=-1)
@@ -80,7 +80,7 @@ def token_entropies(logits, *, temperature=1.0):
 def kl_k1(logp, ref_logp):
     """k1 = log π − log π_ref. Unbiased, can be negative. (N, T)
 
-    Never use it as a loss: its gradient is 0 on average. (With 1/|o| it only pushes the length.)
+    Never use k1 as a loss. Its gradient is 0 on average. (With 1/|o| it only pushes the length.)
     """
     return logp - ref_logp
 
@@ -88,9 +88,9 @@ def kl_k1(logp, ref_logp):
 def kl_k2(logp, ref_logp):
     """k2 = ½ (log π − log π_ref)². Biased, never negative. (N, T)
 
-    As a loss, on-policy, its gradient at each token is the gradient of the KL there, given the
-    tokens before it. The effect of a token on the KL of later tokens is left out, as in every
-    loss that is summed token by token.
+    As a loss, on-policy, k2 has at each token the gradient of the KL at this token, given the
+    tokens before it. This leaves out how the token changes the KL of later tokens. Every loss that
+    is summed token by token leaves it out.
     """
     return 0.5 * (logp - ref_logp) ** 2
 
@@ -98,8 +98,8 @@ def kl_k2(logp, ref_logp):
 def kl_k3(logp, ref_logp):
     """k3 = π_ref/π − log(π_ref/π) − 1. Unbiased, never negative. (2402.03300 eq. 4) (N, T)
 
-    This is said of its value. As a loss, on-policy, its gradient at each token is that of
-    KL(π_ref ‖ π), the other direction. The two are close if π ≈ π_ref.
+    The value of k3 is unbiased. As a loss, on-policy, k3 has at each token the gradient of
+    KL(π_ref ‖ π), the other direction. The two directions are close if π ≈ π_ref.
     """
     log_r = ref_logp - logp
     # k3 = r − log r − 1; expm1 is exact if r is close to 1
@@ -113,8 +113,8 @@ def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
 
     ratio: (N, T), or (N,) if there is one per sequence. Returns the shape of ratio.
     advantages: (N,), (N, 1) or the shape of ratio. clip_high: None means clip_low.
-    The min is right for both signs of A. It takes away the gain from moving further in the
-    direction of A, but never from moving back. So exactly two cases have no gradient:
+    The min is right for both signs of A. It ends the gain from moving further in the direction
+    of A. It never ends the gain from moving back. So exactly two cases have no gradient:
     ρ > 1+clip_high with A > 0, and ρ < 1−clip_low with A < 0.
     """
     if advantages.dim() < ratio.dim():
@@ -158,11 +158,11 @@ def surrogate_loss(
 
 @torch.no_grad()
 def _statistics(ratio, advantages, kl, mask, weights, clip_low, clip_high):
-    """What the logs say of a loss: a dict, see `grpo_loss`. ratio, kl, mask, weights: (N, T)."""
+    """The statistics of a loss: a dict, see `grpo_loss`. ratio, kl, mask, weights: (N, T)."""
     signs = advantages.sign()
     signs = signs.unsqueeze(-1) if advantages.dim() < ratio.dim() else signs
     high = clip_low if clip_high is None else clip_high
-    # the two cases in which the clip takes the gradient
+    # the two cases in which the clip ends the gradient
     clipped = ((signs > 0) & (ratio > 1 + high)) | ((signs < 0) & (ratio < 1 - clip_low))
     total = weights.sum().clamp(min=1e-12)
     on_tokens = ratio.masked_fill(~mask, 0.0)
@@ -183,17 +183,18 @@ def grpo_loss(
     logp, old_logp, ref_logp: (N, T) float32, under the current, the sampling and the reference
     policy. Only `logp` needs a gradient. ref_logp=None: no KL. beta=0: the KL is only reported.
     advantages: (N,) or (N, T). mask: (N, T) bool or 0/1, EOS included.
-    weights: (N, T), how much each token counts. None means `sequence_mean_weights(mask)`. Parts
-    of a batch add up to the whole if each part gets its share of the whole batch's weights.
+    weights: (N, T), how much each token counts. None means `sequence_mean_weights(mask)`. If each
+    part of a batch gets its rows of the batch's weights, the losses of the parts add up to the loss
+    of the batch.
 
-    Returns (loss, stats): a scalar for `.backward()`, and a dict of tensors without dimensions
-    and without a gradient, so that nothing waits for a GPU until you call `.item()`:
-    `kl` (0 without a reference), `ratio_mean` and `clip_fraction` (share of the tokens whose
-    gradient the clip takes) are means under `weights`; `ratio_max`: the largest ratio, or 0.
+    Returns (loss, stats): a scalar for `.backward()`, and a dict of scalar tensors without a
+    gradient. (Nothing waits for a GPU until you call `.item()`.) `kl` (0 without a reference),
+    `ratio_mean` and `clip_fraction` (the share of the tokens whose gradient the clip ends) are
+    means under `weights`. `ratio_max` is the largest ratio, or 0.
     """
     if weights is None:
         weights = sequence_mean_weights(mask)
-    # ρ = π_θ / π_old; on padding 1, whatever stands there
+    # ρ = π_θ / π_old; on padding ρ is 1
     ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0).exp()
     options = {"ref_logp": ref_logp, "beta": beta, "clip_low": clip_low, "clip_high": clip_high}
     return surrogate_loss(ratio, advantages, logp, mask, weights, **options)

@@ -1,9 +1,9 @@
-"""How completions become micro-batches: what one forward pass computes. The papers do not say this.
+"""Cut completions into micro-batches. One forward pass computes one. The papers do not say how.
 
 Plain Python, no torch: copy what you need.
 """
 
-# a second forward pass takes about as long as it takes to compute so many tokens more
+# a second forward pass takes about as long as computing this many more tokens
 SECOND_PASS = 256
 
 
@@ -25,12 +25,12 @@ def micro_batches(lengths, max_tokens):
 
 
 def forward_cost(prompts, lengths):
-    """(tokens, once): what it costs to compute these completions behind their prompts.
+    """What it costs to compute these completions behind their prompts: (tokens, True or False).
 
     prompts: the prompt of each completion, a list of tokens. lengths: tokens of each completion.
-    once: True if two passes are cheaper. The first pass computes each different prompt once, the
-    second pass computes the completions. Otherwise one pass computes prompt + completion of each
-    row. Padding counts.
+    True: two passes are cheaper. The first pass computes each different prompt once, the second
+    pass computes the completions. False: one pass computes prompt + completion of each row.
+    Padding counts.
     """
     in_one = len(prompts) * max(len(p) + n for p, n in zip(prompts, lengths))
     different = len(set(map(tuple, prompts)))
@@ -55,8 +55,8 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens):
     """`micro_batches` for a model that computes each prompt once for its completions.
 
     prompts, lengths: as for `forward_cost`, which counts the tokens here. First each question's
-    completions are cut into pieces of similar lengths: a cut repeats the prompt, but saves padding.
-    Then pieces of similar lengths share a micro-batch. Returns lists of indices.
+    completions are cut into pieces of similar lengths. A cut repeats the prompt, but it saves
+    padding. Then pieces of similar lengths share a micro-batch. Returns lists of indices.
     """
     groups = {}
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -77,7 +77,7 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens):
 
 
 def best_cuts(lengths, prompt, max_tokens):
-    """Where to cut one question's completions so that two passes over each piece cost least in sum.
+    """Cut one question's completions so that two passes over each piece cost least in sum.
 
     lengths: the longest first. prompt: tokens of the prompt. A piece of two or more completions
     costs at most `max_tokens`. Returns [(start, end), …].

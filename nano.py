@@ -3,8 +3,8 @@
     python nano.py               a toy model discovers that thinking pays, in a minute or less
     python nano.py MODEL         a chat model learns word problems: a name on the hub, or a folder
 
-transformers samples, the paper's files compute, and `step` is the algorithm box. With P = 0 it is
-GRPO. train.py makes the same step, and adds what long runs need: logs, checkpoints, several
+transformers samples, the paper's files compute, and `step` is the algorithm box. With P = 0 `step`
+is GRPO. train.py makes the same step, and adds what long runs need: logs, checkpoints, several
 devices, micro-batches, a faster sampler, log-probabilities in less memory, other algorithms.
 """
 
@@ -23,10 +23,10 @@ from grpo import group_advantages, token_logprobs
 
 G = 16  # completions sampled of each question
 P = 0.875  # the share of them that is pruned: k = 2 are kept
-Q = 8  # questions of a step; with k = 2 it trains on 16 completions, as GRPO does with 1 question
+Q = 8  # questions of a step: with k = 2 a step trains on 16 completions, as GRPO's 1 question does
 MU = 2  # μ, updates on the kept completions
 BETA = 0.04  # β, weight of the KL to the model as it was at the start
-LONGEST = 1.0  # a longer gradient is scaled down to this norm
+LONGEST = 1.0  # norm; a longer gradient is scaled down to this norm
 STEPS = 128
 SEED = 1
 

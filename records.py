@@ -55,7 +55,7 @@ class Rollout:
         return total
 
     def over_all_devices(self, advantages):
-        """(Q, G): advantages(rewards of the groups of all devices, (R, …, G)), of this device."""
+        """`advantages` of the rewards (R, …, G) of all devices. Returns this device's (Q, G)."""
         return ranks.over_all_groups(advantages, self.rewards)
 
 
@@ -128,14 +128,14 @@ class Batch:
 
 
 def without_tokens(batch):
-    """A batch like this one, of one completion without a token. It adds nothing to any sum."""
+    """A batch with the same fields, of one completion without tokens. It adds 0 to every sum."""
     empty = {name: x.new_zeros((1, 0)[: x.dim()]) for name, x in batch.tensors.items()}
     return Batch([[0]], mask=batch.mask.new_zeros((1, 0)), **empty)
 
 
 def micro_batches(batch, max_tokens, policy):
-    """[(rows, Batch of these rows)]: a model computes at most `max_tokens` tokens for each,
-    padding included. There is at least one. rows: on the device."""
+    """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
+    computes at most `max_tokens` tokens, padding included. rows: on the device."""
     lengths = extents(batch.mask).tolist()
     if policy.shares_prompts:
         cut = cut_by_prompt(batch.prompts, lengths, max_tokens)
@@ -158,11 +158,11 @@ def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     """The kept completions of all devices, cut into mini-batches. Returns this device's Batch of
     each, with the weights of its tokens.
 
-    They are cut in the order of the step's questions. So a mini-batch does not depend on how the
-    questions were shared out. A mini-batch in which every advantage is 0 is left out, unless a
-    critic learns from it. This is our choice: with β > 0 the KL term alone has a gradient there
-    (docs/metrics.md). Without it the gradient is 0, but AdamW would still move the weights, because
-    it remembers earlier gradients.
+    The cut follows the order of the step's questions. So a mini-batch does not depend on how the
+    questions were shared out. If every advantage of a mini-batch is 0, the mini-batch is left out,
+    unless a critic learns from it. If β > 0, leaving it out is our choice, because the KL term has
+    a gradient there (docs/metrics.md). If β is 0, the gradient is 0, but AdamW would still move the
+    weights, because AdamW remembers earlier gradients.
     """
     G, device = advantages.shape[1], rollout.tokens.device
     everything = Batch(

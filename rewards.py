@@ -46,8 +46,8 @@ def toy_accuracy(completions, answer, **columns):
 def number_accuracy(completions, answer, **columns):
     """1.0 if the last number of the completion is the gold one, else 0.0. It asks for no format.
 
-    A minus between two numbers subtracts. It is no sign: "7 - 12" ends with 12, "7 - 12 = -5"
-    ends with -5.
+    A minus between two numbers is a subtraction and not a sign. So "7 - 12" ends with 12, and
+    "7 - 12 = -5" ends with -5.
     """
     pairs = zip(completions, answer, strict=True)
     numbers = [(_last_number(after_thoughts(text)), gold_answer(gold)) for text, gold in pairs]
@@ -65,7 +65,7 @@ def format_reward(completions, **columns):
 def soft_format_reward(completions, **columns):
     """0.25 for each of the four tags that occurs exactly once, and after the tag before it.
 
-    A model that cannot earn `format_reward` yet finds a way there.
+    So a model that does not write the whole form yet can learn it tag by tag.
     """
     return [_soft_format_score(completion) for completion in completions]
 
@@ -96,10 +96,11 @@ CODE_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n```python\n(?:(?!```).)*\n`
 def extract_answer(text):
     """The final answer of a completion (or of a data set's solution), as text; None without one.
 
-    Only what follows the last `</think>` counts: thoughts are no answer. These forms are tried in
-    order: `<answer>…</answer>`, `\\boxed{…}` (a minus before it counts), `#### …`, "the answer is
-    …". The first form that occurs counts, and of it the last occurrence. An empty tag or box is no
-    answer: None. A `####` or "the answer is" with nothing behind it is passed over.
+    Thoughts are no answer: only the text after the last `</think>` counts. These forms are tried
+    in order: `<answer>…</answer>`, `\\boxed{…}` (with a minus before it), `#### …`, "the answer is
+    …". The first form that occurs in the text counts. If it occurs several times, the last one
+    counts. An empty tag or box gives None. A `####` or "the answer is" with no text after it is
+    ignored.
     """
     answer, text = None, after_thoughts(text)
     for form in (_tagged, _boxed, _after_hashes, _after_phrase):
@@ -110,19 +111,19 @@ def extract_answer(text):
 
 
 def gold_answer(text):
-    """The answer of a data set, text or number: of a solution what it ends with, else itself."""
+    """The gold answer: the final answer of a solution. A bare answer, text or number, stays."""
     return extract_answer(str(text)) or str(text).strip()
 
 
 def extract_code(text):
-    """The program in the last ```python block after the thoughts. None if there is no whole one."""
+    """The program in the last ```python block after the thoughts. None if no block is complete."""
     _, opening, rest = after_thoughts(text).rpartition("```python\n")
     code, closing, _ = rest.partition("```")
     return code if opening and closing else None
 
 
 def after_thoughts(text):
-    """What follows the last `</think>`. Nothing if the completion ended while still thinking."""
+    """The text after the last `</think>`. It is empty if the completion ended inside a thought."""
     text = text.rpartition("</think>")[2]
     return "" if "<think>" in text else text
 
@@ -157,8 +158,8 @@ def _after_phrase(text):
 
 
 MINUS = tuple("-‐‑‒–−－")
-# after these a minus is a subtraction or a hyphen: "7" or "7x" before it on the same line; a
-# letter, if no space comes between
+# a minus after one of these is a subtraction or a hyphen: a number ("7", "7x") on the same line,
+# or a letter without a space in between
 SUBTRACTS = re.compile(
     r"(?:[0-9][A-Za-z]?[ \t$*)\]}%°\\]*|[A-Za-z][$*)\]}%°\\]*)\Z")
 
@@ -166,10 +167,10 @@ SUBTRACTS = re.compile(
 def _ends_in_minus(before):
     """Does the text before a number or a box end in its minus sign?
 
-    No: a list bullet, a dash, a subtraction. If white space follows the minus, it is a sign only
-    after "=", after an opening bracket, or if nothing stands before it.
+    A list bullet, a dash and a subtraction are no minus sign. A minus with white space after it is
+    a sign only after "=", after an opening bracket, or at the beginning of the text.
     """
-    # between the two may stand: currency, opening brackets, bold type, LaTeX's spaces
+    # these may stand after the minus: currency, opening brackets, bold type, LaTeX's spaces
     left = before.rstrip(" \t\n$€£¥₹([{*\\,;:!")
     if not left.endswith(MINUS):
         return False
@@ -192,7 +193,7 @@ def to_number(text):
     Before the number there may be "total =", a sign, a currency. After it there may be a unit, in
     words that do not change its value. So "$1,234.50" and "1234.5 dollars" are the same number,
     and "\\frac{3}{4}" is 0.75. These are None: "minus 5", "18 million", "3 fourths", "12 or 13",
-    "1e3", "10-5", "Ann has 18", a division that is left to do ("36/2"), over 100 characters.
+    "1e3", "10-5", "Ann has 18", an unfinished division ("36/2"), a text over 100 characters.
     """
     if len(text) > 100:
         return None
@@ -212,7 +213,7 @@ def to_number(text):
 
 
 def same_number(given, gold, tolerance=0):
-    """Do both texts state one number, and the same, up to `tolerance` of its size?"""
+    """Do both texts state a number, and are the two equal up to `tolerance` · the gold number?"""
     given, gold = to_number(given), to_number(gold)
     return None not in (given, gold) and abs(given - gold) <= tolerance * abs(gold)
 
@@ -235,8 +236,8 @@ DIGITS = r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 # "total =", a sign, a number, perhaps "/" and another number, a unit
 NUMBER = re.compile(
     rf"((?:[^\W\d_]|\s)*[=:：])?\s*([-+]?)\s*{DIGITS}(?:\s*/\s*{DIGITS})?((?:[^\W\d_]|[\s./])*)")
-# words that change the number beside them; any other word after a number is its unit, as in
-# "5 seventh graders"
+# words that change the value of the number beside them. Any other word after a number is a unit,
+# as in "5 seventh graders"
 MULTIPLES = (
     r"hundred|thousand|[mb]illion|trillion|lakh|crore|dozen|half|halve|third|fifth|tenth|hundredth"
     r"|squared|cubed|(?:four|six|seven|eigh|nin|eleven|twelf|\w{3,5}teen|\w{3,5}tie|thousand"

@@ -18,7 +18,7 @@ def sample_and_score(
 ):
     """Steps 1 and 2 for this device's share of the next questions. Returns a Rollout.
 
-    next_questions(n): this device's share of the next n questions of all devices; None: a step's.
+    next_questions(n): this device's share of the next n questions; None: of a step's questions.
     """
     sample_batch = partial(
         roll_out, networks=networks, algorithm=algorithm, rewards=rewards, sampling=sampling,
@@ -40,9 +40,9 @@ def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, hist
     """Sample G completions of each question, and score them."""
     G = algorithm.group_size
     shape = (len(questions), G)
-    # All ranks draw the same two numbers. What a completion draws is keyed by the first and by its
-    # question's place among those of all ranks, so any number of ranks samples the same. What a
-    # rule draws (--keep random) is keyed by the second and by the rank.
+    # All ranks draw the same two numbers. The first number and the place of a question in the step
+    # fix what its completions draw. So any number of ranks samples the same completions. The second
+    # number and the rank fix what a rule draws (--keep random).
     for_completions = rng.getrandbits(62)
     for_rules = rng.getrandbits(62)
     places = ranks.share(range(len(questions) * ranks.world_size()))
@@ -57,7 +57,7 @@ def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, hist
         questions=questions,
         places=torch.tensor(places, dtype=torch.long),
         tokens=sampled.tokens,
-        logp=sampled.logp.masked_fill(~sampled.mask, 0.0),  # of a tool's tokens there is none
+        logp=sampled.logp.masked_fill(~sampled.mask, 0.0),  # a tool's tokens have none
         mask=mask,
         texts=texts,
         lengths=mask.sum(1).view(shape),
@@ -89,13 +89,13 @@ def dynamic_sampling(sample_batch, next_questions, max_rollouts):
         signal = has_signal(rollout.total)
         rollouts.append(replace(
             rollout, trainable=rollout.trainable & signal.unsqueeze(1),
-            places=rollout.places + 2**32 * len(rollouts)))  # behind those of the earlier rollouts
+            places=rollout.places + 2**32 * len(rollouts)))  # after the earlier rollouts
         counts = ranks.all_sum({"without": (~signal).sum().item()}, rollout.tokens.device)
         without = int(counts["without"])
         missing = without if len(rollouts) < max_rollouts else 0
     if without and ranks.rank() == 0:
         tqdm.write(f"{without} groups are still without signal after sampling {len(rollouts)} "
-                   "times: the step trains on the others.")
+                   "times. The step trains on the others.")
     return join(rollouts)
 
 

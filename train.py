@@ -18,9 +18,9 @@
 
 algorithms.py says what each algorithm does in steps 3, 4 and 6.
 
-Where we depart from the papers' published runs: each device samples questions of its own, and the
-loss is normalised over the kept completions of all devices. So the update does not depend on how
-the questions were shared out.
+We depart from the papers' published runs. Each device samples questions of its own, and the loss is
+normalised over the kept completions of all devices. So the update does not depend on how the
+questions were shared out.
 """
 
 import random
@@ -45,7 +45,7 @@ from engine.run.options import flat, run_program
 from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.preview import show
 from engine.scoring.score import choose, judge
-from engine.tasks.questions import base_model, questions_of_run
+from engine.tasks.questions import base_model, questions_of_run, rows_of_run
 from engine.tasks.table import task_of
 from eval import examine
 from records import Step, into_minibatches
@@ -58,8 +58,8 @@ def train_step(
 ):
     """One turn of the algorithm box. Returns a Step.
 
-    next_questions(n): this device's share of the next n questions of all devices; None: a step's.
-    rng: the source of all that is random. history: mean rewards, for GFPO's adaptive k.
+    next_questions(n): this device's share of the next n questions; None: of a step's questions.
+    rng: the source of all random numbers. history: mean rewards, for GFPO's adaptive k.
     """
     model, clock = networks.model, Clock(networks.model.device)
     # 1 sample G completions of each question, 2 score them
@@ -79,7 +79,7 @@ def train_step(
             # 5 log-probabilities of the reference policy, for the kept completions only
             for batch in minibatches if algorithm.beta else ():
                 batch.ref_logp = in_parts(networks.reference.logprobs, batch, networks, limits)
-            # those of π_old come for free with the first update: π_θ is then still π_old
+            # the first update gives those of π_old for free, because π_θ is then still π_old
             for batch in minibatches[0 if networks.critic else 1 :]:
                 batch.old_logp = in_parts(networks.policy.logprobs, batch, networks, limits)
             if networks.critic:  # PPO: the scores become advantages
@@ -106,8 +106,8 @@ def networks_of(config, algorithm, source, device, folder=None):
         folder=folder)
 
 
-def set_up(config, algorithm, device):
-    """What a run needs: (run, networks, rewards, evaluate, notes)."""
+def set_up(config, algorithm, device, rows):
+    """What a run needs: (run, networks, rewards, evaluate, notes). rows: as of `rows_of_run`."""
     data, sampling = config.data, config.sampling
     begin, saved, notes = None, None, []
     if config.run.resume:
@@ -115,7 +115,7 @@ def set_up(config, algorithm, device):
     source = resolve_model(base_model(data.model, data.dataset, saved and saved["source"]))
     networks = networks_of(config, algorithm, source, device, begin)
     questions, test, more_notes = questions_of_run(
-        data, sampling.max_new_tokens, networks.tokenizer, networks.model)
+        data, rows, sampling.max_new_tokens, networks.tokenizer, networks.model)
     run = open_state(config, algorithm, questions, source, saved)
     if saved:
         checkpoint.restore(begin, networks)
@@ -126,9 +126,9 @@ def set_up(config, algorithm, device):
     return run, networks, rewards, evaluate, notes + more_notes
 
 
-def train(config, algorithm, device, notes):
-    """The whole run. Returns the exit code: 0, also after SIGTERM, or 130 after Ctrl-C."""
-    run, networks, rewards, evaluate, more_notes = set_up(config, algorithm, device)
+def train(config, algorithm, device, rows, notes):
+    """The whole run. Returns the exit code: 130 after Ctrl-C, otherwise 0 (also after SIGTERM)."""
+    run, networks, rewards, evaluate, more_notes = set_up(config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
     limits = Limits(config.devices.micro_batch_tokens)
     logs.announce(config, algorithm, run, notes)
@@ -136,8 +136,8 @@ def train(config, algorithm, device, notes):
     if not config.run.resume:
         state.before = evaluate(label="evaluation before")
         if not checkpoint.save(folder, networks, state):
-            raise UserError("stopped, because a run that cannot be saved would be lost: free the "
-                            "disk, or name another --output_dir.")
+            raise UserError("stopped, because this run cannot be saved. Free the disk, or name "
+                            "another --output_dir.")
 
     first, log = state.step + 1, logs.Logs(config, state.step)
     bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step, leave=True)
@@ -161,8 +161,8 @@ def train(config, algorithm, device, notes):
             last = run.finished or interrupt.asked
             due = state.step % config.run.save_every == 0 and not state.skipped_in_a_row
             if (due or last) and not checkpoint.save(folder, networks, state) and last:
-                raise UserError(f"the run has ended at step {state.step}, but what it learned "
-                                "since its last checkpoint is lost.")
+                raise UserError(f"the run has ended at step {state.step}. What it learned after "
+                                "its last checkpoint is lost.")
     log.close()
     if not run.finished:
         return interrupt.tell(state.step, run.steps, folder)
@@ -171,9 +171,9 @@ def train(config, algorithm, device, notes):
     return 0
 
 
-def check_rewards(config, algorithm, device):
+def check_rewards(config, algorithm, device, rows):
     """--check_rewards: steps 1 and 2 of the first step, printed."""
-    run, networks, rewards, *_ = set_up(config, algorithm, device)
+    run, networks, rewards, *_ = set_up(config, algorithm, device, rows)
     rollout = sample_and_score(
         run.next_questions, networks, algorithm, rewards, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device))
@@ -187,14 +187,15 @@ def main(argv):
     device = ranks.start()
     if look.plan is not None:
         return plan_command.print_plan(config, argv, notes)
+    rows = rows_of_run(config.data)  # a wrong line is refused before any slow work
     if look.check_rewards:
-        return check_rewards(config, algorithm, device)
+        return check_rewards(config, algorithm, device, rows)
     stem = f"{Path(config.data.dataset).stem}-{algorithm.name}"
     run.output_dir = ranks.from_first(
         run_folder(run.output_dir, stem) if ranks.rank() == 0 else None)
     with alone(run.output_dir):
         try:
-            code = train(config, algorithm, device, notes)
+            code = train(config, algorithm, device, rows, notes)
         except KeyboardInterrupt:
             progress.note(f"stopped at once. {checkpoint.how_to_resume(run.output_dir)}")
             code = 130

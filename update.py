@@ -19,12 +19,12 @@ from family.tis import truncated_importance_weights
 from grpo import kl_k3
 from records import micro_batches
 
-LEAST_TOKENS = 256  # of a micro-batch: a device that cannot hold these is too small
+LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens is too small
 
 
 @dataclass
 class Limits:
-    """How much an update may take."""
+    """The limits of an update."""
 
     micro_batch_tokens: int = 2048  # of a micro-batch, prompts and padding included
     max_grad_norm: float = 1.0  # longer gradients are scaled down to it
@@ -32,7 +32,7 @@ class Limits:
 
 # metrics that are means over tokens; each token has its weight in the loss
 MEANS = ("kl", "kl_old", "clip_fraction", "ratio_mean", "entropy_trained", "sampler_gap")
-LOSSES = ("loss", "value_loss")  # sums as they are
+LOSSES = ("loss", "value_loss")  # sums that are logged as they are
 MAXIMA = ("ratio_max", "sampler_gap_max")
 OF_UPDATES = ("loss", *MEANS, *MAXIMA, "grad_norm")
 # what the logs hold after a step without an update
@@ -40,7 +40,7 @@ NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0}
 
 
 def in_parts(function, batch, networks, limits):
-    """function(Batch) → (N, T), of a whole mini-batch, computed one micro-batch at a time."""
+    """Compute function(Batch) → (N, T) for a whole mini-batch, one micro-batch at a time."""
     whole = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
     for rows, part in micro_batches(batch, limits.micro_batch_tokens, networks.policy):
         whole[rows, : part.tokens.shape[1]] = function(part)
@@ -48,10 +48,10 @@ def in_parts(function, batch, networks, limits):
 
 
 def update(networks, minibatches, algorithm, limits):
-    """μ times through the mini-batches, with an optimizer step on each.
+    """Go through the mini-batches μ times, with an optimizer step on each.
 
-    Returns (the means over the updates for the logs, for each update whether it was skipped,
-    because it was not finite).
+    Returns (the means over the updates for the logs, a list that says of each update whether it
+    was skipped). An update is skipped if its loss or its gradient is not finite.
     """
     history, skipped = [], []
     for minibatch in minibatches * algorithm.mu:
@@ -76,8 +76,8 @@ def update(networks, minibatches, algorithm, limits):
 def gradient(networks, minibatch, algorithm, limits):
     """The gradient of a mini-batch over all devices. Returns (statistics, norms before the clip).
 
-    A device that runs out of memory tries again, with micro-batches of half as many tokens from now
-    on.
+    If a device runs out of memory, it tries again. From then on its micro-batches have half as many
+    tokens.
     """
     while True:
         networks.optimizer.zero_grad()
@@ -85,12 +85,12 @@ def gradient(networks, minibatch, algorithm, limits):
             sums, maxima = accumulate(networks, minibatch, algorithm, limits)
             break
         except torch.OutOfMemoryError:
-            # devices with shards compute in step: one of them cannot repeat alone
+            # devices with shards compute together, so one of them cannot repeat alone
             if shards.is_sharded(networks.model) or limits.micro_batch_tokens <= LEAST_TOKENS:
                 raise
         limits.micro_batch_tokens = max(LEAST_TOKENS, limits.micro_batch_tokens // 2)
-        tqdm.write("out of memory in an update: it is repeated, and --micro_batch_tokens is "
-                   f"{limits.micro_batch_tokens} from now on.")
+        tqdm.write("out of memory in an update. The update is repeated. From now on "
+                   f"--micro_batch_tokens is {limits.micro_batch_tokens}.")
     for network in networks.learners:
         shards.sum_gradients(network)
     for i, network in enumerate(networks.learners):
@@ -108,8 +108,8 @@ def gradient(networks, minibatch, algorithm, limits):
 def accumulate(networks, minibatch, algorithm, limits):
     """Forward and backward passes over the micro-batches. Returns (sums, maxima) for the logs.
 
-    They stay on the device, so that no micro-batch waits for the one before it. In the first update
-    on a mini-batch π_θ is still π_old: its log-probabilities are kept as `old_logp`.
+    The sums stay on the device, so no micro-batch waits for the one before it. In the first update
+    on a mini-batch π_θ is still π_old, so its log-probabilities are kept as `old_logp`.
     """
     device, first = networks.model.device, minibatch.old_logp is None
     old_logp = torch.zeros(minibatch.tokens.shape, device=device)

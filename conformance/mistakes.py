@@ -262,6 +262,19 @@ def of_a_group(ddof):
     return versions
 
 
+def leave_one_out(r, *, divide_by_std=True, eps=1e-6, **options):
+    """Mean and std of the other completions of the group. Where they are equal, no division."""
+    r, n = r - r[:, :1], r.shape[1]  # equal rewards become exact zeros
+    rows = [torch.cat([r[:, :i], r[:, i + 1:]], dim=1) for i in range(n)]
+    others = torch.stack(rows, dim=1)
+    mean = others.mean(2)
+    squares = (others - mean.unsqueeze(2)) ** 2
+    std = (squares.sum(2) / max(n - 2, 1)).sqrt()
+    advantages = r - mean
+    divide = (std > 0) & divide_by_std
+    return torch.where(divide, advantages / (std + eps), advantages)
+
+
 POOLED = "mean and std of the whole batch, not of each question's group [8]"
 
 
@@ -282,6 +295,7 @@ ADVANTAGES = [
     choice("each compared with the mean of the others (RLOO)", lambda r, **o:
            r.shape[1] / (r.shape[1] - 1) * grpo.group_advantages(r, divide_by_std=False)),
     choice("the std of the whole batch (REINFORCE++-baseline)", whole_batch(1e-4)),
+    choice("mean and std of the other completions (leave-one-out), plus 1e-06", leave_one_out),
 ]
 
 
@@ -296,6 +310,19 @@ def decoupled(eps, ddof=1):
 
 def decoupled_versions(eps):
     yield choice(f"the unbiased std {plus(eps)}", decoupled(eps))
+
+
+def decoupled_whitened(eps):
+    def function(rewards, **options):
+        total = gdpo.decoupled_advantages(rewards, normalize_batch=False, eps=eps, **options)
+        return (total - total.mean()) / (total.var() + 1e-8).sqrt()
+
+    return function
+
+
+def whitened_versions(eps):
+    words = f"the unbiased std {plus(eps)}; over the batch, the root of the variance plus 1e-08"
+    yield choice(words, decoupled_whitened(eps))
 
 
 def gather(x, tokens):
@@ -328,7 +355,8 @@ VALUE_CHOICES = [("without the ½;", ("half", 1.0)), ("not clipped;", ("clipped"
 FITTED = {
     "group_advantages": [*((of_a_group(ddof), std_of(ddof)) for ddof in (1, 0)),
                          *((root(ddof), root_of(ddof)) for ddof in (1, 0))],
-    "decoupled_advantages": [(decoupled_versions, decoupled)],
+    "decoupled_advantages": [(decoupled_versions, decoupled),
+                             (whitened_versions, decoupled_whitened)],
 }
 GRPO = versions(weigh="mean", beta=0.04, named=False)
 GSPO = versions(weigh="mean", ratio=sequence_ratio, ratios=SEQUENCE, low=3e-4, high=4e-4)

@@ -61,8 +61,8 @@ CASES = {  # name: (shape, options on top of STEP)
     "deep, untied": (DEEP, {"beta": 0.0}),
     "deep, checkpointed": (DEEP, {"gradient_checkpointing": True}),
     "many rows": (DEEP, ROWS),
-    "GSPO": (DEEP, {"algorithm": "gspo", "pruning_rate": None, "group_size": 16}),
-    "PPO": (WIDE, {"algorithm": "ppo", "pruning_rate": None}),
+    "GSPO": (DEEP, {"algorithm": "gspo", "pruning_rate": 0.0, "group_size": 16}),
+    "PPO": (WIDE, {"algorithm": "ppo", "pruning_rate": 0.0}),
     "LoRA": (WIDE, {"lora": 8}),
     "LoRA, long prompts": (WIDE, LONG | {"lora": 8, "group_size": 4}),
     "float32, long prompts": (WIDE, LONG | {"dtype": "float32"}),
@@ -179,8 +179,9 @@ def measure(name, device):
         peaks = tracked(folder, config, algorithm, device)
         ranks.barrier()
     return {
-        "name": name, "devices": world, "trained": p.trained, "planned": p.peaks,
-        "tracked": ranks.all_sum(peaks, device, op="max"),
+        "name": name, "devices": world, "trained": p.trained,
+        "planned": dict(zip(PHASES, p.peaks)),
+        "tracked": ranks.all_sum({}, device, maxima=peaks),
     }
 
 

@@ -13,6 +13,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,11 +23,28 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
 from engine.base.errors import UserError
-from engine.run.curves import AXES, DPI, PHASES, STYLES, above, curves, stacked
+from engine.run import metrics
+from engine.run.curves import (
+    DPI,
+    PHASES,
+    draw_phases,
+    label,
+    legend_above,
+    page,
+    shown_panels,
+    smooth,
+    stack_bars,
+)
 from engine.run.folder import NOT_COMPARED, options_of
 from engine.run.options import run_program
 
 MARKERS = ["o", "s", "^", "D", "v"]
+STYLES = ["-", "--", ":", "-."]
+AXES = {  # what may stand on the x axis: (metric of a step that is added up, label)
+    "questions": ("questions", "questions"),
+    "completions": ("completions", "completions generated"),
+    "seconds": ("seconds/total", "seconds of training"),
+}
 # a method has one colour in all pictures: that of the first of these words in its name
 COLOURS = {
     "one of each": "purple", "half of each": "purple", "random": "green", "unbiased": "teal",
@@ -104,11 +122,11 @@ def phases(rows, output):
     figure, (left, right) = panels(2)
     names = [row["name"] for row in rows]
     seeds(left, rows, names, "sampled")
-    stacked(right, names, [row["phases"] for row in rows], PHASES)
+    stack_bars(right, names, [row["phases"] for row in rows], PHASES)
     for i, row in enumerate(rows):
         text, top = f"{row['speedup']['median']:.2f}×", row["seconds"]["mean"]
         right.annotate(text, (i, top), ha="center", va="bottom")
-    above(right, "seconds of training, by phase; speed-up over GRPO")
+    legend_above(right, "seconds of training, by phase; speed-up over GRPO")
     right.tick_params(axis="x", rotation=35)
     figure.savefig(output, dpi=DPI)
 
@@ -127,7 +145,7 @@ def speed(rows, output):
     axis.set_xlim(-0.4, len(ticks) - 0.6)  # room for the last tick
     axis.set_ylabel("speed-up over GRPO, median of the seeds")
     axis.grid(alpha=0.3)
-    above(axis, columns=3)
+    legend_above(axis, columns=3)
     figure.savefig(output, dpi=DPI)
 
 
@@ -167,6 +185,57 @@ def time_to_accuracy(rows, output):
 # --- runs ---
 
 
+def several(groups, output, x):
+    """Draw the metrics of runs against what stands on the x axis, a row of AXES.
+
+    groups: lists of folders; the runs of a list differ only in the seed. A thick line shows the
+    mean over a twentieth of the run, and over the seeds. A thin line shows single steps of a single
+    run; a band shows the seeds' range.
+    """
+    runs = {}  # {name: steps}; a step has a row of each seed
+    for first, *others in groups:
+        name = f"{first} and {len(others)} more" if others else str(first)
+        logs = [files.read(Path(folder) / "metrics.jsonl") for folder in (first, *others)]
+        runs[name] = list(zip(*logs))
+    titles = shown_panels([row for steps in runs.values() for step in steps for row in step])
+    figure, axes = page(len(titles) + 1)
+    for axis, (metric, title) in zip(axes, titles.items()):
+        for i, (name, steps) in enumerate(runs.items()):
+            draw_group(axis, metric, x, steps, f"C{i}", STYLES[i % len(STYLES)], name)
+        label(axis, title, AXES[x][1])
+    if len(runs) > 1:
+        figure.legend(
+            *axes[0].get_legend_handles_labels(), loc="upper center", ncols=6, fontsize=9,
+            handlelength=3, frameon=False)
+    draw_phases(axes[len(titles)], list(runs), [mean_phases(steps) for steps in runs.values()])
+    figure.savefig(output, dpi=DPI)
+
+
+def draw_group(axis, metric, x, steps, color, style, name):
+    """Draw a metric of runs: its mean over the seeds, and what it is a mean of. steps: as in
+    `several`."""
+    end, ends, values = 0, [], []
+    for step in steps:
+        end += fmean(row[AXES[x][0]] for row in step)
+        of_seeds = [row.get(metric) for row in step]
+        if None not in of_seeds:  # a step without an update has no KL
+            ends.append(end)
+            values.append(of_seeds)
+    smoothed = list(zip(*[smooth(seed) for seed in zip(*values)]))
+    axis.plot(ends, [fmean(step) for step in smoothed], style, color=color, label=name)
+    if len(steps[0]) == 1:
+        axis.plot(ends, values, color=color, alpha=0.2, linewidth=0.8)
+    else:
+        low, high = map(min, smoothed), map(max, smoothed)
+        axis.fill_between(ends, list(low), list(high), color=color, alpha=0.2)
+
+
+def mean_phases(steps):
+    """{phase: seconds} of runs, the mean over the seeds."""
+    totals = metrics.phase_totals([row for step in steps for row in step])
+    return {phase: seconds / len(steps[0]) for phase, seconds in totals.items()}
+
+
 def by_seed(folders):
     """Lists of folders: the runs of each list differ only in the seed."""
     groups = {}
@@ -190,11 +259,10 @@ def main(argv):
     )
     args = parser.parse_args(argv)
     for folder in args.runs:
-        metrics = Path(folder) / "metrics.jsonl"
-        if not metrics.exists() or not files.read(metrics):
+        if not files.read(Path(folder) / "metrics.jsonl"):
             raise UserError(f"{folder} holds no run with at least one step (metrics.jsonl).")
     output = args.output or Path(args.runs[0]) / "curves.png"
-    curves(by_seed(args.runs), output, args.x)
+    several(by_seed(args.runs), output, args.x)
     print(f"written: {output}")
 
 

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.base.errors import UserError
 from engine.run.config import check
-from engine.run.curves import DPI, above
+from engine.run.curves import DPI, legend_above
 from engine.run.options import option, parse, run_program
 from engine.run.state import learning_rate
 from engine.scoring.score import choose
@@ -347,7 +347,7 @@ def picture(rows, output):
             band(axis, rows[name]["curves"], 0, i, name)
         axis.set(xlabel="CPU seconds of training\nline: mean; band: lowest to highest seed",
                  ylabel="accuracy, sampled (moving mean)", xlim=(0, AT[-1]), ylim=(0, 1))
-        above(axis, columns=2)
+        legend_above(axis, columns=2)
     # the fastest above; a seed that has not reached it counts as the slowest
     order = sorted(
         rows, key=lambda name: statistics.median(x or math.inf for x in rows[name]["seconds"]))

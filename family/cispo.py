@@ -1,8 +1,8 @@
 """CISPO: Clipped Importance Sampling weight Policy Optimization (MiniMax-M1, arXiv 2506.13585).
 
-The clip of PPO and GRPO takes the whole gradient of a token whose ratio has left the clip range.
-These are often rare tokens, such as "Wait", at which a chain of thought turns. CISPO clips the
-ratio only as a weight, and stops its gradient. So every token keeps a gradient:
+If the ratio of a token has left the clip range, the clip of PPO and GRPO makes its gradient 0. Such
+tokens are often rare ones, such as "Wait", at which a chain of thought turns. CISPO uses the
+clipped ratio only as a weight, and stops its gradient. So every token keeps a gradient:
 
     J(θ) = E 1/Σ_i|o_i| Σ_i Σ_t sg(ρ̂_it) A_i log π_θ(o_it | q, o_i<t)                     (eq. 4)
     ρ̂_it = clip(ρ_it, 1−ε_low, 1+ε_high)                                                  (eq. 5)
@@ -24,15 +24,15 @@ def cispo_loss(
 ):
     """−J of CISPO (2506.13585 eq. 4): −Σ weights · (sg(clip(ρ)) A log π_θ − β k3).
 
-    It takes the arguments of `grpo_loss` and returns what that returns; `clip_fraction` is the
-    share of tokens whose weight is clipped. weights: (N, T); None means 1 / number of tokens on
-    each. The loss is not 0 at the first update, but its gradient is that of GRPO with the same
-    weights.
+    It takes the arguments of `grpo_loss` and returns what `grpo_loss` returns. `clip_fraction` is
+    the share of tokens whose weight is clipped. weights: (N, T); None means 1 / number of tokens on
+    each. At the first update the loss is not 0, but its gradient is the gradient of GRPO with the
+    same weights.
     """
     padding = ~mask.bool()
     if weights is None:
         weights = (~padding).float() / (~padding).sum().clamp(min=1)
-    # ρ = π_θ / π_old, without a gradient; on padding 1, whatever stands there
+    # ρ = π_θ / π_old, without a gradient; on padding ρ is 1
     ratio = (logp - old_logp).detach().masked_fill(padding, 0.0).exp()
     # ρ̂ = clip(ρ, 1 − ε_low, 1 + ε_high)
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)

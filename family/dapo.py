@@ -6,7 +6,7 @@ DAPO makes four changes to GRPO:
   probability in one batch.
 - Dynamic sampling (3.2): a group that is all right or all wrong is replaced by a further question
   (`has_signal`).
-- Token-level loss (3.3): every token counts the same, in whichever completion it stands
+- Token-level loss (3.3): every token counts the same, in a short and in a long completion
   (`token_mean_weights`).
 - Overlong reward shaping (3.4): a penalty grows over the last tokens that are allowed
   (`overlong_penalty`).
@@ -34,9 +34,9 @@ def token_mean_weights(mask, *, total_tokens=None):
 def has_signal(rewards):
     """Which groups dynamic sampling keeps: those whose rewards differ. (2503.14476 eq. 11)
 
-    rewards: (Q, G). Returns (Q,) bool. For right-or-wrong rewards it means "neither all right nor
-    all wrong". Take the rewards before `overlong_penalty` is added. With the penalty, a group of
-    right answers would look informative if only their lengths differ.
+    rewards: (Q, G). Returns (Q,) bool. If a reward only says right or wrong, these are the groups
+    with a right and a wrong answer. Take the rewards before `overlong_penalty` is added. With the
+    penalty, a group of right answers of different lengths would look informative.
     """
     return rewards.amax(dim=1) > rewards.amin(dim=1)
 
@@ -63,7 +63,7 @@ def dapo_loss(
     logp, old_logp, advantages, mask, *, beta=0.0, clip_low=0.2, clip_high=0.28, weights=None,
     **options,
 ):
-    """−J of DAPO (eq. 8). It takes the arguments of `grpo_loss` and returns what that returns.
+    """−J of DAPO (eq. 8). It takes the arguments of `grpo_loss`, and it returns the same.
 
     advantages: (N,), GRPO's. weights: (N, T); None means `token_mean_weights(mask)`.
     """

@@ -2,9 +2,9 @@
 
 Two divisions in GRPO bias the gradient. Dr. GRPO leaves both out:
 
-- The division by the length |o_i| of each completion. With it, the longer a wrong answer is, the
-  less each of its tokens is punished, so wrong answers grow.
-- The division by the std of each group. With it, questions that are solved nearly always or nearly
+- The division by the length |o_i| of each completion. It punishes each token of a long wrong answer
+  less than each token of a short one, so wrong answers grow.
+- The division by the std of each group. It makes questions that are solved nearly always or nearly
   never count more than the others.
 
     J(θ) = E 1/G Σ_i 1/L Σ_t min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i)          A_i = r_i − mean(r)
@@ -31,7 +31,7 @@ def constant_weights(mask, *, max_tokens, num_sequences=None):
 def drgrpo_loss(
     logp, old_logp, advantages, mask, *, max_tokens=None, beta=0.0, weights=None, **options
 ):
-    """−J of Dr. GRPO. It takes the arguments of `grpo_loss` and returns what that returns.
+    """−J of Dr. GRPO. It takes the arguments of `grpo_loss`, and it returns the same.
 
     advantages: (N,), without the division by the std. max_tokens: L.
     Either `max_tokens` or `weights` must be given. If both are given, `weights` is used.

@@ -13,10 +13,10 @@ and gives A = (−1.41, 1.41). The last line keeps the scale of the advantages t
 rewards there are.
 
 A note for CPPO: the way in which rewards are merged decides which completions have a large |A|, and
-so which ones are pruned. Take 16 completions. 9 of them are right (2 points each). 14 are well
-formatted (1 point each). The two badly formatted ones are right. These two earn 2 points, which is
-the mean: under the sum their advantage is 0, and CPPO prunes them first. Here their A is −1.71, and
-no other |A| is as large.
+so which completions are pruned. Take 16 completions. 9 of them are right (2 points each). 14 are
+well formatted (1 point each). The two badly formatted ones are right. Each of these two earns 2
+points, which is the mean of the sums. So GRPO gives them the advantage 0, and CPPO prunes them
+first. GDPO gives them −1.71, and no other |A| is as large.
 """
 
 from grpo import group_advantages
@@ -35,7 +35,7 @@ def decoupled_advantages(rewards, *, weights=None, normalize_batch=True, eps=1e-
     # A = Σ_n w_n A_n
     advantages = sum(w * group_advantages(r, eps=eps) for w, r in zip(weights, rewards))
     if normalize_batch:
-        # Â = A / std(A). mean(A) is 0, because it is 0 in every group. To subtract it would only
-        # subtract its rounding error: groups of equal rewards would lose their exact zeros.
+        # Â = A / std(A). mean(A) is 0, because it is 0 in every group. In floats it is a rounding
+        # error. If we subtracted it, groups of equal rewards would lose their exact zeros
         advantages = advantages / (advantages.std() + eps)
     return advantages

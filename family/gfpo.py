@@ -7,9 +7,9 @@ what the filter prefers, for example to answer in few tokens.
     A_i = (r_i − mean_S(r)) / std_S(r)     if i is in S, the set of the k kept completions
     A_i = 0                                otherwise                                (section 3)
 
-So the mean and the std are those of the kept completions, taken *after* the filter. CPPO takes
-them before it prunes. The std is the population's. Any loss can follow: the paper
-uses DAPO's token mean.
+So GFPO takes the mean and the std over the kept completions, *after* the filter. CPPO takes the
+mean and the std over all completions, before it prunes. GFPO's std is the population's. Any loss
+can follow. The paper uses DAPO's token mean.
 """
 
 import torch
@@ -19,8 +19,8 @@ def retain(metric, k, *, largest=False):
     """Indices of the k completions of each question with the smallest metric. (Algorithm 1)
 
     metric: (Q, G), for example the lengths. Returns (Q, k) int64, ascending in each row. If metrics
-    are equal, the lower index is kept. `largest=True` keeps the largest metric instead, for example
-    that of `token_efficiency`. Raises ValueError if k is outside 1 … G.
+    are equal, the lower index is kept. `largest=True` keeps the completions with the largest metric
+    (for example `token_efficiency`). Raises ValueError if k is outside 1 … G.
     Example: lengths of 30, 10, 20 and 40 with k = 2 give the indices 1 and 2.
     """
     if not 1 <= k <= metric.shape[1]:
@@ -37,8 +37,8 @@ def retained_advantages(rewards, kept, *, eps=1e-4):
     """Advantages over the kept completions of each question, 0 for the others. (section 3)
 
     rewards: (Q, G). kept: (Q, k) indices. If k differs between questions, kept is a list with one
-    tensor of indices for each question. Returns (Q, G). The paper names no eps. This one is GRPO's:
-    with it, equal rewards among the kept completions give 0.
+    tensor of indices for each question. Returns (Q, G). The paper names no eps. We add GRPO's eps,
+    so equal rewards of the kept completions give 0.
     """
     advantages = torch.zeros_like(rewards)
     for row, r, s in zip(advantages, rewards, kept):
@@ -55,8 +55,8 @@ def adaptive_k(mean_rewards, history, *, ks=(4, 6, 8, 8)):
     (2508.09726, adaptive difficulty GFPO.) mean_rewards: (Q,), the mean reward of each group.
     history: (H,), the mean rewards of earlier questions. Its quartiles separate easy, medium, hard
     and very hard questions. `ks` holds the numbers to keep, in this order. A question on a quartile
-    counts as the easier of the two. Returns (Q,) int64. As long as the history is empty, every
-    question gets the largest k.
+    counts as the easier kind. Returns (Q,) int64. While the history is empty, every question gets
+    the largest k.
     The paper keeps a running estimate of the quartiles; here they are exact.
     """
     if history.numel() == 0:

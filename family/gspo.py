@@ -10,8 +10,8 @@ A mean of many log-ratios stays close to 0. So the clip range is 3e-4 below and 
 There is no KL term. The ratio is 1 until the first update. So GSPO needs several updates on each
 batch of completions: several mini-batches, or μ > 1.
 
-GSPO-token (eq. 13, 14) allows A to differ from token to token. If A is one number per completion,
-and all tokens of a completion weigh the same, it has the same value and the same gradient as GSPO.
+GSPO-token (eq. 13, 14) allows A to differ from token to token. If A is one number per completion
+and all tokens of a completion weigh the same, GSPO-token has the value and the gradient of GSPO.
 """
 
 from grpo import sequence_mean_weights, surrogate_loss
@@ -44,8 +44,8 @@ def gspo_loss(
 ):
     """−J of GSPO (eq. 5). With `token_level=True`: −J of GSPO-token (eq. 13).
 
-    It takes the arguments of `grpo_loss` and returns what that returns. advantages: (N,);
-    GSPO-token also takes (N, T). Every token of a completion carries the completion's surrogate.
+    It takes the arguments of `grpo_loss`, and it returns the same. advantages: (N,); GSPO-token
+    also takes (N, T). Every token of a completion carries the surrogate of the whole completion.
     The weights 1/(N |o_i|) of these tokens add up to 1/N.
     """
     if weights is None:

@@ -5,13 +5,13 @@ small, so a single unusual reward counts much. Lite PPO divides all groups by th
 
     A_i = (r_i − mean(r of the group)) / std(r of the batch)
 
-and lets every token count the same, as DAPO does. The clip is PPO's. There is no KL term, and one
-update on each batch. The formula and these numbers were read in TRL 1.16.0
-(`scale_rewards="batch"`, and its index of papers), not in the paper.
+Every token counts the same, as in DAPO. The clip is PPO's. There is no KL term. Each batch makes
+one update. We read the formula and these settings in TRL 1.16.0 (`scale_rewards="batch"`, and its
+index of papers), not in the paper.
 
-REINFORCE++-baseline (arXiv 2501.03262) nearly does the same. It divides by the std of the rewards
-*after* the mean of their group is subtracted, over all tokens (verl 0.9.1). So questions of unlike
-difficulty do not make its std larger.
+REINFORCE++-baseline (arXiv 2501.03262) does nearly the same. It first subtracts the mean of each
+group. *Then* it takes the std of the result, over all tokens (verl 0.9.1), and divides by it. So
+questions of different difficulty do not make this std larger.
 """
 
 from grpo import group_advantages

@@ -1,10 +1,10 @@
 """PODS: Policy Optimization with Down-Sampling (arXiv 2504.13818).
 
 PODS is CPPO's rival. Of the n completions of a question, it trains on the m whose rewards have the
-largest variance. One of the subsets with the largest variance always consists of the i highest and
-the m−i lowest rewards, for some i. So it is enough to sort the rewards and to try every i, which
-takes O(n log n). If a reward only says right or wrong, half of the kept completions are right and
-half are wrong, if there are enough of each.
+largest variance. For some i, the i highest and the m−i lowest rewards together have the largest
+variance. So it is enough to sort the rewards and to try every i, which takes O(n log n). If a
+reward only says right or wrong, and if there are enough of each, half of the kept completions are
+right and half are wrong.
 
 The advantages are normalised over the m kept completions, after the selection:
 `grpo.group_advantages(rewards.gather(1, kept))`.
@@ -26,8 +26,8 @@ def max_variance_subset(rewards, m):
     if not 1 <= m <= group_size:
         raise ValueError(f"m must lie in 1 … {group_size}, not {m}")
     order = rewards.argsort(dim=1, stable=True)
-    # A shift changes no variance and keeps the sums below small. Sums of whole numbers are exact,
-    # so equal variances are found to be equal.
+    # This shift does not change a variance. It keeps the sums below small. Sums of whole numbers
+    # are exact, so the code finds that equal variances are equal.
     x = rewards.double().gather(1, order)
     x = x - x[:, :1]
     high = torch.arange(m + 1, device=rewards.device)  # every i: the i highest, the m − i lowest

@@ -1,8 +1,8 @@
 """PPO for language models (arXiv 1707.06347), with the KL penalty in the reward (2203.02155).
 
-PPO needs a second network, which GRPO does without: the critic V(s_t). Before every token it
-predicts how much reward will follow. Each token is an action with a reward of its own. Its
-advantage is the generalised advantage estimate (GAE, arXiv 1506.02438):
+PPO needs a second network, the critic V(s_t). GRPO needs none. Before every token the critic
+predicts how much reward will follow. Each token is an action with a reward of its own. The
+advantage of a token is the generalised advantage estimate (GAE, arXiv 1506.02438):
 
     r_t = −β (log π_old − log π_ref)_t, and on the last token the completion's score is added
     δ_t = r_t + γ V(s_t+1) − V(s_t)          A_t = Σ_l (γλ)^l δ_t+l          R_t = A_t + V(s_t)
@@ -29,37 +29,38 @@ def token_rewards(scores, logp, ref_logp, mask, *, beta):
     """r_t = −β k1 with k1 = log π − log π_ref; the last token gets the score on top.
 
     scores: (N,), one per completion. logp, ref_logp: (N, T), of the policy that sampled and of the
-    reference. mask: (N, T) bool or 0/1, padded on the right. Returns (N, T), 0 on padding.
+    reference. mask: (N, T) bool or 0/1, the tokens of the policy. Returns (N, T), 0 outside of it.
     The score of an empty row is lost, because there is no token to carry it.
     """
     mask = mask.bool()
     # r_t = −β (log π − log π_ref)
     rewards = (-beta * (logp - ref_logp)).masked_fill(~mask, 0.0)
-    # The last token of a row: the next place is not in the mask
-    last = mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
+    # The last token of a row: with it all tokens of the mask are counted
+    last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
     return torch.where(last, rewards + scores.unsqueeze(1), rewards)
 
 
 def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     """Generalised advantage estimation, and the critic's targets R = A + V.
 
-    (1506.02438 eq. 16; 1707.06347 eq. 11.) rewards, values: (N, T). mask: (N, T), padded on the
-    right. After the last token, V is 0. Returns (advantages, returns), both (N, T), 0 on padding.
-    They are targets, so they have no gradient. The advantages are not whitened.
+    (1506.02438 eq. 16; 1707.06347 eq. 11.) rewards, values: (N, T). mask: (N, T), the tokens of the
+    policy. Padding and the tokens of a tool are passed over. After the last token, V is 0. Returns
+    (advantages, returns), both (N, T), 0 outside of the mask. They are targets, so they have no
+    gradient. The advantages are not whitened.
     """
     mask = mask.bool()
     rewards = rewards.detach().masked_fill(~mask, 0.0)
     values = values.detach().masked_fill(~mask, 0.0)
     advantages = torch.zeros_like(rewards)
-    after = rewards.new_zeros(len(rewards))  # A_t+1
+    after = value_after = rewards.new_zeros(len(rewards))  # A_t+1 and V(s_t+1)
     for t in reversed(range(rewards.shape[1])):
-        # V(s_t+1), 0 after the last token
-        value_after = values[:, t + 1] if t + 1 < rewards.shape[1] else 0.0
         # δ_t = r_t + γ V(s_t+1) − V(s_t)
         delta = rewards[:, t] + gamma * value_after - values[:, t]
-        # A_t = δ_t + γλ A_t+1, which stays 0 on padding
-        after = delta + gamma * lam * after
+        # A_t = δ_t + γλ A_t+1
+        after = torch.where(mask[:, t], delta + gamma * lam * after, after)
+        value_after = torch.where(mask[:, t], values[:, t], value_after)
         advantages[:, t] = after
+    advantages = advantages.masked_fill(~mask, 0.0)
     # R_t = A_t + V(s_t)
     return advantages, advantages + values
 
@@ -87,8 +88,8 @@ def ppo_loss(
     """−mean over tokens of min(ρA, clip(ρ, 1−clip_low, 1+clip_high)A). (1707.06347 eq. 7)
 
     logp, old_logp: (N, T), of the current and the sampling policy. advantages: (N, T), already
-    whitened. mask: (N, T). weights: (N, T); None means 1 / number of tokens on each. Returns
-    (loss, stats), as `grpo_loss` does. The KL is in the rewards: `ref_logp` changes only the stats.
+    whitened. mask: (N, T). weights: (N, T); None means 1 / number of tokens on each. Returns (loss,
+    stats), as `grpo_loss` does. The KL is in the rewards, so `ref_logp` changes only the stats.
     """
     if weights is None:
         weights = mask.float() / mask.sum().clamp(min=1)
@@ -103,12 +104,12 @@ def value_loss(values, old_values, returns, mask, *, clip=0.2, weights=None):
 
     (The published code of 1707.06347.) values, old_values, returns, mask: (N, T). Only `values`
     gets a gradient. weights: (N, T); None means 1 / number of tokens on each. Returns a scalar.
-    The larger square is the pessimistic one, like the min for the policy: V gains nothing by moving
-    more than `clip` away from V_old.
+    The larger square is the pessimistic one, like the min for the policy. So V gains nothing if it
+    moves more than `clip` away from V_old.
     """
     if weights is None:
         weights = mask.float() / mask.sum().clamp(min=1)
-    # 0 on padding, whatever stands there
+    # 0 on padding
     padding = ~mask.bool()
     values = values.masked_fill(padding, 0.0)
     old_values = old_values.detach().masked_fill(padding, 0.0)

@@ -1,13 +1,14 @@
 """SAPO: Soft Adaptive Policy Optimization (arXiv 2511.20347).
 
-A hard clip lets the gradient of a token fall to 0 at once. SAPO lets it fade with a soft gate:
+A hard clip sets the gradient of a token to 0 at once. SAPO uses a soft gate, so it fades:
 
     J(θ) = E 1/G Σ_i 1/|o_i| Σ_t f(ρ_it) A_i      f(ρ) = 4/τ · sigmoid(τ (ρ − 1))
 
     f'(ρ) = sech²(τ (ρ − 1) / 2)       1 at ρ = 1, as without a clip; towards 0 on both sides
 
-τ is 1 if A > 0, and 1.05 otherwise: what pushes a token down also pushes many others up, so it
-fades sooner. The formula was read in TRL 1.16.0 and verl 0.9.1, not in the paper.
+τ is 1 if A > 0, and 1.05 otherwise. An update that pushes one token down also pushes many others
+up, so its gradient fades sooner. We read the formula in TRL 1.16.0 and verl 0.9.1, not in the
+paper.
 """
 
 import torch
@@ -21,12 +22,12 @@ def sapo_loss(
 ):
     """−J of SAPO: −Σ weights · (f(ρ) A − β k3).
 
-    It takes the arguments of `grpo_loss` and returns what that returns. It has no clip: clip_low
-    and clip_high are not used. tau_positive, tau_negative: τ of tokens with A > 0, and of others.
+    It takes the arguments of `grpo_loss`, and it returns the same. It has no clip, so clip_low and
+    clip_high are not used. tau_positive, tau_negative: τ of tokens with A > 0, and of others.
     """
     padding = ~mask.bool()
     weights = sequence_mean_weights(mask) if weights is None else weights
-    # ρ = π_θ / π_old; on padding 1, whatever stands there
+    # ρ = π_θ / π_old; on padding ρ is 1
     ratio = (logp - old_logp.detach()).masked_fill(padding, 0.0).exp()
     advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
     tau = torch.where(advantages > 0, tau_positive, tau_negative)

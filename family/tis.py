@@ -22,14 +22,14 @@ def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap, low=None)
 
     old_logp: (N, T), log π_old(o_t) as the trainer computes it. sampled_logp: (N, T), as the
     sampler computed it when it drew o_t, from the same weights of the model. mask: (N, T), 1 on
-    completion tokens. cap: C, above 0. low: a; with it the weight outside a … C is 0 (IcePop).
-    Then take a < 1 < C: if sampler and trainer agree on a token, its ratio is 1 only up to
-    rounding. Returns (N, T), 1 on padding, without a gradient.
+    completion tokens. cap: C, above 0. low: a. If a is given, the weight outside a … C is 0
+    (IcePop). Then take a < 1 < C. If sampler and trainer agree on a token, its ratio is 1, but only
+    up to rounding. Returns (N, T), 1 on padding, without a gradient.
 
-    If neither end is reached, each token is corrected, given the tokens before it:
-    Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o). The sampler also drew the tokens before it; this
-    is not corrected. The cap bounds the variance, and biases the tokens above it. The loss keeps
-    its ratio π_θ / π_old, because of the updates since the sampling.
+    If no ratio reaches an end, w corrects each token, given the tokens before it:
+    Σ_o π_sampler(o) w(o) f(o) = Σ_o π_old(o) f(o). The sampler also drew the tokens before it, and
+    w does not correct these. The cap bounds the variance. It biases the tokens whose ratio is above
+    the cap. The loss keeps its ratio π_θ / π_old, because the policy is updated after the sampling.
     """
     ratio = (old_logp - sampled_logp).exp()
     # w = π_old / π_sampler, at most C; IcePop: 0 outside a … C

@@ -1,25 +1,26 @@
 """Unbiased pruning: a completion is kept with a chance p, and then counts 1/p.
 
-CPPO always drops the completions with a small |A|. So the mean of its gradient is not GRPO's. If
-the kept are drawn instead, and each counts the inverse of its chance, the mean is right, whatever
-f_i is (Horvitz and Thompson, 1952):
+CPPO always drops the completions with a small |A|. So the mean of its gradient is not GRPO's
+gradient. Now draw the kept completions, and let each count the inverse of its chance. Then the mean
+is right for every f_i (Horvitz and Thompson, 1952):
 
     E Σ_{i kept} A_i f_i / p_i = Σ_i p_i A_i f_i / p_i = Σ_i A_i f_i
 
-The price is variance: it is least if p_i is in proportion to |A_i f_i|. Here p_i is in proportion
-to |A_i|, 1 at most, and Σ p_i = k. So each question keeps k completions, as in CPPO.
+The price is variance. The variance is least if p_i is in proportion to |A_i f_i|. Here p_i is in
+proportion to |A_i|, 1 at most, and Σ p_i = k. So each question keeps k completions, as in CPPO.
 
-That each question keeps exactly k is needed: the loss divides by the number of all kept
-completions. If a question has fewer than k completions with A ≠ 0, others with A = 0 take the
-places that are left. Without them, this question would count less than it does in GRPO, and the
-other questions more.
+Each question must keep exactly k, because the loss divides by the number of all kept completions.
+If a question has fewer than k completions with A ≠ 0, others with A = 0 take the places that are
+left. Without these, the question would count less than it does in GRPO, and the other questions
+would count more.
 
-It is true of losses that divide by the number of completions (1/(N |o_i|), Dr. GRPO's constant).
-DAPO's divisor is the number of kept tokens, which is drawn too, so there it is only nearly true.
+The mean is right for losses that divide by the number of completions (1/(N |o_i|), Dr. GRPO's
+constant). DAPO divides by the number of kept tokens. This number is drawn too, so for DAPO the mean
+is only nearly right.
 
-This is the idea of DPPO, CPPO's successor (Unbiased Dynamic Pruning, arXiv 2603.04135). Only its
-abstract and summaries of it could be read: it also prunes questions, by their history, and packs
-prompts. Its chances may be others than these.
+This is the idea of DPPO, CPPO's successor (Unbiased Dynamic Pruning, arXiv 2603.04135). We could
+read only its abstract and summaries of it. DPPO also prunes questions, by their history, and packs
+prompts. Its chances may differ from ours.
 """
 
 import torch
@@ -29,9 +30,9 @@ def chances(scores, k, *, allowed=None):
     """p = min(1, c · score) with Σ p = k in each row: the chance of each completion to be kept.
 
     scores: (Q, G), at least 0, for example |A|. Returns (Q, G). If a row has fewer than k positive
-    scores, their chance is 1, and its other completions share the places that are left equally.
-    allowed: (Q, G) bool, which completions may be kept (None: all); the others get a chance only if
-    a row has fewer than k allowed ones.
+    scores, these get the chance 1, and the other completions of the row share the places that are
+    left equally. allowed: (Q, G) bool, which completions may be kept (None: all). The others get a
+    chance only if a row has fewer than k allowed ones.
     Example: scores of 3, 1, 1 and 1 with k = 2 give 1, ⅓, ⅓ and ⅓; 5, 0, 0 and 0 give the same.
     """
     allowed = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed
@@ -57,15 +58,16 @@ def chances(scores, k, *, allowed=None):
 def draw(p, u):
     """Systematic sampling: each completion with its chance, and k of each row if Σ p = k.
 
-    p: (Q, G) chances. u: (Q, 1), uniform in [0, 1). Returns (Q, G) bool. The intervals of width p
-    lie side by side; the points u, u + 1, u + 2, … each take the completion they fall on.
+    p: (Q, G) chances. u: (Q, 1), uniform in [0, 1). Returns (Q, G) bool. Intervals of width p lie
+    side by side. Each of the points u, u + 1, u + 2, … keeps the completion on whose interval it
+    falls.
     """
     ends = p.cumsum(1)
     return (ends - u).ceil() > (ends - p - u).ceil()
 
 
 def weighed(advantages, p):
-    """A k/(G p): in a mean over the k kept they count as A does in the mean over all G.
+    """A k/(G p): in the mean over the k kept, they count on average as A in the mean over all G.
 
     advantages, p: (Q, G), with Σ p = k in each row. Returns (Q, G). The KL term of a loss is not
     weighed.

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 
@@ -179,6 +180,30 @@ def test_equal_rewards_are_set_to_0_by_hand_and_other_forms_of_the_std():
 
     assert said("group_advantages", by_hand) == "≈ the unbiased std plus 1e-08"
     assert said("group_advantages", root) == "≈ the root of the unbiased variance plus 1e-08"
+
+
+def test_mean_and_std_of_the_other_completions_are_a_choice():
+    def advantages(rewards, *, divide_by_std=True):
+        out = torch.zeros_like(rewards)
+        for q, i in torch.cartesian_prod(*map(torch.arange, rewards.shape)).tolist():
+            others = [r for j, r in enumerate(rewards[q].tolist()) if j != i]
+            std = statistics.stdev(others) if len(others) > 1 and divide_by_std else 0
+            out[q, i] = rewards[q, i] - statistics.mean(others)
+            out[q, i] /= std + 1e-6 if std else 1
+        return out
+
+    words = "≈ mean and std of the other completions (leave-one-out), plus 1e-06"
+    assert said("group_advantages", advantages) == words
+
+
+def test_gdpo_may_have_one_eps_in_a_group_and_another_over_the_batch():
+    def advantages(rewards):
+        z = (rewards - rewards.mean(2, keepdim=True)) / (rewards.std(2, keepdim=True) + 1e-3)
+        total = z.sum(0)
+        return (total - total.mean()) * torch.rsqrt(total.var() + 1e-8)
+
+    words = "≈ the unbiased std plus 0.001; over the batch, the root of the variance plus 1e-08"
+    assert said("decoupled_advantages", advantages) == words
 
 
 def test_an_option_that_our_function_only_hands_on_is_named_too():

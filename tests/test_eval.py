@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ import eval as evaluation
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model.sampling import Sampler, Sampling
-from engine.run.answers import stamp_of
 from engine.scoring.score import REWARDS
 from engine.tasks.questions import load_questions
 from engine.tasks.table import SYSTEM_PROMPT
@@ -231,24 +229,6 @@ def test_results_go_beside_what_is_evaluated_or_under_runs(tmp_path, monkeypatch
     assert folder(model="Me/Model-1B") == "runs/eval-Model-1B"
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     assert folder(from_file=f"{tmp_path}/x.jsonl") == "runs/eval-x"
-
-
-def test_another_judge_under_the_same_name_is_another_setting(small, tmp_path):
-    file, judge = tmp_path / "own.py", ["--judge", f"{tmp_path}/own.py:mine"]
-    file.write_text("def mine(texts, **columns):\n    return [0.0] * len(texts)\n")
-    go(small, tmp_path / "a", *judge)
-    file.write_text(file.read_text().replace("[0.0]", "[1.0]"))
-    with pytest.raises(UserError, match="judged_by"):
-        go(small, tmp_path / "a", *judge)
-
-
-def test_the_stamp_of_a_model_changes_with_its_weights(small, tmp_path):
-    shutil.copytree(small, tmp_path / "judge")
-    names = [f"{tmp_path}/judge", f"RewardModel:{tmp_path}/judge:0.5"]
-    before = [stamp_of(name) for name in names]
-    os.utime(tmp_path / "judge/model.safetensors", (0, 0))
-    after = [stamp_of(name) for name in names]
-    assert len({*before, *after, stamp_of("gsm8k_accuracy")}) == 3
 
 
 def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):

@@ -145,6 +145,6 @@ DENSE = {  # they are still to be unpacked
     "engine.run.doctor", "engine.run.plan_command", "engine.run.curves", "engine.model.prompts",
     "engine.run.shapes", "engine.scoring.reward_model", "eval", "engine.tasks.arithmetic",
     "engine.scoring.preview", "engine.run.plan", "grpo", "engine.tasks.table", "micro_batches",
-    "engine.scoring.programs", "engine.run.answers", "engine.scoring.sandbox",
+    "engine.scoring.programs", "engine.run.eval_answers", "engine.scoring.sandbox",
     "engine.model.kv_cache", "engine.run.checks", "engine.model.sampling",
 }

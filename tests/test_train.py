@@ -25,7 +25,7 @@ from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
 from engine.tasks.table import task_of
 from tests.examples import named
-from tests.training import logprobs, stepper
+from tests.training import LONGEST, logprobs, stepper
 
 # --- one step ---
 
@@ -70,7 +70,6 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
         scored.append((len(prompts), temperature))
         return real(model, prompts, *rest, temperature=temperature, **options)
 
-    score.__name__ = real.__name__
     monkeypatch.setattr("engine.model.logprobs.completion_logprobs", score)
     options = {"group_size": 8, "temperature": 0.7, "micro_batch_tokens": 10**6}
     metrics, sample = run_step(step_inputs, [number_of_digits], algorithm, **options)
@@ -81,6 +80,21 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
     kept = [i for i, row in enumerate(sample["completions"]) if row["kept"]]
     advantages = torch.tensor([[row["advantage"] for row in sample["completions"]]])
     assert kept == prune(advantages, k)[0].tolist()
+
+
+def test_the_weights_of_a_mini_batch_are_computed_once(step_inputs):
+    """Not again in each of its micro-batches, nor in the second of μ = 2 updates."""
+    asked = []
+
+    def token_weights(mask, n, tokens, longest):
+        asked.append((n, tokens, longest))
+        return mask / n
+
+    options = {"minibatches": 2, "micro_batch_tokens": 128, "token_weights": token_weights}
+    metrics, _ = run_step(step_inputs, [number_of_digits], "grpo", group_size=8, **options)
+    first, second = asked
+    assert [first[0], second[0]] == [16, 16] and first[2] == second[2] == LONGEST
+    assert first[1] + second[1] == metrics["tokens_trained"]
 
 
 def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(

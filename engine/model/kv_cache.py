@@ -23,32 +23,39 @@ class RoomyLayer(DynamicLayer):
     def __init__(self, layer, longest):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
+        rows, heads, _, width = layer.keys.shape
         self.rooms = [
-            held.new_empty(*held.shape[:2], longest, held.shape[3])
-            for held in (layer.keys, layer.values)
+            layer.keys.new_empty(rows, heads, longest, width),
+            layer.values.new_empty(rows, heads, longest, layer.values.shape[3]),
         ]
-        self.keys, self.values = (room[:, :, :0] for room in self.rooms)
+        self.view(rows, 0)
         self.update(layer.keys, layer.values)
+
+    def view(self, rows, length):
+        """Let keys and values be the part of the rooms that is in use."""
+        self.keys = self.rooms[0][:rows, :, :length]
+        self.values = self.rooms[1][:rows, :, :length]
 
     def update(self, keys, values, *args, **kwargs):
         """Append tokens to each row. Returns all keys and values."""
-        rows, length = len(keys), self.keys.shape[2]
-        end = length + keys.shape[2]
-        for room, new in zip(self.rooms, (keys, values)):
-            room[:rows, :, length:end] = new
-        self.keys, self.values = (room[:rows, :, :end] for room in self.rooms)
+        rows = len(keys)
+        length = self.keys.shape[2]
+        self.view(rows, length + keys.shape[2])
+        self.keys[:, :, length:] = keys
+        self.values[:, :, length:] = values
         return self.keys, self.values
 
     def reorder_cache(self, order):
         """Keep these rows, in this order; only those that move are copied. order: (n,), on the
         CPU."""
-        n, length = len(order), self.keys.shape[2]
+        n = len(order)
+        length = self.keys.shape[2]
         target = (order != torch.arange(n)).nonzero().squeeze(1)
         source = order[target].to(self.device, non_blocking=True)
         target = target.to(self.device, non_blocking=True)
         for room in self.rooms:
             room[target, :, :length] = room[source, :, :length]
-        self.keys, self.values = (room[:n, :, :length] for room in self.rooms)
+        self.view(n, length)
 
 
 def give_room(cache, order, longest):
@@ -69,7 +76,8 @@ def keep_rows(cache, rows, device):
 
     rows: (n,), ascending, on the CPU. The last ones move into the places of those that leave.
     """
-    order, free = torch.arange(len(rows)), torch.ones(len(rows), dtype=torch.bool)
+    order = torch.arange(len(rows))
+    free = torch.ones(len(rows), dtype=torch.bool)
     free[rows[rows < len(rows)]] = False
     order[free] = rows[rows >= len(rows)]
     cache.reorder_cache(order)
@@ -92,8 +100,10 @@ class SharedLayer(DynamicLayer):
 
     def update(self, keys, values, *args, **kwargs):
         if self.prompt_of_row is not None:
-            before = self.keys[self.prompt_of_row], self.values[self.prompt_of_row]
-            return torch.cat([before[0], keys], dim=-2), torch.cat([before[1], values], dim=-2)
-        if not self.is_initialized:
-            self.keys, self.values, self.is_initialized = keys, values, True
+            keys = torch.cat([self.keys[self.prompt_of_row], keys], dim=-2)
+            values = torch.cat([self.values[self.prompt_of_row], values], dim=-2)
+        elif not self.is_initialized:
+            self.keys = keys
+            self.values = values
+            self.is_initialized = True
         return keys, values

@@ -32,17 +32,23 @@ class Policy:
 
     def logprobs(self, batch, with_entropy=False):
         """`completion_logprobs` under this policy of the completions of a Batch: (N, T)."""
-        score = as_forward(self.model, completion_logprobs)
+        score = as_forward(self.model, batch_logprobs)
         if self.without_adapter:
             self.model.disable_adapters()
         try:
             with autocast(self.dtype, batch.tokens.device):
                 return score(
-                    batch.prompts, batch.tokens, batch.mask, temperature=self.temperature,
-                    with_entropy=with_entropy, shares_prompts=self.shares_prompts)
+                    batch, temperature=self.temperature, with_entropy=with_entropy,
+                    shares_prompts=self.shares_prompts)
         finally:
             if self.without_adapter:
                 self.model.enable_adapters()
+
+
+def batch_logprobs(model, batch, **options):
+    """`completion_logprobs` of a Batch. FSDP would move a mask among the arguments to the device,
+    but it leaves a Batch as it is."""
+    return completion_logprobs(model, batch.prompts, batch.tokens, batch.mask, **options)
 
 
 def completion_mask(tokens, lengths):

@@ -15,9 +15,17 @@ def left_pad(prompts, pad_id, device):
     """(ids, mask), both (Q, L), of Q token lists: padded on the left, so that all prompts end in
     the same column."""
     longest = max(map(len, prompts))
-    ids = torch.tensor([[pad_id] * (longest - len(p)) + [*p] for p in prompts])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+    ids, mask = [], []
+    for prompt in prompts:
+        padding = longest - len(prompt)
+        ids.append([pad_id] * padding + list(prompt))
+        mask.append([0] * padding + [1] * len(prompt))
+    return on_device(ids, device), on_device(mask, device)
+
+
+def on_device(numbers, device):
+    """Numbers as a tensor. The host does not wait for the copy."""
+    return torch.as_tensor(numbers).to(device, non_blocking=True)
 
 
 def read_prompts_once(backbone, prompts, tokens, lengths):
@@ -32,36 +40,39 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
 
     from engine.model.kv_cache import SharedLayer
 
-    place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts]).to(
-        tokens.device, non_blocking=True
-    )
-    ids, mask = left_pad(place, 0, tokens.device)
+    device = tokens.device
+    number = {}  # {prompt: its row among the distinct ones}
+    for prompt in map(tuple, prompts):
+        number.setdefault(prompt, len(number))
+    prompt_of_row = on_device([number[tuple(prompt)] for prompt in prompts], device)
+    ids, mask = left_pad(number, 0, device)
     position = (mask.cumsum(1) - 1).clamp(min=0)
     # without a mask there is less to compute; with one, transformers makes a GPU wait once, to see
     # what the mask hides
-    padded = len(set(map(len, place))) > 1
+    padded = len(set(map(len, number))) > 1
+    if not padded:
+        mask = None
     cache = Cache(layer_class_to_replicate=SharedLayer)
     out = backbone(
-        input_ids=ids, attention_mask=mask if padded else None, position_ids=position,
-        past_key_values=cache, use_cache=True,
-    )
-    last = out.last_hidden_state[prompt_of_row, -1:]  # predicts token 0
+        input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
+        use_cache=True)
+    first = out.last_hidden_state[prompt_of_row, -1:]  # predicts token 0
 
     # nothing is predicted after the last token
-    tokens = pad(tokens, (0, 1))[:, : max(1, tokens.shape[1] - 1)]
-    mask = torch.cat([mask[prompt_of_row], torch.ones_like(tokens)], 1) if padded else None
-    position = (
-        position[prompt_of_row, -1:] + 1 + torch.arange(tokens.shape[1], device=tokens.device)
-    )
-    cache = Cache(layers=[copy(layer) for layer in cache.layers])
-    for layer in cache.layers:
+    width = max(1, tokens.shape[1] - 1)
+    tokens = pad(tokens, (0, 1))[:, :width]
+    if padded:
+        mask = torch.cat([mask[prompt_of_row], torch.ones_like(tokens)], 1)
+    column = torch.arange(width, device=device)
+    position = position[prompt_of_row, -1:] + 1 + column
+    layers = [copy(layer) for layer in cache.layers]
+    for layer in layers:
         layer.prompt_of_row = prompt_of_row
     out = backbone(
-        input_ids=tokens, attention_mask=mask, position_ids=position, past_key_values=cache,
-        use_cache=True,
-    )
-    return torch.cat([last, out.last_hidden_state], 1), torch.zeros(len(prompts), dtype=torch.long)
+        input_ids=tokens, attention_mask=mask, position_ids=position,
+        past_key_values=Cache(layers=layers), use_cache=True)
+    hidden = torch.cat([first, out.last_hidden_state], 1)
+    return hidden, torch.zeros(len(prompts), dtype=torch.long)
 
 
 def read_rows(backbone, prompts, tokens, lengths):
@@ -72,28 +83,30 @@ def read_rows(backbone, prompts, tokens, lengths):
     positions, in case they begin again within a row.
     """
     starts = torch.tensor([len(prompt) for prompt in prompts])
-    longest, width = int(starts.max()), int((starts + lengths).max())
-    ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
-    ids = pad(ids.to(tokens.device, non_blocking=True), (0, tokens.shape[1]))
-    columns = (starts.unsqueeze(1) + torch.arange(tokens.shape[1])).to(
-        tokens.device, non_blocking=True
-    )
-    ids = ids.scatter(1, columns, tokens)[:, :width]
-    return backbone(input_ids=ids, use_cache=False).last_hidden_state, starts - 1
+    longest = int(starts.max())
+    ids = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
+    ids = on_device(ids, tokens.device)
+    # the tokens of row i stand from column starts[i] on
+    T = tokens.shape[1]
+    columns = on_device(starts.unsqueeze(1) + torch.arange(T), tokens.device)
+    ids = pad(ids, (0, T)).scatter(1, columns, tokens)
+    width = int((starts + lengths).max())
+    out = backbone(input_ids=ids[:, :width], use_cache=False)
+    return out.last_hidden_state, starts - 1
 
 
 @torch.no_grad()
 def shares_prompts(backbone):
     """Whether `read_prompts_once` gives the hidden states of whole rows. Some models keep more than
     keys and values, so it does not."""
-    rows = (
-        [[0, 1], [0]], torch.tensor([[2, 3], [1, 2]], device=backbone.device), torch.tensor([2, 2]),
-    )
-    tolerance = 1e-3 if backbone.dtype == torch.float32 else 0.1
-    whole, before = read_rows(backbone, *rows)
-    expected = torch.stack([states[b : b + 2] for states, b in zip(whole, before)])
+    prompts = [[0, 1], [0]]
+    tokens = torch.tensor([[2, 3], [1, 2]], device=backbone.device)
+    lengths = torch.tensor([2, 2])
+    whole, before = read_rows(backbone, prompts, tokens, lengths)
+    expected = torch.stack([whole[i, before[i] : before[i] + 2] for i in range(2)])
     try:
-        found, _ = read_prompts_once(backbone, *rows)
+        found, _ = read_prompts_once(backbone, prompts, tokens, lengths)
     except (AttributeError, IndexError, TypeError, ValueError):
         return False
+    tolerance = 1e-3 if backbone.dtype == torch.float32 else 0.1
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance)

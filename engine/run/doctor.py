@@ -2,11 +2,12 @@
 
     python experiments/doctor.py runs/toy-cppo-1
 
-A finding is a row (is it so, what, evidence, cure) of three tables, a cause before its effects.
+A finding is (what, evidence, cure). The functions yield findings, a cause before its effects.
 "Healthy" in a comment: the extreme of full toy runs. train.py says the same at the end of a run.
 """
 
 from collections import defaultdict, namedtuple
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean, pvariance
 
@@ -21,126 +22,220 @@ LEAST_MOVE = 1e-4
 STEPS = 8  # fewer say nothing about the accuracy: four for the start, four for the end
 # start: mean of an eighth of the values; end: of a quarter; most: the largest, at `step`
 Metric = namedtuple("Metric", "start end mean most step rises count", defaults=[0.0] * 7)
+# completions: all, the right ones, the wrong ones, those that go on after their answer; given: how
+# many hold an answer
+Answers = namedtuple("Answers", "texts right wrong late given")
 
 
 def metrics_of(rows):
     """{name: Metric}. A metric without any value is 0."""
     metrics = defaultdict(Metric)
-    for name in rows[-1] if rows else ():
-        found = [(row[name], -row["step"]) for row in rows if row.get(name) is not None]
-        if values := [value for value, _ in found]:
-            parts = values[: max(4, len(values) // 8)], values[-max(4, len(values) // 4) :]
-            (start, end), (most, step) = map(fmean, parts), max(found)
-            error = sum(pvariance(part) / max(1, len(part) - 1) for part in parts) ** 0.5
-            rises = end - start > 2 * error
-            metrics[name] = Metric(start, end, fmean(values), most, -step, rises, len(values))
+    for name in rows[-1]:
+        measured = [row for row in rows if row.get(name) is not None]
+        if measured:
+            steps = [row["step"] for row in measured]
+            metrics[name] = metric_of(steps, [row[name] for row in measured])
     return metrics
 
 
-def seen(m, *names, texts=()):
+def metric_of(steps, values):
+    first = values[: max(4, len(values) // 8)]
+    last = values[-max(4, len(values) // 4) :]
+    start = fmean(first)
+    end = fmean(last)
+    error = sum(pvariance(part) / max(1, len(part) - 1) for part in (first, last)) ** 0.5
+    most = max(values)
+    step = steps[values.index(most)]
+    return Metric(start, end, fmean(values), most, step, end - start > 2 * error, len(values))
+
+
+def answers_of(samples):
+    """The Answers of the samples of a run."""
+    texts, right, wrong, late = [], [], [], []
+    given = 0
+    for sample in samples:
+        gold = gold_answer(sample["answer"])
+        for row in sample["completions"]:
+            text = row["completion"]
+            answer = extract_answer(text) or extract_code(text)
+            texts.append(text)
+            given += bool(answer)
+            is_right = answer and (answer == gold or same_number(answer, gold))
+            (right if is_right else wrong).append(text)
+            if extract_answer(text[: len(text) // 2]):  # it had room, and went on
+                late.append(text)
+    return Answers(texts, right, wrong, late, given)
+
+
+def seen(metrics, *names, texts=()):
     """What metrics do, and one of some completions."""
-    words = [f"{name} {m[name].start:.2g} → {m[name].end:.2g} (at most {m[name].most:.2g}, step "
-             f"{m[name].step})" for name in names]
-    return "; ".join(words + [f"as {text!r:.120}" for text in texts[len(texts) // 2 :][:1]])
+    words = []
+    for name in names:
+        m = metrics[name]
+        words.append(f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g}, step {m.step})")
+    if texts:
+        words.append(f"as {texts[len(texts) // 2]!r:.120}")
+    return "; ".join(words)
 
 
-def of_any_run(m, samples, options):
-    return [  # healthy: 0, 0, and 3e-7 in float32, 0.008 in bfloat16; weights off by a tenth: 0.08
-        (m["reward_failures"].most > 0.01, "A reward function fails on some completions.",
-         seen(m, "reward_failures"), "call it on completions of samples.jsonl"),
-        (m["skipped_updates"].mean > 0.02, "Updates are skipped: loss or gradient is not finite.",
-         seen(m, "skipped_updates"), f"lower --lr {options.get('lr')}"),
-        (m["sampler_gap"].mean > 0.03, "Sampler and trainer disagree about the same tokens.",
-         seen(m, "sampler_gap"), "--rollout own, or another --dtype; or --importance_cap 2")]
+# --- the findings ---
 
 
-def of_its_samples(m, samples, options):
-    """Findings of a run whose accuracy does not rise: what it samples, and what is right of it."""
-    T, accuracy, norm = options.get("temperature", 1.0), m["accuracy"], m["grad_norm"]
-    first, *others = [name[7:] for name in m if name.startswith("reward/")]
-    texts = [(x, extract_answer(x) or extract_code(x), gold_answer(sample["answer"]))
-             for sample in samples for x in (row["completion"] for row in sample["completions"])]
-    right, wrong = [], []
-    for x, own, gold in texts:
-        (right if own and (own == gold or same_number(own, gold)) else wrong).append(x)
-    late = [x for x, *_ in texts if extract_answer(x[: len(x) // 2])]  # had room, and went on
-    endless, cut = len(late) > 0.3 * len(texts), m["truncated"].start > 0.2 and accuracy.mean < 0.5
-    never, free = accuracy.mean < 0.01, first == "number_accuracy"  # free: it asks for no form
-    no_form = not free and sum(bool(own) for _, own, _ in texts) < len(texts) / 20
-    no_form |= any("format" in x and m[f"reward/{x}"].mean < 0.01 for x in others)
-    kinds = [
-        (never and no_form, "The format is never met.", wrong,
-         "show it in --system_prompt, or pay its parts (soft_format_reward)"),
-        (never and right, "The reward never fires, not even for right answers.", right,
-         f"call {first} on it: it may want another form or column"),
-        (accuracy.start < 0.1, "The questions are too hard.", wrong,
-         "take easier questions, a better model, or a larger --group_size"),
-        (accuracy.start < 0.9, "A question is always right or always wrong.", wrong,
-         "take questions in between, --algorithm dapo, or a larger --group_size"),
-        (len(wrong) > 0.2 * len(texts), "The reward pays wrong answers.", wrong, f"fix {first}"),
-        (True, "The questions are too easy.", right, "take harder questions")]
-    what, shown, cure = next(kind[1:] for kind in kinds if kind[0])
-    return [
-        # healthy, at 1: 0.2 nats, a signal in 80 % of the groups; at 3: 1.9 nats; at 0.05: 10 %
-        ((T > 1.2 and m["entropy"].start > 1) or (T < 0.7 and m["no_signal"].start > 0.5),
-         f"The samples are {'noise' if T > 1 else 'all alike'} at --temperature {T}.",
-         seen(m, "entropy", "no_signal"), "--temperature 1"),
-        # healthy: 0.024 (LoRA), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
-        (m["kl_old"].most > 0.1 or m["kl"].most > 10 or norm.most > 100 * norm.start
-         or accuracy.end < min(accuracy.start / 5, accuracy.start - 0.1) and not m["reward"].rises,
-         "The updates are too large.", seen(m, "accuracy", "kl_old", "kl", "grad_norm"),
-         f"a tenth of --lr {options.get('lr')}; --target_kl 0.03 ends updates in time"),
-        (cut and endless, "Answers do not end: the model has no EOS.",  # healthy: 0.02
-         seen(m, "truncated", texts=late), "set eos_token_id in generation_config.json to the "
-         "token that ends its turns, or take a chat model"),
-        (cut and not endless, "Answers are cut off.", seen(m, "truncated", "length", texts=wrong),
-         f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts"),
-        (m[f"no_signal/{first}"].start > 0.6, what,  # healthy: 0.2; a bad model: 0.7
-         seen(m, f"no_signal/{first}", "accuracy", texts=shown), cure)]
+def findings_of_any_run(m, options):
+    if m["reward_failures"].most > 0.01:  # healthy: 0
+        yield ("A reward function fails on some completions.", seen(m, "reward_failures"),
+               "call it on completions of samples.jsonl")
+    if m["skipped_updates"].mean > 0.02:  # healthy: 0
+        yield ("Updates are skipped: loss or gradient is not finite.", seen(m, "skipped_updates"),
+               f"lower --lr {options.get('lr')}")
+    # healthy: 3e-7 in float32, 0.008 in bfloat16; weights off by a tenth: 0.08
+    if m["sampler_gap"].mean > 0.03:
+        yield ("Sampler and trainer disagree about the same tokens.", seen(m, "sampler_gap"),
+               "--rollout own, or another --dtype; or --importance_cap 2")
 
 
-def of_its_course(m, samples, options):
-    """Findings of a run whose accuracy does not rise: what the other metrics do."""
+# --- of a run whose accuracy does not rise ---
+
+
+def findings_of_a_stuck_run(m, options, run_dir):
+    samples = files.read(Path(run_dir, "samples.jsonl"))[-200:]
+    if not samples:
+        return
+    answers = answers_of(samples)
+    names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
+    yield from findings_of_its_start(m, options, answers)
+    no_signal = f"no_signal/{names[0]}"
+    if m[no_signal].start > 0.6:  # healthy: 0.2; a bad model: 0.7
+        what, texts, cure = why_no_signal(m, names, answers)
+        yield what, seen(m, no_signal, "accuracy", texts=texts), cure
     last = [row["completion"] for row in samples[-1]["completions"]]
-    risen = [x for x in [x for x in m if x.startswith("reward/")][1:] if m[x].rises]
-    away = m["truncated"].end > m["truncated"].start + 0.2  # healthy: 0.02, and 13 → 35 tokens
-    kl_old, updates = m["kl_old"], options.get("mu", 1) * options.get("minibatches", 1)
-    moved = updates * kl_old.count * m["lr"].mean  # healthy: 0.02, kl_old 3e-3; --lr 1e-5: 2e-5
-    return [
-        (risen and m["reward"].rises, "Another reward is gamed: the accuracy does not rise.",
-         seen(m, *risen, "accuracy", texts=last), "pay it only for right answers; a smaller weight "
-         "may not help, because a group's std divides it away"),
-        (away or m["length"].end < 0.5 * m["length"].start,
-         f"The length {'runs away' if away else 'collapses'}.",
-         seen(m, "length", "truncated", texts=last), "find out which reward pays for it"),
-        (m["entropy"].end < 0.5 * m["entropy"].start and m["no_signal"].end > 0.5,
-         "The entropy collapses.", seen(m, "entropy", "no_signal", texts=last),
-         "lower --lr, raise --clip_high or --beta, or find the safe answer that pays"),
-        # healthy: 0.02, GSPO 0.3; a range of 1e-6: 0.3
-        (m["clip_fraction"].mean > (0.8 if "gspo" in options.get("algorithm", "") else 0.15),
-         "The clip takes the gradient away.", seen(m, "clip_fraction"),
-         "raise --clip_low and --clip_high, or lower --lr or --mu"),
-        (kl_old.count and (moved < LEAST_MOVE or (updates > 1 and kl_old.most < 1e-4)),
-         "The updates hardly move the policy.", f"all learning rates add up to {moved:.1g}; "
-         + seen(m, "kl_old", "clip_fraction"),
-         f"raise --lr {options.get('lr')} (LoRA: ten times as much) or --epochs")]
+    yield from findings_of_its_course(m, options, names, last)
+    yield from findings_of_small_updates(m, options)
+
+
+def findings_of_its_start(m, options, answers):
+    """What makes the samples or the first updates useless."""
+    temperature = options.get("temperature", 1.0)
+    # healthy, at 1: 0.2 nats; at 3: 1.9
+    noise = temperature > 1.2 and m["entropy"].start > 1
+    # healthy, at 1: a signal in 80 % of the groups; at 0.05: in 10 %
+    alike = temperature < 0.7 and m["no_signal"].start > 0.5
+    if noise or alike:
+        yield (f"The samples are {'noise' if noise else 'all alike'} at --temperature "
+               f"{temperature}.", seen(m, "entropy", "no_signal"), "--temperature 1")
+    if updates_are_too_large(m):
+        yield ("The updates are too large.", seen(m, "accuracy", "kl_old", "kl", "grad_norm"),
+               f"a tenth of --lr {options.get('lr')}; --target_kl 0.03 ends updates in time")
+    cut_off = m["truncated"].start > 0.2 and m["accuracy"].mean < 0.5  # healthy: 0.02
+    endless = len(answers.late) > 0.3 * len(answers.texts)
+    if cut_off and endless:
+        yield ("Answers do not end: the model has no EOS.",
+               seen(m, "truncated", texts=answers.late),
+               "set eos_token_id in generation_config.json to the token that ends its turns, or "
+               "take a chat model")
+    if cut_off and not endless:
+        yield ("Answers are cut off.", seen(m, "truncated", "length", texts=answers.wrong),
+               f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts")
+
+
+def updates_are_too_large(m):
+    # healthy: 0.024 (LoRA), 1.4, and 4 times the start; --lr 1e-2: 0.5, 300, 2
+    accuracy, norm = m["accuracy"], m["grad_norm"]
+    if m["kl_old"].most > 0.1 or m["kl"].most > 10 or norm.most > 100 * norm.start:
+        return True
+    falls = accuracy.end < min(accuracy.start / 5, accuracy.start - 0.1)
+    return falls and not m["reward"].rises
+
+
+def why_no_signal(m, names, answers):
+    """Why the first reward, the accuracy, pays all completions of most questions the same.
+
+    names: those of the rewards. Returns (what, completions that show it, cure).
+    """
+    first, accuracy = names[0], m["accuracy"]
+    never = accuracy.mean < 0.01
+    # number_accuracy asks for no form
+    no_form = first != "number_accuracy" and answers.given < len(answers.texts) / 20
+    for name in names[1:]:
+        no_form |= "format" in name and m[f"reward/{name}"].mean < 0.01
+    if never and no_form:
+        return ("The format is never met.", answers.wrong,
+                "show it in --system_prompt, or pay its parts (soft_format_reward)")
+    if never and answers.right:
+        return ("The reward never fires, not even for right answers.", answers.right,
+                f"call {first} on it: it may want another form or column")
+    if accuracy.start < 0.1:
+        return ("The questions are too hard.", answers.wrong,
+                "take easier questions, a better model, or a larger --group_size")
+    if accuracy.start < 0.9:
+        return ("A question is always right or always wrong.", answers.wrong,
+                "take questions in between, --algorithm dapo, or a larger --group_size")
+    if len(answers.wrong) > 0.2 * len(answers.texts):
+        return "The reward pays wrong answers.", answers.wrong, f"fix {first}"
+    return "The questions are too easy.", answers.right, "take harder questions"
+
+
+def findings_of_its_course(m, options, names, texts):
+    """What the metrics do later. names: those of the rewards. texts: completions of the last
+    step."""
+    risen = [f"reward/{name}" for name in names[1:] if m[f"reward/{name}"].rises]
+    if risen and m["reward"].rises:
+        yield ("Another reward is gamed: the accuracy does not rise.",
+               seen(m, *risen, "accuracy", texts=texts),
+               "pay it only for right answers; a smaller weight may not help, because a group's "
+               "std divides it away")
+    # healthy: 0.02, and 13 → 35 tokens
+    runs_away = m["truncated"].end > m["truncated"].start + 0.2
+    if runs_away or m["length"].end < 0.5 * m["length"].start:
+        yield (f"The length {'runs away' if runs_away else 'collapses'}.",
+               seen(m, "length", "truncated", texts=texts), "find out which reward pays for it")
+    if m["entropy"].end < 0.5 * m["entropy"].start and m["no_signal"].end > 0.5:
+        yield ("The entropy collapses.", seen(m, "entropy", "no_signal", texts=texts),
+               "lower --lr, raise --clip_high or --beta, or find the safe answer that pays")
+    # healthy: 0.02, GSPO 0.3; a range of 1e-6: 0.3
+    most = 0.8 if "gspo" in options.get("algorithm", "") else 0.15
+    if m["clip_fraction"].mean > most:
+        yield ("The clip takes the gradient away.", seen(m, "clip_fraction"),
+               "raise --clip_low and --clip_high, or lower --lr or --mu")
+
+
+def findings_of_small_updates(m, options):
+    kl_old = m["kl_old"]
+    updates = options.get("mu", 1) * options.get("minibatches", 1)
+    moved = updates * kl_old.count * m["lr"].mean
+    # healthy: 0.02, kl_old 3e-3; --lr 1e-5: 2e-5
+    still = moved < LEAST_MOVE or (updates > 1 and kl_old.most < 1e-4)
+    if kl_old.count and still:
+        yield ("The updates hardly move the policy.",
+               f"all learning rates add up to {moved:.1g}; {seen(m, 'kl_old', 'clip_fraction')}",
+               f"raise --lr {options.get('lr')} (LoRA: ten times as much) or --epochs")
+
+
+# --- what is said ---
 
 
 def diagnosis(run_dir):
-    """(the three likeliest findings as sentences, what to say if there are none; no run: [])."""
+    """(the three likeliest findings as sentences, what to say if there are none; no run: "")."""
     rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
-    options, m = options_of(run_dir)[1] if rows else {}, metrics_of(rows)
-    stuck = len(rows) >= STEPS and not m["accuracy"].rises
-    samples = files.read(Path(run_dir, "samples.jsonl")) if stuck else []
-    tables = [of_any_run, of_its_samples, of_its_course] if samples else [of_any_run]
-    found = [row for table in tables for row in table(m, samples[-200:], options) if row[0]][:3]
-    nothing = f"Nothing was found in {len(rows)} steps: {seen(m, 'accuracy')}."
-    if len(rows) < STEPS:
-        looked = "reward_failures", "skipped_updates", "sampler_gap"
-        nothing = (f"{len(rows)} steps are too few to judge the accuracy: that takes {STEPS}. Only "
-                   f"these were looked at, and nothing is wrong with them: {seen(m, *looked)}.")
-    return ([f"{what} Seen: {evidence}. Try: {cure}." for _, what, evidence, cure in found],
-            rows and nothing)
+    if not rows:
+        return [], ""
+    options = options_of(run_dir)[1]
+    m = metrics_of(rows)
+    found = [findings_of_any_run(m, options)]
+    if len(rows) >= STEPS and not m["accuracy"].rises:
+        found.append(findings_of_a_stuck_run(m, options, run_dir))
+    sentences = [
+        f"{what} Seen: {evidence}. Try: {cure}."
+        for what, evidence, cure in islice(chain(*found), 3)]
+    return sentences, nothing_found(m, len(rows))
+
+
+def nothing_found(m, steps):
+    if steps >= STEPS:
+        return f"Nothing was found in {steps} steps: {seen(m, 'accuracy')}."
+    looked = seen(m, "reward_failures", "skipped_updates", "sampler_gap")
+    return (f"{steps} steps are too few to judge the accuracy: that takes {STEPS}. Only "
+            f"these were looked at, and nothing is wrong with them: {looked}.")
 
 
 def main(argv):
@@ -148,4 +243,3 @@ def main(argv):
     if not nothing:
         raise UserError("name the folder of a run with at least one step: doctor.py runs/NAME.")
     print("\n".join(found) or nothing)
-

@@ -110,7 +110,7 @@ def finish(config, algorithm, run, after, notes):
     summary["phases"] = phase_totals(rows)
     summary["checkpoint"] = str(checkpoint.newest(folder))
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
-    curves([[folder]], folder / "curves.png")
+    curves(folder)
     report(summary)
     if config.devices.merge_lora:
         save_merged(summary["checkpoint"], run.state.source, folder / "merged")

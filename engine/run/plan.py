@@ -7,7 +7,8 @@ Bytes per parameter on a GPU that computes in bfloat16. With --dtype float32 eac
 there are no copies.
 
     weights          4    float32. LoRA: 2 for a frozen parameter, 4 for one of the adapters
-    gradients        4    of trained parameters, in the update only
+    gradients        4    of trained parameters, in the update only; and that of the largest tensor
+                          twice more, while it is new
     optimizer        8    of trained parameters: AdamW's two moments
     reference        2    if β > 0. LoRA: 0, because it is the policy without its adapters
     compute copy     2    of trained parameters, in the update only: autocast's casts
@@ -23,6 +24,7 @@ long as allowed. A layer is that of a dense decoder with RMSNorm, a gated MLP an
 (Qwen, Llama, Mistral, …). Reward models are not counted.
 """
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -40,6 +42,9 @@ GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between
 # tensors
 USABLE = 0.95
+TOO_SMALL = (
+    "--vllm_share of a device does not hold the sampler's weights and the cache of one completion: "
+    "raise it, or use a smaller model.")
 
 
 @dataclass
@@ -48,21 +53,18 @@ class Plan:
     devices: int
     device: int  # bytes of a device
     trained: int  # parameters
-    prompt: int  # tokens of the longest prompt
     questions: int  # of a step, on each device
     at_once: int  # of these questions, when completions are sampled
-    kept: int  # completions of a step, on each device
     items: dict  # {name: (bytes in the generation, bytes in the update)} on each device
 
     @property
     def peaks(self):
-        """{phase: bytes on each device}."""
-        generation, update = map(sum, zip(*self.items.values()))
-        return {"generation": generation, "update": update}
+        """(bytes in the generation, bytes in the update) on each device."""
+        return tuple(map(sum, zip(*self.items.values())))
 
     @property
     def fits(self):
-        return max(self.peaks.values()) <= USABLE * self.device
+        return max(self.peaks) <= USABLE * self.device
 
 
 def plan(options):
@@ -73,6 +75,7 @@ def plan(options):
     algorithm = algorithm_of(options)
     model = skeleton(options.model)
     shape = model.config.get_text_config()
+    devices = ranks.world_size()
     device, compute = device_of(options.plan, options.dtype)
     trained, items = parameter_items(model, compute, options, algorithm.critic)
 
@@ -87,18 +90,24 @@ def plan(options):
         at_once = questions_at_once(questions, sampled, free)
         items["KV cache"] = (at_once * sampled, 0)
     else:
-        share = sampler_share(options, device, compute * model.num_parameters() + sampled)
+        share = options.vllm_share * device
+        if share < sampled + compute * model.num_parameters():
+            raise UserError(TOO_SMALL)
         items["sampler"] = (share, share)
 
-    kept = questions * algorithm.k
+    most = minibatch_tokens(algorithm, devices, prompt, completion)
     # a completion that is longer than a micro-batch gets a micro-batch of its own
-    tokens = min(max(options.micro_batch_tokens, row), kept * row)
-    items["activations"] = (0, tokens * token_memory(shape, compute, options))
-    scored = tokens * completion // row
-    # for a chunk of tokens, in float32: logits, logits / temperature, log-softmax
-    items["logits"] = (0, 12 * min(CHUNK_ELEMENTS, scored * shape.vocab_size))
-    return Plan(
-        options, ranks.world_size(), device, trained, prompt, questions, at_once, kept, items)
+    tokens = min(max(options.micro_batch_tokens, row), most)
+    activations = tokens * token_memory(shape, compute, options)
+    items["activations"] = (0, activations)
+    if tokens == most and not algorithm.critic:  # a single backward pass
+        # gradients grow while activations shrink
+        _, gradients = items["gradients"]
+        items["gradients"] = (0, max(0, gradients - activations))
+    # for a chunk of completion tokens, in float32: logits, logits / temperature, log-softmax
+    chunk = min(CHUNK_ELEMENTS, tokens * completion // row * shape.vocab_size)
+    items["logits"] = (0, 12 * chunk)
+    return Plan(options, devices, device, trained, questions, at_once, items)
 
 
 def device_of(gigabytes, dtype):
@@ -124,7 +133,7 @@ def parameter_items(model, compute, options, critic):
     sharing = 1  # devices that divide a network
     rollout = casts = compute * total if compute == 2 else 0
     reference = compute * total if options.beta else 0
-    # a tensor's gradient comes twice, before it is added to that of earlier micro-batches
+    # of the largest tensor: it comes twice, before it is added to that of earlier micro-batches
     new_gradient = 8 * max(p.numel() for p in model.parameters())
     if options.shard == "full":
         sharing = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # devices of a node
@@ -145,7 +154,8 @@ def parameter_items(model, compute, options, critic):
         weights += compute * total  # frozen
     return trained, {
         "weights": (weights, weights),
-        "gradients": (0, gradients + new_gradient),
+        "gradients": (0, gradients),
+        "new gradient": (0, new_gradient),
         "optimizer": (2 * gradients, 2 * gradients),
         "reference": (reference, reference),
         "compute copy": (0, casts),
@@ -191,14 +201,19 @@ def questions_at_once(questions, size, free):
     return questions
 
 
-def sampler_share(options, device, least):
-    """Bytes of a sampler that takes a fixed share of the device. least: what it needs to start."""
-    share = options.vllm_share * device
-    if least > share:
-        raise UserError(
-            f"--vllm_share is too small: the sampler needs {least / GB:.1f} GB for its weights and "
-            "the cache of one completion.")
-    return share
+def minibatch_tokens(algorithm, devices, prompt, completion):
+    """Tokens that a device computes for a mini-batch, each prompt once if that is less.
+
+    prompt, completion: tokens of each. A device has whole questions of a mini-batch, or one device
+    has all of it.
+    """
+    questions = math.ceil(algorithm.questions_per_step / algorithm.minibatches)
+    whole = devices * algorithm.questions_per_step * algorithm.k / algorithm.minibatches
+    kept = min(questions * algorithm.k, math.ceil(whole))
+    row = prompt + completion
+    # the keys and values of a row count an eighth
+    shared = questions * prompt + kept * completion + kept * row // 8
+    return min(kept * row, shared)
 
 
 def token_memory(shape, compute, options):

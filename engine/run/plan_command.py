@@ -10,7 +10,6 @@ from engine.base import ranks
 from engine.base.errors import UserError
 from engine.run.plan import GB, USABLE, plan
 
-RANK = 16  # of the adapters that are proposed
 TOKENS = 1024  # of the micro-batches that are proposed
 
 
@@ -22,18 +21,14 @@ def print_plan(config, argv, notes):
     """
     p = plan(config.options)
     changes = [] if p.fits else cure(p)
-    lines = table(p)
-    for note in notes:
-        lines.append(f"note: {note}")
+    lines = table(p) + [f"note: {note}" for note in notes]
     verdict = "It fits" if p.fits else "It does not fit"
-    phase = max(p.peaks, key=p.peaks.get)
-    lines.append(f"\n{verdict}: the {phase} needs {p.peaks[phase] / GB:.1f} GB, and a device has "
-                 f"{USABLE * p.device / GB:.1f} GB for it.")
+    lines.append(f"\n{verdict}: a device has {USABLE * p.device / GB:.1f} GB for the peak.")
     if changes:
         lines.append(f"This command fits:\n\n    {command(argv, p.devices, changes)}")
     if ranks.rank() == 0:
         print("\n".join(lines), flush=True)
-    if not p.fits and not changes:
+    if not (p.fits or changes):
         raise UserError(
             "the run does not fit, and no command was found that fits: plan it for more devices "
             "(torchrun --nproc-per-node 4 train.py --plan --shard full), or use a smaller model.")
@@ -44,17 +39,14 @@ def table(p):
     """Lines: what a step holds, and the memory of each item."""
     o = p.options
     lines = [
-        f"{o.algorithm}, {o.model}, {o.dataset}: {p.trained:,} trained parameters",
+        f"{o.algorithm}, {o.model}: {p.trained:,} trained parameters",
         f"devices: {p.devices} of {p.device / GB:.3g} GB",
-        f"tokens: prompt {p.prompt}, completion {o.max_new_tokens}, "
-        f"micro-batch {o.micro_batch_tokens}",
-        f"a step on each device: {p.questions} questions ({p.at_once} sampled at a time), "
-        f"{p.questions * o.group_size} completions, {p.kept} of them kept",
+        f"a step on each device: {p.questions} questions, {p.at_once} sampled at a time",
     ]
-    if any("RewardModel" in word for word in o.rewards):
+    if "RewardModel" in str(o.rewards):
         lines.append("the memory of reward models is not counted")
     lines.append("\nGB per device   generation      update")
-    for name, sizes in [*p.items.items(), ("peak", p.peaks.values())]:
+    for name, sizes in [*p.items.items(), ("peak", p.peaks)]:
         generation, update = [f"{size / GB:.2f}" if size else "-" for size in sizes]
         lines.append(f"{name:14}{generation:>12}{update:>12}")
     return lines
@@ -75,7 +67,7 @@ def ladder(p):
     # from here on, the training changes
     changes.append(least | {"beta": 0.0})
     if o.rollout == "own" and not o.lora and not ALGORITHMS[o.algorithm].critic:
-        lora = {"shard": "none", "lora": RANK, "lr": float(f"{10 * o.lr:g}")}
+        lora = {"shard": "none", "lora": 16, "lr": float(f"{10 * o.lr:g}")}
         changes += [lora, least | lora]
     return changes
 

@@ -36,7 +36,7 @@ FACTOR = re.compile(
 MATH_LENGTH = 1000  # characters; the longest gold answer of MATH-500 has 53
 MATH_SECONDS = 5.0  # of CPU time for one answer; most take a millisecond, few a tenth of a second
 MATH_MEMORY = 4 << 30  # bytes
-JUDGE_LOCK = threading.Lock()
+VERIFIER_LOCK = threading.Lock()
 
 
 def math_accuracy(completions, answer, **columns):
@@ -66,7 +66,7 @@ def _is_right(given, gold):
         return True
     # "6\text{ million}": to math-verify any text is a unit
     same_multiples = MULTIPLE.findall(given) == MULTIPLE.findall(gold)
-    return len(given) <= MATH_LENGTH and same_multiples and _ask_judge(gold, given)
+    return len(given) <= MATH_LENGTH and same_multiples and _ask_verifier(gold, given)
 
 
 def _one_box(text):
@@ -88,19 +88,19 @@ def _same_quantity(given, gold):
 
 
 @functools.lru_cache(maxsize=4096)  # completions of one question often agree
-def _ask_judge(gold, given):
+def _ask_verifier(gold, given):
     verdict = ""
-    with JUDGE_LOCK:
-        judge = _process()
+    with VERIFIER_LOCK:
+        verifier = _process()
         try:
-            print(json.dumps([gold, given, MATH_SECONDS]), file=judge.stdin, flush=True)
-            verdict = judge.stdout.readline().strip()
+            print(json.dumps([gold, given, MATH_SECONDS]), file=verifier.stdin, flush=True)
+            verdict = verifier.stdout.readline().strip()
         finally:
             # it ran out of time or memory; or it was interrupted, and this verdict would be taken
             # for the verdict of the next answer
             if not verdict:
-                judge.kill()
-                judge.wait()
+                verifier.kill()
+                verifier.wait()
                 _process.cache_clear()
     if verdict == "no gold":
         warnings.warn(
@@ -114,21 +114,21 @@ def _ask_judge(gold, given):
 def _process():
     """Start the process that judges. sympy may work for hours; from any thread, only a process can
     be stopped."""
-    judge = subprocess.Popen(
+    verifier = subprocess.Popen(
         [sys.executable, "-m", "engine.scoring.mathematics"], cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )
-    if judge.stdout.readline() != "ready\n":
+    if verifier.stdout.readline() != "ready\n":
         raise ImportError(
             "math_accuracy cannot run math-verify: is it installed? pip install math-verify"
         )
-    return judge
+    return verifier
 
 
 # --- the process that judges ---
 
 
-def _judge(gold, given):
+def _verdict(gold, given):
     """The verdict: right, wrong, or "no gold" if the gold answer cannot be parsed."""
     from math_verify import LatexExtractionConfig, parse, verify
     from sympy import FiniteSet, Number
@@ -157,10 +157,10 @@ if __name__ == "__main__":
     # until the alarm kills it
     logging.disable()
     resource.setrlimit(resource.RLIMIT_AS, (MATH_MEMORY, MATH_MEMORY))
-    _judge("1", "1")  # the libraries are there
+    _verdict("1", "1")  # the libraries are there
     print("ready", flush=True)
     for line in sys.stdin:
         gold, given, seconds = json.loads(line)
         # CPU time: other work of the machine does not change the verdict
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        print(_judge(gold, given), flush=True)
+        print(_verdict(gold, given), flush=True)

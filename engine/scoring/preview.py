@@ -18,20 +18,27 @@ def show(rollout, tokenizer):
 
 def show_reward(rollout, name, weight, values):
     """Print a reward's mean, its best and its worst completion. values: (N,)"""
-    least, most = values.min(), values.max()
+    mean = values.mean()
+    least = values.min()
+    most = values.max()
     positive = (values > 0).float().mean()
-    print(f"\n{name}, weight {weight:g}: mean {values.mean():.3f}, from {least:g} to {most:g}, "
+    print(f"\n{name}, weight {weight:g}: mean {mean:.3f}, from {least:g} to {most:g}, "
           f"{positive:.0%} above 0")
     if least == most:
         show_completion(rollout, values, 0, "for example")
     else:
-        show_completion(rollout, values, values.argmax().item(), "best")
-        show_completion(rollout, values, values.argmin().item(), "worst")
+        best = values.argmax().item()
+        worst = values.argmin().item()
+        show_completion(rollout, values, best, "best")
+        show_completion(rollout, values, worst, "worst")
 
 
 def show_completion(rollout, values, i, label):
     """Print completion i and its question."""
-    question = rollout.questions[i // rollout.lengths.shape[1]]
-    gold = question["answer"].splitlines()[-1]
-    print(f"  {label}, {values[i]:g}: {question['question']!r:.150} (gold answer: {gold!r:.60})")
-    print(f"    {rollout.texts[i]!r:.400}")
+    group_size = rollout.lengths.shape[1]
+    row = rollout.questions[i // group_size]
+    question = row["question"]
+    gold = row["answer"].splitlines()[-1]
+    completion = rollout.texts[i]
+    print(f"  {label}, {values[i]:g}: {question!r:.150} (gold answer: {gold!r:.60})")
+    print(f"    {completion!r:.400}")

@@ -15,20 +15,21 @@ def code_accuracy(completions, answer, **columns):
     Numbers may differ by 1e-9 of their size, because 0.1 + 0.2 is not exactly 0.3. answer: as in
     `gsm8k_accuracy`.
     """
-    pairs = zip(_outputs(tuple(completions)), map(gold_answer, answer), strict=True)
-    return [
-        1.0 if output == gold or same_number(output or "", gold, Fraction(1, 10**9)) else 0.0
-        for output, gold in pairs
-    ]
+    outputs = _outputs(tuple(completions))
+    return [_accuracy(*pair) for pair in zip(outputs, answer, strict=True)]
+
+
+def _accuracy(output, answer):
+    gold = gold_answer(answer)
+    right = output == gold or same_number(output or "", gold, Fraction(1, 10**9))
+    return float(right)
 
 
 def code_runs(completions, **columns):
     """0.5 if the program runs to its end and prints one number, right or wrong; else -0.1, also
     without a program."""
-    return [
-        -0.1 if to_number(output or "") is None else 0.5
-        for output in _outputs(tuple(completions))
-    ]
+    numbers = [to_number(output or "") for output in _outputs(tuple(completions))]
+    return [-0.1 if number is None else 0.5 for number in numbers]
 
 
 # several rewards look at the same completions, and each program runs only once
@@ -38,5 +39,7 @@ def _outputs(completions):
     run to its end."""
     programs = [extract_code(completion) for completion in completions]
     distinct = list(dict.fromkeys(filter(None, programs)))
-    results = dict(zip(distinct, run_many(distinct), strict=True))
-    return [results[p].stdout.strip() if p and results[p].ok else None for p in programs]
+    printed = {}
+    for program, result in zip(distinct, run_many(distinct), strict=True):
+        printed[program] = result.stdout.strip() if result.ok else None
+    return [printed.get(program) for program in programs]

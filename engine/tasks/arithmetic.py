@@ -11,6 +11,7 @@ A template is a chain of operations and a text. The chain "+ -" means (a + b) �
 """
 
 import random
+from operator import add, mul, sub, truediv
 
 TRAIN_QUESTIONS = 2048  # one epoch
 TEST_QUESTIONS = 512
@@ -21,12 +22,7 @@ EXAMPLES = [  # turns of the chat before the question; no question has these nam
     ("assistant", "4 + 3 = 7"),
 ]
 
-OPERATIONS = {  # (result so far, next number) → result
-    "+": lambda total, n: total + n,
-    "-": lambda total, n: total - n,
-    "×": lambda total, n: total * n,
-    "÷": lambda total, n: total / n,
-}
+OPERATIONS = {"+": add, "-": sub, "×": mul, "÷": truediv}  # (result so far, next number) → result
 ONE_STEP = [
     ("+", "{ann} has {a} {things} and gets {b} more. How many {things} now?"),
     ("+", "{ann} has {a} {things} and {ben} has {b}. How many {things} together?"),
@@ -61,14 +57,12 @@ TWO_STEPS = [
     ),
 ]
 TWO_STEP_SHARE = 0.2
-NAMES = [
-    "Ann", "Ben", "Carla", "David", "Emma", "Farid", "Grace", "Hugo",
-    "Ivan", "Julia", "Kofi", "Lena", "Mei", "Nora", "Omar", "Rosa",
-]
-THINGS = [
-    "apples", "balloons", "books", "buttons", "cards", "coins",
-    "eggs", "marbles", "pencils", "shells", "stamps", "stickers",
-]
+NAMES = (
+    "Ann Ben Carla David Emma Farid Grace Hugo Ivan Julia Kofi Lena Mei Nora Omar Rosa"
+).split()
+THINGS = (
+    "apples balloons books buttons cards coins eggs marbles pencils shells stamps stickers"
+).split()
 
 
 def numbers(operations, rng):
@@ -77,15 +71,16 @@ def numbers(operations, rng):
     The numbers are from 2 to 9, a dividend up to 20. All intermediate results are whole and above
     0.
     """
+    first = 20 if operations[0] == "÷" else 9
     while True:
-        drawn = [rng.randint(2, 20 if operations[0] == "÷" else 9)] + [
-            rng.randint(2, 9) for _ in operations
-        ]
-        totals = drawn[:1]
+        total = rng.randint(2, first)
+        drawn = [total] + [rng.randint(2, 9) for _ in operations]
+        possible = True
         for operation, n in zip(operations, drawn[1:]):
-            totals.append(OPERATIONS[operation](totals[-1], n))
-        if all(total > 0 and total == int(total) for total in totals):
-            return drawn, int(totals[-1])
+            total = OPERATIONS[operation](total, n)
+            possible = possible and total > 0 and total == int(total)
+        if possible:
+            return drawn, int(total)
 
 
 def questions(split="train"):
@@ -94,14 +89,15 @@ def questions(split="train"):
 
     split: train or test. A tenth of all questions belongs to test; the text alone decides which.
     """
-    rng, seen = random.Random(f"arithmetic {split}"), set()
+    rng = random.Random(f"arithmetic {split}")
+    seen = set()
     while True:
-        operations, template = rng.choice(TWO_STEPS if rng.random() < TWO_STEP_SHARE else ONE_STEP)
+        templates = TWO_STEPS if rng.random() < TWO_STEP_SHARE else ONE_STEP
+        operations, template = rng.choice(templates)
         drawn, result = numbers(operations.split(), rng)
         ann, ben = rng.sample(NAMES, 2)
-        text = template.format(
-            ann=ann, ben=ben, things=rng.choice(THINGS), **dict(zip("abc", drawn))
-        )
+        things = rng.choice(THINGS)
+        text = template.format(ann=ann, ben=ben, things=things, **dict(zip("abc", drawn)))
         held_out = random.Random(text).random() < 0.1
         if held_out == (split == "test") and text not in seen:
             seen.add(text)

@@ -18,41 +18,57 @@ from engine.model.folders import ask_hub, prompt_room
 from engine.tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
 
 
-def load_questions(
-    name, tokenizer,
-    *, split="train", system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512, limit=None,
-):
+def load_questions(name, tokenizer, *, split="train", limit=None, **prompts):
     """(questions, notes) of `name`: a row of the table of data sets, or the path of a .jsonl file.
+
+    prompts: system_prompt and max_prompt_tokens, as for `with_prompts`.
+    """
+    return with_prompts(read_rows(name, split, limit), name, tokenizer, **prompts)
+
+
+def read_rows(name, split="train", limit=None, model=None):
+    """The rows of `name`, without prompts. limit: how many, from the first one on; None: as the
+    table says. model: as for `check_dataset`."""
+    task = task_of(name)
+    if isinstance(task.source, Hub):
+        rows = read_hub(name, task.source, split)
+    elif task.source:
+        rows = task.source(split)
+    else:
+        rows = read_jsonl(name)
+    usual = task.train_questions if split == "train" else task.test_questions
+    rows = list(islice(rows, limit or usual))
+    check_dataset(name, model, rows)
+    return rows
+
+
+def with_prompts(
+    rows, name, tokenizer, *, system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512
+):
+    """(questions, notes) of the rows of `name`.
 
     A question whose prompt is longer than `max_prompt_tokens` is left out. No prompt is cut,
     because its end holds the question and the header of the assistant's turn. notes: sentences that
     the user should read.
     """
-    task = task_of(name)
-    if isinstance(task.source, Hub):
-        rows = read_hub(name, task.source, split)
-    else:
-        rows = task.source(split) if task.source else read_jsonl(name)
-    count = limit or (task.train_questions if split == "train" else task.test_questions)
-    found = list(islice(rows, count))
-    rows = [row for row in found if row["question"].strip() and row["answer"].strip()]
-    texts, notes = prompt_texts(tokenizer, rows, system_prompt, task.examples)
+    filled = [row for row in rows if row["question"].strip() and row["answer"].strip()]
+    texts, notes = prompt_texts(tokenizer, filled, system_prompt, task_of(name).examples)
     # a chat template writes the special tokens itself
     prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
-    questions = [
-        {**row, "prompt": prompt, "begun": opened_thought(text, row["question"])}
-        for row, text, prompt in zip(rows, texts, prompts) if 1 <= len(prompt) <= max_prompt_tokens
-    ]
-    if len(questions) < len(found):
+    questions = []
+    for row, text, prompt in zip(filled, texts, prompts):
+        if 1 <= len(prompt) <= max_prompt_tokens:
+            begun = opened_thought(text, row["question"])
+            questions.append({**row, "prompt": prompt, "begun": begun})
+    skipped = len(rows) - len(questions)
+    if skipped:
         notes.append(
-            f"skipped {len(found) - len(questions)} of {len(found)} questions of {name}: their "
-            f"prompts are longer than {max_prompt_tokens} tokens, or something is empty."
-        )
+            f"skipped {skipped} of {len(rows)} questions of {name}: their prompts are longer than "
+            f"{max_prompt_tokens} tokens, or something is empty.")
     if not questions:
         raise UserError(
             f"no question of {name} has a prompt of 1 to {max_prompt_tokens} tokens: raise "
-            "--max_prompt_tokens, or lower --max_new_tokens if the model's context is short."
-        )
+            "--max_prompt_tokens, or lower --max_new_tokens if the model's context is short.")
     return questions, notes
 
 
@@ -63,15 +79,11 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
         before = "".join(f"{role.capitalize()}: {content}\n" for role, content in examples)
         texts = [f"{system_prompt}\n\n{before}User: {row['question']}\nAssistant:" for row in rows]
         return texts, [
-            "the model has no chat template: prompts are plain text, 'User: … Assistant:'."
-        ]
+            "the model has no chat template: prompts are plain text, 'User: … Assistant:'."]
     # some templates do not allow a system turn: then its text stands before the question
-    for system, before in (([("system", system_prompt)], ""), ([], f"{system_prompt}\n\n")):
-        chats = [
-            [{"role": role, "content": content}
-             for role, content in (*system, *examples, ("user", before + row["question"]))]
-            for row in rows
-        ]
+    with_system = [("system", system_prompt), *examples]
+    for turns, before in ((with_system, ""), (examples, f"{system_prompt}\n\n")):
+        chats = [as_chat([*turns, ("user", before + row["question"])]) for row in rows]
         try:
             texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
             return texts, []
@@ -79,6 +91,10 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
             reason = one_line(error)
     raise UserError(
         f"the model's chat template fails ({reason}): correct its chat_template.jinja.")
+
+
+def as_chat(turns):
+    return [{"role": role, "content": content} for role, content in turns]
 
 
 def opened_thought(text, question):
@@ -109,33 +125,45 @@ def read_hub(name, hub, split):
         ) from None
 
 
-def questions_of_run(data, max_new_tokens, tokenizer, model):
-    """(questions for training, questions for the evaluation, notes) of a run."""
-    prompts = {
-        "tokenizer": tokenizer, "system_prompt": data.system_prompt,
-        "max_prompt_tokens": prompt_room(model, max_new_tokens, data.max_prompt_tokens),
-    }
-    questions, notes = load_questions(data.dataset, **prompts)
+def rows_of_run(data):
+    """(rows for training, rows for the evaluation) of a run."""
+    rows = read_rows(data.dataset, model=data.model)
+    if not data.eval_dataset:
+        return rows, []
+    return rows, read_rows(data.eval_dataset, "test", data.eval_questions, data.model)
+
+
+def questions_of_run(data, rows, max_new_tokens, tokenizer, model):
+    """(questions for training, questions for the evaluation, notes) of a run. rows: as of
+    `rows_of_run`."""
+    room = prompt_room(model, max_new_tokens, data.max_prompt_tokens)
+    prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room}
+    questions, notes = with_prompts(rows[0], data.dataset, tokenizer, **prompts)
     if not data.eval_dataset:
         return questions, [], notes
-    eval_questions, more = load_questions(
-        data.eval_dataset, split="test", limit=data.eval_questions, **prompts
-    )
+    eval_questions, more = with_prompts(rows[1], data.eval_dataset, tokenizer, **prompts)
     return questions, eval_questions, notes + more
 
 
-def check_dataset(name, model=None):
-    """Refuse, before any work, an unknown data set, a wrong line in a file, and word problems for
-    the toy."""
+def check_dataset(name, model=None, rows=()):
+    """Refuse an unknown data set, and questions in words for the toy's model. rows: of a local
+    file, after it was read."""
     if name in TASKS:
-        words = not TASKS[name].base
+        in_words = not TASKS[name].base
     else:
-        words = any(c.isalpha() for row in read_jsonl(name) for c in row["question"])
-    if model == "toy" and words:
+        refuse_unknown(name)
+        in_words = any(c.isalpha() for row in rows for c in row["question"])
+    if model == "toy" and in_words:
         raise UserError(
             f"{name} is written in words, and the toy's model knows no letters: name a chat model, "
-            "for example --model HuggingFaceTB/SmolLM2-135M-Instruct."
-        )
+            "for example --model HuggingFaceTB/SmolLM2-135M-Instruct.")
+
+
+def refuse_unknown(path):
+    if not Path(path).is_file():
+        raise UserError(
+            f"unknown data set '{path}': there are {', '.join(TASKS)}, and a .jsonl file {path} "
+            "does not exist.")
 
 
 def base_model(model, dataset, earlier=None):
@@ -159,7 +187,8 @@ def plain(value):
     """
     if isinstance(value, (list, dict)) or value in (math.inf, -math.inf) or value != value:
         raise ValueError(f"{value!r:.80} is neither a text nor a number")
-    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return "" if value is None else str(value)
 
 
@@ -169,29 +198,17 @@ def read_jsonl(path, reserved=("prompt", "completions")):
 
     `question` (or `problem`) and `answer` must be among them.
     """
-    if not Path(path).is_file():
-        raise UserError(
-            f"unknown data set '{path}': there are {', '.join(TASKS)}, and a .jsonl file {path} "
-            "does not exist."
-        )
+    refuse_unknown(path)
     rows = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            row["question"] = plain(row.get("question", row.get("problem")))
-            row["answer"] = plain(row.get("answer"))
-            # finds a half of a surrogate pair, which is no text
-            json.dumps(row, ensure_ascii=False).encode()
-            if not row["question"].strip() or not row["answer"].strip():
-                raise ValueError("the question or the answer is missing or empty")
+            rows.append(row_of(line))
         except (ValueError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}: each line must be a JSON object in UTF-8 with the columns "
-                f"'question' (or 'problem') and 'answer' ({one_line(error)})."
-            ) from None
-        rows.append(row)
+                f"'question' (or 'problem') and 'answer' ({one_line(error)}).") from None
     if not rows:
         raise UserError(f"{path} is empty: it must hold one JSON object per line.")
     # a reward gets whole columns, so a column must be in every row
@@ -199,13 +216,27 @@ def read_jsonl(path, reserved=("prompt", "completions")):
     return [{column: row[column] for column in row if column in shared} for row in rows]
 
 
+def row_of(line):
+    """A line of a file as a row. Raises ValueError, AttributeError or RecursionError at a
+    mistake."""
+    row = json.loads(line)
+    row["question"] = plain(row.get("question", row.get("problem")))
+    row["answer"] = plain(row.get("answer"))
+    # finds a half of a surrogate pair, which is no text
+    json.dumps(row, ensure_ascii=False).encode()
+    if not row["question"].strip() or not row["answer"].strip():
+        raise ValueError("the question or the answer is missing or empty")
+    return row
+
+
 def reward_columns(questions, group_size=1):
     """The columns that a reward gets besides the completions: {name: values}, a value for each
     completion."""
-    return {
-        name: [question[name] for question in questions for _ in range(group_size)]
-        for name in (questions[0] if questions else ()) if name not in ("prompt", "begun")
-    }
+    columns = {}
+    for name in questions[0] if questions else ():
+        if name not in ("prompt", "begun"):
+            columns[name] = [row[name] for row in questions for _ in range(group_size)]
+    return columns
 
 
 def take(questions, position, count, seed):

@@ -51,36 +51,29 @@ TOY = Task(
 ARITHMETIC = Task(
     arithmetic.questions, rewards=("number_accuracy",),
     system_prompt=arithmetic.SYSTEM_PROMPT, examples=tuple(arithmetic.EXAMPLES),
-    max_new_tokens=arithmetic.MAX_NEW_TOKENS, lr=3e-5, critic_lr=3e-4, questions_per_step=1,
+    max_new_tokens=arithmetic.MAX_NEW_TOKENS, lr=3e-5, critic_lr=3e-4,
     train_questions=arithmetic.TRAIN_QUESTIONS, test_questions=arithmetic.TEST_QUESTIONS,
 )
-MATH = Task(rewards=("math_accuracy", "format_reward"))
+LIKE_MATH = Task(rewards=("math_accuracy", "format_reward"))
 
-TASKS = {
-    "toy": TOY,
-    "toy_code": replace(TOY, rewards=("code_accuracy",), base="code"),
-    "arithmetic": ARITHMETIC,
-    "gsm8k": Task(
-        Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473
-    ),
-    "gsm8k_zh": Task(
-        Hub("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only")
-    ),
-    "math": replace(
-        MATH,
-        source=Hub(
-            "DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"
-        ),
-        train_questions=7500,
-    ),
-    "math500": replace(
-        MATH, source=Hub("HuggingFaceH4/MATH-500", None, "test", "test", "problem", "answer")
-    ),
-    "amc23": replace(MATH, source=Hub("math-ai/amc23", None, "test", "test", "question", "answer")),
-    "aime24": replace(
-        MATH, source=Hub("HuggingFaceH4/aime_2024", None, "train", "train", "problem", "answer")
-    ),
-}
+TASKS = {"toy": TOY}
+TASKS["toy_code"] = replace(TOY, rewards=("code_accuracy",), base="code")
+TASKS["arithmetic"] = ARITHMETIC
+TASKS["gsm8k"] = Task(
+    Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473)
+TASKS["gsm8k_zh"] = Task(
+    Hub("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only"))
+TASKS["math"] = replace(
+    LIKE_MATH, train_questions=7500,
+    source=Hub(
+        "DigitalLearningGmbH/MATH-lighteval", "default", "train", "test", "problem", "solution"))
+TASKS["math500"] = replace(
+    LIKE_MATH, source=Hub("HuggingFaceH4/MATH-500", None, "test", "test", "problem", "answer"))
+TASKS["amc23"] = replace(
+    LIKE_MATH, source=Hub("math-ai/amc23", None, "test", "test", "question", "answer"))
+TASKS["aime24"] = replace(
+    LIKE_MATH,
+    source=Hub("HuggingFaceH4/aime_2024", None, "train", "train", "problem", "answer"))
 
 
 def task_of(name):

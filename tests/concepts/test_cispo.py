@@ -76,7 +76,7 @@ def test_at_the_first_update_the_gradient_is_that_of_grpo():
 
 
 def test_a_rare_good_token_that_has_become_likely_keeps_its_gradient():
-    """ρ = e: GRPO's clip has taken all of it."""
+    """ρ = e: the gradient of GRPO is 0 because of the clip."""
     logp, old = torch.tensor([[-2.0]], requires_grad=True), torch.tensor([[-3.0]])
     one, mask = torch.ones(1), torch.ones(1, 1)
     losses = [grpo_loss(logp, old, one, mask)[0], cispo_loss(logp, old, one, mask)[0],

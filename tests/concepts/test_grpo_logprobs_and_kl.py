@@ -51,7 +51,7 @@ def test_the_gradient_of_a_logprob_is_one_hot_minus_softmax(temperature):
 @pytest.mark.parametrize("length", [2, 4])
 def test_logits_must_match_the_tokens_one_for_one(length):
     """The last position of a model's output predicts no token of the completion: cut it off."""
-    with pytest.raises(ValueError, match="one for one"):
+    with pytest.raises(ValueError, match="must have the N and T"):
         token_logprobs(torch.zeros(2, length, 5), torch.zeros(2, 3, dtype=torch.int64))
 
 
@@ -142,7 +142,7 @@ def test_k1_as_a_loss_pushes_the_length_if_each_completion_counts_1_over_its_len
     for divisor, pushes in ((lengths, True), (torch.full_like(lengths, 3), False)):
         (step,) = torch.autograd.grad((chance.detach() / divisor) @ sums, theta, retain_graph=True)
         (slope,) = torch.autograd.grad((chance / divisor).sum(), theta, retain_graph=True)
-        torch.testing.assert_close(step, slope, rtol=0, atol=1e-9)
+        torch.testing.assert_close(step, slope, rtol=0, atol=1e-6)  # k1 may be float32
         assert (step.norm() > 0.05) == pushes
 
 

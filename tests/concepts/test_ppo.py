@@ -97,6 +97,23 @@ def test_gae_is_a_discounted_sum_of_deltas_and_ignores_the_padding(options, junk
     assert not advantages.requires_grad and not returns.requires_grad
 
 
+@pytest.mark.ours
+def test_tokens_of_a_tool_are_passed_over():
+    """The row of five tokens stands in seven columns, and a tool has written two of them."""
+    own = torch.tensor([[1, 1, 0, 1, 0, 1, 1]]).bool()
+    rewards, logp, values = three = tensors(4, 3)
+    junk = torch.full((1, 7), 9.0, dtype=F64)
+    wide = [junk.masked_scatter(own, x[:1]) for x in three]
+    score, five = torch.tensor([3.0], dtype=F64), torch.ones(1, 5)
+    with_tool = token_rewards(score, wide[1], 0 * wide[1], own, beta=0.1)
+    without = token_rewards(score, logp[:1], 0 * logp[:1], five, beta=0.1)
+    assert torch.equal(with_tool[own], without[0]) and not with_tool[~own].any()
+    expected = gae(rewards[:1], values[:1], five, gamma=0.9)
+    for found, x in zip(gae(wide[0], wide[2], own, gamma=0.9), expected):
+        torch.testing.assert_close(found[own], x[0])
+        assert not found[~own].any()
+
+
 # --- whitening ------------------------------------------------------------------------------------
 
 

@@ -150,7 +150,7 @@ def test_in_float32_an_update_is_that_of_a_cpu(small, tmp_path, ranks):
 
 
 CASES = {
-    1: ["wide, tied", "GSPO", "PPO", "LoRA", "LoRA, long prompts", "float32, long prompts"],
+    1: ["wide, tied", "GSPO", "PPO", "LoRA", "many rows", "float32, long prompts"],
     2: ["deep, checkpointed"],
 }
 

@@ -109,7 +109,7 @@ def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_p
     brought = {"auto_map": dict.fromkeys(kinds, "mine.C"), "model_type": "mine"}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | brought))
-    for load in (lambda name: load_model(name, CPU), lambda name: skeleton(name, "gsm8k"),
+    for load in (lambda name: load_model(name, CPU), lambda name: skeleton(name),
                  lambda name: choose([f"RewardModel:{name}"], CPU)):
         assert "custom code" in refused(folder, load)
     assert not (tmp_path / "it ran").exists()

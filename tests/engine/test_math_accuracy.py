@@ -111,7 +111,7 @@ def test_the_sign_before_the_box_counts():
 def test_what_cannot_be_parsed_is_wrong_and_such_a_gold_answer_is_named():
     given, gold = ["6", r1(""), r1("\\frac{"), r1("0" * 1000 + "6")], "\\frac{"
     assert math_accuracy(given, ["6"] * 4) == [0.0] * 4
-    mathematics._ask_judge.cache_clear()
+    mathematics._ask_verifier.cache_clear()
     with pytest.warns(UserWarning, match=r"\\frac\{"):
         assert math_accuracy([r1("6"), r1("7"), r1(gold)], [gold] * 3) == [0.0, 0.0, 1.0]
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_parsed_is_wrong_and_such_a_gold_answer_is_named():
 def judge(monkeypatch):
     """The process that judges, which has started and may take half a second for an answer."""
     monkeypatch.setattr(mathematics, "MATH_SECONDS", 0.5)
-    mathematics._ask_judge.cache_clear()
+    mathematics._ask_verifier.cache_clear()
     math_accuracy([r1("2")], ["\\sqrt{4}"])
     return mathematics._process()
 
@@ -133,7 +133,7 @@ def test_what_takes_too_long_is_stopped_in_any_thread(judge, given):
         values = pool.submit(math_accuracy, answers, ["2\\sqrt{2}"] * 3).result()
     assert values == [0.0, 1.0, 0.0]  # the next answer is judged by a new process
     assert 0.5 < time.perf_counter() - start < 50
-    assert mathematics._ask_judge.cache_info().hits >= 1  # the same answer costs its time once
+    assert mathematics._ask_verifier.cache_info().hits >= 1  # the same answer costs its time once
     assert judge.returncode is not None  # nothing is left of the old one
 
 

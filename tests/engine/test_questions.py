@@ -80,14 +80,15 @@ def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer
 ], ids=range(21))
 def test_a_broken_file_is_named_with_the_line(file, content, line):
     with pytest.raises(UserError, match=line) as error:
-        check_dataset(file(content))
+        read_jsonl(file(content))
     assert "questions.jsonl" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_name_that_is_no_data_set_is_refused(file):
     for name in ("missing.jsonl", "a/missing", ".", "gsm9k"):
-        with pytest.raises(UserError, match=f"'{re.escape(name)}': there are toy, "):
-            check_dataset(name)
+        for refuse in (check_dataset, read_jsonl):
+            with pytest.raises(UserError, match=f"'{re.escape(name)}': there are toy, "):
+                refuse(name)
     for name in ("toy", "gsm8k", file([ONE])):
         check_dataset(name)
 

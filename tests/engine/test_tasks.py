@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+import eval as evaluation
+import train as training
 from engine.base.errors import UserError
 from engine.run.config import open_run
 from engine.scoring.score import REWARDS
 from engine.tasks.questions import load_questions
 from engine.tasks.table import TASKS, Hub, Task, task_of
 from engine.tasks.toy_model import make_tokenizer
-from eval import main as evaluate
 
 ON_THE_HUB = [name for name, task in TASKS.items() if isinstance(task.source, Hub)]
 IN_WORDS = [name for name, task in TASKS.items() if not task.base]
@@ -74,18 +75,32 @@ def test_a_file_has_the_settings_of_gsm8k():
     assert task_of("mine.jsonl") == Task() == task
 
 
-@pytest.mark.parametrize("name", [*IN_WORDS, "mine.jsonl"])
-def test_the_toy_is_not_asked_in_words(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", IN_WORDS)
+def test_the_toy_is_not_asked_in_words(name):
     """Its model knows no letters; `--model` is `toy` unless another is named."""
-    assert "gsm8k" in IN_WORDS and "toy" not in IN_WORDS
-    monkeypatch.chdir(tmp_path)
-    Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\n')
-    open_run(["--dataset", "mine.jsonl"])
-    with open("mine.jsonl", "a") as file:
-        file.write('{"question": "2 and 2?", "answer": 4}\n')
     for main, words in [
         (open_run, ["--dataset", name]), (open_run, ["--eval_dataset", name]),
-        (open_run, ["--dataset", name, "--plan"]), (evaluate, ["--benchmark", name]),
+        (open_run, ["--dataset", name, "--plan"]), (evaluation.main, ["--benchmark", name]),
     ]:
         with pytest.raises(UserError, match=f"{name} .*--model"):
             main(words)
+
+
+@pytest.mark.parametrize("line, message", [
+    ('{"question": "2 and 2?", "answer": 4}', "mine.jsonl .*--model"), ("no", "mine.jsonl, line 2"),
+])
+def test_a_wrong_file_is_refused_before_the_model_is_loaded(line, message, tmp_path, monkeypatch):
+    """And nothing is left behind."""
+    monkeypatch.chdir(tmp_path)
+    for module in (training, evaluation):
+        monkeypatch.setattr(module, "base_model", None)
+    Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\n' + line)
+    for main, words in [
+        (training.main, ["--dataset", "mine.jsonl"]),
+        (training.main, ["--eval_dataset", "mine.jsonl"]),
+        (training.main, ["--dataset", "mine.jsonl", "--check_rewards"]),
+        (evaluation.main, ["--benchmark", "mine.jsonl"]),
+    ]:
+        with pytest.raises(UserError, match=message):
+            main(words)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]

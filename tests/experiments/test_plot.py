@@ -1,4 +1,4 @@
-"""The picture of several runs."""
+"""The pictures of one run and of several."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.base.errors import UserError
+from engine.run.curves import curves
 from experiments import plot, real, reproduce
 
 
@@ -84,7 +85,7 @@ def test_panels_that_say_nothing_are_left_out(tmp_path, figures):
     fake_run(tmp_path / "one", 30)
     fake_run(tmp_path / "two", 30, accuracy=0.5, reward=0.5)
     for name in ("one", "two"):
-        plot.main([str(tmp_path / name)])
+        curves(tmp_path / name)
     one, two = map(titles, figures)
     # which is the accuracy of the second run
     assert set(one) - set(two) == {"reward", "reward/a", "reward/b"}
