@@ -100,14 +100,14 @@ def test_a_run_takes_a_sampler_of_ones_own(small, tmp_path, monkeypatch):
     """transformers' generate. Its log-probabilities are the trainer's, also after an update: with
     old weights the gap would be about `kl_old`."""
     monkeypatch.setitem(SAMPLERS, "generate", my_sampler.Generate)
-    words = ["--rollout", "generate", "--eval_questions", "2", "--lr", "1e-3", "--warmup", "0"]
-    one_step(small, tmp_path, *words)
-    assert train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "2"]) == 0
+    words = ["--rollout", "generate", "--eval_questions", "2", "--lr", "1e-3", "--warmup", "0",
+             "--model", small, "--questions_per_step", "1"]
+    assert train.main([*words, "--steps", "2", "--output_dir", str(tmp_path)]) == 0
     first, second = files.read(tmp_path / "metrics.jsonl")
     assert first["kl_old"] > 1e-2
     assert first["sampler_gap_max"] < 1e-3 and second["sampler_gap_max"] < 1e-3
     with pytest.raises(UserError, match="leave out --lora"):
-        train.main([*words, "--model", small, "--lora", "4"])
+        train.main([*words, "--lora", "4"])
 
 
 @pytest.mark.parametrize("sampling", [Sampling(24), Sampling(24, 0.7), Sampling(24, 0.0)])

@@ -125,7 +125,7 @@ def test_what_a_node_is():
 SIZES = {name: size(tree) for name, tree in TREES.items()}
 
 
-@pytest.mark.parametrize("room, nodes, density", [("engine.", 23_700, 8.41), ("", 9_400, 8.56)])
+@pytest.mark.parametrize("room, nodes, density", [("engine.", 22_900, 7.6), ("", 9_550, 8.25)])
 def test_engine_and_ground_floor_have_room_to_breathe(room, nodes, density):
     """density: syntax nodes in a statement. nanochat has 7.2, CleanRL 7.8."""
     own = [name for name in SIZES if (name.startswith(room) if room else "." not in name)]
@@ -141,10 +141,5 @@ def test_no_file_is_dense():
     assert dense <= DENSE
 
 
-DENSE = {  # they are still to be unpacked
-    "engine.run.doctor", "engine.run.plan_command", "engine.run.curves", "engine.model.prompts",
-    "engine.run.shapes", "engine.scoring.reward_model", "eval", "engine.tasks.arithmetic",
-    "engine.scoring.preview", "engine.run.plan", "grpo", "engine.tasks.table", "micro_batches",
-    "engine.scoring.programs", "engine.run.eval_answers", "engine.scoring.sandbox",
-    "engine.model.kv_cache", "engine.run.checks", "engine.model.sampling",
-}
+# the formulas of the paper; the rest is still to be unpacked
+DENSE = {"grpo", "micro_batches", "engine.scoring.sandbox", "engine.model.sampling"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from algorithms import ALGORITHMS, KEEP, OVER_KEPT, rule_name
-from engine.base.errors import UserError, refuse
+from engine.base.errors import UserError
 from engine.base.files import own_function
 from engine.model.folders import resolve_model
 from engine.model.networks import SAMPLERS
@@ -26,23 +26,22 @@ def check_options(o, unusual):
     check_taken(o, unusual, row)
     check_rule(o, row)
     SAMPLERS[o.rollout].check(o)
-    refuse([
-        (o.lora and o.shard == "full",
-         "--lora cannot be combined with --shard full: leave one of them out."),
-        (o.lora and row.critic, "--lora cannot be combined with PPO: leave one of them out."),
-        (o.merge_lora and not o.lora,
-         "--merge_lora has nothing to merge: give the adapters' rank too, for example --lora 16."),
-        (o.check_rewards and o.plan is not None,
-         "--check_rewards cannot be combined with --plan: leave one of them out."),
-        ("eval_questions" in unusual and not o.eval_dataset,
-         "--eval_questions needs something to evaluate: set --eval_dataset."),
-        (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
-         f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
-         f"{o.overlong_cache}."),
-        # no origin: only a folder of that name, which wandb leaves
-        (o.log and getattr(find_spec(o.log), "origin", None) is None,
-         f"--log {o.log} needs a package that is not installed: pip install {o.log}"),
-    ])
+    if o.lora and o.shard == "full":
+        raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
+    if o.lora and row.critic:
+        raise UserError("--lora cannot be combined with PPO: leave one of them out.")
+    if o.merge_lora and not o.lora:
+        raise UserError("--merge_lora has nothing to merge: give the adapters' rank too, for "
+                        "example --lora 16.")
+    if o.check_rewards and o.plan is not None:
+        raise UserError("--check_rewards cannot be combined with --plan: leave one of them out.")
+    if "eval_questions" in unusual and not o.eval_dataset:
+        raise UserError("--eval_questions needs something to evaluate: set --eval_dataset.")
+    if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
+        raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
+                        f"not {o.overlong_cache}.")
+    if o.log and not is_installed(o.log):
+        raise UserError(f"--log {o.log} needs a package that is not installed: pip install {o.log}")
     for name in filter(None, [o.dataset, o.eval_dataset]):
         check_dataset(name, o.model)
     score.choose(o.rewards)
@@ -50,6 +49,12 @@ def check_options(o, unusual):
     if o.model != "toy" and o.plan is None and Path(resolve_model(o.model), ADAPTER).exists():
         raise UserError(f"{o.model} holds adapters, not a whole model: train from the merged model "
                         "instead, which a run with --merge_lora writes into its folder merged.")
+
+
+def is_installed(package):
+    """Whether there is such a package. A folder of its name, which wandb leaves, is none."""
+    found = find_spec(package)
+    return found is not None and found.origin is not None
 
 
 def check_taken(o, unusual, row):
@@ -72,28 +77,30 @@ def check_rule(o, row):
     keeps_all = usual == "all"
     if own_file:
         own_function(keep, "--keep")
-    refuse([
-        (keep not in (*KEEP, usual) and not own_file,
-         f"unknown rule --keep {keep}: there are {', '.join(KEEP)}, and FILE.py:FUNCTION."),
-        (keep == "all" and not keeps_all,
-         f"{name} keeps only some completions: --keep all needs an algorithm that keeps all, as "
-         "grpo."),
-        (usual in OVER_KEPT and keep not in OVER_KEPT,
-         f"{name} keeps completions by {usual}: it cannot be combined with pruning by |A|."),
-        (keep in OVER_KEPT and not keeps_all and usual not in OVER_KEPT,
-         f"{name} prunes by |A|: --keep {keep} needs gfpo, pods, or an algorithm that keeps all."),
-        (row.ks and keep == "max_variance",
-         f"{name} keeps completions by --keep shortest or efficiency, not by max_variance."),
-        (o.pruning_rate and keep == "all",
-         f"{name} keeps every completion: with --pruning_rate give a rule too, for example --keep "
-         "largest_abs."),
-        (o.group_size == 1 and not row.critic,
-         "--group_size must be at least 2, not 1: an advantage compares completions of one "
-         "question."),
-        (row.ks and o.group_size < max(row.ks),
-         f"{name} keeps up to {max(row.ks, default=0)} completions of a question: --group_size "
-         f"{o.group_size} is too small."),
-    ])
+    elif keep not in KEEP and keep != usual:
+        raise UserError(f"unknown rule --keep {keep}: there are {', '.join(KEEP)}, and "
+                        "FILE.py:FUNCTION.")
+    if keep == "all" and not keeps_all:
+        raise UserError(f"{name} keeps only some completions: --keep all needs an algorithm that "
+                        "keeps all, as grpo.")
+    if usual in OVER_KEPT and keep not in OVER_KEPT:
+        raise UserError(f"{name} keeps completions by {usual}: it cannot be combined with pruning "
+                        "by |A|.")
+    if keep in OVER_KEPT and usual not in ("all", *OVER_KEPT):
+        raise UserError(f"{name} prunes by |A|: --keep {keep} needs gfpo, pods, or an algorithm "
+                        "that keeps all.")
+    if row.ks and keep == "max_variance":
+        raise UserError(f"{name} keeps completions by --keep shortest or efficiency, not by "
+                        "max_variance.")
+    if o.pruning_rate and keep == "all":
+        raise UserError(f"{name} keeps every completion: with --pruning_rate give a rule too, for "
+                        "example --keep largest_abs.")
+    if o.group_size == 1 and not row.critic:
+        raise UserError("--group_size must be at least 2, not 1: an advantage compares completions "
+                        "of one question.")
+    if row.ks and o.group_size < max(row.ks):
+        raise UserError(f"{name} keeps up to {max(row.ks)} completions of a question: --group_size "
+                        f"{o.group_size} is too small.")
 
 
 def check_algorithm(o, algorithm):
