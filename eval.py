@@ -6,8 +6,8 @@
     python eval.py --compare A/eval-gsm8k.jsonl B/eval-gsm8k.jsonl
 
 For each benchmark it writes two files: eval-NAME.jsonl holds each sampled answer with its verdict,
-and eval-NAME.json holds the scores with the setting in which they were measured. If an evaluation
-was interrupted, the same command goes on with it. The number of processes changes only the time.
+and eval-NAME.json holds the scores with the setting in which they were measured. To resume an
+interrupted evaluation, run the same command again. The number of processes changes only the time.
 """
 
 import os
