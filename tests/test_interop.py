@@ -154,7 +154,7 @@ def test_a_token_beyond_the_vocabulary_says_nothing():
     run."""
     tokenizer = bytes_tokenizer()
     tokens, length, cut = torch.tensor([[19, 300, 20]]), torch.tensor([3]), torch.tensor([True])
-    drawn = Completions(tokens, length, cut, torch.zeros(1, 3))
+    drawn = Completions(tokens, length, cut, torch.zeros(1, 3), torch.ones(1, 3).bool())
     assert drawn.texts(tokenizer) == [tokenizer.decode([19]) + tokenizer.decode([20])]
 
 
