@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import algorithms
 from engine.base.errors import UserError, refuse
 from engine.base.files import own_function
+from engine.model.contract import Sampling
 from engine.model.networks import SAMPLERS
-from engine.model.sampling import Sampling
 from engine.run import checks, folder
 from engine.run.options import LARGEST, compose, flat, given, option
 from engine.run.own_rule import own_rule
