@@ -43,7 +43,7 @@ from engine.tasks.questions import (
     read_rows,
     with_prompts,
 )
-from engine.tasks.table import task_of
+from engine.tasks.table import TASKS, task_of
 from rewards import extract_answer, to_number
 
 # --- scores: numbers from verdicts ---
@@ -276,7 +276,7 @@ def compare_part(part, first, second):
 class Config:
     model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
     benchmark: list[str] | None = option(
-        None, "toy, toy_code, arithmetic, gsm8k, math500, amc23, aime24, .jsonl files; none: toy")
+        None, f"{', '.join(TASKS)}, .jsonl files; none: toy")
     questions: int = option(
         0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)"
     )

@@ -113,7 +113,7 @@ def test_the_random_rule_draws_k_of_each_question_by_the_rollouts_seed():
     assert [row // 8 for row in draws[0]] == [q for q in range(8) for _ in range(4)]
 
 
-def test_gfpo_and_pods_take_the_advantages_over_those_they_keep():
+def test_gfpo_and_pods_take_the_advantages_over_kept_completions():
     rewards, lengths = [[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]], [[9, 2, 4, 8], [5, 6, 7, 1]]
     advantages, kept = chosen(2, rewards, lengths, name="gfpo")
     assert kept == [1, 2, 4, 7]  # the shortest

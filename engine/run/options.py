@@ -7,6 +7,7 @@ from engine.model.networks import SAMPLERS
 from engine.model.sampling import Sampling
 from engine.run import checks
 from engine.run.command_line import LARGEST, option
+from engine.tasks.table import TASKS
 
 
 @dataclass
@@ -17,8 +18,7 @@ class DataOptions:
         "toy", "name on the hub, folder of a model, folder of a run (its newest checkpoint), or "
         "toy (its base model)")
     dataset: str = option(
-        "toy", "toy, toy_code or arithmetic; gsm8k, gsm8k_zh or math from the hub; or a .jsonl "
-        "file of questions")
+        "toy", f"{', '.join(TASKS)}, or a .jsonl file of questions")
     rewards: list[str] | None = option(
         None, "NAME, FILE.py:FUNCTION or RewardModel:MODEL, each with an optional :WEIGHT; the "
         "first is the accuracy; else the data set's")
@@ -58,8 +58,8 @@ class SamplingOptions(Sampling):
         None, "longest completion in tokens; else the data set's (1024 for most)",
         limits="[1, ∞)")
     rollout: str = option(
-        "own", "the sampler: own (engine/model/sampling.py), or vllm (in this process; needs the "
-        "package)", choices=SAMPLERS)
+        "own", "the sampler: own is engine/model/sampling.py; vllm needs its package",
+        choices=SAMPLERS)
     vllm_share: float = option(
         0.3, "share of a GPU's memory for vLLM's weights, activations and cache", limits="(0, 1)")
 
@@ -113,8 +113,8 @@ class RunOptions:
         None, "stop after this many steps, if the epochs are not over before", limits="[1, ∞)")
     save_every: int = option(50, "steps between checkpoints", limits="[1, ∞)")
     log: str | None = option(
-        None, "also log to tensorboard, wandb or trackio, which must be installed; JSON lines are "
-        "always written", choices=checks.TRACKERS)
+        None, "also log to this tracker, which must be installed; JSON lines are always written",
+        choices=checks.TRACKERS)
 
 
 @dataclass

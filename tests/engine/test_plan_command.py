@@ -86,6 +86,7 @@ CURES = [  # devices, options, share of the peak that there is room for, what is
     (1, {}, 0.76, TOKENS | CHECKPOINTING | {"beta": 0.0}),  # before LoRA: it trains other weights
     (1, {}, 0.57, LORA),
     (1, {}, 0.1, {}),  # nothing helps
+    (1, {"lora": 1024}, 0.3, {}),  # a rank that was chosen stays
     (1, {"algorithm": "ppo"}, 0.57, {}),  # which takes no adapters
     (2, {}, 0.76, SHARDS),
     (2, {"lora": 64}, 0.5, TOKENS | CHECKPOINTING),  # LoRA has replicas only
