@@ -34,8 +34,8 @@ from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
 from engine.model.precision import choose_dtype
+from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
-from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import toy_model
 from engine.tasks.questions import load_questions

@@ -18,7 +18,7 @@ from engine.model.critic import Critic
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from grpo import grpo_loss
-from records import Batch, micro_batches
+from records import Batch, cut_into_micro_batches
 from tests.training import (
     CPU,
     completions,
@@ -161,7 +161,7 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
         model, tokenizer = loading.load_model(small, CPU)
         batch = with_reference(completions(tokenizer), model)
         stats = updated(model, sgd(model, 1.0), [batch], resolve("grpo", mu=2))
-        return weights_of(model), stats, len(micro_batches(batch, 10**6, Policy(model)))
+        return weights_of(model), stats, len(cut_into_micro_batches(batch, 10**6, Policy(model)))
 
     *expected, count = results()
     monkeypatch.setattr(records, "shards", SimpleNamespace(is_sharded=lambda model: True))
