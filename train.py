@@ -122,7 +122,7 @@ def set_up(config, algorithm, device, rows):
     run = open_state(config, algorithm, questions, source, saved)
     if saved:
         checkpoint.restore(begin, networks)
-    reward_functions = load_rewards(data.rewards, device)
+    reward_functions = load_rewards(data.rewards)
     eval_dataset = data.eval_dataset or data.dataset
     is_right = accuracy_reward(reward_functions, data.dataset, eval_dataset)
     evaluate = partial(

@@ -4,10 +4,10 @@ Its logit is the reward.
     export REWARD_MODEL=...               a folder, or a name on the hub
     torchrun train.py --rewards toy_accuracy examples/my_reward_model.py:judged:0.1
 
-If the classifier's tokenizer has a chat template, the classifier reads question and completion as a
-chat; else one after the other.
+The first call loads the model. A call may take 60 seconds (TIMEOUT in engine/scoring/score.py).
 """
 
+import functools
 import os
 
 import torch
@@ -15,24 +15,31 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 BATCH_SIZE = 16
 
-# Here, because a call has a time limit and an import has none. Only `judged` moves it to the GPU,
-# because each process has a GPU of its own by then
-NAME = os.environ["REWARD_MODEL"]
-tokenizer = AutoTokenizer.from_pretrained(NAME, padding_side="right", truncation_side="left")
-tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-model, loading = AutoModelForSequenceClassification.from_pretrained(
-    NAME, dtype=torch.float32, output_loading_info=True)
-model.eval()
-if model.config.num_labels != 1 or loading["missing_keys"]:  # it would be filled at random
-    raise ValueError(f"{NAME} has {model.config.num_labels} labels, or lacks weights")
-# a causal model gives its score at the last token that is not padding
-model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+
+@functools.cache
+def classifier():
+    """(model, tokenizer), in float32 and without dropout."""
+    name = os.environ["REWARD_MODEL"]
+    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right", truncation_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model, loading = AutoModelForSequenceClassification.from_pretrained(
+        name, dtype=torch.float32, output_loading_info=True)
+    labels, missing = model.config.num_labels, loading["missing_keys"]
+    if labels != 1 or missing:  # missing weights would be random numbers
+        raise ValueError(f"{name} has {labels} labels, or lacks weights: {missing}")
+    # a causal model gives its score at the last token that is not padding
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
 @torch.no_grad()
 def judged(completions, question, **columns):
-    """The logit of each completion. question: N texts."""
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    """The logit of each completion. question: N texts.
+
+    If the tokenizer has a chat template, the model reads question and completion as a chat; else
+    one after the other.
+    """
+    model, tokenizer = classifier()
     chat = tokenizer.chat_template is not None
     texts = []
     for asked, answered in zip(question, completions, strict=True):

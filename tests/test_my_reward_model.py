@@ -44,10 +44,12 @@ def make(folder, *, template=None, labels=1, pad="<pad>"):
 
 @pytest.fixture
 def load(monkeypatch):
-    """The names of the example, for the model in a folder."""
+    """The reward of the example, its model and its tokenizer, for the model in a folder."""
     def names(folder):
         monkeypatch.setenv("REWARD_MODEL", str(folder))
-        return SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
+        example = runpy.run_path(str(EXAMPLE))
+        model, tokenizer = example["classifier"]()
+        return SimpleNamespace(judged=example["judged"], model=model, tokenizer=tokenizer)
     return names
 
 
