@@ -60,8 +60,8 @@ SAYS = {value: words for known in (MISTAKES, CHOICES) for row in known.values()
         for value, words in row.items()}
 PROMPT = "the tokens of the prompt are trained on"
 BEHIND = "padding is trained on: the logits behind the END or behind padding moved [3]"
-MOMENTUM = ("an update without a signal: if all rewards are equal, momentum, or the KL, still moves "
-            "the weights")
+MOMENTUM = ("an update without a signal: if all rewards are equal, the optimizer's momentum, or "
+            "the KL, moves the weights")
 # why a mistake cannot be seen
 UNSEEN = {
     "scored": "it samples at temperature 1",

@@ -113,7 +113,7 @@ def step(policy, questions, sampler, reward):
         *words, num_rollouts=sampler.group_size, **options)
     with (patch.multiple(
             train, load_model=lambda *_, **__: models.pop(0), read_prompts=MagicMock(),
-            DataLoader=loader, rollout=of_four, GenerationConfig=SimpleNamespace, wandb=MagicMock()),
+            DataLoader=loader, rollout=of_four, GenerationConfig=SimpleNamespace),
           patch.object(train.optim, "Adam", lambda *_, **__: policy.optimizer),
           patch.object(train.Experience, "to", lambda self, _: self), redirect_stdout(StringIO())):
         train.main()

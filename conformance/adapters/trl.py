@@ -28,8 +28,7 @@ from unittest.mock import MagicMock
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from trl import GRPOConfig, GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
