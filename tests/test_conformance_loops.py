@@ -155,7 +155,7 @@ SAID = {
     "scored": "✗ rows of a group are not one question: a completion was scored with another",
     "after pruning": "✗ the advantages are taken after pruning",
     "updated": "✗ the old log-probabilities are those of the updated policy",
-    "no signal": "△ an update without a signal",
+    "no signal": "≈ an update without a signal",
 }
 
 
