@@ -20,8 +20,6 @@ We could read only the abstract and summaries of the paper. It also draws single
 less. How it draws the prefix may differ from ours.
 """
 
-import torch
-
 
 def prefix_chances(mask, *, share=0.0):
     """p_t: the chance of each token to be inside the random prefix of its completion.

@@ -119,8 +119,9 @@ def test_the_corrected_gradient_is_that_of_a_policy_that_takes_one_token_between
 def test_a_completion_has_the_product_of_its_ratios_on_each_token(options, expected):
     """The products are 1.5 · 0.25 · 9 = 27/8 and ⅓ · 1.
 
-    verl 0.9.1 (compute_rollout_correction_weights, sequence level, threshold 2.0) truncates alike,
-    but has 0 on padding. test_family_in_trl.py compares with TRL's trainer."""
+    verl 0.9.1 (compute_rollout_correction_weights, level "sequence") gives the second row with the
+    threshold 2.0 and the last with "0.5_9.0", but 0 on padding. test_family_in_trl.py compares with
+    TRL's trainer."""
     old = OLD_P.log().requires_grad_()
     weights = sequence_importance_weights(old, SAMPLED_P.log(), mask_of([3, 2]), **options)
     first, second = expected
