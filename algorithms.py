@@ -37,7 +37,7 @@ from family.pods import max_variance_subset
 from family.ppo import ppo_loss
 from family.rloo import leave_one_out_advantages
 from family.sapo import sapo_loss
-from family.tis import sequence_importance_weights, truncated_importance_weights
+from family.tis import CORRECTIONS
 from family.unbiased import chances, draw, weighed
 from grpo import group_advantages, grpo_loss, sequence_mean_weights
 
@@ -176,16 +176,6 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
     return constant_weights(mask, max_tokens=max_tokens, num_sequences=n)
 
 
-# --- importance_weights(old_logp, sampled_logp, mask) → (N, T), for another sampler ---
-
-IMPORTANCE_WEIGHTS = {  # TRL's names
-    "token_truncate": partial(truncated_importance_weights, cap=2.0),  # TIS
-    "token_mask": partial(truncated_importance_weights, cap=5.0, low=0.5),  # IcePop
-    "sequence_truncate": partial(sequence_importance_weights, cap=3.0),
-    "sequence_mask": partial(sequence_importance_weights, cap=3.0, masked=True),
-}
-
-
 # --- the table ---
 
 
@@ -233,7 +223,7 @@ class Algorithm:
         "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this", "(0, ∞)", default=None)
     importance_weights: str | Callable | None = number(
         "correct for a sampler that computes otherwise: by the ratio π_old / π_sampler of each "
-        "token or of the completion, truncated or masked", choices=tuple(IMPORTANCE_WEIGHTS),
+        "token or of the completion, truncated or masked", choices=tuple(CORRECTIONS),
         default=None)
     shortest_prefix: float | None = number(
         "NAT: train on a random prefix of each completion, which has at least this share of it",
@@ -250,7 +240,7 @@ class Algorithm:
     k: int = 16
     questions_per_step: int = 1  # of a device
     over_kept: bool = False  # the advantages are compared only with the kept completions
-    wants: tuple[str, ...] = ()  # of the arguments `entropy` and `sampled_logp`: the loss has them
+    wants: frozenset[str] = frozenset()  # `entropy`, `sampled_logp`: if the loss has this argument
 
     def choose(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
@@ -343,12 +333,11 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
     numbers = {"clip_low": row.clip_low, "clip_high": row.clip_high}
     if not row.critic:  # PPO's β is in its rewards
         numbers["beta"] = row.beta
-    arguments = inspect.signature(row.loss).parameters
     return replace(
         row, k=k, questions_per_step=B, keep=KEEP.get(rule, rule), over_kept=rule in OVER_KEPT,
         loss=partial(row.loss, **numbers),
-        importance_weights=IMPORTANCE_WEIGHTS.get(row.importance_weights),
-        wants=tuple(name for name in ("entropy", "sampled_logp") if name in arguments))
+        importance_weights=CORRECTIONS.get(row.importance_weights),
+        wants={"entropy", "sampled_logp"} & set(inspect.signature(row.loss).parameters))
 
 
 def usual_pruning_rate(row, rule):

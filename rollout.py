@@ -10,7 +10,7 @@ from engine.base import ranks
 from engine.scoring.score import score
 from engine.tasks.questions import reward_columns
 from family.dapo import has_signal, overlong_penalty
-from family.nat import prefix_chances, random_prefixes
+from family.nat import prefix_factors
 from records import Rollout, join
 
 
@@ -121,6 +121,5 @@ def with_prefixes(rollout, share):
     """The rollout with `factors`: 1/p inside of the random prefix of each completion, else 0."""
     numbers = torch.Generator().manual_seed(rollout.seed + 2**62)  # others than those of a rule
     u = torch.rand((len(rollout.mask), 1), generator=numbers)
-    inside = random_prefixes(rollout.mask, u, share=share)
-    factors = inside / prefix_chances(rollout.mask, share=share)
+    factors = prefix_factors(rollout.mask, u, share=share)
     return replace(rollout, factors=factors.to(rollout.tokens.device))

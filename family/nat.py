@@ -48,6 +48,11 @@ def random_prefixes(mask, u, *, share=0.0):
     return mask & (mask.cumsum(1) <= cut)
 
 
+def prefix_factors(mask, u, *, share=0.0):
+    """A factor of the loss weights: 1/p_t inside of the random prefix, and 0 outside. (N, T)"""
+    return random_prefixes(mask, u, share=share) / prefix_chances(mask, share=share)
+
+
 def counted(mask, share):
     """(mask as bool, |o|: (N, 1), m: (N, 1))."""
     if not 0 <= share <= 1:

@@ -30,6 +30,8 @@ those over all tokens, the ratios hide the nucleus. train.py samples without one
 has one, compute π_old with `family.deepseek_v32.kept_logprobs`.
 """
 
+from functools import partial
+
 import torch
 
 
@@ -74,3 +76,12 @@ def sequence_importance_weights(old_logp, sampled_logp, mask, *, cap, low=0.0, m
     if masked:
         weights = torch.where((low <= ratio) & (ratio <= cap), ratio, 0.0)
     return torch.where(mask, weights, 1.0).detach()
+
+
+# the published corrections, under TRL's names: TIS, IcePop, and both at the level of the sequence
+CORRECTIONS = {
+    "token_truncate": partial(truncated_importance_weights, cap=2.0),
+    "token_mask": partial(truncated_importance_weights, cap=5.0, low=0.5),
+    "sequence_truncate": partial(sequence_importance_weights, cap=3.0),
+    "sequence_mask": partial(sequence_importance_weights, cap=3.0, masked=True),
+}

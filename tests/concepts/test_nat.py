@@ -10,7 +10,7 @@ import torch
 from cppo import batch_rows, prune
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
-from family.nat import prefix_chances, random_prefixes
+from family.nat import prefix_chances, prefix_factors, random_prefixes
 from grpo import grpo_loss, sequence_mean_weights
 from tests.examples import (
     ADVANTAGES,
@@ -116,13 +116,13 @@ def test_over_all_completions_and_cuts_of_a_tiny_policy_it_is_the_gradient_of_th
     """E_o E_c Σ_{t ≤ c} A ∇ log π(o_t) / p_t = ∇ E[A], as a sum over 15 completions and their cuts.
     """
     theta, mask = TinyPolicy.table(1).requires_grad_(), TinyPolicy.MASK
-    P, chances = TinyPolicy.probabilities(theta), prefix_chances(mask, share=share)
+    P = TinyPolicy.probabilities(theta)
     logp, mean = TinyPolicy.logp(theta), 0.0
     for u in (torch.arange(6) + 0.5) / 6:  # completions have 1, 2 or 3 tokens
-        inside = random_prefixes(mask, u.expand(15, 1), share=share)
-        weights = P.detach()[:, None] * inside / chances / 6
+        factors = prefix_factors(mask, u.expand(15, 1), share=share)
         loss, _ = grpo_loss(
-            logp, logp.detach(), TinyPolicy.REWARDS, inside, beta=0.0, weights=weights)
+            logp, logp.detach(), TinyPolicy.REWARDS, factors > 0, beta=0.0,
+            weights=P.detach()[:, None] * factors / 6)
         mean -= gradient(loss, theta)
     torch.testing.assert_close(mean, gradient((P * TinyPolicy.REWARDS).sum(), theta))
 
