@@ -181,7 +181,7 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 
 def number(help, limits=None, choices=None, **default):
     """A field that is also an option of train.py. help: its line of `--help`. limits, choices: see
-    engine/run/options.py."""
+    engine/run/command_line.py."""
     return field(metadata={"help": help, "limits": limits, "choices": choices}, **default)
 
 
@@ -215,8 +215,8 @@ class Algorithm:
     max_rollouts: int = 1  # above 1: dynamic sampling; a step samples at most so often
     critic: bool = False  # a second network makes an advantage for every token
     lam: float = 0.95  # PPO's λ
-    # options of some rows only
-    takes: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "shortest_prefix")
+    # of the options that only some rows allow
+    allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "shortest_prefix")
 
     # the same in all rows
     target_kl: float | None = number(
@@ -242,7 +242,7 @@ class Algorithm:
     over_kept: bool = False  # the advantages are compared only with the kept completions
     wants: frozenset[str] = frozenset()  # `entropy`, `sampled_logp`: if the loss has this argument
 
-    def choose(self, rollout, advantages):
+    def keep_completions(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
         k = self.k
         if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
@@ -259,7 +259,7 @@ class Algorithm:
 grpo = Algorithm(grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2)
 gspo = Algorithm(  # its ratio needs the whole completion
     gspo_loss, sequence_mean, beta=0.0, clip_low=3e-4, clip_high=4e-4, minibatches=4,
-    takes=("keep", "pruning_rate", "allocation"),
+    allowed_options=("keep", "pruning_rate", "allocation"),
 )
 gfpo = Algorithm(
     grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
@@ -296,14 +296,14 @@ ALGORITHMS = {
     "gspo_token": replace(gspo, loss=partial(gspo_loss, token_level=True)),
     "gfpo": gfpo,
     "gfpo_adaptive": replace(
-        gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), takes=("keep", "shortest_prefix")),
+        gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep", "shortest_prefix")),
     "gdpo": replace(grpo, advantages=compare_each_reward),
     "deepseek_v32": replace(
         grpo, loss=deepseek_v32_loss, advantages=partial(compare_sums, divide_by_std=False)),
     "pods": replace(grpo, keep="max_variance", pruning_rate=0.75, allocation=False),
     "ppo": Algorithm(
         ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=scores, mu=4,
-        critic=True, allocation=False, takes=(),
+        critic=True, allocation=False, allowed_options=(),
     ),
 }
 

@@ -20,7 +20,7 @@ from engine.model.folders import resolve_model
 from engine.model.logprobs import completion_mask
 from engine.model.networks import SAMPLERS
 from engine.model.sampling import Completions
-from engine.run.options import run_program
+from engine.run.command_line import run_program
 
 
 class Generate:

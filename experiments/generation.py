@@ -45,7 +45,7 @@ from engine.base.errors import UserError
 from engine.model import kv_cache, sampling
 from engine.model.prompts import left_pad
 from engine.model.sampling import Sampling, sample
-from engine.run.options import option, parse, run_program
+from engine.run.command_line import option, parse, run_program
 from engine.tasks import toy_model
 from experiments.bench import heading, in_turn, markdown_table, report
 

@@ -34,8 +34,8 @@ from engine.model.logprobs import Policy
 from engine.model.networks import Networks, whole_networks
 from engine.model.precision import choose_dtype
 from engine.model.sampling import Sampling
+from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
-from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import toy_model
 from engine.tasks.questions import load_questions

@@ -29,7 +29,7 @@ from engine.model import loading
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.sampling import Sampler, Sampling
-from engine.run.options import option, parse, run_program
+from engine.run.command_line import option, parse, run_program
 from engine.tasks import toy_model
 from engine.tasks.questions import load_questions
 from experiments.bench import ROOT, heading, in_turn, markdown_table, report

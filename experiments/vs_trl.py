@@ -44,8 +44,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base.errors import UserError
 from engine.model.logprobs import Policy
 from engine.model.networks import whole_networks
+from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
-from engine.run.options import option, parse, run_program
 from engine.scoring.score import Reward
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model

@@ -19,7 +19,7 @@ from engine.model.logprobs import Policy, extents
 from engine.model.networks import Networks
 from family.nat import prefix_chances, random_prefixes
 from grpo import grpo_loss
-from records import Batch, into_minibatches, micro_batches
+from records import Batch, cut_into_micro_batches, cut_into_minibatches
 from tests.training import (
     CPU,
     a_rollout,
@@ -165,7 +165,7 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
         model, tokenizer = loading.load_model(small, CPU)
         batch = with_reference(completions(tokenizer), model)
         stats = updated(model, sgd(model, 1.0), [batch], resolve("grpo", mu=2))
-        return weights_of(model), stats, len(micro_batches(batch, 10**6, Policy(model)))
+        return weights_of(model), stats, len(cut_into_micro_batches(batch, 10**6, Policy(model)))
 
     *expected, count = results()
     monkeypatch.setattr(records, "shards", SimpleNamespace(is_sharded=lambda model: True))
@@ -244,7 +244,7 @@ def test_over_all_prefixes_the_gradient_of_an_update_is_the_whole_one(small, nam
 
     def weights(factors):
         """(6, 8) of the one mini-batch, and which tokens it computes."""
-        [found] = into_minibatches(
+        [found] = cut_into_minibatches(
             replace(rollout, factors=factors), rollout.total, torch.arange(n), algorithm, 48)
         spread, seen = torch.zeros(n, 8), torch.zeros(n, 8, dtype=torch.bool)
         width = found.tokens.shape[1]
