@@ -23,9 +23,10 @@ import torch
 
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
+from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
 from engine.run.command_line import LARGEST, compose, given, option, run_program
 from engine.run.eval_answers import (
     group_by_question,

@@ -151,8 +151,9 @@ def cut_into_micro_batches(batch, max_tokens, policy):
         most = ranks.all_sum({}, batch.tokens.device, maxima={"count": count})
         count = int(most["count"])
     no_row = torch.zeros(0, dtype=torch.int64, device=device)
-    fill = [(no_row, without_tokens(batch))] * (count - len(found))
-    return found + fill
+    while len(found) < count:
+        found.append((no_row, without_tokens(batch)))
+    return found
 
 
 def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):

@@ -76,7 +76,7 @@ def train_step(
     compute = partial(in_micro_batches, networks=networks, limits=limits)
 
     if minibatches:  # else nobody has anything to learn
-        networks.sampler.rest()  # frees memory until `refresh`
+        networks.sampler.free_memory()  # until `refresh`
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
             for batch in minibatches if algorithm.beta else ():
@@ -100,12 +100,10 @@ def train_step(
 def networks_of(config, algorithm, source, device, folder=None):
     """The Networks of a run. source, folder: as for `build`."""
     data, sampling = config.data, config.sampling
-    critic_lr = task_of(data.dataset).critic_lr
+    peaks = [config.update.lr, task_of(data.dataset).critic_lr]
     longest = data.max_prompt_tokens + sampling.max_new_tokens
-    return build(
-        source, device, config.devices, sampling, lr=config.update.lr, critic_lr=critic_lr,
-        beta=algorithm.beta, critic=algorithm.critic, seed=config.run.seed, longest=longest,
-        folder=folder)
+    return build(source, device, config.devices, sampling, algorithm, peaks, longest=longest,
+                 seed=config.run.seed, folder=folder)
 
 
 def set_up(config, algorithm, device, rows):

@@ -49,8 +49,9 @@ from algorithms import ALGORITHMS, constant, resolve, token_mean
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import loading
+from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
 from engine.run import checkpoint
 from engine.run.command_line import flat, given, option, parse, run_program
 from engine.run.config import Config as Options

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields, make_dataclass
 
 import algorithms
+from engine.model.contract import Sampling
 from engine.model.networks import SAMPLERS
-from engine.model.sampling import Sampling
 from engine.run import checks
 from engine.run.command_line import LARGEST, option
 from engine.tasks.table import TASKS

@@ -30,7 +30,6 @@ def devices(monkeypatch):
     """Plan for as many devices as one says."""
     def say(n):
         monkeypatch.setattr(ranks, "world_size", lambda: n)
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n))
     return say
 
 
