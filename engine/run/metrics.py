@@ -87,7 +87,7 @@ def first_group(rollout, advantages, rows):
     For PPO, the score stands in the place of the advantage.
     """
     question = (rollout.questions or [{}])[0]
-    kept = set(rows.tolist())
+    kept = rows.tolist()
     completions = []
     # the advantages of the first question end the loop
     rewards, of_first = rollout.total.flatten().tolist(), advantages[:1].flatten().tolist()
