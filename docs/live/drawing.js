@@ -5,7 +5,7 @@ const sum = xs => xs.reduce((a, b) => a + b, 0);
 const mean = xs => sum(xs) / xs.length;
 const fixed = (x, digits) => x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
 const signed = x => (Number(x.toFixed(2)) > 0 ? "+" : "") + fixed(x, 2);
-const short = x => fixed(x, Number.isInteger(x) ? 0 : 2);
+const brief = x => fixed(x, Number.isInteger(x) ? 0 : 2);
 const grouped = n => n.toLocaleString("en");
 const escaped = text => text.replace(/[&<>"]/g, letter => `&#${letter.charCodeAt(0)};`);
 const TAG = /&#60;\/?\w+&#62;/g;
@@ -55,7 +55,7 @@ function draw_chart(name, marks, goal) {
   const rows = marks.map(mark => across("axis", mark) + label(LEFT - 6, y(mark) + 4, "end", mark));
   const columns = [...Array(parts + 1).keys()].map(i =>
     label(x(i * tick), 202, i === parts ? "end" : "middle", grouped(i * tick)));
-  const unit = label(RIGHT, 217, "end", word(axis === "seconds" ? "seconds" : "sampled answers"));
+  const unit = label(RIGHT, 217, "end", word(axis));
   const curves = lanes.map((lane, i) => curve(lane, `lane${i}`, p => [x(p[axis]), y(p[name])]));
   const drawn = [...rows, ...columns, unit, goal ? across("goal", goal) : "", ...curves].join("");
   $(name).innerHTML = `<div class="legend">${lanes.map(legend(name)).join("")}</div>
@@ -83,8 +83,9 @@ function draw_reached() {
   const sentence = lane => {
     const { goal } = lane;
     if (!goal) return say`${title_of(lane)} has not reached ${GOAL} yet.`;
-    const [seconds, answers] = [fixed(goal.seconds, 0), grouped(goal.completions)];
-    return say`${title_of(lane)} reached ${GOAL} after ${seconds} s and ${answers} answers.`;
+    const [seconds, completions] = [fixed(goal.seconds, 0), grouped(goal.completions)];
+    const name = title_of(lane);
+    return say`${name} reached ${GOAL} after ${seconds} s and ${completions} completions.`;
   };
   const begun = lanes.some(lane => lane.points.length);
   write("reached", begun ? lanes.map(sentence).join(" ") : say`The dotted line is ${GOAL}.`);
@@ -108,9 +109,10 @@ function draw_time() {
   };
   const row = (lane, i) => {
     const { questions_per_step: Q } = lane.settings;
+    const step = fixed(totals[i] * Q, 0);
     return `<span class="lane${i}">${title_of(lane)}</span><b>${say`${fixed(totals[i], 0)} ms`}</b>
       <div>${times[i].map(bar).join("")}</div>
-      <p>${say`Questions in a step: ${Q}. A step takes ${fixed(totals[i] * Q, 0)} ms.`}</p>`;
+      <p>${say`Questions in a step: ${Q}. A step takes ${step} ms.`}</p>`;
   };
   const key = phase => `<span><i class="${phase}"></i>${word(PHASES[phase])}</span>`;
   $("time").innerHTML = `<div class="bars">${lanes.map(row).join("")}</div>
@@ -133,12 +135,12 @@ function draw_questions() {
 // --- the algorithm box: what comes after the stage is hidden ---
 
 const STAGES = [
-  ["Sample", "The model writes G answers (completions) to each question."],
-  ["Score", "The reward judges each answer."],
-  ["Advantage", "A says how much better an answer is than the mean of its question."],
-  ["Keep", "GRPO keeps all answers. CPPO keeps the k with the largest |A| of each question."],
-  ["Reference", "Only for the kept answers: how likely does the model of the start find them?"],
-  ["Update", "The weights change μ times. Each time the loss of the kept answers falls a little."],
+  ["Sample", "The model writes G completions for each question."],
+  ["Score", "The reward judges each completion."],
+  ["Advantage", "A says how much better a completion is than the mean of its question."],
+  ["Keep", "GRPO keeps all completions. CPPO keeps the k with the largest |A| of each question."],
+  ["Reference", "How likely are the kept completions for the model of the start?"],
+  ["Update", "The weights change μ times, along the gradient of the loss of the kept completions."],
 ];
 const ALL_STAGES = "The newest step. Press “One step at a time” to walk through its six parts.";
 
@@ -155,7 +157,7 @@ function completion_row({ text, reward, advantage, kept }, scale) {
   const width = 50 * Math.abs(advantage) / scale;
   const left = advantage < 0 ? 50 - width : 50;
   return `<tr class="${kept ? "kept" : "pruned"}"><td><code>${colored(text)}</code></td>
-    <td class="from2">${short(reward)}</td>
+    <td class="from2">${brief(reward)}</td>
     <td class="from3"><span class="advantage"><i style="left:${left}%;width:${width}%"></i></span>
       <span class="value">${signed(advantage)}</span></td>
     <td class="from4">${word(kept ? "kept" : "pruned")}</td></tr>`;
@@ -174,11 +176,11 @@ function draw_lane(lane, i) {
   const { question, answer, completions } = groups[at];
   const scale = Math.max(1, ...completions.map(c => Math.abs(c.advantage)));
   const of = say`Question ${at + 1} of ${n}`;
-  const next = n > 1 ? `<button type="button" id="next${i}">${of} ›</button>` : `<span>${of}</span>`;
-  const size = say`Step ${step}: ${n} × ${lane.settings.group_size} answers`;
+  const next = `<button type="button" id="next${i}" ${n > 1 ? "" : "hidden"}>${of} ›</button>`;
+  const size = say`Step ${step}: ${n} × ${lane.settings.group_size} completions`;
   $("lane" + i).innerHTML = `${heading}<p class="note">${size}</p>
     <p class="asked"><b>${question}</b> ${say`Right: ${answer}`} ${next}</p>
-    <table><thead><tr><th>${word("answer")}</th><th class="from2">${word("reward")}</th>
+    <table><thead><tr><th>${word("completion")}</th><th class="from2">${word("reward")}</th>
       <th class="from3">A</th><th class="from4"></th></tr></thead>
       <tbody>${completions.map(c => completion_row(c, scale)).join("")}</tbody></table>
     ${formulas(lane, completions)}`;
@@ -196,12 +198,12 @@ function formulas({ shown, settings }, completions) {
   const first = completions.find(c => c.kept) ?? completions[0];
   const by_std = settings.method === "drgrpo" ? "" : ` / (${fixed(std, 3)} + ${EPS})`;
   const A = say`A = (r − mean) / (std + ε)`;
-  const advantage = `(${short(first.reward)} − ${fixed(m, 3)})${by_std}`;
+  const advantage = `(${brief(first.reward)} − ${fixed(m, 3)})${by_std}`;
   const all = shown.groups.flatMap(group => group.completions);
   const kept = all.filter(c => c.kept).length;
   return `${line(3, by_std ? A : say`A = r − mean`, advantage, signed(first.advantage))}
     ${line(4, "k = ⌊G (1 − P)⌋", `⌊${G} · (1 − ${P})⌋`, keep(G, P))}
-    <p class="from4">${say`Of the ${all.length} answers of this step, ${kept} are kept.`}</p>
+    <p class="from4">${say`Of the ${all.length} completions of this step, ${kept} are kept.`}</p>
     <p class="from5">${kl_text(shown, beta)}</p>
     <p class="from6">${update_text(shown)}</p>`;
 }
@@ -212,7 +214,7 @@ function kl_text({ kl, updates }, beta) {
 }
 
 function update_text({ loss, clip_fraction, gradient_norm, updates }) {
-  if (!updates) return say`All A are 0: no answer has a signal, and the weights stay as they are.`;
+  if (!updates) return say`All A are 0: no completion has a signal, and the weights stay as they are.`;
   const [clipped, norm] = [fixed(100 * clip_fraction, 1), fixed(gradient_norm, 2)];
   const numbers = say`loss ${fixed(loss, 4)}, clipped ${clipped} %, norm of the gradient ${norm}`;
   return say`${updates} updates: ${numbers}.`;
@@ -230,6 +232,7 @@ function draw_buttons() {
   const next = stage % 6 ? say`Next: ${stage + 1}. ${word(STAGES[stage][0])}` : "";
   $("one").textContent = next || say`One step at a time`;
   const problem = lanes.find(lane => lane.problem)?.problem;
+  write("status", word(said));
   write("problem", problem ? translate(problem) : "");
 }
 

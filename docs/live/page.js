@@ -94,6 +94,7 @@ const CODE = URL.createObjectURL(new Blob([$("worker").textContent]));
 const WEIGHTS = Uint8Array.from(atob($("weights").textContent), letter => letter.charCodeAt(0));
 let lanes = [];
 let running = false;
+let said = "";
 let stage = 0;  // the last part of the algorithm box that is shown; 0: all of them
 
 function new_lane(index) {
@@ -118,6 +119,7 @@ function reset() {
   running = false;
   stage = 0;
   lanes = LANES.map(new_lane);
+  said = "Press Start, and give them a minute.";
   publish();
 }
 
@@ -166,7 +168,7 @@ function start_or_pause() {
   running = !running;
   stage = 0;
   tell(running ? "run" : "pause");
-  $("status").textContent = running ? say`Both lanes train.` : say`Both lanes pause.`;
+  said = running ? "Both models learn." : "Both models pause.";
   draw();
 }
 
@@ -185,7 +187,6 @@ function one_at_a_time() {
 
 function start_anew() {
   reset();
-  $("status").textContent = say`Both lanes stand at the start.`;
   draw();
 }
 

@@ -30,7 +30,8 @@ function translate(problem) {
 function find_texts() {
   const walker = document.createTreeWalker(document.documentElement, NodeFilter.SHOW_TEXT);
   for (let node; (node = walker.nextNode());) {
-    if (one_line(node.data) in CHINESE) texts.set(node, node.data);
+    const is_text = node.parentNode.tagName !== "CODE";
+    if (is_text && one_line(node.data) in CHINESE) texts.set(node, node.data);
   }
 }
 
