@@ -26,7 +26,7 @@ function choose(name, value) {
   const old = control?.value;
   if (old === undefined) return;
   control.value = value;
-  if (control.value !== value) control.value = old;  // there is no such choice
+  if (control.value !== value || !value) control.value = old;  // there is no such choice
 }
 
 // The largest choice that is allowed, and not above what is chosen
