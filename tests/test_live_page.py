@@ -78,7 +78,7 @@ def browser():
         yield opened
 
 
-SMALL = "lang=en&G=4&P1=0.5&Q1=2"
+SMALL = "lang=en&group_size=4&pruning_rate1=0.5&questions_per_step1=2"
 STEPS = "live.map(state => state.step)"
 
 
@@ -94,7 +94,7 @@ def texts(page, selector):
 
 @pytest.mark.slow
 def test_both_models_learn_pause_go_on_and_start_anew(browser):
-    page = browser.open(f"{PAGE}#lang=en&Q1=4", 1280, 900)
+    page = browser.open(f"{PAGE}#lang=en&questions_per_step1=4", 1280, 900)
     assert [state["method"] for state in page.run("live")] == ["grpo", "cppo"]
     page.wait("!document.querySelector('#questions').innerText.includes('…')", 10)
     before = texts(page, "#questions code")
@@ -211,10 +211,11 @@ def test_both_languages_fit_into_the_window(browser, width, height):
 
 
 ADDRESSES = {
-    "G=4&P1=0.9375&method0=random&P0=0.5": {"G": "4", "P1": "0.75", "P0": "0.5"},
-    "G=32&Q1=16": {"G": "32", "Q1": "8"},
-    "method0=grpo&P0=0.5&lr=7&beta=&seed=x&length=1&elements=2": {
-        "P0": "0", "lr": "0.0003", "beta": "0.04", "seed": "1"},
+    "group_size=4&pruning_rate1=0.9375&method0=random&pruning_rate0=0.5":
+        {"group_size": "4", "pruning_rate1": "0.75", "pruning_rate0": "0.5"},
+    "group_size=32&questions_per_step1=16": {"group_size": "32", "questions_per_step1": "8"},
+    "method0=grpo&pruning_rate0=0.5&lr=7&beta=&seed=x&length=1&elements=2":
+        {"pruning_rate0": "0", "lr": "0.0003", "beta": "0.04", "seed": "1"},
 }  # fmt: skip
 
 

@@ -18,14 +18,12 @@ function write(id, text) {
   if ($(id).textContent !== text) $(id).textContent = text;
 }
 
-const METHODS = {
-  grpo: "GRPO", cppo: "CPPO", pooled: "CPPO, pooled", random: "random pruning", drgrpo: "Dr. GRPO",
-};
 // The name of a lane. If both lanes have one method, then also what they differ in.
 function title_of({ settings }) {
-  const name = word(METHODS[settings.method]);
+  const { method, pruning_rate, questions_per_step } = settings;
+  const name = document.querySelector(`option[value=${method}]`).textContent;
   if (lanes[0].settings.method !== lanes[1].settings.method) return name;
-  return `${name}, P = ${settings.pruning_rate}, Q = ${settings.questions_per_step}`;
+  return `${name}, P = ${pruning_rate}, Q = ${questions_per_step}`;
 }
 
 // --- the curves ---
@@ -93,30 +91,27 @@ function draw_reached() {
 
 // --- where the time goes: for one question, so that lanes with different steps can be compared ---
 
-const PHASES = { sampling: "sampling", logprobs: "log-probabilities", update: "update" };
+// [[phase, milliseconds]]
+function times_of({ seconds, settings, points }) {
+  const questions = points.length * settings.questions_per_step || 1;
+  return Object.entries(seconds).map(([phase, all]) => [phase, 1000 * all / questions]);
+}
 
 function draw_time() {
-  const per_question = ({ seconds, settings, points }) => {
-    const questions = (points.length || 1) * settings.questions_per_step;
-    return Object.keys(PHASES).map(phase => [phase, 1000 * seconds[phase] / questions]);
-  };
-  const times = lanes.map(per_question);
-  const totals = times.map(parts => sum(parts.map(([, ms]) => ms)));
-  const bar = ([phase, ms]) => {
-    const spoken = say`${word(PHASES[phase])}: ${fixed(ms, 1)} ms`;
-    return `<i class="${phase}" role="img" aria-label="${spoken}" title="${spoken}"
-      style="width:${100 * ms / Math.max(...totals, 1e-9)}%"></i>`;
-  };
+  const times = lanes.map(times_of);
+  const totals = times.map(phases => sum(phases.map(([, ms]) => ms)));
+  const longest = Math.max(...totals) || 1;
+  const bar = ([phase, ms]) => `<i class="${phase}" style="width:${100 * ms / longest}%"></i>`;
   const row = (lane, i) => {
+    const [sampling, logprobs, update] = times[i].map(([, ms]) => fixed(ms, 0));
+    const spoken = say`sampling ${sampling}, log-probabilities ${logprobs}, update ${update} ms`;
     const { questions_per_step: Q } = lane.settings;
     const step = fixed(totals[i] * Q, 0);
     return `<span class="lane${i}">${title_of(lane)}</span><b>${say`${fixed(totals[i], 0)} ms`}</b>
-      <div>${times[i].map(bar).join("")}</div>
+      <div role="img" aria-label="${spoken}" title="${spoken}">${times[i].map(bar).join("")}</div>
       <p>${say`Questions in a step: ${Q}. A step takes ${step} ms.`}</p>`;
   };
-  const key = phase => `<span><i class="${phase}"></i>${word(PHASES[phase])}</span>`;
-  $("time").innerHTML = `<div class="bars">${lanes.map(row).join("")}</div>
-    <p class="key">${Object.keys(PHASES).map(key).join("")}</p>`;
+  $("time").innerHTML = lanes.map(row).join("");
 }
 
 // --- the same three questions ---
@@ -134,23 +129,12 @@ function draw_questions() {
 
 // --- the algorithm box: what comes after the stage is hidden ---
 
-const STAGES = [
-  ["Sample", "The model writes G completions for each question."],
-  ["Score", "The reward judges each completion."],
-  ["Advantage", "A says how much better a completion is than the mean of its question."],
-  ["Keep", "GRPO keeps all completions. CPPO keeps the k with the largest |A| of each question."],
-  ["Reference", "How likely are the kept completions for the model of the start?"],
-  ["Update", "The weights change μ times, along the gradient of the loss of the kept completions."],
-];
-const ALL_STAGES = "The newest step. Press “One step at a time” to walk through its six parts.";
-
 function draw_stages() {
   for (const [i, button] of [...$("stages").children].entries()) {
     button.ariaPressed = i + 1 === stage;
     button.className = i < stage ? "done" : "";
   }
   document.querySelector(".box").dataset.stage = stage;
-  write("stage_text", word(stage ? STAGES[stage - 1][1] : ALL_STAGES));
 }
 
 function completion_row({ text, reward, advantage, kept }, scale) {
@@ -229,7 +213,7 @@ let timer, box_drawn = 0;
 function draw_buttons() {
   const begun = lanes.some(lane => lane.points.length);
   $("run").textContent = running ? say`Pause` : begun ? say`Go on` : say`Start`;
-  const next = stage % 6 ? say`Next: ${stage + 1}. ${word(STAGES[stage][0])}` : "";
+  const next = stage % 6 ? say`Next: ${stage + 1}. ${$("stages").children[stage].textContent}` : "";
   $("one").textContent = next || say`One step at a time`;
   const problem = lanes.find(lane => lane.problem)?.problem;
   write("status", word(said));

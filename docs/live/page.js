@@ -7,6 +7,8 @@ const $ = id => document.getElementById(id);
 
 const form = $("settings");
 const LANES = [0, 1];
+const OWN = ["pruning_rate", "questions_per_step"];
+const SHARED = ["group_size", "lr", "mu", "beta", "epsilon", "temperature", "seed"];
 const ONLY_SEEN = ["lang", "axis"];  // a change of these leaves the lanes as they are
 const EXPRESSIONS = {
   right: "answer_right(completion, answer)",
@@ -37,28 +39,20 @@ function lower(name, allowed) {
 
 // GRPO prunes nothing, the others keep at least one completion, and no step is too large.
 function make_valid() {
-  const G = number("G");
+  const G = number("group_size");
   for (const lane of LANES) {
-    lower("P" + lane, P => (prunes(lane) ? keep(G, P) >= 1 : P === 0));
-    lower("Q" + lane, Q => Q * G <= MOST_COMPLETIONS);
-    form.elements["P" + lane].disabled = !prunes(lane);
+    lower("pruning_rate" + lane, P => (prunes(lane) ? keep(G, P) >= 1 : P === 0));
+    lower("questions_per_step" + lane, Q => Q * G <= MOST_COMPLETIONS);
+    form.elements["pruning_rate" + lane].disabled = !prunes(lane);
   }
 }
 
 // The settings of a lane, as make_lane wants them
 function lane_settings(lane) {
-  return {
-    method: setting("method" + lane),
-    pruning_rate: number("P" + lane),
-    questions_per_step: number("Q" + lane),
-    group_size: number("G"),
-    lr: number("lr"),
-    mu: number("mu"),
-    beta: number("beta"),
-    epsilon: number("epsilon"),
-    temperature: number("temperature"),
-    seed: number("seed"),
-  };
+  const own = { method: setting("method" + lane) };
+  for (const name of OWN) own[name] = number(name + lane);
+  for (const name of SHARED) own[name] = number(name);
+  return own;
 }
 
 // After each change: `names` says which settings are new.
@@ -90,6 +84,9 @@ const QUESTIONS = [
 ];
 const WINDOW = 512;  // completions whose mean is a point of a curve
 const GOAL = 0.85;
+const NOTHING = {
+  step: 0, seconds: 0, completions: 0, right: 0, tokens: 0, accuracy: null, length: null,
+};
 const CODE = URL.createObjectURL(new Blob([$("worker").textContent]));
 const WEIGHTS = Uint8Array.from(atob($("weights").textContent), letter => letter.charCodeAt(0));
 let lanes = [];
@@ -101,7 +98,7 @@ function new_lane(index) {
   const worker = new Worker(CODE);
   const settings = lane_settings(index);
   const seconds = { sampling: 0, logprobs: 0, update: 0 };
-  const lane = { worker, settings, seconds, points: [], sums: [], group: 0 };
+  const lane = { worker, settings, seconds, points: [], group: 0 };
   worker.onmessage = ({ data }) => hear(lane, data);
   worker.onerror = event => hear(lane, { problem: event.message });
   const order = { action: "prepare", settings, weights: WEIGHTS, questions: QUESTIONS };
@@ -120,7 +117,6 @@ function reset() {
   stage = 0;
   lanes = LANES.map(new_lane);
   said = "Press Start, and give them a minute.";
-  publish();
 }
 
 function hear(lane, { result, seconds, answers, problem }) {
@@ -131,24 +127,21 @@ function hear(lane, { result, seconds, answers, problem }) {
   }
   if (result) add_step(lane, result, seconds);
   if (lanes.every(other => other.problem)) running = false;
-  publish();
   draw_soon();
 }
 
-// A point of the curves: the mean of the newest completions, at most WINDOW of them
+// A point of the curves: the mean of the newest completions, at most WINDOW of them.
+// right, tokens: sums over all completions so far
 function add_step(lane, result, seconds) {
-  const nothing = { completions: 0, right: 0, tokens: 0 };
-  const { completions } = result;
-  const last = lane.sums.at(-1) ?? nothing;
-  const new_ones = completions - last.completions;
-  const right = last.right + new_ones * result.accuracy;
-  const tokens = last.tokens + new_ones * result.length;
-  lane.sums.push({ completions, right, tokens });
-  const from = lane.sums.findLast(at => at.completions <= completions - WINDOW) ?? nothing;
+  const { step, completions } = result;
+  const last = lane.points.at(-1) ?? NOTHING;
+  const right = last.right + (completions - last.completions) * result.accuracy;
+  const tokens = last.tokens + (completions - last.completions) * result.length;
+  const from = lane.points.findLast(at => at.completions <= completions - WINDOW) ?? NOTHING;
   const size = completions - from.completions;
   const accuracy = (right - from.right) / size;
   const length = (tokens - from.tokens) / size;
-  const point = { step: result.step, seconds, completions, accuracy, length };
+  const point = { step, seconds, completions, accuracy, length, right, tokens };
   lane.points.push(point);
   if (accuracy >= GOAL && size >= WINDOW) lane.goal ??= point;
   for (const phase in lane.seconds) lane.seconds[phase] += result.seconds[phase];
@@ -156,11 +149,11 @@ function add_step(lane, result, seconds) {
 }
 
 // For tests and for the curious: the newest state of the lanes
-function publish() {
-  const start = { step: 0, seconds: 0, completions: 0, accuracy: null, length: null };
-  const state = ({ settings, points }) => ({ method: settings.method, ...points.at(-1) ?? start });
-  window.live = lanes.map(state);
+function newest({ settings, points }) {
+  const { step, seconds, completions, accuracy, length } = points.at(-1) ?? NOTHING;
+  return { method: settings.method, step, seconds, completions, accuracy, length };
 }
+Object.defineProperty(window, "live", { get: () => lanes.map(newest) });
 
 // --- the buttons ---
 
@@ -193,8 +186,8 @@ function start_anew() {
 function pick({ target: { name } }) {
   const lane = name.match(/^method(\d)/)?.[1];
   if (lane) {  // each method begins with settings that train on 16 completions in a step
-    choose("P" + lane, prunes(lane) ? "0.875" : "0");
-    choose("Q" + lane, prunes(lane) ? "8" : "1");
+    choose("pruning_rate" + lane, prunes(lane) ? "0.875" : "0");
+    choose("questions_per_step" + lane, prunes(lane) ? "8" : "1");
   }
   if (name === "expression") choose("reward", "own");
   changed([name]);
