@@ -171,7 +171,9 @@ function one_at_a_time() {
     running = false;
     tell("pause");
     tell("step");
+    said = "Both models pause.";
     stage = 1;
+    document.querySelector(".box").scrollIntoView();
   } else {
     stage += 1;
   }
