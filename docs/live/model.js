@@ -339,6 +339,7 @@ function backward(model, batch, memory, dlogits) {
     layer_backward(g, layers[l], d.layers[l], batch, memory.layers[l], make);
   }
   batch.rows.forEach(({ token }, i) => {
+    if (token === 0) return; // as in PyTorch: <pad> learns nothing from being read
     for (let j = 0; j < WIDTH; j++) d.embedding[token * WIDTH + j] += g[i * WIDTH + j];
   });
 }
