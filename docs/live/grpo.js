@@ -48,21 +48,22 @@ function constant_weights(lengths, L, N = lengths.length) {
 // loss = −Σ weights · (min(ρ A, clip(ρ) A) − β k3),   ρ = π_θ / π_old
 // ∂loss / ∂logp = −weights · (ρ A [not clipped] − β (1 − π_ref / π_θ))
 //
-// advantages: of each token. ref_logp: null if β is 0. The sums kl and clip_fraction have the
-// weights of the loss. `gradient` is ∂loss / ∂logp.
-function grpo_loss(logp, old_logp, advantages, weights, { ref_logp = null, beta, epsilon }) {
+// advantages, weights: of each token. ref_logp: may be missing; then kl is 0. kl and clip_fraction
+// are sums with the weights of the loss, weight is the sum of these. gradient: ∂loss / ∂logp.
+function grpo_loss(logp, { old_logp, ref_logp, advantages, weights }, { beta, epsilon }) {
   const gradient = new Float64Array(logp.length);
-  let loss = 0, kl = 0, clip_fraction = 0;
-  for (let t = 0; t < logp.length; t++) {
-    const ratio = Math.exp(logp[t] - old_logp[t]);
-    const k3 = ref_logp ? kl_k3(logp[t], ref_logp[t]) : 0;
-    const slope_k3 = ref_logp ? 1 - Math.exp(ref_logp[t] - logp[t]) : 0;
-    const clipped = is_clipped(ratio, advantages[t], epsilon);
-    const slope = clipped ? 0 : ratio * advantages[t];
-    loss -= weights[t] * (clipped_surrogate(ratio, advantages[t], epsilon) - beta * k3);
-    gradient[t] = -weights[t] * (slope - beta * slope_k3);
-    kl += weights[t] * k3;
-    clip_fraction += clipped ? weights[t] : 0;
-  }
-  return { loss, gradient, kl, clip_fraction };
+  const found = { loss: 0, kl: 0, clip_fraction: 0, weight: 0, gradient };
+  logp.forEach((logp_t, t) => {
+    const A = advantages[t], weight = weights[t], ref_logp_t = ref_logp?.[t] ?? logp_t;
+    const ratio = Math.exp(logp_t - old_logp[t]);
+    const clipped = is_clipped(ratio, A, epsilon);
+    const kl = kl_k3(logp_t, ref_logp_t);
+    found.loss -= weight * (clipped_surrogate(ratio, A, epsilon) - beta * kl);
+    const slope = (clipped ? 0 : ratio * A) - beta * (1 - Math.exp(ref_logp_t - logp_t));
+    gradient[t] = -weight * slope;
+    found.weight += weight;
+    found.kl += weight * kl;
+    found.clip_fraction += clipped ? weight : 0;
+  });
+  return found;
 }
