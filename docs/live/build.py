@@ -23,8 +23,8 @@ COLUMNS = 100
 def tensors():
     """The names of the weights in the order of TENSORS in model.js."""
     code = (HERE / "model.js").read_text()
-    before, layer, after = re.split(r"LAYER_TENSORS = \[|\];\nconst TENSORS", code)
-    names = re.findall(r'\["([\w.]+)", \[', layer)
+    layer = re.search(r"LAYER_TENSORS = \[\n(.+?)\n\];", code, re.DOTALL)[1]
+    names = re.findall(r'\["([\w.]+)"', layer)
     layers = [f"model.layers.{i}.{name}" for i in range(2) for name in names]
     return ["model.embed_tokens.weight", *layers, "model.norm.weight"]
 

@@ -61,9 +61,11 @@ function draw_chart(name, marks, goal) {
 }
 
 const legend = name => (lane, i) => {
-  const newest = lane.points.at(-1);
-  const value = newest ? fixed(newest[name], DIGITS[name]) : "–";
-  return `<span class="lane${i}"><i></i>${title_of(lane)} <b>${value}</b></span>`;
+  const point = lane.points.at(-1);
+  const value = point ? fixed(point[name], DIGITS[name]) : "–";
+  const differs = point && name === "accuracy" && setting("reward") !== "right";
+  const reward = differs ? `<small>${say`reward ${fixed(point.reward, 2)}`}</small>` : "";
+  return `<span class="lane${i}"><i></i>${title_of(lane)} <b>${value}</b> ${reward}</span>`;
 };
 
 function curve({ points }, style, place) {

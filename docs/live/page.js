@@ -84,9 +84,9 @@ const QUESTIONS = [
 ];
 const WINDOW = 512;  // completions whose mean is a point of a curve
 const GOAL = 0.85;
-const NOTHING = {
-  step: 0, seconds: 0, completions: 0, right: 0, tokens: 0, accuracy: null, length: null,
-};
+const CURVES = ["accuracy", "length", "reward"];
+const NO_SUMS = { accuracy: 0, length: 0, reward: 0 };
+const NOTHING = { step: 0, seconds: 0, completions: 0, sums: NO_SUMS };
 const CODE = URL.createObjectURL(new Blob([$("worker").textContent]));
 const WEIGHTS = Uint8Array.from(atob($("weights").textContent), letter => letter.charCodeAt(0));
 let lanes = [];
@@ -131,26 +131,26 @@ function hear(lane, { result, seconds, answers, problem }) {
 }
 
 // A point of the curves: the mean of the newest completions, at most WINDOW of them.
-// right, tokens: sums over all completions so far
+// sums: of all completions so far
 function add_step(lane, result, seconds) {
   const { step, completions } = result;
   const last = lane.points.at(-1) ?? NOTHING;
-  const right = last.right + (completions - last.completions) * result.accuracy;
-  const tokens = last.tokens + (completions - last.completions) * result.length;
   const from = lane.points.findLast(at => at.completions <= completions - WINDOW) ?? NOTHING;
   const size = completions - from.completions;
-  const accuracy = (right - from.right) / size;
-  const length = (tokens - from.tokens) / size;
-  const point = { step, seconds, completions, accuracy, length, right, tokens };
+  const point = { step, seconds, completions, sums: {} };
+  for (const name of CURVES) {
+    point.sums[name] = last.sums[name] + (completions - last.completions) * result[name];
+    point[name] = (point.sums[name] - from.sums[name]) / size;
+  }
   lane.points.push(point);
-  if (accuracy >= GOAL && size >= WINDOW) lane.goal ??= point;
+  if (point.accuracy >= GOAL && size >= WINDOW) lane.goal ??= point;
   for (const phase in lane.seconds) lane.seconds[phase] += result.seconds[phase];
   lane.result = result;
 }
 
 // For tests and for the curious: the newest state of the lanes
 function newest({ settings, points }) {
-  const { step, seconds, completions, accuracy, length } = points.at(-1) ?? NOTHING;
+  const { step, seconds, completions, accuracy = null, length = null } = points.at(-1) ?? NOTHING;
   return { method: settings.method, step, seconds, completions, accuracy, length };
 }
 Object.defineProperty(window, "live", { get: () => lanes.map(newest) });
