@@ -179,7 +179,7 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 
 def number(help, limits=None, **default):
     """A field that is also an option of train.py. help: its line of `--help`. limits: see
-    engine/run/options.py."""
+    engine/run/command_line.py."""
     return field(metadata={"help": help, "limits": limits}, **default)
 
 
@@ -212,7 +212,8 @@ class Algorithm:
     max_rollouts: int = 1  # above 1: dynamic sampling; a step samples at most so often
     critic: bool = False  # a second network makes an advantage for every token
     lam: float = 0.95  # PPO's λ
-    takes: tuple[str, ...] = ("keep", "pruning_rate", "allocation")  # options of some rows only
+    # of the options that only some rows allow
+    allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation")
 
     # the same in all rows
     group_size: int = number("G, completions sampled per question", "[1, ∞)", default=16)
@@ -235,7 +236,7 @@ class Algorithm:
     over_kept: bool = False  # the advantages are compared only with the kept completions
     wants_entropy: bool = False  # the loss has an argument `entropy`, as your own loss may have
 
-    def choose(self, rollout, advantages):
+    def keep_completions(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
         k = self.k
         if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
@@ -285,12 +286,12 @@ ALGORITHMS = {
     "gspo": gspo,
     "gspo_token": replace(gspo, loss=partial(gspo_loss, token_level=True)),
     "gfpo": gfpo,
-    "gfpo_adaptive": replace(gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), takes=("keep",)),
+    "gfpo_adaptive": replace(gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep",)),
     "gdpo": replace(grpo, advantages=compare_each_reward),
     "pods": replace(grpo, keep="max_variance", pruning_rate=0.75, allocation=False),
     "ppo": Algorithm(
         ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=scores, mu=4,
-        critic=True, allocation=False, takes=(),
+        critic=True, allocation=False, allowed_options=(),
     ),
 }
 

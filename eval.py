@@ -23,9 +23,11 @@ import torch
 
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
+from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
+from engine.run.command_line import LARGEST, compose, given, option, run_program
 from engine.run.eval_answers import (
     group_by_question,
     judge_answers,
@@ -34,8 +36,7 @@ from engine.run.eval_answers import (
     questions_in_a_batch,
     read_answers,
 )
-from engine.run.options import LARGEST, compose, given, option, run_program
-from engine.scoring.score import choose
+from engine.scoring.score import load_rewards
 from engine.tasks.questions import (
     base_model,
     check_dataset,
@@ -43,7 +44,7 @@ from engine.tasks.questions import (
     read_rows,
     with_prompts,
 )
-from engine.tasks.table import task_of
+from engine.tasks.table import TASKS, task_of
 from rewards import extract_answer, to_number
 
 # --- scores: numbers from verdicts ---
@@ -150,13 +151,13 @@ def share_right(records):
 
 
 def evaluate(
-    sampler, tokenizer, questions, reward, sampling, *,
+    sampler, tokenizer, questions, is_right, sampling, *,
     samples=1, batch_size=256, seed=42, label="eval", path=None, part="sampled", known=(),
 ):  # fmt: skip
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
     sampler: an `engine.model.sampling.Sampler`, or the like. sampling: a Sampling; temperature 0
-    is greedy. reward: a completion is right if its reward is above 0. path: a file to which the
+    is greedy. is_right: a reward; a completion is right if it is above 0. path: a file to which the
     records of each round of batches are written, as those of `part`. known: records of an earlier
     call, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.
@@ -170,7 +171,7 @@ def evaluate(
         mine = []
         for start in ranks.share(starts[turn : turn + world]):  # one, or none
             mine += sample_batch(
-                sampler, tokenizer, questions, reward, sampling, samples, start, size, seed)
+                sampler, tokenizer, questions, is_right, sampling, samples, start, size, seed)
         of_all = ranks.gather(mine)
         if path and ranks.rank() == 0:
             files.append(path, *[{"part": part, **record} for record in of_all])
@@ -178,7 +179,7 @@ def evaluate(
     return sorted(records, key=lambda record: record["index"])
 
 
-def sample_batch(sampler, tokenizer, questions, reward, sampling, samples, start, size, seed):
+def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, start, size, seed):
     """The records of the questions from `start` on, `size` of them."""
     rows = questions[start : start + size]
     # the same seed, whichever process samples the batch
@@ -186,7 +187,7 @@ def sample_batch(sampler, tokenizer, questions, reward, sampling, samples, start
         [row["prompt"] for row in rows], samples, sampling, seed * 1_000_003 + start)
     indices = [start + j for j in range(len(rows)) for _ in range(samples)]
     texts = sampled.texts(tokenizer, rows)
-    records = judge_answers(indices, [questions[i] for i in indices], texts, reward)
+    records = judge_answers(indices, [questions[i] for i in indices], texts, is_right)
     lengths = sampled.lengths.tolist()
     truncated = sampled.truncated.tolist()
     for record, length, cut in zip(records, lengths, truncated, strict=True):
@@ -196,7 +197,7 @@ def sample_batch(sampler, tokenizer, questions, reward, sampling, samples, start
 
 
 def examine(
-    sampler, tokenizer, questions, reward, sampling, *,
+    sampler, tokenizer, questions, is_right, sampling, *,
     samples=1, label="eval", earlier=(), **options,
 ):  # fmt: skip
     """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
@@ -216,7 +217,7 @@ def examine(
         begin = time.perf_counter()
         known = [without_part(record) for record in earlier if record["part"] == part]
         records = evaluate(
-            sampler, tokenizer, questions, reward, how, samples=k, label=f"{label}, {part}",
+            sampler, tokenizer, questions, is_right, how, samples=k, label=f"{label}, {part}",
             part=part, known=known, **options)
         summary[part] = summarize(records)
         summary["seconds"] = time.perf_counter() - begin
@@ -276,7 +277,7 @@ def compare_part(part, first, second):
 class Config:
     model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
     benchmark: list[str] | None = option(
-        None, "toy, toy_code, arithmetic, gsm8k, math500, amc23, aime24, .jsonl files; none: toy")
+        None, f"{', '.join(TASKS)}, .jsonl files; none: toy")
     questions: int = option(
         0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)"
     )
@@ -338,7 +339,7 @@ def check(chosen):
          "toy_code has a base model of its own: evaluate it alone, or name a --model."),
     ])
     if config.judge:
-        choose([config.judge], option="--judge")
+        load_rewards([config.judge], option="--judge")
     return config
 
 
@@ -360,8 +361,8 @@ def report(summary):
 def score_file(config, folder, device):
     """`--from_file`: judge completions that another program sampled."""
     judge = config.judge or task_of(config.from_file).rewards[0]
-    is_right = choose([judge], device)[0].function
-    summary = summarize(judge_file(config.from_file, is_right))
+    [reward] = load_rewards([judge], device)
+    summary = summarize(judge_file(config.from_file, reward.function))
     path = folder / f"scored-{Path(config.from_file).stem}.json"
     content = {"from_file": config.from_file, "judge": judge, "sampled": summary}
     files.write(path, files.as_json(content, indent=2))
@@ -382,10 +383,11 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     setting = setting_of(config, source, benchmark, questions, judge, prompt, longest, model.dtype)
     path = folder / f"eval-{Path(benchmark).stem}.jsonl"
     earlier = open_answers(path, setting) if ranks.rank() == 0 else None
+    [reward] = load_rewards([judge], model.device)
     summary = examine(
-        Sampler(model, tokenizer), tokenizer, questions, choose([judge], model.device)[0].function,
-        sampling, samples=config.samples, batch_size=config.batch_size, seed=config.seed,
-        label=benchmark, path=path, earlier=ranks.from_first(earlier))
+        Sampler(model, tokenizer), tokenizer, questions, reward.function, sampling,
+        samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,
+        path=path, earlier=ranks.from_first(earlier))
     if ranks.rank() == 0:
         write_scores(path, setting, notes, summary)
 

@@ -47,8 +47,8 @@ def two_passes(questions, prompt, completions, length, in_one):
     and of its completion. A pair takes about an eighth of the memory that computing a token takes.
     """
     in_two = questions * prompt + completions * length + completions * (prompt + length) // 8
-    once = in_two + SECOND_PASS <= in_one
-    return in_two, in_two if once else in_one, once
+    cheaper = in_two + SECOND_PASS <= in_one
+    return in_two, in_two if cheaper else in_one, cheaper
 
 
 def micro_batches_by_prompt(prompts, lengths, max_tokens):

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from engine.base import ranks
 from engine.model import shards
 from engine.model.logprobs import extents
-from micro_batches import micro_batches as cut_by_length
-from micro_batches import micro_batches_by_prompt as cut_by_prompt
+from micro_batches import micro_batches, micro_batches_by_prompt
 
 
 @dataclass
@@ -30,7 +29,7 @@ class Rollout:
     """
 
     questions: list[dict]  # Q rows of the data set
-    places: torch.Tensor  # (Q,) int64, the order of the questions of all devices
+    question_numbers: torch.Tensor  # (Q,) int64, of each question among those of all devices
     tokens: torch.Tensor  # (Q·G, T) int64, as sampled, padded on the right
     logp: torch.Tensor  # (Q·G, T) float32, log π_old of each token, as the sampler computed it
     mask: torch.Tensor  # (Q·G, T) bool, tokens to train on, as the sampler says
@@ -77,7 +76,7 @@ def join(rollouts):
         rollouts[0],
         questions=[question for rollout in rollouts for question in rollout.questions],
         texts=[text for rollout in rollouts for text in rollout.texts],
-        places=joined("places"),
+        question_numbers=joined("question_numbers"),
         tokens=padded("tokens"),
         logp=padded("logp"),
         mask=padded("mask"),
@@ -133,14 +132,14 @@ def without_tokens(batch):
     return Batch([[0]], mask=batch.mask.new_zeros((1, 0)), **empty)
 
 
-def micro_batches(batch, max_tokens, policy):
+def cut_into_micro_batches(batch, max_tokens, policy):
     """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
     computes at most `max_tokens` tokens, padding included. rows: on the device."""
     lengths = extents(batch.mask).tolist()
     if policy.shares_prompts:
-        cut = cut_by_prompt(batch.prompts, lengths, max_tokens)
+        cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens)
     else:
-        cut = cut_by_length([len(p) + n for p, n in zip(batch.prompts, lengths)], max_tokens)
+        cut = micro_batches([len(p) + n for p, n in zip(batch.prompts, lengths)], max_tokens)
     device, found = batch.tokens.device, []
     for rows in map(torch.tensor, cut):
         found.append((rows.to(device, non_blocking=True), batch.rows(rows)))
@@ -150,11 +149,12 @@ def micro_batches(batch, max_tokens, policy):
         most = ranks.all_sum({}, batch.tokens.device, maxima={"count": count})
         count = int(most["count"])
     no_row = torch.zeros(0, dtype=torch.int64, device=device)
-    fill = [(no_row, without_tokens(batch))] * (count - len(found))
-    return found + fill
+    while len(found) < count:
+        found.append((no_row, without_tokens(batch)))
+    return found
 
 
-def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
+def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     """The kept completions of all devices, cut into mini-batches. Returns this device's Batch of
     each, with the weights of its tokens.
 
@@ -173,11 +173,12 @@ def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
         scores=rollout.total.flatten().to(device, non_blocking=True),
         sampled_logp=rollout.logp,
     )
-    places = rollout.places[rows // G] * G + rows % G
-    of_all_devices = torch.tensor(sorted(ranks.gather(places.tolist())), dtype=torch.long)
+    # the numbers of the kept completions among those of all devices
+    numbers = rollout.question_numbers[rows // G] * G + rows % G
+    all_numbers = torch.tensor(sorted(ranks.gather(numbers.tolist())), dtype=torch.long)
     batches = []
-    for some in of_all_devices.tensor_split(algorithm.minibatches):
-        own = rows[torch.isin(places, some)]
+    for some in all_numbers.tensor_split(algorithm.minibatches):
+        own = rows[torch.isin(numbers, some)]
         batches.append(everything.rows(own))
 
     counts = {}

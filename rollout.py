@@ -14,15 +14,15 @@ from records import Rollout, join
 
 
 def sample_and_score(
-    next_questions, networks, algorithm, rewards, sampling, rng, clock, history=()
+    next_questions, networks, algorithm, reward_functions, sampling, rng, clock, history=()
 ):
     """Steps 1 and 2 for this device's share of the next questions. Returns a Rollout.
 
     next_questions(n): this device's share of the next n questions; None: of a step's questions.
     """
     sample_batch = partial(
-        roll_out, networks=networks, algorithm=algorithm, rewards=rewards, sampling=sampling,
-        rng=rng, clock=clock, history=history,
+        roll_out, networks=networks, algorithm=algorithm, reward_functions=reward_functions,
+        sampling=sampling, rng=rng, clock=clock, history=history,
     )
     if algorithm.max_rollouts > 1:
         rollout = dynamic_sampling(sample_batch, next_questions, algorithm.max_rollouts)
@@ -36,26 +36,26 @@ def sample_and_score(
     return rollout
 
 
-def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, history):
+def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, clock, history):
     """Sample G completions of each question, and score them."""
     G = algorithm.group_size
     shape = (len(questions), G)
-    # All ranks draw the same two numbers. The first number and the place of a question in the step
-    # fix what its completions draw. So any number of ranks samples the same completions. The second
-    # number and the rank fix what a rule draws (--keep random).
-    for_completions = rng.getrandbits(62)
-    for_rules = rng.getrandbits(62)
-    places = ranks.share(range(len(questions) * ranks.world_size()))
+    # All ranks draw the same two seeds. The first one and the number of a question fix what its
+    # completions draw. So any number of ranks samples the same completions. The second one and the
+    # rank fix what a rule draws (--keep random).
+    seed = rng.getrandbits(62)
+    rule_seed = rng.getrandbits(62)
+    numbers = ranks.share(range(len(questions) * ranks.world_size()))
     with clock.phase("generate"):  # 1 sample
         prompts = [question["prompt"] for question in questions]
-        sampled = networks.sampler.sample(prompts, G, sampling, for_completions, places)
+        sampled = networks.sampler.sample(prompts, G, sampling, seed, numbers)
         mask = sampled.mask.cpu()
     with clock.phase("score"):  # 2 score
         texts = sampled.texts(networks.tokenizer, questions)
-        values, failures = score(rewards, texts, reward_columns(questions, G))
+        values, failures = score(reward_functions, texts, reward_columns(questions, G))
     return Rollout(
         questions=questions,
-        places=torch.tensor(places, dtype=torch.long),
+        question_numbers=torch.tensor(numbers, dtype=torch.long),
         tokens=sampled.tokens,
         logp=sampled.logp.masked_fill(~sampled.mask, 0.0),  # a tool's tokens have none
         mask=mask,
@@ -65,9 +65,9 @@ def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, hist
         trainable=torch.ones(shape, dtype=torch.bool),
         rewards=torch.stack(list(values.values())).view(len(values), *shape),
         reward_names=list(values),
-        reward_weights=[reward.weight for reward in rewards],
+        reward_weights=[reward.weight for reward in reward_functions],
         history=history,
-        seed=for_rules + ranks.rank(),
+        seed=rule_seed + ranks.rank(),
         failures=failures,
     )
 
@@ -87,9 +87,10 @@ def dynamic_sampling(sample_batch, next_questions, max_rollouts):
             break
         rollout = sample_batch(questions)
         signal = has_signal(rollout.total)
-        rollouts.append(replace(
-            rollout, trainable=rollout.trainable & signal.unsqueeze(1),
-            places=rollout.places + 2**32 * len(rollouts)))  # after the earlier rollouts
+        # its questions come after those of the earlier rollouts
+        numbers = rollout.question_numbers + 2**32 * len(rollouts)
+        trainable = rollout.trainable & signal.unsqueeze(1)
+        rollouts.append(replace(rollout, trainable=trainable, question_numbers=numbers))
         counts = ranks.all_sum({"without": (~signal).sum().item()}, rollout.tokens.device)
         without = int(counts["without"])
         missing = without if len(rollouts) < max_rollouts else 0

@@ -17,7 +17,7 @@ from engine.model import shards
 from family.ppo import value_loss
 from family.tis import truncated_importance_weights
 from grpo import kl_k3
-from records import micro_batches
+from records import cut_into_micro_batches
 
 LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens is too small
 
@@ -39,11 +39,12 @@ OF_UPDATES = ("loss", *MEANS, *MAXIMA, "grad_norm")
 NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0}
 
 
-def in_parts(function, batch, networks, limits):
+def in_micro_batches(function, batch, networks, limits):
     """Compute function(Batch) → (N, T) for a whole mini-batch, one micro-batch at a time."""
     whole = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
-    for rows, part in micro_batches(batch, limits.micro_batch_tokens, networks.policy):
-        whole[rows, : part.tokens.shape[1]] = function(part)
+    cut = cut_into_micro_batches(batch, limits.micro_batch_tokens, networks.policy)
+    for rows, micro_batch in cut:
+        whole[rows, : micro_batch.tokens.shape[1]] = function(micro_batch)
     return whole
 
 
@@ -116,9 +117,9 @@ def accumulate(networks, minibatch, algorithm, limits):
     zero = torch.zeros((), dtype=torch.float64, device=device)
     sums = dict.fromkeys([*MEANS, *LOSSES, "weight"], zero)
     maxima = dict.fromkeys(MAXIMA, zero)
-    parts = micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
-    for i, (rows, batch) in enumerate(parts, 1):
-        progress.say("update", i, len(parts), "micro-batches")
+    micro_batches = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
+    for i, (rows, batch) in enumerate(micro_batches, 1):
+        progress.say("update", i, len(micro_batches), "micro-batches")
         mask = batch.mask.to(device, non_blocking=True)
         logp, entropy = networks.policy.logprobs(batch, with_entropy=True)
         if first:

@@ -48,14 +48,15 @@ from algorithms import ALGORITHMS, constant, resolve, token_mean
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import loading
+from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
 from engine.run import checkpoint
+from engine.run.command_line import flat, given, option, parse, run_program
 from engine.run.config import Config as Options
 from engine.run.config import check
 from engine.run.curves import PHASES
 from engine.run.folder import options_of
-from engine.run.options import flat, given, option, parse, run_program
 from engine.tasks import questions as questions_module
 from engine.tasks import toy, toy_model
 from experiments import memory, plot

@@ -266,7 +266,7 @@ def stop_after(step, monkeypatch):
 def test_a_reference_a_critic_and_the_history_survive_a_resume(
     small, tmp_path, monkeypatch, options
 ):
-    monkeypatch.setattr(train, "choose", lambda *_: named(number_of_digits))
+    monkeypatch.setattr(train, "load_rewards", lambda *_: named(number_of_digits))
     go(small, tmp_path / "straight", *options, steps=5)
     stop_after(3, monkeypatch)
     assert go(small, tmp_path / "resumed", *options, steps=5) == 130

@@ -41,7 +41,7 @@ class Reward:
     weight: float = 1.0
 
 
-def choose(words, device=None, option="--rewards"):
+def load_rewards(words, device=None, option="--rewards"):
     """The rewards that `--rewards` names, each as NAME or NAME:WEIGHT.
 
     NAME is one of REWARDS, FILE.py:FUNCTION, or RewardModel:MODEL. device None: a reward model is
@@ -92,15 +92,15 @@ def load_reward_model(name, device):
         ) from None
 
 
-def judge(chosen, dataset, eval_dataset):
-    """The function that judges whether a completion is right: the run's first reward.
+def accuracy_reward(reward_functions, dataset, eval_dataset):
+    """The function that says whether a completion is right: the run's first reward.
 
     If `eval_dataset` is no local file and has other rewards than `dataset`, it is the first reward
     of `eval_dataset`.
     """
     rewards_there = task_of(eval_dataset).rewards
     same = rewards_there == task_of(dataset).rewards or Path(eval_dataset).is_file()
-    return chosen[0].function if same else REWARDS[rewards_there[0]]
+    return reward_functions[0].function if same else REWARDS[rewards_there[0]]
 
 
 class Hung(BaseException):
@@ -188,7 +188,7 @@ def one_by_one(reward, texts, columns, first):
     return values
 
 
-def score(chosen, texts, columns):
+def score(reward_functions, texts, columns):
     """Every reward of every completion. Returns ({name: (N,) float32}, how often a reward failed on
     a completion).
 
@@ -201,7 +201,7 @@ def score(chosen, texts, columns):
     number of values, NaN or infinity.
     """
     scores, failures = {}, 0
-    for reward in chosen:
+    for reward in reward_functions:
         values, error = values_of(reward, texts, columns)
         if error:
             values = one_by_one(reward, texts, columns, error)

@@ -11,9 +11,9 @@ import torch
 import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError, one_line
-from engine.run.config import Config, check, notes_of
+from engine.run.command_line import flat, given
+from engine.run.config import Config, check, notes_on_options
 from engine.run.interrupt import in_one_sentence
-from engine.run.options import flat, given
 from engine.tasks.table import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -128,10 +128,10 @@ def test_a_long_message_is_cut_between_two_words():
 ])  # fmt: skip
 def test_an_option_without_an_effect_is_noted_and_no_other(words, option):
     config, algorithm = check(given(Config, words.split()))
-    notes = notes_of(config, algorithm)
+    notes = notes_on_options(config, algorithm)
     assert [note.split()[0].strip(":") for note in notes] == [option] * bool(option)
     # a resumed run reads its options with all values filled in
-    assert notes_of(*check(flat(config))) == notes
+    assert notes_on_options(*check(flat(config))) == notes
 
 
 def test_each_layer_wins_over_those_before_it(tmp_path):
