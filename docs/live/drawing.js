@@ -7,11 +7,10 @@ const fixed = (x, digits) => x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").repl
 const signed = x => (Number(x.toFixed(2)) > 0 ? "+" : "") + fixed(x, 2);
 const brief = x => fixed(x, Number.isInteger(x) ? 0 : 2);
 const grouped = n => n.toLocaleString("en");
-const escaped = text => text.replace(/[&<>"]/g, letter => `&#${letter.charCodeAt(0)};`);
-const TAG = /&#60;\/?\w+&#62;/g;
-// A completion in one line, with its tags in grey
+// A completion in one line, with its tags in grey. Apart from tags it has no letters.
+const TAG = /<(\/?\w+)>/g;
 const colored = text =>
-  escaped(text).replace(/\n/g, " ").replace(TAG, tag => `<span class="tag">${tag}</span>`);
+  text.replace(TAG, '<span class="tag">&lt;$1&gt;</span>').replaceAll("\n", " ");
 
 // A text that is read aloud is written only if it is new.
 function write(id, text) {
