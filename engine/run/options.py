@@ -37,7 +37,7 @@ class DataOptions:
 
 # the numbers of an algorithm are declared once, in algorithms.py
 ROW_FIELDS = [
-    (f.name, f.type | None, option(None, f.metadata["help"], limits=f.metadata["limits"]))
+    (f.name, f.type | None, option(None, **f.metadata))
     for f in fields(algorithms.Algorithm) if f.metadata
 ]
 RowOptions = make_dataclass("RowOptions", [

@@ -40,7 +40,7 @@ RUN = [
 ]
 RUNS = dict.fromkeys(ALGORITHMS, []) | {
     "cppo": ["--gradient_checkpointing"], "dapo": ["--mask_truncated"],
-    "gfpo": ["--importance_cap", "2"], "pods": ["--lora", "4", "--seed", "2"],
+    "gfpo": ["--importance_weights", "sequence_mask"], "pods": ["--lora", "4", "--seed", "2"],
 }
 UPDATED = ("cppo", "gspo", "ppo")
 
