@@ -378,7 +378,7 @@ def report(summary):
 def score_file(config, folder, device):
     """`--from_file`: judge completions that another program sampled."""
     judge = config.judge or task_of(config.from_file).rewards[0]
-    [reward] = load_rewards([judge], device)
+    [reward] = load_rewards([judge])
     summary = summarize(judge_file(config.from_file, reward.function))
     path = folder / f"scored-{Path(config.from_file).stem}.json"
     content = {"from_file": config.from_file, "judge": judge, "sampled": summary}
@@ -404,7 +404,7 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     earlier = None
     if ranks.rank() == 0:
         earlier = open_answers(path, setting)
-    [reward] = load_rewards([judge], model.device)
+    [reward] = load_rewards([judge])
     summary = examine(
         Sampler(model, tokenizer), tokenizer, questions, reward.function, sampling,
         samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,
