@@ -16,9 +16,9 @@ function questions_per_step(questions, group_size, k) {
   return Math.floor((questions * group_size) / k);
 }
 
-// The places of the n largest numbers, ascending. If numbers are equal, the lower place is taken.
+// The places of the n largest numbers, ascending. Of equal ones the first is taken: sort is stable.
 function largest(scores, n) {
-  const order = scores.map((_, i) => i).sort((a, b) => scores[b] - scores[a] || a - b);
+  const order = scores.map((_, i) => i).sort((a, b) => scores[b] - scores[a]);
   return order.slice(0, n).sort((a, b) => a - b);
 }
 

@@ -13,14 +13,15 @@ const LIMITS = { // smallest and largest
 const WHOLE = ["group_size", "questions_per_step", "mu", "seed"];
 const MOST_COMPLETIONS = 512; // of a step: about 150 MB of memory
 
-// The toy's. As many questions as fill the places of one question's G completions.
+// As many questions as fill the places of one question's G completions. One question a step has the
+// learning rate of Table 1, several have the toy's: their gradient is less noisy.
 function default_settings(method) {
   const settings = {
-    method, group_size: 16, pruning_rate: 0.875, questions_per_step: 1, lr: 3e-4,
-    beta: method === "drgrpo" ? 0 : 0.04, mu: 2, epsilon: 0.2, temperature: 1, seed: 1
+    method, group_size: 16, pruning_rate: 0.875, beta: method === "drgrpo" ? 0 : 0.04, mu: 2,
+    epsilon: 0.2, temperature: 1, seed: 1
   };
-  const { group_size } = settings;
-  return { ...settings, questions_per_step: questions_per_step(1, group_size, k_of(settings)) };
+  const questions = questions_per_step(1, settings.group_size, k_of(settings));
+  return { ...settings, questions_per_step: questions, lr: questions > 1 ? 3e-4 : 1e-4 };
 }
 
 // How many completions of a question are kept.
