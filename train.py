@@ -99,11 +99,11 @@ def train_step(
 
 def networks_of(config, algorithm, source, device, folder=None):
     """The Networks of a run. source, folder: as for `build`."""
-    data, sampling = config.data, config.sampling
-    peaks = [config.update.lr, task_of(data.dataset).critic_lr]
-    longest = data.max_prompt_tokens + sampling.max_new_tokens
-    return build(source, device, config.devices, sampling, algorithm, peaks, longest=longest,
-                 seed=config.run.seed, folder=folder)
+    return build(
+        source, device, config.devices, config.sampling, config.update, algorithm,
+        critic_lr=task_of(config.data.dataset).critic_lr,
+        longest=config.data.max_prompt_tokens + config.sampling.max_new_tokens,
+        seed=config.run.seed, folder=folder)
 
 
 def set_up(config, algorithm, device, rows):
@@ -122,7 +122,7 @@ def set_up(config, algorithm, device, rows):
     run = open_state(config, algorithm, questions, source, saved)
     if saved:
         checkpoint.restore(begin, networks)
-    reward_functions = load_rewards(data.rewards, device)
+    reward_functions = load_rewards(data.rewards)
     eval_dataset = data.eval_dataset or data.dataset
     is_right = accuracy_reward(reward_functions, data.dataset, eval_dataset)
     evaluate = partial(

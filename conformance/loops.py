@@ -1,6 +1,6 @@
 """Runs a whole training step of somebody else, and reads from the weights what the step did.
 
-    def step(policy, questions, sampler, reward):       # in MINE.py; it returns nothing
+    step(policy, questions, sampler, reward)            a function of MINE.py; it returns nothing
 
 The world around the step is so small that each of its numbers has a closed form:
 
@@ -61,7 +61,7 @@ SAYS = {value: words for known in (MISTAKES, CHOICES) for row in known.values()
 PROMPT = "the tokens of the prompt are trained on"
 BEHIND = "padding is trained on: the logits behind the END or behind padding moved [3]"
 MOMENTUM = ("an update without a signal: if all rewards are equal, the optimizer's momentum, or "
-            "the KL, still moves the weights")
+            "the KL, moves the weights")
 # why a mistake cannot be seen
 UNSEEN = {
     "scored": "it samples at temperature 1",
@@ -324,18 +324,17 @@ def verdict(step, beta=0.0):
     wrong += [BEHIND] * bool(moved[[PADDING, END]].any() and not moved[ASK].any())
     if not reading and reading != {} and not wrong:
         wrong.append("no known mistake gives these weights")
-    edge = [MOMENTUM] * (not torch.equal(later.table(), before))
+    chosen = [SAYS[value] for value in right.values()]
+    chosen += [MOMENTUM] * (not torch.equal(later.table(), before))
     left = "; ".join(words for name, words in UNSEEN.items() if name not in asked)
     of = len(MISTAKES) + 3
     left = f"{len(asked)} of {of} checked, because {left}" if left else ""
-    held = len(asked) - len(wrong) - len(edge)
+    held = len(asked) - len(wrong) - (MOMENTUM in chosen)
     found = (held, of, left)
     if wrong:
-        return "✗", "; ".join(wrong + edge), *found, [evidence(moved, by(right))]
-    if edge:
-        return "△", "; ".join(edge + [SAYS[value] for value in right.values()]), *found, []
-    if right:
-        return "≈", "; ".join(SAYS[value] for value in right.values()), *found, []
+        return "✗", "; ".join(wrong + chosen), *found, [evidence(moved, by(right))]
+    if chosen:
+        return "≈", "; ".join(chosen), *found, []
     return ("◐", left, *found, []) if left else ("✓", "", *found, [])
 
 
