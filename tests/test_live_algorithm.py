@@ -51,21 +51,19 @@ def test_group_advantages():
 
 def test_keep_count_and_questions_per_step():
     rng = random.Random(2)
-    rates = (0, 0.5, 0.75, 0.875, 0.9375, 0.9, 0.1, 0.3, 0.99, -0.1, 1)
+    rates = (0, 0.5, 0.75, 0.875, 0.9375, 0.9, 0.1, 0.3, 0.99, 0.97)
     cases = [(rng.randint(1, 64), rng.choice((*rates, rng.random())), rng.randint(1, 9))
              for _ in range(CASES)]
-    here = run_js("""return given.cases.map(([G, P, B]) => {
-      try { return [keep_count(G, P), questions_per_step(B, G, keep_count(G, P))]; }
-      catch (error) { return null; }
-    });""", cases=cases)
+    here = run_js("""return given.cases.map(([G, P, B]) =>
+      [keep_count(G, P), questions_per_step(B, G, keep_count(G, P))]);""", cases=cases)
     refused = 0
     for (G, P, B), found in zip(cases, here):
         try:
             k = keep_count(G, P)
             assert found == [k, questions_per_step(B, G, k)]
-        except ValueError:
+        except ValueError:  # check_settings refuses it
             refused += 1
-            assert found is None
+            assert found[0] < 1
     assert refused > 5
 
 
@@ -81,7 +79,7 @@ def test_prune_with_ties(rule):
         kept = prune(x, k, rule=rule, generator=torch.Generator().manual_seed(seed))
         expected.append(kept.tolist())
     here = run_js("""return given.cases.map(([advantages, k, drawn]) =>
-      prune(advantages, k, { rule: given.rule, rng: () => drawn.shift() }));
+      prune(advantages, k, given.rule, () => drawn.shift()));
     """, cases=cases, rule=rule)
     assert here == expected
 
@@ -223,7 +221,7 @@ LANES = {
     "grpo": SMALL | {"beta": 0.0, "mu": 1, "lr": 1e-3},
     "cppo": SMALL | {"mu": 3, "epsilon": 0.1, "beta": 0.2, "lr": 1e-3},
     "pooled": SMALL | {"temperature": 0.9, "lr": 1e-3},
-    "random": SMALL | {"beta": 0.5, "epsilon": 0.3},
+    "random": SMALL | {"beta": 0.5, "epsilon": 0.3, "lr": 3e-4},
     "drgrpo": SMALL | {"mu": 4, "lr": 2e-3},
 }
 
@@ -244,16 +242,15 @@ def torch_step(model, reference, optimizer, tokenizer, step, settings):
     mask = completion_mask(
         pad_sequence(tokens, batch_first=True), torch.tensor([len(row) for row in tokens]))
     tokens, advantages = pad_sequence(tokens, batch_first=True), torch.tensor(advantages)
-    temperature = settings.get("temperature", 1.0)
+    temperature, mu = settings.get("temperature", 1.0), settings.get("mu", 2)
 
     def logprobs(network):
         return completion_logprobs(network, prompts, tokens, mask, temperature=temperature)
 
-    beta, old_logp, sums = settings.get("beta", 0.04), None, torch.zeros(4)
     is_drgrpo = settings["method"] == "drgrpo"
-    beta = 0.0 if is_drgrpo else beta
+    beta = settings.get("beta", 0.0 if is_drgrpo else 0.04)
     weights = constant_weights(mask, max_tokens=48) if is_drgrpo else None
-    mu = settings.get("mu", 2)
+    old_logp, sums = None, torch.zeros(4)
     with torch.no_grad():
         ref_logp = logprobs(reference) if beta else None
     for _ in range(mu):
@@ -278,7 +275,7 @@ def test_two_steps_of_a_lane_are_two_steps_in_torch(method):
     model, tokenizer = model_of_page()
     model, reference = model.float(), model_of_page()[0].float()
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.get("lr", 3e-4), weight_decay=0.0)
+        model.parameters(), lr=settings["lr"], weight_decay=0.0)
     for number, step in enumerate(steps, 1):
         assert step["step"] == number and step["completions"] == 32 * number
         check_the_rows(step, method)
@@ -301,7 +298,6 @@ def check_the_rows(step, method):
         torch.tensor(rewards, dtype=F64).view(4, 8), divide_by_std=method != "drgrpo")
     close([row["advantage"] for row in completions], there.flatten())
     kept = [i for i, row in enumerate(completions) if row["kept"]]
-    # in float32, as in training: rounding must not break ties
     ranked = torch.tensor([row["advantage"] for row in completions], dtype=F64).view(4, 8)
     if method == "cppo":
         assert kept == batch_rows(prune(ranked, 2), 8).tolist()

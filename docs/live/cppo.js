@@ -4,11 +4,7 @@
 
 // k = ⌊G (1 − P)⌋     The 1e-9 lifts a k such as 0.9999999999999998 to its whole number.
 function keep_count(group_size, pruning_rate) {
-  const k = Math.floor(group_size * (1 - pruning_rate) + 1e-9);
-  if (!(pruning_rate >= 0 && pruning_rate < 1 && k >= 1)) {
-    throw new Error(`The pruning rate ${pruning_rate} keeps none of ${group_size} completions.`);
-  }
-  return k;
+  return Math.floor(group_size * (1 - pruning_rate) + 1e-9);
 }
 
 // ⌊B·G / k⌋: how many questions fill the places of B·G completions.
@@ -16,9 +12,9 @@ function questions_per_step(questions, group_size, k) {
   return Math.floor((questions * group_size) / k);
 }
 
-// The places of the n largest numbers, ascending. If numbers are equal, the lower place is taken.
+// The places of the n largest numbers, ascending. Of equal ones the first is taken: sort is stable.
 function largest(scores, n) {
-  const order = scores.map((_, i) => i).sort((a, b) => scores[b] - scores[a] || a - b);
+  const order = scores.map((_, i) => i).sort((a, b) => scores[b] - scores[a]);
   return order.slice(0, n).sort((a, b) => a - b);
 }
 
@@ -31,7 +27,7 @@ const RULES = {
 
 // I = the k completions of each question with the largest score: a list for each question.
 //   −1.5, 0.3, 0.2, 1.0   k = 2 keeps 0 and 3
-function prune(advantages, k, { rule = "largest_abs", rng } = {}) {
+function prune(advantages, k, rule = "largest_abs", rng = null) {
   return advantages.map((group) => largest(group.map((A) => RULES[rule](A, rng)), k));
 }
 
@@ -41,8 +37,7 @@ function prune_pooled(advantages, n) {
   const rows = largest(advantages.flat().map(Math.abs), n);
   let first = 0;
   return advantages.map((group) => {
-    const own = rows.filter((row) => row >= first && row < first + group.length);
-    const kept = own.map((row) => row - first);
+    const kept = group.map((_, i) => i).filter((i) => rows.includes(first + i));
     first += group.length;
     return kept;
   });
