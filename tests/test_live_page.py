@@ -125,6 +125,19 @@ def test_both_models_learn_pause_go_on_and_start_anew(browser):
 
 
 @pytest.mark.slow
+def test_a_reset_ends_the_workers(browser):
+    page = browser.open(f"{PAGE}#{SMALL}", 1280, 900)
+    page.click("#run")
+    wait_for_steps(page, 3)
+    page.run("window.old = lanes")
+    page.click("#anew")
+    steps = "old.map(lane => lane.points.length)"
+    before = page.run(steps)
+    page.run("new Promise(done => setTimeout(done, 2000))")
+    assert page.run(steps) == before
+
+
+@pytest.mark.slow
 def test_one_step_at_a_time_shows_the_numbers_of_the_step(browser):
     page = browser.open(f"{PAGE}#{SMALL}", 1280, 900)
     for step in (1, 2):
@@ -144,6 +157,7 @@ def test_one_step_at_a_time_shows_the_numbers_of_the_step(browser):
         assert [float(text) for text in shown] == pytest.approx(advantages[0].tolist(), abs=0.0051)
         fates = texts(page, f"#lane{lane} tbody .from4")
         rows = prune(advantages, kept)[0].tolist()
+        assert len(texts(page, f"#lane{lane} tr.kept")) == kept
         assert fates == ["kept" if i in rows else "pruned" for i in range(4)]
 
 
