@@ -349,7 +349,7 @@ def usual_pruning_rate(row, rule):
 
 def table():
     """The table as text."""
-    names = ("pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
+    names = ("group_size", "pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
     lines = [("algorithm", "loss", "token_weights", "keep", *names)]
     for name, row in ALGORITHMS.items():
         loss = getattr(row.loss, "func", row.loss)  # of a partial

@@ -37,14 +37,8 @@ from engine.run.eval_answers import (
     read_answers,
 )
 from engine.scoring.score import load_rewards
-from engine.tasks.questions import (
-    base_model,
-    check_dataset,
-    fingerprint,
-    read_rows,
-    with_prompts,
-)
-from engine.tasks.table import TASKS, task_of
+from engine.tasks.questions import check_dataset, fingerprint, read_rows, with_prompts
+from engine.tasks.table import TASKS, base_model, task_of
 from rewards import extract_answer, to_number
 
 # --- scores: numbers from verdicts ---

@@ -45,8 +45,8 @@ from engine.run.metrics import Clock, first_group, summarize
 from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.preview import show
 from engine.scoring.score import accuracy_reward, load_rewards
-from engine.tasks.questions import base_model, questions_of_run, rows_of_run
-from engine.tasks.table import task_of
+from engine.tasks.questions import questions_of_run, rows_of_run
+from engine.tasks.table import base_model, task_of
 from eval import examine
 from records import Step, cut_into_minibatches
 from rollout import sample_and_score

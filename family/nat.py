@@ -11,10 +11,10 @@ and Thompson, 1952), so the gradient is right on average, whatever gradient f_t 
 No token depends on later tokens, so the tokens that are left out are not computed. CPPO prunes
 completions, and NAT prunes within those that CPPO keeps: both work together.
 
-The price is variance: with share 0 the last token counts |o| times, but rarely. The chances must
-not depend on what the policy learns from the tokens, and the divisor stays the one of the whole
-completion (|o|, not c). The mean is right for a loss that is a sum over tokens. GSPO's ratio, PPO's
-advantages and an importance weight of a whole completion need every token, so they do not fit.
+The divisor of the loss stays the one of the whole completion: |o|, not c. The mean is right for a
+loss that is a sum over tokens. GSPO's ratio and PPO's advantages need every token, so they do not
+fit. The price is variance: with share 0 the last token is rarely inside, and then it counts |o|
+times.
 
 We could read only the abstract and summaries of the paper. It also draws single tokens, which saves
 less. How it draws the prefix may differ from ours.

@@ -44,7 +44,7 @@ function check_settings(settings) {
   return k_of(settings) < 1 ? "pruning_rate is too large: no completion is kept." : null;
 }
 
-// model_bytes: as for `make_model`. reward: (completion, answer, question) → a number.
+// model_bytes: as for `make_model`. reward: (completion, answer, question) → a number; true is 1.
 function make_lane(model_bytes, settings, reward) {
   const sentence = check_settings(settings);
   if (sentence) throw new Error(sentence);
@@ -115,6 +115,7 @@ function score(reward, text, answer, question) {
   } catch (error) {
     throw new Error(`The reward fails: ${error?.message ?? error}`);
   }
+  if (typeof value === "boolean") return Number(value);
   if (!Number.isFinite(value)) throw new Error(`The reward must be a finite number, not ${value}.`);
   return value;
 }
