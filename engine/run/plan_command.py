@@ -123,6 +123,7 @@ def command(argv, p, fitting, machines=1):
         start = "python"
     if machines > 1:
         start += f" --nnodes {machines} --rdzv-backend c10d --rdzv-endpoint NODE0:29500"
+        start += " --rdzv-id 1"
     given = re.sub(r"--plan\b[^-]*", "", shlex.join(argv))
     words = [start, "train.py", given.strip()]
     before = vars(p.options)
