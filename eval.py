@@ -37,14 +37,8 @@ from engine.run.eval_answers import (
     read_answers,
 )
 from engine.scoring.score import load_rewards
-from engine.tasks.questions import (
-    base_model,
-    check_dataset,
-    fingerprint,
-    read_rows,
-    with_prompts,
-)
-from engine.tasks.table import TASKS, task_of
+from engine.tasks.questions import check_dataset, fingerprint, read_rows, with_prompts
+from engine.tasks.table import TASKS, base_model, task_of
 from rewards import extract_answer, to_number
 
 # --- scores: numbers from verdicts ---
@@ -96,10 +90,14 @@ def interval(values, least=0.0, draws=2000):
     if least == 0 and np.isin(values, (0, 1)).all():
         # all p with |p − mean| ≤ z √(p (1 − p) / n)
         center = mean + unlike * (0.5 - mean)
-        half = z * (mean * (1 - mean) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)
+        variance = mean * (1 - mean) / n + z**2 / (4 * n**2)
+        half = z * variance**0.5 / (1 + z**2 / n)
         return center - half, center + half
-    chosen = np.random.default_rng(0).integers(n, size=(draws, n))
-    return tuple(np.quantile(values[chosen].mean(1), [0.025, 0.975]).tolist())
+    rng = np.random.default_rng(0)
+    chosen = rng.integers(n, size=(draws, n))
+    means = values[chosen].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975]).tolist()
+    return low, high
 
 
 def paired(first, second, draws=10_000):
@@ -108,11 +106,17 @@ def paired(first, second, draws=10_000):
     Returns (difference of the means, its 95% interval, p). p is two-sided, by the sign-flip
     permutation test: if the models were equal, each difference could as well be its negative.
     """
-    differences = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(draws, len(differences)))
-    as_far = np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9
-    p = (1 + as_far.sum().item()) / (1 + draws)
-    return differences.mean().item(), interval(differences, least=-1.0), p
+    first = np.asarray(first, dtype=float)
+    second = np.asarray(second, dtype=float)
+    differences = second - first
+    rng = np.random.default_rng(0)
+    signs = rng.choice([-1.0, 1.0], size=(draws, len(differences)))
+    sums = np.abs(signs @ differences)
+    found = abs(differences.sum())
+    as_far = (sums >= found - 1e-9).sum().item()
+    p = (1 + as_far) / (1 + draws)
+    mean = differences.mean().item()
+    return mean, interval(differences, least=-1.0), p
 
 
 def summarize(records):
@@ -123,28 +127,31 @@ def summarize(records):
     """
     groups = group_by_question(records)
     n = min(map(len, groups))
-    scores = {"accuracy": [share_right(group) for group in groups]}
+    scores = {"accuracy": [mean_of(group, "correct") for group in groups]}
     powers_of_two = {2**i for i in range(1, n.bit_length())}
     for k in sorted(powers_of_two | {n} - {1}):
-        scores[f"pass@{k}"] = [pass_at_k(len(group), count_right(group), k) for group in groups]
+        values = []
+        for group in groups:
+            right = sum(record["correct"] for record in group)
+            values.append(pass_at_k(len(group), right, k))
+        scores[f"pass@{k}"] = values
     if n > 1 and any(extract_answer(record["completion"]) for record in records):
         scores[f"maj@{n}"] = [majority_is_right(group[:n]) for group in groups]
-    summary = {name: sum(values) / len(values) for name, values in scores.items()}
-    summary["intervals"] = {name: interval(values) for name, values in scores.items()}
+    summary, intervals = {}, {}
+    for name, values in scores.items():
+        summary[name] = sum(values) / len(values)
+        intervals[name] = interval(values)
+    summary["intervals"] = intervals
     if "tokens" in records[0]:  # else another program has sampled
-        summary["length"] = sum(record["tokens"] for record in records) / len(records)
-        summary["truncated"] = sum(record["truncated"] for record in records) / len(records)
+        summary["length"] = mean_of(records, "tokens")
+        summary["truncated"] = mean_of(records, "truncated")
     summary["questions"] = len(groups)
     summary["samples"] = n
     return summary
 
 
-def count_right(records):
-    return sum(record["correct"] for record in records)
-
-
-def share_right(records):
-    return count_right(records) / len(records)
+def mean_of(records, key):
+    return sum(record[key] for record in records) / len(records)
 
 
 # --- sampling and judging ---
@@ -260,11 +267,12 @@ def compare_part(part, first, second):
     if not first or not second:
         return
     asked = [records[0]["question"] for records in first]
-    if asked != [records[0]["question"] for records in second]:
+    asked_again = [records[0]["question"] for records in second]
+    if asked != asked_again:
         raise UserError(f"the two files do not hold the same questions ({part}): only answers to "
                         "the same questions can be compared.")
-    before = [share_right(records) for records in first]
-    after = [share_right(records) for records in second]
+    before = [mean_of(records, "correct") for records in first]
+    after = [mean_of(records, "correct") for records in second]
     difference, (low, high), p = paired(before, after)
     print(f"{part:8} {np.mean(before):.4f} → {np.mean(after):.4f}   {difference:+.4f} "
           f"[{low:+.4f}, {high:+.4f}], p = {p:.4f}, {len(asked)} questions")
@@ -351,17 +359,20 @@ def refuse_options(names, matter):
 def report(summary):
     """Print the scores of each part, with their intervals."""
     for part, scores in summary.items():
-        titles = {"accuracy": "greedy" if part == "greedy" else f"avg@{scores['samples']}"}
+        average = "greedy" if part == "greedy" else f"avg@{scores['samples']}"
         for name, (low, high) in scores["intervals"].items():
-            print(f"  {titles.get(name, name):8} {scores[name]:.4f}  [{low:.4f}, {high:.4f}]")
+            title = average if name == "accuracy" else name
+            print(f"  {title:8} {scores[name]:.4f}  [{low:.4f}, {high:.4f}]")
         if "length" in scores:
-            print(f"           {scores['length']:.1f} tokens, {scores['truncated']:.1%} cut off")
+            length = scores["length"]
+            truncated = scores["truncated"]
+            print(f"           {length:.1f} tokens, {truncated:.1%} cut off")
 
 
 def score_file(config, folder, device):
     """`--from_file`: judge completions that another program sampled."""
     judge = config.judge or task_of(config.from_file).rewards[0]
-    [reward] = load_rewards([judge], device)
+    [reward] = load_rewards([judge])
     summary = summarize(judge_file(config.from_file, reward.function))
     path = folder / f"scored-{Path(config.from_file).stem}.json"
     content = {"from_file": config.from_file, "judge": judge, "sampled": summary}
@@ -375,15 +386,19 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     task = task_of(benchmark)
     longest = config.max_new_tokens or task.max_new_tokens
     judge = config.judge or task.rewards[0]
-    prompt = task.system_prompt if config.system_prompt is None else config.system_prompt
+    prompt = config.system_prompt
+    if prompt is None:
+        prompt = task.system_prompt
+    room = prompt_room(model, longest, config.max_prompt_tokens)
     questions, notes = with_prompts(
-        rows, benchmark, tokenizer, system_prompt=prompt,
-        max_prompt_tokens=prompt_room(model, longest, config.max_prompt_tokens))
+        rows, benchmark, tokenizer, system_prompt=prompt, max_prompt_tokens=room)
     sampling = Sampling(longest, config.temperature, config.top_p, config.top_k)
     setting = setting_of(config, source, benchmark, questions, judge, prompt, longest, model.dtype)
     path = folder / f"eval-{Path(benchmark).stem}.jsonl"
-    earlier = open_answers(path, setting) if ranks.rank() == 0 else None
-    [reward] = load_rewards([judge], model.device)
+    earlier = None
+    if ranks.rank() == 0:
+        earlier = open_answers(path, setting)
+    [reward] = load_rewards([judge])
     summary = examine(
         Sampler(model, tokenizer), tokenizer, questions, reward.function, sampling,
         samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,
@@ -417,13 +432,15 @@ def setting_of(config, source, benchmark, questions, judge, prompt, longest, dty
 def write_scores(path, setting, notes, summary):
     """Write the scores beside the answers, which are at `path`, and print them."""
     scores = path.with_suffix(".json")
-    files.write(scores, files.as_json(setting | {"notes": notes} | summary, indent=2))
+    content = setting | {"notes": notes} | summary
+    files.write(scores, files.as_json(content, indent=2))
     print(f"\n{setting['benchmark']}: {setting['questions']} questions, judged by "
           f"{setting['judge']}, at most {setting['max_new_tokens']} tokens, temperature "
           f"{setting['temperature']:g}; 95% intervals in brackets")
     for note in notes:
         print(f"  note: {note}")
-    report({part: summary[part] for part in ("greedy", "sampled") if part in summary})
+    parts = {part: summary[part] for part in ("greedy", "sampled") if part in summary}
+    report(parts)
     print(f"  written: {scores} and {path.name}")
 
 

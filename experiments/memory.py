@@ -166,7 +166,7 @@ def one_step(options, hidden_size, device):
         networks.reference = frozen(policy)
     if algorithm.critic:
         networks.critic = first_critic(policy)
-    add_optimizer(networks, [config.update.lr, task_of("toy").critic_lr])
+    add_optimizer(networks, config.update, task_of("toy").critic_lr)
     train_step(
         networks, algorithm, [Reward("digits", digits)], Sampling(32), Limits(),
         lambda missing: questions, random.Random(1),

@@ -105,7 +105,7 @@ class Ours:
         self.networks = Networks(policy, tokenizer, own_sampler(policy, tokenizer))
         if self.algorithm.beta:
             self.networks.reference = frozen(policy)
-        add_optimizer(self.networks, [LEARNING_RATE])
+        add_optimizer(self.networks, config.update)
         self.questions, self.generate = questions, []
 
     def step(self):

@@ -304,7 +304,7 @@ import sys
 
 class Blocked:
     def find_spec(self, name, *_):
-        if name.split(".")[0] in ("transformers", "huggingface_hub", "datasets", "peft", "engine"):
+        if name.split(".")[0] in ("transformers", "numpy", "datasets", "peft", "engine"):
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocked())
@@ -436,7 +436,8 @@ def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monk
     ("prune = lambda a, k: cppo.prune(a, k).flip(1)", 3),  # ≈, and `rule` was not asked for
     ("from grpo import kl_k2; prune = cppo.prune; kl_k1 = lambda p, q: q - p", 1),
     ("keep_count = lambda G, P: G - int(G * P)", 1),
-    ("kl_k1 = lambda p, q: None", 2), ("kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
+    ("def step(*world): pass", 2), ("kl_k1 = lambda p, q: None", 2),
+    ("kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
     ("grpo_loss = 3; kl_k = print", 2), ("grpoloss = print", 2),
 ])
 def test_the_exit_code(lines, expected, here):

@@ -1,6 +1,7 @@
 """conformance/loops.py: a whole step is run, and what is wrong with it is read from the weights."""
 
 import random
+import re
 import types
 from copy import deepcopy
 from functools import partial
@@ -144,6 +145,9 @@ FAULTS = {
                        "scores.flatten()[rows].view(len(questions), -1)).flatten()"),),
     "updated": (("logp.detach() if old_logp is None else old_logp", "logp.detach()"),),
     "no signal": (("if A.any():", "if True:"),),
+    "two": (("temperature=1.0, top_k", "temperature=0.7, top_k"),
+            ("logp.detach() if old_logp is None else old_logp", "logp.detach()")),
+    "unknown": (("loss.backward()", "(2 * loss).backward()"),),
 }
 SAID = {
     "temperature": "✗ sampled at one temperature, scored at 1 [5]",
@@ -156,6 +160,8 @@ SAID = {
     "after pruning": "✗ the advantages are taken after pruning",
     "updated": "✗ the old log-probabilities are those of the updated policy",
     "no signal": "≈ an update without a signal",
+    "two": "✗ sampled at one temperature, scored at 1 [5]; the old log-probabilities are those of",
+    "unknown": "✗ no known mistake gives these weights",
 }
 
 
@@ -195,6 +201,30 @@ def test_micro_batches_with_means_of_their_own_are_found(line, words):
     """One update over six kept rows, which are cut into four and two."""
     module = planted(("        for _ in range(MU):\n", f"        if True:{PIECES.format(line)}"))
     assert said(partial(of_nano, module=module)).startswith(words)
+
+
+def test_one_logit_by_hand():
+    """Question 1: its completions begin with a, b, b, a, and have 2, 3, 4 and 4 tokens."""
+    rows = [(question, number) for question in loops.COMPLETIONS for number in range(4)]
+    start, pi = loops.first_table(), loops.first_table().softmax(1)[loops.FIRST, loops.A]
+    moved = (loops.expected({}, [[rows]], rows, 1.0, 0.0) - start)[loops.FIRST, loops.A]
+    # A = (1.5, −0.5, −0.5, −0.5): Σ A_i / (12 |o_i|) (1[o_i1 = a] − π(a))
+    slope = 1.5 / 2 * (1 - pi) - 0.5 / 3 * -pi - 0.5 / 4 * -pi - 0.5 / 4 * (1 - pi)
+    assert moved == pytest.approx(loops.RATE * slope / 12)
+
+
+def test_the_evidence_is_the_logit_that_differs_most():
+    *_, [evidence] = loops.verdict(partial(of_nano, module=planted(*FAULTS["EOS"])), BETA)
+    words = r"the logit of `\w+` behind `[\w ]+` moved by -?0\.\d{4}, right is -?0\.\d{4}"
+    assert re.fullmatch(words, evidence)
+
+
+@pytest.mark.parametrize("step, words", [
+    (lambda *world: None, "– nothing could be checked: it makes no update with `policy`"),
+    (lambda *world: 1 / 0, "– nothing could be checked: it raises ZeroDivisionError: division"),
+])
+def test_a_step_that_cannot_be_checked_is_told(step, words):
+    assert said(step).startswith(words)
 
 
 def test_the_right_steps_hold():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -101,7 +102,7 @@ def networks_around(policy, tokenizer, *, lr, beta=0.0, critic=False, reference=
         networks.reference = reference or frozen(policy)
     if critic:
         networks.critic = first_critic(policy)
-    add_optimizer(networks, [lr, lr])
+    add_optimizer(networks, SimpleNamespace(lr=lr), critic_lr=lr)
     return networks
 
 

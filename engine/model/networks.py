@@ -47,13 +47,14 @@ class Networks:
 
 
 def build(
-    source, device, devices, sampling, algorithm, peaks, *, longest=None, seed=0, folder=None
-):
+    source, device, devices, sampling, update, algorithm,
+    *, critic_lr=None, longest=None, seed=0, folder=None,
+):  # fmt: skip
     """The Networks of a run.
 
     source: the model that the run starts from. folder: the checkpoint to resume from, or None.
-    devices, sampling: these records of the options. peaks: the highest learning rates of the policy
-    and of the critic. longest, seed: as in contract.py.
+    devices, sampling, update: these records of the options. critic_lr: the highest learning rate of
+    the critic. longest, seed: as in contract.py.
 
     Weights that are trained are float32; all others have the dtype of the policy's arithmetic. Each
     copy is made in its final precision, so that a device never holds more than in training.
@@ -66,7 +67,7 @@ def build(
         networks.sampler = SAMPLERS[sampling.rollout](
             folder or source, networks.tokenizer, networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer), longest=longest, seed=seed)
-    add_optimizer(networks, peaks)
+    add_optimizer(networks, update, critic_lr)
     for network in networks.learners if devices.gradient_checkpointing else ():
         backbone = getattr(network, "backbone", network)
         backbone.gradient_checkpointing_enable({"use_reentrant": False})
@@ -163,17 +164,17 @@ def read_on_first_rank(name, device, dtype):
     return model, ranks.from_first(about)
 
 
-def add_optimizer(networks, peaks):
+def add_optimizer(networks, update, critic_lr=None):
     """Make the optimizer. Another one needs `step`, `zero_grad` and `param_groups`.
 
-    peaks: the highest learning rates of the policy and of the critic, one parameter group each.
+    update, critic_lr: as for `build`. The policy and the critic have one parameter group each.
     """
+    networks.peaks = [update.lr, critic_lr] if networks.critic else [update.lr]
     groups = []
-    for network, lr in zip(networks.learners, peaks):
+    for network, lr in zip(networks.learners, networks.peaks):
         learning = [p for p in network.parameters() if p.requires_grad]
         groups.append({"params": learning, "lr": lr})
     networks.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
-    networks.peaks = [group["lr"] for group in groups]
 
 
 def add_adapter(model, rank, seed, folder=None):

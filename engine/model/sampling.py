@@ -113,10 +113,15 @@ def sample_completions(
         rows = slice(i * group_size, (i + questions) * group_size)
         some = prompts[i : i + questions]
         sample_tokens(model, some, pad_id, sampling, stop_ids, u[rows], tokens[rows], logp[rows])
-    # a completion ends with its first stop token; what its row has sampled after that is dropped
+    return until_first_stop(tokens, logp, stop_ids, pad_id)
+
+
+def until_first_stop(tokens, logp, stop_ids, pad_id):
+    """The Completions of sampled tokens and their log-probabilities, both (N, T). Each ends with
+    its first stop token; what its row has sampled after that is dropped."""
     stops = torch.isin(tokens, stop_ids)
     truncated = ~stops.any(1)
-    lengths = torch.where(truncated, longest, stops.int().argmax(1) + 1)
+    lengths = torch.where(truncated, tokens.shape[1], stops.int().argmax(1) + 1)
     # one wait for both
     width, broken = torch.stack([lengths.max(), logp.isnan().any()]).tolist()
     if broken:
@@ -140,6 +145,7 @@ def sample_tokens(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
     N, T = tokens.shape
     device = model.device
     every = ASK_EVERY[device.type]
+    longest = max(map(len, prompts))
     logits, cache, mask, positions = read_prompts(model, prompts, pad_id, N // len(prompts), T)
     # rows[i]: which completion is in row i of the running batch
     rows = torch.arange(N, device=device)
@@ -164,7 +170,7 @@ def sample_tokens(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
                     positions = positions[order]
         seen = None
         if mask is not None:
-            seen = mask[:, : mask.shape[1] - T + t + 1]
+            seen = mask[:, : longest + t + 1]
             positions = positions + 1
         logits = model(
             input_ids=token[:, None], attention_mask=seen, position_ids=positions,

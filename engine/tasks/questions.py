@@ -165,20 +165,6 @@ def refuse_unknown(path):
             "does not exist.")
 
 
-def base_model(model, dataset, earlier=None):
-    """The folder or hub name of the model that `--model` names. `toy` means the toy's base model,
-    made on first use.
-
-    earlier: the model that a resumed run started from. It stays the run's, even if the project now
-    makes another base.
-    """
-    if model == "toy" and not (earlier and Path(earlier).is_dir()):
-        from engine.tasks import toy_model
-
-        return toy_model.base(task_of(dataset).base or "base")
-    return earlier if model == "toy" else model
-
-
 def plain(value):
     """A question or an answer as text; 27.0 becomes "27", and None becomes "".
 

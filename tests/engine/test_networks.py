@@ -40,8 +40,8 @@ def changed(model, before):
 
 
 def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(small):
-    config, algorithm = check({"algorithm": "grpo", "beta": 0.04, "lora": 4})
-    networks = build(small, CPU, config.devices, config.sampling, algorithm, [1e-2])
+    config, algorithm = check({"algorithm": "grpo", "beta": 0.04, "lora": 4, "lr": 1e-2})
+    networks = build(small, CPU, config.devices, config.sampling, config.update, algorithm)
     policy, reference, model = networks.policy, networks.reference, networks.model
     batch = completions(networks.tokenizer)
     base = load_policy(small, CPU, "auto")[0].logprobs(batch).detach()
@@ -73,7 +73,8 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path, ca
     assert adapted.model.active_adapters()
     config, algorithm = check({"lora": 4})
     resumed = build(
-        small, CPU, config.devices, config.sampling, algorithm, [1e-2], folder=str(folder)).model
+        small, CPU, config.devices, config.sampling, config.update, algorithm,
+        folder=str(folder)).model
     torch.testing.assert_close(adapter_of(resumed), adapter_of(adapted.model), rtol=0, atol=0)
     assert [*merged.model.state_dict()] == [*base.model.state_dict()]
     trained, as_one, before = (
@@ -134,7 +135,7 @@ def bytes_per_parameter(folder, start):
     def build_from(name, start):
         folder_of = start and f"{folder}/{start}"
         built.append(build(
-            f"{folder}/{name}", CPU, config.devices, config.sampling, algorithm, [1e-3],
+            f"{folder}/{name}", CPU, config.devices, config.sampling, config.update, algorithm,
             folder=folder_of))
 
     build_from("small", "small")  # what the first call allocates for good
@@ -216,7 +217,7 @@ def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
         rows = range(1, len(prompts))
         return [[0], *([*some] for some in torch.tensor(rows).split(max(1, tokens // 50)))]
 
-    monkeypatch.setattr("records.cut_by_prompt", cut)
+    monkeypatch.setattr("records.micro_batches_by_prompt", cut)
     weights, limits = [], Limits(micro_batch_tokens=500)
     for limited in (False, True):
         if limited:

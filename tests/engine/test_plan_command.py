@@ -129,11 +129,6 @@ def test_a_plan_that_nothing_helps(capsys):
     assert "\npeak " in out and "It does not fit: " in out and "This command" not in out
 
 
-def test_what_is_not_counted_is_told(capsys):
-    words = ["--plan", "--rewards", "gsm8k_accuracy", "RewardModel:me/judge", "--model", SMALL]
-    assert "reward models is not counted" in told([*words, "--dataset", "gsm8k"], capsys)[0]
-
-
 @pytest.mark.parametrize("recipe", [GSM8K, MATH])
 def test_the_recipes_of_the_paper_are_its_first_code(recipe):
     """Token mean, the largest |A| of a device's whole batch, μ = 2, β = 0.04; its GRPO is the same

@@ -53,8 +53,8 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, d
     })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(
-        folder, device, config.devices, config.sampling, algorithm, [1e-3, 1e-3], seed=1,
-        folder=saved)
+        folder, device, config.devices, config.sampling, config.update, algorithm, critic_lr=1e-3,
+        seed=1, folder=saved)
     if saved:
         checkpoint.restore(saved, networks)
     return networks, algorithm
