@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.base import ranks
 from engine.base.errors import UserError, refuse
 from engine.run import checkpoint
+from engine.run.duration import length_of_run
 from engine.tasks.questions import fingerprint, take
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
@@ -84,8 +85,7 @@ def open_state(config, algorithm, questions, source, saved):
                 "put that back, or start a new run.")
                for name, what in [("source", "model"), ("data", "data set")])
         state = State(**saved)
-    total = max(1, round(config.run.epochs * len(questions)))
-    steps = min(config.run.steps or math.inf, math.ceil(total / state.per_step))
+    total, steps = length_of_run(config.run, len(questions), state.per_step)
     few = min(state.per_step, total)
     refuse([
         (world > few,
