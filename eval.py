@@ -23,9 +23,11 @@ import torch
 
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
+from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
+from engine.run.command_line import LARGEST, compose, given, option, run_program
 from engine.run.eval_answers import (
     group_by_question,
     judge_answers,
@@ -34,16 +36,9 @@ from engine.run.eval_answers import (
     questions_in_a_batch,
     read_answers,
 )
-from engine.run.options import LARGEST, compose, given, option, run_program
-from engine.scoring.score import choose
-from engine.tasks.questions import (
-    base_model,
-    check_dataset,
-    fingerprint,
-    read_rows,
-    with_prompts,
-)
-from engine.tasks.table import task_of
+from engine.scoring.score import load_rewards
+from engine.tasks.questions import check_dataset, fingerprint, read_rows, with_prompts
+from engine.tasks.table import TASKS, base_model, task_of
 from rewards import extract_answer, to_number
 
 # --- scores: numbers from verdicts ---
@@ -95,10 +90,14 @@ def interval(values, least=0.0, draws=2000):
     if least == 0 and np.isin(values, (0, 1)).all():
         # all p with |p − mean| ≤ z √(p (1 − p) / n)
         center = mean + unlike * (0.5 - mean)
-        half = z * (mean * (1 - mean) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)
+        variance = mean * (1 - mean) / n + z**2 / (4 * n**2)
+        half = z * variance**0.5 / (1 + z**2 / n)
         return center - half, center + half
-    chosen = np.random.default_rng(0).integers(n, size=(draws, n))
-    return tuple(np.quantile(values[chosen].mean(1), [0.025, 0.975]).tolist())
+    rng = np.random.default_rng(0)
+    chosen = rng.integers(n, size=(draws, n))
+    means = values[chosen].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975]).tolist()
+    return low, high
 
 
 def paired(first, second, draws=10_000):
@@ -107,11 +106,17 @@ def paired(first, second, draws=10_000):
     Returns (difference of the means, its 95% interval, p). p is two-sided, by the sign-flip
     permutation test: if the models were equal, each difference could as well be its negative.
     """
-    differences = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(draws, len(differences)))
-    as_far = np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9
-    p = (1 + as_far.sum().item()) / (1 + draws)
-    return differences.mean().item(), interval(differences, least=-1.0), p
+    first = np.asarray(first, dtype=float)
+    second = np.asarray(second, dtype=float)
+    differences = second - first
+    rng = np.random.default_rng(0)
+    signs = rng.choice([-1.0, 1.0], size=(draws, len(differences)))
+    sums = np.abs(signs @ differences)
+    found = abs(differences.sum())
+    as_far = (sums >= found - 1e-9).sum().item()
+    p = (1 + as_far) / (1 + draws)
+    mean = differences.mean().item()
+    return mean, interval(differences, least=-1.0), p
 
 
 def summarize(records):
@@ -122,41 +127,44 @@ def summarize(records):
     """
     groups = group_by_question(records)
     n = min(map(len, groups))
-    scores = {"accuracy": [share_right(group) for group in groups]}
+    scores = {"accuracy": [mean_of(group, "correct") for group in groups]}
     powers_of_two = {2**i for i in range(1, n.bit_length())}
     for k in sorted(powers_of_two | {n} - {1}):
-        scores[f"pass@{k}"] = [pass_at_k(len(group), count_right(group), k) for group in groups]
+        values = []
+        for group in groups:
+            right = sum(record["correct"] for record in group)
+            values.append(pass_at_k(len(group), right, k))
+        scores[f"pass@{k}"] = values
     if n > 1 and any(extract_answer(record["completion"]) for record in records):
         scores[f"maj@{n}"] = [majority_is_right(group[:n]) for group in groups]
-    summary = {name: sum(values) / len(values) for name, values in scores.items()}
-    summary["intervals"] = {name: interval(values) for name, values in scores.items()}
+    summary, intervals = {}, {}
+    for name, values in scores.items():
+        summary[name] = sum(values) / len(values)
+        intervals[name] = interval(values)
+    summary["intervals"] = intervals
     if "tokens" in records[0]:  # else another program has sampled
-        summary["length"] = sum(record["tokens"] for record in records) / len(records)
-        summary["truncated"] = sum(record["truncated"] for record in records) / len(records)
+        summary["length"] = mean_of(records, "tokens")
+        summary["truncated"] = mean_of(records, "truncated")
     summary["questions"] = len(groups)
     summary["samples"] = n
     return summary
 
 
-def count_right(records):
-    return sum(record["correct"] for record in records)
-
-
-def share_right(records):
-    return count_right(records) / len(records)
+def mean_of(records, key):
+    return sum(record[key] for record in records) / len(records)
 
 
 # --- sampling and judging ---
 
 
 def evaluate(
-    sampler, tokenizer, questions, reward, sampling, *,
+    sampler, tokenizer, questions, is_right, sampling, *,
     samples=1, batch_size=256, seed=42, label="eval", path=None, part="sampled", known=(),
 ):  # fmt: skip
     """Sample and judge `samples` completions of every question. The processes share the batches.
 
     sampler: an `engine.model.sampling.Sampler`, or the like. sampling: a Sampling; temperature 0
-    is greedy. reward: a completion is right if its reward is above 0. path: a file to which the
+    is greedy. is_right: a reward; a completion is right if it is above 0. path: a file to which the
     records of each round of batches are written, as those of `part`. known: records of an earlier
     call, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.
@@ -170,7 +178,7 @@ def evaluate(
         mine = []
         for start in ranks.share(starts[turn : turn + world]):  # one, or none
             mine += sample_batch(
-                sampler, tokenizer, questions, reward, sampling, samples, start, size, seed)
+                sampler, tokenizer, questions, is_right, sampling, samples, start, size, seed)
         of_all = ranks.gather(mine)
         if path and ranks.rank() == 0:
             files.append(path, *[{"part": part, **record} for record in of_all])
@@ -178,7 +186,7 @@ def evaluate(
     return sorted(records, key=lambda record: record["index"])
 
 
-def sample_batch(sampler, tokenizer, questions, reward, sampling, samples, start, size, seed):
+def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, start, size, seed):
     """The records of the questions from `start` on, `size` of them."""
     rows = questions[start : start + size]
     # the same seed, whichever process samples the batch
@@ -186,7 +194,7 @@ def sample_batch(sampler, tokenizer, questions, reward, sampling, samples, start
         [row["prompt"] for row in rows], samples, sampling, seed * 1_000_003 + start)
     indices = [start + j for j in range(len(rows)) for _ in range(samples)]
     texts = sampled.texts(tokenizer, rows)
-    records = judge_answers(indices, [questions[i] for i in indices], texts, reward)
+    records = judge_answers(indices, [questions[i] for i in indices], texts, is_right)
     lengths = sampled.lengths.tolist()
     truncated = sampled.truncated.tolist()
     for record, length, cut in zip(records, lengths, truncated, strict=True):
@@ -196,7 +204,7 @@ def sample_batch(sampler, tokenizer, questions, reward, sampling, samples, start
 
 
 def examine(
-    sampler, tokenizer, questions, reward, sampling, *,
+    sampler, tokenizer, questions, is_right, sampling, *,
     samples=1, label="eval", earlier=(), **options,
 ):  # fmt: skip
     """Greedy accuracy, and avg@`samples` and the like (0: leave them out).
@@ -216,7 +224,7 @@ def examine(
         begin = time.perf_counter()
         known = [without_part(record) for record in earlier if record["part"] == part]
         records = evaluate(
-            sampler, tokenizer, questions, reward, how, samples=k, label=f"{label}, {part}",
+            sampler, tokenizer, questions, is_right, how, samples=k, label=f"{label}, {part}",
             part=part, known=known, **options)
         summary[part] = summarize(records)
         summary["seconds"] = time.perf_counter() - begin
@@ -259,11 +267,12 @@ def compare_part(part, first, second):
     if not first or not second:
         return
     asked = [records[0]["question"] for records in first]
-    if asked != [records[0]["question"] for records in second]:
+    asked_again = [records[0]["question"] for records in second]
+    if asked != asked_again:
         raise UserError(f"the two files do not hold the same questions ({part}): only answers to "
                         "the same questions can be compared.")
-    before = [share_right(records) for records in first]
-    after = [share_right(records) for records in second]
+    before = [mean_of(records, "correct") for records in first]
+    after = [mean_of(records, "correct") for records in second]
     difference, (low, high), p = paired(before, after)
     print(f"{part:8} {np.mean(before):.4f} → {np.mean(after):.4f}   {difference:+.4f} "
           f"[{low:+.4f}, {high:+.4f}], p = {p:.4f}, {len(asked)} questions")
@@ -276,7 +285,7 @@ def compare_part(part, first, second):
 class Config:
     model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
     benchmark: list[str] | None = option(
-        None, "toy, toy_code, arithmetic, gsm8k, math500, amc23, aime24, .jsonl files; none: toy")
+        None, f"{', '.join(TASKS)}, .jsonl files; none: toy")
     questions: int = option(
         0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)"
     )
@@ -338,7 +347,7 @@ def check(chosen):
          "toy_code has a base model of its own: evaluate it alone, or name a --model."),
     ])
     if config.judge:
-        choose([config.judge], option="--judge")
+        load_rewards([config.judge], option="--judge")
     return config
 
 
@@ -350,18 +359,21 @@ def refuse_options(names, matter):
 def report(summary):
     """Print the scores of each part, with their intervals."""
     for part, scores in summary.items():
-        titles = {"accuracy": "greedy" if part == "greedy" else f"avg@{scores['samples']}"}
+        average = "greedy" if part == "greedy" else f"avg@{scores['samples']}"
         for name, (low, high) in scores["intervals"].items():
-            print(f"  {titles.get(name, name):8} {scores[name]:.4f}  [{low:.4f}, {high:.4f}]")
+            title = average if name == "accuracy" else name
+            print(f"  {title:8} {scores[name]:.4f}  [{low:.4f}, {high:.4f}]")
         if "length" in scores:
-            print(f"           {scores['length']:.1f} tokens, {scores['truncated']:.1%} cut off")
+            length = scores["length"]
+            truncated = scores["truncated"]
+            print(f"           {length:.1f} tokens, {truncated:.1%} cut off")
 
 
 def score_file(config, folder, device):
     """`--from_file`: judge completions that another program sampled."""
     judge = config.judge or task_of(config.from_file).rewards[0]
-    is_right = choose([judge], device)[0].function
-    summary = summarize(judge_file(config.from_file, is_right))
+    [reward] = load_rewards([judge])
+    summary = summarize(judge_file(config.from_file, reward.function))
     path = folder / f"scored-{Path(config.from_file).stem}.json"
     content = {"from_file": config.from_file, "judge": judge, "sampled": summary}
     files.write(path, files.as_json(content, indent=2))
@@ -374,18 +386,23 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     task = task_of(benchmark)
     longest = config.max_new_tokens or task.max_new_tokens
     judge = config.judge or task.rewards[0]
-    prompt = task.system_prompt if config.system_prompt is None else config.system_prompt
+    prompt = config.system_prompt
+    if prompt is None:
+        prompt = task.system_prompt
+    room = prompt_room(model, longest, config.max_prompt_tokens)
     questions, notes = with_prompts(
-        rows, benchmark, tokenizer, system_prompt=prompt,
-        max_prompt_tokens=prompt_room(model, longest, config.max_prompt_tokens))
+        rows, benchmark, tokenizer, system_prompt=prompt, max_prompt_tokens=room)
     sampling = Sampling(longest, config.temperature, config.top_p, config.top_k)
     setting = setting_of(config, source, benchmark, questions, judge, prompt, longest, model.dtype)
     path = folder / f"eval-{Path(benchmark).stem}.jsonl"
-    earlier = open_answers(path, setting) if ranks.rank() == 0 else None
+    earlier = None
+    if ranks.rank() == 0:
+        earlier = open_answers(path, setting)
+    [reward] = load_rewards([judge])
     summary = examine(
-        Sampler(model, tokenizer), tokenizer, questions, choose([judge], model.device)[0].function,
-        sampling, samples=config.samples, batch_size=config.batch_size, seed=config.seed,
-        label=benchmark, path=path, earlier=ranks.from_first(earlier))
+        Sampler(model, tokenizer), tokenizer, questions, reward.function, sampling,
+        samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,
+        path=path, earlier=ranks.from_first(earlier))
     if ranks.rank() == 0:
         write_scores(path, setting, notes, summary)
 
@@ -415,13 +432,15 @@ def setting_of(config, source, benchmark, questions, judge, prompt, longest, dty
 def write_scores(path, setting, notes, summary):
     """Write the scores beside the answers, which are at `path`, and print them."""
     scores = path.with_suffix(".json")
-    files.write(scores, files.as_json(setting | {"notes": notes} | summary, indent=2))
+    content = setting | {"notes": notes} | summary
+    files.write(scores, files.as_json(content, indent=2))
     print(f"\n{setting['benchmark']}: {setting['questions']} questions, judged by "
           f"{setting['judge']}, at most {setting['max_new_tokens']} tokens, temperature "
           f"{setting['temperature']:g}; 95% intervals in brackets")
     for note in notes:
         print(f"  note: {note}")
-    report({part: summary[part] for part in ("greedy", "sampled") if part in summary})
+    parts = {part: summary[part] for part in ("greedy", "sampled") if part in summary}
+    report(parts)
     print(f"  written: {scores} and {path.name}")
 
 

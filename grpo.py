@@ -43,7 +43,8 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
     # A_i = (r_i − mean(r)) / (std(r) + eps)
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
     if divide_by_std:
-        advantages = advantages / (rewards.std(dim=1, keepdim=True, correction=ddof) + eps)
+        std = rewards.std(dim=1, keepdim=True, correction=ddof)
+        advantages = advantages / (std + eps)
     return advantages
 
 
@@ -119,7 +120,9 @@ def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
     """
     if advantages.dim() < ratio.dim():
         advantages = advantages.unsqueeze(-1)
-    clipped = ratio.clamp(1 - clip_low, 1 + (clip_low if clip_high is None else clip_high))
+    if clip_high is None:
+        clip_high = clip_low
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     # min(ρ A, clip(ρ, 1−ε_low, 1+ε_high) A)
     return torch.minimum(ratio * advantages, clipped * advantages)
 
@@ -131,8 +134,11 @@ def sequence_mean_weights(mask, *, num_sequences=None):
     num_sequences: N of the whole batch, if `mask` is only a part of it (a micro-batch, a device).
     """
     mask = mask.float()
-    n = mask.shape[0] if num_sequences is None else num_sequences
-    return mask / (n * mask.sum(dim=1, keepdim=True).clamp(min=1))
+    if num_sequences is None:
+        num_sequences = len(mask)
+    lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    # 1 / (N |o_i|)
+    return mask / (num_sequences * lengths)
 
 
 def surrogate_loss(
@@ -145,13 +151,20 @@ def surrogate_loss(
     Returns (loss, stats), as `grpo_loss` does.
     """
     mask = mask.bool()
+    if clip_high is None:
+        clip_high = clip_low
     surrogate = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     # D_KL[π_θ ‖ π_ref], estimated by k3
     kl = torch.zeros_like(ratio)
     if ref_logp is not None:
-        kl = kl_k3(logp.masked_fill(~mask, 0.0), ref_logp.detach().masked_fill(~mask, 0.0))
+        logp = logp.masked_fill(~mask, 0.0)
+        ref_logp = ref_logp.detach().masked_fill(~mask, 0.0)
+        kl = kl_k3(logp, ref_logp)
+    objective = surrogate
+    if beta:
+        objective = surrogate - beta * kl
     # loss = −Σ weights · (surrogate − β KL)
-    loss = -(weights * (surrogate - beta * kl if beta else surrogate)).sum()
+    loss = -(weights * objective).sum()
 
     return loss, _statistics(ratio, advantages, kl, mask, weights, clip_low, clip_high)
 
@@ -159,18 +172,21 @@ def surrogate_loss(
 @torch.no_grad()
 def _statistics(ratio, advantages, kl, mask, weights, clip_low, clip_high):
     """The statistics of a loss: a dict, see `grpo_loss`. ratio, kl, mask, weights: (N, T)."""
-    signs = advantages.sign()
-    signs = signs.unsqueeze(-1) if advantages.dim() < ratio.dim() else signs
-    high = clip_low if clip_high is None else clip_high
+    if advantages.dim() < ratio.dim():
+        advantages = advantages.unsqueeze(-1)
     # the two cases in which the clip ends the gradient
-    clipped = ((signs > 0) & (ratio > 1 + high)) | ((signs < 0) & (ratio < 1 - clip_low))
+    above = (advantages > 0) & (ratio > 1 + clip_high)
+    below = (advantages < 0) & (ratio < 1 - clip_low)
+    clipped = above | below
     total = weights.sum().clamp(min=1e-12)
-    on_tokens = ratio.masked_fill(~mask, 0.0)
+    largest = ratio.new_zeros(())
+    if ratio.numel():
+        largest = ratio.masked_fill(~mask, 0.0).max()
     return {
         "kl": (weights * kl).sum() / total,
         "clip_fraction": (weights * clipped).sum() / total,
         "ratio_mean": (weights * ratio).sum() / total,
-        "ratio_max": on_tokens.max() if ratio.numel() else ratio.new_zeros(()),
+        "ratio_max": largest,
     }
 
 
@@ -195,6 +211,7 @@ def grpo_loss(
     if weights is None:
         weights = sequence_mean_weights(mask)
     # ρ = π_θ / π_old; on padding ρ is 1
-    ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0).exp()
+    log_ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0)
+    ratio = log_ratio.exp()
     options = {"ref_logp": ref_logp, "beta": beta, "clip_low": clip_low, "clip_high": clip_high}
     return surrogate_loss(ratio, advantages, logp, mask, weights, **options)

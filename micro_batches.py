@@ -14,13 +14,15 @@ def micro_batches(lengths, max_tokens):
     longest come first, so a batch that does not fit into memory fails at once. A completion
     longer than max_tokens gets a batch of its own.
     """
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     batches = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        # the first completion of a batch is its longest: each row costs that many tokens
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
+    longest = 0  # of the newest batch: each of its rows costs that many tokens
+    for i in longest_first:
+        if batches and (len(batches[-1]) + 1) * longest <= max_tokens:
             batches[-1].append(i)
         else:
             batches.append([i])
+            longest = lengths[i]  # the first completion of a batch is its longest
     return batches
 
 
@@ -32,10 +34,12 @@ def forward_cost(prompts, lengths):
     pass computes the completions. False: one pass computes prompt + completion of each row.
     Padding counts.
     """
-    in_one = len(prompts) * max(len(p) + n for p, n in zip(prompts, lengths))
+    whole = [len(prompt) + n for prompt, n in zip(prompts, lengths)]
+    in_one = len(prompts) * max(whole)
     different = len(set(map(tuple, prompts)))
     longest = max(map(len, prompts))
-    return two_passes(different, longest, len(prompts), max(lengths), in_one)[1:]
+    _, cost, cheaper = two_passes(different, longest, len(prompts), max(lengths), in_one)
+    return cost, cheaper
 
 
 def two_passes(questions, prompt, completions, length, in_one):
@@ -47,8 +51,9 @@ def two_passes(questions, prompt, completions, length, in_one):
     and of its completion. A pair takes about an eighth of the memory that computing a token takes.
     """
     in_two = questions * prompt + completions * length + completions * (prompt + length) // 8
-    once = in_two + SECOND_PASS <= in_one
-    return in_two, in_two if once else in_one, once
+    cheaper = in_two + SECOND_PASS <= in_one
+    cost = in_two if cheaper else in_one
+    return in_two, cost, cheaper
 
 
 def micro_batches_by_prompt(prompts, lengths, max_tokens):
@@ -59,17 +64,23 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens):
     padding. Then pieces of similar lengths share a micro-batch. Returns lists of indices.
     """
     groups = {}
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        groups.setdefault(tuple(prompts[i]), []).append(i)
-    pieces = [
-        group[start:end] for prompt, group in groups.items()
-        for start, end in best_cuts([lengths[i] for i in group], len(prompt), max_tokens)
-    ]
-    batches = []
-    for piece in sorted(pieces, key=lambda piece: -lengths[piece[0]]):
-        together = batches[-1] + piece if batches else piece
-        tokens, _ = forward_cost([prompts[i] for i in together], [lengths[i] for i in together])
-        if batches and tokens <= max_tokens:
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    for i in longest_first:
+        prompt = tuple(prompts[i])
+        groups.setdefault(prompt, []).append(i)
+    pieces = []
+    for prompt, group in groups.items():
+        own_lengths = [lengths[i] for i in group]
+        for start, end in best_cuts(own_lengths, len(prompt), max_tokens):
+            pieces.append(group[start:end])
+    pieces.sort(key=lambda piece: -lengths[piece[0]])
+    batches = pieces[:1]
+    for piece in pieces[1:]:
+        together = batches[-1] + piece
+        own_prompts = [prompts[i] for i in together]
+        own_lengths = [lengths[i] for i in together]
+        tokens, _ = forward_cost(own_prompts, own_lengths)
+        if tokens <= max_tokens:
             batches[-1] = together
         else:
             batches.append(piece)
@@ -86,9 +97,12 @@ def best_cuts(lengths, prompt, max_tokens):
     for end in range(1, len(lengths) + 1):
         ways = []
         for start in range(end):
-            n, longest, (before, pieces) = end - start, lengths[start], best[start]
-            cost, cheaper, _ = two_passes(1, prompt, n, longest, n * (prompt + longest))
-            if n == 1 or cheaper <= max_tokens:
+            n = end - start
+            longest = lengths[start]
+            in_one = n * (prompt + longest)
+            cost, tokens, _ = two_passes(1, prompt, n, longest, in_one)
+            if n == 1 or tokens <= max_tokens:
+                before, pieces = best[start]
                 ways.append((before + cost, [*pieces, (start, end)]))
         best.append(min(ways))
     return best[-1][1]

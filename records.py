@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from engine.base import ranks
 from engine.model import shards
 from engine.model.logprobs import extents
-from micro_batches import micro_batches as cut_by_length
-from micro_batches import micro_batches_by_prompt as cut_by_prompt
+from micro_batches import micro_batches, micro_batches_by_prompt
 
 
 @dataclass
@@ -30,7 +29,7 @@ class Rollout:
     """
 
     questions: list[dict]  # Q rows of the data set
-    places: torch.Tensor  # (Q,) int64, the order of the questions of all devices
+    question_numbers: torch.Tensor  # (Q,) int64, of each question among those of all devices
     tokens: torch.Tensor  # (Q·G, T) int64, as sampled, padded on the right
     logp: torch.Tensor  # (Q·G, T) float32, log π_old of each token, as the sampler computed it
     mask: torch.Tensor  # (Q·G, T) bool, tokens to train on, as the sampler says
@@ -43,6 +42,7 @@ class Rollout:
     reward_weights: list[float]  # R
     history: list[float] = ()  # the mean reward of each earlier question of the run
     seed: int = 0  # for a rule that draws
+    factors: torch.Tensor | None = None  # NAT: (Q·G, T), 0 outside of the random prefixes
     failures: int = 0  # calls of a reward function that failed
     rollouts: int = 1  # how often the step has sampled
 
@@ -62,22 +62,28 @@ class Rollout:
 def join(rollouts):
     """Several rollouts as one. Shorter completions are padded."""
     longest = max(rollout.tokens.shape[1] for rollout in rollouts)
+    questions, texts = [], []
+    for rollout in rollouts:
+        questions += rollout.questions
+        texts += rollout.texts
 
     def padded(name):
         tensors = []
         for rollout in rollouts:
             tensor = getattr(rollout, name)
-            tensors.append(F.pad(tensor, (0, longest - tensor.shape[1])))
+            missing = longest - tensor.shape[1]
+            tensors.append(F.pad(tensor, (0, missing)))
         return torch.cat(tensors)
 
     def joined(name, dim=0):
-        return torch.cat([getattr(rollout, name) for rollout in rollouts], dim)
+        tensors = [getattr(rollout, name) for rollout in rollouts]
+        return torch.cat(tensors, dim)
 
     return replace(
         rollouts[0],
-        questions=[question for rollout in rollouts for question in rollout.questions],
-        texts=[text for rollout in rollouts for text in rollout.texts],
-        places=joined("places"),
+        questions=questions,
+        texts=texts,
+        question_numbers=joined("question_numbers"),
         tokens=padded("tokens"),
         logp=padded("logp"),
         mask=padded("mask"),
@@ -99,6 +105,7 @@ class Batch:
     mask: torch.Tensor  # (N, T) bool, tokens to train on; on the CPU: reading it waits for no GPU
     advantages: torch.Tensor  # (N,); PPO: (N, T), which the critic makes of the scores
     weights: torch.Tensor | None = None  # (N, T), how much each token counts in the loss
+    factors: torch.Tensor | None = None  # NAT: (N, T), of the weights; 0: it is not computed
     scores: torch.Tensor | None = None  # (N,), the weighted sums of the rewards
     sampled_logp: torch.Tensor | None = None  # (N, T), as the sampler computed it
     old_logp: torch.Tensor | None = None  # (N, T), of the same policy, as the trainer computes it
@@ -109,10 +116,11 @@ class Batch:
     @property
     def tensors(self):
         """{name: tensor} of all but the mask."""
-        return {
-            name: value for name, value in vars(self).items()
-            if torch.is_tensor(value) and name != "mask"
-        }
+        found = {}
+        for name, value in vars(self).items():
+            if torch.is_tensor(value) and name != "mask":
+                found[name] = value
+        return found
 
     def rows(self, indices):
         """The completions with these indices, as a batch of their own."""
@@ -124,37 +132,45 @@ class Batch:
         for name, tensor in self.tensors.items():
             own = on_device if tensor.dim() == 1 else (on_device, slice(longest))
             chosen[name] = tensor[own]
-        return Batch([self.prompts[i] for i in indices], mask=mask[:, :longest], **chosen)
+        prompts = [self.prompts[i] for i in indices]
+        return Batch(prompts, mask=mask[:, :longest], **chosen)
 
 
 def without_tokens(batch):
     """A batch with the same fields, of one completion without tokens. It adds 0 to every sum."""
-    empty = {name: x.new_zeros((1, 0)[: x.dim()]) for name, x in batch.tensors.items()}
-    return Batch([[0]], mask=batch.mask.new_zeros((1, 0)), **empty)
+    empty = {}
+    for name, tensor in batch.tensors.items():
+        shape = (1, 0)[: tensor.dim()]
+        empty[name] = tensor.new_zeros(shape)
+    mask = batch.mask.new_zeros((1, 0))
+    return Batch([[0]], mask=mask, **empty)
 
 
-def micro_batches(batch, max_tokens, policy):
+def cut_into_micro_batches(batch, max_tokens, policy):
     """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
     computes at most `max_tokens` tokens, padding included. rows: on the device."""
     lengths = extents(batch.mask).tolist()
     if policy.shares_prompts:
-        cut = cut_by_prompt(batch.prompts, lengths, max_tokens)
+        cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens)
     else:
-        cut = cut_by_length([len(p) + n for p, n in zip(batch.prompts, lengths)], max_tokens)
-    device, found = batch.tokens.device, []
+        whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
+        cut = micro_batches(whole, max_tokens)
+    device = batch.tokens.device
+    found = []
     for rows in map(torch.tensor, cut):
         found.append((rows.to(device, non_blocking=True), batch.rows(rows)))
     count = max(1, len(found))
     if shards.is_sharded(policy.model):
         # devices gather weights together, so each needs as many micro-batches as the others
-        most = ranks.all_sum({}, batch.tokens.device, maxima={"count": count})
+        most = ranks.all_sum({}, device, maxima={"count": count})
         count = int(most["count"])
     no_row = torch.zeros(0, dtype=torch.int64, device=device)
-    fill = [(no_row, without_tokens(batch))] * (count - len(found))
-    return found + fill
+    while len(found) < count:
+        found.append((no_row, without_tokens(batch)))
+    return found
 
 
-def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
+def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     """The kept completions of all devices, cut into mini-batches. Returns this device's Batch of
     each, with the weights of its tokens.
 
@@ -164,20 +180,27 @@ def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     a gradient there (docs/metrics.md). If β is 0, the gradient is 0, but AdamW would still move the
     weights, because AdamW remembers earlier gradients.
     """
-    G, device = advantages.shape[1], rollout.tokens.device
+    G = advantages.shape[1]
+    device = rollout.tokens.device
+    prompts = []
+    for question in rollout.questions:
+        prompts += [question["prompt"]] * G
     everything = Batch(
-        prompts=[question["prompt"] for question in rollout.questions for _ in range(G)],
+        prompts=prompts,
         tokens=rollout.tokens,
         mask=rollout.mask,
         advantages=advantages.flatten().to(device, non_blocking=True),
         scores=rollout.total.flatten().to(device, non_blocking=True),
         sampled_logp=rollout.logp,
+        factors=rollout.factors,
     )
-    places = rollout.places[rows // G] * G + rows % G
-    of_all_devices = torch.tensor(sorted(ranks.gather(places.tolist())), dtype=torch.long)
+    # the numbers of the kept completions among those of all devices
+    numbers = rollout.question_numbers[rows // G] * G + rows % G
+    all_numbers = ranks.gather(numbers.tolist())
+    all_numbers = torch.tensor(sorted(all_numbers), dtype=torch.long)
     batches = []
-    for some in of_all_devices.tensor_split(algorithm.minibatches):
-        own = rows[torch.isin(places, some)]
+    for some in all_numbers.tensor_split(algorithm.minibatches):
+        own = rows[torch.isin(numbers, some)]
         batches.append(everything.rows(own))
 
     counts = {}
@@ -188,12 +211,20 @@ def into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     counts = ranks.all_sum(counts, device)
     learned = []
     for m, batch in enumerate(batches):
-        n, tokens = int(counts[m, "completions"]), int(counts[m, "tokens"])
+        n = int(counts[m, "completions"])
+        tokens = int(counts[m, "tokens"])
         if counts[m, "signals"] or (algorithm.critic and n):
             mask = batch.mask.to(device, non_blocking=True)
             batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
-            learned.append(batch)
+            learned.append(batch if batch.factors is None else prefixes(batch))
     return learned
+
+
+def prefixes(batch):
+    """NAT: the batch without the tokens after the random prefixes, so nobody computes them."""
+    cut = replace(
+        batch, mask=batch.factors.cpu() > 0, weights=batch.weights * batch.factors, factors=None)
+    return cut.rows(range(len(batch.prompts)))
 
 
 class Step(NamedTuple):

@@ -10,19 +10,20 @@ from engine.base import ranks
 from engine.scoring.score import score
 from engine.tasks.questions import reward_columns
 from family.dapo import has_signal, overlong_penalty
+from family.nat import prefix_factors
 from records import Rollout, join
 
 
 def sample_and_score(
-    next_questions, networks, algorithm, rewards, sampling, rng, clock, history=()
+    next_questions, networks, algorithm, reward_functions, sampling, rng, clock, history=()
 ):
     """Steps 1 and 2 for this device's share of the next questions. Returns a Rollout.
 
     next_questions(n): this device's share of the next n questions; None: of a step's questions.
     """
     sample_batch = partial(
-        roll_out, networks=networks, algorithm=algorithm, rewards=rewards, sampling=sampling,
-        rng=rng, clock=clock, history=history,
+        roll_out, networks=networks, algorithm=algorithm, reward_functions=reward_functions,
+        sampling=sampling, rng=rng, clock=clock, history=history,
     )
     if algorithm.max_rollouts > 1:
         rollout = dynamic_sampling(sample_batch, next_questions, algorithm.max_rollouts)
@@ -33,41 +34,48 @@ def sample_and_score(
     if algorithm.overlong_cache:
         rollout = with_overlong_penalty(
             rollout, max_length=sampling.max_new_tokens, cache=algorithm.overlong_cache)
+    if algorithm.shortest_prefix is not None:
+        rollout = with_prefixes(rollout, algorithm.shortest_prefix)
     return rollout
 
 
-def roll_out(questions, networks, algorithm, rewards, sampling, rng, clock, history):
+def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, clock, history):
     """Sample G completions of each question, and score them."""
     G = algorithm.group_size
     shape = (len(questions), G)
-    # All ranks draw the same two numbers. The first number and the place of a question in the step
-    # fix what its completions draw. So any number of ranks samples the same completions. The second
-    # number and the rank fix what a rule draws (--keep random).
-    for_completions = rng.getrandbits(62)
-    for_rules = rng.getrandbits(62)
-    places = ranks.share(range(len(questions) * ranks.world_size()))
+    # All ranks draw the same two seeds. The first one and the number of a question fix what its
+    # completions draw. So any number of ranks samples the same completions. The second one and the
+    # rank fix what a rule draws (--keep random).
+    seed = rng.getrandbits(62)
+    rule_seed = rng.getrandbits(62)
+    numbers = ranks.share(range(len(questions) * ranks.world_size()))
     with clock.phase("generate"):  # 1 sample
         prompts = [question["prompt"] for question in questions]
-        sampled = networks.sampler.sample(prompts, G, sampling, for_completions, places)
+        sampled = networks.sampler.sample(prompts, G, sampling, seed, numbers)
         mask = sampled.mask.cpu()
     with clock.phase("score"):  # 2 score
         texts = sampled.texts(networks.tokenizer, questions)
-        values, failures = score(rewards, texts, reward_columns(questions, G))
+        columns = reward_columns(questions, G)
+        values, failures = score(reward_functions, texts, columns)
+    logp = sampled.logp.masked_fill(~sampled.mask, 0.0)  # a tool's tokens have none
+    lengths = mask.sum(1)
+    truncated = sampled.truncated.cpu()
+    rewards = torch.stack(list(values.values()))
     return Rollout(
         questions=questions,
-        places=torch.tensor(places, dtype=torch.long),
+        question_numbers=torch.tensor(numbers, dtype=torch.long),
         tokens=sampled.tokens,
-        logp=sampled.logp.masked_fill(~sampled.mask, 0.0),  # a tool's tokens have none
+        logp=logp,
         mask=mask,
         texts=texts,
-        lengths=mask.sum(1).view(shape),
-        truncated=sampled.truncated.cpu().view(shape),
+        lengths=lengths.view(shape),
+        truncated=truncated.view(shape),
         trainable=torch.ones(shape, dtype=torch.bool),
-        rewards=torch.stack(list(values.values())).view(len(values), *shape),
+        rewards=rewards.view(len(values), *shape),
         reward_names=list(values),
-        reward_weights=[reward.weight for reward in rewards],
+        reward_weights=[reward.weight for reward in reward_functions],
         history=history,
-        seed=for_rules + ranks.rank(),
+        seed=rule_seed + ranks.rank(),
         failures=failures,
     )
 
@@ -87,10 +95,12 @@ def dynamic_sampling(sample_batch, next_questions, max_rollouts):
             break
         rollout = sample_batch(questions)
         signal = has_signal(rollout.total)
-        rollouts.append(replace(
-            rollout, trainable=rollout.trainable & signal.unsqueeze(1),
-            places=rollout.places + 2**32 * len(rollouts)))  # after the earlier rollouts
-        counts = ranks.all_sum({"without": (~signal).sum().item()}, rollout.tokens.device)
+        # its questions come after those of the earlier rollouts
+        numbers = rollout.question_numbers + 2**32 * len(rollouts)
+        trainable = rollout.trainable & signal.unsqueeze(1)
+        rollouts.append(replace(rollout, trainable=trainable, question_numbers=numbers))
+        own = (~signal).sum().item()
+        counts = ranks.all_sum({"without": own}, rollout.tokens.device)
         without = int(counts["without"])
         missing = without if len(rollouts) < max_rollouts else 0
     if without and ranks.rank() == 0:
@@ -105,7 +115,18 @@ def with_overlong_penalty(rollout, **options):
     It comes after `has_signal`. Otherwise a group of right answers would look informative.
     """
     penalty = overlong_penalty(rollout.lengths, **options)
-    return replace(
-        rollout, rewards=torch.cat([rollout.rewards, penalty.unsqueeze(0)]),
-        reward_names=[*rollout.reward_names, "overlong"],
-        reward_weights=[*rollout.reward_weights, 1.0])
+    rewards = torch.cat([rollout.rewards, penalty.unsqueeze(0)])
+    names = [*rollout.reward_names, "overlong"]
+    weights = [*rollout.reward_weights, 1.0]
+    return replace(rollout, rewards=rewards, reward_names=names, reward_weights=weights)
+
+
+# --- NAT's (family/nat.py) ---
+
+
+def with_prefixes(rollout, share):
+    """The rollout with `factors`: 1/p inside of the random prefix of each completion, else 0."""
+    numbers = torch.Generator().manual_seed(rollout.seed + 2**62)  # others than those of a rule
+    u = torch.rand((len(rollout.mask), 1), generator=numbers)
+    factors = prefix_factors(rollout.mask, u, share=share)
+    return replace(rollout, factors=factors.to(rollout.tokens.device))

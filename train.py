@@ -36,25 +36,25 @@ from engine.model.critic import estimate
 from engine.model.folders import resolve_model
 from engine.model.networks import build
 from engine.run import checkpoint, logs, plan_command
+from engine.run.command_line import flat, run_program
 from engine.run.config import open_run
 from engine.run.doctor import diagnosis
 from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import Clock, first_group, summarize
-from engine.run.options import flat, run_program
 from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.preview import show
-from engine.scoring.score import choose, judge
-from engine.tasks.questions import base_model, questions_of_run, rows_of_run
-from engine.tasks.table import task_of
+from engine.scoring.score import accuracy_reward, load_rewards
+from engine.tasks.questions import questions_of_run, rows_of_run
+from engine.tasks.table import base_model, task_of
 from eval import examine
-from records import Step, into_minibatches
+from records import Step, cut_into_minibatches
 from rollout import sample_and_score
-from update import NO_UPDATE, Limits, in_parts, update
+from update import NO_UPDATE, Limits, in_micro_batches, update
 
 
 def train_step(
-    networks, algorithm, rewards, sampling, limits, next_questions, rng, history=()
+    networks, algorithm, reward_functions, sampling, limits, next_questions, rng, history=()
 ):
     """One turn of the algorithm box. Returns a Step.
 
@@ -64,27 +64,29 @@ def train_step(
     model, clock = networks.model, Clock(networks.model.device)
     # 1 sample G completions of each question, 2 score them
     rollout = sample_and_score(
-        next_questions, networks, algorithm, rewards, sampling, rng, clock, history)
+        next_questions, networks, algorithm, reward_functions, sampling, rng, clock, history)
     # 3 advantages A over all G completions of a question; GRPO, CPPO: grpo.group_advantages
     advantages = algorithm.advantages(rollout)
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune)
-    rows, advantages = algorithm.choose(rollout, advantages)
+    rows, advantages = algorithm.keep_completions(rollout, advantages)
     metrics, skipped = summarize(rollout, advantages, rows) | NO_UPDATE, []
-    minibatches = into_minibatches(
+    minibatches = cut_into_minibatches(
         rollout, advantages, rows, algorithm, sampling.max_new_tokens)
 
+    compute = partial(in_micro_batches, networks=networks, limits=limits)
+
     if minibatches:  # else nobody has anything to learn
-        networks.sampler.rest()  # frees memory until `refresh`
+        networks.sampler.free_memory()  # until `refresh`
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
             for batch in minibatches if algorithm.beta else ():
-                batch.ref_logp = in_parts(networks.reference.logprobs, batch, networks, limits)
+                batch.ref_logp = compute(networks.reference.logprobs, batch)
             # the first update gives those of π_old for free, because π_θ is then still π_old
             for batch in minibatches[0 if networks.critic else 1 :]:
-                batch.old_logp = in_parts(networks.policy.logprobs, batch, networks, limits)
+                batch.old_logp = compute(networks.policy.logprobs, batch)
             if networks.critic:  # PPO: the scores become advantages
                 for batch in minibatches:
-                    batch.old_values = in_parts(networks.critic, batch, networks, limits)
+                    batch.old_values = compute(networks.critic, batch)
                 estimate(minibatches, model.device, beta=algorithm.beta, lam=algorithm.lam)
         with clock.phase("update"):
             # 6 μ updates on the kept completions
@@ -97,17 +99,18 @@ def train_step(
 
 def networks_of(config, algorithm, source, device, folder=None):
     """The Networks of a run. source, folder: as for `build`."""
-    data, sampling = config.data, config.sampling
-    critic_lr = task_of(data.dataset).critic_lr
-    longest = data.max_prompt_tokens + sampling.max_new_tokens
     return build(
-        source, device, config.devices, sampling, lr=config.update.lr, critic_lr=critic_lr,
-        beta=algorithm.beta, critic=algorithm.critic, seed=config.run.seed, longest=longest,
-        folder=folder)
+        source, device, config.devices, config.sampling, config.update, algorithm,
+        critic_lr=task_of(config.data.dataset).critic_lr,
+        longest=config.data.max_prompt_tokens + config.sampling.max_new_tokens,
+        seed=config.run.seed, folder=folder)
 
 
 def set_up(config, algorithm, device, rows):
-    """What a run needs: (run, networks, rewards, evaluate, notes). rows: as of `rows_of_run`."""
+    """What a run needs: (run, networks, reward_functions, evaluate, notes).
+
+    rows: as of `rows_of_run`.
+    """
     data, sampling = config.data, config.sampling
     begin, saved, notes = None, None, []
     if config.run.resume:
@@ -119,16 +122,17 @@ def set_up(config, algorithm, device, rows):
     run = open_state(config, algorithm, questions, source, saved)
     if saved:
         checkpoint.restore(begin, networks)
-    rewards = choose(data.rewards, device)
-    is_right = judge(rewards, data.dataset, data.eval_dataset or data.dataset)
+    reward_functions = load_rewards(data.rewards)
+    eval_dataset = data.eval_dataset or data.dataset
+    is_right = accuracy_reward(reward_functions, data.dataset, eval_dataset)
     evaluate = partial(
         examine, networks.sampler, networks.tokenizer, test, is_right, sampling, seed=run.seed)
-    return run, networks, rewards, evaluate, notes + more_notes
+    return run, networks, reward_functions, evaluate, notes + more_notes
 
 
 def train(config, algorithm, device, rows, notes):
     """The whole run. Returns the exit code: 130 after Ctrl-C, otherwise 0 (also after SIGTERM)."""
-    run, networks, rewards, evaluate, more_notes = set_up(config, algorithm, device, rows)
+    run, networks, reward_functions, evaluate, more_notes = set_up(config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
     limits = Limits(config.devices.micro_batch_tokens)
     logs.announce(config, algorithm, run, notes)
@@ -149,7 +153,7 @@ def train(config, algorithm, device, rows, notes):
                 group["lr"] = run.learning_rate(peak, config.update.warmup)
             # the step: its random numbers follow from the seed and its number
             rng = random.Random(f"{run.seed} {state.step + 1} 0")
-            step = train_step(networks, algorithm, rewards, config.sampling, limits,
+            step = train_step(networks, algorithm, reward_functions, config.sampling, limits,
                               run.next_questions, rng, state.history)
             run.count(step, with_history=bool(algorithm.ks))
             # the log
@@ -157,7 +161,7 @@ def train(config, algorithm, device, rows, notes):
             logs.show_step(shown, algorithm.name, run, step.metrics, state.step == first)
             refuse_failing_updates(state, folder)
             # the checkpoint; while updates fail, the last good one stays the newest
-            interrupt.share(device)
+            interrupt.agree(device)
             last = run.finished or interrupt.asked
             due = state.step % config.run.save_every == 0 and not state.skipped_in_a_row
             if (due or last) and not checkpoint.save(folder, networks, state) and last:
@@ -173,9 +177,9 @@ def train(config, algorithm, device, rows, notes):
 
 def check_rewards(config, algorithm, device, rows):
     """--check_rewards: steps 1 and 2 of the first step, printed."""
-    run, networks, rewards, *_ = set_up(config, algorithm, device, rows)
+    run, networks, reward_functions, *_ = set_up(config, algorithm, device, rows)
     rollout = sample_and_score(
-        run.next_questions, networks, algorithm, rewards, config.sampling,
+        run.next_questions, networks, algorithm, reward_functions, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device))
     if ranks.rank() == 0:
         show(rollout, networks.tokenizer)
@@ -183,12 +187,12 @@ def check_rewards(config, algorithm, device, rows):
 
 def main(argv):
     config, algorithm, notes = open_run(argv)
-    run, look = config.run, config.look
+    run, preview = config.run, config.preview
     device = ranks.start()
-    if look.plan is not None:
+    if preview.plan is not None:
         return plan_command.print_plan(config, argv, notes)
     rows = rows_of_run(config.data)  # a wrong line is refused before any slow work
-    if look.check_rewards:
+    if preview.check_rewards:
         return check_rewards(config, algorithm, device, rows)
     stem = f"{Path(config.data.dataset).stem}-{algorithm.name}"
     run.output_dir = ranks.from_first(

@@ -15,9 +15,8 @@ from tqdm import tqdm
 from engine.base import progress, ranks
 from engine.model import shards
 from family.ppo import value_loss
-from family.tis import truncated_importance_weights
 from grpo import kl_k3
-from records import micro_batches
+from records import cut_into_micro_batches
 
 LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens is too small
 
@@ -39,11 +38,12 @@ OF_UPDATES = ("loss", *MEANS, *MAXIMA, "grad_norm")
 NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0}
 
 
-def in_parts(function, batch, networks, limits):
+def in_micro_batches(function, batch, networks, limits):
     """Compute function(Batch) → (N, T) for a whole mini-batch, one micro-batch at a time."""
     whole = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
-    for rows, part in micro_batches(batch, limits.micro_batch_tokens, networks.policy):
-        whole[rows, : part.tokens.shape[1]] = function(part)
+    cut = cut_into_micro_batches(batch, limits.micro_batch_tokens, networks.policy)
+    for rows, micro_batch in cut:
+        whole[rows, : micro_batch.tokens.shape[1]] = function(micro_batch)
     return whole
 
 
@@ -68,9 +68,12 @@ def update(networks, minibatches, algorithm, limits):
         if not skipped[-1]:
             networks.optimizer.step()
     networks.optimizer.zero_grad()  # frees memory for the sampler
-    stats = {name: sum(h[name] for h in history) / len(history) for name in history[0]}
-    stats |= {name: max(h[name] for h in history) for name in MAXIMA}
-    return stats | {"skipped_updates": sum(skipped)}, skipped
+    means = {}
+    for name in history[0]:
+        values = [stats[name] for stats in history]
+        means[name] = max(values) if name in MAXIMA else sum(values) / len(values)
+    means["skipped_updates"] = sum(skipped)
+    return means, skipped
 
 
 def gradient(networks, minibatch, algorithm, limits):
@@ -111,48 +114,64 @@ def accumulate(networks, minibatch, algorithm, limits):
     The sums stay on the device, so no micro-batch waits for the one before it. In the first update
     on a mini-batch π_θ is still π_old, so its log-probabilities are kept as `old_logp`.
     """
-    device, first = networks.model.device, minibatch.old_logp is None
+    device = networks.model.device
+    first = minibatch.old_logp is None
     old_logp = torch.zeros(minibatch.tokens.shape, device=device)
     zero = torch.zeros((), dtype=torch.float64, device=device)
     sums = dict.fromkeys([*MEANS, *LOSSES, "weight"], zero)
     maxima = dict.fromkeys(MAXIMA, zero)
-    parts = micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
-    for i, (rows, batch) in enumerate(parts, 1):
-        progress.say("update", i, len(parts), "micro-batches")
+    micro_batches = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
+    for i, (rows, batch) in enumerate(micro_batches, 1):
+        progress.say("update", i, len(micro_batches), "micro-batches")
         mask = batch.mask.to(device, non_blocking=True)
         logp, entropy = networks.policy.logprobs(batch, with_entropy=True)
         if first:
             batch.old_logp = logp.detach()
             old_logp[rows, : logp.shape[1]] = batch.old_logp
-        sampled_logp = batch.old_logp if batch.sampled_logp is None else batch.sampled_logp
+        if batch.sampled_logp is None:
+            batch.sampled_logp = batch.old_logp
         weights = batch.weights
-        if algorithm.importance_cap:
-            weights = weights * truncated_importance_weights(
-                batch.old_logp, sampled_logp, mask, cap=algorithm.importance_cap)
-        options = {"entropy": entropy} if algorithm.wants_entropy else {}
+        if algorithm.importance_weights:
+            weights = weights * algorithm.importance_weights(
+                batch.old_logp, batch.sampled_logp, mask)
+        known = {"entropy": entropy, "sampled_logp": batch.sampled_logp}
+        options = {name: known[name] for name in algorithm.wants}
         loss, stats = algorithm.loss(
             logp, batch.old_logp, batch.advantages, mask,
             ref_logp=batch.ref_logp, weights=weights, **options)
         loss.backward()
-        gap = (batch.old_logp - sampled_logp).abs()
-        largest = {"ratio_max": stats.get("ratio_max", zero),
-                   "sampler_gap_max": gap.max() if gap.numel() else zero}
-        more = {
-            # means under the weights; a loss of your own may return more of them
-            **{name: x * weights.sum() for name, x in stats.items() if name not in largest},
-            # kl_k3(p, q) estimates KL(p ‖ q) from samples of p. Here p is π_old, which sampled
-            "kl_old": (weights * kl_k3(batch.old_logp, logp.detach())).sum(),
-            "entropy_trained": (weights * entropy.detach()).sum(),
-            "sampler_gap": (weights * gap).sum(),
-            "loss": loss.detach(), "weight": weights.sum(),
-        }
+        more, largest = measure(batch, logp.detach(), entropy.detach(), weights, stats)
+        more["loss"] = loss.detach()
         if networks.critic:
             values = networks.critic(batch)
             loss = value_loss(values, batch.old_values, batch.returns, mask, weights=weights)
             loss.backward()
             more["value_loss"] = loss.detach()
-        sums |= {name: sums.get(name, zero) + x for name, x in more.items()}
-        maxima = {name: torch.maximum(x, largest[name]) for name, x in maxima.items()}
+        for name, x in more.items():
+            sums[name] = sums.get(name, zero) + x
+        for name, x in largest.items():
+            maxima[name] = torch.maximum(maxima[name], x)
     if first:
         minibatch.old_logp = old_logp
+    return sums, maxima
+
+
+def measure(batch, logp, entropy, weights, stats):
+    """(sums, maxima) of one micro-batch. logp, entropy, weights: (N, T). stats: of the loss."""
+    sums, maxima = {}, {}
+    total = weights.sum()
+    for name, x in stats.items():  # a loss of your own may return more than ours
+        if name in MAXIMA:
+            maxima[name] = x
+        else:
+            sums[name] = x * total  # x is a mean under the weights
+    # kl_k3(p, q) estimates KL(p ‖ q) from samples of p. Here p is π_old, which sampled
+    kl_old = kl_k3(batch.old_logp, logp)
+    gap = (batch.old_logp - batch.sampled_logp).abs()
+    sums["kl_old"] = (weights * kl_old).sum()
+    sums["entropy_trained"] = (weights * entropy).sum()
+    sums["sampler_gap"] = (weights * gap).sum()
+    sums["weight"] = total
+    if gap.numel():
+        maxima["sampler_gap_max"] = gap.max()
     return sums, maxima

@@ -1,6 +1,6 @@
 """Runs a whole training step of somebody else, and reads from the weights what the step did.
 
-    def step(policy, questions, sampler, reward):       # in MINE.py; it returns nothing
+    step(policy, questions, sampler, reward)            a function of MINE.py; it returns nothing
 
 The world around the step is so small that each of its numbers has a closed form:
 

@@ -28,7 +28,7 @@ import torch
 
 import train
 from algorithms import ALGORITHMS
-from engine.run.options import run_program
+from engine.run.command_line import run_program
 from grpo import clipped_surrogate, kl_k3
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
+from engine.run.command_line import run_program
 from engine.run.doctor import main
-from engine.run.options import run_program
 
 if __name__ == "__main__":
     run_program(main)

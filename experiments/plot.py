@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.base.errors import UserError
 from engine.run import metrics
+from engine.run.command_line import run_program
 from engine.run.curves import (
     DPI,
     PHASES,
@@ -36,7 +37,6 @@ from engine.run.curves import (
     stack_bars,
 )
 from engine.run.folder import NOT_COMPARED, options_of
-from engine.run.options import run_program
 
 MARKERS = ["o", "s", "^", "D", "v"]
 STYLES = ["-", "--", ":", "-."]

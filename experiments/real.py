@@ -34,12 +34,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
 from engine.base.errors import UserError
+from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
 from engine.run.curves import DPI, legend_above
-from engine.run.options import option, parse, run_program
 from engine.run.state import learning_rate
-from engine.scoring.score import choose
-from engine.tasks.questions import base_model, load_questions, take
+from engine.scoring.score import load_rewards
+from engine.tasks.questions import load_questions, take
+from engine.tasks.table import base_model
 from eval import examine
 from experiments.bench import heading, markdown_table, pm, report, spread
 from experiments.plot import band, colour, panels
@@ -190,7 +191,7 @@ def train_for(config, algorithm, label):
     prompts = {"tokenizer": networks.tokenizer, "system_prompt": data.system_prompt}
     questions, _ = load_questions(data.dataset, **prompts)
     test, _ = load_questions(data.dataset, split="test", limit=EVAL_QUESTIONS, **prompts)
-    rewards, steps, evaluations, seconds = choose(data.rewards), [], [], 0.0
+    rewards, steps, evaluations, seconds = load_rewards(data.rewards), [], [], 0.0
 
     def schedule(optimizer, *_):  # the learning rate at the moment of the update
         now = min(1.0, (seconds + time.process_time() - begin) / AT[-1])

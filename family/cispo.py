@@ -31,19 +31,21 @@ def cispo_loss(
     """
     padding = ~mask.bool()
     if weights is None:
-        weights = (~padding).float() / (~padding).sum().clamp(min=1)
+        tokens = (~padding).sum().clamp(min=1)
+        weights = (~padding).float() / tokens
     # ρ = π_θ / π_old, without a gradient; on padding ρ is 1
-    ratio = (logp - old_logp).detach().masked_fill(padding, 0.0).exp()
+    log_ratio = (logp - old_logp).detach().masked_fill(padding, 0.0)
+    ratio = log_ratio.exp()
     # ρ̂ = clip(ρ, 1 − ε_low, 1 + ε_high)
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     # sg(ρ̂) log π takes the place of the ratio, and is not clipped again
-    loss, stats = surrogate_loss(
-        bounded * logp.masked_fill(padding, 0.0), advantages, logp, mask, weights,
-        ref_logp=ref_logp, beta=beta, clip_low=torch.inf, clip_high=torch.inf,
-    )
+    weighted_logp = bounded * logp.masked_fill(padding, 0.0)
+    options = {"ref_logp": ref_logp, "beta": beta, "clip_low": torch.inf, "clip_high": torch.inf}
+    loss, stats = surrogate_loss(weighted_logp, advantages, logp, mask, weights, **options)
     total = weights.sum().clamp(min=1e-12)
-    return loss, stats | {
-        "clip_fraction": (weights * (ratio != bounded)).sum() / total,
-        "ratio_mean": (weights * ratio).sum() / total,
-        "ratio_max": ratio.masked_fill(padding, 0.0).max() if ratio.numel() else total * 0,
-    }
+    stats["clip_fraction"] = (weights * (ratio != bounded)).sum() / total
+    stats["ratio_mean"] = (weights * ratio).sum() / total
+    stats["ratio_max"] = total * 0
+    if ratio.numel():
+        stats["ratio_max"] = ratio.masked_fill(padding, 0.0).max()
+    return loss, stats

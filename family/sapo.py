@@ -26,16 +26,22 @@ def sapo_loss(
     clip_high are not used. tau_positive, tau_negative: τ of tokens with A > 0, and of others.
     """
     padding = ~mask.bool()
-    weights = sequence_mean_weights(mask) if weights is None else weights
+    if weights is None:
+        weights = sequence_mean_weights(mask)
     # ρ = π_θ / π_old; on padding ρ is 1
-    ratio = (logp - old_logp.detach()).masked_fill(padding, 0.0).exp()
-    advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
+    log_ratio = (logp - old_logp.detach()).masked_fill(padding, 0.0)
+    ratio = log_ratio.exp()
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
     tau = torch.where(advantages > 0, tau_positive, tau_negative)
     # f(ρ) = 4/τ · sigmoid(τ (ρ − 1))
     gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))
     options = {"ref_logp": ref_logp, "beta": beta, "clip_low": torch.inf, "clip_high": torch.inf}
     loss, stats = surrogate_loss(gate, advantages, logp, mask, weights, **options)
     with torch.no_grad():
-        mean = (weights * ratio).sum() / weights.sum().clamp(min=1e-12)
-        largest = ratio.masked_fill(padding, 0.0).max() if ratio.numel() else mean * 0
-    return loss, stats | {"ratio_mean": mean, "ratio_max": largest}
+        total = weights.sum().clamp(min=1e-12)
+        stats["ratio_mean"] = (weights * ratio).sum() / total
+        stats["ratio_max"] = total * 0
+        if ratio.numel():
+            stats["ratio_max"] = ratio.masked_fill(padding, 0.0).max()
+    return loss, stats

@@ -19,7 +19,7 @@ from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
-from records import into_minibatches, join, micro_batches
+from records import cut_into_micro_batches, cut_into_minibatches, join
 from tests.training import a_rollout
 
 
@@ -54,7 +54,8 @@ def test_the_advantages_of_each_algorithm(name):
     rewards = torch.tensor([[2.0, 0.0, 1.0, 1.0]])
     compared = (rewards - 1) / ((2 / 3) ** 0.5 + 1e-4)
     expected = {
-        "drgrpo": rewards - 1, "ppo": rewards, "gdpo": compared / (compared.std() + 1e-4),
+        "drgrpo": rewards - 1, "deepseek_v32": rewards - 1, "ppo": rewards,
+        "gdpo": compared / (compared.std() + 1e-4),
         "gfpo": (rewards - 1) / (0.5**0.5 + 1e-4),
         "gfpo_adaptive": (rewards - 1) / (0.5**0.5 + 1e-4), "rloo": 4 / 3 * (rewards - 1),
         "maxrl": rewards - 1,  # the mean is 1
@@ -113,7 +114,7 @@ def test_the_random_rule_draws_k_of_each_question_by_the_rollouts_seed():
     assert [row // 8 for row in draws[0]] == [q for q in range(8) for _ in range(4)]
 
 
-def test_gfpo_and_pods_take_the_advantages_over_those_they_keep():
+def test_gfpo_and_pods_take_the_advantages_over_kept_completions():
     rewards, lengths = [[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]], [[9, 2, 4, 8], [5, 6, 7, 1]]
     advantages, kept = chosen(2, rewards, lengths, name="gfpo")
     assert kept == [1, 2, 4, 7]  # the shortest
@@ -166,7 +167,7 @@ def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
 
 def test_adaptive_k_compares_with_the_mean_rewards_of_earlier_questions():
     rollout = a_rollout([[3.0] * 16, [1.0] * 16], history=[1, 2, 3, 4])
-    rows, _ = resolve("gfpo_adaptive").choose(rollout, rollout.total)
+    rows, _ = resolve("gfpo_adaptive").keep_completions(rollout, rollout.total)
     assert [(rows // 16 == q).sum().item() for q in (0, 1)] == [6, 8]
 
 
@@ -180,7 +181,7 @@ def test_a_device_without_a_question_keeps_nothing_and_takes_part(name, keep):
     own = algorithm.advantages
     algorithm = replace(algorithm, advantages=lambda rollout: calls.append(1) or own(rollout))
     rollout = a_rollout(torch.zeros(1, 0, 16))
-    rows, advantages = algorithm.choose(rollout, algorithm.advantages(rollout))
+    rows, advantages = algorithm.keep_completions(rollout, algorithm.advantages(rollout))
     assert rows.tolist() == [] and advantages.shape == (0, 16)
     assert len(calls) == (1 if algorithm.ks else 2)
 
@@ -253,23 +254,23 @@ def test_two_rollouts_joined_are_that_of_all_their_questions():
 # --- a rollout becomes a batch ---
 
 
-def minibatches_of(rows, count, places=(0, 1)):
+def minibatches_of(rows, count, numbers=(0, 1)):
     """The mini-batches of a device that keeps these rows of two questions with two completions of
     3, 1, 2 and 1 tokens."""
     rollout = a_rollout(
         torch.zeros(2, 2), [[3, 1], [2, 1]], questions=[{"prompt": [7]}, {"prompt": [8, 8]}],
         tokens=torch.arange(12).view(4, 3), logp=-torch.arange(12.0).view(4, 3),
-        places=torch.tensor(places))
+        question_numbers=torch.tensor(numbers))
     advantages = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     algorithm = resolve("grpo", minibatches=count)
-    return into_minibatches(rollout, advantages, torch.tensor(rows), algorithm, 48)
+    return cut_into_minibatches(rollout, advantages, torch.tensor(rows), algorithm, 48)
 
 
 def cut(batch, max_tokens, shares_prompts=True):
     """[(rows, lengths) of each micro-batch]"""
     policy = SimpleNamespace(model=torch.nn.Identity(), shares_prompts=shares_prompts)
     return [(rows.tolist(), part.mask.sum(1).tolist())
-            for rows, part in micro_batches(batch, max_tokens, policy)]
+            for rows, part in cut_into_micro_batches(batch, max_tokens, policy)]
 
 
 def test_a_batch_holds_the_kept_rows_with_all_that_belongs_to_them():
@@ -297,11 +298,11 @@ def test_a_batch_is_cut_into_mini_batches(rows, count, lengths):
 def test_a_mini_batch_is_cut_in_the_order_of_the_questions_of_all_devices(monkeypatch):
     """Here another device has the first and the third question, and this device the second and the
     fourth."""
-    monkeypatch.setattr(ranks, "gather", lambda places: [*places, 0, 1, 4, 5])
+    monkeypatch.setattr(ranks, "gather", lambda numbers: [*numbers, 0, 1, 4, 5])
     monkeypatch.setattr(
         ranks, "all_sum", lambda counts, device: {name: n + 2 for name, n in counts.items()}
     )
-    first, second = minibatches_of([0, 1, 2, 3], 2, places=(1, 3))
+    first, second = minibatches_of([0, 1, 2, 3], 2, numbers=(1, 3))
     assert first.prompts == [[7], [7]] and second.prompts == [[8, 8], [8, 8]]
     assert first.weights.sum().item() == 2 / 4  # 2 of the 4 completions of all devices
 
@@ -317,11 +318,11 @@ def test_completions_that_may_not_be_trained_on_take_no_place_of_another(rule):
     lengths = torch.tensor([[9, 8, 7, 6, 5, 4, 3, 2]] * 2)
     rollout = a_rollout((~truncated).float(), lengths, trainable=~truncated)
     algorithm = resolve("grpo", keep=rule, pruning_rate=0.75, group_size=8)
-    rows, _ = algorithm.choose(rollout, algorithm.advantages(rollout))
+    rows, _ = algorithm.keep_completions(rollout, algorithm.advantages(rollout))
     assert len(rows) == 4 and not truncated.flatten()[rows].any()
     # fewer than k: those that there are
     few = replace(rollout, trainable=torch.tensor([[False] * 7 + [True]] * 2))
-    assert algorithm.choose(few, algorithm.advantages(few))[0].tolist() == [7, 15]
+    assert algorithm.keep_completions(few, algorithm.advantages(few))[0].tolist() == [7, 15]
 
 
 # --- rules that say how much each kept completion counts ---
@@ -330,7 +331,7 @@ def test_completions_that_may_not_be_trained_on_take_no_place_of_another(rule):
 def test_a_rule_may_return_the_advantages_of_its_rows():
     A = torch.tensor([[1.0, -1.0, 0.5, 0.0], [0.0, 2.0, -2.0, 0.5]])
     rule = own_rule(lambda rollout, advantages, k: ([6, 0], [7.0, 9.0]), "mine.py:rule")
-    rows, advantages = resolve("cppo", keep=rule, group_size=4).choose(
+    rows, advantages = resolve("cppo", keep=rule, group_size=4).keep_completions(
         a_rollout(torch.zeros(2, 4)), A
     )
     assert rows.tolist() == [0, 6]

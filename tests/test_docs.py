@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import train
+from engine.run.command_line import flat
 from engine.run.config import Config
-from engine.run.options import flat
 from grpo import group_advantages
 from tests.training import one_step
 

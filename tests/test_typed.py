@@ -27,9 +27,9 @@ from algorithms import ALGORITHMS, KEEP
 from engine.base.errors import UserError
 from engine.base.files import own_function
 from engine.model.networks import SAMPLERS
-from engine.run.config import Config, check, notes_of
-from engine.run.options import flat, given, parse
-from engine.scoring.score import choose
+from engine.run.command_line import flat, given, parse
+from engine.run.config import Config, check, notes_on_options
+from engine.scoring.score import load_rewards
 from engine.tasks.questions import check_dataset
 
 ROOT = Path(__file__).parents[1]
@@ -188,7 +188,7 @@ def check_train(words):
     """A run with these options would begin, and each of them has an effect."""
     chosen = given(Config, words)
     if not chosen.get("resume"):  # there is no such run here
-        useless = [note for note in notes_of(*check(chosen)) if "no effect" in note]
+        useless = [note for note in notes_on_options(*check(chosen)) if "no effect" in note]
         assert not useless, useless[0]
 
 
@@ -317,7 +317,7 @@ def check_options(line):
         assert options.algorithm in {*ALGORITHMS, "NAME"}, f"{line}: there is no such row"
         if options.keep not in {None, *KEEP}:
             own_function(options.keep, "--keep")
-        choose([word for word in options.rewards or () if word != "NAME:WEIGHT"])
+        load_rewards([word for word in options.rewards or () if word != "NAME:WEIGHT"])
         check_dataset(options.dataset)
     else:  # a parser may need a file, too
         parsers = parsers_of().get(words[0], ())
@@ -350,9 +350,10 @@ def functions():
 
 
 def names_in(tree):
-    """What a piece of code defines, imports or assigns, at any depth."""
+    """What a piece of code defines, takes, imports or assigns, at any depth."""
     nodes = list(ast.walk(tree))
     names = {getattr(node, "name", None) for node in nodes}
+    names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     return names | {node.id for node in nodes if isinstance(getattr(node, "ctx", 0), ast.Store)
                     and isinstance(node, ast.Name)}
 

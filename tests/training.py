@@ -7,15 +7,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 import train
 from algorithms import resolve
+from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
-from engine.model.networks import Networks, whole_networks
-from engine.model.sampling import Sampling
-from records import Batch, Rollout, into_minibatches
+from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
+from records import Batch, Rollout, cut_into_minibatches
 from tests.examples import named
 from update import Limits, update
 
@@ -58,7 +59,7 @@ def a_rollout(rewards, lengths=None, reward_weights=None, **more):
     lengths = torch.ones(Q, G).long() if lengths is None else torch.as_tensor(lengths)
     longest = int(lengths.max()) if Q else 1
     return Rollout(**{
-        "questions": [{"prompt": [1]}] * Q, "places": torch.arange(Q),
+        "questions": [{"prompt": [1]}] * Q, "question_numbers": torch.arange(Q),
         "tokens": torch.ones(Q * G, longest, dtype=torch.long), "logp": torch.zeros(Q * G, longest),
         "mask": torch.arange(longest) < lengths.view(-1, 1), "texts": ["?"] * Q * G,
         "lengths": lengths, "truncated": torch.zeros(Q, G, dtype=torch.bool),
@@ -68,16 +69,16 @@ def a_rollout(rewards, lengths=None, reward_weights=None, **more):
     })
 
 
-def minibatches_of(batch, algorithm, places=None):
-    """What `into_minibatches` makes of a batch in which each completion has a question of its own.
-    places: of these questions among those of all devices."""
+def minibatches_of(batch, algorithm, numbers=None):
+    """What `cut_into_minibatches` makes of a batch in which each completion has its own question.
+    numbers: of these questions among those of all devices."""
     n = len(batch.prompts)
     rollout = a_rollout(
         batch.advantages.cpu().view(n, 1), batch.mask.sum(1, keepdim=True), tokens=batch.tokens,
         questions=[{"prompt": prompt} for prompt in batch.prompts], mask=batch.mask,
         logp=torch.zeros(batch.tokens.shape, device=batch.tokens.device),
-        places=torch.arange(n) if places is None else torch.tensor(places, dtype=torch.long))
-    found = into_minibatches(rollout, rollout.total, torch.arange(n), algorithm, LONGEST)
+        question_numbers=torch.tensor(range(n) if numbers is None else numbers))
+    found = cut_into_minibatches(rollout, rollout.total, torch.arange(n), algorithm, LONGEST)
     for minibatch in found:
         minibatch.sampled_logp = None  # nobody has sampled these
     return found
@@ -94,6 +95,17 @@ def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=Non
     return stats | {"skipped": skipped}
 
 
+def networks_around(policy, tokenizer, *, lr, beta=0.0, critic=False, reference=None):
+    """The Networks of a policy that is in memory."""
+    networks = Networks(policy, tokenizer, own_sampler(policy, tokenizer))
+    if beta:
+        networks.reference = reference or frozen(policy)
+    if critic:
+        networks.critic = first_critic(policy)
+    add_optimizer(networks, SimpleNamespace(lr=lr), critic_lr=lr)
+    return networks
+
+
 def stepper(
     model, tokenizer, questions, rewards, algorithm="cppo", *,
     lr=3e-4, reference=None, max_new_tokens=LONGEST, temperature=1.0, micro_batch_tokens=2048,
@@ -102,7 +114,7 @@ def stepper(
     """step(number) → Step: `train_step` on the same questions each time. rewards: functions."""
     algorithm = resolve(algorithm, **options)
     policy = Policy(model, dtype, temperature=temperature)
-    networks = whole_networks(
+    networks = networks_around(
         policy, tokenizer, lr=lr, beta=algorithm.beta, critic=algorithm.critic,
         reference=reference and replace(policy, model=reference),
     )

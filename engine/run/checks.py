@@ -11,7 +11,7 @@ from engine.base.files import own_function
 from engine.model.folders import resolve_model
 from engine.model.networks import SAMPLERS
 from engine.model.vllm import INSTALL
-from engine.scoring import score
+from engine.scoring.score import load_rewards
 from engine.tasks.questions import check_dataset
 
 ADAPTER = "adapter_config.json"
@@ -23,7 +23,7 @@ def check_options(o, unusual):
     """Refuse the mistakes that the options alone show. o: all options, as attributes. unusual:
     {name: value} of those that are not as usual for this algorithm and data set."""
     row = ALGORITHMS[o.algorithm]
-    check_taken(o, unusual, row)
+    check_allowed(o, unusual, row)
     check_rule(o, row)
     SAMPLERS[o.rollout].check(o)
     if o.lora and o.shard == "full":
@@ -44,7 +44,7 @@ def check_options(o, unusual):
         raise UserError(f"--log {o.log} needs a package that is not installed: pip install {o.log}")
     for name in filter(None, [o.dataset, o.eval_dataset]):
         check_dataset(name, o.model)
-    score.choose(o.rewards)
+    load_rewards(o.rewards)
     # the plan needs only its config.json
     if o.model != "toy" and o.plan is None and Path(resolve_model(o.model), ADAPTER).exists():
         raise UserError(f"{o.model} holds adapters, not a whole model: train from the merged model "
@@ -57,12 +57,12 @@ def is_installed(package):
     return found is not None and found.origin is not None
 
 
-def check_taken(o, unusual, row):
+def check_allowed(o, unusual, row):
     """Refuse options that the algorithm does not take."""
-    not_of_all = {option for other in ALGORITHMS.values() for option in other.takes}
-    for option in sorted(not_of_all - set(row.takes)):
+    not_of_all = {option for other in ALGORITHMS.values() for option in other.allowed_options}
+    for option in sorted(not_of_all - set(row.allowed_options)):
         if option in unusual:
-            takers = [name for name, other in ALGORITHMS.items() if option in other.takes]
+            takers = [name for name, other in ALGORITHMS.items() if option in other.allowed_options]
             raise UserError(f"--{option} does not fit {o.algorithm}: leave it out, or take one of "
                             f"{', '.join(takers)}.")
     if o.algorithm == "sapo" and {"clip_low", "clip_high"} & set(unusual):
@@ -113,7 +113,7 @@ def check_algorithm(o, algorithm):
 # --- what is allowed, and has no effect ---
 
 
-def notes_of(o, unusual, algorithm):
+def notes_on_options(o, unusual, algorithm):
     """Sentences about options that have no effect, and about LoRA and vLLM. Arguments: as for
     `check_options`."""
     updates = algorithm.mu * algorithm.minibatches

@@ -10,15 +10,15 @@ from engine.scoring.score import Reward, score
 from engine.tasks.questions import read_jsonl, reward_columns
 
 
-def judge_answers(indices, rows, texts, reward):
-    """One record for each completion, judged by `reward`.
+def judge_answers(indices, rows, texts, is_right):
+    """One record for each completion, judged by the reward `is_right`.
 
     texts: the completions. indices, rows: for each text, the number of its question and the columns
     of its question.
     """
-    rewards = [Reward(getattr(reward, "__name__", "judge"), reward)]
-    scores, _ = score(rewards, texts, reward_columns(rows))
-    values = scores[rewards[0].name].tolist()
+    reward = Reward(getattr(is_right, "__name__", "judge"), is_right)
+    scores, _ = score([reward], texts, reward_columns(rows))
+    values = scores[reward.name].tolist()
     return [
         {"index": index, "question": row["question"], "answer": row["answer"],
          "completion": text, "correct": value > 0, "score": value}
@@ -96,7 +96,7 @@ def complete_batches(records, samples, setting):
 # --- completions of another program ---
 
 
-def judge_file(path, reward):
+def judge_file(path, is_right):
     """The records of completions that another program sampled.
 
     Each line of the file holds question, answer, and either completion (a text) or completions (a
@@ -117,4 +117,4 @@ def judge_file(path, reward):
             indices.append(index)
             rows.append(row)
             texts.append(text)
-    return judge_answers(indices, rows, texts, reward)
+    return judge_answers(indices, rows, texts, is_right)

@@ -35,7 +35,7 @@ class Interrupt:
         elif time.monotonic() > self.when + 1:
             raise KeyboardInterrupt
 
-    def share(self, device):
+    def agree(self, device):
         """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the
         same step."""
         self.asked = int(ranks.all_sum({}, device, maxima={"noted": self.noted})["noted"])

@@ -6,8 +6,8 @@ from pathlib import Path
 from engine.base import files, progress, ranks
 from engine.model.networks import save_merged
 from engine.run import checkpoint
+from engine.run.command_line import flat
 from engine.run.metrics import COUNTS, phase_totals
-from engine.run.options import flat
 from engine.run.trackers import Tracker
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step

@@ -1,234 +1,130 @@
-"""Options: a dataclass becomes a command line and a YAML recipe; a user's mistake becomes one
-sentence."""
+"""The options of a run, in records. Each record is a group of `--help`."""
 
-import argparse
-import difflib
-import json
-import os
-import sys
-import time
-from dataclasses import field, fields, is_dataclass
-from pathlib import Path
-from types import UnionType
-from typing import get_args, get_origin
+from dataclasses import dataclass, fields, make_dataclass
 
-import yaml
-
-from engine.base import files
-from engine.base.errors import UserError, one_line
-
-LARGEST = 10**12  # no option needs more, and a seed times a million still fits 64 bits
+import algorithms
+from engine.model.contract import Sampling
+from engine.model.networks import SAMPLERS
+from engine.run import checks
+from engine.run.command_line import LARGEST, option
+from engine.tasks.table import TASKS
 
 
-def option(default, help, *, limits=None, choices=None, alone=None):
-    """A dataclass field with a line of help.
+@dataclass
+class DataOptions:
+    _argument_group_name = "what to train, and on what"
 
-    limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not; "∞)"
-    stands for "LARGEST]". None means off, or that another layer says it. choices: the words that
-    are allowed. alone: the value if the option stands alone.
-    """
-    about = {"help": help, "limits": limits, "choices": choices, "alone": alone}
-    return field(default=default, metadata=about)
-
-
-# --- a config made of records ---
-
-
-def records(config):
-    """The records of a config. A config without records is its own only record."""
-    found = [value for value in vars(config).values() if is_dataclass(value)]
-    return found or [config]
-
-
-def options_in(record):
-    """The fields of a record that are options."""
-    return [f for f in fields(record) if f.metadata]
-
-
-def flat(config):
-    """{name: value} of all options of a config."""
-    return {
-        f.name: getattr(record, f.name) for record in records(config) for f in options_in(record)}
+    model: str = option(
+        "toy", "name on the hub, folder of a model, folder of a run (its newest checkpoint), or "
+        "toy (its base model)")
+    dataset: str = option(
+        "toy", f"{', '.join(TASKS)}, or a .jsonl file of questions")
+    rewards: list[str] | None = option(
+        None, "NAME or FILE.py:FUNCTION, each with an optional :WEIGHT; the first is the accuracy; "
+        "else the data set's")
+    system_prompt: str | None = option(
+        None, "system prompt of the chat; else the data set's, which asks for <think> and "
+        "<answer> tags")
+    max_prompt_tokens: int = option(
+        512, "longest prompt in tokens; questions with a longer prompt are skipped",
+        limits="[1, ∞)")
+    eval_dataset: str | None = option(
+        None, "data set that is scored before and after training, named as in --dataset; else "
+        "only the toy is scored")
+    eval_questions: int = option(
+        512, "how many questions of --eval_dataset are scored", limits="[1, ∞)")
 
 
-def compose(config_class, values):
-    """A config with these options, each in the record that has it. values: {name: value}."""
-    own = {}
-    for f in fields(config_class):
-        if is_dataclass(f.type):
-            own[f.name] = compose(f.type, values)
-        elif f.name in values:
-            own[f.name] = values[f.name]
-    return config_class(**own)
+# the numbers of an algorithm are declared once, in algorithms.py
+ROW_FIELDS = [
+    (f.name, f.type | None, option(None, **f.metadata))
+    for f in fields(algorithms.Algorithm) if f.metadata
+]
+RowOptions = make_dataclass("RowOptions", [
+    ("algorithm", str, option("cppo", f"a row of the table: {', '.join(algorithms.ALGORITHMS)}")),
+    ("questions_per_step", int | None, option(
+        None, "B, questions per device and step before allocation; else the data set's",
+        limits="[1, ∞)")),
+    *ROW_FIELDS,
+], namespace={"_argument_group_name": "the algorithm (else what its row in algorithms.py says)"})
 
 
-# --- from words and files ---
+@dataclass(frozen=True)
+class SamplingOptions(Sampling):
+    _argument_group_name = "sampling"
+
+    temperature: float = option(1.0, "sampling temperature", limits="(0, ∞)")
+    max_new_tokens: int | None = option(
+        None, "longest completion in tokens; else the data set's (1024 for most)",
+        limits="[1, ∞)")
+    rollout: str = option(
+        "own", "the sampler: own is engine/model/sampling.py; vllm needs its package",
+        choices=SAMPLERS)
+    vllm_share: float = option(
+        0.3, "share of a GPU's memory for vLLM's weights, activations and cache", limits="(0, 1)")
 
 
-def truth(word):
-    """The value of a flag: --resume, --resume true, --resume false. Another word: ValueError."""
-    return ("false", "no", "0", "true", "yes", "1").index(word.lower()) > 2
+@dataclass
+class UpdateOptions:
+    _argument_group_name = "the update"
+
+    lr: float | None = option(
+        None, "peak learning rate of AdamW, from which it falls to 0 like a cosine; else the data "
+        "set's (1e-6 for most)", limits="[0, ∞)")
+    warmup: float = option(
+        0.1, "share of the run in which the learning rate rises", limits="[0, 1)")
 
 
-def parser_of(config_class):
-    """The parser of the options. Each record of the config is a group of `--help`.
+@dataclass
+class DeviceOptions:
+    _argument_group_name = "memory and devices"
 
-    It returns only what was given.
-    """
-    # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait
-    # for `--help`
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
-    for record in records(config_class()):
-        group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
-        for f in options_in(record):
-            names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # hyphens, too
-            group.add_argument(*names, **argument_of(f))
-    return parser
-
-
-def argument_of(f):
-    """How argparse reads a field. Its type is X or list[X], each also with | None."""
-    about, kind = f.metadata, f.type
-    help = about["help"].replace("%", "%%")
-    if f.default is not None:
-        help += f" (default: {f.default})"
-    argument = {"help": help, "choices": about["choices"]}
-    if isinstance(kind, UnionType):
-        kind = get_args(kind)[0]
-    if kind is bool:
-        return argument | {"type": truth, "nargs": "?", "const": True}
-    if about["alone"] is not None:
-        return argument | {"type": kind, "nargs": "?", "const": about["alone"]}
-    if get_origin(kind) is list:
-        return argument | {"type": get_args(kind)[0], "nargs": "+"}
-    return argument | {"type": kind}
+    dtype: str = option(
+        "auto", "what is computed in: float32 or bfloat16; auto: bfloat16 on a GPU, and on a CPU "
+        "with AMX for models of 10 million parameters and more; weights that are trained are "
+        "always float32", choices=("auto", "float32", "bfloat16"))
+    micro_batch_tokens: int = option(
+        2048, "tokens in a micro-batch: prompts, completions and padding", limits="[1, ∞)")
+    gradient_checkpointing: bool = option(
+        False, "keep only the layers' inputs for the backward pass: less memory, a third more time")
+    shard: str = option(
+        "none", "none: every device holds all; full: the devices divide weights, gradients, "
+        "optimizer (FSDP2)", choices=("none", "full"))
+    lora: int | None = option(
+        None, "train only low-rank adapters of this rank (peft); use about ten times the --lr",
+        limits="[1, ∞)")
+    merge_lora: bool = option(
+        False, "at the end, also save the model with its adapters merged in, as OUTPUT_DIR/merged")
 
 
-def given(config_class, argv):
-    """{name: value} of the options that the command line gives, and those of its recipe.
+@dataclass
+class RunOptions:
+    _argument_group_name = "the run"
 
-    The command line wins. Raises UserError at a mistake, such as a number outside the limits of its
-    option.
-    """
-    parser = parser_of(config_class)
-    values = read(parser, argv)
-    if recipe := values.get("recipe"):
-        values = read(parser, as_words(read_recipe(recipe)), f"the recipe {recipe}: ") | values
-    check_limits(config_class, values)
-    return values
-
-
-def parse(config_class, argv):
-    """The command line as a config: `given`, on top of the defaults."""
-    return compose(config_class, given(config_class, argv))
-
-
-def read(parser, words, source=""):
-    """{name: value} of words. source: where they come from, for a message."""
-    try:
-        values, unknown = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        raise UserError(f"{source}{error}. `--help` lists all options.") from None
-    if unknown:
-        raise UserError(f"{source}{hint(parser, unknown[0].split('=')[0])}")
-    return vars(values)
+    recipe: str | None = option(None, "a YAML file of options; the command line wins over the file")
+    output_dir: str | None = option(None, "folder of the run; else a new folder under runs/")
+    resume: bool = option(
+        False, "continue the run in --output_dir, from its newest checkpoint and with its options")
+    seed: int = option(
+        42, "seed of the sampling and of the order of the questions", limits=f"[{-LARGEST}, ∞)")
+    epochs: float | None = option(
+        None, "passes over the questions; else the data set's (1 for most)", limits="(0, ∞)")
+    steps: int | None = option(
+        None, "stop after this many steps, if the epochs are not over before", limits="[1, ∞)")
+    save_every: int = option(50, "steps between checkpoints", limits="[1, ∞)")
+    log: str | None = option(
+        None, "also log to this tracker, which must be installed; JSON lines are always written",
+        choices=checks.TRACKERS)
 
 
-def hint(parser, word):
-    """What to say about a word that is no option."""
-    ours = {action.dest: action for action in parser._actions}
-    name = word.lstrip("-").replace("-", "_")
-    switch = ours.get(name.removeprefix("no_"))
-    if name.startswith("no_") and switch and switch.const is True:
-        return f"unknown option {word}: to switch it off, write --{switch.dest} false."
-    near = difflib.get_close_matches(name, ours, n=1, cutoff=0.85)
-    if near:
-        return f"unknown option {word}: did you mean --{near[0]}?"
-    return (f"unknown option {word}: `--help` lists all options; docs/names.md lists those that "
-            "ended, and those of TRL and verl.")
+@dataclass
+class PreviewOptions:
+    _argument_group_name = "instead of training"
 
-
-def as_words(values):
-    """Options {name: value} as words of a command line, so that one parser checks both."""
-    words = []
-    for name, value in values.items():
-        if isinstance(value, list):
-            words += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            words.append(f"--{name}={value}")
-    return words
-
-
-def read_recipe(path):
-    """{option: value} of a YAML file."""
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    # ValueError: no UTF-8; 5,000 digits
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"the recipe {path} cannot be read as YAML: {one_line(error)}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"the recipe {path} must hold lines of the form 'option: value'.")
-    return values
-
-
-def check_limits(config_class, values):
-    """Refuse a number outside the limits of its option. values: {name: value}."""
-    for record in records(config_class()):
-        for f in options_in(record):
-            limits, value = f.metadata["limits"], values.get(f.name)
-            if limits and value is not None and not within(limits, value):
-                shown = limits.replace("∞)", f"{LARGEST}]")
-                raise UserError(f"--{f.name} must lie in {shown}, not {value}.")
-
-
-def within(limits, value):
-    """Whether a number lies in an interval as of `option`."""
-    low, high = map(float, limits[1:-1].replace("∞", str(LARGEST)).split(", "))
-    if value == low:
-        return limits[0] == "["
-    if value == high:
-        return limits[-1] == "]" or "∞" in limits
-    return low < value < high
-
-
-# --- how a program ends ---
-
-
-def run_program(main):
-    """Call main(argv). A user's mistake ends the program with one sentence and exit code 2."""
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        sys.exit(tell(f"error: {error}"))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # python eval.py … | head -1
-        sys.exit(tell("error: stopped, because the program that read the output has ended."))
-    finally:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # Python, too, writes what is left
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def tell(sentence):
-    """Print why the program ends. Returns its exit code, 2.
-
-    Under torchrun every process of a machine may find the same mistake. The first one tells it,
-    also to torchrun, which repeats it as the last line of its own report. The others end with code
-    0, so that the report is short.
-    """
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # …/attempt_0/RANK/error.json
-    if file:
-        try:
-            Path(file).parents[1].joinpath("told").touch(exist_ok=False)
-        except FileExistsError:
-            return 0
-        more = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
-        # as a whole: torchrun may end this process at any moment, and fails on a part of a report
-        files.write(file, json.dumps({"message": {"message": sentence, "extraInfo": more}}))
-    print(sentence, file=sys.stderr, flush=True)
-    time.sleep(1 if file else 0)  # the others end first: torchrun would report whom it has to kill
-    return 2
+    check_rewards: bool = option(
+        False, "sample the questions of the first step, and print a prompt and the values of each "
+        "reward")
+    plan: float | None = option(
+        None, "print the memory that the run needs per device, and whether it fits a device of so "
+        "many GB (without a number: this machine's GPU, or 80); if not, print a command that fits, "
+        "and end with exit code 3", limits="[0, ∞)", alone=0.0)

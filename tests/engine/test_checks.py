@@ -11,9 +11,9 @@ import torch
 import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError, one_line
-from engine.run.config import Config, check, notes_of
+from engine.run.command_line import flat, given
+from engine.run.config import Config, check, notes_on_options
 from engine.run.interrupt import in_one_sentence
-from engine.run.options import flat, given
 from engine.tasks.table import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,8 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
-    "--algorithm sapo --clip_high 0.3",
+    "--algorithm sapo --clip_high 0.3", "--algorithm gspo --shortest_prefix 0",
+    "--algorithm ppo --shortest_prefix 0", "--shortest_prefix 1.5", "--importance_weights 2",
 ]
 
 
@@ -122,16 +123,16 @@ def test_a_long_message_is_cut_between_two_words():
         "--minibatches 2 --mu 1 --target_kl 0.1", "--pruning_rate 0.5 --keep random",
         "--eval_questions 5", "--algorithm grpo --allocation true", "--algorithm grpo --keep all",
         "--algorithm gfpo", "--algorithm sapo", "--algorithm cispo --clip_high 2",
-        "--algorithm rloo", "--importance_cap 5", "--algorithm ppo --beta 0",
+        "--algorithm rloo", "--importance_weights token_mask", "--algorithm ppo --beta 0",
         "--model . --plan --system_prompt think --dataset gsm8k",
     ]),
 ])  # fmt: skip
 def test_an_option_without_an_effect_is_noted_and_no_other(words, option):
     config, algorithm = check(given(Config, words.split()))
-    notes = notes_of(config, algorithm)
+    notes = notes_on_options(config, algorithm)
     assert [note.split()[0].strip(":") for note in notes] == [option] * bool(option)
     # a resumed run reads its options with all values filled in
-    assert notes_of(*check(flat(config))) == notes
+    assert notes_on_options(*check(flat(config))) == notes
 
 
 def test_each_layer_wins_over_those_before_it(tmp_path):

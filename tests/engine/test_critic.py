@@ -11,9 +11,9 @@ from algorithms import resolve
 from engine.model import loading
 from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_mask, completion_states
-from engine.model.networks import whole_networks
+from engine.model.networks import first_critic
 from family.ppo import gae, token_rewards, whiten
-from records import Batch, micro_batches
+from records import Batch, cut_into_micro_batches
 from tests.training import CPU, completions, logprobs, updated, with_reference
 from update import Limits
 
@@ -71,7 +71,7 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(loaded):
 
 def test_the_critic_starts_as_a_copy_of_the_policys_backbone_with_weights_of_its_own(loaded):
     model, tokenizer = loaded
-    critic = whole_networks(Policy(model), tokenizer, lr=1e-3, critic=True).critic
+    critic = first_critic(Policy(model))
     torch.testing.assert_close(critic.backbone.state_dict(), model.base_model.state_dict())
     own = {p.data_ptr() for p in critic.parameters()}
     assert not own & {p.data_ptr() for p in model.parameters()}
@@ -122,7 +122,7 @@ def test_updates_of_policy_and_critic_equal_those_of_a_plain_loop(small):
     given = replace(batch, advantages=A, returns=R, old_logp=old_logp, old_values=V_old)
     with_reference(given, model)
     limits = Limits(micro_batch_tokens=40, max_grad_norm=0.1)
-    assert len(micro_batches(given, limits.micro_batch_tokens, Policy(model))) > 1
+    assert len(cut_into_micro_batches(given, limits.micro_batch_tokens, Policy(model))) > 1
     groups = [
         {"params": model.parameters(), "lr": 1e-3}, {"params": critic.parameters(), "lr": 3e-3},
     ]

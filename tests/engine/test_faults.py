@@ -164,7 +164,7 @@ if __name__ == "__main__":
     import update
     from engine.base import ranks
     from engine.model.sampling import Sampler
-    from engine.run.options import run_program
+    from engine.run.command_line import run_program
 
     places = {
         "sample": (Sampler, "sample"), "update": (update, "accumulate"),

@@ -21,7 +21,7 @@ from engine.model import logprobs
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, completion_logprobs, completion_mask
 from engine.model.prompts import shares_prompts
-from records import Batch, micro_batches
+from records import Batch, cut_into_micro_batches
 
 SIZES = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -293,7 +293,7 @@ def test_micro_batches_for_a_model_that_reads_plain_rows_are_cut_by_whole_rows()
     whole = Batch([[1] * 100] * 8, torch.zeros((8, 5)).long(), mask, torch.zeros(8))
     for shares, sizes in ((True, [8]), (False, [3, 3, 2])):
         policy = Policy(torch.nn.Identity(), shares_prompts=shares)
-        assert [len(rows) for rows, _ in micro_batches(whole, 400, policy)] == sizes
+        assert [len(rows) for rows, _ in cut_into_micro_batches(whole, 400, policy)] == sizes
 
 
 def test_gradient_checkpointing_leaves_dropout_off():

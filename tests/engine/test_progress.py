@@ -117,7 +117,7 @@ def test_the_second_signal_ends_a_run_if_it_is_not_the_first_one_passed_on(
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert not asked.asked  # nobody obeys before all ranks know
-        asked.share(None)
+        asked.agree(None)
     assert asked.asked == number  # the first one counts
     assert "once more to stop now" in capsys.readouterr().out
     assert signal.getsignal(number) == before

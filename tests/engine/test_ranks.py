@@ -28,7 +28,7 @@ from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
 from tests.training import minibatches_of
-from update import Limits, in_parts, update
+from update import Limits, in_micro_batches, update
 
 ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
 # how six fixed completions are shared out to one, two and four ranks: by unequal numbers and
@@ -53,10 +53,8 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, d
     })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(
-        folder, device, config.devices, config.sampling, lr=1e-3, beta=0.04, seed=1,
-        critic=algorithm.critic,
-        folder=saved,
-    )
+        folder, device, config.devices, config.sampling, config.update, algorithm, critic_lr=1e-3,
+        seed=1, folder=saved)
     if saved:
         checkpoint.restore(saved, networks)
     return networks, algorithm
@@ -80,15 +78,16 @@ def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
     own = six_completions(model.device, scale).rows(share)
     minibatches = [batch] = minibatches_of(own, replace(algorithm, minibatches=1), share)
     with torch.no_grad():
-        batch.ref_logp = in_parts(networks.reference.logprobs, batch, networks, limits) - 0.05
+        reference = networks.reference.logprobs
+        batch.ref_logp = in_micro_batches(reference, batch, networks, limits) - 0.05
         # no backward pass follows, and still its embedding and head are given up again
         if shards.is_sharded(model):
             assert all(isinstance(p, DTensor) for p in networks.reference.model.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.copy_(0.1 * torch.ones_like(p))
-            batch.old_logp = in_parts(networks.policy.logprobs, batch, networks, limits)
-            batch.old_values = in_parts(critic, batch, networks, limits)
+            batch.old_logp = in_micro_batches(networks.policy.logprobs, batch, networks, limits)
+            batch.old_values = in_micro_batches(critic, batch, networks, limits)
             estimate(minibatches, model.device, beta=algorithm.beta, lam=algorithm.lam)
     return updated(networks, minibatches, algorithm, optimizer)
 
@@ -172,16 +171,12 @@ def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
 
 
 @pytest.mark.slow
-def test_two_nodes_of_two_devices_gather_layers_inside_a_node_and_make_the_same_update(
-    small, tmp_path
-):
-    ranks_do("nodes", small, tmp_path, ranks=4)
+def test_four_ranks_make_the_same_update_and_one_goes_on_from_their_checkpoint(small, tmp_path):
+    ranks_do("four", small, tmp_path, ranks=4)
     one = sgd_update(small, SHARES["one"][0], "ppo")
     for rank in range(4):
-        found = torch.load(tmp_path / f"ppo-{rank}.pt")
-        assert found["gathered_from"] == [rank // 2 * 2, rank // 2 * 2 + 1]
-        assert_same_result(found, one)
-    # one process goes on from the checkpoint of the nodes, as one that made the first update itself
+        assert_same_result(torch.load(tmp_path / f"ppo-{rank}.pt"), one)
+    # one process goes on from this checkpoint, as one that made the first update itself
     alone = fixed(small, "cppo", "none")
     for step in (1, 2):
         saved_update(*alone, SHARES["one"][0], tmp_path / "alone", step)
@@ -308,15 +303,12 @@ def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints
 if __name__ == "__main__":
     ranks.start()
     job, folder, out = sys.argv[1:]
-    if job == "nodes":
-        os.environ["LOCAL_WORLD_SIZE"] = "2"  # as if torchrun had started two nodes
+    if job == "four":
         share = SHARES["four"][ranks.rank()]
         networks, algorithm = fixed(folder, "ppo", "full")
-        [mesh] = {p.device_mesh for p in networks.model.parameters()}
-        gathered_from = torch.distributed.get_process_group_ranks(mesh.get_group(1))
         parameters = [p for network in networks.learners for p in network.parameters()]
         result = fixed_update(networks, algorithm, share, torch.optim.SGD(parameters, lr=0.1))
-        torch.save(result | {"gathered_from": gathered_from}, Path(out) / f"ppo-{ranks.rank()}.pt")
+        torch.save(result, Path(out) / f"ppo-{ranks.rank()}.pt")
         saved_update(*fixed(folder, "cppo", "full"), share, Path(out) / "run", step=1)
         ranks.stop()
         sys.exit()

@@ -16,14 +16,13 @@ import pytest
 import torch
 
 from engine.base.errors import UserError
+from engine.run.command_line import given
 from engine.run.config import Config, check
-from engine.run.options import given
 from engine.scoring import preview
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
-from engine.scoring.score import REWARDS, Hung, choose, judge, limited, score
+from engine.scoring.score import REWARDS, Hung, accuracy_reward, limited, load_rewards, score
 from rewards import gsm8k_accuracy
-from tests.engine.test_reward_model import make as make_reward_model
 from tests.examples import named
 from train import main
 
@@ -49,7 +48,8 @@ def mine(tmp_path):
 
 
 def test_rewards_are_named_with_or_without_a_weight(mine):
-    chosen = choose(["gsm8k_accuracy", "format_reward:0.5", f"{mine}:short", f"{mine}:picky:-2e-1"])
+    chosen = load_rewards(
+        ["gsm8k_accuracy", "format_reward:0.5", f"{mine}:short", f"{mine}:picky:-2e-1"])
     assert [(r.name, r.weight) for r in chosen] == [
         ("gsm8k_accuracy", 1.0), ("format_reward", 0.5), ("short", 1.0), ("picky", -0.2),
     ]
@@ -60,22 +60,22 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
     ("gsm9k", "gsm9k"), ("re", "re"),  # a name inside rewards.py that is no reward
     ("format_reward:nan", "format_reward:nan"), (":2", ":2"), ("none.py:f", "none.py"),
     ("MINE:long", "long.* short, picky"), ("MINE", "MINE:FUNCTION.* short, picky"),
-    ("MINE:0.5", "MINE:FUNCTION"), ("RewardModel:", "RewardModel:"),
+    ("MINE:0.5", "MINE:FUNCTION"),
     ("format_reward format_reward:2", "format_reward:2"),
-    ("RewardModel:a/overlong", "overlong"),
+    ("other.py:overlong", "overlong"),
 ])
 def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, tmp_path, monkeypatch):
-    (tmp_path / "a/overlong").mkdir(parents=True)
+    (tmp_path / "other.py").write_text("def overlong(completions, **columns): pass")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"--rewards.*{named.replace('MINE', mine)}"):
-        choose(words.replace("MINE", mine).split())
+        load_rewards(words.replace("MINE", mine).split())
 
 
 @pytest.mark.parametrize("code", ["import nothing_of_that_name", "def f(:", "raise SystemExit(3)"])
 def test_a_users_file_that_cannot_be_imported_shows_its_own_mistake_in_one_line(tmp_path, code):
     (tmp_path / "own.py").write_text(code)
     with pytest.raises(UserError, match="own.py.*(nothing_of_that_name|SyntaxError|SystemExit: 3)"):
-        choose([f"{tmp_path / 'own.py'}:f"])
+        load_rewards([f"{tmp_path / 'own.py'}:f"])
 
 
 def test_a_users_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path):
@@ -85,29 +85,18 @@ def test_a_users_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path):
         "import weight\n@dataclass\nclass A:\n    a: int\ndef f(completions, **columns):\n    "
         "return [weight] * len(completions)\n"
     )
-    assert choose([f"{tmp_path / 'own.py'}:f"])[0].function(["a", "b"]) == [3.0, 3.0]
+    assert load_rewards([f"{tmp_path / 'own.py'}:f"])[0].function(["a", "b"]) == [3.0, 3.0]
 
 
 def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_need_another(
     tmp_path,
 ):
-    chosen = choose(["code_accuracy", "format_reward"])
+    chosen = load_rewards(["code_accuracy", "format_reward"])
     (tmp_path / "x.jsonl").write_text("")
     for eval_dataset in ("gsm8k_zh", "gsm8k", str(tmp_path / "x.jsonl")):
-        assert judge(chosen, "gsm8k_zh", eval_dataset) is code_accuracy
-    assert judge(chosen, "gsm8k", "math500") is math_accuracy
-    assert judge(chosen, "math", str(tmp_path / "x.jsonl")) is code_accuracy
-
-
-def test_a_reward_model_by_name(tmp_path):
-    folder = make_reward_model(tmp_path / "judge")
-    (chosen,) = choose([f"RewardModel:{folder}:0.5"], torch.device("cpu"))
-    assert (chosen.name, chosen.weight) == ("judge", 0.5)
-    assert len(set(chosen.function(["3", "4"], question=["1+2=?"] * 2))) == 2
-    assert choose([f"RewardModel:{folder}"])[0].function is None  # before any work it is only named
-    for name in ("./nowhere", make_reward_model(tmp_path / "two", labels=2)):
-        with pytest.raises(UserError, match=name):
-            choose([f"RewardModel:{name}"], torch.device("cpu"))
+        assert accuracy_reward(chosen, "gsm8k_zh", eval_dataset) is code_accuracy
+    assert accuracy_reward(chosen, "gsm8k", "math500") is math_accuracy
+    assert accuracy_reward(chosen, "math", str(tmp_path / "x.jsonl")) is code_accuracy
 
 
 @pytest.mark.parametrize(
@@ -282,11 +271,11 @@ def test_outside_the_main_thread_there_is_no_limit():
 
 def test_only_a_users_own_function_is_limited(mine, monkeypatch):
     monkeypatch.setattr("engine.scoring.score.TIMEOUT", 0.1)
-    for reward in choose(["math_accuracy", "code_accuracy"]):
+    for reward in load_rewards(["math_accuracy", "code_accuracy"]):
         assert reward.function is REWARDS[reward.name]
     Path(mine).write_text("import time\ndef nap(completions, **columns):\n    time.sleep(5)\n")
     with pytest.raises(Hung):
-        choose([f"{mine}:nap"])[0].function(["a"])
+        load_rewards([f"{mine}:nap"])[0].function(["a"])
 
 
 def test_an_interrupted_judge_of_mathematics_does_not_answer_the_next_question():

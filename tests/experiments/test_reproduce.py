@@ -11,8 +11,8 @@ import pytest
 import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError
+from engine.run.command_line import given
 from engine.run.config import Config, check
-from engine.run.options import given
 from engine.tasks import toy_model
 from experiments import reproduce
 from experiments.reproduce import TABLES, amdahl, curve, main, one_run, summarize

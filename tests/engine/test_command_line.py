@@ -1,4 +1,4 @@
-"""engine/run/options.py: command line, recipe, and a user's mistakes as one sentence each."""
+"""engine/run/command_line.py: command line, recipe, and a user's mistakes as one sentence each."""
 
 import sys
 from contextlib import nullcontext
@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from engine.base.errors import UserError
-from engine.run.options import compose, flat, given, option, parse, run_program, tell
+from engine.run.command_line import compose, flat, given, option, parse, run_program, tell
 
 
 @dataclass
