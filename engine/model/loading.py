@@ -107,19 +107,22 @@ def check_head(model, name):
     """
     ids = torch.arange(4, device=model.device).unsqueeze(0)
     states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    logits, head = model(input_ids=ids).logits, model.get_output_embeddings()
+    logits = model(input_ids=ids).logits
+    head = model.get_output_embeddings()
+    product = linear(states, head.weight, head.bias)
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
-    near = {"rtol": tolerance, "atol": tolerance}
+    same = torch.allclose(product, logits, rtol=tolerance, atol=tolerance)
     # small logits hardly change
-    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    refuse([
-        (not logits.isfinite().all(),
-         f"the logits of {name} are not finite: the file is damaged, or a training run failed. Use "
-         "an earlier checkpoint, or get the model again."),
-        (capped or not torch.allclose(linear(states, head.weight, head.bias), logits, **near),
-         f"the model {name} rescales its logits after the output head, which is not supported: use "
-         "another model."),
-    ])
+    config = model.config.get_text_config()
+    capped = getattr(config, "final_logit_softcapping", None)
+    if not logits.isfinite().all():
+        raise UserError(
+            f"the logits of {name} are not finite: the file is damaged, or a training run failed. "
+            "Use an earlier checkpoint, or get the model again.")
+    if capped or not same:
+        raise UserError(
+            f"the model {name} rescales its logits after the output head, which is not supported: "
+            "use another model.")
     try:
         sample(
             model, [[0, 1, 2], [1]], 2, Sampling(2), stop_ids=[-1], pad_id=0,
