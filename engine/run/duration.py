@@ -52,20 +52,32 @@ def length_of_run(options, questions, per_step):
 def step_seconds(p, gpu, share, length=1.0):
     """Seconds of a step. p: a Plan. share: of the GPU's published figures. length: of prompts and
     completions, as a share of what is allowed."""
-    o, N = p.options, p.parameters
-    prompt, completion = length * p.prompt, length * o.max_new_tokens
-    operations, bandwidth = share * gpu.operations, share * gpu.bandwidth
-
-    rows = p.at_once * o.group_size
-    # a row holds half of its completion on average
-    read = p.compute * N + p.cache * rows * (prompt + completion / 2)
-    token = max(read / bandwidth, 2 * N * rows / operations)
-    if o.rollout == "own":
-        token = max(token, LAUNCH * p.layers)
-    sampling = completion * token * p.questions / p.at_once
-    sampling += 2 * N * p.questions * prompt / operations
+    operations = share * gpu.operations
+    prompt = length * p.prompt
+    completion = length * p.options.max_new_tokens
+    token = token_seconds(p, prompt, completion, operations, share * gpu.bandwidth)
+    batches = p.questions / p.at_once
+    sampling = completion * token * batches
+    prompts = 2 * p.parameters * p.questions * prompt / operations
 
     networks = 2 if p.algorithm.critic else 1
-    passes = 6 * networks * o.mu + 2 * (o.beta > 0)
+    passes = 6 * networks * p.options.mu
+    if p.options.beta:
+        passes += 2
     tokens = p.questions * (prompt + p.algorithm.k * completion)
-    return sampling + passes * N * tokens / operations
+    update = passes * p.parameters * tokens / operations
+    return prompts + sampling + update
+
+
+def token_seconds(p, prompt, completion, operations, bandwidth):
+    """Seconds to sample one token of each running completion. The slowest part decides."""
+    rows = p.at_once * p.options.group_size
+    weights = p.compute * p.parameters
+    # a row holds half of its completion on average
+    cache = p.cache * rows * (prompt + completion / 2)
+    reading = (weights + cache) / bandwidth
+    computing = 2 * p.parameters * rows / operations
+    seconds = max(reading, computing)
+    if p.options.rollout == "own":
+        seconds = max(seconds, LAUNCH * p.layers)
+    return seconds

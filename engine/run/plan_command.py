@@ -18,7 +18,8 @@ TOKENS = 1024  # of the micro-batches that are proposed
 SEVERAL = 8  # devices of a machine, if torchrun has started one process
 TIMES = """
 What to type, and how long it takes if every prompt and completion is as long as allowed (in
-brackets: a quarter as long). Calculated from 25 to 45 % of a GPU's published speed, not measured:"""
+brackets: a quarter as long). Calculated from 25 to 45 % of a GPU's published speed, not
+measured:"""
 
 
 def print_plan(config, argv, notes):
