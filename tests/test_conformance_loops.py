@@ -104,7 +104,8 @@ def of_train(policy, questions, sampler, reward, **options):
     scorer = partial(Policy, shares_prompts=False, temperature=sampler.temperature)
     networks = Networks(
         scorer(model), Digits(), SimpleNamespace(
-            sample=sample, dtype=torch.float32, free_memory=lambda: None, refresh=lambda weights: None),
+            sample=sample, dtype=torch.float32, free_memory=lambda: None,
+            refresh=lambda weights: None),
         policy.optimizer, scorer(deepcopy(model)))
     algorithm = resolve(
         "cppo", group_size=sampler.group_size, mu=2, beta=BETA, questions_per_step=3, **options)
