@@ -15,25 +15,21 @@ A GPU reaches a share in SHARES of its published operations and bytes per second
 second network that is updated. Dynamic sampling is counted as if it sampled once.
 """
 
+import json
 import math
 from collections import namedtuple
+from pathlib import Path
 
 GB = 10**9
 SHARES = (0.45, 0.25)
 # seconds; Qwen2.5's speed benchmark, transformers on an A100: 0.88 ms (0.5B) and 0.90 ms (1.5B)
 LAUNCH = 0.9e-3
 
-Gpu = namedtuple("Gpu", "name memory operations bandwidth")  # GB; per second: bfloat16, bytes
-# NVIDIA's data sheets (RTX 4090: the Ada whitepaper): dense, that is half of a figure "with
-# sparsity"; with float32 sums; H100, H200 and A100 of 80 GB: SXM
-GPUS = (
-    Gpu("RTX 4090", 24, 165e12, 1.008e12),
-    Gpu("A100", 40, 312e12, 1.555e12),
-    Gpu("L40S", 48, 362e12, 0.864e12),
-    Gpu("A100", 80, 312e12, 2.039e12),
-    Gpu("H100", 80, 989e12, 3.35e12),
-    Gpu("H200", 141, 989e12, 4.8e12),
-)
+# gpus.json: memory in GB; operations in bfloat16 and bytes of bandwidth, both per second. From
+# NVIDIA's data sheets (RTX 4090: the Ada whitepaper): dense, which is half of a figure "with
+# sparsity", and with float32 sums. A100 of 80 GB, H100 and H200: SXM
+Gpu = namedtuple("Gpu", "name memory operations bandwidth")
+GPUS = [Gpu(*row) for row in json.loads(Path(__file__).with_name("gpus.json").read_text())]
 
 
 def gpus_of(memory):
@@ -52,32 +48,28 @@ def length_of_run(options, questions, per_step):
 def step_seconds(p, gpu, share, length=1.0):
     """Seconds of a step. p: a Plan. share: of the GPU's published figures. length: of prompts and
     completions, as a share of what is allowed."""
-    operations = share * gpu.operations
+    o = p.options
     prompt = length * p.prompt
-    completion = length * p.options.max_new_tokens
-    token = token_seconds(p, prompt, completion, operations, share * gpu.bandwidth)
-    batches = p.questions / p.at_once
-    sampling = completion * token * batches
-    prompts = 2 * p.parameters * p.questions * prompt / operations
+    completion = length * o.max_new_tokens
+    operation = 1 / (share * gpu.operations)  # seconds
+    byte = 1 / (share * gpu.bandwidth)
+    one_pass = 2 * p.parameters * operation  # seconds of a token
+
+    rows = p.at_once * o.group_size
+    half = prompt + completion / 2  # tokens of a row, on average
+    cache = p.cache * rows * half
+    read = byte * (p.compute * p.parameters + cache)
+    decoding = max(read, rows * one_pass)
+    if o.rollout == "own":
+        decoding = max(decoding, LAUNCH * p.layers)
+    times = p.questions / p.at_once
+    sampling = times * completion * decoding
+    sampling += p.questions * prompt * one_pass
 
     networks = 2 if p.algorithm.critic else 1
-    passes = 6 * networks * p.options.mu
-    if p.options.beta:
-        passes += 2
-    tokens = p.questions * (prompt + p.algorithm.k * completion)
-    update = passes * p.parameters * tokens / operations
-    return prompts + sampling + update
-
-
-def token_seconds(p, prompt, completion, operations, bandwidth):
-    """Seconds to sample one token of each running completion. The slowest part decides."""
-    rows = p.at_once * p.options.group_size
-    weights = p.compute * p.parameters
-    # a row holds half of its completion on average
-    cache = p.cache * rows * (prompt + completion / 2)
-    reading = (weights + cache) / bandwidth
-    computing = 2 * p.parameters * rows / operations
-    seconds = max(reading, computing)
-    if p.options.rollout == "own":
-        seconds = max(seconds, LAUNCH * p.layers)
-    return seconds
+    passes = 3 * networks * o.mu  # a backward pass counts twice
+    if o.beta:
+        passes += 1
+    kept = p.algorithm.k * completion
+    tokens = p.questions * (prompt + kept)
+    return sampling + tokens * passes * one_pass
