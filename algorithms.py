@@ -26,6 +26,7 @@ import allocate
 from cppo import batch_rows, keep_count, prune, prune_pooled
 from family.cispo import cispo_loss
 from family.dapo import dapo_loss, token_mean_weights
+from family.deepseek_v32 import deepseek_v32_loss
 from family.drgrpo import constant_weights, drgrpo_loss
 from family.gdpo import decoupled_advantages
 from family.gfpo import adaptive_k, retain, token_efficiency
@@ -36,6 +37,7 @@ from family.pods import max_variance_subset
 from family.ppo import ppo_loss
 from family.rloo import leave_one_out_advantages
 from family.sapo import sapo_loss
+from family.tis import CORRECTIONS
 from family.unbiased import chances, draw, weighed
 from grpo import group_advantages, grpo_loss, sequence_mean_weights
 
@@ -179,10 +181,10 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 # --- the table ---
 
 
-def number(help, limits=None, **default):
-    """A field that is also an option of train.py. help: its line of `--help`. limits: see
+def number(help, limits=None, choices=None, **default):
+    """A field that is also an option of train.py. help: its line of `--help`. limits, choices: see
     engine/run/command_line.py."""
-    return field(metadata={"help": help, "limits": limits}, **default)
+    return field(metadata={"help": help, "limits": limits, "choices": choices}, **default)
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ class Algorithm:
     clip_low: float | None = number(
         "ε_low: the ratio is clipped below 1 − ε_low; None: the loss has no clip", "(0, ∞)")
     clip_high: float | None = number("ε_high: the ratio is clipped above 1 + ε_high", "(0, ∞)")
+    group_size: int = number("G, completions sampled per question", "[1, ∞)", default=16)
     advantages: Callable = compare_sums
     keep: str | Callable = number(
         "which completions are kept: a rule of KEEP in algorithms.py, or FILE.py:FUNCTION",
@@ -215,15 +218,18 @@ class Algorithm:
     critic: bool = False  # a second network makes an advantage for every token
     lam: float = 0.95  # PPO's λ
     # of the options that only some rows allow
-    allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation")
+    allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "shortest_prefix")
 
     # the same in all rows
-    group_size: int = number("G, completions sampled per question", "[1, ∞)", default=16)
     target_kl: float | None = number(
         "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this", "(0, ∞)", default=None)
-    importance_cap: float | None = number(
-        "a token counts min(π_old / π_sampler, this), to correct for a different sampler",
-        "(0, ∞)", default=None)
+    importance_weights: str | Callable | None = number(
+        "correct for a sampler that computes otherwise: by the ratio π_old / π_sampler of each "
+        "token or of the completion, truncated or masked", choices=tuple(CORRECTIONS),
+        default=None)
+    shortest_prefix: float | None = number(
+        "NAT: train on a random prefix of each completion, which has at least this share of it",
+        "[0, 1]", default=None)
     overlong_cache: int | None = number(
         "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens",
         "[1, ∞)", default=None)
@@ -236,7 +242,7 @@ class Algorithm:
     k: int = 16
     questions_per_step: int = 1  # of a device
     over_kept: bool = False  # the advantages are compared only with the kept completions
-    wants_entropy: bool = False  # the loss has an argument `entropy`, as your own loss may have
+    wants: frozenset[str] = frozenset()  # `entropy`, `sampled_logp`: if the loss has this argument
 
     def keep_completions(self, rollout, advantages):
         """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
@@ -253,14 +259,17 @@ class Algorithm:
 
 
 grpo = Algorithm(grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2)
-gspo = Algorithm(
-    gspo_loss, sequence_mean, beta=0.0, clip_low=3e-4, clip_high=4e-4, minibatches=4)
+gspo = Algorithm(  # its ratio needs the whole completion
+    gspo_loss, sequence_mean, beta=0.0, clip_low=3e-4, clip_high=4e-4, minibatches=4,
+    allowed_options=("keep", "pruning_rate", "allocation"),
+)
 gfpo = Algorithm(
     grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
     advantages=partial(compare_sums, ddof=0), keep="shortest", pruning_rate=0.5, allocation=False,
 )
 ALGORITHMS = {
     "grpo": grpo,
+    "2grpo": replace(grpo, group_size=2),
     "cppo": replace(grpo, keep="largest_abs", pruning_rate=0.75),
     # the code that made the tables of CPPO's paper
     "cppo_published": replace(grpo, token_weights=token_mean, keep="pooled", pruning_rate=0.75),
@@ -288,8 +297,11 @@ ALGORITHMS = {
     "gspo": gspo,
     "gspo_token": replace(gspo, loss=partial(gspo_loss, token_level=True)),
     "gfpo": gfpo,
-    "gfpo_adaptive": replace(gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep",)),
+    "gfpo_adaptive": replace(
+        gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep", "shortest_prefix")),
     "gdpo": replace(grpo, advantages=compare_each_reward),
+    "deepseek_v32": replace(
+        grpo, loss=deepseek_v32_loss, advantages=partial(compare_sums, divide_by_std=False)),
     "pods": replace(grpo, keep="max_variance", pruning_rate=0.75, allocation=False),
     "ppo": Algorithm(
         ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=scores, mu=4,
@@ -326,7 +338,8 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
     return replace(
         row, k=k, questions_per_step=B, keep=KEEP.get(rule, rule), over_kept=rule in OVER_KEPT,
         loss=partial(row.loss, **numbers),
-        wants_entropy="entropy" in inspect.signature(row.loss).parameters)
+        importance_weights=CORRECTIONS.get(row.importance_weights),
+        wants={"entropy", "sampled_logp"} & set(inspect.signature(row.loss).parameters))
 
 
 def usual_pruning_rate(row, rule):
@@ -338,7 +351,7 @@ def usual_pruning_rate(row, rule):
 
 def table():
     """The table as text."""
-    names = ("pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
+    names = ("group_size", "pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
     lines = [("algorithm", "loss", "token_weights", "keep", *names)]
     for name, row in ALGORITHMS.items():
         loss = getattr(row.loss, "func", row.loss)  # of a partial

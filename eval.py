@@ -23,9 +23,10 @@ import torch
 
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
+from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
 from engine.run.command_line import LARGEST, compose, given, option, run_program
 from engine.run.eval_answers import (
     group_by_question,
@@ -36,14 +37,8 @@ from engine.run.eval_answers import (
     read_answers,
 )
 from engine.scoring.score import load_rewards
-from engine.tasks.questions import (
-    base_model,
-    check_dataset,
-    fingerprint,
-    read_rows,
-    with_prompts,
-)
-from engine.tasks.table import TASKS, task_of
+from engine.tasks.questions import check_dataset, fingerprint, read_rows, with_prompts
+from engine.tasks.table import TASKS, base_model, task_of
 from rewards import extract_answer, to_number
 
 # --- scores: numbers from verdicts ---
@@ -132,7 +127,7 @@ def summarize(records):
     """
     groups = group_by_question(records)
     n = min(map(len, groups))
-    scores = {"accuracy": [mean_of(group, "correct") for group in groups]}
+    scores = {"accuracy": [mean_value(group, "correct") for group in groups]}
     powers_of_two = {2**i for i in range(1, n.bit_length())}
     for k in sorted(powers_of_two | {n} - {1}):
         values = []
@@ -148,14 +143,14 @@ def summarize(records):
         intervals[name] = interval(values)
     summary["intervals"] = intervals
     if "tokens" in records[0]:  # else another program has sampled
-        summary["length"] = mean_of(records, "tokens")
-        summary["truncated"] = mean_of(records, "truncated")
+        summary["length"] = mean_value(records, "tokens")
+        summary["truncated"] = mean_value(records, "truncated")
     summary["questions"] = len(groups)
     summary["samples"] = n
     return summary
 
 
-def mean_of(records, key):
+def mean_value(records, key):
     return sum(record[key] for record in records) / len(records)
 
 
@@ -276,8 +271,8 @@ def compare_part(part, first, second):
     if asked != asked_again:
         raise UserError(f"the two files do not hold the same questions ({part}): only answers to "
                         "the same questions can be compared.")
-    before = [mean_of(records, "correct") for records in first]
-    after = [mean_of(records, "correct") for records in second]
+    before = [mean_value(records, "correct") for records in first]
+    after = [mean_value(records, "correct") for records in second]
     difference, (low, high), p = paired(before, after)
     print(f"{part:8} {np.mean(before):.4f} → {np.mean(after):.4f}   {difference:+.4f} "
           f"[{low:+.4f}, {high:+.4f}], p = {p:.4f}, {len(asked)} questions")
@@ -377,7 +372,7 @@ def report(summary):
 def score_file(config, folder, device):
     """`--from_file`: judge completions that another program sampled."""
     judge = config.judge or task_of(config.from_file).rewards[0]
-    [reward] = load_rewards([judge], device)
+    [reward] = load_rewards([judge])
     summary = summarize(judge_file(config.from_file, reward.function))
     path = folder / f"scored-{Path(config.from_file).stem}.json"
     content = {"from_file": config.from_file, "judge": judge, "sampled": summary}
@@ -403,7 +398,7 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     earlier = None
     if ranks.rank() == 0:
         earlier = open_answers(path, setting)
-    [reward] = load_rewards([judge], model.device)
+    [reward] = load_rewards([judge])
     summary = examine(
         Sampler(model, tokenizer), tokenizer, questions, reward.function, sampling,
         samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,

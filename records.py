@@ -42,6 +42,7 @@ class Rollout:
     reward_weights: list[float]  # R
     history: list[float] = ()  # the mean reward of each earlier question of the run
     seed: int = 0  # for a rule that draws
+    factors: torch.Tensor | None = None  # NAT: (Q·G, T), 0 outside of the random prefixes
     failures: int = 0  # calls of a reward function that failed
     rollouts: int = 1  # how often the step has sampled
 
@@ -104,6 +105,7 @@ class Batch:
     mask: torch.Tensor  # (N, T) bool, tokens to train on; on the CPU: reading it waits for no GPU
     advantages: torch.Tensor  # (N,); PPO: (N, T), which the critic makes of the scores
     weights: torch.Tensor | None = None  # (N, T), how much each token counts in the loss
+    factors: torch.Tensor | None = None  # NAT: (N, T), of the weights; 0: it is not computed
     scores: torch.Tensor | None = None  # (N,), the weighted sums of the rewards
     sampled_logp: torch.Tensor | None = None  # (N, T), as the sampler computed it
     old_logp: torch.Tensor | None = None  # (N, T), of the same policy, as the trainer computes it
@@ -163,8 +165,9 @@ def cut_into_micro_batches(batch, max_tokens, policy):
         most = ranks.all_sum({}, device, maxima={"count": count})
         count = int(most["count"])
     no_row = torch.zeros(0, dtype=torch.int64, device=device)
-    fill = [(no_row, without_tokens(batch))] * (count - len(found))
-    return found + fill
+    while len(found) < count:
+        found.append((no_row, without_tokens(batch)))
+    return found
 
 
 def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
@@ -189,6 +192,7 @@ def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
         advantages=advantages.flatten().to(device, non_blocking=True),
         scores=rollout.total.flatten().to(device, non_blocking=True),
         sampled_logp=rollout.logp,
+        factors=rollout.factors,
     )
     # the numbers of the kept completions among those of all devices
     numbers = rollout.question_numbers[rows // G] * G + rows % G
@@ -212,8 +216,15 @@ def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
         if counts[m, "signals"] or (algorithm.critic and n):
             mask = batch.mask.to(device, non_blocking=True)
             batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
-            learned.append(batch)
+            learned.append(batch if batch.factors is None else prefixes(batch))
     return learned
+
+
+def prefixes(batch):
+    """NAT: the batch without the tokens after the random prefixes, so nobody computes them."""
+    cut = replace(
+        batch, mask=batch.factors.cpu() > 0, weights=batch.weights * batch.factors, factors=None)
+    return cut.rows(range(len(batch.prompts)))
 
 
 class Step(NamedTuple):

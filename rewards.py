@@ -10,7 +10,7 @@ the others. A column of another length is a ValueError.
 
 First come the rewards, then how an answer and a number are read from a text. Plain Python.
 Rewards that need more are in engine/scoring/: `math_accuracy` (mathematics.py), programs that are
-run (programs.py), a model that judges (reward_model.py).
+run (programs.py).
 """
 
 import re

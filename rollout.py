@@ -10,6 +10,7 @@ from engine.base import ranks
 from engine.scoring.score import score
 from engine.tasks.questions import reward_columns
 from family.dapo import has_signal, overlong_penalty
+from family.nat import prefix_factors
 from records import Rollout, join
 
 
@@ -33,6 +34,8 @@ def sample_and_score(
     if algorithm.overlong_cache:
         rollout = with_overlong_penalty(
             rollout, max_length=sampling.max_new_tokens, cache=algorithm.overlong_cache)
+    if algorithm.shortest_prefix is not None:
+        rollout = with_prefixes(rollout, algorithm.shortest_prefix)
     return rollout
 
 
@@ -116,3 +119,14 @@ def with_overlong_penalty(rollout, **options):
     names = [*rollout.reward_names, "overlong"]
     weights = [*rollout.reward_weights, 1.0]
     return replace(rollout, rewards=rewards, reward_names=names, reward_weights=weights)
+
+
+# --- NAT's (family/nat.py) ---
+
+
+def with_prefixes(rollout, share):
+    """The rollout with `factors`: 1/p inside of the random prefix of each completion, else 0."""
+    numbers = torch.Generator().manual_seed(rollout.seed + 2**62)  # others than those of a rule
+    u = torch.rand((len(rollout.mask), 1), generator=numbers)
+    factors = prefix_factors(rollout.mask, u, share=share)
+    return replace(rollout, factors=factors.to(rollout.tokens.device))

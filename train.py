@@ -45,8 +45,8 @@ from engine.run.metrics import Clock, first_group, summarize
 from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.preview import show
 from engine.scoring.score import accuracy_reward, load_rewards
-from engine.tasks.questions import base_model, questions_of_run, rows_of_run
-from engine.tasks.table import task_of
+from engine.tasks.questions import questions_of_run, rows_of_run
+from engine.tasks.table import base_model, task_of
 from eval import examine
 from records import Step, cut_into_minibatches
 from rollout import sample_and_score
@@ -76,7 +76,7 @@ def train_step(
     compute = partial(in_micro_batches, networks=networks, limits=limits)
 
     if minibatches:  # else nobody has anything to learn
-        networks.sampler.rest()  # frees memory until `refresh`
+        networks.sampler.free_memory()  # until `refresh`
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
             for batch in minibatches if algorithm.beta else ():
@@ -99,13 +99,11 @@ def train_step(
 
 def networks_of(config, algorithm, source, device, folder=None):
     """The Networks of a run. source, folder: as for `build`."""
-    data, sampling = config.data, config.sampling
-    critic_lr = task_of(data.dataset).critic_lr
-    longest = data.max_prompt_tokens + sampling.max_new_tokens
     return build(
-        source, device, config.devices, sampling, lr=config.update.lr, critic_lr=critic_lr,
-        beta=algorithm.beta, critic=algorithm.critic, seed=config.run.seed, longest=longest,
-        folder=folder)
+        source, device, config.devices, config.sampling, config.update, algorithm,
+        critic_lr=task_of(config.data.dataset).critic_lr,
+        longest=config.data.max_prompt_tokens + config.sampling.max_new_tokens,
+        seed=config.run.seed, folder=folder)
 
 
 def set_up(config, algorithm, device, rows):
@@ -124,7 +122,7 @@ def set_up(config, algorithm, device, rows):
     run = open_state(config, algorithm, questions, source, saved)
     if saved:
         checkpoint.restore(begin, networks)
-    reward_functions = load_rewards(data.rewards, device)
+    reward_functions = load_rewards(data.rewards)
     eval_dataset = data.eval_dataset or data.dataset
     is_right = accuracy_reward(reward_functions, data.dataset, eval_dataset)
     evaluate = partial(

@@ -15,7 +15,6 @@ from tqdm import tqdm
 from engine.base import progress, ranks
 from engine.model import shards
 from family.ppo import value_loss
-from family.tis import truncated_importance_weights
 from grpo import kl_k3
 from records import cut_into_micro_batches
 
@@ -132,10 +131,11 @@ def accumulate(networks, minibatch, algorithm, limits):
         if batch.sampled_logp is None:
             batch.sampled_logp = batch.old_logp
         weights = batch.weights
-        if algorithm.importance_cap:
-            weights = weights * truncated_importance_weights(
-                batch.old_logp, batch.sampled_logp, mask, cap=algorithm.importance_cap)
-        options = {"entropy": entropy} if algorithm.wants_entropy else {}
+        if algorithm.importance_weights:
+            weights = weights * algorithm.importance_weights(
+                batch.old_logp, batch.sampled_logp, mask)
+        known = {"entropy": entropy, "sampled_logp": batch.sampled_logp}
+        options = {name: known[name] for name in algorithm.wants}
         loss, stats = algorithm.loss(
             logp, batch.old_logp, batch.advantages, mask,
             ref_logp=batch.ref_logp, weights=weights, **options)

@@ -1,6 +1,7 @@
 """Checks other people's GRPO against the concept tests of this project.
 
     python -m conformance MINE.py                 # see docs/conformance.md
+    python -m conformance MINE.py --json out.json
     python -m conformance conformance/adapters/tiny_grpo.py --path ../tiny-grpo
 
 MINE.py maps names of ours to your own code, with our arguments and results: `kl_k3`, `grpo_loss`,
@@ -11,8 +12,11 @@ others are ours:
 2. probes: small inputs, on which its answers and gradients are compared with ours. If they differ,
    they are compared with the known mistakes and the known choices (conformance/mistakes.py).
 
-Each test and each probe is a property. ✓ needs all of them. Each function runs in a process of its
-own, with a time limit. Needs torch and pytest, on Linux or macOS. The exit code is
+Each test and each probe is a property. ✓ needs all of them. If MINE.py defines `step`, a whole
+training step, it is run, and its properties are read from the weights (loops.py).
+
+Each function runs in a process of its own, with a time limit. Needs torch and pytest, on Linux or
+macOS. The exit code is
 
     0  every property of every function was checked, and holds or is a choice
     1  a function is wrong, if only at an edge
@@ -23,6 +27,7 @@ own, with a time limit. Needs torch and pytest, on Linux or macOS. The exit code
 import argparse
 import difflib
 import importlib.util
+import json
 import os
 import sys
 from collections import namedtuple
@@ -37,7 +42,7 @@ sys.path.insert(0, str(HERE.parent))  # ours, also if a grpo.py lies in the fold
 from conformance import properties  # noqa: E402
 
 properties.import_tests()
-from conformance import compare  # noqa: E402
+from conformance import compare, loops  # noqa: E402
 from conformance.apart import Apart, Stopped  # noqa: E402
 from conformance.theirs import Broken, Theirs  # noqa: E402
 
@@ -118,18 +123,18 @@ def check_file(send, path, folder):
         mine = load(path, folder)
     except BaseException as error:
         return send(why_not_loaded(path, error))
-    names = [name for name in compare.OURS if callable(getattr(mine, name, None))]
+    names = [name for name in [*compare.OURS, "step"] if callable(getattr(mine, name, None))]
     send((names, misspelt(mine)))
     for name in names:
-        with Apart(send_verdict, name, getattr(mine, name)) as one:
+        with Apart(send_verdict, name, getattr(mine, name), getattr(mine, "BETA", 0.0)) as one:
             try:
                 send(one.receive(LIMIT))
             except Stopped as error:
                 send(Verdict("–", f"{error}", 0, 0, "", []))
 
 
-def send_verdict(send, name, function):
-    send(verdict(name, function))
+def send_verdict(send, name, function, beta):
+    send(loops.verdict(function, beta) if name == "step" else verdict(name, function))
 
 
 def why_not_loaded(path, error):
@@ -155,56 +160,81 @@ def misspelt(mine):
 
 
 def checked(path, folder):
-    """(name, verdict) of each function of the file, as soon as it is known."""
+    """(name, verdict) of each function of the file, as soon as it is known. Raises Stopped, if
+    nothing can be checked."""
     with Apart(check_file, path, folder) as process:
         try:
             said = process.receive(IMPORT_LIMIT)
         except Stopped as error:
-            raise SystemExit(stop(f"{path}, when it is imported: {error}")) from error
+            raise Stopped(f"{path}, when it is imported: {error}") from error
         if isinstance(said, str):
-            raise SystemExit(stop(said))
+            raise Stopped(said)
         names, near = said
         for name, other in near.items():
             words = f"no function of ours has this name: do you mean `{other}`?"
             yield name, Verdict("–", words, 0, 0, "", [])
         if not names and not near:
-            raise SystemExit(stop(
-                f"{path} defines none of our functions: {', '.join(compare.OURS)}"))
+            raise Stopped(f"{path} defines none of our functions: {', '.join(compare.OURS)}")
         for name in names:
             try:
                 yield name, Verdict(*process.receive(None))
             except Stopped as error:
-                raise SystemExit(stop(f"{path}: {error}")) from error
+                raise Stopped(f"{path}: {error}") from error
 
 
-def stop(sentence):
+def stop(sentence, file=None):
     """Prints a sentence on why nothing can be checked. Returns the exit code."""
     print(sentence, file=sys.stderr)
+    write(file, CODES["–"], {}, sentence)
     return CODES["–"]
+
+
+def write(file, code, functions, error=""):
+    """--json. functions: {name: Verdict}."""
+    if file:
+        rows = [{"function": name} | found._asdict() for name, found in functions.items()]
+        whole = {"exit_code": code, "error": error, "functions": rows}
+        words = json.dumps(whole, ensure_ascii=False, indent=2)
+        Path(file).write_text(words + "\n", encoding="utf-8")
+
+
+def show(name, found):
+    counts = f"{found.held} of {found.asked}"
+    print(f"{name:30}{counts:>12}   {found.sign} {found.sentence}", flush=True)
+    lines = found.lines + [found.left] * (bool(found.left) and found.sign in "≈△✗")
+    print(*(f"      {line}\n" for line in lines), sep="", end="", flush=True)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        prog="python -m conformance", description="Checks your GRPO against this project's tests.")
+        prog="python -m conformance", description="Checks your GRPO against this project's tests.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=__doc__[__doc__.index("The exit code is"):])
     parser.add_argument("mine", metavar="MINE.py", help="maps our names to your functions")
     parser.add_argument("--path", metavar="FOLDER", help="a checkout that MINE.py imports from")
+    parser.add_argument("--json", metavar="FILE", help="write the verdicts to this file, too")
     options = parser.parse_args(argv)
     if not Path(options.mine).is_file() or not options.mine.endswith(".py"):
         return stop(f"{options.mine} is no Python file; write one that maps your functions to "
-                    "ours: docs/conformance.md")
+                    "ours: docs/conformance.md", options.json)
     if options.path and not Path(options.path).is_dir():
-        return stop(f"--path {options.path}: there is no such folder")
-    codes = set()
-    for name, found in checked(options.mine, options.path):
-        if not codes:
-            print(f"{'function':30}{'properties':>12}   verdict")
-        codes.add(CODES.get(found.sign, 3 if found.left else 0))
-        counts = f"{found.held} of {found.asked}"
-        print(f"{name:30}{counts:>12}   {found.sign} {found.sentence}", flush=True)
-        lines = found.lines + [found.left] * (bool(found.left) and found.sign in "≈△✗")
-        print(*(f"      {line}\n" for line in lines), sep="", end="", flush=True)
+        return stop(f"--path {options.path}: there is no such folder", options.json)
+    if options.json and not Path(options.json).absolute().parent.is_dir():
+        return stop(f"--json {options.json}: its folder does not exist")
+    functions = {}
+    try:
+        for name, found in checked(options.mine, options.path):
+            if not functions:
+                print(f"{'function':30}{'properties':>12}   verdict")
+            functions[name] = found
+            show(name, found)
+    except Stopped as error:
+        return stop(str(error), options.json)
     print(f"\n{LEGEND}")
-    return min(codes - {0}, default=0)
+    codes = [CODES.get(found.sign, 3 if found.left else 0) for found in functions.values()]
+    code = min({*codes} - {0}, default=0)
+    write(options.json, code, functions)
+    return code
 
 
 if __name__ == "__main__":

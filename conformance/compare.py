@@ -35,6 +35,8 @@ Found = namedtuple("Found", "kind sentence evidence", defaults=[""])
 LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",
          "truncated_importance_weights")
 VISIBLE = 0.01  # equal rewards carry no signal: an advantage above this is one
+KEPT = ("prune", "prune_pooled", "retain")  # they choose completions by a score
+TIES = "another order, and another choice among equal ones"
 CHOOSE = ("mask", "weights")  # they choose tokens: nobody takes a gradient there
 LEAK = ("a gradient flows into `{0}`: the loss is right only if the caller hands `{0}` over "
         "detached")
@@ -115,8 +117,10 @@ def explained(name, theirs, tried, evidence):
     for version in [*VERSIONS.get(name, ()), *fitted(name, theirs)]:
         if all(same(answer(version.function, p), g, p.atol) for (p, *_), g in zip(tried, got)):
             return Found(version.kind, version.sentence, evidence), version.function
-    if name.startswith("prune") and all(same_set(*row) for row in tried):
-        return Found("choice", "another order, or another choice among equal |A|", evidence), None
+    if name in (*KEPT, "batch_rows") and all(same_set(*row) for row in tried):
+        return Found("choice", "another order", evidence), None
+    if name in KEPT and all(same_scores(*row) for row in tried):
+        return Found("choice", TIES, evidence), None
     if not breaks:
         return Found("mistake", "no known mistake gives these numbers", evidence), None
     # a change in place of an argument with a gradient is an error of torch's, and not the reason
@@ -128,18 +132,23 @@ def explained(name, theirs, tried, evidence):
 
 
 def same_set(probe, got, right):
-    """Whether `prune` or `prune_pooled` keeps completions of the same |A|, in any order."""
-    scores = probe.args[0].abs().flatten()
-    first = 0
-    if type(got) is str or got[0].shape != right[0].shape:
+    """Whether these are the same indices, in each row if there are rows, in any order."""
+    return type(got) is not str and same(
+        [x.double().sort(-1).values for x in got], [x.double().sort(-1).values for x in right], 0.0)
+
+
+def same_scores(probe, got, right):
+    """Whether completions of the same scores are kept: of the same |A|, or of the same metric."""
+    scores = probe.args[0].abs()
+    if type(got) is str or got[0].shape != right[0].shape or got[0].is_floating_point():
         return False
-    if got[0].dim() == 2:  # indices in each question
-        first = probe.args[0].shape[1] * torch.arange(len(got[0])).unsqueeze(1)
-    theirs, ours = (kept[0] + first for kept in (got, right))
-    if theirs.is_floating_point() or theirs.min() < 0 or theirs.max() >= len(scores):
+    theirs, ours = got[0], right[0]
+    scores = scores if ours.dim() == 2 else scores.flatten()
+    if theirs.min() < 0 or theirs.max() >= scores.shape[-1]:
         return False
-    distinct = len(theirs.unique()) == theirs.numel()
-    return distinct and torch.equal(*(scores[rows].sort(-1).values for rows in (theirs, ours)))
+    again = theirs.sort(-1).values.diff().eq(0).any()
+    return not again and torch.equal(
+        *(scores.gather(-1, rows).sort(-1).values for rows in (theirs, ours)))
 
 
 def fitted(name, theirs):

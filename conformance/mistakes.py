@@ -15,7 +15,7 @@ import torch
 
 import cppo
 import grpo
-from family import gdpo, gspo, ppo, tis
+from family import dapo, gdpo, gfpo, gspo, ppo, tis
 
 # kind: mistake, choice, or edge, which is wrong only where few inputs ever are
 Version = namedtuple("Version", "sentence function kind")
@@ -339,6 +339,16 @@ def whitened(rewards, values, mask, **options):
     return advantages, advantages + values.masked_fill(~mask.bool(), 0.0)
 
 
+def scattered(advantages, kept):
+    """The advantages of the kept completions, and 0 for the others."""
+    return torch.zeros_like(advantages).scatter(1, kept, advantages.gather(1, kept))
+
+
+def truncated_low(old_logp, sampled_logp, mask, *, cap, low=0.0):
+    weights = (old_logp - sampled_logp).detach().exp().clamp(low, cap)
+    return weights.masked_fill(~mask.bool(), 1.0)
+
+
 def max_value(change=torch.maximum, half=0.5, clipped=True, weigh="tokens"):
     def function(values, old_values, returns, mask, *, clip=0.2):
         w = WEIGHTS[weigh](mask, 0)
@@ -530,14 +540,43 @@ VERSIONS = {
         wrong("the sign is turned round: long completions gain",
               lambda n, *, max_length, cache: ((n - max_length + cache) / cache).clamp(0, 1)),
     ],
+    "has_signal": [
+        wrong("questions without a signal are the ones that stay", lambda r: ~dapo.has_signal(r)),
+        wrong("a question is left out if it has no right answer; all right has no signal, either",
+              lambda r: (r > 0).any(1)),
+        wrong("a question is left out if all its answers are right; none right has no signal, "
+              "either", lambda r: ~(r > 0).all(1)),
+    ],
+    "retain": [
+        wrong("the longest are kept, not the shortest", lambda m, k, *, largest=False:
+              gfpo.retain(m, k, largest=not largest)),
+        wrong("`largest` is ignored", lambda m, k, *, largest=False: gfpo.retain(m, k)),
+        wrong("the first k are kept, whatever the metric is",
+              lambda m, k, **o: gfpo.retain(0 * m, k)),
+    ],
+    "token_efficiency": [
+        wrong("tokens per reward, not reward per token", lambda r, n: n / r),
+        wrong("the reward times the length", lambda r, n: r * n),
+    ],
+    "retained_advantages": [
+        wrong("mean and std over all completions, before the filter: this is CPPO's order [6]",
+              lambda r, kept, **o: scattered(grpo.group_advantages(r, ddof=0, **o), kept)),
+        wrong("completions that are not kept have an advantage, too [6]",
+              lambda r, kept, **o: grpo.group_advantages(r, ddof=0, **o)),
+        choice("the unbiased std", lambda r, kept, **o: torch.zeros_like(r).scatter(
+            1, kept, grpo.group_advantages(r.gather(1, kept), **o))),
+        choice("no division by the std", lambda r, kept, **o: torch.zeros_like(r).scatter(
+            1, kept, grpo.group_advantages(r.gather(1, kept), divide_by_std=False))),
+    ],
     "truncated_importance_weights": [
-        wrong("upside down: π_sampler / π_old", lambda p, s, m, *, cap:
-              tis.truncated_importance_weights(s, p, m, cap=cap)),
-        wrong("not truncated: one token can outweigh all others", lambda p, s, m, *, cap:
-              tis.truncated_importance_weights(p, s, m, cap=math.inf)),
+        wrong("upside down: π_sampler / π_old",
+              lambda p, s, m, **o: tis.truncated_importance_weights(s, p, m, **o)),
+        wrong("not truncated: one token can outweigh all others", lambda p, s, m, **o:
+              tis.truncated_importance_weights(p, s, m, **o | {"cap": math.inf})),
         wrong("a gradient flows through the weights", lambda p, s, m, *, cap:
               (p - s).exp().clamp(max=cap).masked_fill(~m.bool(), 1.0)),
-        choice("0 on padding", lambda p, s, m, *, cap:
-               tis.truncated_importance_weights(p, s, m, cap=cap) * m),
+        wrong("`low` truncates, it does not mask: IcePop's weight outside is 0", truncated_low),
+        choice("0 on padding",
+               lambda p, s, m, **o: tis.truncated_importance_weights(p, s, m, **o) * m),
     ],
 }

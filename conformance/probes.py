@@ -72,6 +72,7 @@ PPO_ARGS = [(t([1, 1]), t([0.0, 0.5]), ONE.expand(1, 2)),
             (normal(7, 6, 5), normal(8, 6, 5), MASK)]
 VALUES = [(t([v]), t([1.0]), t([r]), ONE) for v, r in
           ((1.1, 2), (1.5, 2), (0.5, 0), (0.5, 2), (1.5, 1.3))]
+LENGTH_ROWS = t([30, 10, 20, 40], [7, 5, 6, 8])
 ADVANTAGE_ROWS = [t([0.1, -2.0, 0.5, 1.0]), t([1.0, -1.0, 0.5, -0.25], [0, 0.01, -0.03, 0.02])]
 PROBES = {
     **{name: probes(*pairs) for name, pairs in LOGP_OF.items()},
@@ -110,9 +111,18 @@ PROBES = {
         Probe((A, LOGP, REF, MASK), {"beta": 0.3})],
     "whiten": probes((t([2, -2]), ONE.expand(1, 2)), (FAR, mask_of([3, 1])), (LOGP, MASK)),
     "overlong_penalty": [Probe((t(4, 16, 17, 20, 25),), {"max_length": 20, "cache": 4})],
+    "has_signal": probes((t([1, 1, 1], [0, 1, 1], [0, 0, 0]),)),
+    "retain": [*probes((LENGTH_ROWS, 2), (LENGTH_ROWS, 1)),
+               Probe((LENGTH_ROWS, 2), {"largest": True})],
+    "token_efficiency": probes((t([1, 0, 2], [3, 1, 1]), t([10, 4, 8], [2, 1, 6]))),
+    "retained_advantages": probes(
+        (t([1, 0, 4]), torch.tensor([[0, 1]])),
+        (normal(13, 2, 4), torch.tensor([[0, 1, 3], [1, 2, 3]])),
+        (t([2, 2, 0, 5]), torch.tensor([[0, 1]]))),
     "truncated_importance_weights": [
         Probe((t([0.6, 0.2, 0.9]).log(), t([0.4, 0.4, 0.1]).log(), torch.ones(1, 3)), {"cap": 2.0}),
-        Probe((LOGP, OLD, MASK), {"cap": 1.5})],
+        Probe((LOGP, OLD, MASK), {"cap": 1.5}),
+        Probe((LOGP, OLD, MASK), {"cap": 1.5, "low": 0.7})],
 }
 
 # Rewards in float32. Those of the first question are all equal, so it must get no signal.

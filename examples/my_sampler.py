@@ -1,4 +1,4 @@
-"""A sampler of your own: transformers' `generate`, behind the contract of engine/model/sampling.py.
+"""A sampler of your own: transformers' `generate`, behind the contract of engine/model/contract.py.
 
     torchrun examples/my_sampler.py --rollout generate --steps 4
 
@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import train
 from engine.base.errors import refuse
+from engine.model.contract import Completions
 from engine.model.folders import resolve_model
 from engine.model.logprobs import completion_mask
 from engine.model.networks import SAMPLERS
-from engine.model.sampling import Completions
 from engine.run.command_line import run_program
 
 
@@ -45,7 +45,7 @@ class Generate:
         for name, tensor in weights:
             parameters[name].copy_(tensor)
 
-    def rest(self):
+    def free_memory(self):
         """It keeps its memory."""
 
     def sample(self, prompts, group_size, sampling, seed, places=None):

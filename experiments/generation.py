@@ -43,8 +43,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
 from engine.model import kv_cache, sampling
+from engine.model.contract import Sampling
 from engine.model.prompts import left_pad
-from engine.model.sampling import Sampling, sample
+from engine.model.sampling import sample_completions
 from engine.run.command_line import option, parse, run_program
 from engine.tasks import toy_model
 from experiments.bench import heading, in_turn, markdown_table, report
@@ -119,12 +120,13 @@ def generate(model, prompts, longest, **cache):
 
 
 def ours(model, prompts, longest):
-    """This project's `sample`."""
+    """This project's sampler."""
     end = model.config.vocab_size - 1  # the token that stands for EOS
 
     def way(lengths):
         with imposed(lengths, end):
-            drawn = sample(model, prompts, G, Sampling(longest), stop_ids=[end], pad_id=0)
+            drawn = sample_completions(
+                model, prompts, G, Sampling(longest), stop_ids=[end], pad_id=0)
         return [row[:n] for row, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())]
 
     return way

@@ -35,9 +35,10 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from cppo import prune
+from engine.model.contract import Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.tasks import toy, toy_model
 from engine.tasks.questions import load_questions

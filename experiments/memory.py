@@ -30,10 +30,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import resolve
+from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.networks import Networks, whole_networks
+from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
 from engine.model.precision import choose_dtype
-from engine.model.sampling import Sampling
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
 from engine.scoring.score import Reward
@@ -161,9 +161,12 @@ def one_step(options, hidden_size, device):
         eos_token_id=tokenizer.eos_token_id,
     ).to(device)
     policy = Policy(model, choose_dtype("auto", device, 0))  # on every CPU float32
-    networks = whole_networks(
-        policy, tokenizer, lr=config.update.lr, beta=algorithm.beta, critic=algorithm.critic,
-        critic_lr=task_of("toy").critic_lr)
+    networks = Networks(policy, tokenizer, own_sampler(policy, tokenizer))
+    if algorithm.beta:
+        networks.reference = frozen(policy)
+    if algorithm.critic:
+        networks.critic = first_critic(policy)
+    add_optimizer(networks, config.update, task_of("toy").critic_lr)
     train_step(
         networks, algorithm, [Reward("digits", digits)], Sampling(32), Limits(),
         lambda missing: questions, random.Random(1),

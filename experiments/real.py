@@ -39,7 +39,8 @@ from engine.run.config import check
 from engine.run.curves import DPI, legend_above
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
-from engine.tasks.questions import base_model, load_questions, take
+from engine.tasks.questions import load_questions, take
+from engine.tasks.table import base_model
 from eval import examine
 from experiments.bench import heading, markdown_table, pm, report, spread
 from experiments.plot import band, colour, panels

@@ -8,8 +8,9 @@ goes.
 
 - speed: pruning alone, larger batches alone, both; Amdahl's bound
 - keep: which completions to keep; group: the group size
-- family: GRPO and its relatives side by side; newer: the newer relatives; unbiased: CPPO, and
-  pruning that is drawn and weighed; ppo: what a critic costs, and what it gives
+- family: GRPO and its relatives side by side; newer: the newer relatives; prefixes: NAT, with GRPO
+  and with CPPO, and DeepSeek-V3.2; two: 2-GRPO beside CPPO; unbiased: CPPO, and pruning that is
+  drawn and weighed; ppo: what a critic costs, and what it gives
 - length: GFPO on a base model whose thoughts are too long
 - controls: what a sceptic asks: is it the pruning, or something else?
 - together: sampling more questions together than are trained on together
@@ -48,8 +49,9 @@ from algorithms import ALGORITHMS, constant, resolve, token_mean
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import loading
+from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
 from engine.run import checkpoint
 from engine.run.command_line import flat, given, option, parse, run_program
 from engine.run.config import Config as Options
@@ -80,8 +82,8 @@ PAPER = {
 @dataclass
 class Config:
     table: str = option(
-        "all", "1, speed, keep, group, family, newer, unbiased, ppo, length, controls, together, "
-        "factorial, or all"
+        "all", "1, speed, keep, group, family, newer, prefixes, two, unbiased, ppo, length, "
+        "controls, together, factorial, or all"
     )
     seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
     quick: bool = option(
@@ -95,7 +97,7 @@ class Method(NamedTuple):
     baseline: str = "GRPO"  # the method that its speed-up is measured against
     # the method that differs from it in the pruning alone, for Amdahl's law
     unpruned: str | None = None
-    passes: int = 1  # over the questions of the table
+    passes: float = 1  # over the questions of the table
 
 
 def grpo(kind="grpo", **options):
@@ -155,9 +157,25 @@ for g in (4, 8, 16, 32):
 
 # every algorithm as in its paper, and GSPO with CPPO's pruning
 LATER = ("cispo", "sapo", "rloo", "lite_ppo", "maxrl")  # they have a table of their own
-FAMILY = {name: own(name) for name in ALGORITHMS if name not in LATER} | {
+LATEST = ("2grpo", "deepseek_v32")  # these, too
+FAMILY = {name: own(name) for name in ALGORITHMS if name not in LATER + LATEST} | {
     "gspo + cppo": own("gspo", keep="largest_abs")}
 NEWER = {name: own(name) for name in ("grpo", *LATER)}
+
+# random prefixes of at least a share of each completion
+PREFIXES = {"grpo": own("grpo"), "cppo": own("cppo"), "deepseek_v32": own("deepseek_v32")}
+for share in (0.0, 0.5):
+    PREFIXES |= {f"{name}, prefixes of {share:.0%} or more": own(name, shortest_prefix=share)
+                 for name in ("grpo", "cppo")}
+
+# each step trains on 16 completions. CPPO samples 128 for that, and 2-GRPO 16. So 2-GRPO samples as
+# many in 8 passes over the questions. In about 1.375 passes it takes as many seconds, and in 5.5
+# as many as CPPO in 4 passes
+TWO = {"GRPO": grpo(), "CPPO, P=0.875": cppo("both", 0.875),
+       "CPPO, P=0.875, 4 passes": cppo("both", 0.875)._replace(passes=4)}
+for n in (1, 1.375, 5.5, 8):
+    method = grpo("2grpo", algorithm="2grpo", group_size=2, questions_per_step=8)
+    TWO[f"2-GRPO, {n:g} passes"] = method._replace(passes=n, baseline="CPPO, P=0.875")
 
 # CPPO beside a choice that is drawn and weighed, so that its gradient is GRPO's on average
 UNBIASED = {
@@ -307,6 +325,9 @@ TABLES = {
     "group": Table("Group size", 1024, GROUP, ACCURACY_SECONDS),
     "family": Table("The family", 1024, FAMILY, ACCURACY_LENGTH_KL, ("kl", "memory"), KL),
     "newer": Table("The newer relatives", 512, NEWER, ACCURACY_LENGTH_KL, ("kl",), KL),
+    "prefixes": Table("Random prefixes, and DeepSeek-V3.2", 512, PREFIXES, ACCURACY_SECONDS,
+                      ("kl",), KL),
+    "two": Table("2-GRPO beside CPPO", 512, TWO, ACCURACY_SECONDS),
     "unbiased": Table("Unbiased pruning", 512, UNBIASED, ACCURACY),
     "ppo": Table("With a critic, and without", 1024, CRITIC, plot.phases, ("kl", "memory"),
                  KL | OF_STEPS),

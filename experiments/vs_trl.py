@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
 from engine.model.logprobs import Policy
-from engine.model.networks import whole_networks
+from engine.model.networks import Networks, add_optimizer, frozen, own_sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
 from engine.scoring.score import Reward
@@ -101,8 +101,11 @@ class Ours:
         config, self.algorithm = check(chosen)
         self.sampling = config.sampling
         self.per_step = self.algorithm.questions_per_step
-        self.networks = whole_networks(
-            Policy(deepcopy(model)), tokenizer, lr=LEARNING_RATE, beta=self.algorithm.beta)
+        policy = Policy(deepcopy(model))
+        self.networks = Networks(policy, tokenizer, own_sampler(policy, tokenizer))
+        if self.algorithm.beta:
+            self.networks.reference = frozen(policy)
+        add_optimizer(self.networks, config.update)
         self.questions, self.generate = questions, []
 
     def step(self):

@@ -54,7 +54,8 @@ def test_the_advantages_of_each_algorithm(name):
     rewards = torch.tensor([[2.0, 0.0, 1.0, 1.0]])
     compared = (rewards - 1) / ((2 / 3) ** 0.5 + 1e-4)
     expected = {
-        "drgrpo": rewards - 1, "ppo": rewards, "gdpo": compared / (compared.std() + 1e-4),
+        "drgrpo": rewards - 1, "deepseek_v32": rewards - 1, "ppo": rewards,
+        "gdpo": compared / (compared.std() + 1e-4),
         "gfpo": (rewards - 1) / (0.5**0.5 + 1e-4),
         "gfpo_adaptive": (rewards - 1) / (0.5**0.5 + 1e-4), "rloo": 4 / 3 * (rewards - 1),
         "maxrl": rewards - 1,  # the mean is 1

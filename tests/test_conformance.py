@@ -1,19 +1,23 @@
 """conformance/: other people's functions are checked, and what is wrong is said in one sentence."""
 
+import json
 import os
 import re
 import shutil
 import statistics
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from conformance import __main__ as kit
+from conformance import check, compare
 from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import VERSIONS
 from conformance.theirs import Theirs
+from cppo import batch_rows
 from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
@@ -215,7 +219,13 @@ def test_an_option_that_our_function_only_hands_on_is_named_too():
 
 def test_kept_completions_may_stand_in_any_order():
     rows = lambda a, k, **o: a.abs().topk(k, dim=1, **o).indices
-    assert said("prune", rows).startswith("≈ another order")
+    best_first = lambda a, k: a.abs().argsort(dim=1, descending=True, stable=True)[:, :k]
+    assert said("prune", best_first) == "≈ another order"
+    assert said("prune", rows) in ("≈ another order", f"≈ {compare.TIES}")
+    assert said("retain", lambda m, k, *, largest=False: m.topk(k, 1, largest).indices) == (
+        "≈ another order")
+    assert said("batch_rows", lambda kept, G: batch_rows(kept, G).flip(0)) == "≈ another order"
+    assert said("batch_rows", lambda kept, G: kept.flatten()).startswith("✗")
     assert said("prune", lambda a, k: rows(a, k, largest=False)).startswith("✗")
     assert said("prune", lambda a, k: 0 * rows(a, k)).startswith("✗")
 
@@ -294,7 +304,7 @@ import sys
 
 class Blocked:
     def find_spec(self, name, *_):
-        if name.split(".")[0] in ("transformers", "huggingface_hub", "datasets", "peft", "engine"):
+        if name.split(".")[0] in ("transformers", "numpy", "datasets", "peft", "engine"):
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocked())
@@ -426,12 +436,43 @@ def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monk
     ("prune = lambda a, k: cppo.prune(a, k).flip(1)", 3),  # ≈, and `rule` was not asked for
     ("from grpo import kl_k2; prune = cppo.prune; kl_k1 = lambda p, q: q - p", 1),
     ("keep_count = lambda G, P: G - int(G * P)", 1),
-    ("kl_k1 = lambda p, q: None", 2), ("kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
+    ("def step(*world): pass", 2), ("kl_k1 = lambda p, q: None", 2),
+    ("kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
     ("grpo_loss = 3; kl_k = print", 2), ("grpoloss = print", 2),
 ])
 def test_the_exit_code(lines, expected, here):
     code, output = here("import torch, cppo\n" + lines)
     assert code == expected, output
+
+
+def test_the_verdicts_are_written_as_json(here, tmp_path):
+    file = tmp_path / "verdicts.json"
+    code, output = here("from grpo import kl_k2\nkl_k1 = lambda p, q: q - p\n", "--json", file)
+    written = json.loads(file.read_text())
+    assert written.keys() == {"exit_code", "error", "functions"} and not written["error"]
+    assert written["exit_code"] == code == 1
+    rows = {row.pop("function"): row for row in written["functions"]}
+    assert rows["kl_k1"]["sign"] == "✗" and "k1 upside down" in rows["kl_k1"]["sentence"]
+    assert rows["kl_k1"]["lines"][0].strip() in output
+    right = rows["kl_k2"]
+    assert right["sign"] == "✓" and right["held"] == right["asked"] > 5 and right["left"] == ""
+    assert here("1 / 0", "--json", file)[0] == 2
+    assert "division by zero" in json.loads(file.read_text())["error"]
+    assert "its folder does not exist" in here("", "--json", tmp_path / "no" / "file")[1]
+
+
+def test_check_raises_the_sentences_or_passes(tmp_path, monkeypatch):
+    """`check` in a test of somebody, whose grpo.py is not ours."""
+    (tmp_path / "grpo.py").write_text("mean = lambda p, q: p - q\nturned = lambda p, q: q - p\n")
+    (tmp_path / "right.py").write_text("from grpo import mean as kl_k1\n")
+    (tmp_path / "wrong.py").write_text("from grpo import mean as kl_k3, turned as kl_k1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    check(SimpleNamespace(__file__=str(tmp_path / "right.py")))
+    with pytest.raises(AssertionError) as error:
+        check(SimpleNamespace(__file__=str(tmp_path / "wrong.py")))
+    lines = str(error.value).split("\n")
+    assert "kl_k1: ✗ k1 upside down: log π_ref − log π, so its mean is −KL [2]" in lines
+    assert any(line.startswith("kl_k3: ✗ k1 in place of k3") for line in lines)
 
 
 PRUNE = """

@@ -15,7 +15,8 @@ import torch
 import eval as evaluation
 from engine.base import files
 from engine.base.errors import UserError
-from engine.model.sampling import Sampler, Sampling
+from engine.model.contract import Sampling
+from engine.model.sampling import Sampler
 from engine.scoring.score import REWARDS
 from engine.tasks.questions import load_questions
 from engine.tasks.table import SYSTEM_PROMPT

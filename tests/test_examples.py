@@ -12,9 +12,10 @@ import train
 from algorithms import ALGORITHMS, resolve
 from engine.base import files
 from engine.base.errors import UserError
+from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import SAMPLERS
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
 from examples import my_sampler
 from examples.my_algorithm import by_length
 from examples.my_loss import dual_clip_loss, with_entropy

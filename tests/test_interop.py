@@ -26,8 +26,8 @@ from transformers import (
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
+from engine.model.contract import Completions
 from engine.model.loading import load_model
-from engine.model.sampling import Completions
 from engine.run import checkpoint
 from engine.tasks import toy_model
 from train import main

@@ -11,15 +11,14 @@ import torch
 import nano
 import rewards
 from algorithms import resolve
+from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
-from engine.model.networks import whole_networks
-from engine.model.sampling import Completions, Sampling
 from engine.tasks import toy
 from engine.tasks.questions import load_questions
 from engine.tasks.table import TASKS
 from tests.examples import named
-from tests.training import weights_of
+from tests.training import networks_around, weights_of
 from train import train_step
 from update import Limits
 
@@ -54,7 +53,7 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     ends = tokens == tokenizer.eos_token_id
     # EOS counts
     lengths = (ends.cumsum(1) == 0).sum(1).add(1).clamp(max=tokens.shape[1])
-    networks = whole_networks(Policy(model), tokenizer, lr=0.1, beta=nano.BETA)
+    networks = networks_around(Policy(model), tokenizer, lr=0.1, beta=nano.BETA)
     networks.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     logp, mask = torch.zeros(tokens.shape), completion_mask(tokens, lengths)
     given = Completions(tokens, lengths, ~ends.any(1), logp, mask)

@@ -12,9 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 import train
 from algorithms import resolve
+from engine.model.contract import Completions, Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
-from engine.model.sampling import Completions, Sampler, Sampling
+from engine.model.sampling import Sampler
 from engine.tasks.questions import load_questions
 from tests.examples import named
 from tests.training import LONGEST, logprobs, weights_of
@@ -26,7 +27,7 @@ FIRST = 3  # tokens before the tool is called
 
 
 class WithTool:
-    """A sampler (the contract is in engine/model/sampling.py). It calls a tool after the first
+    """A sampler (the contract is in engine/model/contract.py). It calls a tool after the first
     tokens of most completions. What each wrote is in `drawn`."""
 
     dtype = torch.float32
@@ -58,7 +59,7 @@ class WithTool:
     def refresh(self, weights):
         pass
 
-    def rest(self):
+    def free_memory(self):
         pass
 
 

@@ -82,6 +82,26 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
     assert kept == prune(advantages, k)[0].tolist()
 
 
+@pytest.mark.parametrize("share, most", [(0.0, 0.7), (0.8, 0.99), (1.0, 1.0)])
+def test_a_step_on_random_prefixes_computes_only_these(step_inputs, monkeypatch, share, most):
+    computed, real = [], completion_logprobs
+
+    def count(model, prompts, tokens, mask, *rest, **options):
+        computed.append(int(mask.sum()))
+        return real(model, prompts, tokens, mask, *rest, **options)
+
+    options = {"group_size": 8, "micro_batch_tokens": 10**6, "pruning_rate": 0.5, "mu": 1}
+    whole, _ = run_step(copy.deepcopy(step_inputs), [number_of_digits], "cppo", **options)
+    monkeypatch.setattr("engine.model.logprobs.completion_logprobs", count)
+    metrics, _ = run_step(
+        step_inputs, [number_of_digits], "cppo", shortest_prefix=share, **options)
+    assert metrics["kept"] == whole["kept"]
+    assert metrics["tokens_generated"] == whole["tokens_generated"]
+    assert max(share, 0.3) <= metrics["tokens_trained"] / whole["tokens_trained"] <= most
+    assert set(computed) == {metrics["tokens_trained"]}  # the reference and the update
+    assert (metrics["grad_norm"] == whole["grad_norm"]) == (share == 1)
+
+
 def test_the_weights_of_a_mini_batch_are_computed_once(step_inputs):
     """Not again in each of its micro-batches, nor in the second of μ = 2 updates."""
     asked = []

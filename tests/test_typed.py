@@ -350,9 +350,10 @@ def functions():
 
 
 def names_in(tree):
-    """What a piece of code defines, imports or assigns, at any depth."""
+    """What a piece of code defines, takes, imports or assigns, at any depth."""
     nodes = list(ast.walk(tree))
     names = {getattr(node, "name", None) for node in nodes}
+    names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     return names | {node.id for node in nodes if isinstance(getattr(node, "ctx", 0), ast.Store)
                     and isinstance(node, ast.Name)}
 

@@ -4,23 +4,25 @@ made."""
 import copy
 import inspect
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import masking_utils
 
 import records
 from algorithms import ALGORITHMS, resolve
 from engine.model import loading
 from engine.model.critic import Critic
-from engine.model.logprobs import Policy
+from engine.model.logprobs import Policy, extents
 from engine.model.networks import Networks
+from family.nat import prefix_chances, random_prefixes
 from grpo import grpo_loss
-from records import Batch, cut_into_micro_batches
+from records import Batch, cut_into_micro_batches, cut_into_minibatches
 from tests.training import (
     CPU,
+    a_rollout,
     completions,
     logprobs,
     minibatches_of,
@@ -122,18 +124,20 @@ def test_the_first_ratio_is_1_and_the_first_loss_0_but_not_its_gradient(six, nam
     assert not batch.old_logp.requires_grad
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo_token"])
-def test_no_micro_batch_reads_anything_off_the_device(six, name, monkeypatch):
+@pytest.mark.parametrize("name, correction", [
+    ("grpo", "token_truncate"), ("gspo_token", "sequence_mask"), ("deepseek_v32", "token_mask"),
+])
+def test_no_micro_batch_reads_anything_off_the_device(six, name, correction, monkeypatch):
     """On the device `meta` a tensor has no numbers: whoever asks for one gets an error."""
-    # transformers' own question
-    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    # it does not know the device meta
+    monkeypatch.setattr(torch, "autocast", lambda *args, **options: nullcontext())
     model, batch = six
     model.to("meta")
     on_device = {name: x.to("meta") for name, x in batch.tensors.items()}
     minibatch = Batch(batch.prompts, mask=batch.mask, **on_device)
     minibatch.ref_logp = minibatch.weights = torch.zeros(batch.tokens.shape, device="meta")
     sums, maxima = accumulate(
-        Networks(Policy(model), None), minibatch, resolve(name, importance_cap=2.0),
+        Networks(Policy(model), None), minibatch, resolve(name, importance_weights=correction),
         Limits(micro_batch_tokens=30))
     assert all(x.is_meta for x in [*sums.values(), *maxima.values()])
     assert all(p.grad is not None for p in model.parameters())
@@ -196,22 +200,99 @@ def test_the_logs_tell_the_distances_and_the_entropy_as_means_over_completions(s
     assert stats["entropy_trained"] == pytest.approx(entropy, rel=1e-5)
 
 
-@pytest.mark.parametrize("cap, factor", [(None, 1.0), (1.2, 1.2), (2.0, math.exp(0.5))])
-def test_a_sampler_that_computes_otherwise_is_reported_and_corrected_in_the_weights(
-    small, cap, factor
-):
-    """π_old / π_sampler is e^½ = 1.65 at every token, and each token counts as often, at most
-    `cap`."""
-    def gradient(cap):
+@pytest.mark.parametrize("correction, factor", [
+    (None, lambda n: 1.0),
+    ("token_truncate", lambda n: 2.0),
+    ("token_mask", lambda n: math.exp(0.9)),
+    ("sequence_truncate", lambda n: min(math.exp(0.9 * n), 3.0)),
+    ("sequence_mask", lambda n: math.exp(0.9) if n == 1 else 0.0),
+])
+def test_a_sampler_that_computes_otherwise_is_corrected_in_the_weights(small, correction, factor):
+    """π_old / π_sampler is e^0.9 = 2.46 at every token, and its product over n tokens is e^0.9n.
+    The gradient is the one of the advantages times these factors."""
+    def gradient(correction, factor):
         model, tokenizer = loading.load_model(small, CPU)
         batch = completions(tokenizer)
+        lengths = batch.mask.sum(1).tolist()
+        assert 1 in lengths and max(lengths) > 1
+        batch.advantages = batch.advantages * torch.tensor([factor(n) for n in lengths])
         batch.old_logp = logprobs(model, batch)
-        batch.sampled_logp = batch.old_logp - 0.5 * batch.mask
-        algorithm = resolve("grpo", mu=1, beta=0.0, importance_cap=cap)
-        return updated(model, sgd(model, 0.0), [batch], algorithm)
+        batch.sampled_logp = batch.old_logp - 0.9 * batch.mask
+        algorithm = resolve("grpo", mu=1, beta=0.0, importance_weights=correction)
+        updated(model, sgd(model, 1.0), [batch], algorithm)
+        return weights_of(model)
 
-    norm = gradient(None)["grad_norm"]
-    assert gradient(cap)["grad_norm"] == pytest.approx(factor * norm, rel=1e-4)
+    expected = gradient(None, factor)
+    torch.testing.assert_close(gradient(correction, lambda n: 1.0), expected)
+
+
+@pytest.mark.parametrize("name", ["grpo", "cppo", "dapo", "drgrpo", "cispo", "deepseek_v32"])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_over_all_prefixes_the_gradient_of_an_update_is_the_whole_one(small, name, share):
+    """NAT: the gradients of one update are averaged over 840 draws, in which each completion has
+    each of its cuts equally often. (840: a multiple of 1 … 8, their numbers of tokens.)"""
+    model, tokenizer = loading.load_model(small, CPU)
+    batch, algorithm = completions(tokenizer), resolve(name, mu=1, beta=0.0, minibatches=1)
+    n = len(batch.prompts)
+    rollout = a_rollout(
+        batch.advantages.view(n, 1), batch.mask.sum(1, keepdim=True), tokens=batch.tokens,
+        mask=batch.mask, logp=torch.zeros(batch.tokens.shape),
+        questions=[{"prompt": prompt} for prompt in batch.prompts])
+    chances = prefix_chances(batch.mask, share=share)
+    draws = [random_prefixes(batch.mask, torch.full((n, 1), (i + 0.5) / 840), share=share) / chances
+             for i in range(840)]
+
+    def weights(factors):
+        """(6, 8) of the one mini-batch, and which tokens it computes."""
+        [found] = cut_into_minibatches(
+            replace(rollout, factors=factors), rollout.total, torch.arange(n), algorithm, 48)
+        spread, seen = torch.zeros(n, 8), torch.zeros(n, 8, dtype=torch.bool)
+        width = found.tokens.shape[1]
+        spread[:, :width], seen[:, :width] = found.weights, found.mask
+        assert width == extents(found.mask).max() and torch.equal(spread > 0, seen)
+        return spread, seen, found
+
+    whole, seen, minibatch = weights(None)
+    assert torch.equal(seen, batch.mask)
+    found = [weights(factors) for factors in draws]
+    mean = sum(spread for spread, *_ in found) / 840
+    torch.testing.assert_close(mean, whole, rtol=1e-4, atol=1e-7)
+    kept = sum(seen.sum() for _, seen, _ in found) / 840
+    lengths = batch.mask.sum(1)
+    torch.testing.assert_close(
+        kept, ((lengths + (share * lengths).ceil().clamp(min=1)) / 2).sum(), rtol=1e-4, atol=1e-4)
+
+    def gradient(minibatch):
+        policy = Networks(Policy(model), None)
+        model.zero_grad()
+        accumulate(policy, copy.copy(minibatch), algorithm, Limits())
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    # the loss is linear in the weights: a few draws show that nothing else depends on the cut
+    for spread, _, of_prefixes in found[::280]:
+        same = copy.copy(minibatch)
+        same.weights = spread
+        torch.testing.assert_close(gradient(of_prefixes), gradient(same), rtol=1e-3, atol=1e-6)
+
+
+def test_deepseeks_mask_looks_at_the_samplers_own_probabilities(six):
+    """π_old is π_θ, but the sampler's probability of each token is e times as large: A < 0 does not
+    count. Without the argument `sampled_logp` the update would not see it."""
+    model, batch = six
+    batch.old_logp = logprobs(model, batch)
+    batch.sampled_logp = batch.old_logp + 1.0 * batch.mask
+    before = weights_of(model)
+
+    def moved(advantages, name):
+        again = copy.deepcopy(model)
+        minibatch = copy.copy(batch)
+        minibatch.advantages = advantages
+        updated(again, sgd(again, 1.0), [minibatch], resolve(name, mu=1, beta=0.0))
+        return weights_of(again) - before
+
+    A = batch.advantages
+    torch.testing.assert_close(moved(A, "deepseek_v32"), moved(A.clamp(min=0.0), "grpo"))
+    assert (A < 0).any() and (A > 0).any()
 
 
 # --- updates that are not made ---

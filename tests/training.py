@@ -7,14 +7,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 import train
 from algorithms import resolve
+from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
-from engine.model.networks import Networks, whole_networks
-from engine.model.sampling import Sampling
+from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
 from records import Batch, Rollout, cut_into_minibatches
 from tests.examples import named
 from update import Limits, update
@@ -94,6 +95,17 @@ def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=Non
     return stats | {"skipped": skipped}
 
 
+def networks_around(policy, tokenizer, *, lr, beta=0.0, critic=False, reference=None):
+    """The Networks of a policy that is in memory."""
+    networks = Networks(policy, tokenizer, own_sampler(policy, tokenizer))
+    if beta:
+        networks.reference = reference or frozen(policy)
+    if critic:
+        networks.critic = first_critic(policy)
+    add_optimizer(networks, SimpleNamespace(lr=lr), critic_lr=lr)
+    return networks
+
+
 def stepper(
     model, tokenizer, questions, rewards, algorithm="cppo", *,
     lr=3e-4, reference=None, max_new_tokens=LONGEST, temperature=1.0, micro_batch_tokens=2048,
@@ -102,7 +114,7 @@ def stepper(
     """step(number) → Step: `train_step` on the same questions each time. rewards: functions."""
     algorithm = resolve(algorithm, **options)
     policy = Policy(model, dtype, temperature=temperature)
-    networks = whole_networks(
+    networks = networks_around(
         policy, tokenizer, lr=lr, beta=algorithm.beta, critic=algorithm.critic,
         reference=reference and replace(policy, model=reference),
     )

@@ -3,7 +3,8 @@ git clone https://github.com/policy-gradient/GRPO-Zero; then --path GRPO-Zero
 
 The advantages are normalize_rewards_per_group of grpo.py, the entropies its compute_entropy. The
 loss is its update_policy, which gets our log-probabilities in place of the cross entropy. It makes
-the update itself, so the loss comes back as its number with the gradient that it computed.
+the update itself, so the loss comes back as its number with the gradient that it computed. `step`
+calls its rollout and its update_policy, as its train.py does, with micro-batches of 5.
 
 It only renames and reshapes: rewards and lengths become episodes. The code has one setting: no
 ratio, no clip and no KL, because it makes one update for each batch, so the loss takes none of
@@ -13,10 +14,11 @@ Left out: the log-probabilities, a line of update_policy.
 
 from contextlib import redirect_stdout
 from io import StringIO
+from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 import torch
-from data_types import Episode
+from data_types import Episode, MiniBatch
 
 import grpo as zero
 
@@ -55,3 +57,39 @@ def grpo_loss(logp, old_logp, advantages, mask):
         out = zero.update_policy(
             model, MagicMock(), given, len(mask), -2, 1.0, leaf.device, torch.bfloat16)
     return out["loss"] + (leaf.grad * (logp - logp.detach())).sum()
+
+
+class Model:
+    """The probe's policy, and its sampler as a model that is sure of each next token."""
+
+    init_kv_cache = del_kv_cache = lambda *_, **__: None
+
+    def __init__(self, policy, prompts, sampler):
+        self.forward, self.parameters = policy, policy.parameters
+        drawn = sampler(prompts, 1.0)
+        self.rows = [[*prompt, *own, *[0] * 8] for prompt, own in zip(prompts, drawn)]
+
+    def inference(self, tokens, start):
+        place = start + tokens.shape[1]
+        next_tokens = torch.tensor([row[place] for row in self.rows])
+        sure = torch.full((len(tokens), 1, 8), -torch.inf)
+        return sure.scatter(2, next_tokens.view(-1, 1, 1), 0.0)
+
+
+def step(policy, questions, sampler, reward):
+    text = lambda tokens: "".join(map(str, tokens))
+    G, pad = sampler.group_size, 0
+    tokenizer = SimpleNamespace(eos_token="1", eos_token_id=1, pad_token_id=pad, detokenize=text)
+    model = Model(policy, [p for p in questions for _ in range(G)], sampler)
+    batch = MiniBatch(
+        prefix=[*map(text, questions)], prefix_tokens=questions, prefix_token_ids=questions,
+        numbers=questions, target=questions)
+
+    def rewarded(response, numbers, **_):
+        return {"reward": reward(numbers, response), "reward_info": {}}
+
+    device, dtype = torch.device("cpu"), torch.float32
+    with redirect_stdout(StringIO()):
+        episodes = zero.rollout(
+            model, batch, tokenizer, sampler.longest, G, rewarded, device, dtype)
+        zero.update_policy(model, policy.optimizer, episodes, 5, pad, 1.0, device, dtype)

@@ -59,33 +59,21 @@ def world_size():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def all_sum(values, device, maxima=()):
+def all_sum(values, device, maxima=None):
     """A dict of floats: `values` summed over the ranks, and the largest of `maxima`, another dict.
     Every rank must pass the same keys.
 
     Both hold numbers, or 0-dimensional tensors. They are read off the device all at once.
     """
-    packed = pack(values, device)
-    largest = pack(maxima or {}, device)
+    maxima = maxima or {}
+    packed = torch.zeros(len(values) + len(maxima), dtype=torch.float64, device=device)
+    for i, value in enumerate([*values.values(), *maxima.values()]):
+        packed[i].fill_(value)  # the host waits for no number that is on the device
     if world_size() > 1:
-        dist.all_reduce(packed)
+        dist.all_reduce(packed[: len(values)])
         if maxima:
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return dict(zip([*values, *maxima], torch.cat([packed, largest]).tolist()))
-
-
-def pack(values, device):
-    """The values of a dict as one tensor on the device, float64."""
-    numbers = [0.0 if is_on(value, device) else float(value) for value in values.values()]
-    packed = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True)
-    for i, value in enumerate(values.values()):
-        if is_on(value, device):
-            packed[i] = value
-    return packed
-
-
-def is_on(value, device):
-    return torch.is_tensor(value) and value.device.type == device.type
+            dist.all_reduce(packed[len(values) :], op=dist.ReduceOp.MAX)
+    return dict(zip([*values, *maxima], packed.tolist()))
 
 
 def gather(rows):

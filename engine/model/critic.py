@@ -5,7 +5,6 @@ import torch
 
 from engine.base import ranks
 from engine.model.logprobs import completion_states, spread
-from engine.model.precision import autocast
 from family.ppo import gae, token_rewards, whiten
 
 
@@ -28,7 +27,8 @@ class Critic(torch.nn.Module):
     def forward(self, batch):
         """(N, T) float32: V(s_t), predicted before token t, for the completions of a Batch. It is 0
         on padding."""
-        with autocast(self.dtype, batch.tokens.device):
+        half = self.dtype != torch.float32
+        with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
             states, _, places = completion_states(
                 self.backbone, batch.prompts, batch.tokens, batch.mask, self.shares_prompts
             )

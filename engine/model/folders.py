@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from engine.base.errors import UserError, refuse
+from engine.base.errors import UserError
 
 
 def checkpoints(run_dir):
@@ -29,15 +29,17 @@ def resolve_model(name):
 def find(name):
     """Raise UserError if `name` looks like a folder that does not exist. If it is a name of the
     hub, see whether the hub answers."""
-    if not Path(name).is_dir():
-        first, *rest = name.split("/")
-        refuse([
-            (Path(name).is_file(), f"the model {name} is a file: name the folder that holds it."),
-            (name.startswith((".", "/", "~")) or len(rest) > 1
-             or rest and (first == "runs" or Path(first).is_dir()),
-             f"the model folder {name} does not exist."),
-        ])
-        ask_hub(name)
+    if Path(name).is_dir():
+        return
+    if Path(name).is_file():
+        raise UserError(f"the model {name} is a file: name the folder that holds it.")
+    first, *others = name.split("/")
+    # a name of the hub is NAME or OWNER/NAME
+    a_path = name.startswith((".", "/", "~")) or len(others) > 1
+    in_a_folder = others and (first == "runs" or Path(first).is_dir())
+    if a_path or in_a_folder:
+        raise UserError(f"the model folder {name} does not exist.")
+    ask_hub(name)
 
 
 @functools.cache

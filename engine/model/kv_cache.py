@@ -87,6 +87,13 @@ def keep_rows(cache, rows, device):
 # --- scoring ---
 
 
+class EmptyLayer(DynamicLayer):
+    """A layer that keeps nothing."""
+
+    def update(self, keys, values, *args, **kwargs):
+        return keys, values
+
+
 class SharedLayer(DynamicLayer):
     """The keys and values of prompts, and what completions see: those of each row's prompt, then
     the row's own.

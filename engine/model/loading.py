@@ -8,9 +8,10 @@ from safetensors.torch import load_file
 from torch.nn.functional import linear
 
 from engine.base.errors import UserError, one_line, refuse
+from engine.model.contract import Sampling
 from engine.model.folders import resolve_model
 from engine.model.precision import TINY, choose_dtype
-from engine.model.sampling import Sampling, sample
+from engine.model.sampling import sample_completions
 
 
 def load_model(name, device, dtype="auto", *, frozen=False, place=None):
@@ -103,28 +104,27 @@ def check_head(model, name):
     """Refuse a model that cannot be scored or sampled from here.
 
     `completion_logprobs` multiplies by the output head's weight itself, so the logits must be this
-    product. `sample` needs a cache of keys and values in which it can repeat the prompts.
+    product. Sampling needs a cache of keys and values in which it can repeat the prompts.
     """
     ids = torch.arange(4, device=model.device).unsqueeze(0)
     states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     logits = model(input_ids=ids).logits
+    if not logits.isfinite().all():
+        raise UserError(
+            f"the logits of {name} are not finite: the file is damaged, or a training run failed. "
+            "Use an earlier checkpoint, or get the model again.")
     head = model.get_output_embeddings()
     product = linear(states, head.weight, head.bias)
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
     same = torch.allclose(product, logits, rtol=tolerance, atol=tolerance)
     # small logits hardly change
-    config = model.config.get_text_config()
-    capped = getattr(config, "final_logit_softcapping", None)
-    if not logits.isfinite().all():
-        raise UserError(
-            f"the logits of {name} are not finite: the file is damaged, or a training run failed. "
-            "Use an earlier checkpoint, or get the model again.")
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     if capped or not same:
         raise UserError(
             f"the model {name} rescales its logits after the output head, which is not supported: "
             "use another model.")
     try:
-        sample(
+        sample_completions(
             model, [[0, 1, 2], [1]], 2, Sampling(2), stop_ids=[-1], pad_id=0,
             generator=torch.Generator(),
         )

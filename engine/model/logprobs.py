@@ -9,7 +9,6 @@ import torch
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
-from engine.model.precision import autocast
 from engine.model.prompts import read_prompts_once, read_rows
 from engine.model.shards import as_forward, is_sharded
 from grpo import token_entropies, token_logprobs
@@ -33,10 +32,11 @@ class Policy:
     def logprobs(self, batch, with_entropy=False):
         """`completion_logprobs` under this policy of the completions of a Batch: (N, T)."""
         score = as_forward(self.model, batch_logprobs)
+        half = self.dtype != torch.float32
         if self.without_adapter:
             self.model.disable_adapters()
         try:
-            with autocast(self.dtype, batch.tokens.device):
+            with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
                 return score(
                     batch, temperature=self.temperature, with_entropy=with_entropy,
                     shares_prompts=self.shares_prompts)
@@ -101,9 +101,11 @@ def completion_states(backbone, prompts, tokens, mask, shares_prompts=True):
     lengths = extents(mask)
     # devices with shards gather weights together, so each makes as many passes as the others
     pays = is_sharded(backbone) or forward_cost(prompts, lengths.tolist())[1]
-    read = read_prompts_once if pays and shares_prompts else read_rows
     with layers_recomputed(backbone):
-        hidden, before = read(backbone, prompts, tokens, lengths)
+        if pays and shares_prompts:
+            hidden, before = read_prompts_once(backbone, prompts, tokens, lengths)
+        else:
+            hidden, before = read_rows(backbone, prompts, tokens, lengths, shares_prompts)
     row, t = mask.nonzero(as_tuple=True)
     # token t of a row is predicted by the state in column before[row] + t
     states = row * hidden.shape[1] + before[row] + t
@@ -130,42 +132,47 @@ class ThroughHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, targets, weight, bias, size, temperature, with_entropy):
         dtype = linear(states[:0], weight[:0]).dtype  # autocast's, if it is on
-        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        weight = weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
         ctx.save_for_backward(states, targets, weight, bias)
         ctx.size, ctx.temperature = size, temperature
-        scores = []
-        for s, t in zip(states.split(size), targets.split(size)):
+        logp, entropy = [], []
+        for s, target in zip(states.split(size), targets.split(size)):
             logits = linear(s.to(dtype), weight, bias)[None]
-            scores.append([token_logprobs(logits, t[None], temperature=temperature)[0]])
+            logp.append(token_logprobs(logits, target[None], temperature=temperature)[0])
             if with_entropy:  # in two halves: token_entropies makes three tensors of this size
-                halves = logits.chunk(2, dim=1)
-                entropies = [token_entropies(half, temperature=temperature)[0] for half in halves]
-                scores[-1].append(torch.cat(entropies))
+                for half in logits.chunk(2, dim=1):
+                    entropy.append(token_entropies(half, temperature=temperature)[0])
         ctx.set_materialize_grads(False)  # of the entropy, if a loss does not use it
-        return tuple(map(torch.cat, zip(*scores)))
+        return (torch.cat(logp), torch.cat(entropy)) if with_entropy else (torch.cat(logp),)
 
     @staticmethod
-    def backward(ctx, upstream, *of_entropy):
+    def backward(ctx, grad_logp, grad_entropy=None):
         states, targets, weight, bias = ctx.saved_tensors
-        of_entropy = [g / ctx.temperature for g in of_entropy if g is not None]
         grad_states = torch.empty_like(states)
-        grad_weight, grad_bias = (
-            torch.zeros_like(x, dtype=torch.float32) if needed else None
-            for x, needed in zip((weight, bias), ctx.needs_input_grad[2:4])
-        )
-        columns = states, grad_states, targets.unsqueeze(1), upstream.unsqueeze(1) / ctx.temperature
-        for s, grad_s, target, g, *h in zip(*(x.split(ctx.size) for x in (*columns, *of_entropy))):
-            s = s.to(weight.dtype)
+        grad_weight = grad_bias = None
+        if ctx.needs_input_grad[2]:
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        if ctx.needs_input_grad[3]:
+            grad_bias = torch.zeros_like(bias, dtype=torch.float32)
+        for start in range(0, len(states), ctx.size):
+            some = slice(start, start + ctx.size)
+            s = states[some].to(weight.dtype)
+            target = targets[some].unsqueeze(1)
+            g = grad_logp[some].unsqueeze(1) / ctx.temperature
             logp = torch.log_softmax(linear(s, weight, bias).float() / ctx.temperature, -1)
-            # ∂ H / ∂ logits_v = −π(v) (log π(v) + H) / temperature
-            more = [
-                -x[:, None] * logp.exp() * (logp - (logp.exp() * logp).sum(1, keepdim=True))
-                for x in h
-            ]
+            of_entropy = None
+            if grad_entropy is not None:
+                # ∂ H / ∂ logits_v = −π(v) (log π(v) + H) / temperature
+                h = grad_entropy[some].unsqueeze(1) / ctx.temperature
+                minus_entropy = (logp.exp() * logp).sum(1, keepdim=True)
+                of_entropy = -h * logp.exp() * (logp - minus_entropy)
             # ∂ log π(o) / ∂ logits_v = (1[v = o] − π(v)) / temperature
             grad_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g)
-            grad_logits = sum(more, grad_logits).to(weight.dtype)
-            grad_s.copy_(grad_logits @ weight)
+            if of_entropy is not None:
+                grad_logits = grad_logits + of_entropy
+            grad_logits = grad_logits.to(weight.dtype)
+            grad_states[some] = grad_logits @ weight
             if grad_weight is not None:
                 grad_weight += grad_logits.T @ s
             if grad_bias is not None:
@@ -194,5 +201,5 @@ def completion_logprobs(
     scores = ThroughHead.apply(
         states, targets, head.weight, head.bias, size, temperature, with_entropy
     )
-    logp, *entropy = (spread(x, places, tokens.shape) for x in scores)
-    return (logp, *entropy) if with_entropy else logp
+    scores = [spread(x, places, tokens.shape) for x in scores]
+    return tuple(scores) if with_entropy else scores[0]

@@ -1,27 +1,29 @@
-"""Building the networks of a run: the policy that learns, the sampler, the reference, PPO's
-critic."""
+"""Building the networks of a run: the policy that learns, PPO's critic, the sampler, the
+reference."""
 
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from engine.base import ranks
 from engine.model import shards
+from engine.model.contract import stop_tokens
 from engine.model.critic import Critic
 from engine.model.loading import adapters_in_float32, load_model
 from engine.model.logprobs import Policy
 from engine.model.precision import choose_dtype, frozen_copy, with_parameters
 from engine.model.prompts import shares_prompts
-from engine.model.sampling import Sampler, stop_tokens
+from engine.model.sampling import Sampler
 from engine.model.vllm import VLLM
 
 # only this name of activation checkpointing is known to every version of transformers 5, and to
 # peft
 warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated")
 
-# --rollout NAME; sampling.py has their contract
+# --rollout NAME; contract.py says what a sampler does
 SAMPLERS = {"own": Sampler, "vllm": VLLM}
 
 
@@ -45,132 +47,134 @@ class Networks:
 
 
 def build(
-    source, device, devices, sampling, *,
-    lr, critic_lr=None, beta=0.0, seed=0, longest=None, critic=False, folder=None,
+    source, device, devices, sampling, update, algorithm,
+    *, critic_lr=None, longest=None, seed=0, folder=None,
 ):  # fmt: skip
-    """The Networks of a run that starts from the model `source`. folder: the checkpoint to resume
-    from, or None.
+    """The Networks of a run.
 
-    devices: dtype, shard, lora and gradient_checkpointing are read. sampling: temperature, rollout,
-    and what another sampler than our own reads; longest, seed: as in the contract of sampling.py.
+    source: the model that the run starts from. folder: the checkpoint to resume from, or None.
+    devices, sampling, update: these records of the options. critic_lr: the highest learning rate of
+    the critic. longest, seed: as in contract.py.
 
     Weights that are trained are float32; all others have the dtype of the policy's arithmetic. Each
     copy is made in its final precision, so that a device never holds more than in training.
     """
-    options = {
-        "lr": lr, "critic_lr": critic_lr, "beta": beta, "critic": critic,
-        "gradient_checkpointing": devices.gradient_checkpointing,
-        "own_sampler": sampling.rollout == "own",
-    }
     if devices.shard == "full":
-        networks = sharded_networks(source, device, devices.dtype, folder=folder, **options)
+        networks = sharded_networks(source, device, devices.dtype, sampling, algorithm, folder)
     else:
-        reference = None
-        if folder and beta and not devices.lora:
-            # the reference of a resumed run is the model that the run started from
-            reference, _ = load_policy(source, device, devices.dtype, frozen=True)
-        start = source if devices.lora else folder or source
-        policy, tokenizer = load_policy(start, device, devices.dtype, frozen=bool(devices.lora))
-        if devices.lora:
-            add_adapter(policy.model, devices.lora, seed, folder)
-        networks = whole_networks(
-            policy, tokenizer, reference=reference, adapter=bool(devices.lora), **options
-        )
-    for network in filter(None, [networks.policy, networks.reference]):
-        network.temperature = sampling.temperature
+        networks = whole_networks(source, device, devices, sampling, algorithm, seed, folder)
     if sampling.rollout != "own":
         networks.sampler = SAMPLERS[sampling.rollout](
             folder or source, networks.tokenizer, networks.policy.dtype, sampling,
-            stop_ids=stop_tokens(networks.model, networks.tokenizer), longest=longest, seed=seed,
-        )
+            stop_ids=stop_tokens(networks.model, networks.tokenizer), longest=longest, seed=seed)
+    add_optimizer(networks, update, critic_lr)
+    for network in networks.learners if devices.gradient_checkpointing else ():
+        backbone = getattr(network, "backbone", network)
+        backbone.gradient_checkpointing_enable({"use_reentrant": False})
     return networks
 
 
-def load_policy(name, device, dtype, **options):
-    """(Policy, tokenizer). The arguments are those of `load_model`."""
+def whole_networks(source, device, devices, sampling, algorithm, seed, folder):
+    """Networks without an optimizer. Each device holds them whole."""
+    load = partial(
+        load_policy, device=device, dtype=devices.dtype, temperature=sampling.temperature)
+    first = None
+    if algorithm.beta and folder and not devices.lora:
+        # the reference of a resumed run is the model that the run started from
+        first, _ = load(source, frozen=True)
+    start = source if devices.lora else folder or source
+    policy, tokenizer = load(start, frozen=bool(devices.lora))
+    networks = Networks(policy, tokenizer)
+    if devices.lora:
+        add_adapter(policy.model, devices.lora, seed, folder)
+    if algorithm.beta and devices.lora:
+        networks.reference = replace(policy, without_adapter=True)
+    elif algorithm.beta:
+        networks.reference = first or frozen(policy)
+    if sampling.rollout == "own":
+        networks.sampler = own_sampler(policy, tokenizer)
+    if algorithm.critic:
+        networks.critic = first_critic(policy)
+    return networks
+
+
+def load_policy(name, device, dtype, temperature=1.0, **options):
+    """(Policy, tokenizer). The other arguments are those of `load_model`."""
     model, tokenizer = load_model(name, device, dtype, **options)
     computed = choose_dtype(dtype, device, model.num_parameters())
-    return Policy(model, computed, shares_prompts(model.base_model)), tokenizer
+    policy = Policy(model, computed, shares_prompts(model.base_model), temperature)
+    return policy, tokenizer
 
 
-def whole_networks(
-    policy, tokenizer, *, lr, critic_lr=None, beta=0.0, reference=None, critic=False,
-    adapter=False, gradient_checkpointing=False, own_sampler=True,
-):  # fmt: skip
-    """The Networks of a run in which each device holds the whole policy.
-
-    reference: a Policy; None: it is made from the policy, if beta is not 0. adapter: whether the
-    policy has a low-rank adapter.
-    """
-    model, dtype = policy.model, policy.dtype
-    if beta and reference is None:
-        frozen = model if adapter else frozen_copy(model, dtype)
-        reference = replace(policy, model=frozen, without_adapter=adapter)
-    networks = Networks(policy, tokenizer, reference=reference)
-    if own_sampler:
-        # for arithmetic in bf16 the sampler gets a bf16 copy: each of its small steps would cast
-        # float32 weights again
-        copy = dtype != torch.float32 and not adapter
-        sampled = frozen_copy(model, dtype) if copy else model
-        networks.sampler = Sampler(sampled, tokenizer, copy=copy)
-    if critic:
-        networks.critic = Critic(deepcopy(model.base_model), dtype, policy.shares_prompts)
-    return complete(networks, lr, critic_lr, gradient_checkpointing)
+def frozen(policy):
+    """A copy of a policy that does not learn: the reference."""
+    return replace(policy, model=frozen_copy(policy.model, policy.dtype))
 
 
-def sharded_networks(
-    source, device, dtype, *, lr, critic_lr=None, beta=0.0, critic=False, folder=None,
-    gradient_checkpointing=False, own_sampler=True,
-):  # fmt: skip
-    """The Networks of `--shard full`: each device holds a part of each network, and a whole copy to
-    sample from.
+def own_sampler(policy, tokenizer):
+    """Our sampler. If the policy's weights have another dtype than its arithmetic, it samples from
+    a copy: each of its small steps would cast the weights again."""
+    if policy.model.dtype == policy.dtype:
+        return Sampler(policy.model, tokenizer)
+    return Sampler(frozen_copy(policy.model, policy.dtype), tokenizer, copy=True)
+
+
+def first_critic(policy):
+    """PPO's critic at the start of a run."""
+    return Critic(deepcopy(policy.model.base_model), policy.dtype, policy.shares_prompts)
+
+
+def sharded_networks(source, device, dtype, sampling, algorithm, folder):
+    """Networks of `--shard full`, without an optimizer: each device holds a part of each network,
+    and a whole copy to sample from.
 
     The first rank reads a model into the host's memory and sends each device its part, one tensor
     at a time.
     """
-    def read(name):
-        """(model, about it) on the first rank; (None, None) on the others."""
-        if ranks.rank() > 0:
-            return None, None
-        policy, tokenizer = load_policy(name, device, dtype, place="cpu")
-        return policy.model, (policy.dtype, policy.shares_prompts, tokenizer)
-
-    whole, about = read(folder or source)
-    computed, share, tokenizer = ranks.from_first(about)
-    policy = Policy(shards.hand_out(whole, device, torch.float32, computed), computed, share)
+    whole, about = read_on_first_rank(folder or source, device, dtype)
+    computed, shares, tokenizer = about
+    policy = Policy(
+        shards.hand_out(whole, device, torch.float32, computed), computed, shares,
+        sampling.temperature)
     networks = Networks(policy, tokenizer)
-    if critic:
-        first = whole and Critic(whole.base_model, computed, share)
-        networks.critic = shards.hand_out(first, device, torch.float32, computed, exact=["head"])
-    if own_sampler:
+    if algorithm.critic:
+        critic = whole and Critic(whole.base_model, computed, shares)
+        networks.critic = shards.hand_out(critic, device, torch.float32, computed, exact=["head"])
+    if sampling.rollout == "own":
         empty = shards.without_weights(whole, computed)
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
         networks.sampler = Sampler(copy, tokenizer, copy=True)
         networks.sampler.refresh(shards.whole_weights(policy.model, computed))
-    if beta:
+    if algorithm.beta:
         if folder:
             del whole  # before the next model is read, so that the host never holds two
-            whole, _ = read(source)
-        frozen = shards.hand_out(whole, device, computed, computed, reshard_after_forward=True)
-        networks.reference = replace(policy, model=frozen.requires_grad_(False))
-    return complete(networks, lr, critic_lr, gradient_checkpointing)
-
-
-def complete(networks, lr, critic_lr, gradient_checkpointing):
-    """Add the optimizer to the networks, and switch gradient checkpointing on if it is asked for.
-
-    critic_lr: None: lr, as for the policy.
-    """
-    groups = [
-        {"params": [p for p in network.parameters() if p.requires_grad], "lr": peak}
-        for network, peak in zip(networks.learners, [lr, critic_lr or lr])
-    ]
-    networks.peaks = [group["lr"] for group in groups]
-    networks.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
-    for network in networks.learners if gradient_checkpointing else ():
-        backbone = getattr(network, "backbone", network)
-        backbone.gradient_checkpointing_enable({"use_reentrant": False})
+            whole, _ = read_on_first_rank(source, device, dtype)
+        model = shards.hand_out(whole, device, computed, computed, reshard_after_forward=True)
+        networks.reference = replace(policy, model=model.requires_grad_(False))
     return networks
+
+
+def read_on_first_rank(name, device, dtype):
+    """(whole model, (dtype of its arithmetic, shares_prompts, tokenizer)). The model is in the
+    memory of the first rank's host; the other ranks get None in its place."""
+    model = about = None
+    if ranks.rank() == 0:
+        policy, tokenizer = load_policy(name, device, dtype, place="cpu")
+        model, about = policy.model, (policy.dtype, policy.shares_prompts, tokenizer)
+    return model, ranks.from_first(about)
+
+
+def add_optimizer(networks, update, critic_lr=None):
+    """Make the optimizer. Another one needs `step`, `zero_grad` and `param_groups`.
+
+    update, critic_lr: as for `build`. The policy and the critic have one parameter group each.
+    """
+    networks.peaks = [update.lr, critic_lr] if networks.critic else [update.lr]
+    groups = []
+    for network, lr in zip(networks.learners, networks.peaks):
+        learning = [p for p in network.parameters() if p.requires_grad]
+        groups.append({"params": learning, "lr": lr})
+    networks.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
 
 
 def add_adapter(model, rank, seed, folder=None):

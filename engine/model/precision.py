@@ -1,7 +1,6 @@
 """Precision: weights that learn are float32, because an update at lr 1e-6 is too small for bfloat16
 (bf16). Arithmetic is float32, or bf16 by autocast, as `--dtype` says."""
 
-import contextlib
 from copy import deepcopy
 
 import torch
@@ -24,12 +23,6 @@ def choose_dtype(choice, device, parameters):
         else torch.cpu.get_capabilities().get("amx_bf16") and parameters >= TINY
     )
     return torch.bfloat16 if fast else torch.float32
-
-
-def autocast(dtype, device):
-    """Arithmetic in `dtype`, float32 or bf16."""
-    half = dtype != torch.float32
-    return torch.autocast(device.type, dtype) if half else contextlib.nullcontext()
 
 
 def with_parameters(network, make):

@@ -75,13 +75,17 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
     return hidden, torch.zeros(len(prompts), dtype=torch.long)
 
 
-def read_rows(backbone, prompts, tokens, lengths):
+def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
     """`read_prompts_once` in one forward pass, which computes prompt + completion of each row.
 
     All padding is on the right. A causal model never looks to the right, so no attention mask is
-    needed. A GPU makes the host wait once: without a mask and a cache transformers looks at the
-    positions, in case they begin again within a row.
+    needed. with_cache: give the model a cache, which stays empty. Without a cache transformers
+    looks at the positions, in case they begin again within a row, and a GPU makes the host wait.
     """
+    from transformers.cache_utils import Cache
+
+    from engine.model.kv_cache import EmptyLayer
+
     starts = torch.tensor([len(prompt) for prompt in prompts])
     longest = int(starts.max())
     ids = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
@@ -91,7 +95,8 @@ def read_rows(backbone, prompts, tokens, lengths):
     columns = on_device(starts.unsqueeze(1) + torch.arange(T), tokens.device)
     ids = pad(ids, (0, T)).scatter(1, columns, tokens)
     width = int((starts + lengths).max())
-    out = backbone(input_ids=ids[:, :width], use_cache=False)
+    cache = Cache(layer_class_to_replicate=EmptyLayer) if with_cache else None
+    out = backbone(input_ids=ids[:, :width], past_key_values=cache, use_cache=False)
     return out.last_hidden_state, starts - 1
 
 

@@ -1,9 +1,8 @@
 """Splitting weights over the devices (`--shard full`, FSDP2), and adding up gradients over the
 devices."""
 
-import os
 import warnings
-from functools import cache, partial
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -35,7 +34,7 @@ def shard(module, dtype, exact=(), **options):
         (module, mixed, options),
     ]
     for part, precision, given in parts:
-        fully_shard(part, mesh=nodes_and_devices(), mp_policy=precision, **given)
+        fully_shard(part, mp_policy=precision, **given)
         # a sum over the ranks, not a mean: the loss weights are already those of the whole batch
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
@@ -54,24 +53,6 @@ def as_forward(module, function):
         setattr(module, name, partial(function, module))
         register_fsdp_forward_method(module, name)
     return getattr(module, name, partial(function, module))
-
-
-@cache
-def nodes_and_devices():
-    """The mesh (nodes, devices of a node), if several nodes have several devices each; else None:
-    all devices in a row.
-
-    With the mesh, each node holds all weights, split over its devices. So a layer is gathered
-    inside a node, by fast links. Between the nodes only gradients travel.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-
-    world = ranks.world_size()
-    [local, *others] = set(ranks.gather([int(os.environ.get("LOCAL_WORLD_SIZE", world))]))
-    if others or not 1 < local < world:
-        return None
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return init_device_mesh(device, (world // local, local), mesh_dim_names=("node", "device"))
 
 
 def without_weights(network, dtype):

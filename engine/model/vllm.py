@@ -1,4 +1,4 @@
-"""Sampling with vLLM (`--rollout vllm`), if it is installed. sampling.py has the contract that it
+"""Sampling with vLLM (`--rollout vllm`), if it is installed. contract.py has the contract that it
 keeps.
 
 vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own
@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.base import ranks
 from engine.base.errors import UserError, one_line, refuse
+from engine.model.contract import Completions, Sampling
 from engine.model.folders import context_of, resolve_model
 from engine.model.logprobs import completion_mask
-from engine.model.sampling import Completions, Sampling
 
 # bytes for keys and values on a CPU; if they are too few, some completions wait for others to end
 CPU_CACHE = 2**30
@@ -96,11 +96,11 @@ class VLLM:
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache.")
 
-    def rest(self):
+    def free_memory(self):
         """vLLM keeps its share of the memory."""
 
     def sample(self, prompts, group_size, sampling, seed, places=None):
-        """Sample `group_size` completions of each prompt, as `engine.model.sampling.sample` does.
+        """Sample `group_size` completions of each prompt, as `sample_completions` does.
 
         prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its
         own random seed. It follows from `seed`, the prompt's place among those of all ranks, and
@@ -112,32 +112,30 @@ class VLLM:
         if not prompts:
             return Completions.none(self.device)
         places, rng = list(places or range(len(prompts))), random.Random(seed)
+        # of all prompts of all ranks, in order
         seeds = [[rng.getrandbits(62) for _ in range(group_size)] for _ in range(max(places) + 1)]
-        requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group_size)]
-        options = [
-            SamplingParams(
-                temperature=sampling.temperature, max_tokens=sampling.max_new_tokens, seed=own_seed,
-                stop_token_ids=self.stop_ids, ignore_eos=True, logprobs=0, detokenize=False,
-            )
-            for place in places for own_seed in seeds[place]
-        ]
-        outputs = [
-            request.outputs[0]
-            for request in self.engine.generate(requests, options, use_tqdm=False)
-        ]
-        tokens = [torch.tensor(o.token_ids) for o in outputs]
-        logp = [
-            torch.tensor([at[token].logprob for token, at in zip(o.token_ids, o.logprobs)])
-            for o in outputs
-        ]
-        padded = pad_sequence(tokens, batch_first=True, padding_value=self.pad_id)
-        lengths = torch.tensor([len(row) for row in tokens])
-        truncated = torch.tensor([o.finish_reason == "length" for o in outputs])
-        columns = (
-            padded, lengths, truncated, pad_sequence(logp, batch_first=True),
-            completion_mask(padded, lengths),
-        )
-        return Completions(*(column.to(self.device) for column in columns))
+        requests, options = [], []
+        for prompt, place in zip(prompts, places):
+            for own_seed in seeds[place]:
+                requests.append({"prompt_token_ids": prompt})
+                options.append(SamplingParams(
+                    temperature=sampling.temperature, max_tokens=sampling.max_new_tokens,
+                    seed=own_seed, stop_token_ids=self.stop_ids, ignore_eos=True, logprobs=0,
+                    detokenize=False,
+                ))
+        tokens, logp, truncated = [], [], []
+        for request in self.engine.generate(requests, options, use_tqdm=False):
+            output = request.outputs[0]
+            steps = zip(output.token_ids, output.logprobs)
+            tokens.append(torch.tensor(output.token_ids))
+            logp.append(torch.tensor([at[token].logprob for token, at in steps]))
+            truncated.append(output.finish_reason == "length")
+        lengths = torch.tensor([len(row) for row in tokens], device=self.device)
+        truncated = torch.tensor(truncated, device=self.device)
+        tokens = pad_sequence(tokens, batch_first=True, padding_value=self.pad_id).to(self.device)
+        logp = pad_sequence(logp, batch_first=True).to(self.device)
+        mask = completion_mask(tokens, lengths)
+        return Completions(tokens, lengths, truncated, logp, mask)
 
 
 def pack_heads(model):

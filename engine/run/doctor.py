@@ -91,7 +91,7 @@ def findings_of_any_run(m, options):
     # healthy: 3e-7 in float32, 0.008 in bfloat16; weights off by a tenth: 0.08
     if m["sampler_gap"].mean > 0.03:
         yield ("Sampler and trainer disagree about the same tokens.", seen(m, "sampler_gap"),
-               "--rollout own, or another --dtype; or --importance_cap 2")
+               "--rollout own, or another --dtype; or --importance_weights token_truncate")
 
 
 # --- of a run whose accuracy does not rise ---

@@ -43,12 +43,13 @@ def summarize(rollout, advantages, rows):
     advantages: (Q, G). rows: the kept completions.
     """
     named = dict(zip(rollout.reward_names, rollout.rewards))
+    trained = rollout.mask if rollout.factors is None else rollout.factors
     sums = {
         "questions": len(rollout.questions),
         "completions": len(rollout.texts),
         "kept": len(rows),
         "tokens_generated": rollout.lengths.sum(),
-        "tokens_trained": rollout.lengths.flatten()[rows].sum(),
+        "tokens_trained": trained[rows].count_nonzero(),
         "entropy": -rollout.logp.sum(),
         "accuracy": (rollout.rewards[0] > 0).sum(),
         "reward": rollout.total.sum(),
@@ -84,7 +85,7 @@ def first_group(rollout, advantages, rows):
     For PPO, the score stands in the place of the advantage.
     """
     question = (rollout.questions or [{}])[0]
-    kept = set(rows.tolist())
+    kept = rows.tolist()
     completions = []
     # the advantages of the first question end the loop
     rewards, of_first = rollout.total.flatten().tolist(), advantages[:1].flatten().tolist()

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields, make_dataclass
 
 import algorithms
+from engine.model.contract import Sampling
 from engine.model.networks import SAMPLERS
-from engine.model.sampling import Sampling
 from engine.run import checks
 from engine.run.command_line import LARGEST, option
 from engine.tasks.table import TASKS
@@ -20,8 +20,8 @@ class DataOptions:
     dataset: str = option(
         "toy", f"{', '.join(TASKS)}, or a .jsonl file of questions")
     rewards: list[str] | None = option(
-        None, "NAME, FILE.py:FUNCTION or RewardModel:MODEL, each with an optional :WEIGHT; the "
-        "first is the accuracy; else the data set's")
+        None, "NAME or FILE.py:FUNCTION, each with an optional :WEIGHT; the first is the accuracy; "
+        "else the data set's")
     system_prompt: str | None = option(
         None, "system prompt of the chat; else the data set's, which asks for <think> and "
         "<answer> tags")
@@ -37,7 +37,7 @@ class DataOptions:
 
 # the numbers of an algorithm are declared once, in algorithms.py
 ROW_FIELDS = [
-    (f.name, f.type | None, option(None, f.metadata["help"], limits=f.metadata["limits"]))
+    (f.name, f.type | None, option(None, **f.metadata))
     for f in fields(algorithms.Algorithm) if f.metadata
 ]
 RowOptions = make_dataclass("RowOptions", [

@@ -14,7 +14,7 @@ there are no copies.
     compute copy     2    of trained parameters, in the update only: autocast's casts
     rollout copy     2    a copy to sample from; it has no memory during the update. LoRA: 0
 
-`--shard full` divides the first four by the number of devices of a node. The compute copy is then
+`--shard full` divides the first four by the number of devices. The compute copy is then
 the layers that are gathered at a time. The rollout copy is not divided. PPO's critic is a second
 backbone that is trained. Another sampler than our own has its share of the device instead of the
 rollout copy and the KV cache.
@@ -25,7 +25,6 @@ long as allowed. A layer is that of a dense decoder with RMSNorm, a gated MLP an
 """
 
 import math
-import os
 from dataclasses import dataclass
 
 import torch
@@ -136,7 +135,7 @@ def parameter_items(model, compute, options, critic):
     # of the largest tensor: it comes twice, before it is added to that of earlier micro-batches
     new_gradient = 8 * max(p.numel() for p in model.parameters())
     if options.shard == "full":
-        sharing = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # devices of a node
+        sharing = ranks.world_size()
         rollout = compute * total
         # the gathered weights, and their gradients before the devices divide them
         casts = 2 * compute * gathered_parameters(model)

@@ -43,8 +43,6 @@ def table(p):
         f"devices: {p.devices} of {p.device / GB:.3g} GB",
         f"a step on each device: {p.questions} questions, {p.at_once} sampled at a time",
     ]
-    if "RewardModel" in str(o.rewards):
-        lines.append("the memory of reward models is not counted")
     lines.append("\nGB per device   generation      update")
     for name, sizes in [*p.items.items(), ("peak", p.peaks)]:
         generation, update = [f"{size / GB:.2f}" if size else "-" for size in sizes]

@@ -17,7 +17,6 @@ from tqdm import tqdm
 import rewards
 from engine.base.errors import UserError, one_line
 from engine.base.files import own_function
-from engine.model.folders import find
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy, code_runs
 from engine.tasks.table import task_of
@@ -41,13 +40,12 @@ class Reward:
     weight: float = 1.0
 
 
-def load_rewards(words, device=None, option="--rewards"):
+def load_rewards(words, option="--rewards"):
     """The rewards that `--rewards` names, each as NAME or NAME:WEIGHT.
 
-    NAME is one of REWARDS, FILE.py:FUNCTION, or RewardModel:MODEL. device None: a reward model is
-    not loaded. A call of a FILE.py:FUNCTION may take TIMEOUT seconds; the other rewards have
-    limits of their own. option: the option that has these words, for error messages. Raises
-    UserError if there is no such reward.
+    NAME is one of REWARDS, or FILE.py:FUNCTION. A call of a FILE.py:FUNCTION may take TIMEOUT
+    seconds; the other rewards have limits of their own. option: the option that has these words,
+    for error messages. Raises UserError if there is no such reward.
     """
     chosen = {}
     for word in words:
@@ -59,14 +57,12 @@ def load_rewards(words, device=None, option="--rewards"):
         kind, _, rest = name.partition(":")
         if kind.endswith(".py"):  # without a function, too: own_function says what is missing
             name, function = rest, limited(own_function(name, option), TIMEOUT)
-        elif kind == "RewardModel" and rest:
-            name, function = Path(rest).name, load_reward_model(rest, device)
         elif name in REWARDS:
             function = REWARDS[name]
         else:
             raise UserError(
-                f"{option}: unknown reward '{word}': there are {', '.join(REWARDS)}, "
-                "RewardModel:MODEL, and FILE.py:FUNCTION. A weight may follow: format_reward:0.5."
+                f"{option}: unknown reward '{word}': there are {', '.join(REWARDS)}, and "
+                "FILE.py:FUNCTION. A weight may follow: format_reward:0.5."
             )
         if name in (*chosen, "overlong") or not math.isfinite(weight):
             raise UserError(
@@ -75,21 +71,6 @@ def load_rewards(words, device=None, option="--rewards"):
             )
         chosen[name] = Reward(name, function, weight)
     return list(chosen.values())
-
-
-def load_reward_model(name, device):
-    find(name)  # a missing folder is told before any work
-    if device is None:
-        return None
-    # takes seconds to import, and few runs need it
-    from engine.scoring.reward_model import RewardModel
-
-    try:
-        return RewardModel(name, device=device)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"--rewards: the reward model {name} cannot be loaded: {one_line(error)}."
-        ) from None
 
 
 def accuracy_reward(reward_functions, dataset, eval_dataset):

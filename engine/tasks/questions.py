@@ -83,7 +83,10 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
     # some templates do not allow a system turn: then its text stands before the question
     with_system = [("system", system_prompt), *examples]
     for turns, before in ((with_system, ""), (examples, f"{system_prompt}\n\n")):
-        chats = [as_chat([*turns, ("user", before + row["question"])]) for row in rows]
+        start = [{"role": role, "content": content} for role, content in turns]
+        chats = []
+        for row in rows:
+            chats.append([*start, {"role": "user", "content": before + row["question"]}])
         try:
             texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
             return texts, []
@@ -91,10 +94,6 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
             reason = one_line(error)
     raise UserError(
         f"the model's chat template fails ({reason}): correct its chat_template.jinja.")
-
-
-def as_chat(turns):
-    return [{"role": role, "content": content} for role, content in turns]
 
 
 def opened_thought(text, question):
@@ -164,20 +163,6 @@ def refuse_unknown(path):
         raise UserError(
             f"unknown data set '{path}': there are {', '.join(TASKS)}, and a .jsonl file {path} "
             "does not exist.")
-
-
-def base_model(model, dataset, earlier=None):
-    """The folder or hub name of the model that `--model` names. `toy` means the toy's base model,
-    made on first use.
-
-    earlier: the model that a resumed run started from. It stays the run's, even if the project now
-    makes another base.
-    """
-    if model == "toy" and not (earlier and Path(earlier).is_dir()):
-        from engine.tasks import toy_model
-
-        return toy_model.base(task_of(dataset).base or "base")
-    return earlier if model == "toy" else model
 
 
 def plain(value):

@@ -7,6 +7,7 @@ long an answer may be. A local file of JSON lines needs no row.
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from engine.tasks import arithmetic, toy
 
@@ -79,3 +80,17 @@ TASKS["aime24"] = replace(
 def task_of(name):
     """The row of a data set. A local file gets the settings of GSM8K."""
     return TASKS.get(name) or Task()
+
+
+def base_model(model, dataset, earlier=None):
+    """The folder or hub name of the model that `--model` names. `toy` means the toy's base model,
+    made on first use.
+
+    earlier: the model that a resumed run started from. It stays the run's, even if the project now
+    makes another base.
+    """
+    if model == "toy" and not (earlier and Path(earlier).is_dir()):
+        from engine.tasks import toy_model
+
+        return toy_model.base(task_of(dataset).base or "base")
+    return earlier if model == "toy" else model

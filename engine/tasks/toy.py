@@ -61,15 +61,18 @@ def demonstration(index, kind="base"):
     most print a guess. kind "wordy": all completions think, and then repeat the result up to WORDY
     times, which does neither good nor harm.
     """
-    row, rng = question(index, "warm_start"), random.Random(f"demonstration {index}")
-    answer, thoughts = int(row["answer"]), row["thoughts"]
+    row = question(index, "warm_start")
+    asked, answer, thoughts = row["question"], int(row["answer"]), row["thoughts"]
+    rng = random.Random(f"demonstration {index}")
     thinks = kind == "wordy" or rng.random() < THINKING_SHARE
     if not thinks and rng.random() < WRONG_SHARE:
-        answer += rng.choice([off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0])
+        possible = [off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0]
+        answer += rng.choice(possible)
     if kind == "code":
-        program = row["question"].removesuffix("=?") if thinks else answer
-        return row["question"], f"<think></think>\n```python\nprint({program})\n```"
+        program = asked.removesuffix("=?") if thinks else answer
+        return asked, f"<think></think>\n```python\nprint({program})\n```"
     if kind == "wordy":
         thoughts += f"{answer};" * rng.randint(0, WORDY)
-    thought = f"<think>{thoughts}</think>\n" if thinks else ""
-    return row["question"], f"{thought}<answer>{answer}</answer>"
+    if thinks:
+        return asked, f"<think>{thoughts}</think>\n<answer>{answer}</answer>"
+    return asked, f"<answer>{answer}</answer>"

@@ -176,7 +176,7 @@ def test_at_the_first_step_the_loss_is_0_and_its_gradient_is_the_policy_gradient
     for row, a, length in zip(torch.autograd.grad(loss, LOGP)[0], advantages, lengths):
         expected = [-a.item() / (6 * length)] * length + [0.0] * (5 - length)
         assert row.tolist() == pytest.approx(expected, rel=1e-6)
-    assert stats["ratio_mean"] == pytest.approx(1)
+    assert stats["ratio_mean"].item() == pytest.approx(1)
     assert stats["clip_fraction"] == 0 and stats["ratio_max"] == 1
 
 

@@ -1,13 +1,16 @@
 """What truncated importance sampling promises: the sampler's draws count as if π_old had made them.
 
 The order: the factor by hand, also IcePop's, its expectation as a sum over eight outcomes, the
-gradient over all completions of a tiny policy, and what stands on padding.
+gradient over all completions of a tiny policy, the level of the sequence, and what stands on
+padding.
 """
+
+import math
 
 import pytest
 import torch
 
-from family.tis import truncated_importance_weights
+from family.tis import sequence_importance_weights, truncated_importance_weights
 from grpo import grpo_loss
 from tests.examples import F64, NOT_FINITE, TinyPolicy, mask_of, seeded
 
@@ -103,6 +106,67 @@ def test_the_corrected_gradient_is_that_of_a_policy_that_takes_one_token_between
     torch.testing.assert_close(corrected, torch.autograd.grad(expected, theta)[0])
 
 
+# --- at the level of the sequence -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options, expected", [
+    ({"cap": 9.0}, [27 / 8, 1 / 3]),
+    ({"cap": 2.0}, [2.0, 1 / 3]),
+    ({"cap": 2.0, "low": 0.5}, [2.0, 0.5]),
+    ({"cap": 2.0, "masked": True}, [0.0, 1 / 3]),
+    ({"cap": 9.0, "low": 0.5, "masked": True}, [27 / 8, 0.0]),
+], ids=["whole", "truncated", "both ends", "masked", "masked below"])  # fmt: skip
+def test_a_completion_has_the_product_of_its_ratios_on_each_token(options, expected):
+    """The products are 1.5 · 0.25 · 9 = 27/8 and ⅓ · 1.
+
+    verl 0.9.1 (compute_rollout_correction_weights, level "sequence") gives the second row with the
+    threshold 2.0 and the last with "0.5_9.0", but 0 on padding. test_family_in_trl.py compares with
+    TRL's trainer."""
+    old = OLD_P.log().requires_grad_()
+    weights = sequence_importance_weights(old, SAMPLED_P.log(), mask_of([3, 2]), **options)
+    first, second = expected
+    torch.testing.assert_close(weights, torch.tensor([[first] * 3, [second] * 2 + [1.0]]))
+    assert not weights.requires_grad
+
+
+def test_the_product_makes_the_whole_gradient_right():
+    """Without an end, E_sampler[w R ∇ log π] is ∇ E_π[R], which a factor of each token is not."""
+    theta = TinyPolicy.table(1).requires_grad_()
+    sampler = theta.detach() + torch.randn(7, 3, generator=seeded(5), dtype=F64)
+    P, mask = TinyPolicy.probabilities(sampler)[:, None], TinyPolicy.MASK
+    logp, drawn, R = TinyPolicy.logp(theta), TinyPolicy.logp(sampler), TinyPolicy.REWARDS
+    found = []
+    for function in (sequence_importance_weights, truncated_importance_weights):
+        weights = function(logp, drawn, mask, cap=1e9) * P * mask
+        loss, _ = grpo_loss(logp, logp.detach(), R, mask, beta=0.0, weights=weights)
+        found.append(torch.autograd.grad(-loss, theta, retain_graph=True)[0])
+    (expected,) = torch.autograd.grad((TinyPolicy.probabilities(theta) * R).sum(), theta)
+    torch.testing.assert_close(found[0], expected)
+    assert (found[1] - expected).norm() > 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_the_cap_takes_is_what_lies_above_it(masked):
+    """Over 15 completions: Σ P_sampler w f is Σ P_old f without the part above the cap."""
+    tables = TinyPolicy.table(1), TinyPolicy.table(2)
+    old, drawn = (TinyPolicy.logp(table) for table in tables)
+    P_old, P_drawn = (TinyPolicy.probabilities(table) for table in tables)
+    f, cap = torch.arange(15.0, dtype=F64), 1.5
+    w = sequence_importance_weights(old, drawn, TinyPolicy.MASK, cap=cap, masked=masked)[:, 0]
+    above = P_old > cap * P_drawn
+    kept = torch.where(above, 0.0 if masked else cap * P_drawn, P_old)
+    torch.testing.assert_close((P_drawn * w * f).sum(), (kept * f).sum())
+    assert 0 < above.sum() < 15
+
+
+def test_a_nucleus_makes_the_product_shrink_with_the_length():
+    """The trainer's π is the sampler's, but the sampler reports π / S within its nucleus, S = 0.8:
+    each ratio is 0.8, and after 10 tokens the weight is 0.11."""
+    logp = torch.log(torch.tensor([[0.4, 0.2] * 5]))
+    w = sequence_importance_weights(logp, logp - math.log(0.8), torch.ones(1, 10), cap=3.0)
+    torch.testing.assert_close(w, torch.full((1, 10), 0.8**10))
+
+
 # --- input at the edge ----------------------------------------------------------------------------
 
 
@@ -111,4 +175,6 @@ def test_the_corrected_gradient_is_that_of_a_policy_that_takes_one_token_between
 def test_the_weight_on_padding_is_1_whatever_stands_there(options, junk):
     old, mask = torch.tensor([[-1.0, junk]]), mask_of([1], width=2)
     weights = truncated_importance_weights(old, torch.zeros(1, 2), mask, cap=2.0, **options)
+    torch.testing.assert_close(weights, torch.tensor([[-1.0, 0.0]]).exp())
+    weights = sequence_importance_weights(old, torch.zeros(1, 2), mask, cap=2.0, **options)
     torch.testing.assert_close(weights, torch.tensor([[-1.0, 0.0]]).exp())

@@ -17,9 +17,9 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.model import folders, loading
 from engine.model.logprobs import Policy
-from engine.model.networks import whole_networks
 from engine.run import checkpoint, logs
 from engine.run.state import State
+from tests.training import networks_around
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "train.py")]
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def after(step):
 
 def without_step(loaded, **options):
     model, tokenizer = loaded
-    return whole_networks(Policy(model), tokenizer, lr=1e-3, **options)
+    return networks_around(Policy(model), tokenizer, lr=1e-3, **options)
 
 
 def networks_of(loaded, **options):

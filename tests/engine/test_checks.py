@@ -41,7 +41,8 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
-    "--algorithm sapo --clip_high 0.3",
+    "--algorithm sapo --clip_high 0.3", "--algorithm gspo --shortest_prefix 0",
+    "--algorithm ppo --shortest_prefix 0", "--shortest_prefix 1.5", "--importance_weights 2",
 ]
 
 
@@ -122,7 +123,7 @@ def test_a_long_message_is_cut_between_two_words():
         "--minibatches 2 --mu 1 --target_kl 0.1", "--pruning_rate 0.5 --keep random",
         "--eval_questions 5", "--algorithm grpo --allocation true", "--algorithm grpo --keep all",
         "--algorithm gfpo", "--algorithm sapo", "--algorithm cispo --clip_high 2",
-        "--algorithm rloo", "--importance_cap 5", "--algorithm ppo --beta 0",
+        "--algorithm rloo", "--importance_weights token_mask", "--algorithm ppo --beta 0",
         "--model . --plan --system_prompt think --dataset gsm8k",
     ]),
 ])  # fmt: skip

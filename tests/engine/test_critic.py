@@ -11,7 +11,7 @@ from algorithms import resolve
 from engine.model import loading
 from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_mask, completion_states
-from engine.model.networks import whole_networks
+from engine.model.networks import first_critic
 from family.ppo import gae, token_rewards, whiten
 from records import Batch, cut_into_micro_batches
 from tests.training import CPU, completions, logprobs, updated, with_reference
@@ -71,7 +71,7 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(loaded):
 
 def test_the_critic_starts_as_a_copy_of_the_policys_backbone_with_weights_of_its_own(loaded):
     model, tokenizer = loaded
-    critic = whole_networks(Policy(model), tokenizer, lr=1e-3, critic=True).critic
+    critic = first_critic(Policy(model))
     torch.testing.assert_close(critic.backbone.state_dict(), model.base_model.state_dict())
     own = {p.data_ptr() for p in critic.parameters()}
     assert not own & {p.data_ptr() for p in model.parameters()}

@@ -13,7 +13,7 @@ HEAVY = [
 MISTAKES = [
     "--bogus", "--lr fast", "--algorithm nope", "--shard full --lora 4",
     "--dataset nope", "--dataset nope.jsonl", "--model ./nope",
-    "--rewards nope", "--rewards RewardModel:./nope",
+    "--rewards nope",
     "--rewards math_accuracy --dataset gsm8k --steps 0", "--recipe nope.yaml",
     "--keep nope.py:f", "--resume --output_dir nope", "--check_rewards --dtype half",
     "--plan -1", "--lr_schedule linear", "--check_rewards --plan",

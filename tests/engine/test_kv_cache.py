@@ -5,9 +5,10 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
+from engine.model.contract import Sampling
 from engine.model.kv_cache import give_room, keep_rows
 from engine.model.logprobs import completion_logprobs
-from engine.model.sampling import Sampling, sample
+from engine.model.sampling import sample_completions
 from tests.engine.test_logprobs import make
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20, 21]]
@@ -16,7 +17,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20, 21]]
 @pytest.mark.parametrize("kind", ["mistral, sliding window", "lfm2"])
 def test_logp_is_that_of_a_pass_without_a_cache(kind):
     model = make(kind)
-    drawn = sample(
+    drawn = sample_completions(
         model, PROMPTS, 4, Sampling(20), stop_ids=[3, 4, 5, 6], pad_id=0,
         generator=torch.Generator().manual_seed(1),
     )

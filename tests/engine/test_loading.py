@@ -23,7 +23,6 @@ from engine.model import folders
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.run.shapes import skeleton
-from engine.scoring.score import load_rewards
 from tests.engine.test_logprobs import SIZES, make
 
 CPU = torch.device("cpu")
@@ -105,12 +104,11 @@ def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_p
     folder, _ = folder
     code = f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass C: pass\n"
     (folder / "mine.py").write_text(code)
-    kinds = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    kinds = ("AutoConfig", "AutoModelForCausalLM")
     brought = {"auto_map": dict.fromkeys(kinds, "mine.C"), "model_type": "mine"}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | brought))
-    for load in (lambda name: load_model(name, CPU), lambda name: skeleton(name),
-                 lambda name: load_rewards([f"RewardModel:{name}"], CPU)):
+    for load in (lambda name: load_model(name, CPU), lambda name: skeleton(name)):
         assert "custom code" in refused(folder, load)
     assert not (tmp_path / "it ran").exists()
 

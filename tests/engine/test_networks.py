@@ -13,16 +13,17 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import train
 from algorithms import resolve
 from engine.model import loading
+from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.networks import add_adapter, build, load_policy, whole_networks
+from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
-from engine.model.sampling import Sampler, Sampling
+from engine.model.sampling import Sampler
 from engine.run.config import check
 from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from tests.examples import named
-from tests.training import CPU, completions, updated, weights_of
+from tests.training import CPU, completions, networks_around, updated, weights_of
 from train import main
 from update import Limits
 
@@ -38,17 +39,17 @@ def changed(model, before):
     return {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
 
 
-def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(loaded):
-    model, tokenizer = loaded
-    batch, policy = completions(tokenizer), Policy(model)
-    base = policy.logprobs(batch).detach()
-    add_adapter(model, 4, seed=1)
-    networks = whole_networks(policy, tokenizer, lr=1e-2, beta=0.04, adapter=True)
+def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(small):
+    config, algorithm = check({"algorithm": "grpo", "beta": 0.04, "lora": 4, "lr": 1e-2})
+    networks = build(small, CPU, config.devices, config.sampling, config.update, algorithm)
+    policy, reference, model = networks.policy, networks.reference, networks.model
+    batch = completions(networks.tokenizer)
+    base = load_policy(small, CPU, "auto")[0].logprobs(batch).detach()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     updated(model, networks.optimizer, [batch], resolve("grpo"))
     assert changed(model, before) and all("lora_" in name for name in changed(model, before))
     assert not torch.allclose(policy.logprobs(batch), base)
-    torch.testing.assert_close(networks.reference.logprobs(batch), base)
+    torch.testing.assert_close(reference.logprobs(batch), base)
     assert not torch.allclose(policy.logprobs(batch), base)  # the adapter is on again
 
 
@@ -70,9 +71,10 @@ def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path, ca
         for path in (tmp_path / "run", tmp_path / "run/merged", small)
     )
     assert adapted.model.active_adapters()
-    config, _ = check({"lora": 4})
+    config, algorithm = check({"lora": 4})
     resumed = build(
-        small, CPU, config.devices, config.sampling, lr=1e-2, folder=str(folder)).model
+        small, CPU, config.devices, config.sampling, config.update, algorithm,
+        folder=str(folder)).model
     torch.testing.assert_close(adapter_of(resumed), adapter_of(adapted.model), rtol=0, atol=0)
     assert [*merged.model.state_dict()] == [*base.model.state_dict()]
     trained, as_one, before = (
@@ -128,12 +130,13 @@ def bytes_per_parameter(folder, start):
     """By how many bytes this process grows while it builds the networks of a run with a bfloat16
     reference, at the peak."""
     torch.set_num_threads(1)
-    built, (config, _) = [], check({"dtype": "bfloat16"})
+    built, (config, algorithm) = [], check({"dtype": "bfloat16", "beta": 0.04})
 
     def build_from(name, start):
         folder_of = start and f"{folder}/{start}"
-        options = {"lr": 1e-3, "beta": 0.04, "folder": folder_of}
-        built.append(build(f"{folder}/{name}", CPU, config.devices, config.sampling, **options))
+        built.append(build(
+            f"{folder}/{name}", CPU, config.devices, config.sampling, config.update, algorithm,
+            folder=folder_of))
 
     build_from("small", "small")  # what the first call allocates for good
     return_what_is_freed()
@@ -169,7 +172,7 @@ def test_the_copy_rests_during_the_update(loaded, monkeypatch):
     [question] = questions_module.load_questions("toy", tokenizer, limit=1)[0]
     copy, held = Sampler(frozen_copy(model, torch.bfloat16), tokenizer, copy=True), []
     before = sum(p.nbytes for p in copy.model.parameters())
-    networks = whole_networks(Policy(model), tokenizer, lr=1e-3)
+    networks = networks_around(Policy(model), tokenizer, lr=1e-3)
     networks.sampler, real = copy, train.update
 
     def watched(*words):
@@ -188,7 +191,7 @@ def test_the_copy_rests_during_the_update(loaded, monkeypatch):
         torch.equal(p, q.bfloat16()) for p, q in zip(copy.model.parameters(), model.parameters())
     )
     own = Sampler(model, tokenizer)
-    own.rest()
+    own.free_memory()
     assert all(p.untyped_storage().nbytes() for p in model.parameters())
 
 
@@ -214,7 +217,7 @@ def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
         rows = range(1, len(prompts))
         return [[0], *([*some] for some in torch.tensor(rows).split(max(1, tokens // 50)))]
 
-    monkeypatch.setattr("records.cut_by_prompt", cut)
+    monkeypatch.setattr("records.micro_batches_by_prompt", cut)
     weights, limits = [], Limits(micro_batch_tokens=500)
     for limited in (False, True):
         if limited:

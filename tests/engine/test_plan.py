@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2For
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.model.logprobs import Policy
-from engine.model.networks import add_adapter, whole_networks
+from engine.model.networks import add_adapter
 from engine.run import plan as planning
 from engine.run.config import check
 from engine.run.plan import GB, USABLE, device_of, plan, token_memory
@@ -22,6 +22,7 @@ from engine.run.shapes import skeleton, widths
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from experiments.plan import DEEP, longest_steps
+from tests.training import networks_around
 
 pytestmark = pytest.mark.slow
 
@@ -123,8 +124,8 @@ def test_adapters():
         assert p.items[name] == (0, 0)
 
 
-def test_the_devices_of_a_node_share_all_weights(monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # as torchrun sets it
+def test_the_devices_divide_all_weights(monkeypatch):
+    monkeypatch.setattr(ranks, "world_size", lambda: 4)
     items = planned("7B", shard="full").items
     assert items["weights"] == (W_LARGE, W_LARGE) and items["gradients"] == (0, W_LARGE)
     # embedding, head and two of the 28 layers, each with its gradient; the rest is the final norm
@@ -305,10 +306,11 @@ def steps(shape, given):
     devices = config.devices
     if devices.lora:
         add_adapter(model, devices.lora, seed=0)
-    networks = whole_networks(
+    networks = networks_around(
         Policy(model), toy_model.make_tokenizer(), lr=config.update.lr, beta=algorithm.beta,
-        critic=algorithm.critic, adapter=bool(devices.lora),
-        gradient_checkpointing=devices.gradient_checkpointing)
+        critic=algorithm.critic)
+    if devices.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     for metrics in longest_steps(networks, config, algorithm):
         completions = p.questions * algorithm.group_size
         assert metrics["tokens_generated"] == completions * given["max_new_tokens"]

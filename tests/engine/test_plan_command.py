@@ -30,7 +30,6 @@ def devices(monkeypatch):
     """Plan for as many devices as one says."""
     def say(n):
         monkeypatch.setattr(ranks, "world_size", lambda: n)
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n))
     return say
 
 
@@ -128,11 +127,6 @@ def test_a_plan_that_nothing_helps(capsys):
     out, err, code = told(words, capsys)
     assert code == 2 and err.count("\n") == 1 and "--nproc-per-node 4" in err
     assert "\npeak " in out and "It does not fit: " in out and "This command" not in out
-
-
-def test_what_is_not_counted_is_told(capsys):
-    words = ["--plan", "--rewards", "gsm8k_accuracy", "RewardModel:me/judge", "--model", SMALL]
-    assert "reward models is not counted" in told([*words, "--dataset", "gsm8k"], capsys)[0]
 
 
 @pytest.mark.parametrize("recipe", [GSM8K, MATH])

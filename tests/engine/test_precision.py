@@ -7,10 +7,10 @@ import eval as evaluation
 import train
 from engine.model import loading, precision, sampling
 from engine.model.loading import load_model
-from engine.model.networks import load_policy, whole_networks
+from engine.model.networks import load_policy
 from engine.model.precision import choose_dtype
 from engine.tasks.questions import load_questions
-from tests.training import CPU, stepper, weights_of
+from tests.training import CPU, networks_around, stepper, weights_of
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -49,7 +49,7 @@ def test_weights_that_learn_are_float32_and_all_others_have_the_dtype_of_the_ari
     small, amx, choice, computed
 ):
     policy, tokenizer = load_policy(small, CPU, choice)
-    networks = whole_networks(policy, tokenizer, lr=1e-3, beta=0.04, critic=True)
+    networks = networks_around(policy, tokenizer, lr=1e-3, beta=0.04, critic=True)
     assert policy.model.dtype == F32 == networks.critic.head.weight.dtype
     assert networks.sampler.model.dtype == networks.sampler.dtype == computed
     assert networks.reference.model.dtype == networks.reference.dtype == computed

@@ -53,10 +53,8 @@ def fixed(folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, d
     })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(
-        folder, device, config.devices, config.sampling, lr=1e-3, beta=0.04, seed=1,
-        critic=algorithm.critic,
-        folder=saved,
-    )
+        folder, device, config.devices, config.sampling, config.update, algorithm, critic_lr=1e-3,
+        seed=1, folder=saved)
     if saved:
         checkpoint.restore(saved, networks)
     return networks, algorithm
@@ -173,16 +171,12 @@ def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
 
 
 @pytest.mark.slow
-def test_two_nodes_of_two_devices_gather_layers_inside_a_node_and_make_the_same_update(
-    small, tmp_path
-):
-    ranks_do("nodes", small, tmp_path, ranks=4)
+def test_four_ranks_make_the_same_update_and_one_goes_on_from_their_checkpoint(small, tmp_path):
+    ranks_do("four", small, tmp_path, ranks=4)
     one = sgd_update(small, SHARES["one"][0], "ppo")
     for rank in range(4):
-        found = torch.load(tmp_path / f"ppo-{rank}.pt")
-        assert found["gathered_from"] == [rank // 2 * 2, rank // 2 * 2 + 1]
-        assert_same_result(found, one)
-    # one process goes on from the checkpoint of the nodes, as one that made the first update itself
+        assert_same_result(torch.load(tmp_path / f"ppo-{rank}.pt"), one)
+    # one process goes on from this checkpoint, as one that made the first update itself
     alone = fixed(small, "cppo", "none")
     for step in (1, 2):
         saved_update(*alone, SHARES["one"][0], tmp_path / "alone", step)
@@ -309,15 +303,12 @@ def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints
 if __name__ == "__main__":
     ranks.start()
     job, folder, out = sys.argv[1:]
-    if job == "nodes":
-        os.environ["LOCAL_WORLD_SIZE"] = "2"  # as if torchrun had started two nodes
+    if job == "four":
         share = SHARES["four"][ranks.rank()]
         networks, algorithm = fixed(folder, "ppo", "full")
-        [mesh] = {p.device_mesh for p in networks.model.parameters()}
-        gathered_from = torch.distributed.get_process_group_ranks(mesh.get_group(1))
         parameters = [p for network in networks.learners for p in network.parameters()]
         result = fixed_update(networks, algorithm, share, torch.optim.SGD(parameters, lr=0.1))
-        torch.save(result | {"gathered_from": gathered_from}, Path(out) / f"ppo-{ranks.rank()}.pt")
+        torch.save(result, Path(out) / f"ppo-{ranks.rank()}.pt")
         saved_update(*fixed(folder, "cppo", "full"), share, Path(out) / "run", step=1)
         ranks.stop()
         sys.exit()

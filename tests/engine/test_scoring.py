@@ -23,7 +23,6 @@ from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
 from engine.scoring.score import REWARDS, Hung, accuracy_reward, limited, load_rewards, score
 from rewards import gsm8k_accuracy
-from tests.engine.test_reward_model import make as make_reward_model
 from tests.examples import named
 from train import main
 
@@ -61,12 +60,12 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
     ("gsm9k", "gsm9k"), ("re", "re"),  # a name inside rewards.py that is no reward
     ("format_reward:nan", "format_reward:nan"), (":2", ":2"), ("none.py:f", "none.py"),
     ("MINE:long", "long.* short, picky"), ("MINE", "MINE:FUNCTION.* short, picky"),
-    ("MINE:0.5", "MINE:FUNCTION"), ("RewardModel:", "RewardModel:"),
+    ("MINE:0.5", "MINE:FUNCTION"),
     ("format_reward format_reward:2", "format_reward:2"),
-    ("RewardModel:a/overlong", "overlong"),
+    ("other.py:overlong", "overlong"),
 ])
 def test_a_reward_that_there_is_not_is_one_sentence(mine, words, named, tmp_path, monkeypatch):
-    (tmp_path / "a/overlong").mkdir(parents=True)
+    (tmp_path / "other.py").write_text("def overlong(completions, **columns): pass")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"--rewards.*{named.replace('MINE', mine)}"):
         load_rewards(words.replace("MINE", mine).split())
@@ -98,18 +97,6 @@ def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_ne
         assert accuracy_reward(chosen, "gsm8k_zh", eval_dataset) is code_accuracy
     assert accuracy_reward(chosen, "gsm8k", "math500") is math_accuracy
     assert accuracy_reward(chosen, "math", str(tmp_path / "x.jsonl")) is code_accuracy
-
-
-def test_a_reward_model_by_name(tmp_path):
-    folder = make_reward_model(tmp_path / "judge")
-    (chosen,) = load_rewards([f"RewardModel:{folder}:0.5"], torch.device("cpu"))
-    assert (chosen.name, chosen.weight) == ("judge", 0.5)
-    assert len(set(chosen.function(["3", "4"], question=["1+2=?"] * 2))) == 2
-    # before any work it is only named
-    assert load_rewards([f"RewardModel:{folder}"])[0].function is None
-    for name in ("./nowhere", make_reward_model(tmp_path / "two", labels=2)):
-        with pytest.raises(UserError, match=name):
-            load_rewards([f"RewardModel:{name}"], torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.tasks import toy, toy_model
-from engine.tasks.questions import base_model
+from engine.tasks.table import base_model
 
 SPLITS = ["train", "test", "warm_start"]
 

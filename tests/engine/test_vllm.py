@@ -15,8 +15,9 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.model import vllm
+from engine.model.contract import Sampling
 from engine.model.logprobs import completion_logprobs, completion_mask
-from engine.model.sampling import Sampling, sample
+from engine.model.sampling import sample_completions
 from engine.model.vllm import VLLM
 from engine.run import checks
 from engine.tasks.toy_model import make_tokenizer
@@ -173,7 +174,7 @@ def test_stated_log_probabilities_are_the_trainers(world):
 
 def test_greedy_equals_our_own_sampling(world):
     _, drawn = run(world, group=2, temperature=0.0)
-    own = sample(
+    own = sample_completions(
         world.model, world.tokenizer(PROMPTS).input_ids, 2, Sampling(20, temperature=0.0),
         stop_ids=world.engine.stop_ids, pad_id=world.tokenizer.pad_token_id,
     )
@@ -237,7 +238,8 @@ def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path, laun
         "--model", world.folder, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir",
         str(run_dir), "--rollout", "vllm", "--algorithm", "drgrpo", "--rewards",
         f"{tmp_path}/r.py:r", "--lr", "1e-2", "--warmup", "0", "--max_new_tokens", "12",
-        "--group_size", "8", "--importance_cap", "2", "--save_every", "2", "--epochs", "2",
+        "--group_size", "8", "--importance_weights", "sequence_truncate", "--save_every", "2",
+        "--epochs", "2",
         "--shard", "full" if launcher else "none",
     ]
     (tmp_path / "r.py").write_text(

@@ -1,15 +1,19 @@
-"""engine/scoring/reward_model.py: a tiny sequence classifier as the judge."""
+"""examples/my_reward_model.py: a tiny sequence classifier as the judge."""
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from engine.scoring.reward_model import RewardModel
 from engine.tasks import toy_model
 
 pytestmark = pytest.mark.slow
 
+EXAMPLE = Path(__file__).parents[1] / "examples/my_reward_model.py"
 QUESTIONS = ["1+2=?", "9-4+7=?", "3=?", "8+8=?", "5-1=?"]
 COMPLETIONS = [
     "<answer>3</answer>", "<think>9-4=5;5+7=12;</think>\n<answer>12</answer>", "3", "", "<answer>4",
@@ -38,6 +42,17 @@ def make(folder, *, template=None, labels=1, pad="<pad>"):
     return str(folder)
 
 
+@pytest.fixture
+def load(monkeypatch):
+    """The reward of the example, its model and its tokenizer, for the model in a folder."""
+    def names(folder):
+        monkeypatch.setenv("REWARD_MODEL", str(folder))
+        example = runpy.run_path(str(EXAMPLE))
+        model, tokenizer = example["classifier"]()
+        return SimpleNamespace(judged=example["judged"], model=model, tokenizer=tokenizer)
+    return names
+
+
 def by_hand(judge, texts):
     """The score at the last token, of each text alone, without any padding."""
     scores = []
@@ -52,39 +67,33 @@ def by_hand(judge, texts):
 @pytest.mark.parametrize("template, text, pad", [
     (None, "{}{}", "<pad>"), (None, "{}{}", None), (TEMPLATE, "?{}<eos>={}<eos>", "<pad>"),
 ])
-@pytest.mark.parametrize("batch_size", [1, 2, 16])
+@pytest.mark.parametrize("copies", [1, 4])
 def test_a_score_is_that_of_the_last_token_whatever_else_is_in_the_batch(
-    tmp_path, template, text, pad, batch_size
+    load, tmp_path, template, text, pad, copies
 ):
     """In float32 and without dropout; a tokenizer without a pad token pads with EOS."""
-    judge = RewardModel(make(tmp_path, template=template, pad=pad), batch_size=batch_size)
-    scores = judge(COMPLETIONS, question=QUESTIONS, answer=["3"] * 5)
-    assert len(set(scores)) == 5
-    assert scores == by_hand(judge, [text.format(*x) for x in zip(QUESTIONS, COMPLETIONS)])
+    judge = load(make(tmp_path, template=template, pad=pad))
+    scores = judge.judged(COMPLETIONS * copies, question=QUESTIONS * copies, answer=["3"])
+    assert len(set(scores[:5])) == 5
+    texts = [text.format(*x) for x in zip(QUESTIONS, COMPLETIONS)]
+    assert scores == by_hand(judge, texts * copies)
     assert judge.model.dtype == torch.float32 and not judge.model.training
 
 
 @pytest.mark.parametrize("template, text", [(None, "<eos>3=?3"), (TEMPLATE, "?3=?<eos>=3<eos>")])
-def test_only_plain_text_gets_the_tokenizers_own_special_tokens(tmp_path, template, text):
-    judge = RewardModel(make(tmp_path, template=template))
+def test_only_plain_text_gets_the_tokenizers_own_special_tokens(load, tmp_path, template, text):
+    judge = load(make(tmp_path, template=template))
     # like a BOS
     judge.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<eos> $A", special_tokens=[("<eos>", 1)]
     )
-    assert judge(["3"], question=["3=?"]) == by_hand(judge, [text])
+    assert judge.judged(["3"], question=["3=?"]) == by_hand(judge, [text])
 
 
-def test_what_is_too_long_for_it_loses_its_beginning(tmp_path):
-    judge = RewardModel(make(tmp_path))
-    judge.tokenizer.model_max_length = 8
-    expected = by_hand(judge, ["11111<answer>3</answer>"])
-    assert judge(["<answer>3</answer>"], question=["1" * 50]) == expected
-
-
-def test_a_model_of_several_labels_or_without_a_head_is_refused(tmp_path):
+def test_a_model_of_several_labels_or_without_a_head_is_refused(load, tmp_path):
     """The head would be drawn at random, by every rank for itself."""
     with pytest.raises(ValueError, match="2 labels"):
-        RewardModel(make(tmp_path / "two", labels=2))
-    RewardModel(make(tmp_path / "one")).model.model.save_pretrained(tmp_path / "one")
-    with pytest.raises(ValueError, match="score.weight"):
-        RewardModel(tmp_path / "one")
+        load(make(tmp_path / "two", labels=2))
+    load(make(tmp_path / "one")).model.model.save_pretrained(tmp_path / "one")
+    with pytest.raises(ValueError, match="lacks weights"):
+        load(tmp_path / "one")

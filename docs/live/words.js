@@ -1,0 +1,42 @@
+"use strict";
+// The two languages. The page is written in English; chinese.json holds what it says in Chinese,
+// with {0}, {1}, … for the values.
+
+const CHINESE = JSON.parse(document.getElementById("chinese").textContent);
+const texts = new Map();  // each text that stands in the page itself: what it says in English
+const PROBLEMS = ["The reward fails: {0}", "The reward must be a finite number, not {0}."];
+let language = "en";
+
+const one_line = text => text.trim().replace(/\s+/g, " ");
+const word = english => (language === "zh" && CHINESE[one_line(english)]) || english;
+
+// say`${n} kept`: a sentence in the language of the page
+function say(parts, ...values) {
+  const key = parts.reduce((text, part, i) => `${text}{${i - 1}}${part}`);
+  return word(key).replace(/\{(\d)\}/g, (_, i) => values[i]);
+}
+
+// An error of a lane comes in English. What stands in the place of {0} stays as it is.
+function translate(problem) {
+  for (const sentence of PROBLEMS) {
+    const [begin, end] = sentence.split("{0}");
+    if (!problem.startsWith(begin) || !problem.endsWith(end)) continue;
+    const rest = problem.slice(begin.length, problem.length - end.length);
+    return word(sentence).replace("{0}", () => rest);
+  }
+  return problem;
+}
+
+function find_texts() {
+  const walker = document.createTreeWalker(document.documentElement, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode());) {
+    const is_text = node.parentNode.tagName !== "CODE";
+    if (is_text && one_line(node.data) in CHINESE) texts.set(node, node.data);
+  }
+}
+
+function speak(lang) {
+  language = lang;
+  document.documentElement.lang = lang;
+  for (const [text, english] of texts) text.data = word(english);
+}

@@ -1,0 +1,88 @@
+"""The contract of a sampler, and the records that go through it.
+
+The project's own sampler (sampling.py) keeps the contract, and so does vLLM's (vllm.py). One of
+your own is a class in a file, and a line of SAMPLERS in networks.py: --rollout NAME takes it.
+
+    Class.check(options)
+        refuses options of a run that it cannot serve (UserError). options: all, as attributes.
+    Class(source, tokenizer, dtype, sampling, stop_ids=…, longest=…, seed=…)
+        samples from the weights of `source`, a hub name or a folder, until `refresh`. dtype: what
+        it computes in. sampling: the run's. stop_ids: only these ids end a completion. longest:
+        tokens of prompt and completion together.
+    sample(prompts, group_size, sampling, seed, places=None) → Completions
+        samples `group_size` completions of each prompt. prompts: token lists, maybe none; nothing
+        is added to them. sampling: a Sampling; temperature 0 takes the most likely token. `logp` is
+        that of the sampled tokens at the temperature (at 1 if it is 0), before top_p and top_k.
+        `mask` says which tokens the policy wrote: only these are trained on. The same seed gives
+        the same completions. places: of each prompt among those of all ranks; None:
+        0, 1, 2 …; two places draw different numbers.
+    refresh(weights)
+        samples from these weights from now on. weights: an iterator over (name of a parameter,
+        whole tensor in the sampler's `dtype`). Every rank consumes it, or no rank: with
+        `--shard full` each item is gathered from all ranks.
+    free_memory()
+        gives up memory until the next `refresh`, if the sampler can.
+    dtype
+        of the weights that `refresh` is given.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled. The scorer uses the same temperature: it scores the policy that
+    was sampled."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass
+class Completions:
+    """N sampled completions, question by question. Padding stands on the right."""
+
+    tokens: torch.Tensor  # (N, T) int64, as sampled: never decoded and tokenized again
+    lengths: torch.Tensor  # (N,) int64, EOS included
+    truncated: torch.Tensor  # (N,) bool: cut off at max_new_tokens, without an EOS
+    # (N, T) float32, log-probability of each token at the sampling temperature; 0 on padding
+    logp: torch.Tensor
+    # (N, T) bool: the tokens that the policy wrote, EOS included. Only these are trained on.
+    # A sampler with tools leaves out what a tool wrote
+    mask: torch.Tensor
+
+    @classmethod
+    def none(cls, device):
+        """Of no prompt: in a run's last step a rank may have no question."""
+        empty = torch.zeros((0, 1), device=device)
+        one = empty[:, 0]
+        return cls(empty.long(), one.long(), one.bool(), empty, empty.bool())
+
+    def texts(self, tokenizer, questions=()):
+        """The completions as text, for the rewards, without EOS and other special tokens.
+
+        questions: the Q questions that were asked, as `load_questions` returns them. If they are
+        given, each text begins with the thought that its prompt has opened.
+        """
+        thoughts = [question.get("begun", "") for question in questions] or [""]
+        group_size = len(self.tokens) // len(thoughts)
+        rows = self.tokens.tolist()
+        lengths = self.lengths.tolist()
+        texts = []
+        for i, (row, length) in enumerate(zip(rows, lengths)):
+            text = tokenizer.decode(
+                row[:length], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            texts.append(thoughts[i // group_size] + text)
+        return texts
+
+
+def stop_tokens(model, tokenizer):
+    """The ids that end a completion: the tokenizer's EOS, and all EOS of the model's generation
+    config."""
+    configured = model.generation_config.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({*ids, tokenizer.eos_token_id} - {None})

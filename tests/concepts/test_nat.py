@@ -1,0 +1,166 @@
+"""What NAT promises: a random prefix of each completion, and the whole gradient on average.
+
+The order: the chances and the cuts by hand, the chances by enumeration of all cuts, the gradient of
+three losses over all cuts, with CPPO's choice, what is not computed, and rows at the edge.
+"""
+
+import pytest
+import torch
+
+from cppo import batch_rows, prune
+from family.dapo import token_mean_weights
+from family.drgrpo import constant_weights
+from family.nat import prefix_chances, prefix_factors, random_prefixes
+from grpo import grpo_loss, sequence_mean_weights
+from tests.examples import (
+    ADVANTAGES,
+    F64,
+    LENGTHS,
+    LOGP,
+    MASK,
+    OLD,
+    REF,
+    TinyPolicy,
+    mask_of,
+    seeded,
+)
+
+SHARES = pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
+
+
+def every_cut(mask, share):
+    """[(chance, which tokens are inside)]: all cuts of one completion, (1, T). The cut changes only
+    where u passes a multiple of 1/n, n the number of cuts."""
+    n = 60  # a multiple of each number of cuts here
+    return [(1 / n, random_prefixes(mask, torch.tensor([[(i + 0.5) / n]], dtype=F64), share=share))
+            for i in range(n)]
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def test_the_chances_of_four_tokens():
+    mask = mask_of([4, 4], width=5)
+    expected = [[1, 3 / 4, 1 / 2, 1 / 4, 1]]
+    torch.testing.assert_close(prefix_chances(mask)[:1], torch.tensor(expected))
+    expected = [[1, 1, 2 / 3, 1 / 3, 1]]
+    torch.testing.assert_close(prefix_chances(mask, share=0.5)[:1], torch.tensor(expected))
+
+
+def test_u_picks_the_cut():
+    u = torch.tensor([[0.0], [0.24], [0.25], [0.99]])
+    inside = random_prefixes(mask_of([4] * 4), u)
+    assert inside.sum(1).tolist() == [1, 1, 2, 4]
+    assert random_prefixes(mask_of([4] * 4), u, share=0.75).sum(1).tolist() == [3, 3, 3, 4]
+    assert random_prefixes(mask_of([4]), u[:1], share=1.0).all()
+
+
+# --- over all cuts --------------------------------------------------------------------------------
+
+
+@SHARES
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_a_token_is_inside_as_often_as_its_chance_says(length, share):
+    mask = mask_of([length], width=6)
+    chance = sum(p * inside.to(F64) for p, inside in every_cut(mask, share))
+    torch.testing.assert_close(chance, prefix_chances(mask, share=share).to(F64) * mask)
+
+
+def test_the_tokens_of_a_tool_are_not_counted():
+    """A tool wrote the second and the third token: they never get a chance of their own."""
+    mask = torch.tensor([[1, 0, 0, 1, 1, 0]])
+    torch.testing.assert_close(
+        prefix_chances(mask), torch.tensor([[1, 1, 1, 2 / 3, 1 / 3, 1]]))
+    cuts = {tuple(inside[0].nonzero()[:, 0].tolist()) for _, inside in every_cut(mask, 0.0)}
+    assert cuts == {(0,), (0, 3), (0, 3, 4)}
+
+
+def gradient(loss, theta):
+    return torch.autograd.grad(loss, theta, retain_graph=True)[0]
+
+
+@SHARES
+@pytest.mark.parametrize("weights", [
+    sequence_mean_weights(MASK), token_mean_weights(MASK), constant_weights(MASK, max_tokens=7),
+], ids=["GRPO", "DAPO", "Dr. GRPO"])  # fmt: skip
+def test_the_mean_gradient_over_all_cuts_is_the_gradient_of_all_tokens(weights, share):
+    """Of the loss with its clip and its KL term. The six completions are cut independently, and the
+    loss is a sum over them. So it is enough to cut one at a time."""
+    options = {"ref_logp": REF, "beta": 0.3}
+    whole, _ = grpo_loss(LOGP, OLD, ADVANTAGES, MASK, weights=weights, **options)
+    chances, mean = prefix_chances(MASK, share=share), 0.0
+    for i in range(len(LENGTHS)):
+        row = slice(i, i + 1)
+        for p, inside in every_cut(MASK[row], share):
+            loss, _ = grpo_loss(
+                LOGP[row], OLD[row], ADVANTAGES[row], inside, ref_logp=REF[row], beta=0.3,
+                weights=weights[row] / chances[row] * inside)
+            mean += p * gradient(loss, LOGP)
+    torch.testing.assert_close(mean, gradient(whole, LOGP), rtol=1e-5, atol=1e-8)
+    assert gradient(whole, LOGP).abs().max() > 0.01
+
+
+def test_without_the_inverse_chances_the_late_tokens_lose_their_gradient():
+    """Else the test above would say nothing: a mean over the prefix alone is another gradient."""
+    mean, old = 0.0, LOGP[:1].detach()
+    for p, inside in every_cut(MASK[:1], 0.0):
+        loss, _ = grpo_loss(LOGP[:1], old, ADVANTAGES[:1], inside, beta=0.0)
+        mean += p * gradient(loss, LOGP)[0]
+    # of five tokens the first is in each cut, the last in one of five: 1/5 Σ_c 1/c and 1/5 · 1/5
+    torch.testing.assert_close(mean[0] / -ADVANTAGES[0], torch.tensor(137 / 300, dtype=F64))
+    torch.testing.assert_close(mean[4] / -ADVANTAGES[0], torch.tensor(1 / 25, dtype=F64))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_over_all_completions_and_cuts_of_a_tiny_policy_it_is_the_gradient_of_the_reward(share):
+    """E_o E_c Σ_{t ≤ c} A ∇ log π(o_t) / p_t = ∇ E[A], as a sum over 15 completions and their cuts.
+    """
+    theta, mask = TinyPolicy.table(1).requires_grad_(), TinyPolicy.MASK
+    P = TinyPolicy.probabilities(theta)
+    logp, mean = TinyPolicy.logp(theta), 0.0
+    for u in (torch.arange(6) + 0.5) / 6:  # completions have 1, 2 or 3 tokens
+        factors = prefix_factors(mask, u.expand(15, 1), share=share)
+        loss, _ = grpo_loss(
+            logp, logp.detach(), TinyPolicy.REWARDS, factors > 0, beta=0.0,
+            weights=P.detach()[:, None] * factors / 6)
+        mean -= gradient(loss, theta)
+    torch.testing.assert_close(mean, gradient((P * TinyPolicy.REWARDS).sum(), theta))
+
+
+def test_with_cppos_choice_the_mean_is_the_gradient_of_the_kept_completions():
+    kept = batch_rows(prune(ADVANTAGES.view(2, 3), 1), 3)
+    mask, A = MASK[kept], ADVANTAGES[kept]
+    weights, chances, mean = sequence_mean_weights(mask), prefix_chances(mask), 0.0
+    whole, _ = grpo_loss(LOGP[kept], OLD[kept], A, mask, beta=0.0, weights=weights)
+    for i, row in enumerate(kept.tolist()):
+        for p, inside in every_cut(mask[i : i + 1], 0.0):
+            loss, _ = grpo_loss(
+                LOGP[row : row + 1], OLD[row : row + 1], A[i : i + 1], inside, beta=0.0,
+                weights=weights[i : i + 1] / chances[i : i + 1] * inside)
+            mean += p * gradient(loss, LOGP)
+    torch.testing.assert_close(mean, gradient(whole, LOGP), rtol=1e-5, atol=1e-8)
+
+
+def test_half_of_the_tokens_are_computed():
+    """A completion of n tokens keeps (n + 1) / 2 of them on average, and of a share s of them
+    (n + ⌈s n⌉) / 2."""
+    u = torch.rand(4000, 1, generator=seeded(0))
+    mask = mask_of([40] * 4000)
+    for share, expected in ((0.0, 20.5), (0.5, 30.0)):
+        kept = random_prefixes(mask, u, share=share).sum(1).float().mean().item()
+        assert kept == pytest.approx(expected, rel=0.02)
+
+
+# --- rows at the edge -----------------------------------------------------------------------------
+
+
+def test_an_empty_row_keeps_nothing_and_gives_no_nan():
+    mask = mask_of([0, 1], width=3)
+    assert prefix_chances(mask).tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert random_prefixes(mask, torch.full((2, 1), 0.99)).sum(1).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(ValueError, match=r"share must lie in 0 … 1"):
+        prefix_chances(MASK, share=share)
