@@ -87,11 +87,14 @@ def group_gap(rollout):
     questions.
     """
     shape = *rollout.lengths.shape, -1
-    tokens, logp = rollout.tokens.view(shape), rollout.logp.view(shape)
-    written = rollout.mask.to(tokens.device).view(shape)
-    alike = ((tokens == tokens[:, :1]) & written).cumprod(-1)
-    gaps = alike * (logp - logp[:, :1]).abs()
-    return (gaps.sum(-1) / alike.sum(-1).clamp(min=1)).sum()
+    tokens = rollout.tokens.view(shape)
+    logp = rollout.logp.view(shape)
+    alike = tokens == tokens[:, :1]
+    alike &= rollout.mask.to(tokens.device).view(shape)
+    shared = alike.cumprod(-1)
+    gaps = shared * (logp - logp[:, :1]).abs()
+    means = gaps.sum(-1) / shared.sum(-1).clamp(min=1)
+    return means.sum()
 
 
 def first_group(rollout, advantages, rows, tokenizer):
@@ -103,8 +106,9 @@ def first_group(rollout, advantages, rows, tokenizer):
     question = (rollout.questions or [{}])[0]
     kept = rows.tolist()
     completions = []
+    rewards = rollout.total.flatten().tolist()
     # the advantages of the first question end the loop
-    rewards, of_first = rollout.total.flatten().tolist(), advantages[:1].flatten().tolist()
+    of_first = advantages[:1].flatten().tolist()
     for i, (text, reward, advantage) in enumerate(zip(rollout.texts, rewards, of_first)):
         completions.append(
             {"completion": text, "reward": reward, "advantage": advantage, "kept": i in kept})
