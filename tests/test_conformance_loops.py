@@ -15,9 +15,9 @@ import nano
 from algorithms import resolve
 from conformance import loops
 from conformance.loops import END, PADDING
+from engine.model.contract import Completions, Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
-from engine.model.sampling import Completions, Sampling
 from tests.examples import mask_of, named
 from train import train_step
 from update import Limits

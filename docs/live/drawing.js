@@ -199,7 +199,7 @@ function kl_text({ kl, updates }, beta) {
 }
 
 function update_text({ loss, clip_fraction, gradient_norm, updates }) {
-  if (!updates) return say`All A are 0: no completion has a signal, and the weights stay as they are.`;
+  if (!updates) return say`All A are 0: no completion has a signal, and the weights stay.`;
   const [clipped, norm] = [fixed(100 * clip_fraction, 1), fixed(gradient_norm, 2)];
   const numbers = say`loss ${fixed(loss, 4)}, clipped ${clipped} %, norm of the gradient ${norm}`;
   return say`${updates} updates: ${numbers}.`;

@@ -15,7 +15,6 @@ const EXPRESSIONS = {
   format: "format(completion)",
   short: "short(completion)",
 };
-const MOST_COMPLETIONS = 256;  // of a step, so that it lasts about a second
 
 const setting = name => form.elements[name].value;
 const number = name => Number(setting(name));
@@ -31,19 +30,14 @@ function choose(name, value) {
   if (control.value !== value || !value) control.value = old;  // there is no such choice
 }
 
-// The largest choice that is allowed, and not above what is chosen
-function lower(name, allowed) {
-  const choices = [...form.elements[name].options].map(option => Number(option.value));
-  choose(name, String(choices.findLast(x => x <= number(name) && allowed(x))));
-}
-
-// GRPO prunes nothing, the others keep at least one completion, and no step is too large.
+// GRPO prunes nothing, and the others keep at least one completion.
 function make_valid() {
-  const G = number("group_size");
   for (const lane of LANES) {
-    lower("pruning_rate" + lane, P => (prunes(lane) ? keep(G, P) >= 1 : P === 0));
-    lower("questions_per_step" + lane, Q => Q * G <= MOST_COMPLETIONS);
-    form.elements["pruning_rate" + lane].disabled = !prunes(lane);
+    const name = "pruning_rate" + lane;
+    const rates = [...form.elements[name].options].map(option => Number(option.value));
+    const allowed = P => P <= number(name) && keep(number("group_size"), P) >= 1;
+    choose(name, prunes(lane) ? String(rates.findLast(allowed)) : "0");
+    form.elements[name].disabled = !prunes(lane);
   }
 }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.run import checkpoint
+from engine.run.duration import length_of_run
 from engine.tasks.questions import fingerprint, take
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
@@ -86,10 +87,7 @@ def open_state(config, algorithm, questions, source, saved):
                 raise UserError(f"{folder} was started with another {what}: put that back, or "
                                 "start a new run.")
         state = State(**saved)
-    total = max(1, round(config.run.epochs * len(questions)))
-    steps = math.ceil(total / state.per_step)
-    if config.run.steps:
-        steps = min(config.run.steps, steps)
+    total, steps = length_of_run(config.run, len(questions), state.per_step)
     few = min(state.per_step, total)
     if world > few:
         raise UserError(f"{world} devices for {few} questions: start at most one process per "
