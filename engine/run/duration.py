@@ -15,25 +15,21 @@ A GPU reaches a share in SHARES of its published operations and bytes per second
 second network that is updated. Dynamic sampling is counted as if it sampled once.
 """
 
+import json
 import math
 from collections import namedtuple
+from pathlib import Path
 
 GB = 10**9
 SHARES = (0.45, 0.25)
 # seconds; Qwen2.5's speed benchmark, transformers on an A100: 0.88 ms (0.5B) and 0.90 ms (1.5B)
 LAUNCH = 0.9e-3
 
-Gpu = namedtuple("Gpu", "name memory operations bandwidth")  # GB; per second: bfloat16, bytes
-# NVIDIA's data sheets (RTX 4090: the Ada whitepaper): dense, that is half of a figure "with
-# sparsity"; with float32 sums; H100, H200 and A100 of 80 GB: SXM
-GPUS = (
-    Gpu("RTX 4090", 24, 165e12, 1.008e12),
-    Gpu("A100", 40, 312e12, 1.555e12),
-    Gpu("L40S", 48, 362e12, 0.864e12),
-    Gpu("A100", 80, 312e12, 2.039e12),
-    Gpu("H100", 80, 989e12, 3.35e12),
-    Gpu("H200", 141, 989e12, 4.8e12),
-)
+# gpus.json: memory in GB; operations in bfloat16 and bytes of bandwidth, both per second. From
+# NVIDIA's data sheets (RTX 4090: the Ada whitepaper): dense, which is half of a figure "with
+# sparsity", and with float32 sums. A100 of 80 GB, H100 and H200: SXM
+Gpu = namedtuple("Gpu", "name memory operations bandwidth")
+GPUS = [Gpu(*row) for row in json.loads(Path(__file__).with_name("gpus.json").read_text())]
 
 
 def gpus_of(memory):
@@ -46,34 +42,34 @@ def length_of_run(options, questions, per_step):
     """(questions of all epochs, steps of the whole run). questions: of an epoch. per_step: of all
     devices."""
     total = max(1, round(options.epochs * questions))
-    steps = math.ceil(total / per_step)
-    if options.steps:
-        steps = min(options.steps, steps)
-    return total, steps
+    return total, min(options.steps or math.inf, math.ceil(total / per_step))
 
 
 def step_seconds(p, gpu, share, length=1.0):
     """Seconds of a step. p: a Plan. share: of the GPU's published figures. length: of prompts and
     completions, as a share of what is allowed."""
     o = p.options
-    N = p.parameters
     prompt = length * p.prompt
     completion = length * o.max_new_tokens
-    operations = share * gpu.operations
-    bandwidth = share * gpu.bandwidth
+    operation = 1 / (share * gpu.operations)  # seconds
+    byte = 1 / (share * gpu.bandwidth)
+    one_pass = 2 * p.parameters * operation  # seconds of a token
 
     rows = p.at_once * o.group_size
-    # a row holds half of its completion on average
-    held = prompt + completion / 2
-    read = p.compute * N + p.cache * rows * held
-    computed = 2 * N * rows
-    token = max(read / bandwidth, computed / operations)
+    half = prompt + completion / 2  # tokens of a row, on average
+    cache = p.cache * rows * half
+    read = byte * (p.compute * p.parameters + cache)
+    decoding = max(read, rows * one_pass)
     if o.rollout == "own":
-        token = max(token, LAUNCH * p.layers)
-    sampling = completion * token * p.questions / p.at_once
-    sampling += 2 * N * p.questions * prompt / operations
+        decoding = max(decoding, LAUNCH * p.layers)
+    times = p.questions / p.at_once
+    sampling = times * completion * decoding
+    sampling += p.questions * prompt * one_pass
 
     networks = 2 if p.algorithm.critic else 1
-    passes = 6 * networks * o.mu + 2 * (o.beta > 0)
-    tokens = p.questions * (prompt + p.algorithm.k * completion)
-    return sampling + passes * N * tokens / operations
+    passes = 3 * networks * o.mu  # a backward pass counts twice
+    if o.beta:
+        passes += 1
+    kept = p.algorithm.k * completion
+    tokens = p.questions * (prompt + kept)
+    return sampling + tokens * passes * one_pass

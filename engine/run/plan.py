@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.base import ranks
 from engine.base.errors import UserError
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
@@ -75,14 +76,16 @@ class Plan:
         return max(self.peaks) <= USABLE * self.device
 
 
-def plan(options, devices):
-    """The Plan of a run. options: all of its options, as attributes.
+def plan(options, devices=None):
+    """The Plan of a run. options: all of its options, as attributes. devices: how many; None: as
+    many as torchrun has started.
 
     Raises UserError if the model cannot be planned, or if its sampler cannot start.
     """
     algorithm = algorithm_of(options)
     model = skeleton(options.model)
     shape = model.config.get_text_config()
+    devices = devices or ranks.world_size()
     device, compute = device_of(options.plan, options.dtype)
     trained, items = parameter_items(model, compute, options, devices, algorithm.critic)
 

@@ -18,8 +18,8 @@ TOKENS = 1024  # of the micro-batches that are proposed
 SEVERAL = 8  # devices of a machine, if torchrun has started one process
 TIMES = """
 What to type, and how long it takes if every prompt and completion is as long as allowed (in
-brackets: a quarter as long). Calculated from 25 to 45 % of a GPU's published speed, not measured:\
-"""
+brackets: a quarter as long). Calculated from 25 to 45 % of a GPU's published speed, and not
+measured:"""
 
 
 def print_plan(config, argv, notes):
@@ -29,7 +29,7 @@ def print_plan(config, argv, notes):
     found that fits.
     """
     o = config.options
-    p = plan(o, ranks.world_size())
+    p = plan(o)
     verdict = "It fits" if p.fits else "It does not fit"
     lines = table(p) + [f"note: {note}" for note in notes]
     lines += [f"\n{verdict}: a device has {USABLE * p.device / GB:.1f} GB for the peak.", TIMES]
@@ -124,9 +124,11 @@ def command(argv, p, fitting, machines=1):
         start += f" --nnodes {machines} --rdzv-backend c10d --rdzv-endpoint NODE0:29500"
         start += " --rdzv-id 1"
     given = re.sub(r"--plan\b[^-]*", "", shlex.join(argv))
-    words = [start, "train.py", given.strip()]
+    words = [start, "train.py"]
+    if given.strip():
+        words.append(given.strip())
     before = vars(p.options)
     for name, value in vars(fitting.options).items():
         if value != before[name]:
             words.append(f"--{name} {value}")
-    return " ".join(words).strip()
+    return " ".join(words)
