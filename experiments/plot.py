@@ -55,7 +55,8 @@ COLOURS = {
     # CPPO: the more it prunes, the darker
     "p=0.5": "#fdae6b", "p=0.75": "#f16913", "p=0.875": "#c13d02", "p=0.9375": "#671f03",
     "gspo + cppo": "slateblue", "cppo": "#f16913", "largest": "#c13d02", "both": "#c13d02",
-    "deepseek": "mediumvioletred", "grpo, longer": "silver", "grpo, g=": "darkgrey", "grpo,": "dimgrey", "grpo": "black",
+    "deepseek": "mediumvioletred",
+    "grpo, longer": "silver", "grpo, g=": "darkgrey", "grpo,": "dimgrey", "grpo": "black",
     "gfpo_adaptive": "limegreen", "gfpo": "seagreen", "dapo": "indigo", "gdpo": "tan",
     "gspo_token": "violet", "gspo": "darkviolet", "pods": "darkcyan", "lite_ppo": "lightcoral",
     "ppo": "crimson", "cispo": "steelblue", "sapo": "darkkhaki", "rloo": "sienna",
