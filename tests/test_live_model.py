@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
-from engine.model.sampling import Sampling, sample, sample_token
+from engine.model.sampling import sample, sample_token
 from engine.tasks import toy
 from family.drgrpo import constant_weights
 from grpo import grpo_loss, sequence_mean_weights, token_logprobs
