@@ -207,7 +207,9 @@ def several(groups, output, x):
         figure.legend(
             *axes[0].get_legend_handles_labels(), loc="upper center", ncols=6, fontsize=9,
             handlelength=3, frameon=False)
-    draw_phases(axes[len(titles)], list(runs), [mean_phases(steps) for steps in runs.values()])
+    names = [name.replace(" and ", "\nand ") for name in runs]  # two lines, as bars are narrow
+    draw_phases(axes[len(titles)], names, [mean_phases(steps) for steps in runs.values()])
+    axes[len(titles)].tick_params(axis="x", labelsize=8)
     figure.savefig(output, dpi=DPI)
 
 

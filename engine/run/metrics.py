@@ -33,10 +33,8 @@ class Clock:
         self.spent[name] += time.perf_counter() - begin
 
     def seconds(self):
-        total = time.perf_counter() - self.start
-        return {
-            f"seconds/{name}": seconds for name, seconds in (self.spent | {"total": total}).items()
-        }
+        spent = self.spent | {"total": time.perf_counter() - self.start}
+        return {f"seconds/{name}": seconds for name, seconds in spent.items()}
 
 
 def summarize(rollout, advantages, rows):
