@@ -55,6 +55,7 @@ COLOURS = {
     # CPPO: the more it prunes, the darker
     "p=0.5": "#fdae6b", "p=0.75": "#f16913", "p=0.875": "#c13d02", "p=0.9375": "#671f03",
     "gspo + cppo": "slateblue", "cppo": "#f16913", "largest": "#c13d02", "both": "#c13d02",
+    "deepseek": "mediumvioletred",
     "grpo, longer": "silver", "grpo, g=": "darkgrey", "grpo,": "dimgrey", "grpo": "black",
     "gfpo_adaptive": "limegreen", "gfpo": "seagreen", "dapo": "indigo", "gdpo": "tan",
     "gspo_token": "violet", "gspo": "darkviolet", "pods": "darkcyan", "lite_ppo": "lightcoral",

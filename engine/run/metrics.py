@@ -55,6 +55,7 @@ def summarize(rollout, advantages, rows):
         "reward": rollout.total.sum(),
         "reward_failures": rollout.failures,
         "truncated": rollout.truncated.sum(),
+        "group_gap": group_gap(rollout),
     }
     for name, values in named.items():
         sums[f"reward/{name}"] = values.sum()
@@ -78,9 +79,24 @@ def summarize(rollout, advantages, rows):
     return metrics
 
 
-def first_group(rollout, advantages, rows):
-    """What is logged of the first question: each completion, its reward, its advantage, and whether
-    it is kept.
+def group_gap(rollout):
+    """How far the sampler's log-probabilities of two equal beginnings are apart: mean over the
+    tokens that a completion shares with the first one of its group, summed over the completions.
+
+    Both follow the same prompt, so it is 0 but for rounding, unless a group holds several
+    questions.
+    """
+    shape = *rollout.lengths.shape, -1
+    tokens, logp = rollout.tokens.view(shape), rollout.logp.view(shape)
+    written = rollout.mask.to(tokens.device).view(shape)
+    alike = ((tokens == tokens[:, :1]) & written).cumprod(-1)
+    gaps = alike * (logp - logp[:, :1]).abs()
+    return (gaps.sum(-1) / alike.sum(-1).clamp(min=1)).sum()
+
+
+def first_group(rollout, advantages, rows, tokenizer):
+    """What is logged of the first question: its prompt as the model sees it; each completion, its
+    reward, its advantage, and whether it is kept.
 
     For PPO, the score stands in the place of the advantage.
     """
@@ -95,6 +111,7 @@ def first_group(rollout, advantages, rows):
     return {
         "question": question.get("question"),
         "answer": question.get("answer"),
+        "prompt": tokenizer.decode(question.get("prompt", [])),
         "completions": completions,
     }
 
