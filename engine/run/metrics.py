@@ -89,12 +89,10 @@ def group_gap(rollout):
     shape = *rollout.lengths.shape, -1
     tokens = rollout.tokens.view(shape)
     logp = rollout.logp.view(shape)
-    alike = tokens == tokens[:, :1]
-    alike &= rollout.mask.to(tokens.device).view(shape)
-    shared = alike.cumprod(-1)
-    gaps = shared * (logp - logp[:, :1]).abs()
-    means = gaps.sum(-1) / shared.sum(-1).clamp(min=1)
-    return means.sum()
+    written = rollout.mask.to(tokens.device).view(shape)
+    alike = ((tokens == tokens[:, :1]) & written).cumprod(-1)
+    gaps = alike * (logp - logp[:, :1]).abs()
+    return (gaps.sum(-1) / alike.sum(-1).clamp(min=1)).sum()
 
 
 def first_group(rollout, advantages, rows, tokenizer):
@@ -106,12 +104,15 @@ def first_group(rollout, advantages, rows, tokenizer):
     question = (rollout.questions or [{}])[0]
     kept = rows.tolist()
     completions = []
-    rewards = rollout.total.flatten().tolist()
-    # the advantages of the first question end the loop
-    of_first = advantages[:1].flatten().tolist()
-    for i, (text, reward, advantage) in enumerate(zip(rollout.texts, rewards, of_first)):
-        completions.append(
-            {"completion": text, "reward": reward, "advantage": advantage, "kept": i in kept})
+    rewards = rollout.total[:1].flatten().tolist()
+    advantages = advantages[:1].flatten().tolist()
+    for i, advantage in enumerate(advantages):
+        completions.append({
+            "completion": rollout.texts[i],
+            "reward": rewards[i],
+            "advantage": advantage,
+            "kept": i in kept,
+        })
     return {
         "question": question.get("question"),
         "answer": question.get("answer"),
@@ -122,7 +123,10 @@ def first_group(rollout, advantages, rows, tokenizer):
 
 def phase_totals(rows):
     """{phase: seconds}, added up over the rows of a run's metrics."""
-    names = dict.fromkeys(name for row in rows for name in row if name.startswith("seconds/"))
-    return {
-        name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in rows) for name in names
-    }
+    totals = {}
+    for row in rows:
+        for name, seconds in row.items():
+            if name.startswith("seconds/"):
+                phase = name.removeprefix("seconds/")
+                totals[phase] = totals.get(phase, 0.0) + seconds
+    return totals
