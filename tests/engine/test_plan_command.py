@@ -161,6 +161,17 @@ def test_the_command_has_the_options_of_the_user_and_the_changes():
         "--rdzv-id 1 train.py")
 
 
+def test_an_update_for_each_mini_batch_and_each_pass(capsys):
+    """7,473 questions, 2 in a step on 1 GPU, 16 on 8, 32 on 16; 3 · 4 updates in a step."""
+    words = ["--plan", "--algorithm", "grpo", "--mu", 3, "--minibatches", 4, "--model", SMALL,
+             "--questions_per_step", 2, "--dataset", "gsm8k"]
+    out = told(words, capsys)[0]
+    for devices, steps in (("1 GPU", 3737), ("8 GPUs", 468), ("16 GPUs of 2 machines", 234)):
+        [line] = [line for line in out.splitlines() if line.startswith(devices)]
+        assert f": {steps:,} steps of " in line
+        assert line.endswith(f", at most {12 * steps:,} updates")
+
+
 def test_a_plan_that_nothing_helps(capsys):
     words = ["--plan", 12, "--model", LARGE, "--dataset", "gsm8k_zh", "--algorithm", "ppo"]
     out, err, code = told(words, capsys)
