@@ -94,8 +94,7 @@ def train_step(
             networks.sampler.refresh(shards.whole_weights(model, networks.sampler.dtype))
         metrics |= stats
     sample = first_group(rollout, advantages, rows, networks.tokenizer)
-    mean_rewards = rollout.total.mean(1).tolist()
-    return Step(metrics | clock.seconds(), sample, mean_rewards, skipped)
+    return Step(metrics | clock.seconds(), sample, rollout.total.mean(1).tolist(), skipped)
 
 
 def networks_of(config, algorithm, source, device, folder=None):

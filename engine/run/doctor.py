@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean, pvariance
 
 from engine.base import files
-from engine.base.errors import UserError
 from engine.run.folder import options_of
 from rewards import extract_answer, extract_code, gold_answer, same_number
 
@@ -22,8 +21,8 @@ from rewards import extract_answer, extract_code, gold_answer, same_number
 # 1e-3
 LEAST_MOVE = 1e-4
 STEPS = 8  # fewer say nothing about the accuracy: four for the start, four for the end
-# start: mean of an eighth of the values; end: of a quarter; most: the largest, at `step`
-Metric = namedtuple("Metric", "start end mean most step rises falls count", defaults=[0.0] * 8)
+# start: mean of an eighth of the values; end: of a quarter; most: the largest
+Metric = namedtuple("Metric", "start end mean most rises falls count", defaults=[0.0] * 7)
 # completions: all, the right ones, the wrong ones, those that go on after their answer; given: how
 # many hold an answer
 Answers = namedtuple("Answers", "texts right wrong late given")
@@ -33,23 +32,21 @@ def metrics_of(rows):
     """{name: Metric}. A metric without any value is 0."""
     metrics = defaultdict(Metric)
     for name in rows[-1]:
-        measured = [row for row in rows if row.get(name) is not None]
-        if measured:
-            steps = [row["step"] for row in measured]
-            metrics[name] = metric_of(steps, [row[name] for row in measured])
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if values:
+            metrics[name] = metric_of(values)
     return metrics
 
 
-def metric_of(steps, values):
+def metric_of(values):
     first = values[: max(4, len(values) // 8)]
     last = values[-max(4, len(values) // 4) :]
     start = fmean(first)
     end = fmean(last)
     error = sum(pvariance(part) / max(1, len(part) - 1) for part in (first, last)) ** 0.5
-    most = max(values)
-    step = steps[values.index(most)]
-    rises, falls = end - start > 2 * error, start - end > 2 * error
-    return Metric(start, end, fmean(values), most, step, rises, falls, len(values))
+    rises = end - start > 2 * error
+    falls = start - end > 2 * error
+    return Metric(start, end, fmean(values), max(values), rises, falls, len(values))
 
 
 def answers_of(samples):
@@ -75,7 +72,7 @@ def seen(metrics, names, texts=()):
     words = []
     for name in names.split():
         m = metrics[name]
-        words.append(f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g}, step {m.step})")
+        words.append(f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g})")
     if texts:
         words.append(f"as {texts[len(texts) // 2]!r:.120}")
     return "; ".join(words)
@@ -237,10 +234,10 @@ def findings_of_small_updates(m, options):
 
 
 def diagnosis(run_dir):
-    """(the three likeliest findings as sentences, what to say if there are none; no run: "")."""
+    """(the three likeliest findings as sentences, {name: Metric}, how many steps were looked at)"""
     rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
     if not rows:
-        return [], ""
+        return [], {}, 0
     m, steps = metrics_of(rows), len(rows)
     samples = files.read(Path(run_dir, "samples.jsonl"))[-200:]
     below = ends_below(run_dir, m["accuracy"])
@@ -248,7 +245,7 @@ def diagnosis(run_dir):
     sentences = []
     for what, names, cure, *texts in islice(found, 3):
         sentences.append(f"{what} Seen in {steps} steps: {seen(m, names, *texts)}. Try: {cure}.")
-    return sentences, nothing_found(m, steps)
+    return sentences, m, steps
 
 
 def ends_below(run_dir, accuracy):
@@ -259,21 +256,7 @@ def ends_below(run_dir, accuracy):
     summary = json.loads(path.read_text()) if path.exists() else {}
     if summary.get("before"):
         kind = "greedy"
-        start, end = (summary[when][kind]["accuracy"] for when in ("before", "after"))
+        start = summary["before"]["greedy"]["accuracy"]
+        end = summary["after"]["greedy"]["accuracy"]
         falls = end < start
     return f"{kind} accuracy {start:.3f} → {end:.3f}" if falls else ""
-
-
-def nothing_found(m, steps):
-    if steps >= STEPS:
-        return f"Nothing was found in {steps} steps: {seen(m, 'accuracy')}."
-    looked = seen(m, "reward_failures skipped_updates group_gap sampler_gap")
-    return (f"{steps} steps are too few to judge the accuracy: that takes {STEPS}. Only "
-            f"these were looked at, and nothing is wrong with them: {looked}.")
-
-
-def main(argv):
-    found, nothing = diagnosis(argv[0]) if len(argv) == 1 else ([], "")
-    if not nothing:
-        raise UserError("name the folder of a run with at least one step: doctor.py runs/NAME.")
-    print("\n".join(found) or nothing)

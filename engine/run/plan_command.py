@@ -53,8 +53,8 @@ def table(p):
         f"{o.algorithm}, {o.model}: {p.trained:,} trained parameters",
         f"devices: {p.devices} of {p.device / GB:.3g} GB",
         f"a step on each device: {p.questions} questions, {p.at_once} sampled at a time",
+        "\nGB per device   generation      update",
     ]
-    lines.append("\nGB per device   generation      update")
     for name, sizes in [*p.items.items(), ("peak", p.peaks)]:
         generation, update = [f"{size / GB:.2f}" if size else "-" for size in sizes]
         lines.append(f"{name:14}{generation:>12}{update:>12}")
@@ -67,24 +67,24 @@ def table(p):
 def way(argv, p, machines, questions):
     """Lines: a command that fits on the devices of these machines, and what it takes. questions: of
     an epoch."""
-    each = p.devices // machines
-    where = f"{each} GPU" + "s" * (each > 1)
+    where = "1 GPU" if p.devices == 1 else f"{p.devices} GPUs"
     if machines > 1:
-        where = f"{machines} machines of {where}, the command on each"
+        where += f" of {machines} machines, the command on each"
     fitting = mildest(p)
     if not fitting:
         return [f"\n{where}: no command was found that fits"]
     per_step = fitting.questions * p.devices
-    _, steps = length_of_run(fitting.options, questions, per_step)
-    updates = steps * fitting.options.mu * fitting.options.minibatches
+    o = fitting.options
+    _, steps = length_of_run(o, questions, per_step)
+    updates = steps * o.mu * o.minibatches
     lines = [f"\n{where}: {steps:,} steps of {per_step} questions, at most {updates:,} updates",
              f"    {command(argv, p, fitting, machines)}"]
     for gpu in gpus_of(p.device):
-        spans = []
+        times = []
         for length in (1, 1 / 4):
-            ends = [duration(steps * step_seconds(fitting, gpu, s, length)) for s in SHARES]
-            spans.append(" to ".join(ends))
-        lines.append(f"    {gpu.name}: {spans[0]} ({spans[1]})")
+            for share in SHARES:
+                times.append(duration(steps * step_seconds(fitting, gpu, share, length)))
+        lines.append("    {}: {} to {} ({} to {})".format(gpu.name, *times))
     return lines
 
 
@@ -123,10 +123,8 @@ def command(argv, p, fitting, machines=1):
     if machines > 1:
         start += f" --nnodes {machines} --rdzv-backend c10d --rdzv-endpoint NODE0:29500"
         start += " --rdzv-id 1"
-    given = re.sub(r"--plan\b[^-]*", "", shlex.join(argv))
-    words = [start, "train.py"]
-    if given.strip():
-        words.append(given.strip())
+    given = re.sub(r" --plan\b[^-]*", " ", f" {shlex.join(argv)}").rstrip()
+    words = [f"{start} train.py{given}"]
     before = vars(p.options)
     for name, value in vars(fitting.options).items():
         if value != before[name]:

@@ -16,6 +16,7 @@ from engine.run import curves, doctor
 from engine.run.metrics import group_gap
 from engine.tasks import toy, toy_model
 from engine.tasks.table import TASKS
+from experiments.doctor import main, nothing_found
 from tests.training import CPU, a_rollout
 
 REWARDS = '''
@@ -307,11 +308,12 @@ RISES = [0.1] * 5 + [0.8] * 5
 ])
 def test_the_limits_one_by_one(metrics, what, tmp_path):
     logged(tmp_path, **metrics)
-    findings, nothing = doctor.diagnosis(tmp_path)
+    findings, *looked = doctor.diagnosis(tmp_path)
     if what:
         named_first(findings, what)
     else:
-        assert not findings and nothing.startswith("Nothing was found in 10 steps: accuracy")
+        said = nothing_found(*looked)
+        assert not findings and said.startswith("Nothing was found in 10 steps: accuracy")
 
 
 @pytest.mark.parametrize("reward, completion, what", [
@@ -337,7 +339,7 @@ def test_a_form_is_missed_only_if_the_reward_asks_for_one(reward, completion, wh
 ])
 def test_what_is_cut_mixed_or_ends_below_its_start(metrics, what, tmp_path):
     logged(tmp_path, **metrics)
-    findings, nothing = doctor.diagnosis(tmp_path)
+    findings = doctor.diagnosis(tmp_path)[0]
     assert not findings if what is None else findings[0].startswith(what), findings
     assert what is None or " Seen in 10 steps: " in findings[0]
 
@@ -348,7 +350,7 @@ def test_a_run_whose_evaluation_ends_below_its_start_is_never_healthy(after, hea
     logged(tmp_path, accuracy=RISES)
     scores = {"before": {"greedy": {"accuracy": 0.393}}, "after": {"greedy": {"accuracy": after}}}
     files.write(tmp_path / "summary.json", files.as_json(scores))
-    findings, _ = doctor.diagnosis(tmp_path)
+    findings = doctor.diagnosis(tmp_path)[0]
     said = "The run ends below its start: greedy accuracy 0.393 → 0.350. Seen in 10 steps: "
     assert not findings if healthy else findings[-1].startswith(said)
 
@@ -374,7 +376,7 @@ def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, 
     logged(tmp_path, accuracy=[0.005] * 10, no_signal=[1.0] * 10)
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
-    doctor.main([str(tmp_path)])
+    main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("3 steps are too few to judge the accuracy: that takes 8. Only these ")
     looked = ("reward_failures", "skipped_updates", "group_gap", "sampler_gap")
@@ -385,8 +387,8 @@ def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, 
 def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
     for words in ([], [str(tmp_path)], [str(tmp_path / "none")], ["--help"], ["a", "b"]):
         with pytest.raises(UserError, match="name the folder of a run"):
-            doctor.main(words)
+            main(words)
     logged(tmp_path, accuracy=[i / 10 for i in range(10)])
-    doctor.main([str(tmp_path)])
+    main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("Nothing was found in 10 steps: accuracy 0.15 → 0.75")
