@@ -229,8 +229,8 @@ ADDRESSES = {
     "group_size=4&pruning_rate1=0.9375&method0=random&pruning_rate0=0.5":
         {"group_size": "4", "pruning_rate1": "0.75", "pruning_rate0": "0.5"},
     "group_size=32&questions_per_step1=16": {"group_size": "32", "questions_per_step1": "8"},
-    "method0=grpo&pruning_rate0=0.5&lr=7&beta=&seed=x&length=1&elements=2":
-        {"pruning_rate0": "0", "lr": "0.0003", "beta": "0.04", "seed": "1"},
+    "method0=grpo&pruning_rate0=0.5&lr0=7&beta=&seed=x&length=1&elements=2":
+        {"pruning_rate0": "0", "lr0": "0.0001", "beta": "0.04", "seed": "1"},
 }  # fmt: skip
 
 

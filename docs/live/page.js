@@ -7,8 +7,8 @@ const $ = id => document.getElementById(id);
 
 const form = $("settings");
 const LANES = [0, 1];
-const OWN = ["pruning_rate", "questions_per_step"];
-const SHARED = ["group_size", "lr", "mu", "beta", "epsilon", "temperature", "seed"];
+const OWN = ["pruning_rate", "questions_per_step", "lr"];
+const SHARED = ["group_size", "mu", "beta", "epsilon", "temperature", "seed"];
 const ONLY_SEEN = ["lang", "axis"];  // a change of these leaves the lanes as they are
 const EXPRESSIONS = {
   right: "answer_right(completion, answer)",
@@ -181,9 +181,10 @@ function start_anew() {
 
 function pick({ target: { name } }) {
   const lane = name.match(/^method(\d)/)?.[1];
-  if (lane) {  // each method begins with settings that train on 16 completions in a step
+  if (lane) {  // as default_settings: 16 completions are trained on in a step
     choose("pruning_rate" + lane, prunes(lane) ? "0.875" : "0");
     choose("questions_per_step" + lane, prunes(lane) ? "8" : "1");
+    choose("lr" + lane, prunes(lane) ? "0.0003" : "0.0001");
   }
   if (name === "expression") choose("reward", "own");
   changed([name]);
