@@ -165,7 +165,8 @@ def read_on_first_rank(name, device, dtype):
 
 
 def add_optimizer(networks, update, critic_lr=None):
-    """Make the optimizer. Another one needs `step`, `zero_grad` and `param_groups`.
+    """Make the optimizer. Another one needs `step`, `zero_grad` and `param_groups`, and for
+    checkpoints what torch.distributed.checkpoint reads of a torch optimizer (`state`).
 
     update, critic_lr: as for `build`. The policy and the critic have one parameter group each.
     """
