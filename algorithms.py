@@ -89,10 +89,12 @@ def pooled(rollout, advantages, k):
 def unbiased(rollout, advantages, k):
     """Draw completions with chances in proportion to |A|. Each counts the inverse of its chance."""
     generator = torch.Generator().manual_seed(rollout.seed)
-    p = chances(advantages.abs().double(), k, allowed=rollout.trainable)
-    kept = draw(p, torch.rand((len(p), 1), dtype=p.dtype, generator=generator))
-    rows = kept.flatten().nonzero()[:, 0]
-    return rows, weighed(advantages, p).flatten()[rows]
+    sizes = advantages.abs().double()
+    p = chances(sizes, k, allowed=rollout.trainable)
+    u = torch.rand((len(p), 1), dtype=p.dtype, generator=generator)
+    rows = draw(p, u).flatten().nonzero()[:, 0]
+    weighted = weighed(advantages, p).flatten()
+    return rows, weighted[rows]
 
 
 def smallest(rollout, advantages, k, *, metric):

@@ -127,7 +127,7 @@ def summarize(records):
     """
     groups = group_by_question(records)
     n = min(map(len, groups))
-    scores = {"accuracy": [mean_of(group, "correct") for group in groups]}
+    scores = {"accuracy": [mean_value(group, "correct") for group in groups]}
     powers_of_two = {2**i for i in range(1, n.bit_length())}
     for k in sorted(powers_of_two | {n} - {1}):
         values = []
@@ -143,14 +143,14 @@ def summarize(records):
         intervals[name] = interval(values)
     summary["intervals"] = intervals
     if "tokens" in records[0]:  # else another program has sampled
-        summary["length"] = mean_of(records, "tokens")
-        summary["truncated"] = mean_of(records, "truncated")
+        summary["length"] = mean_value(records, "tokens")
+        summary["truncated"] = mean_value(records, "truncated")
     summary["questions"] = len(groups)
     summary["samples"] = n
     return summary
 
 
-def mean_of(records, key):
+def mean_value(records, key):
     return sum(record[key] for record in records) / len(records)
 
 
@@ -271,8 +271,8 @@ def compare_part(part, first, second):
     if asked != asked_again:
         raise UserError(f"the two files do not hold the same questions ({part}): only answers to "
                         "the same questions can be compared.")
-    before = [mean_of(records, "correct") for records in first]
-    after = [mean_of(records, "correct") for records in second]
+    before = [mean_value(records, "correct") for records in first]
+    after = [mean_value(records, "correct") for records in second]
     difference, (low, high), p = paired(before, after)
     print(f"{part:8} {np.mean(before):.4f} → {np.mean(after):.4f}   {difference:+.4f} "
           f"[{low:+.4f}, {high:+.4f}], p = {p:.4f}, {len(asked)} questions")

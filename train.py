@@ -93,8 +93,8 @@ def train_step(
             stats, skipped = update(networks, minibatches, algorithm, limits)
             networks.sampler.refresh(shards.whole_weights(model, networks.sampler.dtype))
         metrics |= stats
-    sample, mean_rewards = first_group(rollout, advantages, rows), rollout.total.mean(1).tolist()
-    return Step(metrics | clock.seconds(), sample, mean_rewards, skipped)
+    sample = first_group(rollout, advantages, rows, networks.tokenizer)
+    return Step(metrics | clock.seconds(), sample, rollout.total.mean(1).tolist(), skipped)
 
 
 def networks_of(config, algorithm, source, device, folder=None):

@@ -1,6 +1,8 @@
 """A reward of your own: a short completion earns more than a long one.
 
     torchrun train.py --rewards toy_accuracy examples/my_reward.py:brevity:0.1
+
+It lowers the accuracy: docs/experiments.md says why.
 """
 
 

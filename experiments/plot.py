@@ -55,6 +55,7 @@ COLOURS = {
     # CPPO: the more it prunes, the darker
     "p=0.5": "#fdae6b", "p=0.75": "#f16913", "p=0.875": "#c13d02", "p=0.9375": "#671f03",
     "gspo + cppo": "slateblue", "cppo": "#f16913", "largest": "#c13d02", "both": "#c13d02",
+    "deepseek": "mediumvioletred",
     "grpo, longer": "silver", "grpo, g=": "darkgrey", "grpo,": "dimgrey", "grpo": "black",
     "gfpo_adaptive": "limegreen", "gfpo": "seagreen", "dapo": "indigo", "gdpo": "tan",
     "gspo_token": "violet", "gspo": "darkviolet", "pods": "darkcyan", "lite_ppo": "lightcoral",
@@ -207,7 +208,9 @@ def several(groups, output, x):
         figure.legend(
             *axes[0].get_legend_handles_labels(), loc="upper center", ncols=6, fontsize=9,
             handlelength=3, frameon=False)
-    draw_phases(axes[len(titles)], list(runs), [mean_phases(steps) for steps in runs.values()])
+    names = [name.replace(" and ", "\nand ") for name in runs]  # two lines, as bars are narrow
+    draw_phases(axes[len(titles)], names, [mean_phases(steps) for steps in runs.values()])
+    axes[len(titles)].tick_params(axis="x", labelsize=8)
     figure.savefig(output, dpi=DPI)
 
 

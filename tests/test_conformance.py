@@ -464,10 +464,12 @@ def test_the_verdicts_are_written_as_json(here, tmp_path):
 def test_check_raises_the_sentences_or_passes(tmp_path, monkeypatch):
     """`check` in a test of somebody, whose grpo.py is not ours."""
     (tmp_path / "grpo.py").write_text("mean = lambda p, q: p - q\nturned = lambda p, q: q - p\n")
-    (tmp_path / "right.py").write_text("from grpo import mean as kl_k1\n")
+    (tmp_path / "right.py").write_text("from grpo import kl_k2\n")
     (tmp_path / "wrong.py").write_text("from grpo import mean as kl_k3, turned as kl_k1\n")
+    with monkeypatch.context() as here:  # one process is enough
+        here.setattr(subprocess, "run", lambda words, **options: kit.main([*map(str, words[4:])]))
+        check(SimpleNamespace(__file__=str(tmp_path / "right.py")))
     monkeypatch.syspath_prepend(tmp_path)
-    check(SimpleNamespace(__file__=str(tmp_path / "right.py")))
     with pytest.raises(AssertionError) as error:
         check(SimpleNamespace(__file__=str(tmp_path / "wrong.py")))
     lines = str(error.value).split("\n")

@@ -15,9 +15,9 @@ import nano
 from algorithms import resolve
 from conformance import loops
 from conformance.loops import END, PADDING
+from engine.model.contract import Completions, Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
-from engine.model.sampling import Completions, Sampling
 from tests.examples import mask_of, named
 from train import train_step
 from update import Limits
@@ -104,7 +104,8 @@ def of_train(policy, questions, sampler, reward, **options):
     scorer = partial(Policy, shares_prompts=False, temperature=sampler.temperature)
     networks = Networks(
         scorer(model), Digits(), SimpleNamespace(
-            sample=sample, dtype=torch.float32, rest=lambda: None, refresh=lambda weights: None),
+            sample=sample, dtype=torch.float32, free_memory=lambda: None,
+            refresh=lambda weights: None),
         policy.optimizer, scorer(deepcopy(model)))
     algorithm = resolve(
         "cppo", group_size=sampler.group_size, mu=2, beta=BETA, questions_per_step=3, **options)

@@ -103,7 +103,8 @@ def test_a_file_that_is_done_is_green_while_others_are_blank_and_a_mistake_is_re
     assert set(failed) == {"cppo", "grpo_advantages", "lite_ppo", "tis"}
     assert failed.count("cppo") == 1
     assert asked == {
-        "group_advantages", "batch_std_advantages", "truncated_importance_weights"}
+        "group_advantages", "batch_std_advantages", "sequence_importance_weights",
+        "truncated_importance_weights"}
 
 
 @pytest.mark.slow

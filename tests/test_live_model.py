@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
-from engine.model.sampling import Sampling, sample, sample_token
+from engine.model.sampling import sample_completions, sample_token
 from engine.tasks import toy
 from family.drgrpo import constant_weights
 from grpo import grpo_loss, sequence_mean_weights, token_logprobs
@@ -232,7 +233,7 @@ def test_completions_token_by_token(temperature, questions, G):
     uniform = torch.rand(shape, dtype=F64, generator=torch.Generator().manual_seed(2))
     here = run_js(JS_SAMPLE, base64=weights_in_base64(), prompts=prompts, G=G,
                   temperature=temperature, uniform=uniform.flatten().tolist())
-    there = sample(
+    there = sample_completions(
         model.float(), prompts, G, Sampling(48, temperature=temperature), stop_ids=[1], pad_id=0,
         generator=torch.Generator().manual_seed(2))
     rows = zip(there.tokens.tolist(), there.lengths.tolist())

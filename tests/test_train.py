@@ -393,7 +393,7 @@ def test_a_row_with_a_rule_of_its_own_trains_is_listed_and_resumed(
     name = "tests.test_train:first_two"
     mine = replace(ALGORITHMS["grpo"], keep=rule, pruning_rate=0.75)
     monkeypatch.setitem(ALGORITHMS, "mine", mine)
-    assert re.search(rf"^mine .* {name} +0.75 ", table(), re.MULTILINE)
+    assert re.search(rf"^mine .* {name} +16 +0.75 ", table(), re.MULTILINE)
     train.main(["--model", small, "--algorithm", "mine", "--plan"])
     go(small, tmp_path / "run", "--algorithm", "mine", steps=1)
     assert json.loads((tmp_path / "run/run.json").read_text())["keep"] == name

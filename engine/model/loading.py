@@ -118,7 +118,8 @@ def check_head(model, name):
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
     same = torch.allclose(product, logits, rtol=tolerance, atol=tolerance)
     # small logits hardly change
-    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    config = model.config.get_text_config()
+    capped = getattr(config, "final_logit_softcapping", None)
     if capped or not same:
         raise UserError(
             f"the model {name} rescales its logits after the output head, which is not supported: "

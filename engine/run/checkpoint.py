@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 
 from engine.base import files, progress, ranks
-from engine.base.errors import one_line, refuse
+from engine.base.errors import UserError, one_line
 from engine.model import shards
 from engine.model.folders import checkpoints
 
@@ -161,8 +161,9 @@ def is_damaged(folder):
 
 def newest(run_dir):
     found = checkpoints(run_dir)
-    refuse([(not found, f"nothing to resume: {run_dir} holds no checkpoint. Start a new run, "
-                        "without --resume and in another folder.")])
+    if not found:
+        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint. Start a new run, "
+                        "without --resume and in another folder.")
     return found[-1]
 
 
@@ -185,13 +186,21 @@ def resume(run_dir):
     one of the run.
     """
     newest(run_dir)
-    found, notes = checkpoints(run_dir)[::-1], []
-    whole = (path for path in found if not is_damaged(path))
-    folder = ranks.from_first(next(whole, None) if ranks.rank() == 0 else None)
-    refuse([(folder is None, f"nothing to resume: every checkpoint of {run_dir} is damaged. Start "
-                             "a new run in another folder.")])
-    for path in found[: found.index(folder)] if ranks.rank() == 0 else ():
-        place = path.rename(tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir))
-        notes.append(f"{path} is damaged and was renamed to {place.name}: the run goes on from "
-                     f"{folder.name}.")
-    return str(folder), json.loads((folder / "state.json").read_text(encoding="utf-8")), notes
+    found = checkpoints(run_dir)[::-1]
+    folder, damaged, notes = None, [], []
+    if ranks.rank() == 0:
+        whole = (path for path in found if not is_damaged(path))
+        folder = next(whole, None)
+    folder = ranks.from_first(folder)
+    if folder is None:
+        raise UserError(f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new "
+                        "run in another folder.")
+    if ranks.rank() == 0:
+        damaged = found[: found.index(folder)]
+    for path in damaged:
+        place = tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir)
+        path.rename(place)
+        notes.append(f"{path} is damaged and was renamed to {Path(place).name}: the run goes on "
+                     f"from {folder.name}.")
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return str(folder), state, notes

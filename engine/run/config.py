@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import algorithms
-from engine.base.errors import UserError, refuse
+from engine.base.errors import UserError
 from engine.base.files import own_function
 from engine.run import checks, folder
 from engine.run.command_line import compose, flat, given
@@ -141,13 +141,12 @@ def open_run(argv):
     # allowed restarts, not past ones: the machines of a job may count past restarts differently
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     sharded = config.devices.shard == "full" and plan is None
-    refuse([
-        (restarts and not run.output_dir,
-         "--max-restarts needs --output_dir, by which a restarted job finds its run again."),
-        (sharded and "WORLD_SIZE" not in os.environ,
-         "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of "
-         "your GPUs."),
-    ])
+    if restarts and not run.output_dir:
+        raise UserError("--max-restarts needs --output_dir, by which a restarted job finds its run "
+                        "again.")
+    if sharded and "WORLD_SIZE" not in os.environ:
+        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
+                        "the number of your GPUs.")
     if run.output_dir and not run.resume and trains:
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
     return config, algorithm, notes_on_options(config, algorithm)
@@ -156,21 +155,22 @@ def open_run(argv):
 def saved_options(chosen):
     """The options of the run in --output_dir. Those that make it what it is cannot change."""
     run_dir = chosen.get("output_dir")
-    refuse([
-        (run_dir is None, "--resume needs to know the run: --output_dir runs/NAME."),
-        (chosen.get("recipe"),
-         "--resume goes on with the run's own options: leave out --recipe."),
-        (not Path(run_dir or "", "run.json").is_file(),
-         f"nothing to resume: {run_dir} holds no run. Start it without --resume."),
-    ])
+    if run_dir is None:
+        raise UserError("--resume needs to know the run: --output_dir runs/NAME.")
+    if chosen.get("recipe"):
+        raise UserError("--resume goes on with the run's own options: leave out --recipe.")
+    if not Path(run_dir, "run.json").is_file():
+        raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
     _, saved = folder.options_of(run_dir)
     refuse_ended_options(run_dir, saved)
     known = flat(Config())  # an older run may have options that are gone
     saved = {name: value for name, value in saved.items() if name in known}
     fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
-    refuse((chosen.get(name, saved[name]) != saved[name],
-            f"{run_dir} was started {folder.as_started(name, saved[name])}: resume it like that, "
-            "or start a new run.") for name in fixed)
+    for name in fixed:
+        if chosen.get(name, saved[name]) != saved[name]:
+            started = folder.as_started(name, saved[name])
+            raise UserError(f"{run_dir} was started {started}: resume it like that, or start a new "
+                            "run.")
     return saved
 
 

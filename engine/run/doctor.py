@@ -2,17 +2,18 @@
 
     python experiments/doctor.py runs/toy-cppo-1
 
-A finding is (what, evidence, cure). The functions yield findings, a cause before its effects.
+A finding is (what, names of the metrics that show it, cure, and maybe completions that show it).
+The functions yield findings, a cause before its effects.
 "Healthy" in a comment: the extreme of full toy runs. train.py says the same at the end of a run.
 """
 
+import json
 from collections import defaultdict, namedtuple
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, pvariance
 
 from engine.base import files
-from engine.base.errors import UserError
 from engine.run.folder import options_of
 from rewards import extract_answer, extract_code, gold_answer, same_number
 
@@ -20,8 +21,8 @@ from rewards import extract_answer, extract_code, gold_answer, same_number
 # 1e-3
 LEAST_MOVE = 1e-4
 STEPS = 8  # fewer say nothing about the accuracy: four for the start, four for the end
-# start: mean of an eighth of the values; end: of a quarter; most: the largest, at `step`
-Metric = namedtuple("Metric", "start end mean most step rises count", defaults=[0.0] * 7)
+# start: mean of an eighth of the values; end: of a quarter; most: the largest
+Metric = namedtuple("Metric", "start end mean most rises falls count", defaults=[0.0] * 7)
 # completions: all, the right ones, the wrong ones, those that go on after their answer; given: how
 # many hold an answer
 Answers = namedtuple("Answers", "texts right wrong late given")
@@ -31,22 +32,21 @@ def metrics_of(rows):
     """{name: Metric}. A metric without any value is 0."""
     metrics = defaultdict(Metric)
     for name in rows[-1]:
-        measured = [row for row in rows if row.get(name) is not None]
-        if measured:
-            steps = [row["step"] for row in measured]
-            metrics[name] = metric_of(steps, [row[name] for row in measured])
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if values:
+            metrics[name] = metric_of(values)
     return metrics
 
 
-def metric_of(steps, values):
+def metric_of(values):
     first = values[: max(4, len(values) // 8)]
     last = values[-max(4, len(values) // 4) :]
     start = fmean(first)
     end = fmean(last)
     error = sum(pvariance(part) / max(1, len(part) - 1) for part in (first, last)) ** 0.5
-    most = max(values)
-    step = steps[values.index(most)]
-    return Metric(start, end, fmean(values), most, step, end - start > 2 * error, len(values))
+    rises = end - start > 2 * error
+    falls = start - end > 2 * error
+    return Metric(start, end, fmean(values), max(values), rises, falls, len(values))
 
 
 def answers_of(samples):
@@ -67,12 +67,12 @@ def answers_of(samples):
     return Answers(texts, right, wrong, late, given)
 
 
-def seen(metrics, *names, texts=()):
-    """What metrics do, and one of some completions."""
+def seen(metrics, names, texts=()):
+    """What metrics do, and one of some completions. names: of the metrics, in one string."""
     words = []
-    for name in names:
+    for name in names.split():
         m = metrics[name]
-        words.append(f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g}, step {m.step})")
+        words.append(f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g})")
     if texts:
         words.append(f"as {texts[len(texts) // 2]!r:.120}")
     return "; ".join(words)
@@ -81,61 +81,64 @@ def seen(metrics, *names, texts=()):
 # --- the findings ---
 
 
+def findings(m, options, samples, steps, below):
+    """All findings of a run. m: its metrics. samples: its last ones. below: that it ends below its
+    start, in words; else ""."""
+    yield from findings_of_any_run(m, options)
+    if steps < STEPS or not samples:
+        return
+    answers = answers_of(samples)
+    stuck = below or not m["accuracy"].rises
+    if stuck:
+        yield from findings_of_its_start(m, options)
+    # healthy: 0.02; a run that rises may have begun with more
+    if m["truncated"].start > (0.1 if stuck else 0.2) and m["accuracy"].mean < 0.5:
+        what, texts, cure = why_cut_off(options, answers, samples[-1])
+        yield what, "truncated length", cure, texts
+    if stuck:
+        names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
+        if m[f"no_signal/{names[0]}"].start > 0.6:  # healthy: 0.2; a bad model: 0.7
+            what, texts, cure = why_no_signal(m, names, answers)
+            yield what, f"no_signal/{names[0]} accuracy", cure, texts
+        last = [row["completion"] for row in samples[-1]["completions"]]
+        yield from findings_of_its_course(m, options, names, last)
+        yield from findings_of_small_updates(m, options)
+    if below:
+        yield (f"The run ends below its start: {below}.", "accuracy length truncated",
+               "compare the answers before and after it, in summary.json")
+
+
 def findings_of_any_run(m, options):
     if m["reward_failures"].most > 0.01:  # healthy: 0
-        yield ("A reward function fails on some completions.", seen(m, "reward_failures"),
+        yield ("A reward function fails on some completions.", "reward_failures",
                "call it on completions of samples.jsonl")
     if m["skipped_updates"].mean > 0.02:  # healthy: 0
-        yield ("Updates are skipped: loss or gradient is not finite.", seen(m, "skipped_updates"),
+        yield ("Updates are skipped: loss or gradient is not finite.", "skipped_updates",
                f"lower --lr {options.get('lr')}")
+    gap = m["sampler_gap"].mean
+    # healthy: 0, because the sampler computes a prompt once; groups of two questions: 0.02, 1
+    if m["group_gap"].mean > 0.005 and gap > 0.3:
+        yield ("A group is not one question.", "group_gap sampler_gap",
+               "let the sampler return all G completions of a question one after the other")
     # healthy: 3e-7 in float32, 0.008 in bfloat16; weights off by a tenth: 0.08
-    if m["sampler_gap"].mean > 0.03:
-        yield ("Sampler and trainer disagree about the same tokens.", seen(m, "sampler_gap"),
+    elif gap > 0.03:
+        yield ("Sampler and trainer disagree about the same tokens.", "sampler_gap",
                "--rollout own, or another --dtype; or --importance_weights token_truncate")
 
 
-# --- of a run whose accuracy does not rise ---
-
-
-def findings_of_a_stuck_run(m, options, run_dir):
-    samples = files.read(Path(run_dir, "samples.jsonl"))[-200:]
-    if not samples:
-        return
-    answers = answers_of(samples)
-    names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
-    yield from findings_of_its_start(m, options, answers)
-    no_signal = f"no_signal/{names[0]}"
-    if m[no_signal].start > 0.6:  # healthy: 0.2; a bad model: 0.7
-        what, texts, cure = why_no_signal(m, names, answers)
-        yield what, seen(m, no_signal, "accuracy", texts=texts), cure
-    last = [row["completion"] for row in samples[-1]["completions"]]
-    yield from findings_of_its_course(m, options, names, last)
-    yield from findings_of_small_updates(m, options)
-
-
-def findings_of_its_start(m, options, answers):
+def findings_of_its_start(m, options):
     """What makes the samples or the first updates useless."""
     temperature = options.get("temperature", 1.0)
+    at = f"at --temperature {temperature}."
     # healthy, at 1: 0.2 nats; at 3: 1.9
-    noise = temperature > 1.2 and m["entropy"].start > 1
+    if temperature > 1.2 and m["entropy"].start > 1:
+        yield f"The samples are noise {at}", "entropy no_signal", "--temperature 1"
     # healthy, at 1: a signal in 80 % of the groups; at 0.05: in 10 %
-    alike = temperature < 0.7 and m["no_signal"].start > 0.5
-    if noise or alike:
-        yield (f"The samples are {'noise' if noise else 'all alike'} at --temperature "
-               f"{temperature}.", seen(m, "entropy", "no_signal"), "--temperature 1")
+    if temperature < 0.7 and m["no_signal"].start > 0.5:
+        yield f"The samples are all alike {at}", "entropy no_signal", "--temperature 1"
     if updates_are_too_large(m):
-        yield ("The updates are too large.", seen(m, "accuracy", "kl_old", "kl", "grad_norm"),
+        yield ("The updates are too large.", "accuracy kl_old kl grad_norm",
                f"a tenth of --lr {options.get('lr')}; --target_kl 0.03 ends updates in time")
-    cut_off = m["truncated"].start > 0.2 and m["accuracy"].mean < 0.5  # healthy: 0.02
-    endless = len(answers.late) > 0.3 * len(answers.texts)
-    if cut_off and endless:
-        yield ("Answers do not end: the model has no EOS.",
-               seen(m, "truncated", texts=answers.late),
-               "set eos_token_id in generation_config.json to the token that ends its turns, or "
-               "take a chat model")
-    if cut_off and not endless:
-        yield ("Answers are cut off.", seen(m, "truncated", "length", texts=answers.wrong),
-               f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts")
 
 
 def updates_are_too_large(m):
@@ -145,6 +148,20 @@ def updates_are_too_large(m):
         return True
     falls = accuracy.end < min(accuracy.start / 5, accuracy.start - 0.1)
     return falls and not m["reward"].rises
+
+
+def why_cut_off(options, answers, sample):
+    """Why completions are cut off: (what, completions that show it, cure). sample: the last."""
+    plain = f"User: {sample.get('question')}\nAssistant:"
+    if sample.get("prompt", "").endswith(plain):
+        return ("The chat template is not applied: the model has none.", [sample["prompt"]],
+                "take a chat model, or put its chat_template.jinja into its folder")
+    if len(answers.late) > 0.3 * len(answers.texts):
+        return ("Answers do not end: the model has no EOS.", answers.late,
+                "set eos_token_id in generation_config.json to the token that ends its turns, or "
+                "take a chat model")
+    return ("Answers are cut off.", answers.wrong,
+            f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts")
 
 
 def why_no_signal(m, names, answers):
@@ -181,21 +198,23 @@ def findings_of_its_course(m, options, names, texts):
     risen = [f"reward/{name}" for name in names[1:] if m[f"reward/{name}"].rises]
     if risen and m["reward"].rises:
         yield ("Another reward is gamed: the accuracy does not rise.",
-               seen(m, *risen, "accuracy", texts=texts),
+               f"{' '.join(risen)} accuracy",
                "pay it only for right answers; a smaller weight may not help, because a group's "
-               "std divides it away")
+               "std divides it away", texts)
+    length, cut, entropy = m["length"], m["truncated"], m["entropy"]
+    cause = "find out which reward pays for it"
     # healthy: 0.02, and 13 → 35 tokens
-    runs_away = m["truncated"].end > m["truncated"].start + 0.2
-    if runs_away or m["length"].end < 0.5 * m["length"].start:
-        yield (f"The length {'runs away' if runs_away else 'collapses'}.",
-               seen(m, "length", "truncated", texts=texts), "find out which reward pays for it")
-    if m["entropy"].end < 0.5 * m["entropy"].start and m["no_signal"].end > 0.5:
-        yield ("The entropy collapses.", seen(m, "entropy", "no_signal", texts=texts),
-               "lower --lr, raise --clip_high or --beta, or find the safe answer that pays")
+    if cut.end > cut.start + 0.2:
+        yield "The length runs away.", "length truncated", cause, texts
+    elif length.end < 0.5 * length.start:
+        yield "The length collapses.", "length truncated", cause, texts
+    if entropy.end < 0.5 * entropy.start and m["no_signal"].end > 0.5:
+        yield ("The entropy collapses.", "entropy no_signal",
+               "lower --lr, raise --clip_high or --beta, or find the safe answer that pays", texts)
     # healthy: 0.02, GSPO 0.3; a range of 1e-6: 0.3
     most = 0.8 if "gspo" in options.get("algorithm", "") else 0.15
     if m["clip_fraction"].mean > most:
-        yield ("The clip takes the gradient away.", seen(m, "clip_fraction"),
+        yield ("The clip takes the gradient away.", "clip_fraction",
                "raise --clip_low and --clip_high, or lower --lr or --mu")
 
 
@@ -206,8 +225,8 @@ def findings_of_small_updates(m, options):
     # healthy: 0.02, kl_old 3e-3; --lr 1e-5: 2e-5
     still = moved < LEAST_MOVE or (updates > 1 and kl_old.most < 1e-4)
     if kl_old.count and still:
-        yield ("The updates hardly move the policy.",
-               f"all learning rates add up to {moved:.1g}; {seen(m, 'kl_old', 'clip_fraction')}",
+        yield (f"The updates hardly move the policy: all learning rates add up to {moved:.1g}.",
+               "kl_old clip_fraction",
                f"raise --lr {options.get('lr')} (LoRA: ten times as much) or --epochs")
 
 
@@ -215,31 +234,29 @@ def findings_of_small_updates(m, options):
 
 
 def diagnosis(run_dir):
-    """(the three likeliest findings as sentences, what to say if there are none; no run: "")."""
+    """(the three likeliest findings as sentences, {name: Metric}, how many steps were looked at)"""
     rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
     if not rows:
-        return [], ""
-    options = options_of(run_dir)[1]
-    m = metrics_of(rows)
-    found = [findings_of_any_run(m, options)]
-    if len(rows) >= STEPS and not m["accuracy"].rises:
-        found.append(findings_of_a_stuck_run(m, options, run_dir))
-    sentences = [
-        f"{what} Seen: {evidence}. Try: {cure}."
-        for what, evidence, cure in islice(chain(*found), 3)]
-    return sentences, nothing_found(m, len(rows))
+        return [], {}, 0
+    m, steps = metrics_of(rows), len(rows)
+    samples = files.read(Path(run_dir, "samples.jsonl"))[-200:]
+    below = ends_below(run_dir, m["accuracy"])
+    found = findings(m, options_of(run_dir)[1], samples, steps, below)
+    sentences = []
+    for what, names, cure, *texts in islice(found, 3):
+        sentences.append(f"{what} Seen in {steps} steps: {seen(m, names, *texts)}. Try: {cure}.")
+    return sentences, m, steps
 
 
-def nothing_found(m, steps):
-    if steps >= STEPS:
-        return f"Nothing was found in {steps} steps: {seen(m, 'accuracy')}."
-    looked = seen(m, "reward_failures", "skipped_updates", "sampler_gap")
-    return (f"{steps} steps are too few to judge the accuracy: that takes {STEPS}. Only "
-            f"these were looked at, and nothing is wrong with them: {looked}.")
-
-
-def main(argv):
-    found, nothing = diagnosis(argv[0]) if len(argv) == 1 else ([], "")
-    if not nothing:
-        raise UserError("name the folder of a run with at least one step: doctor.py runs/NAME.")
-    print("\n".join(found) or nothing)
+def ends_below(run_dir, accuracy):
+    """In words, that the accuracy ends below its start: that of the evaluations, or of the samples;
+    else ""."""
+    start, end, falls, kind = accuracy.start, accuracy.end, accuracy.falls, "sampled"
+    path = Path(run_dir, "summary.json")
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    if summary.get("before"):
+        kind = "greedy"
+        start = summary["before"]["greedy"]["accuracy"]
+        end = summary["after"]["greedy"]["accuracy"]
+        falls = end < start
+    return f"{kind} accuracy {start:.3f} → {end:.3f}" if falls else ""

@@ -71,7 +71,7 @@ def open_answers(path, setting):
 
 
 def refuse_another_setting(path, earlier, setting):
-    """Refuse a file of answers that were sampled or judged in another way."""
+    """Refuse a file of answers that were sampled or judged with another setting."""
     changed = [
         f"{key} {earlier.get(key)!r:.60}" for key in setting if earlier.get(key) != setting[key]]
     if changed:

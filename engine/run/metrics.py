@@ -33,10 +33,8 @@ class Clock:
         self.spent[name] += time.perf_counter() - begin
 
     def seconds(self):
-        total = time.perf_counter() - self.start
-        return {
-            f"seconds/{name}": seconds for name, seconds in (self.spent | {"total": total}).items()
-        }
+        spent = self.spent | {"total": time.perf_counter() - self.start}
+        return {f"seconds/{name}": seconds for name, seconds in spent.items()}
 
 
 def summarize(rollout, advantages, rows):
@@ -57,6 +55,7 @@ def summarize(rollout, advantages, rows):
         "reward": rollout.total.sum(),
         "reward_failures": rollout.failures,
         "truncated": rollout.truncated.sum(),
+        "group_gap": group_gap(rollout),
     }
     for name, values in named.items():
         sums[f"reward/{name}"] = values.sum()
@@ -80,30 +79,54 @@ def summarize(rollout, advantages, rows):
     return metrics
 
 
-def first_group(rollout, advantages, rows):
-    """What is logged of the first question: each completion, its reward, its advantage, and whether
-    it is kept.
+def group_gap(rollout):
+    """How far the sampler's log-probabilities of two equal beginnings are apart: mean over the
+    tokens that a completion shares with the first one of its group, summed over the completions.
+
+    Both follow the same prompt, so it is 0 but for rounding, unless a group holds several
+    questions.
+    """
+    shape = *rollout.lengths.shape, -1
+    tokens = rollout.tokens.view(shape)
+    logp = rollout.logp.view(shape)
+    written = rollout.mask.to(tokens.device).view(shape)
+    alike = ((tokens == tokens[:, :1]) & written).cumprod(-1)
+    gaps = alike * (logp - logp[:, :1]).abs()
+    return (gaps.sum(-1) / alike.sum(-1).clamp(min=1)).sum()
+
+
+def first_group(rollout, advantages, rows, tokenizer):
+    """What is logged of the first question: its prompt as the model sees it; each completion, its
+    reward, its advantage, and whether it is kept.
 
     For PPO, the score stands in the place of the advantage.
     """
     question = (rollout.questions or [{}])[0]
     kept = rows.tolist()
     completions = []
-    # the advantages of the first question end the loop
-    rewards, of_first = rollout.total.flatten().tolist(), advantages[:1].flatten().tolist()
-    for i, (text, reward, advantage) in enumerate(zip(rollout.texts, rewards, of_first)):
-        completions.append(
-            {"completion": text, "reward": reward, "advantage": advantage, "kept": i in kept})
+    rewards = rollout.total[:1].flatten().tolist()
+    advantages = advantages[:1].flatten().tolist()
+    for i, advantage in enumerate(advantages):
+        completions.append({
+            "completion": rollout.texts[i],
+            "reward": rewards[i],
+            "advantage": advantage,
+            "kept": i in kept,
+        })
     return {
         "question": question.get("question"),
         "answer": question.get("answer"),
+        "prompt": tokenizer.decode(question.get("prompt", [])),
         "completions": completions,
     }
 
 
 def phase_totals(rows):
     """{phase: seconds}, added up over the rows of a run's metrics."""
-    names = dict.fromkeys(name for row in rows for name in row if name.startswith("seconds/"))
-    return {
-        name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in rows) for name in names
-    }
+    totals = {}
+    for row in rows:
+        for name, seconds in row.items():
+            if name.startswith("seconds/"):
+                phase = name.removeprefix("seconds/")
+                totals[phase] = totals.get(phase, 0.0) + seconds
+    return totals

@@ -126,5 +126,6 @@ class PreviewOptions:
         "reward")
     plan: float | None = option(
         None, "print the memory that the run needs per device, and whether it fits a device of so "
-        "many GB (without a number: this machine's GPU, or 80); if not, print a command that fits, "
-        "and end with exit code 3", limits="[0, ∞)", alone=0.0)
+        "many GB (without a number: this machine's GPU, or 80); for one GPU, several and two "
+        "machines a command that fits, its steps and a calculated time; exit code 3: the run as "
+        "given does not fit", limits="[0, ∞)", alone=0.0)

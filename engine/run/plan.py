@@ -49,12 +49,22 @@ TOO_SMALL = (
 @dataclass
 class Plan:
     options: object  # of the run
+    algorithm: object
     devices: int
     device: int  # bytes of a device
+    compute: int  # bytes per number in products
+    parameters: int  # of the policy
     trained: int  # parameters
-    questions: int  # of a step, on each device
-    at_once: int  # of these questions, when completions are sampled
+    layers: int
+    prompt: int  # tokens of the longest prompt
+    cache: int  # bytes of the keys and values of a token
+    at_once: int  # questions of a device that are sampled together
     items: dict  # {name: (bytes in the generation, bytes in the update)} on each device
+
+    @property
+    def questions(self):
+        """Of a step, on each device."""
+        return self.algorithm.questions_per_step
 
     @property
     def peaks(self):
@@ -66,27 +76,33 @@ class Plan:
         return max(self.peaks) <= USABLE * self.device
 
 
-def plan(options):
-    """The Plan of a run. options: all of its options, as attributes.
+def plan(options, devices=None):
+    """The Plan of a run. options: all of its options, as attributes. devices: how many; None: as
+    many as torchrun has started.
 
     Raises UserError if the model cannot be planned, or if its sampler cannot start.
     """
     algorithm = algorithm_of(options)
     model = skeleton(options.model)
     shape = model.config.get_text_config()
-    devices = ranks.world_size()
+    devices = devices or ranks.world_size()
     device, compute = device_of(options.plan, options.dtype)
-    trained, items = parameter_items(model, compute, options, algorithm.critic)
+    trained, items = parameter_items(model, compute, options, devices, algorithm.critic)
 
     completion = options.max_new_tokens
     prompt = prompt_room(model, completion, options.max_prompt_tokens)
     row = prompt + completion
-    sampled = completion_memory(shape, compute, row)
-    at_once = questions = algorithm.questions_per_step
+    _, _, keys, _ = widths(shape)
+    layers = shape.num_hidden_layers
+    cache = 2 * compute * keys * layers
+    # of one token: logits, their log-softmax in float32, and sums of probabilities in float64
+    sampled = cache * row + shape.vocab_size * (compute + 4 + 8)
+    at_once = algorithm.questions_per_step
     if options.rollout == "own":
         sampled *= options.group_size
         free = USABLE * device - sum(generation for generation, _ in items.values())
-        at_once = questions_at_once(questions, sampled, free)
+        while at_once > 1 and at_once * sampled > free:  # so does our sampler
+            at_once //= 2
         items["KV cache"] = (at_once * sampled, 0)
     else:
         share = options.vllm_share * device
@@ -106,7 +122,8 @@ def plan(options):
     # for a chunk of completion tokens, in float32: logits, logits / temperature, log-softmax
     chunk = min(CHUNK_ELEMENTS, tokens * completion // row * shape.vocab_size)
     items["logits"] = (0, 12 * chunk)
-    return Plan(options, devices, device, trained, questions, at_once, items)
+    return Plan(options, algorithm, devices, device, compute, model.num_parameters(), trained,
+                layers, prompt, cache, at_once, items)
 
 
 def device_of(gigabytes, dtype):
@@ -123,7 +140,7 @@ def device_of(gigabytes, dtype):
     return (gigabytes or 80) * GB, 4 if dtype == "float32" else 2
 
 
-def parameter_items(model, compute, options, critic):
+def parameter_items(model, compute, options, devices, critic):
     """(number of trained parameters, the items that grow with the parameters).
 
     compute: bytes per number in products. critic: whether there is one.
@@ -135,7 +152,7 @@ def parameter_items(model, compute, options, critic):
     # of the largest tensor: it comes twice, before it is added to that of earlier micro-batches
     new_gradient = 8 * max(p.numel() for p in model.parameters())
     if options.shard == "full":
-        sharing = ranks.world_size()
+        sharing = devices
         rollout = compute * total
         # the gathered weights, and their gradients before the devices divide them
         casts = 2 * compute * gathered_parameters(model)
@@ -179,25 +196,6 @@ def gathered_parameters(model):
         outside *= 2
     layer = (model.num_parameters() - outside) // shape.num_hidden_layers
     return outside + 2 * layer
-
-
-def completion_memory(shape, compute, row):
-    """Bytes to sample one completion. row: its tokens and those of its prompt."""
-    _, _, keys, _ = widths(shape)
-    cache = 2 * compute * keys * shape.num_hidden_layers * row
-    # of one token: logits, their log-softmax in float32, and sums of probabilities in float64
-    logits = shape.vocab_size * (compute + 4 + 8)
-    return cache + logits
-
-
-def questions_at_once(questions, size, free):
-    """How many questions our own sampler samples together: half as many while memory runs out.
-
-    size: bytes of a question. free: bytes that there are.
-    """
-    while questions > 1 and questions * size > free:
-        questions //= 2
-    return questions
 
 
 def minibatch_tokens(algorithm, devices, prompt, completion):

@@ -1,5 +1,5 @@
-"""What `train.py --plan` prints: the plan of a run and, if the run does not fit, one command that
-fits."""
+"""What `train.py --plan` prints: the memory of a run; and for one GPU, several, and two machines a
+command that fits, its steps and updates, and how long they take."""
 
 import re
 import shlex
@@ -8,9 +8,18 @@ from types import SimpleNamespace
 from algorithms import ALGORITHMS
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.base.progress import duration
+from engine.run.duration import SHARES, gpus_of, length_of_run, step_seconds
 from engine.run.plan import GB, USABLE, plan
+from engine.tasks.questions import read_rows
+from engine.tasks.table import task_of
 
 TOKENS = 1024  # of the micro-batches that are proposed
+SEVERAL = 8  # devices of a machine, if torchrun has started one process
+TIMES = """
+What to type, and how long it takes if every prompt and completion is as long as allowed (in
+brackets: a quarter as long). Calculated from 25 to 45 % of a GPU's published speed, and not
+measured:"""
 
 
 def print_plan(config, argv, notes):
@@ -19,20 +28,22 @@ def print_plan(config, argv, notes):
     Returns the exit code: 0: it fits; 3: another command fits. Raises UserError if no command was
     found that fits.
     """
-    p = plan(config.options)
-    changes = [] if p.fits else cure(p)
-    lines = table(p) + [f"note: {note}" for note in notes]
+    o = config.options
+    p = plan(o)
     verdict = "It fits" if p.fits else "It does not fit"
-    lines.append(f"\n{verdict}: a device has {USABLE * p.device / GB:.1f} GB for the peak.")
-    if changes:
-        lines.append(f"This command fits:\n\n    {command(argv, p.devices, changes)}")
+    lines = table(p) + [f"note: {note}" for note in notes]
+    lines += [f"\n{verdict}: a device has {USABLE * p.device / GB:.1f} GB for the peak.", TIMES]
+    questions = task_of(o.dataset).train_questions or len(read_rows(o.dataset))
+    several = p.devices if p.devices > 1 else SEVERAL
+    for machines, each in ((1, 1), (1, several), (2, several)):
+        lines += way(argv, plan(o, machines * each), machines, questions)
     if ranks.rank() == 0:
         print("\n".join(lines), flush=True)
-    if not (p.fits or changes):
+    if not mildest(p):
         raise UserError(
             "the run does not fit, and no command was found that fits: plan it for more devices "
             "(torchrun --nproc-per-node 4 train.py --plan --shard full), or use a smaller model.")
-    return 3 if changes else 0
+    return 0 if p.fits else 3
 
 
 def table(p):
@@ -42,15 +53,39 @@ def table(p):
         f"{o.algorithm}, {o.model}: {p.trained:,} trained parameters",
         f"devices: {p.devices} of {p.device / GB:.3g} GB",
         f"a step on each device: {p.questions} questions, {p.at_once} sampled at a time",
+        "\nGB per device   generation      update",
     ]
-    lines.append("\nGB per device   generation      update")
     for name, sizes in [*p.items.items(), ("peak", p.peaks)]:
         generation, update = [f"{size / GB:.2f}" if size else "-" for size in sizes]
         lines.append(f"{name:14}{generation:>12}{update:>12}")
     return lines
 
 
-# --- a command that fits ---
+# --- a command that fits, and its time ---
+
+
+def way(argv, p, machines, questions):
+    """Lines: a command that fits on the devices of these machines, and what it takes. questions: of
+    an epoch."""
+    where = "1 GPU" if p.devices == 1 else f"{p.devices} GPUs"
+    if machines > 1:
+        where += f" of {machines} machines, the command on each"
+    fitting = mildest(p)
+    if not fitting:
+        return [f"\n{where}: no command was found that fits"]
+    per_step = fitting.questions * p.devices
+    o = fitting.options
+    _, steps = length_of_run(o, questions, per_step)
+    updates = steps * o.mu * o.minibatches
+    lines = [f"\n{where}: {steps:,} steps of {per_step} questions, at most {updates:,} updates",
+             f"    {command(argv, p, fitting, machines)}"]
+    for gpu in gpus_of(p.device):
+        times = []
+        for length in (1, 1 / 4):
+            for share in SHARES:
+                times.append(duration(steps * step_seconds(fitting, gpu, share, length)))
+        lines.append("    {}: {} to {} ({} to {})".format(gpu.name, *times))
+    return lines
 
 
 def ladder(p):
@@ -58,7 +93,7 @@ def ladder(p):
     o = p.options
     smaller = {"micro_batch_tokens": min(TOKENS, o.micro_batch_tokens)}
     least = smaller | {"gradient_checkpointing": True}
-    changes = [smaller, least]
+    changes = [{}, smaller, least]
     if p.devices > 1 and not o.lora:
         least = least | {"shard": "full"}
         changes += [{"shard": "full"}, least]
@@ -70,22 +105,28 @@ def ladder(p):
     return changes
 
 
-def cure(p):
-    """The mildest changes with which a run fits on its devices: {option: value}. Empty: nothing
+def mildest(p):
+    """The Plan with the mildest changes with which a run fits on its devices. None: nothing
     helps."""
-    options = vars(p.options)
     for changes in ladder(p):
-        if plan(SimpleNamespace(**options | changes)).fits:
-            return {name: changes[name] for name in changes if changes[name] != options[name]}
-    return {}
+        changed = plan(SimpleNamespace(**vars(p.options) | changes), p.devices)
+        if changed.fits:
+            return changed
 
 
-def command(argv, devices, changes):
-    """The command line `argv` with these changes, to paste into a shell. Of an option that is given
-    twice, the last value holds."""
-    start = "python" if devices == 1 else f"torchrun --nproc-per-node {devices}"
-    given = re.sub(r"--plan\b[^-]*", "", shlex.join(argv))
-    words = [start, "train.py", given.strip()]
-    for name, value in changes.items():
-        words.append(f"--{name} {value}")
+def command(argv, p, fitting, machines=1):
+    """The command line `argv` with the changes from a Plan to one that fits, to paste into a shell.
+    Of an option that is given twice, the last value holds."""
+    start = f"torchrun --nproc-per-node {p.devices // machines}"
+    if p.devices == 1 and fitting.options.shard == "none":
+        start = "python"
+    if machines > 1:
+        start += f" --nnodes {machines} --rdzv-backend c10d --rdzv-endpoint NODE0:29500"
+        start += " --rdzv-id 1"
+    given = re.sub(r" --plan\b[^-]*", " ", f" {shlex.join(argv)}").rstrip()
+    words = [f"{start} train.py{given}"]
+    before = vars(p.options)
+    for name, value in vars(fitting.options).items():
+        if value != before[name]:
+            words.append(f"--{name} {value}")
     return " ".join(words)

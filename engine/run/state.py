@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass, field
 
 from engine.base import ranks
-from engine.base.errors import UserError, refuse
+from engine.base.errors import UserError
 from engine.run import checkpoint
+from engine.run.duration import length_of_run
 from engine.tasks.questions import fingerprint, take
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
@@ -77,23 +78,23 @@ class Run:
 
 def open_state(config, algorithm, questions, source, saved):
     """The Run that begins, or goes on from `saved`, the state in a checkpoint."""
-    folder, world = config.run.output_dir, ranks.world_size()
+    folder = config.run.output_dir
+    world = ranks.world_size()
     state = State(source, fingerprint(questions), algorithm.questions_per_step * world)
     if saved:
-        refuse((saved[name] != getattr(state, name), f"{folder} was started with another {what}: "
-                "put that back, or start a new run.")
-               for name, what in [("source", "model"), ("data", "data set")])
+        for name, what in [("source", "model"), ("data", "data set")]:
+            if saved[name] != getattr(state, name):
+                raise UserError(f"{folder} was started with another {what}: put that back, or "
+                                "start a new run.")
         state = State(**saved)
-    total = max(1, round(config.run.epochs * len(questions)))
-    steps = min(config.run.steps or math.inf, math.ceil(total / state.per_step))
+    total, steps = length_of_run(config.run, len(questions), state.per_step)
     few = min(state.per_step, total)
-    refuse([
-        (world > few,
-         f"{world} devices for {few} questions: start at most one process per question."),
-        (saved and state.step >= steps and checkpoint.has_finished(folder),
-         f"{folder} has finished its {steps} steps: ask for more with --steps or --epochs, or "
-         "start a new run."),
-    ])
+    if world > few:
+        raise UserError(f"{world} devices for {few} questions: start at most one process per "
+                        "question.")
+    if saved and state.step >= steps and checkpoint.has_finished(folder):
+        raise UserError(f"{folder} has finished its {steps} steps: ask for more with --steps or "
+                        "--epochs, or start a new run.")
     return Run(state, questions, config.run.seed, total, steps)
 
 

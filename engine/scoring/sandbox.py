@@ -95,23 +95,31 @@ SYSCALLS = {  # refused system calls: (number on x86-64, number on arm64)
 def _filter(machine):
     """The seccomp filter, in the kernel's language BPF. An instruction: (what, skip if true, skip
     if false, value)."""
-    load, equal, at_least, bit_and, ret = 0x20, 0x15, 0x35, 0x54, 0x06
-    # 1 is EPERM, 38 is ENOSYS
-    allow, refuse, unknown, kill = 0x7FFF0000, 0x50000 + 1, 0x50000 + 38, 0x80000000
-    column, architecture = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}[machine]
-    code = [
-        (load, 0, 0, 4), (equal, 1, 0, architecture), (ret, 0, 0, kill),
-        # newer calls are answered with "unknown", and the C library uses older ones instead
-        (load, 0, 0, 0), (at_least, 0, 1, 424), (ret, 0, 0, unknown),
-    ]
+    load = 0x20
+    equal = 0x15
+    at_least = 0x35
+    bit_and = 0x54
+    ret = 0x06
+    allow = (ret, 0, 0, 0x7FFF0000)
+    refuse = (ret, 0, 0, 0x50000 + 1)  # EPERM
+    unknown = (ret, 0, 0, 0x50000 + 38)  # ENOSYS
+    kill = (ret, 0, 0, 0x80000000)
+    column = ("x86_64", "aarch64").index(machine)
+    architecture = (0xC000003E, 0xC00000B7)[column]
+    code = [(load, 0, 0, 4), (equal, 1, 0, architecture), kill]
+    # newer calls are answered with "unknown", and the C library uses older ones instead
+    code += [(load, 0, 0, 0), (at_least, 0, 1, 424), unknown]
     for numbers in SYSCALLS.values():
-        answer = [(ret, 0, 0, refuse)]
+        answer = [refuse]
         if numbers[2:]:
             argument, mask, value = numbers[2:]
-            answer = [(load, 0, 0, 16 + 8 * argument), (bit_and, 0, 0, mask),
-                      (equal, 0, 1, value), (ret, 0, 0, allow), *answer]
-        code += [(equal, 0, len(answer), numbers[column]), *answer]
-    return b"".join(struct.pack("HBBI", *step) for step in [*code, (ret, 0, 0, allow)])
+            place = 16 + 8 * argument
+            answer = [(load, 0, 0, place), (bit_and, 0, 0, mask), (equal, 0, 1, value), allow]
+            answer.append(refuse)
+        code.append((equal, 0, len(answer), numbers[column]))
+        code += answer
+    code.append(allow)
+    return b"".join(struct.pack("HBBI", *step) for step in code)
 
 
 def _confine_on_linux(folder):

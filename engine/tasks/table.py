@@ -63,7 +63,8 @@ TASKS["arithmetic"] = ARITHMETIC
 TASKS["gsm8k"] = Task(
     Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473)
 TASKS["gsm8k_zh"] = Task(
-    Hub("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only"))
+    Hub("swulling/gsm8k_chinese", None, "train", "test", "question_zh-cn", "answer_only"),
+    train_questions=7473)
 TASKS["math"] = replace(
     LIKE_MATH, train_questions=7500,
     source=Hub(

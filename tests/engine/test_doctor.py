@@ -13,9 +13,11 @@ from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
 from engine.run import curves, doctor
+from engine.run.metrics import group_gap
 from engine.tasks import toy, toy_model
 from engine.tasks.table import TASKS
-from tests.training import CPU
+from experiments.doctor import main, nothing_found
+from tests.training import CPU, a_rollout
 
 REWARDS = '''
 from rewards import extract_answer
@@ -98,6 +100,8 @@ def slowly(*case):
     ("--rewards own:one", "The reward pays wrong answers"),
     ("--rewards own:fails_on_thoughts", "A reward function fails"),
     ("--max_new_tokens 2", "Answers are cut off"),
+    ("--max_new_tokens 12 --steps 16", "Answers are cut off"),
+    slowly("--max_new_tokens 30 --steps 16", "Answers are cut off"),
     ("--temperature 3", "The samples are noise"),
     ("--temperature 0.05 --rewards own:even", "The samples are all alike"),
     ("--lr 0.1 --rewards own:even", "The updates are too large"),
@@ -198,6 +202,48 @@ def test_a_sampler_with_other_weights(found, monkeypatch):
     named_first(found("--steps 3 --rewards own:even"), "Sampler and trainer disagree")
 
 
+def test_a_sampler_that_mixes_the_questions(found, monkeypatch):
+    """It returns the first completion of every question, then the second ones: (G, Q), not (Q,
+    G)."""
+    sample = Sampler.sample
+
+    def mixed(self, prompts, group_size, *args):
+        completions = sample(self, prompts, group_size, *args)
+        order = torch.arange(len(prompts) * group_size).view(len(prompts), group_size).T.flatten()
+        return type(completions)(*(x[order] for x in vars(completions).values()))
+
+    monkeypatch.setattr(Sampler, "sample", mixed)
+    named_first(found("--steps 8"), "A group is not one question")
+
+
+def test_the_gap_within_a_group():
+    """Three completions of one question. They share 2 tokens, 3 tokens and none with the first one,
+    which is as far from itself as 0."""
+    tokens = torch.tensor([[5, 6, 7, 0], [5, 6, 8, 9], [5, 6, 7, 0], [4, 6, 7, 8]])
+    logp = torch.tensor([[-1.0, -2.0, -3.0, 0], [-1.5, -2.5, -9, -9], [-1.0, -2.0, -3.6, 0],
+                         [-5.0, -9, -9, -9]])
+    mask = tokens > 0
+    rollout = a_rollout(torch.zeros(1, 4), mask.sum(1).view(1, 4), tokens=tokens, logp=logp,
+                        mask=mask)
+    assert group_gap(rollout).item() == pytest.approx(0.5 + 0.2, abs=1e-6)
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_chat_template_that_is_not_applied(template, found, tmp_path, monkeypatch):
+    """A model that has learned to answer the question alone, and knows letters, loses its
+    template."""
+    letters = [*"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz:", "Ġ"]
+    monkeypatch.setattr(toy_model, "VOCABULARY", toy_model.VOCABULARY + letters)
+    model = barely_trained(tmp_path / "model", steps=60)
+    if not template:
+        (model / "chat_template.jinja").unlink()
+    findings = found("--system_prompt=. --max_new_tokens 24", model=model)
+    said = findings and findings[0].startswith("The chat template is not applied")
+    assert bool(said) is not template, findings
+    if said:
+        assert "\\nUser: " in findings[0] and "\\nAssistant:" in findings[0]
+
+
 # --- healthy runs ---
 
 
@@ -262,11 +308,12 @@ RISES = [0.1] * 5 + [0.8] * 5
 ])
 def test_the_limits_one_by_one(metrics, what, tmp_path):
     logged(tmp_path, **metrics)
-    findings, nothing = doctor.diagnosis(tmp_path)
+    findings, *looked = doctor.diagnosis(tmp_path)
     if what:
         named_first(findings, what)
     else:
-        assert not findings and nothing.startswith("Nothing was found in 10 steps: accuracy")
+        said = nothing_found(*looked)
+        assert not findings and said.startswith("Nothing was found in 10 steps: accuracy")
 
 
 @pytest.mark.parametrize("reward, completion, what", [
@@ -278,6 +325,34 @@ def test_a_form_is_missed_only_if_the_reward_asks_for_one(reward, completion, wh
     metrics = {"accuracy": [0.0] * 10, f"no_signal/{reward}": [1.0] * 10}
     logged(tmp_path, completion, reward, **metrics)
     named_first(doctor.diagnosis(tmp_path)[0], what)
+
+
+@pytest.mark.parametrize("metrics, what", [
+    ({"truncated": [0.11] * 10, "accuracy": [0.4] * 10}, "Answers are cut off"),
+    ({"truncated": [0.09] * 10, "accuracy": [0.4] * 10}, None),
+    ({"truncated": [0.15] * 10, "accuracy": RISES}, None),  # it may begin so, and rise
+    ({"truncated": [0.25] * 10, "accuracy": [0.1] * 5 + [0.3] * 5}, "Answers are cut off"),
+    ({"group_gap": [0.02] * 10, "sampler_gap": [0.6] * 10}, "A group is not one question"),
+    ({"group_gap": [0.02] * 10, "sampler_gap": [0.02] * 10}, None),
+    ({"group_gap": [0.0] * 10, "sampler_gap": [0.6] * 10}, "Sampler and trainer disagree"),
+    ({"accuracy": [0.6] * 5 + [0.5] * 5}, "The run ends below its start: sampled accuracy 0.6"),
+])
+def test_what_is_cut_mixed_or_ends_below_its_start(metrics, what, tmp_path):
+    logged(tmp_path, **metrics)
+    findings = doctor.diagnosis(tmp_path)[0]
+    assert not findings if what is None else findings[0].startswith(what), findings
+    assert what is None or " Seen in 10 steps: " in findings[0]
+
+
+@pytest.mark.parametrize("after, healthy", [(0.40, True), (0.35, False)])
+def test_a_run_whose_evaluation_ends_below_its_start_is_never_healthy(after, healthy, tmp_path):
+    """Though the accuracy of the samples rises."""
+    logged(tmp_path, accuracy=RISES)
+    scores = {"before": {"greedy": {"accuracy": 0.393}}, "after": {"greedy": {"accuracy": after}}}
+    files.write(tmp_path / "summary.json", files.as_json(scores))
+    findings = doctor.diagnosis(tmp_path)[0]
+    said = "The run ends below its start: greedy accuracy 0.393 → 0.350. Seen in 10 steps: "
+    assert not findings if healthy else findings[-1].startswith(said)
 
 
 def test_a_rise_is_more_than_the_steps_vary():
@@ -301,18 +376,19 @@ def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, 
     logged(tmp_path, accuracy=[0.005] * 10, no_signal=[1.0] * 10)
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
-    doctor.main([str(tmp_path)])
+    main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("3 steps are too few to judge the accuracy: that takes 8. Only these ")
-    assert all(f"{x} 0 → 0" in said for x in ("reward_failures", "skipped_updates", "sampler_gap"))
+    looked = ("reward_failures", "skipped_updates", "group_gap", "sampler_gap")
+    assert all(f"{name} 0 → 0" in said for name in looked)
     assert "Nothing was found" not in said
 
 
 def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
     for words in ([], [str(tmp_path)], [str(tmp_path / "none")], ["--help"], ["a", "b"]):
         with pytest.raises(UserError, match="name the folder of a run"):
-            doctor.main(words)
+            main(words)
     logged(tmp_path, accuracy=[i / 10 for i in range(10)])
-    doctor.main([str(tmp_path)])
+    main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("Nothing was found in 10 steps: accuracy 0.15 → 0.75")

@@ -1,6 +1,7 @@
 """engine/run/plan_command.py: what `--plan` prints, and the command that it finds when a run does
 not fit."""
 
+import itertools
 import shlex
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from engine.base import ranks
 from engine.run import command_line
 from engine.run.config import Config, check
 from engine.run.plan import GB, USABLE, plan
-from engine.run.plan_command import command, cure
+from engine.run.plan_command import command, mildest
 from grpo import grpo_loss
 
 pytestmark = pytest.mark.slow
@@ -62,14 +63,34 @@ def test_the_memory_in_the_docs_is_that_of_the_plan(recipe, heading, processes, 
         assert [cell for cell in lines[name] if cell != "-"] == cells
 
 
-def test_a_run_that_does_not_fit_gets_the_command_of_the_docs(devices, capsys):
+def shown(page, command, start):
+    """What a page shows after a command, from a line on that begins with `start`."""
+    text = page[page.index(f"    $ python train.py {command}\n") :]
+    text = text[text.index(f"    {start}") :]
+    lines = itertools.takewhile(lambda line: not line or line[:4] == "    ", text.splitlines())
+    return "\n".join(line[4:] for line in lines).strip()
+
+
+PAGES = [DOCS, (ROOT / "docs/zh/gpus.md").read_text()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("command, start", [
+    (f"--plan 24 --model {MIDDLE} --dataset gsm8k", "It does not fit"),
+    ("--plan 80 --recipe recipes/gsm8k_1.5b_cppo.yaml --rollout vllm --vllm_share 0.15", "What to"),
+])
+def test_the_commands_and_times_of_the_docs_are_printed(page, command, start, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    out = told(command.split(), capsys)[0]
+    assert out.endswith(f"\n{shown(page, command, start)}\n")
+
+
+def test_a_run_that_does_not_fit_gets_a_command(devices, capsys):
     words = ["--model", MIDDLE, "--dataset", "gsm8k"]
     out, err, code = told(["--plan", 24, *words], capsys)
     assert code == 3 and err == "" and "It fits" not in out
-    shown = DOCS[DOCS.index("    It does not fit: ") : DOCS.index("The changes are tried")]
-    assert "\n".join(line[4:] for line in shown.splitlines()).strip() in out
     # the command fits
-    found = out.splitlines()[-1]
+    [found] = [line for line in out.splitlines() if line.startswith("    python ")]
     out, _, code = told([*shlex.split(found)[2:], "--plan", 24], capsys)
     assert code == 0 and "It fits" in out
     # the docs: two devices train all weights
@@ -93,6 +114,13 @@ CURES = [  # devices, options, share of the peak that there is room for, what is
 ]
 
 
+def changed(p):
+    """{option: value} that the mildest changes of a run change. Empty: nothing helps."""
+    fitting = mildest(p)
+    before = vars(p.options)
+    return {x: y for x, y in vars(fitting.options).items() if y != before[x]} if fitting else {}
+
+
 @pytest.mark.parametrize("processes, given, share, changes", CURES)
 def test_a_cure_is_the_mildest_change_that_fits(processes, given, share, changes, devices):
     devices(processes)
@@ -100,7 +128,7 @@ def test_a_cure_is_the_mildest_change_that_fits(processes, given, share, changes
     config, _ = check(chosen)
     peak = max(plan(config.options).peaks)
     config.preview.plan = share * peak / USABLE / GB
-    assert cure(plan(config.options)) == changes
+    assert changed(plan(config.options)) == changes
     if changes:  # the run with these options is accepted, and fits
         config, _ = check(chosen | changes | {"plan": config.preview.plan})
         assert plan(config.options).fits
@@ -109,24 +137,47 @@ def test_a_cure_is_the_mildest_change_that_fits(processes, given, share, changes
 def test_another_sampler_is_not_asked_for_adapters():
     for sampler, changes in (("own", LORA), ("vllm", {})):
         config, _ = check({"plan": 8.0, "model": SMALL, "dataset": "gsm8k", "rollout": sampler})
-        assert cure(plan(config.options)) == changes
+        assert changed(plan(config.options)) == changes
 
 
 def test_the_command_has_the_options_of_the_user_and_the_changes():
     words = ["--recipe", "my runs/a.yaml", "--rewards", "a", "b", "--lr", "1e-6"]
-    changes = {"gradient_checkpointing": True, "lora": 8, "lr": 1e-5}
-    told = [*words, "--gradient_checkpointing", "True", "--lora", "8", "--lr", "1e-05"]
+    given, changes = {"shard": "none", "lr": 1e-6, "lora": None}, {"lora": 8, "lr": 1e-5}
+    told = [*words, "--lr", "1e-05", "--lora", "8"]
+
+    def line(argv, devices, changes, machines=1):
+        plans = [SimpleNamespace(devices=devices, options=SimpleNamespace(**given | more))
+                 for more in ({}, changes)]
+        return command(argv, *plans, machines)
+
     for asked in (["--plan"], ["--plan", "24"], ["--plan=24"]):
-        line = command([*asked, *words], 2, changes)
-        assert shlex.split(line) == ["torchrun", "--nproc-per-node", "2", "train.py", *told]
-        assert command([*words, *asked], 1, {}) == f"python train.py {shlex.join(words)}"
+        found = shlex.split(line([*asked, *words], 2, changes))
+        assert found == ["torchrun", "--nproc-per-node", "2", "train.py", *told]
+        assert line([*words, *asked], 1, {}) == f"python train.py {shlex.join(words)}"
+    # shards need torchrun, also on one device; two machines meet at the first one
+    assert line([], 1, {"shard": "full"}) == "torchrun --nproc-per-node 1 train.py --shard full"
+    assert line([], 16, {}, machines=2) == (
+        "torchrun --nproc-per-node 8 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint NODE0:29500 "
+        "--rdzv-id 1 train.py")
+
+
+def test_an_update_for_each_mini_batch_and_each_pass(capsys):
+    """7,473 questions, 2 in a step on 1 GPU, 16 on 8, 32 on 16; 3 · 4 updates in a step."""
+    words = ["--plan", "--algorithm", "grpo", "--mu", 3, "--minibatches", 4, "--model", SMALL,
+             "--questions_per_step", 2, "--dataset", "gsm8k"]
+    out = told(words, capsys)[0]
+    for devices, steps in (("1 GPU", 3737), ("8 GPUs", 468), ("16 GPUs of 2 machines", 234)):
+        [line] = [line for line in out.splitlines() if line.startswith(devices)]
+        assert f": {steps:,} steps of " in line
+        assert line.endswith(f", at most {12 * steps:,} updates")
 
 
 def test_a_plan_that_nothing_helps(capsys):
     words = ["--plan", 12, "--model", LARGE, "--dataset", "gsm8k_zh", "--algorithm", "ppo"]
     out, err, code = told(words, capsys)
     assert code == 2 and err.count("\n") == 1 and "--nproc-per-node 4" in err
-    assert "\npeak " in out and "It does not fit: " in out and "This command" not in out
+    assert "\npeak " in out and "It does not fit: " in out and "train.py" not in out
+    assert out.count("no command was found that fits") == 3
 
 
 @pytest.mark.parametrize("recipe", [GSM8K, MATH])
