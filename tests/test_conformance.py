@@ -305,7 +305,7 @@ import sys
 class Blocked:
     def find_spec(self, name, *_):
         if name.split(".")[0] in ("transformers", "numpy", "datasets", "peft", "engine"):
-            raise ImportError(f"{name} is blocked")
+            raise ModuleNotFoundError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocked())
 """
@@ -503,7 +503,7 @@ def test_it_runs_from_any_folder_once_it_is_installed(tmp_path):
     code, output = conform("mine.py", folder=mine, PYTHONPATH=str(site))
     lines = rows(output)
     assert code == 1 and "✗ k1 upside down" in lines["kl_k1"]
-    assert re.search("◐ [1-9].* of 43 checked", lines["prune"])
+    assert re.search("◐ [1-9].* of 44 checked", lines["prune"])
 
 
 def test_a_checkout_may_have_a_grpo_of_its_own_and_a_choice_names_what_was_left_out(

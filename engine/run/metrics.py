@@ -86,7 +86,7 @@ def group_gap(rollout):
     Both follow the same prompt, so it is 0 but for rounding, unless a group holds several
     questions.
     """
-    shape = *rollout.lengths.shape, -1
+    shape = *rollout.lengths.shape, rollout.tokens.shape[1]
     tokens = rollout.tokens.view(shape)
     logp = rollout.logp.view(shape)
     written = rollout.mask.to(tokens.device).view(shape)
