@@ -29,7 +29,7 @@ def prefix_chances(mask, *, share=0.0):
     of the mask. Raises ValueError if share is outside 0 … 1.
     Example: a completion of 4 tokens has p = 1, ¾, ½ and ¼; with share ½ it is 1, 1, ⅔ and ⅓.
     """
-    mask, lengths, shortest = counted(mask, share)
+    mask, lengths, shortest = _counted(mask, share)
     # p_t = min(1, (|o| − t + 1) / (|o| − m + 1))
     after = lengths - mask.cumsum(1) + 1
     chances = (after / (lengths - shortest + 1).clamp(min=1)).clamp(max=1.0)
@@ -42,7 +42,7 @@ def random_prefixes(mask, u, *, share=0.0):
     mask, share: as of `prefix_chances`. u: (N, 1), uniform in [0, 1), one number for each
     completion. Returns (N, T) bool, False outside of the mask.
     """
-    mask, lengths, shortest = counted(mask, share)
+    mask, lengths, shortest = _counted(mask, share)
     # c is uniform on m … |o|
     cut = shortest + (u * (lengths - shortest + 1)).floor()
     return mask & (mask.cumsum(1) <= cut)
@@ -53,7 +53,7 @@ def prefix_factors(mask, u, *, share=0.0):
     return random_prefixes(mask, u, share=share) / prefix_chances(mask, share=share)
 
 
-def counted(mask, share):
+def _counted(mask, share):
     """(mask as bool, |o|: (N, 1), m: (N, 1))."""
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in 0 … 1, not {share}")
