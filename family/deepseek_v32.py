@@ -1,9 +1,9 @@
 """DeepSeek-V3.2's changes of GRPO (arXiv 2512.02556, section 3.1).
 
-Three of them make a run more stable whose updates go far from the policy that sampled:
+If updates go far from the policy that sampled, a run may become unstable. Three of them help:
 
 - The unbiased KL. k3 is unbiased for samples of π_θ, but the samples come from π_old, and the
-  gradient of k3 is that of another divergence. Both end if k3 is multiplied by the ratio:
+  gradient of k3 is that of another divergence. Multiplied by the ratio, k3 is unbiased in both:
 
       D_KL[π_θ‖π_ref] ≈ ρ k3 = π_θ/π_old (π_ref/π_θ − log π_ref/π_θ − 1)                  (eq. 7)
 

@@ -11,7 +11,6 @@ import json
 import math
 import random
 import re
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -25,14 +24,12 @@ from cppo import batch_rows, cppo_loss, keep_count, prune, prune_pooled
 from experiments.reproduce import amdahl
 from experiments.rules import distinct
 from grpo import group_advantages
+from tests.browser import CHROMIUM
 
 PAGE = Path(__file__).parent.parent / "docs" / "explorer.html"
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium here to open the page"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to open the page"),
 ]
 
 F64 = torch.float64
@@ -288,7 +285,7 @@ def found(tmp_path_factory):
     (folder / "page.html").write_text(page)
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900",
              "--dump-dom", "--virtual-time-budget=120000", f"--user-data-dir={folder}/profile"]
-    command = [BROWSER, *flags, (folder / "page.html").as_uri()]
+    command = [CHROMIUM, *flags, (folder / "page.html").as_uri()]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=180).stdout
     [dump] = re.findall(r'<pre id="found">(.*)</pre>', printed, re.DOTALL)
     return json.loads(html.unescape(dump))

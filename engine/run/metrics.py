@@ -80,16 +80,17 @@ def summarize(rollout, advantages, rows):
 
 
 def group_gap(rollout):
-    """How far the sampler's log-probabilities of two equal beginnings are apart: mean over the
-    tokens that a completion shares with the first one of its group, summed over the completions.
+    """A sign of groups that hold several questions: the sampler's log-probabilities of equal tokens
+    differ.
 
-    Both follow the same prompt, so it is 0 but for rounding, unless a group holds several
-    questions.
+    Each completion is compared with the first one of its group, over the tokens with which both
+    begin. Returns the mean difference of each completion, added up. It is 0 but for rounding if all
+    completions of a group follow the same prompt.
     """
     shape = *rollout.lengths.shape, rollout.tokens.shape[1]
     tokens = rollout.tokens.view(shape)
     logp = rollout.logp.view(shape)
-    written = rollout.mask.to(tokens.device).view(shape)
+    written = rollout.mask.to(tokens.device, non_blocking=True).view(shape)
     alike = ((tokens == tokens[:, :1]) & written).cumprod(-1)
     gaps = alike * (logp - logp[:, :1]).abs()
     return (gaps.sum(-1) / alike.sum(-1).clamp(min=1)).sum()

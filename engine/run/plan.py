@@ -35,9 +35,9 @@ from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
 from engine.run.config import algorithm_of
+from engine.run.duration import GB
 from engine.run.shapes import skeleton, widths
 
-GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between
 # tensors
 USABLE = 0.95
