@@ -54,8 +54,9 @@ COLOURS = {
     "larger batches": "dimgrey", "dr. grpo": "saddlebrown", "drgrpo": "saddlebrown",
     # CPPO: the more it prunes, the darker
     "p=0.5": "#fdae6b", "p=0.75": "#f16913", "p=0.875": "#c13d02", "p=0.9375": "#671f03",
-    "gspo + cppo": "slateblue", "cppo": "#f16913", "largest": "#c13d02", "both": "#c13d02",
-    "deepseek": "mediumvioletred",
+    "gspo + cppo": "slateblue", "cppo + nat": "goldenrod", "cppo": "#f16913",
+    "largest": "#c13d02", "both": "#c13d02", "deepseek": "mediumvioletred",
+    "2grpo": "hotpink", "grpo + nat": "dimgrey",
     "grpo, longer": "silver", "grpo, g=": "darkgrey", "grpo,": "dimgrey", "grpo": "black",
     "gfpo_adaptive": "limegreen", "gfpo": "seagreen", "dapo": "indigo", "gdpo": "tan",
     "gspo_token": "violet", "gspo": "darkviolet", "pods": "darkcyan", "lite_ppo": "lightcoral",

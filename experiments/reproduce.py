@@ -8,9 +8,8 @@ goes.
 
 - speed: pruning alone, larger batches alone, both; Amdahl's bound
 - keep: which completions to keep; group: the group size
-- family: GRPO and its relatives side by side; newer: the newer relatives; prefixes: NAT, with GRPO
-  and with CPPO, and DeepSeek-V3.2; two: 2-GRPO beside CPPO; unbiased: CPPO, and pruning that is
-  drawn and weighed; ppo: what a critic costs, and what it gives
+- family: GRPO and its relatives side by side; two: 2-GRPO beside CPPO; unbiased: CPPO, and pruning
+  that is drawn and weighed; ppo: what a critic costs, and what it gives
 - length: GFPO on a base model whose thoughts are too long
 - controls: what a sceptic asks: is it the pruning, or something else?
 - together: sampling more questions together than are trained on together
@@ -82,8 +81,8 @@ PAPER = {
 @dataclass
 class Config:
     table: str = option(
-        "all", "1, speed, keep, group, family, newer, prefixes, two, unbiased, ppo, length, "
-        "controls, together, factorial, or all"
+        "all", "1, speed, keep, group, family, two, unbiased, ppo, length, controls, together, "
+        "factorial, or all"
     )
     seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
     quick: bool = option(
@@ -155,18 +154,15 @@ for g in (4, 8, 16, 32):
         {f"GRPO, G={g}": grpo(**size), f"P=0.75, G={g}": cppo("both", 0.75, **size)}.items()
     }
 
-# every algorithm as in its paper, and GSPO with CPPO's pruning
-LATER = ("cispo", "sapo", "rloo", "lite_ppo", "maxrl")  # they have a table of their own
-LATEST = ("2grpo", "deepseek_v32")  # these, too
-FAMILY = {name: own(name) for name in ALGORITHMS if name not in LATER + LATEST} | {
-    "gspo + cppo": own("gspo", keep="largest_abs")}
-NEWER = {name: own(name) for name in ("grpo", *LATER)}
-
-# random prefixes of at least a share of each completion
-PREFIXES = {"grpo": own("grpo"), "cppo": own("cppo"), "deepseek_v32": own("deepseek_v32")}
-for share in (0.0, 0.5):
-    PREFIXES |= {f"{name}, prefixes of {share:.0%} or more": own(name, shortest_prefix=share)
-                 for name in ("grpo", "cppo")}
+# every algorithm as in its paper, GSPO with CPPO's pruning, and random prefixes (NAT). 2-GRPO
+# samples as many completions as the others, from 8 times as many questions
+PAIRS = own("2grpo", group_size=2, questions_per_step=32)._replace(passes=8)
+FAMILY = {name: own(name) for name in ALGORITHMS} | {
+    "2grpo": PAIRS,
+    "gspo + cppo": own("gspo", keep="largest_abs"),
+    "grpo + nat": own("grpo", shortest_prefix=0.0),
+    "cppo + nat": own("cppo", shortest_prefix=0.0),
+}
 
 # each step trains on 16 completions. CPPO samples 128 for that, and 2-GRPO 16. So 2-GRPO samples as
 # many in 8 passes over the questions. In about 1.375 passes it takes as many seconds, and in 5.5
@@ -324,9 +320,6 @@ TABLES = {
     "keep": Table("Which completions to keep", 1024, KEEP, ACCURACY),
     "group": Table("Group size", 1024, GROUP, ACCURACY_SECONDS),
     "family": Table("The family", 1024, FAMILY, ACCURACY_LENGTH_KL, ("kl", "memory"), KL),
-    "newer": Table("The newer relatives", 512, NEWER, ACCURACY_LENGTH_KL, ("kl",), KL),
-    "prefixes": Table("Random prefixes, and DeepSeek-V3.2", 512, PREFIXES, ACCURACY_SECONDS,
-                      ("kl",), KL),
     "two": Table("2-GRPO beside CPPO", 512, TWO, ACCURACY_SECONDS),
     "unbiased": Table("Unbiased pruning", 512, UNBIASED, ACCURACY),
     "ppo": Table("With a critic, and without", 1024, CRITIC, plot.phases, ("kl", "memory"),
