@@ -9,6 +9,11 @@ In scoring a prompt's layer is computed once, and its completions see it.
 
 import torch
 from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+# the name of the cache among a model's arguments and in its output; before transformers 5.24 it was
+# the second one
+CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
 
 # --- sampling ---
 

@@ -38,7 +38,7 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
     """
     from transformers.cache_utils import Cache
 
-    from engine.model.kv_cache import SharedLayer
+    from engine.model.kv_cache import CACHE, SharedLayer
 
     device = tokens.device
     number = {}  # {prompt: its row among the distinct ones}
@@ -54,8 +54,8 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
         mask = None
     cache = Cache(layer_class_to_replicate=SharedLayer)
     out = backbone(
-        input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
-        use_cache=True)
+        input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True,
+        **{CACHE: cache})
     first = out.last_hidden_state[prompt_of_row, -1:]  # predicts token 0
 
     # nothing is predicted after the last token
@@ -69,8 +69,8 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
     for layer in layers:
         layer.prompt_of_row = prompt_of_row
     out = backbone(
-        input_ids=tokens, attention_mask=mask, position_ids=position,
-        past_key_values=Cache(layers=layers), use_cache=True)
+        input_ids=tokens, attention_mask=mask, position_ids=position, use_cache=True,
+        **{CACHE: Cache(layers=layers)})
     hidden = torch.cat([first, out.last_hidden_state], 1)
     return hidden, torch.zeros(len(prompts), dtype=torch.long)
 
@@ -84,7 +84,7 @@ def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
     """
     from transformers.cache_utils import Cache
 
-    from engine.model.kv_cache import EmptyLayer
+    from engine.model.kv_cache import CACHE, EmptyLayer
 
     starts = torch.tensor([len(prompt) for prompt in prompts])
     longest = int(starts.max())
@@ -96,7 +96,7 @@ def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
     ids = pad(ids, (0, T)).scatter(1, columns, tokens)
     width = int((starts + lengths).max())
     cache = Cache(layer_class_to_replicate=EmptyLayer) if with_cache else None
-    out = backbone(input_ids=ids[:, :width], past_key_values=cache, use_cache=False)
+    out = backbone(input_ids=ids[:, :width], use_cache=False, **{CACHE: cache})
     return out.last_hidden_state, starts - 1
 
 

@@ -133,6 +133,7 @@ def until_first_stop(tokens, logp, stop_ids, pad_id):
     return Completions(tokens, lengths, truncated, logp, mask)
 
 
+@torch.inference_mode()  # less to keep than no_grad: a token of a tiny model is mostly overhead
 def sample_tokens(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
     """Sample completions of the prompts, and write them into `tokens` and `logp`, both (N, T).
 
@@ -140,7 +141,7 @@ def sample_tokens(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
     GPU at the next multiple of ASK_EVERY tokens.
     """
     # it imports transformers, which takes seconds: only once there is a model
-    from engine.model.kv_cache import keep_rows
+    from engine.model.kv_cache import CACHE, keep_rows
 
     N, T = tokens.shape
     device = model.device
@@ -174,7 +175,7 @@ def sample_tokens(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
             positions = positions + 1
         logits = model(
             input_ids=token[:, None], attention_mask=seen, position_ids=positions,
-            past_key_values=cache, use_cache=True,
+            use_cache=True, **{CACHE: cache},
         ).logits[:, -1]
 
 
@@ -185,7 +186,7 @@ def read_prompts(model, prompts, pad_id, group_size, new_tokens):
     mask and positions are None if no prompt is padded. The cache and the mask have room for
     `new_tokens` tokens.
     """
-    from engine.model.kv_cache import give_room
+    from engine.model.kv_cache import CACHE, RoomyLayer, give_room
 
     ids, mask = left_pad(prompts, pad_id, model.device)
     padded = len(set(map(len, prompts))) > 1
@@ -195,7 +196,7 @@ def read_prompts(model, prompts, pad_id, group_size, new_tokens):
     out = model(
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
     )
-    cache = out.past_key_values
+    cache = out[CACHE]
     order = torch.arange(len(ids), device=ids.device).repeat_interleave(group_size)
     give_room(cache, order, ids.shape[1] + new_tokens)
     if padded:
@@ -203,7 +204,8 @@ def read_prompts(model, prompts, pad_id, group_size, new_tokens):
         mask = F.pad(mask, (0, new_tokens), value=1)[order]
         # otherwise transformers asks the device for each token whether the mask hides anything
         for layer in cache.layers:
-            layer.is_compileable = True
+            if isinstance(layer, RoomyLayer):
+                layer.is_compileable = True
     return out.logits[order, -1], cache, mask, positions
 
 
