@@ -19,7 +19,7 @@ from engine.model.sampling import Sampler
 from examples import my_sampler
 from examples.my_algorithm import by_length
 from examples.my_loss import dual_clip_loss, with_entropy
-from examples.my_reward import brevity
+from examples.my_reward import brevity, shows_steps
 from examples.my_rule import group_length, per_token
 from records import Batch
 from tests.training import completions, one_step, updated
@@ -37,7 +37,9 @@ def test_rules_of_ones_own():
     assert rows.tolist() == [0, 1, 4, 5] and own.tolist() == pytest.approx([0.5, -4, 0.45, -0.4])
 
 
-def test_a_reward_of_ones_own_pays_for_brevity():
+def test_rewards_of_ones_own_pay_for_a_calculation_and_for_brevity():
+    texts = ["<think>7+8=15;</think>", "<answer>15</answer>", "7=", ""]
+    assert shows_steps(texts, answer=[""] * 4) == [1.0, 0.0, 0.0, 0.0]
     assert brevity(["", "x" * 20, "x" * 200], answer=["", "", ""]) == [1.0, 0.8, 0.0]
 
 
