@@ -162,8 +162,6 @@ def saved_options(chosen):
     if not Path(run_dir, "run.json").is_file():
         raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
     _, saved = folder.options_of(run_dir)
-    known = flat(Config())  # an older run may have options that are gone
-    saved = {name: value for name, value in saved.items() if name in known}
     fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
     for name in fixed:
         if chosen.get(name, saved[name]) != saved[name]:
