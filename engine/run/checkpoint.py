@@ -67,7 +67,9 @@ def save(run_dir, networks, state):
 
     def finish():
         files.write(unfinished / "checksums.json", json.dumps(checksums(unfinished), indent=2))
-        unfinished.rename(Path(run_dir, f"checkpoint-{state.step:06d}"))
+        final = Path(run_dir, f"checkpoint-{state.step:06d}")
+        shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
+        unfinished.rename(final)
         for path in checkpoints(run_dir)[:-KEPT]:
             shutil.rmtree(path)
 
