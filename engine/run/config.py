@@ -162,6 +162,11 @@ def saved_options(chosen):
     if not Path(run_dir, "run.json").is_file():
         raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
     _, saved = folder.options_of(run_dir)
+    other = saved.keys() ^ flat(Config()).keys()
+    if other:
+        raise UserError(
+            f"{run_dir} was started by another version of train.py, with other options "
+            f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
     fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
     for name in fixed:
         if chosen.get(name, saved[name]) != saved[name]:
