@@ -84,9 +84,10 @@ def keep_options(run_dir, options, step):
 
 
 def different(options, others):
-    """The names of the options whose values differ."""
+    """The names of the options whose values differ. An option that only one of both knows is not
+    compared."""
     return [name for name in options
-            if name not in NOT_COMPARED and options[name] != others[name]]
+            if name not in NOT_COMPARED and name in others and options[name] != others[name]]
 
 
 def as_started(name, value):
