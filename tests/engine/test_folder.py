@@ -38,6 +38,17 @@ def run(small, tmp_path):
     return tmp_path / "run", words
 
 
+@pytest.mark.parametrize("name", ["lr_schedule", "beta"])
+def test_a_run_of_another_version_is_not_resumed(run, name):
+    """The other version has an option more, or it lacks one."""
+    folder, words = run
+    kept = json.loads((folder / "run.json").read_text())
+    kept.pop(name) if name in kept else kept.update({name: "linear"})
+    (folder / "run.json").write_text(json.dumps(kept))
+    with pytest.raises(UserError, match=f"another version of train.py.*{name}"):
+        open_run([*words, "--resume"])
+
+
 # --- the lock ---
 
 
