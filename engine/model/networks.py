@@ -194,16 +194,3 @@ def add_adapter(model, rank, seed, folder=None):
     )
     adapters_in_float32(model, folder)
     model.eval()
-
-
-def save_merged(folder, source, out):
-    """Save a policy with adapters as one ordinary float32 model in the folder `out`: W becomes W +
-    (α / rank) B A.
-
-    folder: the checkpoint with the adapters. source: the model that they were trained on.
-    """
-    from peft import PeftModel
-
-    base, tokenizer = load_model(source, torch.device("cpu"))
-    PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(out)
-    tokenizer.save_pretrained(out)

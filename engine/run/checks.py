@@ -30,9 +30,6 @@ def check_options(o, unusual):
         raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
     if o.lora and row.critic:
         raise UserError("--lora cannot be combined with PPO: leave one of them out.")
-    if o.merge_lora and not o.lora:
-        raise UserError("--merge_lora has nothing to merge: give the adapters' rank too, for "
-                        "example --lora 16.")
     if o.check_rewards and o.plan is not None:
         raise UserError("--check_rewards cannot be combined with --plan: leave one of them out.")
     if "eval_questions" in unusual and not o.eval_dataset:
@@ -47,8 +44,8 @@ def check_options(o, unusual):
     load_rewards(o.rewards)
     # the plan needs only its config.json
     if o.model != "toy" and o.plan is None and Path(resolve_model(o.model), ADAPTER).exists():
-        raise UserError(f"{o.model} holds adapters, not a whole model: train from the merged model "
-                        "instead, which a run with --merge_lora writes into its folder merged.")
+        raise UserError(f"{o.model} holds adapters, not a whole model: merge them into their model "
+                        "first, as docs/gpus.md shows.")
 
 
 def is_installed(package):

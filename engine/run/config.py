@@ -162,9 +162,11 @@ def saved_options(chosen):
     if not Path(run_dir, "run.json").is_file():
         raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
     _, saved = folder.options_of(run_dir)
-    refuse_ended_options(run_dir, saved)
-    known = flat(Config())  # an older run may have options that are gone
-    saved = {name: value for name, value in saved.items() if name in known}
+    other = saved.keys() ^ flat(Config()).keys()
+    if other:
+        raise UserError(
+            f"{run_dir} was started by another version of train.py, with other options "
+            f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
     fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
     for name in fixed:
         if chosen.get(name, saved[name]) != saved[name]:
@@ -172,27 +174,3 @@ def saved_options(chosen):
             raise UserError(f"{run_dir} was started {started}: resume it like that, or start a new "
                             "run.")
     return saved
-
-
-def refuse_ended_options(run_dir, saved):
-    """Refuse to resume a run whose result depends on an option that ended, if its value was another
-    one than today's. saved: the run's options."""
-    row = algorithms.ALGORITHMS[saved["algorithm"]]
-    today = {
-        "lr_schedule": "cosine",
-        "max_grad_norm": 1.0,
-        "max_rollouts": row.max_rollouts,
-        "lam": row.lam,
-        "critic_lr": task_of(saved["dataset"]).critic_lr,
-        "importance_low": None,
-        "top_p": 1.0,
-        "top_k": 0,
-        "refresh_reference": None,
-        "stop_kl": None,
-    }
-    for name, value in today.items():
-        if saved.get(name) not in (None, value):
-            raise UserError(
-                f"{run_dir} was started with --{name} {saved[name]}, an option that ended (now "
-                f"{value}): finish it with the version of train.py that started it, or start a new "
-                "run. docs/names.md lists the options that ended.")

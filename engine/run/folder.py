@@ -75,7 +75,7 @@ def keep_options(run_dir, options, step):
     options that it changes."""
     if ranks.rank() > 0:
         return
-    kept = options | {"resume": False}
+    kept = options
     if options["resume"]:
         kept, now = options_of(run_dir)
         if changed := {name: options[name] for name in different(options, now)}:

@@ -4,7 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.base import files, progress, ranks
-from engine.model.networks import save_merged
 from engine.run import checkpoint
 from engine.run.command_line import flat
 from engine.run.metrics import COUNTS, phase_totals
@@ -112,9 +111,6 @@ def finish(config, algorithm, run, after, notes):
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder)
     report(summary)
-    if config.devices.merge_lora:
-        save_merged(summary["checkpoint"], run.state.source, folder / "merged")
-        print(f"the model with its adapters merged in: {folder / 'merged'}")
 
 
 def report(summary):

@@ -93,8 +93,6 @@ class DeviceOptions:
     lora: int | None = option(
         None, "train only low-rank adapters of this rank (peft); use about ten times the --lr",
         limits="[1, ∞)")
-    merge_lora: bool = option(
-        False, "at the end, also save the model with its adapters merged in, as OUTPUT_DIR/merged")
 
 
 @dataclass

@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(loaded, tm
         harmed = checkpoint.checksums(tmp_path / "checkpoint-000006")
         folder, state, [note] = checkpoint.resume(tmp_path)
         assert state["step"] == 3 and "checkpoint-000006 is damaged" in note
-        # what the summary and --merge_lora name, and eval.py
+        # what the summary names, and eval.py
         assert folder == str(checkpoint.newest(tmp_path)) == folders.resolve_model(str(tmp_path))
         aside = [checkpoint.checksums(path) for path in tmp_path.glob("damaged-checkpoint-000006*")]
         assert len(aside) == count and harmed in aside

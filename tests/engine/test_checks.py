@@ -35,7 +35,7 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--seed 9223372036854775807", "--steps 0", "--steps many", "--lr nan",
     "--warmup 1", "--temperature 0", "--plan -1", "--shard half", "--lora 4 --shard full",
     "--plan --check_rewards", "--algorithm ppo --lora 4",
-    "--dataset arithmetic --model . --plan --eval_questions 5", "--merge_lora",
+    "--dataset arithmetic --model . --plan --eval_questions 5",
     "--rewards x.py:f", "--dataset gsm9k",
     "--dataset nowhere.jsonl", "--model ./nowhere", "--resume", "--resume --output_dir nowhere",
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",

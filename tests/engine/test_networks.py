@@ -1,6 +1,7 @@
 """The networks of a run: adapters, gradient checkpointing, the sampler's copy, and memory that runs
 out."""
 
+import json
 import multiprocessing
 import random
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import train
 from algorithms import resolve
+from engine.base.errors import UserError
 from engine.model import loading
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
@@ -23,6 +25,7 @@ from engine.tasks import questions as questions_module
 from engine.tasks import toy_model
 from experiments.memory import growth, return_what_is_freed
 from tests.examples import named
+from tests.test_docs import FENCED, ROOT
 from tests.training import CPU, completions, networks_around, updated, weights_of
 from train import main
 from update import Limits
@@ -53,22 +56,37 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(small
     assert not torch.allclose(policy.logprobs(batch), base)  # the adapter is on again
 
 
-def test_a_run_with_adapters_is_saved_as_adapter_and_resumed(small, tmp_path, capsys):
+def merge_as_the_page_says(run):
+    """Run the lines of docs/gpus.md that merge the adapters of a run. Returns the new folder."""
+    pages = [(ROOT / page).read_text() for page in ("docs/gpus.md", "docs/zh/gpus.md")]
+    [lines] = {
+        code for page in pages for language, code in FENCED.findall(page) if language == "python"
+    }
+    summary, out = json.loads((run / "summary.json").read_text()), str(run / "merged")
+    names = {"SOURCE": summary["source"], "CHECKPOINT": summary["checkpoint"], "OUT": out}
+    exec(lines, names)
+    return out
+
+
+def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
     argv = [
         "--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir",
         str(tmp_path / "run"), "--lora", "4", "--lr", "1e-2", "--group_size", "8",
         "--max_new_tokens", "40", "--algorithm", "grpo", "--rewards", "soft_format_reward",
     ]
-    for more in (["--steps", "2"], ["--steps", "3", "--resume", "--merge_lora"]):
+    for more in (["--steps", "2"], ["--steps", "3", "--resume"]):
         assert main([*argv, *more]) == 0
-    assert f"merged in: {tmp_path}/run/merged\n" in capsys.readouterr().out
     folder = tmp_path / "run/checkpoint-000003"
     assert (folder / "adapter_model.safetensors").exists()
     assert not (folder / "model.safetensors").exists()
+    with pytest.raises(UserError, match="holds adapters, .*docs/gpus.md"):
+        check({"model": str(tmp_path / "run")})
+    whole = merge_as_the_page_says(tmp_path / "run")
+    check({"model": whole})  # not refused
     (adapted, tokenizer), (merged, _), (base, _) = (
         load_policy(str(path), CPU, "auto")
-        for path in (tmp_path / "run", tmp_path / "run/merged", small)
+        for path in (tmp_path / "run", whole, small)
     )
     assert adapted.model.active_adapters()
     config, algorithm = check({"lora": 4})
