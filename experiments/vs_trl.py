@@ -42,6 +42,7 @@ from transformers import PrinterCallback, TrainerCallback
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
+from engine.model.loading import keep_freed_memory
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, frozen, own_sampler
 from engine.run.command_line import option, parse, run_program
@@ -76,6 +77,7 @@ class Options:
 def make_model():
     """(model, tokenizer): the toy's tokenizer with an EOS that the model does not have, so it is
     never sampled."""
+    keep_freed_memory()  # as for a loaded model; it serves TRL, too
     tokenizer = toy_model.make_tokenizer()
     vocabulary = len(tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<never>"})
@@ -93,7 +95,8 @@ class Ours:
 
     def __init__(self, algorithm, model, tokenizer, questions, options):
         chosen = {
-            "algorithm": algorithm, "mu": options.mu, "questions_per_step": QUESTIONS,
+            "algorithm": algorithm, "mu": options.mu, "minibatches": 1,
+            "questions_per_step": QUESTIONS,
             "max_new_tokens": options.tokens, "lr": LEARNING_RATE,
         }
         if algorithm == "cppo":
