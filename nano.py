@@ -13,11 +13,11 @@ import sys
 import time
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
 import rewards
 from cppo import batch_rows, cppo_loss, keep_count, prune
-from engine.tasks import toy_model
+from engine.tasks import toy
 from engine.tasks.table import TASKS
 from grpo import group_advantages, token_logprobs
 
@@ -96,10 +96,11 @@ def step(model, reference, optimizer, tokenizer, task, reward, questions):
 
 
 def main(argv):
+    logging.disable_progress_bar()  # of loading weights
     torch.manual_seed(SEED)
     task = TASKS["arithmetic" if argv else "toy"]
     reward = getattr(rewards, task.rewards[0])
-    folder = argv[0] if argv else toy_model.base()
+    folder = argv[0] if argv else toy.BASE
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()  # no dropout
     reference = copy.deepcopy(model)

@@ -115,7 +115,7 @@ def set_up(config, algorithm, device, rows):
     begin, saved, notes = None, None, []
     if config.run.resume:
         begin, saved, notes = checkpoint.resume(config.run.output_dir)
-    source = resolve_model(base_model(data.model, data.dataset, saved and saved["source"]))
+    source = resolve_model(base_model(data.model, data.dataset))
     networks = networks_of(config, algorithm, source, device, begin)
     questions, test, more_notes = questions_of_run(
         data, rows, sampling.max_new_tokens, networks.tokenizer, networks.model)

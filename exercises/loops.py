@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import nano
 import rewards
-from engine.tasks import toy_model
+from engine.tasks import toy
 from engine.tasks.table import TASKS
 
 HERE = Path(__file__).parent
@@ -65,7 +65,7 @@ def measure(steps):
     """{loop: (metrics of the first step, their means over the last 8)}"""
     table = {}
     for loop in (0, *BUGS):
-        log = train(module(loop).train_step, toy_model.base(), steps)
+        log = train(module(loop).train_step, toy.BASE, steps)
         last = {name: sum(row[name] for row in log[-8:]) / len(log[-8:]) for name in log[0]}
         table[loop] = [{k: round(v, 3) for k, v in row.items()} for row in (log[0], last)]
         print(loop, *table[loop], flush=True)

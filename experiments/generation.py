@@ -47,7 +47,7 @@ from engine.model.contract import Sampling
 from engine.model.prompts import left_pad
 from engine.model.sampling import sample_completions
 from engine.run.command_line import option, parse, run_program
-from engine.tasks import toy_model
+from experiments import toy_model
 from experiments.bench import heading, in_turn, markdown_table, report
 
 G = 16

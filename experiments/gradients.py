@@ -40,7 +40,7 @@ from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
-from engine.tasks import toy, toy_model
+from engine.tasks import toy
 from engine.tasks.questions import load_questions
 from experiments.bench import heading, markdown_table, report
 from grpo import group_advantages
@@ -209,7 +209,7 @@ def page(result):
 
 def main(argv):
     options = parse(Options, argv)
-    model, tokenizer = load_model(toy_model.base(), torch.device("cpu"))
+    model, tokenizer = load_model(toy.BASE, torch.device("cpu"))
     torch.set_num_threads(1)
     sets, facts, tables = [], [], {}
     for number in range(options.sets):

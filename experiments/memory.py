@@ -37,9 +37,9 @@ from engine.model.precision import choose_dtype
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
 from engine.scoring.score import Reward
-from engine.tasks import toy_model
 from engine.tasks.questions import load_questions
 from engine.tasks.table import task_of
+from experiments import toy_model
 from experiments.bench import alone, digits, heading, markdown_table, qwen, report
 from grpo import grpo_loss, sequence_mean_weights
 from records import Batch

@@ -34,7 +34,7 @@ from engine.run.metrics import Clock
 from engine.run.plan import plan
 from engine.run.state import State
 from engine.scoring.score import Reward
-from engine.tasks import toy_model
+from experiments import toy_model
 from experiments.bench import heading, markdown_table, qwen, setting, write
 from train import networks_of, train_step
 from update import Limits

@@ -31,7 +31,7 @@ from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
-from engine.tasks import toy_model
+from engine.tasks import toy
 from engine.tasks.questions import load_questions
 from experiments.bench import ROOT, heading, in_turn, markdown_table, report
 from family.nat import prefix_factors
@@ -111,7 +111,7 @@ def main(argv):
     options = parse(Options, argv)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows = measure("the toy", (toy_model.base(), "toy", 4, 48), 10 * options.rounds)
+    rows = measure("the toy", (toy.BASE, "toy", 4, 48), 10 * options.rounds)
     if options.model:
         name = os.path.basename(os.path.normpath(options.model))
         completions = options.model, "arithmetic", 1, options.longest

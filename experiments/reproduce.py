@@ -58,8 +58,8 @@ from engine.run.config import check
 from engine.run.curves import PHASES
 from engine.run.folder import options_of
 from engine.tasks import questions as questions_module
-from engine.tasks import toy, toy_model
-from experiments import memory, plot
+from engine.tasks import toy
+from experiments import memory, plot, toy_model
 from experiments.bench import heading, markdown_table, pm, setting, spread, write
 from grpo import kl_k1
 from records import Batch
@@ -536,7 +536,7 @@ def runs_of(name, config):
     table, quick, runs = TABLES[name], config.quick, {}
     seeds = 1 if quick else max(config.seeds, table.seeds)
     questions, eval_questions = (16, 32) if quick else (table.questions, 512)
-    base = {"model": toy_model.base(table.base)} if table.base else {}
+    base = {"model": toy_model.made_once(table.base)} if table.base else {}
     folder = Path("runs") / ("reproduce-quick" if quick else "reproduce") / name
     jobs = product(range(1, seeds + 1), table.methods.items())
     for seed, (key, method) in tqdm(list(jobs), desc=table.title):
@@ -548,7 +548,7 @@ def runs_of(name, config):
         with mock.patch.dict(ALGORITHMS, OTHER_LOSSES):
             run = one_run(run_folder, options)
         if "kl" in table.measures:
-            run["kl_to_base"] = kl_to_base(run_folder, base.get("model") or toy_model.base())
+            run["kl_to_base"] = kl_to_base(run_folder, base.get("model") or toy.BASE)
         runs.setdefault(key, []).append(run)
     return runs, {"seeds": seeds, "questions": questions, "eval_questions": eval_questions}
 

@@ -49,7 +49,7 @@ from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
 from engine.scoring.score import Reward
 from engine.tasks import questions as questions_module
-from engine.tasks import toy_model
+from experiments import toy_model
 from experiments.bench import digits, heading, in_turn, markdown_table, qwen, report
 from train import train_step
 from update import Limits

@@ -9,12 +9,12 @@ import shutil
 import sys
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 
 from engine.model.loading import load_model
-from engine.tasks import toy_model
+from engine.tasks import toy
 from exercises.make import FILES, TESTS
 
 torch.set_num_threads(1)
@@ -26,7 +26,7 @@ os.environ["HF_HUB_OFFLINE"], huggingface_hub.constants.HF_HUB_OFFLINE = "1", Tr
 def small(tmp_path_factory):
     """A copy of the toy's base model in a folder: it answers, and now and then rightly."""
     folder = tmp_path_factory.mktemp("small")
-    return str(shutil.copytree(toy_model.base(), folder, dirs_exist_ok=True))
+    return str(shutil.copytree(toy.BASE, folder, dirs_exist_ok=True))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.model.loading import load_model
-from engine.tasks import toy_model
+from engine.tasks import toy
 
 LIVE = Path(__file__).parents[1] / "docs" / "live"
 FILES = ["model", "toy", "sampling", "grpo", "cppo", "adamw", "step"]
@@ -49,7 +49,7 @@ def tensors():
 @cache
 def rounded_weights():
     """{name: weight} as the page holds them: rounded to float16."""
-    weights = load_file(toy_model.SHIPPED / "model.safetensors")
+    weights = load_file(Path(toy.BASE, "model.safetensors"))
     return {name: weights[name].half() for name, _ in tensors()}
 
 
@@ -61,7 +61,7 @@ def weights_in_base64():
 
 def model_of_page():
     """The toy in PyTorch with the weights of the page, in float64."""
-    model, tokenizer = load_model(str(toy_model.SHIPPED), torch.device("cpu"))
+    model, tokenizer = load_model(toy.BASE, torch.device("cpu"))
     model.load_state_dict(rounded_weights(), strict=False)  # the head is the embedding
     return model.double().eval(), tokenizer
 

@@ -12,6 +12,7 @@ from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import sample_completions, sample_token
 from engine.tasks import toy
+from experiments import toy_model
 from family.drgrpo import constant_weights
 from grpo import grpo_loss, sequence_mean_weights, token_logprobs
 from tests.live import (
@@ -52,7 +53,7 @@ def batches(tokenizer):
     """[(prompt, completions)]: token lists; two questions with completions of different lengths."""
     rng, found = random.Random(5), []
     for index in (3, 8):
-        prompt, right = toy.demonstration(index, "wordy")
+        prompt, right = toy_model.demonstration(index, "wordy")
         texts = [right, f"<answer>{index}</answer>"]
         completions = [tokenizer.encode(text) + [1] for text in texts]
         completions += [[rng.randrange(22) for _ in range(n)] for n in (1, 2, 11)]

@@ -9,7 +9,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from engine.tasks import toy_model
+from experiments import toy_model
 
 pytestmark = pytest.mark.slow
 

@@ -80,7 +80,7 @@ def test_a_step_without_a_signal_leaves_the_weights(loaded):
 
 def test_it_runs_as_its_first_lines_say(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(nano, "STEPS", 2)
-    monkeypatch.setattr(nano.toy_model, "base", lambda: small)
+    monkeypatch.setattr(toy, "BASE", small)
     for words in ([], [small]):
         monkeypatch.setitem(TASKS, "arithmetic", TASKS["toy"])  # this model reads no words
         nano.main(words)

@@ -1,5 +1,5 @@
-"""What the tests of training share: six fixed completions and an update of them; and one step on
-questions of the toy."""
+"""What the tests of training share: six fixed completions and an update of them; one step on
+questions of the toy; and the loss on demonstrations."""
 
 import json
 import random
@@ -45,6 +45,21 @@ def with_reference(batch, model):
     """The batch with a reference that differs from the policy."""
     batch.ref_logp = logprobs(model, batch) - 0.1 * batch.mask
     return batch
+
+
+@torch.no_grad()
+def loss_on(demonstrations, model, tokenizer):
+    """Cross-entropy per completion token, and that of EOS alone.
+
+    demonstrations: [(question, completion)].
+    """
+    losses = []
+    for question, completion in demonstrations:
+        start = len(tokenizer(question).input_ids)
+        ids = tokenizer(question + completion + "<eos>", return_tensors="pt").input_ids
+        logp = model(ids).logits[0, start - 1 : -1].log_softmax(-1)
+        losses.append(-logp.gather(1, ids[0, start:, None]))
+    return torch.cat(losses).mean(), torch.stack([each[-1] for each in losses]).mean()
 
 
 def weights_of(model):

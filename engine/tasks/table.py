@@ -7,7 +7,6 @@ long an answer may be. A local file of JSON lines needs no row.
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from engine.tasks import arithmetic, toy
 
@@ -38,7 +37,7 @@ class Task:
     epochs: float = 1.0
     train_questions: int | None = None  # how many there are, if that is known without a download
     test_questions: int | None = None
-    # the toy base model that `--model toy` means; None: the toy cannot be used
+    # the folder of the base model that `--model toy` means; None: the toy cannot be used
     base: str | None = None
     evaluated: bool = False  # scored before and after training, even without --eval_dataset
 
@@ -46,7 +45,7 @@ class Task:
 TOY = Task(
     toy.questions, rewards=("toy_accuracy",), max_new_tokens=toy.MAX_NEW_TOKENS, lr=3e-4,
     critic_lr=1e-3, questions_per_step=8, minibatches=2, epochs=0.5,
-    train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS, base="base",
+    train_questions=toy.TRAIN_QUESTIONS, test_questions=toy.TEST_QUESTIONS, base=toy.BASE,
     evaluated=True,
 )
 ARITHMETIC = Task(
@@ -58,7 +57,7 @@ ARITHMETIC = Task(
 LIKE_MATH = Task(rewards=("math_accuracy", "format_reward"))
 
 TASKS = {"toy": TOY}
-TASKS["toy_code"] = replace(TOY, rewards=("code_accuracy",), base="code")
+TASKS["toy_code"] = replace(TOY, rewards=("code_accuracy",), base=toy.CODE_BASE)
 TASKS["arithmetic"] = ARITHMETIC
 TASKS["gsm8k"] = Task(
     Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473)
@@ -83,15 +82,9 @@ def task_of(name):
     return TASKS.get(name) or Task()
 
 
-def base_model(model, dataset, earlier=None):
-    """The folder or hub name of the model that `--model` names. `toy` means the toy's base model,
-    made on first use.
-
-    earlier: the model that a resumed run started from. It stays the run's, even if the project now
-    makes another base.
-    """
-    if model == "toy" and not (earlier and Path(earlier).is_dir()):
-        from engine.tasks import toy_model
-
-        return toy_model.base(task_of(dataset).base or "base")
-    return earlier if model == "toy" else model
+def base_model(model, dataset):
+    """The folder or hub name of the model that `--model` names. `toy` means the base model of the
+    data set, or the toy's if it has none."""
+    if model != "toy":
+        return model
+    return task_of(dataset).base or toy.BASE

@@ -1,7 +1,8 @@
 """The default task: a model learns to think, in minutes, on one CPU core, without a download.
 
 The task is mental arithmetic over five digits, `7+8-3+9-2=?`. First the model gets a supervised
-warm start, whose demonstrations are messy on purpose. Some of them think step by step,
+warm start (experiments/toy_model.py), whose demonstrations are messy on purpose. Some of them think
+step by step,
 
     <think>7+8=15;15-3=12;12+9=21;21-2=19;</think>
     <answer>19</answer>
@@ -13,15 +14,16 @@ reinforcement learning discovers that thinking pays, and accuracy and length ris
 
 import random
 from itertools import count
+from pathlib import Path
 
 OPERANDS = 5
 LARGEST_DIGIT = 9
-THINKING_SHARE = 0.3  # share of the demonstrations that think
-WRONG_SHARE = 0.5  # share of the guesses that are wrong
 MAX_NEW_TOKENS = 48  # the longest thoughts need 39
-WORDY = 8  # a wordy demonstration repeats its result up to so many times
 TRAIN_QUESTIONS = 2048  # one epoch
 TEST_QUESTIONS = 512
+# the shipped base models of the data sets toy and toy_code
+BASE = str(Path(__file__).with_name("toy_base"))
+CODE_BASE = str(Path(__file__).with_name("toy_code_base"))
 
 
 def question(index, split="train"):
@@ -51,28 +53,3 @@ def question(index, split="train"):
 def questions(split):
     """All questions of a split, one after the other, without end."""
     return (question(i, split) for i in count())
-
-
-def demonstration(index, kind="base"):
-    """(question, completion) number `index` of the warm start: some completions think and are
-    right, most guess.
-
-    kind "code": each completion is a program that prints the answer. Some programs calculate it,
-    most print a guess. kind "wordy": all completions think, and then repeat the result up to WORDY
-    times, which does neither good nor harm.
-    """
-    row = question(index, "warm_start")
-    asked, answer, thoughts = row["question"], int(row["answer"]), row["thoughts"]
-    rng = random.Random(f"demonstration {index}")
-    thinks = kind == "wordy" or rng.random() < THINKING_SHARE
-    if not thinks and rng.random() < WRONG_SHARE:
-        possible = [off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0]
-        answer += rng.choice(possible)
-    if kind == "code":
-        program = asked.removesuffix("=?") if thinks else answer
-        return asked, f"<think></think>\n```python\nprint({program})\n```"
-    if kind == "wordy":
-        thoughts += f"{answer};" * rng.randint(0, WORDY)
-    if thinks:
-        return asked, f"<think>{thoughts}</think>\n<answer>{answer}</answer>"
-    return asked, f"<answer>{answer}</answer>"

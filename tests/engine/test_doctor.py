@@ -14,8 +14,9 @@ from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
 from engine.run import curves, doctor
 from engine.run.metrics import group_gap
-from engine.tasks import toy, toy_model
+from engine.tasks import toy
 from engine.tasks.table import TASKS
+from experiments import toy_model
 from experiments.doctor import main, nothing_found
 from tests.training import CPU, a_rollout
 
@@ -177,7 +178,7 @@ def test_questions_of_which_nothing_can_be_learned(answer, what, found, drilled,
 
 @pytest.mark.slow
 def test_a_policy_that_falls_for_a_safe_answer(found, tmp_path, monkeypatch):
-    monkeypatch.setattr(toy, "THINKING_SHARE", 0.0)
+    monkeypatch.setattr(toy_model, "THINKING_SHARE", 0.0)
     guesser = barely_trained(tmp_path / "model", steps=80)
     findings = found("--steps 40 --beta 0 --rewards own:safe", model=guesser)
     named_first(findings, "The entropy collapses")
@@ -247,25 +248,16 @@ def test_a_chat_template_that_is_not_applied(template, found, tmp_path, monkeypa
 # --- healthy runs ---
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """The toy's base model."""
-    folder = tmp_path_factory.mktemp("base")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        return folder / toy_model.base()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [
     "grpo", "cppo", "drgrpo", "dapo", "gspo", "gdpo", "pods", "cppo_published", "ppo",
     "gfpo --pruning_rate 0.25",  # at its 0.5 GFPO needs more steps than a test has
 ])
-def test_a_run_that_learns_gets_no_finding(algorithm, base, found, tmp_path, monkeypatch):
+def test_a_run_that_learns_gets_no_finding(algorithm, found, tmp_path, monkeypatch):
     # PPO's critic learns at the toy's rate: the questions come from a file, whose rate is GSM8K's
     monkeypatch.setattr(train, "task_of", lambda name: TASKS["toy"])
     assert not found(
-        f"--algorithm {algorithm} --questions_per_step 4 --steps 32", model=base)
+        f"--algorithm {algorithm} --questions_per_step 4 --steps 32", model=toy.BASE)
     metrics = doctor.metrics_of(files.read(tmp_path / "run/metrics.jsonl"))
     assert metrics["accuracy"].rises
 

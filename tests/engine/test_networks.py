@@ -22,7 +22,7 @@ from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler
 from engine.run.config import check
 from engine.tasks import questions as questions_module
-from engine.tasks import toy_model
+from experiments import toy_model
 from experiments.memory import growth, return_what_is_freed
 from tests.examples import named
 from tests.test_docs import FENCED, ROOT

@@ -19,7 +19,8 @@ from engine.run import plan as planning
 from engine.run.config import check
 from engine.run.plan import GB, USABLE, device_of, plan, token_memory
 from engine.run.shapes import skeleton, widths
-from engine.tasks import toy_model
+from engine.tasks import toy
+from experiments import toy_model
 from experiments.memory import growth, return_what_is_freed
 from experiments.plan import DEEP, longest_steps
 from tests.training import networks_around
@@ -58,7 +59,7 @@ def test_a_published_shape_has_as_many_parameters_as_published(name):
 
 
 def test_the_toy_has_the_shape_of_its_base_model():
-    base = AutoModelForCausalLM.from_pretrained(toy_model.base())
+    base = AutoModelForCausalLM.from_pretrained(toy.BASE)
     assert skeleton("toy").num_parameters() == base.num_parameters()
     assert widths(skeleton("toy").config) == widths(base.config)
 

@@ -11,9 +11,10 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from engine.base.errors import UserError
-from engine.tasks import toy, toy_model
+from engine.tasks import toy
 from engine.tasks.questions import check_dataset, fingerprint, load_questions, read_jsonl, take
 from engine.tasks.table import SYSTEM_PROMPT
+from experiments import toy_model
 from rewards import format_reward
 
 ONE = {"question": "1+1=?", "answer": "2"}

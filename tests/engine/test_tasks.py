@@ -15,7 +15,7 @@ from engine.run.config import open_run
 from engine.scoring.score import REWARDS
 from engine.tasks.questions import load_questions
 from engine.tasks.table import TASKS, Hub, Task, task_of
-from engine.tasks.toy_model import make_tokenizer
+from experiments.toy_model import make_tokenizer
 
 ON_THE_HUB = [name for name, task in TASKS.items() if isinstance(task.source, Hub)]
 IN_WORDS = [name for name, task in TASKS.items() if not task.base]

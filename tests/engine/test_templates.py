@@ -15,7 +15,7 @@ from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
 from engine.tasks.questions import fingerprint, load_questions, opened_thought, reward_columns
 from engine.tasks.table import SYSTEM_PROMPT
-from engine.tasks.toy_model import make_tokenizer
+from experiments.toy_model import make_tokenizer
 
 pytestmark = pytest.mark.slow
 

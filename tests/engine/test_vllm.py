@@ -20,7 +20,7 @@ from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.model.sampling import sample_completions
 from engine.model.vllm import VLLM
 from engine.run import checks
-from engine.tasks.toy_model import make_tokenizer
+from experiments.toy_model import make_tokenizer
 
 pytestmark = pytest.mark.slow
 

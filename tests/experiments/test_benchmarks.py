@@ -12,6 +12,7 @@ import torch
 from cppo import batch_rows, prune, prune_pooled
 from engine.base.errors import UserError
 from engine.model import logprobs
+from engine.tasks import toy
 from experiments import bench, generation, gradients, memory, rules, vs_trl
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
@@ -80,7 +81,7 @@ def test_beside_trl(tmp_path):
 
 
 def test_gradients(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(gradients.toy_model, "base", lambda: small)
+    monkeypatch.setattr(toy, "BASE", small)
     words = ["--sets", "2", "--questions", "16", "--steps", "20"]
     result, page = results(gradients, tmp_path, *words)
     assert len(result["tables"]) == 8

@@ -13,8 +13,7 @@ from algorithms import ALGORITHMS
 from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, check
-from engine.tasks import toy_model
-from experiments import reproduce
+from experiments import reproduce, toy_model
 from experiments.reproduce import TABLES, amdahl, curve, main, one_run, summarize
 
 pytestmark = pytest.mark.slow

@@ -1,23 +1,30 @@
-"""The toy's model: a Qwen2 of 109,000 parameters with a vocabulary of characters, and its warm
-start.
+"""The toy's base models: a Qwen2 of 109,000 parameters with a vocabulary of characters, and its
+warm start.
 
-The base model is shipped in toy_base/, so that a figure means the same on every machine.
+    python experiments/toy_model.py                  makes the base model again, in runs/toy_base
+    python experiments/toy_model.py --kind code      and that of toy_code, in runs/toy_code_base
 
-    python -m engine.tasks.toy_model     makes it again, and compares it with the shipped one
+Both are shipped in engine/tasks/, so that a figure means the same on every machine. The program
+says how far its weights are from the shipped ones.
 """
 
 import hashlib
-import os
+import random
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AddedToken, Qwen2Config, Qwen2Tokenizer
+from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging
 
-from engine.base import progress, ranks
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+
+from engine.base import progress
 from engine.model.logprobs import completion_logprobs, completion_mask
+from engine.run.command_line import option, parse, run_program
 from engine.tasks import toy
 from micro_batches import micro_batches
 
@@ -26,15 +33,48 @@ logging.disable_progress_bar()  # of saving weights
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CODE_TAGS = ["```python", "```", "print(", ")"]
 # Ċ is how byte-level vocabularies write a newline
-SHIPPED = Path(__file__).with_name("toy_base")
 VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]
+SHIPPED = {"base": toy.BASE, "code": toy.CODE_BASE}
+THINKING_SHARE = 0.3  # share of the demonstrations that think
+WRONG_SHARE = 0.5  # share of the guesses that are wrong
+WORDY = 8  # a wordy demonstration repeats its result up to so many times
+
+
+@dataclass
+class Options:
+    kind: str = option("base", "base: the toy's; code: that of toy_code", choices=tuple(SHIPPED))
+
+
+def demonstration(index, kind="base"):
+    """(question, completion) number `index` of the warm start: some completions think and are
+    right, most guess.
+
+    kind "code": each completion is a program that prints the answer. Some programs calculate it,
+    most print a guess. kind "wordy": all completions think, and then repeat the result up to WORDY
+    times, which does neither good nor harm.
+    """
+    row = toy.question(index, "warm_start")
+    asked, answer, thoughts = row["question"], int(row["answer"]), row["thoughts"]
+    rng = random.Random(f"demonstration {index}")
+    thinks = kind == "wordy" or rng.random() < THINKING_SHARE
+    if not thinks and rng.random() < WRONG_SHARE:
+        possible = [off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0]
+        answer += rng.choice(possible)
+    if kind == "code":
+        program = asked.removesuffix("=?") if thinks else answer
+        return asked, f"<think></think>\n```python\nprint({program})\n```"
+    if kind == "wordy":
+        thoughts += f"{answer};" * rng.randint(0, WORDY)
+    if thinks:
+        return asked, f"<think>{thoughts}</think>\n<answer>{answer}</answer>"
+    return asked, f"<answer>{answer}</answer>"
 
 
 def make_tokenizer(kind="base"):
     """Qwen2's tokenizer with a small vocabulary and no merges: one token per character, and one per
     tag.
 
-    Its chat template is the question alone. kind: see `toy.demonstration`.
+    Its chat template is the question alone. kind: see `demonstration`.
     """
     tags = TAGS + CODE_TAGS if kind == "code" else TAGS
     vocabulary = VOCABULARY + [tag for tag in tags if tag not in VOCABULARY]
@@ -60,9 +100,6 @@ def make_config(tokenizer):
 
 def make_model(tokenizer):
     """A Qwen2 of about 109,000 parameters with random weights."""
-    # takes two seconds to import, and a plan needs only the shapes
-    from transformers import Qwen2ForCausalLM
-
     return Qwen2ForCausalLM(make_config(tokenizer))
 
 
@@ -73,7 +110,7 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     for step in progress.over(range(steps), "warm start", "steps"):
         demonstrations = [
-            toy.demonstration(i, kind) for i in range(step * batch_size, (step + 1) * batch_size)
+            demonstration(i, kind) for i in range(step * batch_size, (step + 1) * batch_size)
         ]
         prompts = tokenizer([prompt for prompt, _ in demonstrations]).input_ids
         completions = tokenizer(
@@ -104,37 +141,32 @@ def make(folder, kind="base"):
     tokenizer.save_pretrained(folder)
 
 
-def base(kind="base"):
-    """The folder of a base model of the toy. kind: see `toy.demonstration`.
+def made_once(kind):
+    """The folder of a base model that is not shipped. It is made on first use and kept under runs/.
 
-    The kind "base" is shipped. Another kind is made on first use and kept under runs/. Its folder's
-    name holds a fingerprint of the toy's two files: if one changes, a new base model is made.
+    The folder's name holds a fingerprint of the toy's two files: if one changes, a new base model
+    is made. kind: see `demonstration`.
     """
-    if kind == "base":
-        return str(SHIPPED)
-    sources = [Path(toy.__file__), Path(__file__)]
-    fingerprint = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
-    folder = Path("runs") / f"toy-{kind}-{fingerprint}"
-    if ranks.rank() == 0 and not folder.exists():
-        unfinished = Path(f"{folder}.{os.getpid()}")
+    sources = Path(toy.__file__).read_bytes() + Path(__file__).read_bytes()
+    folder = Path("runs") / f"toy-{kind}-{hashlib.sha256(sources).hexdigest()[:8]}"
+    if not folder.exists():
+        unfinished = Path(f"{folder}.unfinished")
         make(unfinished, kind)
-        if not folder.exists():  # another run may have been faster
-            unfinished.rename(folder)
-    ranks.barrier()
+        unfinished.rename(folder)
     return str(folder)
 
 
-def furthest(folder):
-    """How far the weights in `folder` are from the shipped ones: the largest |difference|."""
-    shipped = load_file(SHIPPED / "model.safetensors")
-    made = load_file(folder / "model.safetensors")
-    return max((made[name] - shipped[name]).abs().max().item() for name in shipped)
+def furthest(folder, shipped):
+    """How far the weights in one folder are from those in another: the largest |difference|."""
+    made, expected = (load_file(Path(path, "model.safetensors")) for path in (folder, shipped))
+    return max((made[name] - expected[name]).abs().max().item() for name in expected)
 
 
-def main():
-    folder = Path("runs/toy_base")
-    make(folder)
-    off = furthest(folder)
+def main(argv):
+    kind = parse(Options, argv).kind
+    folder = Path("runs") / Path(SHIPPED[kind]).name
+    make(folder, kind)
+    off = furthest(folder, SHIPPED[kind])
     print(f"{folder} holds the base model, made again.")
     if off == 0:
         print("Its weights are the shipped ones, bit for bit.")
@@ -144,4 +176,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -1,0 +1,129 @@
+"""experiments/toy_model.py: the demonstrations are what they say, the tokenizer loses nothing, the
+model starts to learn, and the base models can be made again."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.tasks import toy
+from experiments import toy_model
+from tests.training import loss_on
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return toy_model.make_tokenizer()
+
+
+def thinking(row):
+    return f"<think>{row['thoughts']}</think>\n<answer>{row['answer']}</answer>"
+
+
+# --- demonstrations ---
+
+
+def test_demonstrations_think_rightly_or_guess_a_number_nearby_as_often_as_they_say():
+    thinks, wrong = [], []
+    for i in range(5000):
+        row, (question, completion) = toy.question(i, "warm_start"), toy_model.demonstration(i)
+        thinks.append(completion == thinking(row))
+        if not thinks[-1]:
+            guess = re.fullmatch(r"<answer>(\d+)</answer>", completion)
+            off = abs(int(guess[1]) - int(row["answer"]))
+            assert question == row["question"] and off <= 3
+            wrong.append(off > 0)
+    assert abs(sum(thinks) / len(thinks) - toy_model.THINKING_SHARE) < 0.02
+    assert abs(sum(wrong) / len(wrong) - toy_model.WRONG_SHARE) < 0.03
+
+
+def test_the_longest_thoughts_fit_into_a_completion(tokenizer):
+    # a running total has the most digits where every sign is a plus and every digit a nine
+    worst = "<think>9+9=18;18+9=27;27+9=36;36+9=45;</think>\n<answer>45</answer><eos>"
+    assert len(tokenizer(worst).input_ids) <= toy.MAX_NEW_TOKENS
+
+
+def test_programs_of_the_code_toy_print_what_they_should_or_a_guess():
+    """Those that calculate are right; of those that print a number about half are. No token is lost
+    on the way."""
+    tokenizer, calculated, guessed = toy_model.make_tokenizer("code"), [], []
+    for i in range(400):
+        _, completion = toy_model.demonstration(i, "code")
+        ids = tokenizer(completion).input_ids
+        assert tokenizer.decode(ids) == completion and len(ids) < toy.MAX_NEW_TOKENS
+        program = re.fullmatch(r"<think></think>\n```python\nprint\((.*)\)\n```", completion)[1]
+        right = eval(program) == int(toy.question(i, "warm_start")["answer"])
+        (guessed if program.isdigit() else calculated).append(right)
+    assert 80 < len(calculated) < 160 and all(calculated)
+    assert 0.4 < sum(guessed) / len(guessed) < 0.6
+
+
+# --- tokenizer ---
+
+
+def test_a_tag_is_one_token_and_so_is_every_other_character(tokenizer):
+    for i in range(100):
+        row = toy.question(i)
+        text = row["question"] + thinking(row)
+        ids = tokenizer(text).input_ids
+        assert [tokenizer.decode([i]) for i in ids] == re.findall(
+            r"</?(?:think|answer)>|.|\n", text
+        )
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_eos_is_one_token_of_its_own_and_not_the_padding(tokenizer):
+    assert tokenizer("1<eos>").input_ids == [tokenizer("1").input_ids[0], tokenizer.eos_token_id]
+    assert tokenizer.decode(tokenizer("1<eos><pad>").input_ids, skip_special_tokens=True) == "1"
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+
+
+# --- model ---
+
+
+def test_a_few_steps_of_the_warm_start_lower_the_loss_and_teach_eos(tokenizer):
+    torch.manual_seed(0)
+    model = toy_model.make_model(tokenizer)
+    # the warm start does not reach these
+    unseen = [toy_model.demonstration(i) for i in range(100_000, 100_050)]
+    before, _ = loss_on(unseen, model, tokenizer)
+    toy_model.warm_start(model, tokenizer, steps=25)
+    after, eos = loss_on(unseen, model, tokenizer)
+    assert after < before / 2 and eos < 0.1
+    assert all(p.grad is None for p in model.parameters())  # none is left to whoever trains it next
+
+
+def test_a_base_model_that_is_not_shipped_is_made_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained = []
+    monkeypatch.setattr(toy_model, "warm_start", lambda model, *_, **__: trained.append(model))
+    folder = toy_model.made_once("wordy")
+    assert toy_model.made_once("wordy") == folder and len(trained) == 1
+    # nothing unfinished stays
+    assert [f"runs/{path.name}" for path in (tmp_path / "runs").iterdir()] == [folder]
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert all(map(torch.equal, loaded.parameters(), trained[0].parameters()))
+
+
+@pytest.mark.parametrize("words, shipped", [([], toy.BASE), (["--kind", "code"], toy.CODE_BASE)])
+def test_making_a_base_model_again_tells_how_far_it_is_off(
+    words, shipped, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+
+    def right(model, tokenizer, **options):
+        model.load_state_dict(load_file(Path(shipped, "model.safetensors")), strict=False)
+
+    def moved(model, tokenizer, **options):
+        right(model, tokenizer)
+        with torch.no_grad():
+            model.model.norm.weight[3] += 0.5
+
+    for warm_start, sentence in [(right, "bit for bit"), (moved, "by at most 0.5")]:
+        monkeypatch.setattr(toy_model, "warm_start", warm_start)
+        toy_model.main(words)
+        assert sentence in capsys.readouterr().out
+        assert AutoTokenizer.from_pretrained(tmp_path / "runs" / Path(shipped).name)
