@@ -3,8 +3,9 @@
 Plain Python, no torch: copy what you need.
 """
 
-# a second forward pass takes about as long as computing this many more tokens
-SECOND_PASS = 256
+# a second pass takes about as long as computing this many more tokens. On a CPU: 160 with 0.1
+# million parameters, 90 with 0.4 million, 40 with 135 million
+SECOND_PASS = 128
 
 
 def micro_batches(lengths, max_tokens):

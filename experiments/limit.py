@@ -82,7 +82,13 @@ class Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function in PRODUCTS + ATTENTION:
+        if function not in PRODUCTS + ATTENTION:
+            # in inference mode a linear layer arrives whole, not as a product
+            with self:
+                result = function.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        else:
             named = tuple((name, description(value)) for name, value in kwargs.items())
             self.found[self.phase][function, tuple(map(description, args)), named] += 1
         return function(*args, **kwargs)
@@ -97,8 +103,11 @@ class Shape:
     dtype: torch.dtype
 
     def example(self):
-        """A tensor of this shape with random numbers."""
-        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype).normal_()
+        """A tensor of this shape with random numbers. A dimension of stride 0 is one number again
+        and again."""
+        stored = [1 if stride == 0 else size for size, stride in zip(self.sizes, self.strides)]
+        tensor = torch.empty_strided(stored, self.strides, dtype=self.dtype)
+        return tensor.normal_().expand(self.sizes)
 
 
 def description(value):

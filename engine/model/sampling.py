@@ -196,7 +196,7 @@ def read_prompts(model, prompts, pad_id, group_size, new_tokens):
     out = model(
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
     )
-    cache = out[CACHE]
+    cache = getattr(out, CACHE)
     order = torch.arange(len(ids), device=ids.device).repeat_interleave(group_size)
     give_room(cache, order, ids.shape[1] + new_tokens)
     if padded:
