@@ -1,8 +1,12 @@
 """Loading a model: what is refused, what is never run, and how long its prompts may be."""
 
+import ctypes
 import json
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import huggingface_hub as hub
 import pytest
@@ -25,7 +29,7 @@ from engine.model.loading import load_model
 from engine.run.shapes import skeleton
 from tests.engine.test_logprobs import SIZES, make
 
-CPU = torch.device("cpu")
+ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
 
 
 def refused(folder, load=lambda name: load_model(name, CPU)):
@@ -168,3 +172,31 @@ def test_prompts_leave_room_for_the_completion_in_the_context():
         },
     )
     assert prompt_room(model, 10, 512) == 6
+
+
+# --- the memory of a CPU ---
+
+PAGES = """
+import ctypes, resource
+import torch
+from engine.model.loading import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    [torch.ones(6_000_000) for _ in range(8)]  # 24 MB each
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for limit in (-3, -1):
+    ctypes.CDLL(None).mallopt(limit, 2**17)  # glibc's own limits, as they are at the start
+given_back = [faults() for _ in range(5)][-1]
+keep_freed_memory()
+print(given_back, [faults() for _ in range(5)][-1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc only")
+def test_freed_memory_is_kept_for_the_tensors_to_come():
+    done = subprocess.run(
+        [sys.executable, "-c", PAGES], cwd=ROOT, capture_output=True, text=True, check=True)
+    given_back, kept = map(int, done.stdout.split())
+    assert given_back > 10_000 and kept < given_back / 20
