@@ -254,7 +254,7 @@ def picture(result, file):
             heights = [part_seconds(row, part) / steps for row in phases.values()]
             axis.bar(list(PHASES.values()), heights, bottom=bottom, label=part, color=colour)
             bottom = [b + h for b, h in zip(bottom, heights)]
-        axis.set_title(name)
+        axis.set_title(name, fontsize=9)
         axis.set_ylabel("seconds a step")
         axis.tick_params(axis="x", labelsize=8)
     axes[0][0].legend(frameon=False, fontsize=8)
