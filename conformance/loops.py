@@ -41,7 +41,8 @@ RATE = 0.5
 ROWS = "rows of a group are not one question"
 MISTAKES = {
     "scored": {"at 1": "sampled at one temperature, scored at 1 [5]"},
-    "trained": {"without END": "the last token, the EOS, is not trained on [4]"},
+    "trained": {"without END": "the last token, the EOS, is not trained on [4]",
+                "END counted": "the last token, the EOS, is not trained on, but |o| counts it [4]"},
     "cut": {"averaged": "a mean of means over micro-batches [3]",
             "added": "the means of micro-batches are added up [3]"},
     "group": {"rows": f"{ROWS}: G consecutive rows are compared, whatever they answer [17]",
@@ -196,7 +197,8 @@ def tokens_of(reading, update):
     for rows in update if "cut" in reading else [sum(update, [])]:
         texts = [COMPLETIONS[question][number] for question, number in rows]
         end = -1 if "trained" in reading else None
-        share = counts(reading, [len(text[:end]) for text in texts])
+        counted = None if reading.get("trained") == "END counted" else end
+        share = counts(reading, [len(text[:counted]) for text in texts])
         for row, text, w in zip(rows, texts, share):
             w = w / len(update) if reading.get("cut") == "averaged" else w
             pairs = zip([row[0], *text], text[:end])

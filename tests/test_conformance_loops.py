@@ -131,6 +131,9 @@ GOLD = 'gold = [question["answer"] for question in questions for _ in range(G)]'
 FAULTS = {
     "temperature": (("temperature=1.0, top_k", "temperature=0.7, top_k"),),
     "EOS": (("is_eos.cumsum(1) - is_eos.long() == 0", "is_eos.cumsum(1) == 0"),),
+    "EOS counted": (("ref_logp=ref_logp, beta=BETA", "ref_logp=ref_logp, beta=BETA, weights="
+                     "torch.cat([m[:, 1:], m[:, :1] & False], 1) / m.sum(1, keepdim=True) "
+                     "/ len(m)"),),
     "padding": (("is_eos.cumsum(1) - is_eos.long() == 0", "is_eos.cumsum(1) >= 0"),),
     "prompt": (("    if A.any():", "    m, T = whole[1][:, 1:].bool(), whole[0].shape[1] - 1\n"
                 "    if A.any():"),),
@@ -153,6 +156,7 @@ FAULTS = {
 SAID = {
     "temperature": "✗ sampled at one temperature, scored at 1 [5]",
     "EOS": "✗ the last token, the EOS, is not trained on [4]",
+    "EOS counted": "✗ the last token, the EOS, is not trained on, but |o| counts it [4]",
     "padding": "✗ padding is trained on",
     "prompt": "✗ the tokens of the prompt are trained on",
     "rows": "✗ rows of a group are not one question: G consecutive rows are compared",
