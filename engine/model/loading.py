@@ -52,7 +52,7 @@ def keep_freed_memory():
     """Let the C library keep the memory of tensors that are gone, for the tensors to come.
 
     Otherwise glibc gives the memory of large tensors back to the system. The system hands out
-    memory page by page and empties each page. This took 3 to 8 % of a step of SmolLM2-135M on a
+    memory page by page and empties each page. This took 1 to 8 % of a step of SmolLM2-135M on a
     quiet CPU, and 17 % on a busy one.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
