@@ -82,16 +82,14 @@ class Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function not in PRODUCTS + ATTENTION:
-            # in inference mode a linear layer arrives whole, not as a product
-            with self:
-                result = function.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        else:
+        if function in PRODUCTS + ATTENTION:
             named = tuple((name, description(value)) for name, value in kwargs.items())
             self.found[self.phase][function, tuple(map(description, args)), named] += 1
-        return function(*args, **kwargs)
+            return function(*args, **kwargs)
+        # in inference mode a linear layer arrives whole: here it becomes a product
+        with self:
+            result = function.decompose(*args, **kwargs)
+        return function(*args, **kwargs) if result is NotImplemented else result
 
 
 @dataclass(frozen=True)

@@ -156,9 +156,8 @@ for g in (4, 8, 16, 32):
 
 # every algorithm as in its paper, GSPO with CPPO's pruning, and random prefixes (NAT). 2-GRPO
 # samples as many completions as the others, from 8 times as many questions
-PAIRS = own("2grpo", group_size=2, questions_per_step=32)._replace(passes=8)
 FAMILY = {name: own(name) for name in ALGORITHMS} | {
-    "2grpo": PAIRS,
+    "2grpo": own("2grpo", group_size=2, questions_per_step=32)._replace(passes=8),
     "gspo + cppo": own("gspo", keep="largest_abs"),
     "grpo + nat": own("grpo", shortest_prefix=0.0),
     "cppo + nat": own("cppo", shortest_prefix=0.0),

@@ -77,7 +77,6 @@ class Options:
 def make_model():
     """(model, tokenizer): the toy's tokenizer with an EOS that the model does not have, so it is
     never sampled."""
-    keep_freed_memory()  # as for a loaded model; it serves TRL, too
     tokenizer = toy_model.make_tokenizer()
     vocabulary = len(tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<never>"})
@@ -95,9 +94,8 @@ class Ours:
 
     def __init__(self, algorithm, model, tokenizer, questions, options):
         chosen = {
-            "algorithm": algorithm, "mu": options.mu, "minibatches": 1,
-            "questions_per_step": QUESTIONS,
-            "max_new_tokens": options.tokens, "lr": LEARNING_RATE,
+            "algorithm": algorithm, "mu": options.mu, "minibatches": 1, "lr": LEARNING_RATE,
+            "questions_per_step": QUESTIONS, "max_new_tokens": options.tokens,
         }
         if algorithm == "cppo":
             chosen["pruning_rate"] = RATE
@@ -205,6 +203,7 @@ def measure(options):
     from examples.cppo_in_trl import CPPOTrainer
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as for a loaded model; it serves TRL, too
     model, tokenizer = make_model()
     questions, _ = questions_module.load_questions("toy", tokenizer, limit=512)
     for question in questions if options.prompt else ():

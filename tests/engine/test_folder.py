@@ -43,7 +43,10 @@ def test_a_run_of_another_version_is_not_resumed(run, name):
     """The other version has an option more, or it lacks one."""
     folder, words = run
     kept = json.loads((folder / "run.json").read_text())
-    kept.pop(name) if name in kept else kept.update({name: "linear"})
+    if name in kept:
+        del kept[name]
+    else:
+        kept[name] = "linear"
     (folder / "run.json").write_text(json.dumps(kept))
     with pytest.raises(UserError, match=f"another version of train.py.*{name}"):
         open_run([*words, "--resume"])
