@@ -259,9 +259,11 @@ class Algorithm:
 
 
 grpo = Algorithm(grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2)
-gspo = Algorithm(  # its ratio needs the whole completion
+# rows whose loss looks at the whole completion: their options have no --shortest_prefix
+WHOLE = ("keep", "pruning_rate", "allocation")
+gspo = Algorithm(  # its ratio
     gspo_loss, sequence_mean, beta=0.0, clip_low=3e-4, clip_high=4e-4, minibatches=4,
-    allowed_options=("keep", "pruning_rate", "allocation"),
+    allowed_options=WHOLE,
 )
 gfpo = Algorithm(
     grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
@@ -300,8 +302,9 @@ ALGORITHMS = {
     "gfpo_adaptive": replace(
         gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep", "shortest_prefix")),
     "gdpo": replace(grpo, advantages=compare_each_reward),
-    "deepseek_v32": replace(
-        grpo, loss=deepseek_v32_loss, advantages=partial(compare_sums, divide_by_std=False)),
+    "deepseek_v32": replace(  # its mask of negative completions
+        grpo, loss=deepseek_v32_loss, advantages=partial(compare_sums, divide_by_std=False),
+        allowed_options=WHOLE),
     "pods": replace(grpo, keep="max_variance", pruning_rate=0.75, allocation=False),
     "ppo": Algorithm(
         ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=scores, mu=4,

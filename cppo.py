@@ -30,7 +30,7 @@ import math
 
 import torch
 
-from grpo import grpo_loss
+from grpo import check_groups, grpo_loss
 
 cppo_loss = grpo_loss
 
@@ -54,14 +54,16 @@ def prune(advantages, k, *, rule="largest_abs", generator=None, allowed=None):
 
     advantages: (Q, G), over all G completions. Returns (Q, k) int64, ascending in each row.
     rule: `largest_abs` is the paper's; `smallest_abs`, `largest` (signed) and `random` are its
-    ablation. generator: for the rule `random`. allowed: (Q, G) bool, which completions may be kept
-    (None: all); the others are kept only if a question has fewer than k allowed ones.
+    ablation. generator: for the rule `random`. allowed: (Q, G) bool or 0/1, which completions may
+    be kept (None: all); the others are kept only if a question has fewer than k allowed ones.
     If scores are equal, the lower index is kept. (Rewards such as 0.1 and 0.3 are rounded, so
     equal |A| may differ in the last digit.)
-    Raises ValueError for another rule, or for a k outside 1 … G.
+    Raises ValueError for another rule, for a k outside 1 … G, and if the advantages are not (Q, G)
+    or hold NaN.
 
         advantages  −1.5  0.3  0.2  1.0          k = 2 keeps [0, 3]
     """
+    check_groups(advantages=advantages)
     if not 1 <= k <= advantages.shape[1]:
         raise ValueError(f"k must lie in 1 … {advantages.shape[1]}, not {k}")
     if rule == "largest_abs":
@@ -76,7 +78,7 @@ def prune(advantages, k, *, rule="largest_abs", generator=None, allowed=None):
         raise ValueError(
             f"rule must be largest_abs, smallest_abs, largest or random, not {rule!r}")
     if allowed is not None:
-        score = score.masked_fill(~allowed, -torch.inf)
+        score = score.masked_fill(~allowed.bool(), -torch.inf)
     # I = top-k of the score in each row; a stable sort leaves equal scores in order
     order = score.argsort(dim=1, descending=True, stable=True)
     return order[:, :k].sort(dim=1).values
@@ -105,8 +107,13 @@ def prune_pooled(advantages, n_keep, *, allowed=None):
 
     advantages: (Q, G). allowed: as for `prune`. Returns (n_keep,) rows of the batch, q·G + i,
     ascending. If |A| are equal, the lower row is kept. This function shows how the published code
-    differs from `prune`.
+    differs from `prune`. Raises ValueError as `prune` does, and for an n_keep outside 0 … Q·G.
     """
-    score = advantages.abs() if allowed is None else advantages.abs().masked_fill(~allowed, -1.0)
+    check_groups(advantages=advantages)
+    if not 0 <= n_keep <= advantages.numel():
+        raise ValueError(f"n_keep must lie in 0 … {advantages.numel()}, not {n_keep}")
+    score = advantages.abs()
+    if allowed is not None:
+        score = score.masked_fill(~allowed.bool(), -1.0)  # below every |A|, 0 too
     order = score.flatten().argsort(descending=True, stable=True)
     return order[:n_keep].sort().values

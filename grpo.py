@@ -20,11 +20,16 @@ V vocabulary.
 
 import torch
 
+# exp of a log-ratio is computed up to this log-ratio, where the ratio is 5e8. Without a bound
+# exp(89) is ∞ in float32, and 0 · ∞ makes NaN of a whole batch. verl has the bound 20, too
+LARGEST_LOG_RATIO = 20.0
+
 
 def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
     """Advantage of each completion over its group: A = (r − mean) / (std + eps). (section 4.1.2)
 
-    rewards: (Q, G), one row per question, all G completions of it. Returns (Q, G).
+    rewards: (Q, G), one row per question, all G completions of it. Whole numbers and bool count
+    as float32. Returns (Q, G).
     A group whose rewards are all equal gets advantage 0: it carries no signal.
     ddof: 1 for the unbiased std, 0 for the population's. The paper does not say which.
     Raises ValueError if `rewards` is not (Q, G) with G > ddof.
@@ -37,6 +42,8 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
             f"rewards must be (questions, group) with a group larger than {ddof}, "
             f"not {tuple(rewards.shape)}"
         )
+    if not rewards.is_floating_point():
+        rewards = rewards.float()
     # this shift does not change A. Without it equal rewards would not give exact zeros, because
     # in floats the mean of 0.7, 0.7, … need not be 0.7
     rewards = rewards - rewards[:, :1]
@@ -52,26 +59,38 @@ def token_logprobs(logits, tokens, *, temperature=1.0):
     """Log-probability of each sampled token: log softmax(logits / temperature)[token].
 
     logits: (N, T, V), any float type. The logits at position t predict `tokens[:, t]`.
-    tokens: (N, T) int64. Returns (N, T) float32.
+    tokens: (N, T) int64, on padding any token of the vocabulary. Returns (N, T) float32.
     temperature: the temperature of sampling. Another temperature scores another policy.
-    Raises ValueError if logits and tokens differ in N or T. (Is the last position cut off?)
+    Raises ValueError if logits and tokens differ in N or T (is the last position cut off?), if the
+    temperature is not above 0, or if a token is outside of the vocabulary. (Tokens on a GPU are not
+    checked, because the host would wait for them.)
     """
     if logits.shape[:-1] != tokens.shape:
         raise ValueError(
             f"logits {tuple(logits.shape)} must have the N and T of tokens {tuple(tokens.shape)}: "
             "the logits at position t predict token t"
         )
+    V = logits.shape[-1]
+    if tokens.device.type == "cpu" and ((tokens < 0) | (tokens >= V)).any():
+        raise ValueError(
+            f"tokens must lie in 0 … {V - 1}. If padding has −100, write any token there: "
+            "the mask leaves it out"
+        )
     # log π(· | q, o_<t)
-    logp = torch.log_softmax(logits.float() / temperature, dim=-1)
+    logp = torch.log_softmax(_at_temperature(logits, temperature), dim=-1)
     # log π(o_t | q, o_<t)
     return logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def token_entropies(logits, *, temperature=1.0):
-    """Entropy of π(· | q, o_<t) in nats. logits: (N, T, V), any float type. (N, T) float32"""
-    x = logits.float() / temperature
-    # H = −Σ_v π_v log π_v = log Σ_v exp x_v − Σ_v π_v x_v
-    return x.logsumexp(-1) - (x.softmax(-1) * x).sum(-1)
+    """Entropy of π(· | q, o_<t) in nats. logits: (N, T, V), any float type. (N, T) float32
+
+    A word with the logit −∞ has the probability 0 and adds 0. (Masked or padded vocabularies.)
+    """
+    x = _at_temperature(logits, temperature)
+    # H = −Σ_v π_v log π_v = log Σ_v exp x_v − Σ_v π_v x_v, and 0 · −∞ must be 0
+    finite_x = x.masked_fill(x == -torch.inf, 0.0)
+    return x.logsumexp(-1) - (x.softmax(-1) * finite_x).sum(-1)
 
 
 # Three estimators of KL(π ‖ π_ref) from samples of π (Schulman, "Approximating KL divergence",
@@ -101,10 +120,31 @@ def kl_k3(logp, ref_logp):
 
     The value of k3 is unbiased. As a loss, on-policy, k3 has at each token the gradient of
     KL(π_ref ‖ π), the other direction. The two directions are close if π ≈ π_ref.
+    log r is bounded by LARGEST_LOG_RATIO. Above it, k3 is a constant without a gradient.
     """
-    log_r = ref_logp - logp
+    log_r = (ref_logp - logp).clamp(max=LARGEST_LOG_RATIO)
     # k3 = r − log r − 1; expm1 is exact if r is close to 1
     return torch.expm1(log_r) - log_r
+
+
+def bounded_exp(log_ratio):
+    """exp(log_ratio), where a log-ratio above LARGEST_LOG_RATIO counts as LARGEST_LOG_RATIO.
+
+    The shape of log_ratio. Up to the bound this is exp with its gradient. Above the bound the
+    gradient is 0, so nothing overflows, also not where a clip multiplies the gradient by 0.
+    """
+    return log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
+
+
+def importance_ratio(logp, old_logp, mask):
+    """ρ = π_θ / π_old of each token, and 1 on padding. logp, old_logp, mask: (N, T). (N, T)
+
+    Only logp gets a gradient. The ratio is bounded (`bounded_exp`).
+    Raises ValueError if the shapes differ.
+    """
+    check_shapes(logp=logp, old_logp=old_logp, mask=mask)
+    # ρ = π_θ / π_old = exp(log π_θ − log π_old)
+    return bounded_exp((logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0))
 
 
 def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
@@ -148,8 +188,10 @@ def surrogate_loss(
 
     The algorithms differ in the ratio and in the weights. ratio, logp, weights: (N, T).
     advantages: (N,) or (N, T). mask: (N, T) bool. The other arguments are those of `grpo_loss`.
-    Returns (loss, stats), as `grpo_loss` does.
+    Returns (loss, stats), as `grpo_loss` does. Raises ValueError for other shapes.
     """
+    check_shapes(logp=logp, ratio=ratio, mask=mask, weights=weights, ref_logp=ref_logp)
+    advantages = per_token(advantages, logp)
     mask = mask.bool()
     if clip_high is None:
         clip_high = clip_low
@@ -171,9 +213,7 @@ def surrogate_loss(
 
 @torch.no_grad()
 def _statistics(ratio, advantages, kl, mask, weights, clip_low, clip_high):
-    """The statistics of a loss: a dict, see `grpo_loss`. ratio, kl, mask, weights: (N, T)."""
-    if advantages.dim() < ratio.dim():
-        advantages = advantages.unsqueeze(-1)
+    """The statistics of a loss: a dict, see `grpo_loss`. advantages: (N, 1) or (N, T)."""
     # the two cases in which the clip ends the gradient
     above = (advantages > 0) & (ratio > 1 + clip_high)
     below = (advantages < 0) & (ratio < 1 - clip_low)
@@ -207,11 +247,64 @@ def grpo_loss(
     gradient. (Nothing waits for a GPU until you call `.item()`.) `kl` (0 without a reference),
     `ratio_mean` and `clip_fraction` (the share of the tokens whose gradient the clip ends) are
     means under `weights`. `ratio_max` is the largest ratio, or 0.
+    The ratio and k3 are bounded (LARGEST_LOG_RATIO). So loss and gradient are always finite.
+    Raises ValueError if the shapes differ.
     """
+    ratio = importance_ratio(logp, old_logp, mask)
     if weights is None:
         weights = sequence_mean_weights(mask)
-    # ρ = π_θ / π_old; on padding ρ is 1
-    log_ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0)
-    ratio = log_ratio.exp()
     options = {"ref_logp": ref_logp, "beta": beta, "clip_low": clip_low, "clip_high": clip_high}
     return surrogate_loss(ratio, advantages, logp, mask, weights, **options)
+
+
+# --- what a function takes ---
+
+
+def _at_temperature(logits, temperature):
+    """logits / temperature, in float32."""
+    if not temperature > 0:
+        raise ValueError(
+            f"the temperature must be above 0, not {temperature}. Greedy decoding (0) is no policy "
+            "with log-probabilities: score at the temperature at which you sample"
+        )
+    return logits.float() / temperature
+
+
+def check_shapes(**tensors):
+    """Raises ValueError if a tensor does not have the shape of the first one. None is left out.
+
+    torch repeats a (1, T) or an (N, 1) to (N, T) in silence. Then sums are many times too large.
+    """
+    (first, expected), *others = tensors.items()
+    for name, tensor in others:
+        if tensor is not None and tensor.shape != expected.shape:
+            raise ValueError(
+                f"{name} must have the shape of {first}, {tuple(expected.shape)}, "
+                f"not {tuple(tensor.shape)}"
+            )
+
+
+def check_groups(**values):
+    """Raises ValueError if values are not (Q, G), one row per question, or if one is NaN."""
+    [(name, x)] = values.items()
+    if x.dim() != 2:
+        raise ValueError(
+            f"{name} must be (Q, G), one row per question, not {tuple(x.shape)}: "
+            f"use {name}.view(-1, G)"
+        )
+    if x.isnan().any():
+        raise ValueError(f"{name} must not be NaN: is a reward NaN, or a std 0 without an eps?")
+
+
+def per_token(advantages, logp):
+    """Advantages (N,), (N, 1) or (N, T) as (N, 1) or (N, T), for a logp of (N, T).
+
+    Raises ValueError for another shape.
+    """
+    N, T = logp.shape
+    if advantages.shape not in ((N,), (N, 1), (N, T)):
+        raise ValueError(
+            f"advantages must be ({N},) or ({N}, {T}), one for each completion or token, "
+            f"not {tuple(advantages.shape)}"
+        )
+    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages

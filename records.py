@@ -31,7 +31,8 @@ class Rollout:
     questions: list[dict]  # Q rows of the data set
     question_numbers: torch.Tensor  # (Q,) int64, of each question among those of all devices
     tokens: torch.Tensor  # (Q·G, T) int64, as sampled, padded on the right
-    logp: torch.Tensor  # (Q·G, T) float32, log π_old of each token, as the sampler computed it
+    # (Q·G, T) float32, log π_old of each token, as the sampler computed it; NaN: it did not say
+    logp: torch.Tensor
     mask: torch.Tensor  # (Q·G, T) bool, tokens to train on, as the sampler says
     texts: list[str]  # Q·G, what the completions say
     lengths: torch.Tensor  # (Q, G) int64, tokens to train on of each completion, EOS included

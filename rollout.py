@@ -35,7 +35,9 @@ def sample_and_score(
         rollout = with_overlong_penalty(
             rollout, max_length=sampling.max_new_tokens, cache=algorithm.overlong_cache)
     if algorithm.shortest_prefix is not None:
-        rollout = with_prefixes(rollout, algorithm.shortest_prefix)
+        # a seed of its own: a rule draws from rollout.seed
+        seed = rng.getrandbits(62) + ranks.rank()
+        rollout = with_prefixes(rollout, algorithm.shortest_prefix, seed)
     return rollout
 
 
@@ -58,6 +60,7 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
         columns = reward_columns(questions, G)
         values, failures = score(reward_functions, texts, columns)
     logp = sampled.logp.masked_fill(~sampled.mask, 0.0)  # a tool's tokens have none
+    logp = logp.masked_fill(~logp.isfinite(), torch.nan)
     lengths = mask.sum(1)
     truncated = sampled.truncated.cpu()
     rewards = torch.stack(list(values.values()))
@@ -124,9 +127,13 @@ def with_overlong_penalty(rollout, **options):
 # --- NAT's (family/nat.py) ---
 
 
-def with_prefixes(rollout, share):
-    """The rollout with `factors`: 1/p inside of the random prefix of each completion, else 0."""
-    numbers = torch.Generator().manual_seed(rollout.seed + 2**62)  # others than those of a rule
-    u = torch.rand((len(rollout.mask), 1), generator=numbers)
+def with_prefixes(rollout, share, seed):
+    """The rollout with `factors`: 1/p inside of the random prefix of each completion, else 0.
+
+    seed: it must not follow from `rollout.seed`. torch's CPU generator reads only the lowest 32
+    bits of a seed, so a sum with 2**62 would give the numbers that the rule has drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.rand((len(rollout.mask), 1), generator=generator)
     factors = prefix_factors(rollout.mask, u, share=share)
     return replace(rollout, factors=factors.to(rollout.tokens.device))

@@ -15,7 +15,7 @@ DAPO's dynamic sampling, and its length penalty: --overlong_cache.
 
 import torch
 
-from grpo import surrogate_loss
+from grpo import importance_ratio, surrogate_loss
 
 
 def cispo_loss(
@@ -34,8 +34,7 @@ def cispo_loss(
         tokens = (~padding).sum().clamp(min=1)
         weights = (~padding).float() / tokens
     # ρ = π_θ / π_old, without a gradient; on padding ρ is 1
-    log_ratio = (logp - old_logp).detach().masked_fill(padding, 0.0)
-    ratio = log_ratio.exp()
+    ratio = importance_ratio(logp.detach(), old_logp, mask)
     # ρ̂ = clip(ρ, 1 − ε_low, 1 + ε_high)
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     # sg(ρ̂) log π takes the place of the ratio, and is not clipped again

@@ -26,7 +26,15 @@ what others quote. The report gives neither β nor δ. TRL's example has δ = 0.
 
 import torch
 
-from grpo import grpo_loss, kl_k3, sequence_mean_weights
+from grpo import (
+    bounded_exp,
+    check_shapes,
+    grpo_loss,
+    kl_k3,
+    per_token,
+    sequence_mean_weights,
+    token_logprobs,
+)
 
 
 def unbiased_kl(logp, old_logp, ref_logp):
@@ -36,7 +44,7 @@ def unbiased_kl(logp, old_logp, ref_logp):
     is its gradient. So ρ keeps its gradient here, also where its value is 1.
     """
     # ρ k3
-    return (logp - old_logp.detach()).exp() * kl_k3(logp, ref_logp)
+    return bounded_exp(logp - old_logp.detach()) * kl_k3(logp, ref_logp)
 
 
 def off_policy_mask(advantages, logp, sampled_logp, mask, *, threshold=0.5):
@@ -44,12 +52,14 @@ def off_policy_mask(advantages, logp, sampled_logp, mask, *, threshold=0.5):
 
     advantages: (N,) or (N, T). logp, sampled_logp: (N, T), of π_θ and of the policy that sampled,
     as the sampler computed it. So M also sees a sampler that computes otherwise. mask: (N, T).
-    threshold: δ, in nats per token. Returns bool, (N, 1) or (N, T).
+    threshold: δ, in nats per token. Returns bool, (N, 1) or (N, T). A token whose sampled_logp is
+    NaN counts as one that has not moved. Raises ValueError if the shapes differ.
     Example: A = −1, and each token has become e times less likely. The mean is 1 > 0.5, so M = 0.
     """
+    check_shapes(logp=logp, sampled_logp=sampled_logp, mask=mask)
     mask = mask.bool()
-    advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
-    moved = (sampled_logp - logp).detach().masked_fill(~mask, 0.0)
+    advantages = per_token(advantages, logp)
+    moved = (sampled_logp - logp).detach().masked_fill(~mask, 0.0).nan_to_num(nan=0.0)
     # 1/|o| Σ_t log π_old/π_θ
     mean = moved.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     return ~((advantages < 0) & (mean > threshold))
@@ -65,10 +75,11 @@ def deepseek_v32_loss(
     `masked_fraction` the share of the tokens with M = 0. sampled_logp: as of `off_policy_mask`;
     None means old_logp. threshold: δ.
     """
+    check_shapes(logp=logp, old_logp=old_logp, mask=mask, weights=weights, ref_logp=ref_logp)
     weights = sequence_mean_weights(mask) if weights is None else weights
     drawn = old_logp if sampled_logp is None else sampled_logp
     kept = off_policy_mask(advantages, logp, drawn, mask, threshold=threshold)
-    advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
+    advantages = per_token(advantages, logp)
     loss, stats = grpo_loss(
         logp, old_logp, (advantages * kept).expand_as(logp), mask, beta=0.0, clip_low=clip_low,
         clip_high=clip_high, weights=weights,
@@ -93,5 +104,5 @@ def kept_logprobs(logits, tokens, kept, *, temperature=1.0):
     train.py does not need it: it samples from the whole policy, without top-p and top-k.
     """
     # log π restricted to the nucleus: outside of it the logits are −∞
-    inside = (logits.float() / temperature).masked_fill(~kept, -torch.inf)
-    return inside.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    inside = logits.masked_fill(~kept, -torch.inf)
+    return token_logprobs(inside, tokens, temperature=temperature)

@@ -14,15 +14,19 @@ can follow. The paper uses DAPO's token mean.
 
 import torch
 
+from grpo import check_groups
+
 
 def retain(metric, k, *, largest=False):
     """Indices of the k completions of each question with the smallest metric. (Algorithm 1)
 
     metric: (Q, G), for example the lengths. Returns (Q, k) int64, ascending in each row. If metrics
     are equal, the lower index is kept. `largest=True` keeps the completions with the largest metric
-    (for example `token_efficiency`). Raises ValueError if k is outside 1 … G.
+    (for example `token_efficiency`). Raises ValueError if k is outside 1 … G, and if the metric is
+    not (Q, G) or holds NaN.
     Example: lengths of 30, 10, 20 and 40 with k = 2 give the indices 1 and 2.
     """
+    check_groups(metric=metric)
     if not 1 <= k <= metric.shape[1]:
         raise ValueError(f"k must lie in 1 … {metric.shape[1]}, not {k}")
     return metric.argsort(dim=1, descending=largest, stable=True)[:, :k].sort(dim=1).values

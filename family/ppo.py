@@ -22,7 +22,7 @@ Shapes: N completions, T tokens. V(s_t) is the critic's value *before* token t.
 
 import torch
 
-from grpo import grpo_loss
+from grpo import check_shapes, grpo_loss
 
 
 def token_rewards(scores, logp, ref_logp, mask, *, beta):
@@ -31,7 +31,9 @@ def token_rewards(scores, logp, ref_logp, mask, *, beta):
     scores: (N,), one per completion. logp, ref_logp: (N, T), of the policy that sampled and of the
     reference. mask: (N, T) bool or 0/1, the tokens of the policy. Returns (N, T), 0 outside of it.
     The score of an empty row is lost, because there is no token to carry it.
+    Raises ValueError if the shapes differ.
     """
+    check_shapes(logp=logp, ref_logp=ref_logp, mask=mask)
     mask = mask.bool()
     # r_t = −β (log π − log π_ref)
     rewards = (-beta * (logp - ref_logp)).masked_fill(~mask, 0.0)
@@ -46,8 +48,9 @@ def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     (1506.02438 eq. 16; 1707.06347 eq. 11.) rewards, values: (N, T). mask: (N, T), the tokens of the
     policy. Padding and the tokens of a tool are passed over. After the last token, V is 0. Returns
     (advantages, returns), both (N, T), 0 outside of the mask. They are targets, so they have no
-    gradient. The advantages are not whitened.
+    gradient. The advantages are not whitened. Raises ValueError if the shapes differ.
     """
+    check_shapes(rewards=rewards, values=values, mask=mask)
     mask = mask.bool()
     rewards = rewards.detach().masked_fill(~mask, 0.0)
     values = values.detach().masked_fill(~mask, 0.0)
@@ -105,8 +108,10 @@ def value_loss(values, old_values, returns, mask, *, clip=0.2, weights=None):
     (The published code of 1707.06347.) values, old_values, returns, mask: (N, T). Only `values`
     gets a gradient. weights: (N, T); None means 1 / number of tokens on each. Returns a scalar.
     The larger square is the pessimistic one, like the min for the policy. So V gains nothing if it
-    moves more than `clip` away from V_old.
+    moves more than `clip` away from V_old. Raises ValueError if the shapes differ.
     """
+    check_shapes(
+        values=values, old_values=old_values, returns=returns, mask=mask, weights=weights)
     if weights is None:
         weights = mask.float() / mask.sum().clamp(min=1)
     # 0 on padding

@@ -13,7 +13,7 @@ paper.
 
 import torch
 
-from grpo import sequence_mean_weights, surrogate_loss
+from grpo import importance_ratio, per_token, sequence_mean_weights, surrogate_loss
 
 
 def sapo_loss(
@@ -29,10 +29,8 @@ def sapo_loss(
     if weights is None:
         weights = sequence_mean_weights(mask)
     # ρ = π_θ / π_old; on padding ρ is 1
-    log_ratio = (logp - old_logp.detach()).masked_fill(padding, 0.0)
-    ratio = log_ratio.exp()
-    if advantages.dim() == 1:
-        advantages = advantages.unsqueeze(1)
+    ratio = importance_ratio(logp, old_logp, mask)
+    advantages = per_token(advantages, logp)
     tau = torch.where(advantages > 0, tau_positive, tau_negative)
     # f(ρ) = 4/τ · sigmoid(τ (ρ − 1))
     gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))

@@ -25,17 +25,22 @@ prompts. Its chances may differ from ours.
 
 import torch
 
+from grpo import check_groups
+
 
 def chances(scores, k, *, allowed=None):
     """p = min(1, c · score) with Σ p = k in each row: the chance of each completion to be kept.
 
     scores: (Q, G), at least 0, for example |A|. Returns (Q, G). If a row has fewer than k positive
     scores, these get the chance 1, and the other completions of the row share the places that are
-    left equally. allowed: (Q, G) bool, which completions may be kept (None: all). The others get a
-    chance only if a row has fewer than k allowed ones.
+    left equally. allowed: (Q, G) bool or 0/1, which completions may be kept (None: all). The others
+    get a chance only if a row has fewer than k allowed ones. Raises ValueError if the scores are
+    not (Q, G) or hold NaN.
     Example: scores of 3, 1, 1 and 1 with k = 2 give 1, ⅓, ⅓ and ⅓; 5, 0, 0 and 0 give the same.
     """
-    allowed = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed
+    check_groups(scores=scores)
+    allowed = torch.ones_like(scores) if allowed is None else allowed
+    allowed = allowed.bool()
     positive = allowed & (scores > 0)
     scores = scores.masked_fill(~positive, 0.0)
     certain = torch.zeros_like(positive)

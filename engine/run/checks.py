@@ -62,6 +62,9 @@ def check_allowed(o, unusual, row):
             takers = [name for name, other in ALGORITHMS.items() if option in other.allowed_options]
             raise UserError(f"--{option} does not fit {o.algorithm}: leave it out, or take one of "
                             f"{', '.join(takers)}.")
+    if o.shortest_prefix is not None and str(o.importance_weights).startswith("sequence"):
+        raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
+                        "leave out --shortest_prefix, or take a token_ correction.")
     if o.algorithm == "sapo" and {"clip_low", "clip_high"} & set(unusual):
         raise UserError("--clip_low and --clip_high do not fit sapo, which has a soft gate in "
                         "place of the clip: leave them out.")

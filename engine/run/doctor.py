@@ -115,6 +115,9 @@ def findings_of_any_run(m, options):
     if m["skipped_updates"].mean > 0.02:  # healthy: 0
         yield ("Updates are skipped: loss or gradient is not finite.", "skipped_updates",
                f"lower --lr {options.get('lr')}")
+    if m["tokens_without_logp"].most > 0:  # healthy: 0
+        yield ("The sampler does not say how likely some tokens were.", "tokens_without_logp",
+               "look for NaN in its log-probabilities; these tokens are not corrected")
     gap = m["sampler_gap"].mean
     # healthy: 0, because the sampler computes a prompt once; groups of two questions: 0.02, 1
     if m["group_gap"].mean > 0.005 and gap > 0.3:

@@ -1,5 +1,6 @@
 """What is measured of a step: its metrics, its seconds and its first group."""
 
+import math
 import time
 from contextlib import contextmanager
 
@@ -13,7 +14,8 @@ WORDS = {
     "generate": "sampling", "score": "scoring", "logprobs": "log-probabilities", "update": "update",
 }
 # of a step, over all devices
-COUNTS = ("questions", "completions", "kept", "tokens_generated", "tokens_trained")
+COUNTS = (
+    "questions", "completions", "kept", "tokens_generated", "tokens_trained", "tokens_without_logp")
 
 
 class Clock:
@@ -50,7 +52,8 @@ def summarize(rollout, advantages, rows):
         "kept": len(rows),
         "tokens_generated": rollout.lengths.sum(),
         "tokens_trained": trained[rows].count_nonzero(),
-        "entropy": -rollout.logp.sum(),
+        "tokens_without_logp": rollout.logp.isnan().sum(),
+        "entropy": -rollout.logp.nansum(),
         "accuracy": (rollout.rewards[0] > 0).sum(),
         "reward": rollout.total.sum(),
         "reward_failures": rollout.failures,
@@ -73,7 +76,9 @@ def summarize(rollout, advantages, rows):
     for name in groups:
         metrics[name] = sums.pop(name) / metrics["questions"]
     metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
-    metrics["entropy"] = sums.pop("entropy") / metrics["tokens_generated"]
+    known = metrics["tokens_generated"] - metrics["tokens_without_logp"]
+    entropy = sums.pop("entropy")
+    metrics["entropy"] = entropy / known if known else math.nan
     for name, value in sums.items():
         metrics[name] = value / metrics["completions"]
     return metrics
@@ -92,7 +97,9 @@ def group_gap(rollout):
     logp = rollout.logp.view(shape)
     written = rollout.mask.to(tokens.device, non_blocking=True).view(shape)
     alike = ((tokens == tokens[:, :1]) & written).cumprod(-1)
-    gaps = alike * (logp - logp[:, :1]).abs()
+    gaps = (logp - logp[:, :1]).abs()
+    alike = alike * ~gaps.isnan()
+    gaps = alike * gaps.nan_to_num()
     return (gaps.sum(-1) / alike.sum(-1).clamp(min=1)).sum()
 
 

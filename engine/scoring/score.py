@@ -181,6 +181,8 @@ def score(reward_functions, texts, columns):
     UserError if a reward fails on all of several completions, hangs on many, or returns another
     number of values, NaN or infinity.
     """
+    if not texts:  # a device without a question: there are no columns, either
+        return {reward.name: torch.zeros(0) for reward in reward_functions}, 0
     scores, failures = {}, 0
     for reward in reward_functions:
         values, error = values_of(reward, texts, columns)
