@@ -233,7 +233,8 @@ def test_the_rows_of_a_rule_come_in_order_and_may_be_none(rows, kept):
 
 def test_two_rollouts_joined_are_that_of_all_their_questions():
     one = a_rollout(
-        [[[1.0, 0.0]], [[0.0, 2.0]]], [[3, 1]], texts=["a", "b"], failures=1, seed=7, history=[0.5]
+        [[[1.0, 0.0]], [[0.0, 2.0]]], [[3, 1]], texts=["a", "b"], failures=1, seed=7, history=[0.5],
+        logp=-torch.arange(1.0, 7).view(2, 3),
     )
     two = a_rollout(
         torch.arange(8.0).view(2, 2, 2), [[2, 2], [5, 4]], texts=["c", "d", "e", "f"], failures=2,
@@ -247,6 +248,8 @@ def test_two_rollouts_joined_are_that_of_all_their_questions():
     assert both.trainable.tolist() == [[True, True], [True, True], [False, False]]
     # padded to the longest
     assert both.tokens.tolist() == [[1, 1, 1, 0, 0]] * 2 + [[1] * 5] * 4
+    assert both.mask[:2].tolist() == [[True] * 3 + [False] * 2, [True] + [False] * 4]
+    assert both.logp[:2].tolist() == [[-1, -2, -3, 0, 0], [-4, -5, -6, 0, 0]]
     assert both.logp.shape == both.mask.shape == (6, 5)
     assert (both.failures, both.rollouts, both.seed, both.history) == (3, 2, 7, [0.5])
 

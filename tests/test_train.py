@@ -20,6 +20,7 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.model import shards
 from engine.model.logprobs import completion_logprobs
+from engine.model.sampling import Sampler
 from engine.run import checkpoint
 from engine.run.state import learning_rate, run_progress
 from engine.tasks import questions as questions_module
@@ -102,6 +103,50 @@ def test_a_step_on_random_prefixes_computes_only_these(step_inputs, monkeypatch,
     assert (metrics["grad_norm"] == whole["grad_norm"]) == (share == 1)
 
 
+@pytest.mark.parametrize("keep", ["random", "unbiased"])
+def test_the_prefixes_do_not_follow_the_draws_of_a_rule(step_inputs, monkeypatch, keep):
+    """NAT's factor of the last token is 1/p with the chance p, and else 0: on average 1, for the
+    kept completions, too. If a rule that draws and the prefixes had the same random numbers, the
+    mean would be 6.5 here."""
+    kept, real = [], train.cut_into_minibatches
+
+    def cut(rollout, advantages, rows, *rest):
+        last = rollout.mask.sum(1, keepdim=True) - 1
+        kept.append(rollout.factors.gather(1, last)[rows, 0])
+        return real(rollout, advantages, rows, *rest)
+
+    monkeypatch.setattr(train, "cut_into_minibatches", cut)
+    noted_updates(monkeypatch)
+    make = stepper(*step_inputs, [number_of_digits], keep=keep, pruning_rate=0.875,
+                   shortest_prefix=0.5, max_new_tokens=12, group_size=64, beta=0.0)
+    for number in range(1, 16):
+        make(number)
+    factors = torch.cat(kept)
+    error = factors.std().item() / len(factors) ** 0.5
+    assert error < 0.1 and factors.mean().item() == pytest.approx(1, abs=4 * error)
+
+
+def test_tokens_that_the_sampler_did_not_report_are_counted(step_inputs, monkeypatch):
+    """They are left out of the means; without the first token of each completion here."""
+    make = stepper(*step_inputs, [number_of_digits], group_size=8, lr=0.0, beta=0.0)
+    everything = make()
+    real = Sampler.sample
+
+    def sample(self, *given, **options):
+        completions = real(self, *given, **options)
+        completions.logp[:, 0] = math.nan
+        completions.logp[1, 1] = -math.inf
+        return completions
+
+    monkeypatch.setattr(Sampler, "sample", sample)
+    metrics = make().metrics
+    assert everything.metrics["tokens_without_logp"] == 0 and metrics["tokens_without_logp"] == 33
+    for name in ("entropy", "group_gap", "sampler_gap", "sampler_gap_max", "loss", "grad_norm"):
+        assert math.isfinite(metrics[name]), name
+    assert metrics["grad_norm"] == everything.metrics["grad_norm"]
+    assert metrics["entropy"] > 0
+
+
 def test_the_weights_of_a_mini_batch_are_computed_once(step_inputs):
     """Not again in each of its micro-batches, nor in the second of μ = 2 updates."""
     asked = []
@@ -143,6 +188,9 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     assert metrics["no_signal"] == pytest.approx(6 / 9)
     [batch] = given
     assert (batch.advantages.view(3, 4).std(1) > 0).all()
+    # the rows of several rollouts still are what the sampler drew
+    drawn = logprobs(step_inputs[0], batch)
+    torch.testing.assert_close(drawn, batch.sampled_logp, rtol=0, atol=1e-4)
     assert "1 groups are still without signal" in capsys.readouterr().out
     asked.clear()
     assert step(2)["rollouts"] == 2

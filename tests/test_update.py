@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import records
-from algorithms import ALGORITHMS, resolve
+from algorithms import ALGORITHMS, resolve, token_mean
 from engine.model import loading
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, extents
@@ -22,6 +22,7 @@ from grpo import grpo_loss
 from records import Batch, cut_into_micro_batches, cut_into_minibatches
 from tests.training import (
     CPU,
+    LONGEST,
     a_rollout,
     completions,
     logprobs,
@@ -374,6 +375,43 @@ def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_po
 
     (policy, bias), (expected, before) = weights(0.0, 1.0), weights(0.0)
     assert torch.equal(policy, expected) and bias > before
+
+
+def test_the_critics_loss_is_half_the_mean_square_over_all_tokens(small):
+    """Its head is 0, so V is 0. With the returns R = 1, 2, 3, … the loss is ½ mean R², and its
+    gradient at the bias is −mean R. Both in several micro-batches of unequal lengths."""
+    model, tokenizer = loading.load_model(small, CPU)
+    critic, batch = Critic(copy.deepcopy(model.base_model)), completions(tokenizer)
+    batch.old_logp = logprobs(model, batch)
+    batch.advantages = torch.zeros(batch.tokens.shape)
+    batch.old_values = torch.zeros(batch.tokens.shape)
+    batch.returns = batch.mask.flatten().cumsum(0).view(batch.mask.shape) * batch.mask.float()
+    R = batch.returns[batch.mask]
+    networks = Networks(Policy(model), None, optimizer=sgd(model, 1.0), critic=critic)
+    batch.weights = token_mean(batch.mask, len(batch.mask), len(R), LONGEST)
+    sums, _ = accumulate(networks, batch, resolve("ppo"), Limits(micro_batch_tokens=40))
+    assert sums["value_loss"].item() == pytest.approx(R.square().mean().item() / 2)
+    assert critic.head.bias.grad.item() == pytest.approx(-R.mean().item())
+
+
+@pytest.mark.parametrize("correction", [None, "token_truncate", "sequence_mask"])
+def test_a_token_that_the_sampler_did_not_report_is_not_corrected(small, correction):
+    """It counts as if the sampler had computed what the trainer does."""
+    def result(reported):
+        model, tokenizer = loading.load_model(small, CPU)
+        batch = completions(tokenizer)
+        batch.old_logp = logprobs(model, batch)
+        sampled = batch.old_logp - 0.2 * batch.mask
+        unknown = torch.zeros_like(batch.mask)
+        unknown[:, 0] = True
+        batch.sampled_logp = torch.where(unknown, batch.old_logp if reported else math.nan, sampled)
+        algorithm = resolve("grpo", mu=1, beta=0.0, importance_weights=correction)
+        stats = updated(model, sgd(model, 1.0), [batch], algorithm)
+        return weights_of(model), stats
+
+    (weights, stats), (expected, of_all) = result(False), result(True)
+    assert torch.equal(weights, expected) and stats == of_all
+    assert stats["skipped"] == [False] and 0 < stats["sampler_gap"] < 0.2
 
 
 # --- a loss of one's own ---

@@ -4,6 +4,9 @@ The order: the chances and the cuts by hand, the chances by enumeration of all c
 three losses over all cuts, with CPPO's choice, what is not computed, and rows at the edge.
 """
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 
@@ -45,6 +48,14 @@ def test_the_chances_of_four_tokens():
     torch.testing.assert_close(prefix_chances(mask)[:1], torch.tensor(expected))
     expected = [[1, 1, 2 / 3, 1 / 3, 1]]
     torch.testing.assert_close(prefix_chances(mask, share=0.5)[:1], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("share", ["0", "0.07", "0.1", "0.3", "0.55", "0.9", "1"])
+def test_the_shortest_prefix_is_exact_for_every_length(share):
+    """m = ⌈share · |o|⌉ in fractions. In floats 0.07 · 100 is 7.000000000000001."""
+    lengths = range(1, 1025)
+    cuts = random_prefixes(mask_of(lengths), torch.zeros(1024, 1), share=float(share)).sum(1)
+    assert cuts.tolist() == [max(1, math.ceil(Fraction(share) * n)) for n in lengths]
 
 
 def test_u_picks_the_cut():

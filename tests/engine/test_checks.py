@@ -42,7 +42,10 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
     "--algorithm sapo --clip_high 0.3", "--algorithm gspo --shortest_prefix 0",
-    "--algorithm ppo --shortest_prefix 0", "--shortest_prefix 1.5", "--importance_weights 2",
+    "--algorithm ppo --shortest_prefix 0", "--algorithm deepseek_v32 --shortest_prefix 0.5",
+    "--shortest_prefix 0 --importance_weights sequence_mask",
+    "--shortest_prefix 0 --importance_weights sequence_truncate",
+    "--shortest_prefix 1.5", "--importance_weights 2",
 ]
 
 
