@@ -193,13 +193,14 @@ def test_to_crash_the_reward_pays_no_more_than_a_wrong_answer(values, lowest, cr
     assert score(named(crashes), ["crash"], {})[0]["crashes"].tolist() == [0.0]
 
 
-def test_without_a_completion_no_reward_is_called():
-    """A device without a question has no columns, either."""
+def test_without_a_completion_no_reward_is_called(capsys):
+    """A device without a question has no columns, either, and nothing failed there."""
     def needs_a_column(completions, *, answer):
         raise AssertionError("it was called")
 
     scores, failures = score(named(needs_a_column), [], {})
     assert failures == 0 and scores["needs_a_column"].shape == (0,)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_reward_that_misses_a_column_is_told_which_there_are():
