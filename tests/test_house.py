@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ["base", "model", "tasks", "scoring", "run"]  # each knows itself and those before it
 PAPER = ["grpo", "cppo", "allocate", "micro_batches", "rewards"]
-LABORATORY = {"experiments", "conformance", "examples", "exercises", "tests"}
+LABORATORY = {"experiments", "conformance", "examples", "notebooks", "tests"}
 FILES = [
     path.relative_to(ROOT)
     for folder in (".", "family", "engine/*") for path in sorted(ROOT.glob(f"{folder}/*.py"))]
