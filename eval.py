@@ -21,13 +21,7 @@ import torch
 
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
-from engine.model.contract import Sampling
-from engine.model.folders import prompt_room, resolve_model
-from engine.model.loading import load_model
-from engine.model.sampling import Sampler
-from engine.run.command_line import LARGEST, compose, given, option, run_program
-from engine.scoring.score import Reward, load_rewards, score
-from engine.tasks.questions import (
+from engine.data.questions import (
     check_dataset,
     fingerprint,
     read_jsonl,
@@ -35,9 +29,15 @@ from engine.tasks.questions import (
     reward_columns,
     with_prompts,
 )
-from engine.tasks.table import TASKS, base_model, task_of
+from engine.model.contract import Sampling
+from engine.model.folders import prompt_room, resolve_model
+from engine.model.loading import load_model
+from engine.model.sampling import Sampler
+from engine.run.command_line import LARGEST, compose, given, option, run_program
+from engine.scoring.score import Reward, load_rewards, score
 from rewards import extract_answer, to_number
 from scores import group_by_question, mean_value, paired, summarize
+from tasks.table import TASKS, base_model, task_of
 
 # --- sampling and judging ---
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from engine.model.loading import load_model
-from engine.tasks import toy
 from notebooks.exercises.make import FILES, TESTS
+from tasks import toy
 
 torch.set_num_threads(1)
 # no test asks the hub

@@ -12,11 +12,11 @@ import torch
 import eval as evaluation
 from engine.base import files
 from engine.base.errors import UserError
+from engine.data.questions import load_questions
 from engine.model.contract import Sampling
 from engine.model.sampling import Sampler
 from engine.scoring.score import REWARDS
-from engine.tasks.questions import load_questions
-from engine.tasks.table import SYSTEM_PROMPT
+from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
 
 ROOT = Path(__file__).parent.parent

@@ -26,11 +26,11 @@ import train
 from algorithms import ALGORITHMS, KEEP
 from engine.base.errors import UserError
 from engine.base.files import own_function
+from engine.data.questions import check_dataset
 from engine.model.networks import SAMPLERS
 from engine.run.command_line import flat, given, parse
 from engine.run.config import Config, check, notes_on_options
 from engine.scoring.score import load_rewards
-from engine.tasks.questions import check_dataset
 
 ROOT = Path(__file__).parents[1]
 START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
@@ -76,7 +76,7 @@ def text_of(path):
 PAGES = [ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "README.md", "README.zh.md")]
 PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.md")]
 FOLDERS = [".github", "conformance", "docs", "engine", "examples", "experiments", "family",
-           "notebooks", "recipes", "tests"]  # fmt: skip
+           "notebooks", "recipes", "tasks", "tests"]  # fmt: skip
 FILES = [*PAGES, *ROOT.glob("*.py")] + [
     path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*")
     if path.suffix in (".py", ".ipynb", ".yaml", ".yml", ".sh") and "mine" not in path.parts]

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 import nano
 import rewards
-from engine.tasks import toy
-from engine.tasks.table import TASKS
+from tasks import toy
+from tasks.table import TASKS
 
 HERE = Path(__file__).parent
 RIGHT = (HERE / "seams.py").read_text(encoding="utf-8")

@@ -8,7 +8,6 @@ import torch
 
 import nano
 import rewards
-from engine.tasks.table import TASKS
 from notebooks.exercises import loops
 from notebooks.exercises.seams import (
     completion_logits,
@@ -17,6 +16,7 @@ from notebooks.exercises.seams import (
     positions,
     train_step,
 )
+from tasks.table import TASKS
 from tests.training import weights_of
 
 EOS = 1
