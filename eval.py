@@ -12,10 +12,8 @@ interrupted evaluation, run the same command again. The number of processes chan
 
 import os
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -23,136 +21,23 @@ import torch
 
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
+from engine.data.questions import (
+    check_dataset,
+    fingerprint,
+    read_jsonl,
+    read_rows,
+    reward_columns,
+    with_prompts,
+)
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.sampling import Sampler
 from engine.run.command_line import LARGEST, compose, given, option, run_program
-from engine.run.eval_answers import (
-    group_by_question,
-    judge_answers,
-    judge_file,
-    open_answers,
-    questions_in_a_batch,
-    read_answers,
-)
-from engine.scoring.score import load_rewards
-from engine.tasks.questions import check_dataset, fingerprint, read_rows, with_prompts
-from engine.tasks.table import TASKS, base_model, task_of
+from engine.scoring.score import Reward, load_rewards, score
 from rewards import extract_answer, to_number
-
-# --- scores: numbers from verdicts ---
-
-
-def pass_at_k(n, right, k):
-    """Probability that at least one of k completions is right, of n of which `right` are right.
-
-    1 − C(n − right, k) / C(n, k), the unbiased estimator. (2107.03374, eq. 1)
-    """
-    return 1 - comb(n - right, k) / comb(n, k)
-
-
-def majority_is_right(records):
-    """maj@k of one question: is the most frequent answer right?
-
-    Equal numbers are one answer. If two answers are as frequent, the first counts. A completion
-    without an answer does not vote.
-    """
-    verdicts = {}  # {answer: whether it is right}
-    votes = Counter()
-    for record in records:
-        answer = extract_answer(record["completion"])
-        if answer is not None:
-            number = to_number(answer)
-            vote = answer if number is None else number
-            votes[vote] += 1
-            verdicts.setdefault(vote, record["correct"])
-    if not votes:
-        return False
-    [(most_frequent, _)] = votes.most_common(1)
-    return verdicts[most_frequent]
-
-
-def interval(values, least=0.0, draws=2000):
-    """95% confidence interval of the mean over questions: (low, high). Values lie in [least, 1].
-
-    A share, of values 0 and 1, gets Wilson's interval, an average over samples a bootstrap. If all
-    n values are equal, a bootstrap would call their mean certain. But of all questions a part of
-    z² / (n + z²) may have another value (Wilson, 0 of n), from `least` to 1.
-    """
-    values = np.asarray(values, dtype=float)
-    n = len(values)
-    mean = values.mean().item()
-    z = 1.96
-    unlike = z**2 / (n + z**2)
-    if values.min() == values.max():
-        return mean - unlike * (mean - least), mean + unlike * (1 - mean)
-    if least == 0 and np.isin(values, (0, 1)).all():
-        # all p with |p − mean| ≤ z √(p (1 − p) / n)
-        center = mean + unlike * (0.5 - mean)
-        variance = mean * (1 - mean) / n + z**2 / (4 * n**2)
-        half = z * variance**0.5 / (1 + z**2 / n)
-        return center - half, center + half
-    rng = np.random.default_rng(0)
-    chosen = rng.integers(n, size=(draws, n))
-    means = values[chosen].mean(1)
-    low, high = np.quantile(means, [0.025, 0.975]).tolist()
-    return low, high
-
-
-def paired(first, second, draws=10_000):
-    """Are two lists of scores of the same questions different?
-
-    Returns (difference of the means, its 95% interval, p). p is two-sided, by the sign-flip
-    permutation test: if the models were equal, each difference could as well be its negative.
-    """
-    first = np.asarray(first, dtype=float)
-    second = np.asarray(second, dtype=float)
-    differences = second - first
-    rng = np.random.default_rng(0)
-    signs = rng.choice([-1.0, 1.0], size=(draws, len(differences)))
-    sums = np.abs(signs @ differences)
-    found = abs(differences.sum())
-    as_far = (sums >= found - 1e-9).sum().item()
-    p = (1 + as_far) / (1 + draws)
-    mean = differences.mean().item()
-    return mean, interval(differences, least=-1.0), p
-
-
-def summarize(records):
-    """Means over the records of `evaluate`, with their intervals.
-
-    accuracy (avg@k); from two completions of a question on also pass@k and maj@k. k is the
-    smallest number of completions of a question. maj@k needs answers that `extract_answer` finds.
-    """
-    groups = group_by_question(records)
-    n = min(map(len, groups))
-    scores = {"accuracy": [mean_value(group, "correct") for group in groups]}
-    powers_of_two = {2**i for i in range(1, n.bit_length())}
-    for k in sorted(powers_of_two | {n} - {1}):
-        values = []
-        for group in groups:
-            right = sum(record["correct"] for record in group)
-            values.append(pass_at_k(len(group), right, k))
-        scores[f"pass@{k}"] = values
-    if n > 1 and any(extract_answer(record["completion"]) for record in records):
-        scores[f"maj@{n}"] = [majority_is_right(group[:n]) for group in groups]
-    summary, intervals = {}, {}
-    for name, values in scores.items():
-        summary[name] = sum(values) / len(values)
-        intervals[name] = interval(values)
-    summary["intervals"] = intervals
-    if "tokens" in records[0]:  # else another program has sampled
-        summary["length"] = mean_value(records, "tokens")
-        summary["truncated"] = mean_value(records, "truncated")
-    summary["questions"] = len(groups)
-    summary["samples"] = n
-    return summary
-
-
-def mean_value(records, key):
-    return sum(record[key] for record in records) / len(records)
-
+from scores import group_by_question, mean_value, paired, summarize
+from tasks.table import TASKS, base_model, task_of
 
 # --- sampling and judging ---
 
@@ -203,6 +88,33 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
     return records
 
 
+def judge_answers(indices, rows, texts, is_right):
+    """One record for each completion, judged by the reward `is_right`.
+
+    texts: the completions. indices, rows: for each text, the number of its question and the columns
+    of its question.
+    """
+    reward = Reward(getattr(is_right, "__name__", "judge"), is_right)
+    scores, _ = score([reward], texts, reward_columns(rows))
+    values = scores[reward.name].tolist()
+    return [
+        {"index": index, "question": row["question"], "answer": row["answer"],
+         "completion": text, "correct": value > 0, "score": value}
+        for index, row, text, value in zip(indices, rows, texts, values, strict=True)
+    ]
+
+
+def questions_in_a_batch(batch_size, samples):
+    return max(1, batch_size // samples)
+
+
+def answer_of(completion):
+    """The answer of a completion, or None. Equal numbers are one answer."""
+    answer = extract_answer(completion)
+    number = None if answer is None else to_number(answer)
+    return answer if number is None else number
+
+
 def examine(
     sampler, tokenizer, questions, is_right, sampling, *,
     samples=1, label="eval", earlier=(), **options,
@@ -226,7 +138,7 @@ def examine(
         records = evaluate(
             sampler, tokenizer, questions, is_right, how, samples=k, label=f"{label}, {part}",
             part=part, known=known, **options)
-        summary[part] = summarize(records)
+        summary[part] = summarize(records, answer_of)
         summary["seconds"] = time.perf_counter() - begin
         summary["examples"] = [record for record in records if record["index"] < 3][::k]
     return summary
@@ -234,6 +146,90 @@ def examine(
 
 def without_part(record):
     return {key: value for key, value in record.items() if key != "part"}
+
+
+# --- eval-NAME.jsonl ---
+
+
+def read_answers(path):
+    """(setting, records) of a file of answers, without lines that cannot be read. Without a file:
+    (None, [])."""
+    lines = files.read(path)
+    if not lines:
+        return None, []
+    if not isinstance(lines[0], dict) or "setting" not in lines[0]:
+        raise UserError(
+            f"{path} is no file of answers that eval.py has written: name another --output_dir, or "
+            "move it.")
+    return lines[0]["setting"], lines[1:]
+
+
+def open_answers(path, setting):
+    """Start a file of answers, or continue the file of an interrupted evaluation.
+
+    Returns the records that are kept: those of complete batches, because the evaluation samples
+    whole batches.
+    """
+    earlier, records = read_answers(path)
+    if earlier is not None:
+        refuse_another_setting(path, earlier, setting)
+    kept = []
+    for part, samples in [("greedy", 1), ("sampled", setting["samples"])]:
+        of_part = [record for record in records if record["part"] == part]
+        if of_part:
+            kept += complete_batches(of_part, samples, setting)
+    files.write(path, files.as_lines([{"setting": setting}, *kept]))
+    return kept
+
+
+def refuse_another_setting(path, earlier, setting):
+    """Refuse a file of answers that were sampled or judged with another setting."""
+    changed = [
+        f"{key} {earlier.get(key)!r:.60}" for key in setting if earlier.get(key) != setting[key]]
+    if changed:
+        raise UserError(
+            f"{path} holds answers in another setting ({', '.join(changed)}): name another "
+            "--output_dir, or remove it.")
+
+
+def complete_batches(records, samples, setting):
+    """The records of the batches that have all of their answers."""
+    questions = setting["questions"]
+    size = questions_in_a_batch(setting["batch_size"], samples)
+    kept = []
+    for start in range(0, questions, size):
+        end = min(start + size, questions)
+        batch = [record for record in records if start <= record["index"] < end]
+        if len(batch) == (end - start) * samples:
+            kept += batch
+    return kept
+
+
+# --- completions of another program ---
+
+
+def judge_file(path, is_right):
+    """The records of completions that another program sampled.
+
+    Each line of the file holds question, answer, and either completion (a text) or completions (a
+    list of texts). If the model's chat template writes `<think>` into the prompt, each completion
+    in the file must begin with it.
+    """
+    indices, rows, texts = [], [], []
+    known = {}  # {question: its index}
+    for number, row in enumerate(read_jsonl(path, reserved=["prompt"]), 1):
+        single = row.pop("completion", None)
+        completions = row.pop("completions", [single])
+        is_list = isinstance(completions, list) and completions
+        if not is_list or not all(isinstance(text, str) for text in completions):
+            raise UserError(f"{path}, question {number}: each line needs 'completion', a text, "
+                            "or each line 'completions', a list of texts.")
+        index = known.setdefault(row["question"], len(known))
+        for text in completions:
+            indices.append(index)
+            rows.append(row)
+            texts.append(text)
+    return judge_answers(indices, rows, texts, is_right)
 
 
 # --- two files of answers ---
@@ -373,7 +369,8 @@ def score_file(config, folder, device):
     """`--from_file`: judge completions that another program sampled."""
     judge = config.judge or task_of(config.from_file).rewards[0]
     [reward] = load_rewards([judge])
-    summary = summarize(judge_file(config.from_file, reward.function))
+    records = judge_file(config.from_file, reward.function)
+    summary = summarize(records, answer_of)
     path = folder / f"scored-{Path(config.from_file).stem}.json"
     content = {"from_file": config.from_file, "judge": judge, "sampled": summary}
     files.write(path, files.as_json(content, indent=2))

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
 import rewards
 from cppo import batch_rows, cppo_loss, keep_count, prune
-from engine.tasks import toy
-from engine.tasks.table import TASKS
 from grpo import group_advantages, token_logprobs
+from tasks import toy
+from tasks.table import TASKS
 
 G = 16  # completions sampled of each question
 P = 0.875  # the share of them that is pruned: k = 2 are kept

@@ -7,8 +7,8 @@ import torch
 from tqdm import tqdm
 
 from engine.base import ranks
+from engine.data.questions import reward_columns
 from engine.scoring.score import score
-from engine.tasks.questions import reward_columns
 from family.dapo import has_signal, overlong_penalty
 from family.nat import prefix_factors
 from records import Rollout, join

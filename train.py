@@ -31,6 +31,7 @@ import torch
 
 from engine.base import progress, ranks
 from engine.base.errors import UserError
+from engine.data.questions import questions_of_run, rows_of_run
 from engine.model import shards
 from engine.model.critic import estimate
 from engine.model.folders import resolve_model
@@ -45,11 +46,10 @@ from engine.run.metrics import Clock, first_group, summarize
 from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.preview import show
 from engine.scoring.score import accuracy_reward, load_rewards
-from engine.tasks.questions import questions_of_run, rows_of_run
-from engine.tasks.table import base_model, task_of
 from eval import examine
 from records import Step, cut_into_minibatches
 from rollout import sample_and_score
+from tasks.table import base_model, task_of
 from update import NO_UPDATE, Limits, in_micro_batches, update
 
 

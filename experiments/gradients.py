@@ -35,17 +35,17 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from cppo import prune
+from engine.data.questions import load_questions
 from engine.model.contract import Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
-from engine.tasks import toy
-from engine.tasks.questions import load_questions
 from experiments.bench import heading, markdown_table, report
 from grpo import group_advantages
 from records import Batch
 from rewards import toy_accuracy
+from tasks import toy
 
 G = 16
 KEPT = (2, 4)  # k: P = 0.875 and 0.75

@@ -34,10 +34,10 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import train
+from engine.data.questions import rows_of_run
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import open_run
 from engine.run.metrics import Clock
-from engine.tasks.questions import rows_of_run
 from experiments.bench import heading, markdown_table, report
 from update import Limits
 

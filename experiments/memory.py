@@ -30,6 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import resolve
+from engine.data.questions import load_questions
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
@@ -37,12 +38,11 @@ from engine.model.precision import choose_dtype
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
 from engine.scoring.score import Reward
-from engine.tasks.questions import load_questions
-from engine.tasks.table import task_of
 from experiments import toy_model
 from experiments.bench import alone, digits, heading, markdown_table, qwen, report
 from grpo import grpo_loss, sequence_mean_weights
 from records import Batch
+from tasks.table import task_of
 from train import train_step
 from update import Limits, update
 

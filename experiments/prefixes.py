@@ -25,17 +25,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import resolve
+from engine.data.questions import load_questions
 from engine.model import loading
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
-from engine.tasks import toy
-from engine.tasks.questions import load_questions
 from experiments.bench import ROOT, heading, in_turn, markdown_table, report
 from family.nat import prefix_factors
 from records import Batch, prefixes
+from tasks import toy
 from update import Limits, accumulate
 
 G = 16

@@ -47,6 +47,7 @@ import train
 from algorithms import ALGORITHMS, constant, resolve, token_mean
 from engine.base import files
 from engine.base.errors import UserError
+from engine.data import questions as questions_module
 from engine.model import loading
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
@@ -57,12 +58,11 @@ from engine.run.config import Config as Options
 from engine.run.config import check
 from engine.run.curves import PHASES
 from engine.run.folder import options_of
-from engine.tasks import questions as questions_module
-from engine.tasks import toy
 from experiments import memory, plot, toy_model
 from experiments.bench import heading, markdown_table, pm, setting, spread, write
 from grpo import kl_k1
 from records import Batch
+from tasks import toy
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
 RULES = Path(__file__).parent / "rules.py"

@@ -4,7 +4,7 @@ warm start.
     python experiments/toy_model.py                  makes the base model again, in runs/toy_base
     python experiments/toy_model.py --kind code      and that of toy_code, in runs/toy_code_base
 
-Both are shipped in engine/tasks/, so that a figure means the same on every machine. The program
+Both are shipped in tasks/, so that a figure means the same on every machine. The program
 says how far its weights are from the shipped ones.
 """
 
@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import progress
 from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.run.command_line import option, parse, run_program
-from engine.tasks import toy
 from micro_batches import micro_batches
+from tasks import toy
 
 logging.disable_progress_bar()  # of saving weights
 

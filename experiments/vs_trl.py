@@ -42,13 +42,13 @@ from transformers import PrinterCallback, TrainerCallback
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
+from engine.data import questions as questions_module
 from engine.model.loading import keep_freed_memory
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, frozen, own_sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
 from engine.scoring.score import Reward
-from engine.tasks import questions as questions_module
 from experiments import toy_model
 from experiments.bench import digits, heading, in_turn, markdown_table, qwen, report
 from train import train_step

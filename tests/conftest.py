@@ -1,6 +1,6 @@
 """What several tests share: the toy's base model, in a folder of its own.
 
-And the option --solutions, which tests a student's files (exercises/make.py).
+And the option --solutions, which tests a student's files (notebooks/exercises/make.py).
 """
 
 import importlib.util
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from engine.model.loading import load_model
-from engine.tasks import toy
-from exercises.make import FILES, TESTS
+from notebooks.exercises.make import FILES, TESTS
+from tasks import toy
 
 torch.set_num_threads(1)
 # no test asks the hub
@@ -70,7 +70,7 @@ def pytest_cmdline_main(config):
 def pytest_configure(config):
     folder = config.getoption("solutions")
     if folder and not any((Path(folder) / file).is_file() for file in FILES):
-        missing = "there is no exercise in this folder; `python exercises/make.py` makes them"
+        missing = "there is no exercise here; `python notebooks/exercises/make.py` makes them"
         raise pytest.UsageError(f"--solutions {folder}: {missing}")
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.model.loading import load_model
-from engine.tasks import toy
+from tasks import toy
 
 LIVE = Path(__file__).parents[1] / "docs" / "live"
 FILES = ["model", "toy", "sampling", "grpo", "cppo", "adamw", "step"]

@@ -1,5 +1,5 @@
-"""exercises/make.py and --solutions: blank functions are red, right ones green, and a student's
-work is never lost."""
+"""notebooks/exercises/make.py and --solutions: blank functions are red, right ones green, and a
+student's work is never lost."""
 
 import ast
 import os
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from exercises.make import FILES, ROOT, TESTS, exercises, is_check, main, make
+from notebooks.exercises.make import FILES, ROOT, TESTS, exercises, is_check, main, make
 from tests import conftest
 
 NAMES = {
@@ -85,7 +85,7 @@ def test_the_work_of_a_student_is_kept(tmp_path, capsys):
 def test_a_folder_without_exercises_is_told_in_one_sentence(folder, tmp_path):
     (tmp_path / "file").write_text("")
     config = SimpleNamespace(getoption={"solutions": str(tmp_path / folder)}.get)
-    with pytest.raises(pytest.UsageError, match="python exercises/make.py"):
+    with pytest.raises(pytest.UsageError, match="python notebooks/exercises/make.py"):
         conftest.pytest_configure(config)
 
 

@@ -11,10 +11,10 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import sample_completions, sample_token
-from engine.tasks import toy
 from experiments import toy_model
 from family.drgrpo import constant_weights
 from grpo import grpo_loss, sequence_mean_weights, token_logprobs
+from tasks import toy
 from tests.live import (
     flat,
     model_of_page,

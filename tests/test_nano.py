@@ -11,12 +11,12 @@ import torch
 import nano
 import rewards
 from algorithms import resolve
+from engine.data.questions import load_questions
 from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy, completion_mask
-from engine.tasks import toy
-from engine.tasks.questions import load_questions
-from engine.tasks.table import TASKS
+from tasks import toy
+from tasks.table import TASKS
 from tests.examples import named
 from tests.training import networks_around, weights_of
 from train import train_step

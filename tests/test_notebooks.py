@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[1-9]_*.ipynb"))
 LAB = FOLDER / "lab.ipynb"
-FOLDERS = (".", "family", "engine/*", "experiments")
+FOLDERS = (".", "family", "tasks", "engine/*", "experiments")
 MODULES = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")]
 
 notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

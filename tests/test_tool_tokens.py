@@ -12,11 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 import train
 from algorithms import resolve
+from engine.data.questions import load_questions
 from engine.model.contract import Completions, Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.sampling import Sampler
-from engine.tasks.questions import load_questions
 from tests.examples import named
 from tests.training import LONGEST, logprobs, weights_of
 from train import train_step

@@ -18,13 +18,13 @@ from algorithms import ALGORITHMS, resolve, table
 from cppo import prune
 from engine.base import files
 from engine.base.errors import UserError
+from engine.data import questions as questions_module
 from engine.model import shards
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
 from engine.run import checkpoint
 from engine.run.state import learning_rate, run_progress
-from engine.tasks import questions as questions_module
-from engine.tasks.table import task_of
+from tasks.table import task_of
 from tests.examples import named
 from tests.training import LONGEST, logprobs, stepper
 

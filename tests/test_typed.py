@@ -26,11 +26,11 @@ import train
 from algorithms import ALGORITHMS, KEEP
 from engine.base.errors import UserError
 from engine.base.files import own_function
+from engine.data.questions import check_dataset
 from engine.model.networks import SAMPLERS
 from engine.run.command_line import flat, given, parse
 from engine.run.config import Config, check, notes_on_options
 from engine.scoring.score import load_rewards
-from engine.tasks.questions import check_dataset
 
 ROOT = Path(__file__).parents[1]
 START = r"(\$ )?(srun )?(python|torchrun|pytest|pip|bash) \S|pytest$|for .*; do "
@@ -74,9 +74,9 @@ def text_of(path):
 
 
 PAGES = [ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "README.md", "README.zh.md")]
-PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("exercises/*.md")]
-FOLDERS = [".github", "conformance", "docs", "engine", "examples", "exercises", "experiments",
-           "family", "notebooks", "recipes", "tests"]  # fmt: skip
+PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.md")]
+FOLDERS = [".github", "conformance", "docs", "engine", "examples", "experiments", "family",
+           "notebooks", "recipes", "tasks", "tests"]  # fmt: skip
 FILES = [*PAGES, *ROOT.glob("*.py")] + [
     path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*")
     if path.suffix in (".py", ".ipynb", ".yaml", ".yml", ".sh") and "mine" not in path.parts]
@@ -302,7 +302,8 @@ def test_a_command_works(line, pytestconfig):
 def parsers_of():
     """{option: parsers that know it} of all programs, and of torchrun."""
     files = [Path(p) for p in ("train.py", "eval.py", "conformance/__main__.py")]
-    files += [path for path in Path().glob("ex*/*.py") if "\ndef main(" in path.read_text()]
+    scripts = [*Path().glob("ex*/*.py"), *Path().glob("notebooks/exercises/*.py")]
+    files += [path for path in scripts if "\ndef main(" in path.read_text()]
     parsers, known = [parser_of(str(path)) for path in files], {}
     for parser in [*filter(None, parsers), get_args_parser()]:
         for option in parser._option_string_actions:
@@ -421,7 +422,7 @@ WRONG = {  # command: a part of what is said about it
     "python -c 'import grpo; grpo.nothing'": "no attribute 'nothing'",
     "pip install -r nothing.txt": "nothing.txt does not exist",
     "pytest tests/test_nothing.py": "tests/test_nothing.py does not exist",
-    "pytest --solution exercises/mine": "pytest does not know ['--solution']",
+    "pytest --solution notebooks/exercises/mine": "pytest does not know ['--solution']",
     "bash examples/nothing.sh": "examples/nothing.sh does not exist",
     "at a failure": "at is no command",
 }

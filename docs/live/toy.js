@@ -1,5 +1,5 @@
 "use strict";
-// The toy's task, as in engine/tasks/toy.py: mental arithmetic over five digits, and what an answer
+// The toy's task, as in tasks/toy.py: mental arithmetic over five digits, and what an answer
 // is worth, as in rewards.py. A completion is the text of its tokens without EOS.
 
 const TAGS = ["<think>", "</think>", "<answer>", "</answer>"];

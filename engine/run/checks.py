@@ -8,11 +8,11 @@ import torch
 from algorithms import ALGORITHMS, KEEP, OVER_KEPT, rule_name
 from engine.base.errors import UserError
 from engine.base.files import own_function
+from engine.data.questions import check_dataset
 from engine.model.folders import resolve_model
 from engine.model.networks import SAMPLERS
 from engine.model.vllm import INSTALL
 from engine.scoring.score import load_rewards
-from engine.tasks.questions import check_dataset
 
 ADAPTER = "adapter_config.json"
 # values of --log, and names of the packages that they need

@@ -26,7 +26,7 @@ from engine.run.options import (
     UpdateOptions,
 )
 from engine.run.own_rule import own_rule
-from engine.tasks.table import task_of
+from tasks.table import task_of
 
 
 @dataclass

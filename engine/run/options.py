@@ -7,7 +7,7 @@ from engine.model.contract import Sampling
 from engine.model.networks import SAMPLERS
 from engine.run import checks
 from engine.run.command_line import LARGEST, option
-from engine.tasks.table import TASKS
+from tasks.table import TASKS
 
 
 @dataclass

@@ -9,10 +9,10 @@ from algorithms import ALGORITHMS
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.base.progress import duration
+from engine.data.questions import read_rows
 from engine.run.duration import SHARES, gpus_of, length_of_run, step_seconds
 from engine.run.plan import GB, USABLE, plan
-from engine.tasks.questions import read_rows
-from engine.tasks.table import task_of
+from tasks.table import task_of
 
 TOKENS = 1024  # of the micro-batches that are proposed
 SEVERAL = 8  # devices of a machine, if torchrun has started one process

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.data.questions import fingerprint, take
 from engine.run import checkpoint
 from engine.run.duration import length_of_run
-from engine.tasks.questions import fingerprint, take
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
 

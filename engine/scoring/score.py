@@ -19,7 +19,7 @@ from engine.base.errors import UserError, one_line
 from engine.base.files import own_function
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy, code_runs
-from engine.tasks.table import task_of
+from tasks.table import task_of
 
 REWARDS = {
     function.__name__: function

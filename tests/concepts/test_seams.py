@@ -1,4 +1,5 @@
-"""exercises/seams.py: the shift by one token, positions and masks, and the step made of them."""
+"""notebooks/exercises/seams.py: the shift by one token, positions and masks, and the step made of
+them."""
 
 from copy import deepcopy
 
@@ -7,9 +8,15 @@ import torch
 
 import nano
 import rewards
-from engine.tasks.table import TASKS
-from exercises import loops
-from exercises.seams import completion_logits, completion_mask, logprobs, positions, train_step
+from notebooks.exercises import loops
+from notebooks.exercises.seams import (
+    completion_logits,
+    completion_mask,
+    logprobs,
+    positions,
+    train_step,
+)
+from tasks.table import TASKS
 from tests.training import weights_of
 
 EOS = 1
@@ -75,7 +82,7 @@ def test_a_step_in_micro_batches_is_the_step_of_nano(loaded):
 
     if not near(right):
         known = [n for n in loops.BUGS if near(steps(loops.module(n).train_step, loaded, 2)[0])]
-        pytest.fail(f"two steps move the weights as loop {known[0]} of exercises/loops.py does"
+        pytest.fail(f"two steps move the weights as loop {known[0]} of loops.py does"
                     if known else "two steps move the weights otherwise than nano.step")
     assert moved > 0.01 and {"accuracy", "length", "ended", "logp", "−A", "loss", "ratio"} == {*got}
 
@@ -110,7 +117,7 @@ def test_each_mistake_can_be_seen(loop, loaded):
     assert told[loop]
 
 
-# what exercises/solutions.md says about the table: of the first step, and of the last ones
+# what solutions.md says about the table: of the first step, and of the last ones
 SYMPTOMS = {
     0: lambda a, z: a["loss"] == a["−A"] and z["ratio"] == 1 and z["accuracy"] > 0.8,
     1: lambda a, z: a["logp"] < -10 and z["accuracy"] < 0.01 and z["ended"] < 0.7,

@@ -14,7 +14,7 @@ from engine.base.errors import UserError, one_line
 from engine.run.command_line import flat, given
 from engine.run.config import Config, check, notes_on_options
 from engine.run.interrupt import in_one_sentence
-from engine.tasks.table import TASKS
+from tasks.table import TASKS
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "examples/my_rule.py"

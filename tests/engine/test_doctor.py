@@ -14,10 +14,10 @@ from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
 from engine.run import curves, doctor
 from engine.run.metrics import group_gap
-from engine.tasks import toy
-from engine.tasks.table import TASKS
 from experiments import toy_model
 from experiments.doctor import main, nothing_found
+from tasks import toy
+from tasks.table import TASKS
 from tests.training import CPU, a_rollout
 
 REWARDS = '''

@@ -14,6 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import train
 from algorithms import resolve
 from engine.base.errors import UserError
+from engine.data import questions as questions_module
 from engine.model import loading
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
@@ -21,7 +22,6 @@ from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler
 from engine.run.config import check
-from engine.tasks import questions as questions_module
 from experiments import toy_model
 from experiments.memory import growth, return_what_is_freed
 from tests.examples import named

@@ -19,10 +19,10 @@ from engine.run import plan as planning
 from engine.run.config import check
 from engine.run.plan import GB, USABLE, device_of, plan, token_memory
 from engine.run.shapes import skeleton, widths
-from engine.tasks import toy
 from experiments import toy_model
 from experiments.memory import growth, return_what_is_freed
 from experiments.plan import DEEP, longest_steps
+from tasks import toy
 from tests.training import networks_around
 
 pytestmark = pytest.mark.slow

@@ -5,11 +5,11 @@ import torch
 
 import eval as evaluation
 import train
+from engine.data.questions import load_questions
 from engine.model import loading, precision, sampling
 from engine.model.loading import load_model
 from engine.model.networks import load_policy
 from engine.model.precision import choose_dtype
-from engine.tasks.questions import load_questions
 from tests.training import CPU, networks_around, stepper, weights_of
 
 F32, BF16 = torch.float32, torch.bfloat16

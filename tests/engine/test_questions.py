@@ -1,4 +1,4 @@
-"""engine/tasks/questions.py: files and their mistakes, prompts that are never cut, the order of the
+"""engine/data/questions.py: files and their mistakes, prompts that are never cut, the order of the
 questions, rewards that misbehave."""
 
 import json
@@ -11,11 +11,11 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from engine.base.errors import UserError
-from engine.tasks import toy
-from engine.tasks.questions import check_dataset, fingerprint, load_questions, read_jsonl, take
-from engine.tasks.table import SYSTEM_PROMPT
+from engine.data.questions import check_dataset, fingerprint, load_questions, read_jsonl, take
 from experiments import toy_model
 from rewards import format_reward
+from tasks import toy
+from tasks.table import SYSTEM_PROMPT
 
 ONE = {"question": "1+1=?", "answer": "2"}
 

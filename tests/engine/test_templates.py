@@ -9,13 +9,13 @@ import torch
 import eval as evaluation
 import train
 from engine.base import files
+from engine.data.questions import fingerprint, load_questions, opened_thought, reward_columns
 from engine.model.contract import Completions
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
-from engine.tasks.questions import fingerprint, load_questions, opened_thought, reward_columns
-from engine.tasks.table import SYSTEM_PROMPT
 from experiments.toy_model import make_tokenizer
+from tasks.table import SYSTEM_PROMPT
 
 pytestmark = pytest.mark.slow
 

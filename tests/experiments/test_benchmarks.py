@@ -12,11 +12,11 @@ import torch
 from cppo import batch_rows, prune, prune_pooled
 from engine.base.errors import UserError
 from engine.model import logprobs
-from engine.tasks import toy
 from experiments import bench, generation, gradients, memory, rules, vs_trl
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
 from grpo import group_advantages, sequence_mean_weights
+from tasks import toy
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.tasks import toy
 from experiments import toy_model
+from tasks import toy
 from tests.training import loss_on
 
 

@@ -1,11 +1,11 @@
-"""Five broken loops: exercises/seams.py five times, each with one mistake. Find it.
+"""Five broken loops: seams.py five times, each with one mistake. Find it.
 
-    python exercises/loops.py                # writes exercises/mine/loop_1.py to loop_5.py
-    python exercises/loops.py --measure 40   # trains each on the toy, writes exercises/loops.json
-    python exercises/loops.py --show         # the table: the first step, and the mean of the last 8
+    python notebooks/exercises/loops.py                # writes mine/loop_1.py to mine/loop_5.py
+    python notebooks/exercises/loops.py --measure 40   # trains each on the toy, writes loops.json
+    python notebooks/exercises/loops.py --show         # the table: first step, mean of the last 8
 
 Read a loop, 41 lines without its docstrings, and say which number in its table cannot be right. The
-metrics are those of `train_step` in seams.py. The mistakes stand in exercises/solutions.md.
+metrics are those of `train_step` in seams.py. The mistakes stand in solutions.md.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from types import ModuleType
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 import nano
 import rewards
-from engine.tasks import toy
-from engine.tasks.table import TASKS
+from tasks import toy
+from tasks.table import TASKS
 
 HERE = Path(__file__).parent
 RIGHT = (HERE / "seams.py").read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
-"""engine/tasks/toy.py: the questions are right and held apart. The shipped base models are
-those that experiments/toy_model.py makes."""
+"""tasks/toy.py: the questions are right and held apart. The shipped base models are those that
+experiments/toy_model.py makes."""
 
 import re
 
@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.tasks import toy
-from engine.tasks.table import base_model
 from experiments import toy_model
+from tasks import toy
+from tasks.table import base_model
 from tests.training import loss_on
 
 SPLITS = ["train", "test", "warm_start"]

@@ -1,4 +1,4 @@
-"""engine/tasks/table.py: every data set has a whole row, and a run on it gets what the row says."""
+"""tasks/table.py: every data set has a whole row, and a run on it gets what the row says."""
 
 import sys
 from dataclasses import replace
@@ -11,11 +11,11 @@ import pytest
 import eval as evaluation
 import train as training
 from engine.base.errors import UserError
+from engine.data.questions import load_questions
 from engine.run.config import open_run
 from engine.scoring.score import REWARDS
-from engine.tasks.questions import load_questions
-from engine.tasks.table import TASKS, Hub, Task, task_of
 from experiments.toy_model import make_tokenizer
+from tasks.table import TASKS, Hub, Task, task_of
 
 ON_THE_HUB = [name for name, task in TASKS.items() if isinstance(task.source, Hub)]
 IN_WORDS = [name for name, task in TASKS.items() if not task.base]

@@ -1,9 +1,9 @@
 """Makes the exercises: the files of the paper and of the family, and the seams of the loop, without
 the bodies of their functions.
 
-    python exercises/make.py                                          # writes exercises/mine/
-    pytest tests/concepts/test_cppo.py -x --solutions exercises/mine  # tests your cppo.py
-    pytest tests/concepts --solutions exercises/mine                  # tests all your files
+    python notebooks/exercises/make.py                                          # writes mine/
+    pytest tests/concepts/test_cppo.py -x --solutions notebooks/exercises/mine  # tests your cppo.py
+    pytest tests/concepts --solutions notebooks/exercises/mine                  # tests all of them
 
 The signature, the docstring and the checks of the arguments stay. Your code takes the place of
 `raise NotImplementedError(...)`. Your file takes the place of the project's file only in the tests
@@ -19,11 +19,11 @@ import re
 from itertools import takewhile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-MINE = ROOT / "exercises" / "mine"
+ROOT = Path(__file__).resolve().parents[2]
+MINE = ROOT / "notebooks/exercises/mine"
 TESTS = ROOT / "tests" / "concepts"
 FAMILY = sorted(path.relative_to(ROOT) for path in ROOT.glob("family/[!_]*.py"))
-SEAMS = Path("exercises/seams.py")
+SEAMS = Path("notebooks/exercises/seams.py")
 FILES = [Path("grpo.py"), Path("cppo.py"), Path("allocate.py"), *FAMILY, SEAMS]
 
 
@@ -81,7 +81,8 @@ def make(folder):
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Writes the exercises: functions to fill in.")
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=MINE, help="where to; none: exercises/mine"
+        "folder", nargs="?", type=Path, default=MINE,
+        help="where to; none: notebooks/exercises/mine",
     )
     folder = parser.parse_args(argv).folder
     made, kept = make(folder)

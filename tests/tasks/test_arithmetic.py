@@ -7,10 +7,10 @@ from itertools import islice
 
 import pytest
 
-from engine.tasks import arithmetic
-from engine.tasks.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
-from engine.tasks.questions import load_questions
+from engine.data.questions import load_questions
 from rewards import number_accuracy
+from tasks import arithmetic
+from tasks.arithmetic import EXAMPLES, NAMES, ONE_STEP, THINGS, TWO_STEPS, questions
 
 FIRST = {"question": "Mei has 3 cards, gets 5 more and loses 7. How many cards now?", "answer": "1"}
 TRAIN, TEST = (list(islice(questions(split), 3000)) for split in ("train", "test"))

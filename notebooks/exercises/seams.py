@@ -1,6 +1,6 @@
 """The seams of a training loop: where the pure functions meet a model, and most mistakes are made.
 
-    pytest tests/concepts/test_seams.py -x --solutions exercises/mine      # tests yours
+    pytest tests/concepts/test_seams.py -x --solutions notebooks/exercises/mine      # tests yours
 
 Prompts are padded on the left and completions on the right. So all completions begin at the same
 column, and they are the last T tokens of a row:

@@ -8,7 +8,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from engine.tasks import arithmetic, toy
+from tasks import arithmetic, toy
 
 # DeepSeek-R1's format (2501.12948, table 1), in our words
 SYSTEM_PROMPT = (

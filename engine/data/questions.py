@@ -15,7 +15,7 @@ from pathlib import Path
 
 from engine.base.errors import UserError, one_line
 from engine.model.folders import ask_hub, prompt_room
-from engine.tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
+from tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
 
 
 def load_questions(name, tokenizer, *, split="train", limit=None, **prompts):

@@ -1,0 +1,130 @@
+"""Scores of an evaluation, from the verdicts on its completions: pass@k, maj@k, intervals, and
+whether two models differ.
+
+A record is a dict: `index`, the number of its question; `completion`, a text; `correct`, True or
+False; and, if this program has sampled it, `tokens` and `truncated`.
+
+Python and numpy, no torch: copy what you need.
+"""
+
+from collections import Counter
+from itertools import groupby
+from math import comb
+from operator import itemgetter
+
+import numpy as np
+
+
+def pass_at_k(n, right, k):
+    """Probability that at least one of k completions is right, of n of which `right` are right.
+
+    1 − C(n − right, k) / C(n, k), the unbiased estimator. (2107.03374, eq. 1)
+    """
+    return 1 - comb(n - right, k) / comb(n, k)
+
+
+def majority_is_right(records, answer_of):
+    """maj@k of one question: is the most frequent answer right?
+
+    answer_of: completion → its answer, or None; equal answers are one answer. If two answers are as
+    frequent, the first counts. A completion without an answer does not vote.
+    """
+    verdicts = {}  # {answer: whether it is right}
+    votes = Counter()
+    for record in records:
+        answer = answer_of(record["completion"])
+        if answer is not None:
+            votes[answer] += 1
+            verdicts.setdefault(answer, record["correct"])
+    if not votes:
+        return False
+    [(most_frequent, _)] = votes.most_common(1)
+    return verdicts[most_frequent]
+
+
+def interval(values, least=0.0, draws=2000):
+    """95% confidence interval of the mean over questions: (low, high). Values lie in [least, 1].
+
+    A share, of values 0 and 1, gets Wilson's interval, an average over samples a bootstrap. If all
+    n values are equal, a bootstrap would call their mean certain. But of all questions a part of
+    z² / (n + z²) may have another value (Wilson, 0 of n), from `least` to 1.
+    """
+    values = np.asarray(values, dtype=float)
+    n = len(values)
+    mean = values.mean().item()
+    z = 1.96
+    unlike = z**2 / (n + z**2)
+    if values.min() == values.max():
+        return mean - unlike * (mean - least), mean + unlike * (1 - mean)
+    if least == 0 and np.isin(values, (0, 1)).all():
+        # all p with |p − mean| ≤ z √(p (1 − p) / n)
+        center = mean + unlike * (0.5 - mean)
+        variance = mean * (1 - mean) / n + z**2 / (4 * n**2)
+        half = z * variance**0.5 / (1 + z**2 / n)
+        return center - half, center + half
+    rng = np.random.default_rng(0)
+    chosen = rng.integers(n, size=(draws, n))
+    means = values[chosen].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975]).tolist()
+    return low, high
+
+
+def paired(first, second, draws=10_000):
+    """Are two lists of scores of the same questions different?
+
+    Returns (difference of the means, its 95% interval, p). p is two-sided, by the sign-flip
+    permutation test: if the models were equal, each difference could as well be its negative.
+    """
+    first = np.asarray(first, dtype=float)
+    second = np.asarray(second, dtype=float)
+    differences = second - first
+    rng = np.random.default_rng(0)
+    signs = rng.choice([-1.0, 1.0], size=(draws, len(differences)))
+    sums = np.abs(signs @ differences)
+    found = abs(differences.sum())
+    as_far = (sums >= found - 1e-9).sum().item()
+    p = (1 + as_far) / (1 + draws)
+    mean = differences.mean().item()
+    return mean, interval(differences, least=-1.0), p
+
+
+def summarize(records, answer_of):
+    """Means over records, one of each completion, with their intervals.
+
+    accuracy (avg@k); from two completions of a question on also pass@k and maj@k. k is the
+    smallest number of completions of a question. maj@k needs a completion with an answer.
+    answer_of: as for `majority_is_right`.
+    """
+    groups = group_by_question(records)
+    n = min(map(len, groups))
+    scores = {"accuracy": [mean_value(group, "correct") for group in groups]}
+    powers_of_two = {2**i for i in range(1, n.bit_length())}
+    for k in sorted(powers_of_two | {n} - {1}):
+        values = []
+        for group in groups:
+            right = sum(record["correct"] for record in group)
+            values.append(pass_at_k(len(group), right, k))
+        scores[f"pass@{k}"] = values
+    if n > 1 and any(answer_of(record["completion"]) is not None for record in records):
+        scores[f"maj@{n}"] = [majority_is_right(group[:n], answer_of) for group in groups]
+    summary, intervals = {}, {}
+    for name, values in scores.items():
+        summary[name] = sum(values) / len(values)
+        intervals[name] = interval(values)
+    summary["intervals"] = intervals
+    if "tokens" in records[0]:  # else another program has sampled
+        summary["length"] = mean_value(records, "tokens")
+        summary["truncated"] = mean_value(records, "truncated")
+    summary["questions"] = len(groups)
+    summary["samples"] = n
+    return summary
+
+
+def mean_value(records, key):
+    return sum(record[key] for record in records) / len(records)
+
+
+def group_by_question(records):
+    """A list for each question: its records, in the order of the questions."""
+    index = itemgetter("index")
+    return [list(group) for _, group in groupby(sorted(records, key=index), index)]
