@@ -136,7 +136,7 @@ def train(config, algorithm, device, rows, notes):
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
     limits = Limits(config.devices.micro_batch_tokens)
     logs.announce(config, algorithm, run, notes)
-    keep_options(folder, flat(config), state.step)
+    keep_options(folder, flat(config))
     if not config.run.resume:
         state.before = evaluate(label="evaluation before")
         if not checkpoint.save(folder, networks, state):

@@ -244,7 +244,7 @@ def by_seed(folders):
     """Lists of folders: the runs of each list differ only in the seed."""
     groups = {}
     for folder in map(Path, folders):
-        options = options_of(folder)[1] if (folder / "run.json").is_file() else {"run": str(folder)}
+        options = options_of(folder) if (folder / "run.json").is_file() else {"run": str(folder)}
         same = {
             name: value for name, value in options.items() if name not in ("seed", *NOT_COMPARED)
         }

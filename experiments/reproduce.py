@@ -338,7 +338,7 @@ def one_run(folder, options):
     is trained."""
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
     if (folder / "run.json").is_file():
-        if options_of(folder)[1] != flat(check(given(Options, words))[0]):
+        if options_of(folder) != flat(check(given(Options, words))[0]):
             raise UserError(
                 f"{folder} holds a run with other options: remove it, and it is made anew."
             )
@@ -355,7 +355,7 @@ def one_run(folder, options):
 
 def figures(folder):
     """Of a finished run."""
-    summary, config = json.loads((folder / "summary.json").read_text()), options_of(folder)[1]
+    summary, config = json.loads((folder / "summary.json").read_text()), options_of(folder)
     metrics = files.read(folder / "metrics.jsonl")
     points, phases, after = curve(metrics), summary["phases"], summary["after"]
     accuracies = [accuracy for *_, accuracy in points]
@@ -389,7 +389,7 @@ def kl_to_base(folder, base):
     )
     questions, _ = questions_module.load_questions("toy", tokenizer, split="test", limit=256)
     prompts = [question["prompt"] for question in questions]
-    longest = Sampling(options_of(folder)[1]["max_new_tokens"])
+    longest = Sampling(options_of(folder)["max_new_tokens"])
     drawn = Sampler(model, tokenizer).sample(prompts, 1, longest, seed=0)
     batch = Batch(prompts, drawn.tokens, drawn.mask, torch.zeros(len(prompts)))
     with torch.no_grad():

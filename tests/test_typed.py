@@ -29,7 +29,7 @@ from engine.base.files import own_function
 from engine.data.questions import check_dataset
 from engine.model.networks import SAMPLERS
 from engine.run.command_line import flat, given, parse
-from engine.run.config import Config, check, notes_on_options
+from engine.run.config import Config, check
 from engine.scoring.score import load_rewards
 
 ROOT = Path(__file__).parents[1]
@@ -185,14 +185,12 @@ def parser_of(program):
 
 
 def check_train(words):
-    """A run with these options would begin, and each of them has an effect."""
+    """A run with these options would begin."""
     chosen = given(Config, words)
     # there is no such run here, and vLLM need not be installed
     with patch("engine.model.vllm.find_spec"):
-        config = None if chosen.get("resume") else check(chosen)
-    if config:
-        useless = [note for note in notes_on_options(*config) if "no effect" in note]
-        assert not useless, useless[0]
+        if not chosen.get("resume"):
+            check(chosen)
 
 
 # options that name a row of a table of their program
@@ -401,7 +399,6 @@ WRONG = {  # command: a part of what is said about it
     "python train.py --keep examples/my_rule.py:nothing": "has no function 'nothing'",
     "python train.py --group_size 1.5": "invalid int value",
     "python train.py --dataset gsm8k": "the toy's model knows no letters",
-    "python train.py --mu 1 --minibatches 1 --clip_low 0.1": "--clip_low has no effect",
     "python train.py --recipe recipes/no.yaml": "recipes/no.yaml does not exist",
     "python train.py --dataset examples/no.jsonl": "examples/no.jsonl does not exist",
     "python train.py --keep 'a": "No closing quotation",

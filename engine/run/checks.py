@@ -110,29 +110,12 @@ def check_algorithm(o, algorithm):
                         "compared with: lower --pruning_rate.")
 
 
-# --- what is allowed, and has no effect ---
+# --- what is allowed, and worth a note ---
 
 
-def notes_on_options(o, unusual, algorithm):
-    """Sentences about options that have no effect, and about LoRA and vLLM. Arguments: as for
-    `check_options`."""
-    updates = algorithm.mu * algorithm.minibatches
-    without_effect = {}
-    if updates == 1:
-        sentence = ("in the only update of a step every ratio is 1; set --mu or --minibatches "
-                    "above 1")
-        without_effect |= dict.fromkeys(["clip_low", "clip_high", "target_kl"], sentence)
-    if algorithm.k == algorithm.group_size:
-        sentence = "no completion is pruned; see --pruning_rate"
-        without_effect |= dict.fromkeys(["keep", "allocation"], sentence)
-    if o.rollout != "vllm":
-        without_effect["vllm_share"] = "vLLM does not sample; see --rollout"
-    if o.model == "toy":
-        without_effect["system_prompt"] = "the toy's model reads only the question"
+def notes_on_options(o, unusual):
+    """Sentences about LoRA, the temperature and vLLM. Arguments: as for `check_options`."""
     notes = []
-    for name, reason in without_effect.items():
-        if name in unusual:
-            notes.append(f"--{name} has no effect: {reason}.")
     if o.lora and "lr" not in unusual:
         notes.append(f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters "
                      f"usually need about ten times as much: --lr {10 * o.lr:g}.")

@@ -71,20 +71,34 @@ def truth(word):
 
 
 def parser_of(config_class):
-    """The parser of the options. Each record of the config is a group of `--help`.
+    """The parser of the options. It returns only what was given.
 
-    It returns only what was given.
+    In `--help` the config's `most_used` options come first. Then each record is a group.
     """
     # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait
     # for `--help`
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
+        usage="%(prog)s [--OPTION VALUE ...]", formatter_class=help_layout, allow_abbrev=False,
+        exit_on_error=False, argument_default=argparse.SUPPRESS)
+    most_used = getattr(config_class, "most_used", ())
+    first = parser.add_argument_group("used most") if most_used else None
     for record in records(config_class()):
         group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
         for f in options_in(record):
-            names = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # hyphens, too
-            group.add_argument(*names, **argument_of(f))
+            place = first if f.name in most_used else group
+            place.add_argument(f"--{f.name}", **argument_of(f))
     return parser
+
+
+def help_layout(prog):
+    """How `--help` is laid out: 100 columns, an option and its words in one line if they fit."""
+    return argparse.HelpFormatter(prog, max_help_position=26, width=100)
+
+
+def with_underscores(word):
+    """--group-size=8 as --group_size=8: an option may be written with hyphens."""
+    name, equals, value = word.partition("=")
+    return name[:2] + name[2:].replace("-", "_") + equals + value if name[:2] == "--" else word
 
 
 def argument_of(f):
@@ -94,6 +108,8 @@ def argument_of(f):
     if f.default is not None:
         help += f" (default: {f.default})"
     argument = {"help": help, "choices": about["choices"]}
+    if not about["choices"]:
+        argument["metavar"] = "X"
     if isinstance(kind, UnionType):
         kind = get_args(kind)[0]
     if kind is bool:
@@ -127,7 +143,7 @@ def parse(config_class, argv):
 def read(parser, words, source=""):
     """{name: value} of words. source: where they come from, for a message."""
     try:
-        values, unknown = parser.parse_known_args(words)
+        values, unknown = parser.parse_known_args(map(with_underscores, words))
     except argparse.ArgumentError as error:
         raise UserError(f"{source}{error}. `--help` lists all options.") from None
     if unknown:

@@ -33,6 +33,8 @@ from tasks.table import task_of
 class Config:
     """All options of a run. A function gets the record that it needs."""
 
+    most_used = ("model", "dataset", "rewards", "algorithm", "pruning_rate", "output_dir")
+
     data: DataOptions = field(default_factory=DataOptions)
     row: RowOptions = field(default_factory=RowOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)  # `train_step` takes this
@@ -120,9 +122,9 @@ def check(chosen):
     return compose(Config, values), algorithm
 
 
-def notes_on_options(config, algorithm):
-    """Sentences about options without an effect."""
-    return checks.notes_on_options(config.options, unusual(flat(config)), algorithm)
+def notes_on_options(config):
+    """Sentences about options that surprise people."""
+    return checks.notes_on_options(config.options, unusual(flat(config)))
 
 
 # --- a new run, or one that goes on ---
@@ -130,7 +132,7 @@ def notes_on_options(config, algorithm):
 
 def open_run(argv):
     """(Config, Algorithm, notes) of a new run, or of a run to resume. notes: sentences about
-    options without an effect."""
+    options that surprise people."""
     chosen = given(Config, argv)
     if chosen.get("resume"):
         chosen = saved_options(chosen) | chosen
@@ -149,7 +151,7 @@ def open_run(argv):
                         "the number of your GPUs.")
     if run.output_dir and not run.resume and trains:
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
-    return config, algorithm, notes_on_options(config, algorithm)
+    return config, algorithm, notes_on_options(config)
 
 
 def saved_options(chosen):
@@ -161,7 +163,7 @@ def saved_options(chosen):
         raise UserError("--resume goes on with the run's own options: leave out --recipe.")
     if not Path(run_dir, "run.json").is_file():
         raise UserError(f"nothing to resume: {run_dir} holds no run. Start it without --resume.")
-    _, saved = folder.options_of(run_dir)
+    saved = folder.options_of(run_dir)
     other = saved.keys() ^ flat(Config()).keys()
     if other:
         raise UserError(

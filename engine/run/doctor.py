@@ -244,7 +244,7 @@ def diagnosis(run_dir):
     m, steps = metrics_of(rows), len(rows)
     samples = files.read(Path(run_dir, "samples.jsonl"))[-200:]
     below = ends_below(run_dir, m["accuracy"])
-    found = findings(m, options_of(run_dir)[1], samples, steps, below)
+    found = findings(m, options_of(run_dir), samples, steps, below)
     sentences = []
     for what, names, cure, *texts in islice(found, 3):
         sentences.append(f"{what} Seen in {steps} steps: {seen(m, names, *texts)}. Try: {cure}.")

@@ -1,7 +1,6 @@
 """The folder of a run: whose it is, and that one job alone writes it.
 
-    run.json    the options that the run was started with; under "resumed" those that a resume
-                changed, and after which step
+    run.json    the options of the run; a resume writes those with which it goes on
     run.lock    is locked while a job writes the folder, and names the first process of the job
 
 A folder holds a run only if it holds run.json.
@@ -41,12 +40,8 @@ def run_folder(output_dir, stem):
 
 
 def options_of(run_dir):
-    """(what the file of a run's options holds, the options that the run has now)."""
-    kept = json.loads(Path(run_dir, "run.json").read_text(encoding="utf-8"))
-    now = dict(kept)
-    for change in now.pop("resumed", []):
-        now |= change["options"]
-    return kept, now
+    """The options of the run, {name: value}."""
+    return json.loads(Path(run_dir, "run.json").read_text(encoding="utf-8"))
 
 
 def holds_run(output_dir, options, restarts):
@@ -59,7 +54,7 @@ def holds_run(output_dir, options, restarts):
                           "another --output_dir.") for path in (*begun, *of_a_model))
     if not begun:
         return False  # a new run, or one that ended before its first checkpoint and starts anew
-    _, now = options_of(run_dir)
+    now = options_of(run_dir)
     refuse([
         (not restarts, f"{run_dir} already holds a run: add --resume to go on with it, or name "
                        "another --output_dir."),
@@ -70,17 +65,11 @@ def holds_run(output_dir, options, restarts):
     return True
 
 
-def keep_options(run_dir, options, step):
-    """Write run.json, on the first rank. A resume, which goes on after `step`, only adds the
-    options that it changes."""
-    if ranks.rank() > 0:
-        return
-    kept = options
-    if options["resume"]:
-        kept, now = options_of(run_dir)
-        if changed := {name: options[name] for name in different(options, now)}:
-            kept.setdefault("resumed", []).append({"step": step, "options": changed})
-    files.write(Path(run_dir, "run.json"), files.as_json(kept, indent=2))
+def keep_options(run_dir, options):
+    """Write run.json, on the first rank. Whether the run was resumed is no option of the run."""
+    if ranks.rank() == 0:
+        own = options | {"resume": False}
+        files.write(Path(run_dir, "run.json"), files.as_json(own, indent=2))
 
 
 def different(options, others):

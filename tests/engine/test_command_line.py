@@ -9,6 +9,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from engine.base.errors import UserError
 from engine.run.command_line import compose, flat, given, option, parse, run_program, tell
+from engine.run.config import Config as RunConfig
 
 
 @dataclass
@@ -121,7 +122,25 @@ def test_help_lists_every_option_with_its_line(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse(Config, ["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "--lr LR learning rate, 100% yours (default: 0.001)" in text and "--seeds" in text
+    assert "--lr X learning rate, 100% yours (default: 0.001)" in text
+    for name in flat(Config()):
+        assert text.count(f"--{name} ") == 1
+
+
+def test_what_is_used_most_comes_first_and_each_option_once(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parse(RunConfig, ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert shown[:6] == [f"--{name}" for name in RunConfig.most_used]
+    assert sorted(shown) == sorted(f"--{name}" for name in flat(RunConfig()))
+    assert max(map(len, lines)) <= 100 and "usage: " in lines[0]
+
+
+def test_an_option_may_be_written_with_hyphens():
+    words = ["--group-size=8", "--micro-batch-tokens", "99", "--output_dir=a-b"]
+    assert given(RunConfig, words) == {
+        "group_size": 8, "micro_batch_tokens": 99, "output_dir": "a-b"}
 
 
 def raising(error):
