@@ -5,19 +5,20 @@ with one forward and one backward pass each. A Step is what is known of a step a
 
 The functions of an algorithm take the rollout: `advantages(rollout)` and
 `keep(rollout, advantages, k)`. So a rule may look at lengths, at log-probabilities or at several
-rewards.
+rewards. This file needs only torch, so a rule and its Rollout can be copied together.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from engine.base import ranks
-from engine.model import shards
-from engine.model.logprobs import extents
-from micro_batches import micro_batches, micro_batches_by_prompt
+
+def on_one_device(advantages, rewards):
+    """The advantages of the rewards (R, Q, G), if there is no other device."""
+    return advantages(rewards)
 
 
 @dataclass
@@ -46,6 +47,8 @@ class Rollout:
     factors: torch.Tensor | None = None  # NAT: (Q·G, T), 0 outside of the random prefixes
     failures: int = 0  # calls of a reward function that failed
     rollouts: int = 1  # how often the step has sampled
+    # (advantages, rewards of this device) → (Q, G): a function that knows the other devices
+    over_all_groups: Callable = on_one_device
 
     @property
     def total(self):
@@ -57,7 +60,7 @@ class Rollout:
 
     def over_all_devices(self, advantages):
         """`advantages` of the rewards (R, …, G) of all devices. Returns this device's (Q, G)."""
-        return ranks.over_all_groups(advantages, self.rewards)
+        return self.over_all_groups(advantages, self.rewards)
 
 
 def join(rollouts):
@@ -128,104 +131,14 @@ class Batch:
         indices = torch.as_tensor(indices, dtype=torch.long)
         on_device = indices.to(self.tokens.device, non_blocking=True)
         mask = self.mask[indices]
-        longest = max(extents(mask).tolist(), default=0)
+        columns = mask.any(0).nonzero().flatten()
+        longest = 1 + max(columns.tolist(), default=-1)
         chosen = {}
         for name, tensor in self.tensors.items():
             own = on_device if tensor.dim() == 1 else (on_device, slice(longest))
             chosen[name] = tensor[own]
         prompts = [self.prompts[i] for i in indices]
         return Batch(prompts, mask=mask[:, :longest], **chosen)
-
-
-def without_tokens(batch):
-    """A batch with the same fields, of one completion without tokens. It adds 0 to every sum."""
-    empty = {}
-    for name, tensor in batch.tensors.items():
-        shape = (1, 0)[: tensor.dim()]
-        empty[name] = tensor.new_zeros(shape)
-    mask = batch.mask.new_zeros((1, 0))
-    return Batch([[0]], mask=mask, **empty)
-
-
-def cut_into_micro_batches(batch, max_tokens, policy):
-    """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
-    computes at most `max_tokens` tokens, padding included. rows: on the device."""
-    lengths = extents(batch.mask).tolist()
-    if policy.shares_prompts:
-        cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens)
-    else:
-        whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
-        cut = micro_batches(whole, max_tokens)
-    device = batch.tokens.device
-    found = []
-    for rows in map(torch.tensor, cut):
-        found.append((rows.to(device, non_blocking=True), batch.rows(rows)))
-    count = max(1, len(found))
-    if shards.is_sharded(policy.model):
-        # devices gather weights together, so each needs as many micro-batches as the others
-        most = ranks.all_sum({}, device, maxima={"count": count})
-        count = int(most["count"])
-    no_row = torch.zeros(0, dtype=torch.int64, device=device)
-    while len(found) < count:
-        found.append((no_row, without_tokens(batch)))
-    return found
-
-
-def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
-    """The kept completions of all devices, cut into mini-batches. Returns this device's Batch of
-    each, with the weights of its tokens.
-
-    The cut follows the order of the step's questions. So a mini-batch does not depend on how the
-    questions were shared out. If every advantage of a mini-batch is 0, the mini-batch is left out,
-    unless a critic learns from it. If β > 0, leaving it out is our choice, because the KL term has
-    a gradient there (docs/metrics.md). If β is 0, the gradient is 0, but AdamW would still move the
-    weights, because AdamW remembers earlier gradients.
-    """
-    G = advantages.shape[1]
-    device = rollout.tokens.device
-    prompts = []
-    for question in rollout.questions:
-        prompts += [question["prompt"]] * G
-    everything = Batch(
-        prompts=prompts,
-        tokens=rollout.tokens,
-        mask=rollout.mask,
-        advantages=advantages.flatten().to(device, non_blocking=True),
-        scores=rollout.total.flatten().to(device, non_blocking=True),
-        sampled_logp=rollout.logp,
-        factors=rollout.factors,
-    )
-    # the numbers of the kept completions among those of all devices
-    numbers = rollout.question_numbers[rows // G] * G + rows % G
-    all_numbers = ranks.gather(numbers.tolist())
-    all_numbers = torch.tensor(sorted(all_numbers), dtype=torch.long)
-    batches = []
-    for some in all_numbers.tensor_split(algorithm.minibatches):
-        own = rows[torch.isin(numbers, some)]
-        batches.append(everything.rows(own))
-
-    counts = {}
-    for m, batch in enumerate(batches):  # tensors: they are read off the device together
-        counts[m, "completions"] = len(batch.prompts)
-        counts[m, "tokens"] = batch.mask.sum()
-        counts[m, "signals"] = (batch.advantages != 0).sum()
-    counts = ranks.all_sum(counts, device)
-    learned = []
-    for m, batch in enumerate(batches):
-        n = int(counts[m, "completions"])
-        tokens = int(counts[m, "tokens"])
-        if counts[m, "signals"] or (algorithm.critic and n):
-            mask = batch.mask.to(device, non_blocking=True)
-            batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
-            learned.append(batch if batch.factors is None else prefixes(batch))
-    return learned
-
-
-def prefixes(batch):
-    """NAT: the batch without the tokens after the random prefixes, so nobody computes them."""
-    cut = replace(
-        batch, mask=batch.factors.cpu() > 0, weights=batch.weights * batch.factors, factors=None)
-    return cut.rows(range(len(batch.prompts)))
 
 
 class Step(NamedTuple):

@@ -80,6 +80,7 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
         history=history,
         seed=rule_seed + ranks.rank(),
         failures=failures,
+        over_all_groups=ranks.over_all_groups,
     )
 
 

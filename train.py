@@ -47,10 +47,10 @@ from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.preview import show
 from engine.scoring.score import accuracy_reward, load_rewards
 from eval import examine
-from records import Step, cut_into_minibatches
+from records import Step
 from rollout import sample_and_score
 from tasks.table import base_model, task_of
-from update import NO_UPDATE, Limits, in_micro_batches, update
+from update import NO_UPDATE, Limits, cut_into_minibatches, in_micro_batches, update
 
 
 def train_step(

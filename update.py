@@ -7,16 +7,18 @@ shared out.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm
 
 from engine.base import progress, ranks
 from engine.model import shards
+from engine.model.logprobs import extents
 from family.ppo import value_loss
 from grpo import kl_k3
-from records import cut_into_micro_batches
+from micro_batches import micro_batches, micro_batches_by_prompt
+from records import Batch
 
 LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens is too small
 
@@ -120,9 +122,9 @@ def accumulate(networks, minibatch, algorithm, limits):
     zero = torch.zeros((), dtype=torch.float64, device=device)
     sums = dict.fromkeys([*MEANS, *LOSSES, "weight"], zero)
     maxima = dict.fromkeys(MAXIMA, zero)
-    micro_batches = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
-    for i, (rows, batch) in enumerate(micro_batches, 1):
-        progress.say("update", i, len(micro_batches), "micro-batches")
+    cut = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
+    for i, (rows, batch) in enumerate(cut, 1):
+        progress.say("update", i, len(cut), "micro-batches")
         mask = batch.mask.to(device, non_blocking=True)
         logp, entropy = networks.policy.logprobs(batch, with_entropy=True)
         if first:
@@ -178,3 +180,97 @@ def measure(batch, logp, entropy, weights, stats):
     if gap.numel():
         maxima["sampler_gap_max"] = gap.max()
     return sums, maxima
+
+
+# --- how a batch is cut ---
+
+
+def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
+    """The kept completions of all devices, cut into mini-batches. Returns this device's Batch of
+    each, with the weights of its tokens.
+
+    The cut follows the order of the step's questions. So a mini-batch does not depend on how the
+    questions were shared out. If every advantage of a mini-batch is 0, the mini-batch is left out,
+    unless a critic learns from it. If β > 0, leaving it out is our choice, because the KL term has
+    a gradient there (docs/metrics.md). If β is 0, the gradient is 0, but AdamW would still move the
+    weights, because AdamW remembers earlier gradients.
+    """
+    G = advantages.shape[1]
+    device = rollout.tokens.device
+    prompts = []
+    for question in rollout.questions:
+        prompts += [question["prompt"]] * G
+    everything = Batch(
+        prompts=prompts,
+        tokens=rollout.tokens,
+        mask=rollout.mask,
+        advantages=advantages.flatten().to(device, non_blocking=True),
+        scores=rollout.total.flatten().to(device, non_blocking=True),
+        sampled_logp=rollout.logp,
+        factors=rollout.factors,
+    )
+    # the numbers of the kept completions among those of all devices
+    numbers = rollout.question_numbers[rows // G] * G + rows % G
+    all_numbers = ranks.gather(numbers.tolist())
+    all_numbers = torch.tensor(sorted(all_numbers), dtype=torch.long)
+    batches = []
+    for some in all_numbers.tensor_split(algorithm.minibatches):
+        own = rows[torch.isin(numbers, some)]
+        batches.append(everything.rows(own))
+
+    counts = {}
+    for m, batch in enumerate(batches):  # tensors: they are read off the device together
+        counts[m, "completions"] = len(batch.prompts)
+        counts[m, "tokens"] = batch.mask.sum()
+        counts[m, "signals"] = (batch.advantages != 0).sum()
+    counts = ranks.all_sum(counts, device)
+    learned = []
+    for m, batch in enumerate(batches):
+        n = int(counts[m, "completions"])
+        tokens = int(counts[m, "tokens"])
+        if counts[m, "signals"] or (algorithm.critic and n):
+            mask = batch.mask.to(device, non_blocking=True)
+            batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
+            learned.append(batch if batch.factors is None else prefixes(batch))
+    return learned
+
+
+def prefixes(batch):
+    """NAT: the batch without the tokens after the random prefixes, so nobody computes them."""
+    cut = replace(
+        batch, mask=batch.factors.cpu() > 0, weights=batch.weights * batch.factors, factors=None)
+    return cut.rows(range(len(batch.prompts)))
+
+
+def cut_into_micro_batches(batch, max_tokens, policy):
+    """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
+    computes at most `max_tokens` tokens, padding included. rows: on the device."""
+    lengths = extents(batch.mask).tolist()
+    if policy.shares_prompts:
+        cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens)
+    else:
+        whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
+        cut = micro_batches(whole, max_tokens)
+    device = batch.tokens.device
+    found = []
+    for rows in map(torch.tensor, cut):
+        found.append((rows.to(device, non_blocking=True), batch.rows(rows)))
+    count = max(1, len(found))
+    if shards.is_sharded(policy.model):
+        # devices gather weights together, so each needs as many micro-batches as the others
+        most = ranks.all_sum({}, device, maxima={"count": count})
+        count = int(most["count"])
+    no_row = torch.zeros(0, dtype=torch.int64, device=device)
+    while len(found) < count:
+        found.append((no_row, without_tokens(batch)))
+    return found
+
+
+def without_tokens(batch):
+    """A batch with the same fields, of one completion without tokens. It adds 0 to every sum."""
+    empty = {}
+    for name, tensor in batch.tensors.items():
+        shape = (1, 0)[: tensor.dim()]
+        empty[name] = tensor.new_zeros(shape)
+    mask = batch.mask.new_zeros((1, 0))
+    return Batch([[0]], mask=mask, **empty)

@@ -34,9 +34,9 @@ from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from experiments.bench import ROOT, heading, in_turn, markdown_table, report
 from family.nat import prefix_factors
-from records import Batch, prefixes
+from records import Batch
 from tasks import toy
-from update import Limits, accumulate
+from update import Limits, accumulate, prefixes
 
 G = 16
 WAYS = {"all tokens": None, "prefixes of half or more": 0.5, "any prefixes": 0.0}

@@ -19,8 +19,9 @@ from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages
 from grpo import group_advantages
-from records import cut_into_micro_batches, cut_into_minibatches, join
+from records import join
 from tests.training import a_rollout
+from update import cut_into_micro_batches, cut_into_minibatches
 
 
 def seeded(*shape, seed=0):
@@ -140,11 +141,11 @@ def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised()
 
 
 @pytest.mark.parametrize("name", ["gdpo", "lite_ppo"])
-def test_gdpo_and_lite_ppo_normalise_over_the_groups_of_all_devices(name, monkeypatch):
+def test_gdpo_and_lite_ppo_normalise_over_the_groups_of_all_devices(name):
     whole = a_rollout([[1.0, 0.0], [5.0, 9.0]])
     first, algorithm = replace(whole, rewards=whole.rewards[:, :1]), resolve(name)
     expected, alone = algorithm.advantages(whole)[:1], algorithm.advantages(first)
-    monkeypatch.setattr(ranks, "over_all_groups", lambda function, own: function(whole.rewards)[:1])
+    first.over_all_groups = lambda function, own: function(whole.rewards)[:1]
     torch.testing.assert_close(algorithm.advantages(first), expected)
     assert not torch.allclose(expected, alone)
 

@@ -16,7 +16,7 @@ import eval as evaluation
 import train
 from algorithms import ALGORITHMS, resolve, table
 from cppo import prune
-from engine.base import files
+from engine.base import files, ranks
 from engine.base.errors import UserError
 from engine.data import questions as questions_module
 from engine.model import shards
@@ -259,6 +259,16 @@ def test_mini_batches_cover_the_kept_once_and_know_the_old_policy(step_inputs, m
 def few_digits(completions, **columns):
     """Above 0, as MaxRL needs it."""
     return [32.0 - sum(c.isdigit() for c in text) for text in completions]
+
+
+@pytest.mark.parametrize("algorithm", ["gdpo", "lite_ppo"])
+def test_a_step_compares_with_the_groups_of_all_devices(step_inputs, algorithm, monkeypatch):
+    own, calls = ranks.over_all_groups, []
+    monkeypatch.setattr(
+        ranks, "over_all_groups", lambda *given: calls.append(given) or own(*given))
+    run_step(step_inputs, [few_digits], algorithm, group_size=4)
+    [(_, rewards)] = calls
+    assert rewards.shape == (1, 4, 4)  # of this device
 
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))

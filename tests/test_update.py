@@ -11,15 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import records
+import update as update_module
 from algorithms import ALGORITHMS, resolve, token_mean
-from engine.model import loading
+from engine.base import ranks
+from engine.model import loading, shards
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, extents
 from engine.model.networks import Networks
 from family.nat import prefix_chances, random_prefixes
 from grpo import grpo_loss
-from records import Batch, cut_into_micro_batches, cut_into_minibatches
+from records import Batch
 from tests.training import (
     CPU,
     LONGEST,
@@ -31,7 +32,7 @@ from tests.training import (
     weights_of,
     with_reference,
 )
-from update import Limits, accumulate
+from update import Limits, accumulate, cut_into_micro_batches, cut_into_minibatches
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
 # one ratio per sequence
@@ -169,9 +170,15 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
         return weights_of(model), stats, len(cut_into_micro_batches(batch, 10**6, Policy(model)))
 
     *expected, count = results()
-    monkeypatch.setattr(records, "shards", SimpleNamespace(is_sharded=lambda model: True))
-    more = lambda sums, device, maxima: {"count": maxima["count"] + 1}
-    monkeypatch.setattr(records, "ranks", SimpleNamespace(all_sum=more))
+    sharded = {**vars(shards), "is_sharded": lambda model: True}
+    monkeypatch.setattr(update_module, "shards", SimpleNamespace(**sharded))
+    own = ranks.all_sum
+
+    def more(sums, device, maxima):
+        found = own(sums, device, maxima)
+        return found | {"count": found["count"] + 1} if "count" in found else found
+
+    monkeypatch.setattr(ranks, "all_sum", more)
     *found, filled = results()
     torch.testing.assert_close(found, expected)
     assert filled == count + 1

@@ -16,9 +16,9 @@ from algorithms import resolve
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
-from records import Batch, Rollout, cut_into_minibatches
+from records import Batch, Rollout
 from tests.examples import named
-from update import Limits, update
+from update import Limits, cut_into_minibatches, update
 
 CPU = torch.device("cpu")
 LONGEST = 48  # tokens of a completion of the toy

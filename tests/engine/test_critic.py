@@ -13,9 +13,9 @@ from engine.model.critic import Critic, estimate
 from engine.model.logprobs import Policy, completion_mask, completion_states
 from engine.model.networks import first_critic
 from family.ppo import gae, token_rewards, whiten
-from records import Batch, cut_into_micro_batches
+from records import Batch
 from tests.training import CPU, completions, logprobs, updated, with_reference
-from update import Limits
+from update import Limits, cut_into_micro_batches
 
 
 def randn(*shape, seed, dtype=torch.float32):

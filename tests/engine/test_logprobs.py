@@ -21,7 +21,8 @@ from engine.model import logprobs
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, completion_logprobs, completion_mask
 from engine.model.prompts import shares_prompts
-from records import Batch, cut_into_micro_batches
+from records import Batch
+from update import cut_into_micro_batches
 
 SIZES = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -235,7 +235,7 @@ def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
         rows = range(1, len(prompts))
         return [[0], *([*some] for some in torch.tensor(rows).split(max(1, tokens // 50)))]
 
-    monkeypatch.setattr("records.micro_batches_by_prompt", cut)
+    monkeypatch.setattr("update.micro_batches_by_prompt", cut)
     weights, limits = [], Limits(micro_batch_tokens=500)
     for limited in (False, True):
         if limited:
