@@ -48,7 +48,7 @@ from conformance.theirs import Broken, Theirs  # noqa: E402
 
 IMPORT_LIMIT = 600  # seconds: some packages take long to import
 LIMIT = 60  # seconds, for one function; the slowest of ours takes 1
-SIGNS = {"choice": "≈", "edge": "△", "mistake": "✗", "broken": "–"}
+SIGNS = {"choice": "≈", "edge": "△", "mistake": "✗", "broken": "–", "unknown": "◐"}
 CODES = {"✗": 1, "△": 1, "–": 2, "◐": 3}
 LEGEND = ("✓ holds   ≈ differs by choice   ◐ holds as far as it was checked   "
           "△ wrong at an edge only   ✗ wrong   – not checked")
@@ -94,6 +94,9 @@ def verdict(name, function):
     if not theirs.answered:
         why = theirs.broken[0] if theirs.broken else theirs.why_left_out()
         return found_to_be("–", f"nothing could be checked: {why}", lines=[])
+    if found and found.kind == "unknown" and failed:
+        return found_to_be("✗", f"a test does not hold; {found.sentence}",
+                           lines=[found.evidence] + failed[:3])
     if found:
         lines = [found.evidence] + (failed[:3] if found.kind == "mistake" else [])
         return found_to_be(SIGNS[found.kind], found.sentence, lines=lines)

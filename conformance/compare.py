@@ -14,7 +14,7 @@ import cppo
 import family
 import grpo
 from conformance.mistakes import FITTED, VERSIONS
-from conformance.probes import EQUAL, PROBES, SPREADS
+from conformance.probes import EDGES, EQUAL, PROBES, SPREADS
 from conformance.theirs import IN_PLACE, Broken, LeftOut
 
 FILES = [module.name for module in pkgutil.iter_modules(family.__path__)]
@@ -29,11 +29,12 @@ OURS = {
     and name != "surrogate_loss"  # what the losses have in common, and no test speaks about it
 }
 MODULES = {name: value.__module__ for name, value in OURS.items()} | {"cppo_loss": "cppo"}
-# kind: mistake, choice, edge; or broken, if it answers no probe
+# kind: mistake, choice, edge, unknown; or broken, if it answers no probe
 Found = namedtuple("Found", "kind sentence evidence", defaults=[""])
 # besides the losses, functions through which a gradient flows
 LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",
          "truncated_importance_weights")
+UNKNOWN = "the kit knows no mistake and no choice that gives these numbers"
 VISIBLE = 0.01  # equal rewards carry no signal: an advantage above this is one
 KEPT = ("prune", "prune_pooled", "retain")  # they choose completions by a score
 TIES = "another order, and another choice among equal ones"
@@ -101,9 +102,10 @@ def diagnose(name, theirs, tried=None):
     found, version = None, OURS[name]
     if differ:
         found, version = explained(name, theirs, tried, evidence_of(name, differ))
-    if found and found.kind in ("mistake", "broken"):
+    if found and found.kind in ("mistake", "broken", "unknown"):
         return found
-    edges = [edge for edge in (equal_rewards(name, theirs), leak(name, theirs, version)) if edge]
+    edges = [equal_rewards(name, theirs), rare(name, theirs, version), leak(name, theirs, version)]
+    edges = [edge for edge in edges if edge]
     if not edges:
         return found
     parts = [found] * bool(found) + edges
@@ -122,7 +124,7 @@ def explained(name, theirs, tried, evidence):
     if name in KEPT and all(same_scores(*row) for row in tried):
         return Found("choice", TIES, evidence), None
     if not breaks:
-        return Found("mistake", "no known mistake gives these numbers", evidence), None
+        return Found("unknown", UNKNOWN, evidence), None
     # a change in place of an argument with a gradient is an error of torch's, and not the reason
     plain = [answers(theirs, p, with_gradient=False) for p, *_ in tried]
     breaks = [x for x in plain if type(x) is str] or breaks
@@ -192,6 +194,15 @@ def equal_rewards(name, theirs):
         if signal > VISIBLE:
             return Found("edge", "equal rewards get a signal: the rounding error of their mean is "
                          "divided by a std close to 0", evidence)
+
+
+def rare(name, theirs, version):
+    """Found, if theirs answers a rare input in another way than ours, or than that version."""
+    for probe, words in EDGES.get(name, ()):
+        got, right = (answers(function, probe, with_gradient=name.endswith("_loss"))
+                      for function in (theirs, version))
+        if type(got) is list and not same(got, right, probe.atol):
+            return Found("edge", words, shown(OURS[name], probe, got, right, "gradient "))
 
 
 def leak(name, theirs, version):

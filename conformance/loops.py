@@ -19,7 +19,7 @@ choices make of it.
 """
 
 import itertools
-from collections import Counter
+from collections import Counter, namedtuple
 
 import torch
 
@@ -35,7 +35,7 @@ RIGHT = {FIRST: [1, 0, 0, 0], SECOND: [1, 1, 1, 0], THIRD: [0, 0, 1, 1]}
 G, LONGEST, TEMPERATURE = 4, 6, 0.8
 # With this rate a second update sees ratios other than 1, but none that a clip range of 0.2
 # reaches. No gradient has a norm above 1, so a limit of 1 changes nothing.
-RATE = 0.5
+RATE, CLIP = 0.5, 0.2
 
 # What a step may do otherwise. The numbers in brackets are those of docs/conformance.md.
 ROWS = "rows of a group are not one question"
@@ -53,24 +53,49 @@ MISTAKES = {
     "weights": {"padded": "divided by the padded length, not by |o| [3]"},
 }
 CHOICES = {
-    "std": {"population": "the population std", "none": "no division by the std, as in Dr. GRPO"},
-    "weights": {"tokens": "a mean over all tokens, as in DAPO",
-                "constant": "a sum over tokens, divided by a constant, as in Dr. GRPO"},
+    "std": {"population": "the population std", "none": "no division by the std, as in Dr. GRPO",
+            "others": "each compared with the mean of the others (RLOO)",
+            "all": "the std of the whole batch, as in Lite PPO",
+            "mean": "divided by the mean of the group, as in MaxRL"},
+    "weights": {"constant": "a sum over tokens, divided by a constant, as in Dr. GRPO",
+                "tokens": "a mean over all tokens, as in DAPO"},
+    "kl": {"k2": "k2, or k3 × π/sg(π), in place of k3", "k3 × ratio": "k3 × ratio in place of k3"},
 }
 SAYS = {value: words for known in (MISTAKES, CHOICES) for row in known.values()
         for value, words in row.items()}
+# Which completions are kept: those with the largest score of (A, r, number, |o|).
+LARGEST = lambda a, r, i, n: abs(a)
+KEPT = {
+    "": LARGEST,
+    "the shortest completions are kept, as in GFPO": lambda a, r, i, n: -n,
+    "the completions with the most reward per token are kept, as in GFPO":
+        lambda a, r, i, n: r / n,
+}
+KEPT_MISTAKES = {
+    "the first completions are kept, whatever A is: are the last rows dropped?":
+        lambda a, r, i, n: -i,
+    "the smallest |A| are kept": lambda a, r, i, n: -abs(a),
+    "the largest A are kept, not the largest |A|: wrong answers are never trained on":
+        lambda a, r, i, n: a,
+}
+POOLED = "the largest |A| of all questions together are kept, as in CPPO's first code"
+RANDOM = "the kept completions change from run to run: a random choice"
 PROMPT = "the tokens of the prompt are trained on"
 BEHIND = "padding is trained on: the logits behind the END or behind padding moved [3]"
 MOMENTUM = ("an update without a signal: if all rewards are equal, the optimizer's momentum, or "
             "the KL, moves the weights")
+UNKNOWN = "the kit knows no choice and no mistake that gives these weights"
 # why a mistake cannot be seen
 UNSEEN = {
     "scored": "it samples at temperature 1",
     "cut": "its micro-batches show no difference",
     "compared": "it prunes nothing",
+    "kept": "it prunes nothing",
     "old": "it makes one update",
     "padding": "it computes no padding",
 }
+# parts: micro-batches, lists of rows. before, after: θ
+Update = namedtuple("Update", "parts before after")
 
 
 def first_table():
@@ -81,7 +106,8 @@ def first_table():
 
 
 class Policy(torch.nn.Module):
-    """The table θ. seen: the tokens of each forward pass with a gradient, and None for an update.
+    """The table θ. seen: the tokens of each forward pass with a gradient. updates: what was
+    computed for each update, and what it changed.
 
     A step with an output head of its own computes `head` of `states` itself.
     """
@@ -91,8 +117,8 @@ class Policy(torch.nn.Module):
         self.head = torch.nn.Linear(8, 8, bias=False)  # its columns are the rows of θ
         self.head.weight.data = first_table().T.float()
         self.optimizer = torch.optim.SGD(self.parameters(), lr=RATE, momentum=momentum)
-        self.optimizer.register_step_post_hook(lambda *_: self.seen.append(None))
-        self.seen = []
+        self.optimizer.register_step_post_hook(self.updated)
+        self.seen, self.updates, self.parts, self.before = [], [], [], self.table()
 
     def forward(self, tokens):
         return self.head(self.states(tokens))
@@ -100,11 +126,21 @@ class Policy(torch.nn.Module):
     def states(self, tokens):
         """The tokens as one-hot vectors: (N, L, 8)."""
         if torch.is_grad_enabled():
-            self.seen.append(tokens.tolist())
+            self.seen += tokens.tolist()
+            self.parts.append(sum(map(rows_of, tokens.tolist()), []))
         return torch.nn.functional.one_hot(tokens, 8).to(self.head.weight.dtype)
+
+    def updated(self, *_):
+        after = self.table()
+        self.updates += [Update(self.parts, self.before, after)] * bool(self.parts)
+        self.parts, self.before = [], after
 
     def table(self):
         return self.head.weight.detach().T.double()
+
+    def kept(self):
+        """The rows that were trained on: (question, number)."""
+        return {row for update in self.updates for part in update.parts for row in part}
 
 
 class Sampler:
@@ -141,12 +177,28 @@ def question_of(tokens):
     return next(int(token) for token in tokens if int(token) in COMPLETIONS)
 
 
-class Reward:
-    """1.0 or 0.0, and always 0.0 without signal. strange: whether it was asked about a completion
-    with another question than the one that it answers."""
+def rows_of(tokens):
+    """[(question, number)] of a row of tokens: one, or more if rows are packed into one. The END
+    may be missing, because nothing follows it."""
+    found, places = [], [i for i, token in enumerate(tokens) if token in COMPLETIONS]
+    for place in places:
+        words = itertools.takewhile(lambda token: token in (A, B), tokens[place + 1:])
+        text, texts = [*words, END], COMPLETIONS[tokens[place]]
+        if text not in texts:
+            raise ValueError(f"the policy computed a row that nobody sampled: {tokens}")
+        found.append((tokens[place], texts.index(text)))
+    if not found:
+        raise ValueError(f"the policy computed a row without a question: {tokens}")
+    return found
 
-    def __init__(self, signal=True):
-        self.signal, self.strange = signal, False
+
+class Reward:
+    """1.0 or 0.0, and always 0.0 without signal. shift: by how many places the rewards of a
+    question are turned. strange: whether it was asked about a completion with another question than
+    the one that it answers."""
+
+    def __init__(self, signal=True, shift=0):
+        self.signal, self.shift, self.strange = signal, shift, False
 
     def __call__(self, prompt, completion):
         question = question_of(prompt)
@@ -155,7 +207,7 @@ class Reward:
             self.strange = True
             return 0.0
         number = COMPLETIONS[question].index([*text, END])
-        return float(self.signal and RIGHT[question][number])
+        return float(self.signal and RIGHT[question][number - self.shift])
 
 
 # --- the closed form. reading: {what is done otherwise: how}; {} is the paper's step ---
@@ -164,17 +216,25 @@ class Reward:
 def advantages(reading, asked, kept):
     """{(question, number): A}. asked: the rows as they were sampled. kept: those trained on."""
     rows = [row for row in asked if row in kept] if "compared" in reading else asked
+    rewards = lambda group: torch.tensor([RIGHT[q][i] for q, i in group], dtype=torch.float64)
+    divisors = {
+        "population": lambda r: r.std(correction=0),
+        "none": lambda r: 1.0,
+        "others": lambda r: 1 - 1 / len(r),
+        "all": lambda r: rewards(rows).std(),
+        "mean": lambda r: r.mean(),
+    }
     groups = {}
     for place, row in enumerate(rows):
         key = {"rows": place // G, "batch": "all"}.get(reading.get("group"), row[0])
         groups.setdefault(key, []).append(row)
     found = {}
     for group in groups.values():
-        r = torch.tensor([RIGHT[q][i] for q, i in group], dtype=torch.float64)
+        r = rewards(group)
         # A_i = (r_i − mean(r)) / std(r), and 0 if all rewards are equal
         A = r - r.mean()
-        if A.any() and reading.get("std") != "none":
-            A = A / r.std(correction=0 if reading.get("std") == "population" else 1)
+        if A.any():
+            A = A / divisors.get(reading.get("std"), torch.std)(r)
         found |= dict(zip(group, A.tolist()))
     return found
 
@@ -191,44 +251,43 @@ def counts(reading, lengths):
     return [weigh.get(reading.get("weights"), own)(n) for n in lengths]
 
 
-def tokens_of(reading, update):
-    """[(the token before, the token, its row, w)] of an update: a list of micro-batches of rows."""
+def tokens_of(reading, parts):
+    """[(the token before, the token, its row, w)] of an update with these micro-batches of rows."""
     found = []
-    for rows in update if "cut" in reading else [sum(update, [])]:
+    for rows in parts if "cut" in reading else [sum(parts, [])]:
         texts = [COMPLETIONS[question][number] for question, number in rows]
         end = -1 if "trained" in reading else None
         counted = None if reading.get("trained") == "END counted" else end
         share = counts(reading, [len(text[:counted]) for text in texts])
         for row, text, w in zip(rows, texts, share):
-            w = w / len(update) if reading.get("cut") == "averaged" else w
+            w = w / len(parts) if reading.get("cut") == "averaged" else w
             pairs = zip([row[0], *text], text[:end])
             found += [(before, token, row, w) for before, token in pairs]
     return found
 
 
-def expected(reading, updates, asked, temperature, beta):
-    """θ after the updates: (8, 8)."""
+def expected(reading, update, of_row, temperature, beta):
+    """How an update changes θ: (8, 8). of_row: the advantages."""
     T = 1.0 if "scored" in reading else temperature
-    now = first = first_table()
-    of_row = advantages(reading, asked, {row for rows in sum(updates, []) for row in rows})
-    for update in updates:
-        before, token, rows, w = zip(*tokens_of(reading, update))
-        at = torch.tensor(before), torch.tensor(token)
-        A, w = torch.tensor([of_row[row] for row in rows]), torch.tensor(w)
-        log_pi, log_ref = (now / T).log_softmax(1), (first / T).log_softmax(1)
-        log_old = log_pi if "old" in reading else log_ref  # π_ref is the first policy, too
-        ratio = (log_pi - log_old)[at].exp()
-        # J = Σ w (ρ A − β k3),   ∂J/∂ log π(o_t) = w (ρ A − β (1 − π_ref/π))
-        upstream = w * (ratio * A - beta * (1 - (log_ref - log_pi)[at].exp()))
-        # ∂ log π(o_t) / ∂θ[s, v] = (1[v = o_t] − π(v)) / T,   s = o_{t−1}
-        slopes = (torch.nn.functional.one_hot(at[1], 8) - log_pi.exp()[at[0]]) / T
-        # θ ← θ + rate · ∂J/∂θ
-        now = now.index_add(0, at[0], RATE * upstream.unsqueeze(1) * slopes)
-    return now
+    before, token, rows, w = zip(*tokens_of(reading, update.parts))
+    at = torch.tensor(before), torch.tensor(token)
+    A, w = torch.tensor([of_row[row] for row in rows]), torch.tensor(w)
+    log_pi, log_ref = ((table / T).log_softmax(1) for table in (update.before, first_table()))
+    log_old = log_pi if "old" in reading else log_ref  # π_ref is the first policy, too
+    ratio, k1 = (log_pi - log_old)[at].exp(), (log_pi - log_ref)[at]
+    # ∂k3/∂ log π(o_t) = 1 − π_ref/π,   ∂k2 = k1,   ∂(ρ k3) = ρ k1
+    slope = {"k2": k1, "k3 × ratio": ratio * k1}.get(reading.get("kl"), 1 - (-k1).exp())
+    # J = Σ w (ρ A − β k3),   ∂J/∂ log π(o_t) = w (ρ A − β ∂k3)
+    upstream = w * (ratio * A - beta * slope)
+    # ∂ log π(o_t) / ∂θ[s, v] = (1[v = o_t] − π(v)) / T,   s = o_{t−1}
+    slopes = (torch.nn.functional.one_hot(at[1], 8) - log_pi.exp()[at[0]]) / T
+    # θ ← θ + rate · ∂J/∂θ
+    return torch.zeros_like(log_pi).index_add(0, at[0], RATE * upstream.unsqueeze(1) * slopes)
 
 
 def readings():
-    """Those with fewer mistakes first: none, one, two; then those with fewer choices."""
+    """Those with fewer mistakes first: none, one, two, and then with the wrong temperature as a
+    third; then those with fewer choices."""
     def combinations(known, most):
         single = [{name: value} for name, row in known.items() for value in row]
         for n in range(most + 1):
@@ -236,10 +295,11 @@ def readings():
                 if len({name for one in some for name in one}) == n:
                     yield {name: value for one in some for name, value in one.items()}
 
-    for mistakes in combinations(MISTAKES, 2):
-        for choices in combinations(CHOICES, 2):
-            if not mistakes.keys() & choices.keys():
-                yield mistakes | choices
+    three = [m for m in combinations(MISTAKES, 3) if len(m) < 3 or "scored" in m]
+    for mistakes, choices in itertools.product(three, [*combinations(CHOICES, 2)]):
+        both = mistakes | choices
+        if len(both) == len(mistakes) + len(choices) <= 4:
+            yield both
 
 
 def same(moved, other):
@@ -247,97 +307,208 @@ def same(moved, other):
     return bool((moved - other).abs().max() <= 1e-3 * other.abs().max())
 
 
-# --- what was seen ---
+def factors(moved, by):
+    """How many times `by` each update is, [] if it is none. moved, by: one (8, 8) for each."""
+    found = []
+    for theirs, ours in zip(moved, by):
+        c = (theirs * ours).sum() / (ours * ours).sum() if ours.any() else torch.tensor(1.0)
+        if not (c > 0 and same(theirs, c * ours)):
+            return []
+        found.append(float(c))
+    return found
 
 
-def updates_of(seen):
-    """A list for each update: its micro-batches, which are lists of rows (question, number)."""
-    updates, parts = [], []
-    for tokens in seen:
-        if tokens is not None:
-            parts.append([row_of(row) for row in tokens])
-        elif parts:
-            updates.append(parts)
-            parts = []
-    return updates
+# --- which completions are kept ---
 
 
-def row_of(tokens):
-    """(question, number) of a row. Its last token may be missing, because nothing follows it."""
-    place = next((i for i, token in enumerate(tokens) if token in COMPLETIONS), None)
-    if place is None:
-        raise ValueError(f"the policy computed a row without a question: {tokens}")
-    question, text = tokens[place], tokens[place + 1:]
-    text = text[: text.index(END) + 1] if END in text else text
-    for number, completion in enumerate(COMPLETIONS[question]):
-        if text in (completion, completion[:-1]):
-            return question, number
-    raise ValueError(f"the policy computed a row that nobody sampled: {tokens}")
+def kept_by(score, kept, shift, pooled=False):
+    """Whether the kept completions are those with the largest scores, of each question or of all.
+    """
+    groups = {}
+    for question, texts in COMPLETIONS.items():
+        r = torch.tensor(RIGHT[question], dtype=torch.float64).roll(shift)
+        A = ((r - r.mean()) / r.std()).tolist()
+        for i, text in enumerate(texts):
+            row = score(A[i], float(r[i]), i, len(text)), (question, i) in kept
+            groups.setdefault(0 if pooled else question, []).append(row)
+    for group in groups.values():
+        scores = sorted((score for score, _ in group), reverse=True)
+        own = sorted((score for score, is_kept in group if is_kept), reverse=True)
+        if own != scores[:len(own)]:
+            return False
+    return True
 
 
-def call(step, policy, reward):
-    """Call the step. Returns (sampler, θ before the call)."""
-    before, sampler = policy.table(), Sampler()
-    step(policy, [[*prompt] for prompt in PROMPTS], sampler, reward)
-    return sampler, before
+def rule_of(worlds, again):
+    """("choice" or "mistake", sentence): by which rule completions are kept. The sentence is "" if
+    it is the paper's, and None if it is unknown.
+
+    worlds: the kept rows with the rewards turned by 0, 1, 2 and 3 places. again: by 0 once more.
+    """
+    fits = lambda score, **options: all(
+        kept_by(score, kept, shift, **options) for shift, kept in enumerate(worlds))
+    counted = [Counter(question for question, _ in kept) for kept in worlds]
+    if all(len({count[question] for question in COMPLETIONS}) == 1 for count in counted):
+        for words, score in KEPT.items():
+            if fits(score):
+                return "choice", words
+    if fits(LARGEST, pooled=True):
+        return "choice", POOLED
+    if again != worlds[0]:
+        return "choice", RANDOM
+    return "mistake", next((words for words, score in KEPT_MISTAKES.items() if fits(score)), None)
 
 
 # --- the verdict ---
 
 
+def call(step, policy, reward):
+    """Call the step. Returns its sampler."""
+    sampler = Sampler()
+    step(policy, [[*prompt] for prompt in PROMPTS], sampler, reward)
+    return sampler
+
+
 def verdict(step, beta=0.0):
     """(sign, sentence, properties that hold, properties asked, why some were not, evidence)."""
     policy, later, reward = Policy(), Policy(momentum=0.9), Reward()
+    worlds = [Policy(), Policy(), Policy()]
     try:
-        sampler, start = call(step, policy, reward)
+        sampler = call(step, policy, reward)
         call(step, later, Reward())
-        _, before = call(step, later, Reward(signal=False))
-        updates = updates_of(policy.seen)
+        for shift, world in enumerate(worlds, start=1):
+            if policy.kept() != {*sampler.asked}:
+                call(step, world, Reward(shift=shift))
     except BaseException as error:
         return nothing(f"it raises {type(error).__name__}: {error}".split("\n")[0])
-    if not updates:
+    found = not_the_world(policy, sampler, reward)
+    if found:
+        return found
+    rule = "choice", ""
+    if policy.kept() != {*sampler.asked}:
+        rule = rule_of([world.kept() for world in (policy, *worlds)], later.kept())
+    return judged(policy, sampler, beta, rule, without_signal(step, later))
+
+
+def not_the_world(policy, sampler, reward):
+    """A verdict, if the step does not do on this world what can be compared."""
+    if not policy.updates:
         return nothing("it makes no update with `policy` and `policy.optimizer`")
+    if not policy.table().isfinite().all():
+        return nothing("its weights become infinite or NaN")
     if len(sampler.temperatures) > 1:
         return nothing(f"it samples at several temperatures: {sorted(sampler.temperatures)}")
     times = Counter(question for question, _ in sampler.asked)
-    if [times[question] for question in COMPLETIONS] != [G] * 3:
+    numbers = [times[question] for question in COMPLETIONS]
+    if numbers != [G] * 3 and numbers == numbers[:1] * 3:
+        return nothing(f"it samples {numbers[0]} of each question, not sampler.group_size = {G}")
+    if numbers != [G] * 3:
         drawn = ", ".join(f"{times[q]} of {WORDS[q]}" for q in COMPLETIONS)
         return "✗", f"{ROWS}: G = 4 completions of each are needed [17]", 0, 1, "", [
             f"sampled: {drawn}"]
     if reward.strange:
         return "✗", f"{ROWS}: a completion was scored with another question [17]", 0, 1, "", []
 
+
+def without_signal(step, policy):
+    """"moved" or "", or why the step cannot be asked: all rewards are equal now."""
+    before = policy.table()
+    try:
+        call(step, policy, Reward(signal=False))
+    except BaseException as error:
+        return f"it raises {type(error).__name__} if all rewards are equal"
+    return "" if torch.equal(policy.table(), before) else "moved"
+
+
+def before_clip(updates, temperature):
+    """The updates before a ratio leaves 0.8 … 1.2: then a clip may act."""
+    def inside(update):
+        before, token, *_ = zip(*tokens_of({}, update.parts))
+        now, first = ((table / temperature).log_softmax(1)[list(before), list(token)]
+                      for table in (update.before, first_table()))
+        return ((now - first).exp() - 1).abs().max() < CLIP
+
+    return [*itertools.takewhile(inside, updates)]
+
+
+def explained(moved, by, beta):
+    """(the reading that gives these updates, how many times as large they are): (None, []) if none
+    does. by(reading, n): the first n updates of a reading."""
+    tried = []
+    for reading in readings():
+        if (beta or "kl" not in reading) and factors(moved[:1], by(reading, 1)):
+            tried.append((reading, by(reading)))
+            if all(map(same, moved, tried[-1][1])):
+                return reading, []
+    scaled = ((reading, factors(moved, other)) for reading, other in tried)
+    return next((found for found in scaled if found[1]), (None, []))
+
+
+def judged(policy, sampler, beta, rule, quiet):
+    """The verdict. rule: of `rule_of`. quiet: of `without_signal`."""
     [temperature] = sampler.temperatures
-    moved = policy.table() - start
+    updates, kept = before_clip(policy.updates, temperature), policy.kept()
+    moved = [update.after - update.before for update in updates]
 
-    def by(reading):
-        return expected(reading, updates, sampler.asked, temperature, beta) - start
+    def by(reading, n=None):
+        of_row = advantages(reading, sampler.asked, kept)
+        return [expected(reading, update, of_row, temperature, beta) for update in updates[:n]]
 
-    reading = next((reading for reading in readings() if same(moved, by(reading))), None)
+    reading, scale = explained(moved, by, beta)
     right = {name: value for name, value in (reading or {}).items()
              if value in CHOICES.get(name, ())}
-    asked = {name for name, row in MISTAKES.items()
-             if not all(same(by(right | {name: value}), by(right)) for value in row)}
-    padded = any(END in row[:-1] for tokens in policy.seen if tokens for row in tokens)
-    asked |= {"prompt", "signal"} | ({"padding"} if padded else set())
+
+    def visible(name, value):
+        other = by(right | {name: value})
+        return not (factors(other, by(right)) if scale else all(map(same, other, by(right))))
+
+    asked = {name for name, row in MISTAKES.items() if reading is not None
+             and any(visible(name, value) for value in row)}
+    others = {
+        "prompt": True,
+        "padding": any(END in row[:-1] for row in policy.seen),
+        "kept": rule[1] is not None and kept != {*sampler.asked},
+        "signal": quiet in ("", "moved"),
+    }
+    asked |= {name for name, is_asked in others.items() if is_asked}
 
     wrong = [SAYS[value] for name, value in (reading or {}).items() if name not in right]
-    wrong += [PROMPT] * bool(moved[ASK].any())
-    wrong += [BEHIND] * bool(moved[[PADDING, END]].any() and not moved[ASK].any())
-    if not reading and reading != {} and not wrong:
-        wrong.append("no known mistake gives these weights")
-    chosen = [SAYS[value] for value in right.values()]
-    chosen += [MOMENTUM] * (not torch.equal(later.table(), before))
-    left = "; ".join(words for name, words in UNSEEN.items() if name not in asked)
-    of = len(MISTAKES) + 3
+    wrong += mistakes_outside(policy.table() - Policy().table())
+    wrong += [rule[1]] * bool(rule[0] == "mistake" and rule[1])
+    chosen = [SAYS[value] for value in right.values()] + scaled(scale)
+    chosen += [rule[1]] * bool(rule[0] == "choice" and rule[1])
+    chosen += [MOMENTUM] * (quiet == "moved")
+    unseen = UNSEEN | {"signal": quiet}
+    if kept != {*sampler.asked}:
+        unseen["kept"] = "the kit does not know by which rule completions are kept"
+    if reading is None:
+        unseen |= dict.fromkeys(MISTAKES, UNKNOWN)
+    left = "; ".join(dict.fromkeys(
+        words for name, words in unseen.items() if name not in asked))
+    of = len(MISTAKES) + len(others)
     left = f"{len(asked)} of {of} checked, because {left}" if left else ""
-    held = len(asked) - len(wrong) - (MOMENTUM in chosen)
-    found = (held, of, left)
+    found = len(asked) - len(wrong) - (quiet == "moved"), of, left
+    lines = [evidence(sum(moved), sum(by(right)))] * bool(wrong or reading is None)
     if wrong:
-        return "✗", "; ".join(wrong + chosen), *found, [evidence(moved, by(right))]
-    if chosen:
+        return "✗", "; ".join(wrong + chosen), *found, lines
+    if chosen and reading is not None:
         return "≈", "; ".join(chosen), *found, []
-    return ("◐", left, *found, []) if left else ("✓", "", *found, [])
+    if left:
+        return "◐", "; ".join([left, *chosen]), *found, lines
+    return "✓", "", *found, []
+
+
+def mistakes_outside(moved):
+    """What is wrong in rows of θ that no completion reaches."""
+    if moved[ASK].any():
+        return [PROMPT]
+    return [BEHIND] * bool(moved[[PADDING, END]].any())
+
+
+def scaled(scale):
+    times = ", ".join(f"{c:.3g}" for c in scale)
+    return [f"the updates are {times} times as large as with the learning rate {RATE}: another "
+            "constant in the loss, or a warm-up"] * bool(scale)
 
 
 def nothing(why):

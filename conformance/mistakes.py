@@ -99,20 +99,21 @@ KL_CHOICES = {
 
 
 # a ratio is made of log π, log π_old and the mask; one per completion is expanded to its tokens
-token_ratio = lambda p, o, m: (p - o).exp()
+token_ratio = lambda p, o, m: (p - o).clamp(max=20).exp()
 expand = lambda x, like: x.unsqueeze(1).expand_as(like)
 sequence_ratio = lambda p, o, m: expand(gspo.sequence_ratio(p, o, m), p)
-unbounded = lambda p, o, m: expand((((p - o) * m).sum(1) / m.sum(1)).exp(), p)
+unbounded = lambda p, o, m: expand((((p - o) * m).sum(1) / m.sum(1)).clamp(max=20).exp(), p)
 DETACHED = "the ratio is detached: no gradient flows through the surrogate"
+ALWAYS_1 = "the ratio is always 1 (π_θ over itself): no clip ever acts [6]"
 RATIO = {
     "the ratio is upside down: π_old / π_θ": lambda p, o, m: (o - p).exp(),
-    "the ratio is always 1 (π_θ over itself): no clip ever acts [6]":
-        lambda p, o, m: (p - p.detach()).exp(),
+    ALWAYS_1: lambda p, o, m: (p - p.detach()).exp(),
     "a difference of log-probabilities in place of the ratio": lambda p, o, m: p - o,
     DETACHED: lambda p, o, m: (p - o).exp().detach(),
 }
 SEQUENCE = {
     "one ratio per token, not per completion: this is GRPO [6]": token_ratio,
+    ALWAYS_1: lambda p, o, m: sequence_ratio(p, p, m),
     "the log-ratios of a completion are added up, not divided by |o|":
         lambda p, o, m: expand(((p - o) * m).sum(1).exp(), p),
     "an arithmetic mean of the ratios in place of the geometric one":
@@ -240,8 +241,16 @@ def root(ddof):
     return versions
 
 
-def whole_batch(eps):
-    return lambda r, **o: (r - r.mean(1, keepdim=True)) / (r.std() + eps)
+def whole_batch(eps, ddof=1):
+    return lambda r, **o: (r - r.mean(1, keepdim=True)) / (r.std(correction=ddof) + eps)
+
+
+def over_mean(eps):
+    return lambda r, **o: (r - r.mean(1, keepdim=True)) / (r.mean(1, keepdim=True) + eps)
+
+
+def maxrl_versions(eps):
+    yield choice(f"divided by the mean of the group, as in MaxRL, {plus(eps)}", over_mean(eps))
 
 
 def plus(eps):
@@ -254,10 +263,10 @@ def of_a_group(ddof):
         large = f": an eps of {eps:.2g} shrinks every advantage"
         kind, more = ("choice", "") if eps < 0.0101 else ("mistake", large)
         yield Version(f"the {STD[ddof]} std {plus(eps)}{more}", std_of(ddof)(eps), kind)
-        if ddof:
-            yield choice(f"the std of the whole batch (REINFORCE++-baseline), {plus(eps)}",
-                         whole_batch(eps))
-            yield wrong(f"{POOLED}, {plus(eps)}", pooled(eps))
+        population = "" if ddof else "the population std, "
+        yield choice(f"the std of the whole batch (REINFORCE++-baseline), {population}{plus(eps)}",
+                     whole_batch(eps, ddof))
+        yield wrong(f"{POOLED}, {population}{plus(eps)}", pooled(eps, ddof))
 
     return versions
 
@@ -278,8 +287,8 @@ def leave_one_out(r, *, divide_by_std=True, eps=1e-6, **options):
 POOLED = "mean and std of the whole batch, not of each question's group [8]"
 
 
-def pooled(eps):
-    return lambda r, **o: (r - r.mean()) / (r.std() + eps)
+def pooled(eps, ddof=1):
+    return lambda r, **o: (r - r.mean()) / (r.std(correction=ddof) + eps)
 
 
 ADVANTAGES = [
@@ -364,7 +373,8 @@ VALUE_CHOICES = [("without the ½;", ("half", 1.0)), ("not clipped;", ("clipped"
 # {name: [(versions with an eps, the function with an eps)]}
 FITTED = {
     "group_advantages": [*((of_a_group(ddof), std_of(ddof)) for ddof in (1, 0)),
-                         *((root(ddof), root_of(ddof)) for ddof in (1, 0))],
+                         *((root(ddof), root_of(ddof)) for ddof in (1, 0)),
+                         (maxrl_versions, over_mean)],
     "decoupled_advantages": [(decoupled_versions, decoupled),
                              (whitened_versions, decoupled_whitened)],
 }
@@ -424,6 +434,8 @@ VERSIONS = {
     "gspo_loss": [
         wrong("clip range 0.2, as GRPO's: a ratio per completion never reaches it [6]",
               loss(sequence_ratio, clip, k3, WEIGHTS["mean"], low=0.2)),
+        choice("clip_high is clip_low if it is not given",
+               loss(sequence_ratio, clip, k3, WEIGHTS["mean"], low=3e-4)),
         *GSPO,
     ],
     "dapo_loss": [

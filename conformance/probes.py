@@ -23,6 +23,7 @@ ONE, HALF, QUARTER = torch.ones(1, 1), t([0.5]).log(), t([0.25]).log()
 LENGTHS = (5, 1, 3, 2, 4, 2)
 MASK, A = mask_of(LENGTHS), t(1.5, -0.7, 2.0, -1.2, 0.9, 0.3)
 LOGP = -1 - normal(1, 6, 5).abs()
+WEIGHTS = MASK * torch.rand(6, 5, generator=seeded(4), dtype=F64)
 OLD, REF = LOGP + 0.4 * normal(2, 6, 5), LOGP + 0.4 * normal(3, 6, 5)
 
 
@@ -48,8 +49,14 @@ def losses(**options):
         ((LOGP, OLD, A, MASK), {}),
         ((t([-1.0], [-2.0]), t([-1.0], [-2.0]), t(1, 1), torch.tensor([[1], [0]])), {}),  # empty
         ((LOGP, OLD, A, MASK), {"ref_logp": REF, "beta": 0.3}),
-        ((LOGP, OLD, A, MASK), {"weights": torch.rand(6, 5, generator=seeded(4), dtype=F64)}),
+        ((LOGP, OLD, A, MASK), {"weights": WEIGHTS}),
     ]]
+
+
+def for_each_token(probe):
+    """The same probe with advantages (N, T)."""
+    logp, old_logp, advantages, mask = probe.args
+    return probe._replace(args=(logp, old_logp, advantages[:, None].expand_as(logp), mask))
 
 
 # --- probes, the smallest first ---
@@ -90,7 +97,7 @@ PROBES = {
     "grpo_loss": losses(), "cppo_loss": losses(), "dapo_loss": losses(),
     "cispo_loss": losses(), "sapo_loss": [
         probe for probe in losses() if not {"clip_low", "clip_high"} & probe.options.keys()],
-    "ppo_loss": [probe for probe in losses() if "beta" not in probe.options],
+    "ppo_loss": [for_each_token(probe) for probe in losses() if "beta" not in probe.options],
     "gspo_loss": losses() + losses(clip_low=0.2, clip_high=0.3),
     "drgrpo_loss": losses(max_tokens=8),
     "token_logprobs": [*probes(*TOKENS), *(Probe(a, {"temperature": 0.5}) for a in TOKENS)],
@@ -124,6 +131,19 @@ PROBES = {
         Probe((LOGP, OLD, MASK), {"cap": 1.5}),
         Probe((LOGP, OLD, MASK), {"cap": 1.5, "low": 0.7})],
 }
+
+# Inputs that are rare: {name: [(probe, what is said if the answer or the gradient is another)]}.
+OVERFLOW = ("at a log-ratio of 90 in float32 the loss or its gradient is NaN, or not {}: bound the "
+            "log-ratio, say at 20")
+FAR_AWAY = [torch.tensor([[x]]) for x in (-1.0, -91.0)]
+WITH_MINUS_INFINITY = torch.tensor([[[-math.inf, 0.0, math.log(3)]]])
+EDGES = {name: [(Probe((*FAR_AWAY, torch.tensor(A), ONE), probes[0].options),
+                 OVERFLOW.format(words))
+                for A, words in (([1.0], "flat at A > 0"), ([0.0], "0 at A = 0"))]
+         for name, probes in PROBES.items() if name.endswith("_loss") and name != "value_loss"}
+EDGES["ppo_loss"] = [(for_each_token(probe), words) for probe, words in EDGES["ppo_loss"]]
+EDGES["token_entropies"] = [(Probe((WITH_MINUS_INFINITY,)), "the entropy is NaN if a word has −∞: "
+                             "0 · −∞ must count 0")]
 
 # Rewards in float32. Those of the first question are all equal, so it must get no signal.
 SAME = [torch.tensor([[x] * n, [*range(n)]]) for x, n in ((1.0, 3), (0.9, 3), (3.3, 7))]

@@ -8,6 +8,8 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 NAMED = (*POSITIONAL[1:], inspect.Parameter.KEYWORD_ONLY)
 # why something was left out
 NO_ARGUMENT = "your function has no argument"
+ONE_EACH = ("your function takes one advantage for each completion, (N,): nobody asks it about "
+            "(N, 1) and (N, T)")
 SWALLOWED = "nobody sees whether your function uses what it takes as **kwargs:"
 UNKNOWN = "your function needs an argument that ours does not have:"
 RAISED = "your function raises NotImplementedError"
@@ -47,6 +49,8 @@ class Theirs:
 
     def __call__(self, *args, **options):
         first, rest = self.handed(args, options)
+        if self.takes_one_each(args, options):
+            self.leave_out(ONE_EACH)
         given = dict(zip(self.form.parameters, first)) | rest
         before = {name: x.detach().clone() for name, x in given.items() if torch.is_tensor(x)}
         if self.inside:
@@ -99,6 +103,25 @@ class Theirs:
         if lacking:
             self.leave_out(UNKNOWN, *lacking)
         return first, rest
+
+    def takes_one_each(self, args, options):
+        """Whether a loss is asked about advantages (N, 1) or (N, T), and takes only (N,): the same
+        numbers in this form give another answer, or none. A shape is no mathematics."""
+        given = self.form.bind(*args, **options)
+        A = given.arguments.get("advantages")
+        if not self.ours.__name__.endswith("_loss") or not torch.is_tensor(A) or A.dim() < 2:
+            return False
+        said = []
+        for same in (A[:, 0], A[:, :1].expand_as(A)):
+            given.arguments["advantages"] = same
+            first, rest = self.handed(given.args, given.kwargs)
+            try:
+                answer = self.function(*first, **rest)
+                said.append(torch.as_tensor(answer[0] if isinstance(answer, tuple) else answer))
+            except BaseException:
+                said.append(None)
+        one, each = said
+        return one is not None and (each is None or not torch.allclose(one, each, equal_nan=True))
 
     def swallows(self, first, rest):
         """Whether **kwargs takes anything: it is not handed on to a function that would refuse."""

@@ -151,7 +151,7 @@ FAULTS = {
     "no signal": (("if A.any():", "if True:"),),
     "two": (("temperature=1.0, top_k", "temperature=0.7, top_k"),
             ("logp.detach() if old_logp is None else old_logp", "logp.detach()")),
-    "unknown": (("loss.backward()", "(2 * loss).backward()"),),
+    "twice": (("loss.backward()", "(2 * loss).backward()"),),
 }
 SAID = {
     "temperature": "✗ sampled at one temperature, scored at 1 [5]",
@@ -166,7 +166,7 @@ SAID = {
     "updated": "✗ the old log-probabilities are those of the updated policy",
     "no signal": "≈ an update without a signal",
     "two": "✗ sampled at one temperature, scored at 1 [5]; the old log-probabilities are those of",
-    "unknown": "✗ no known mistake gives these weights",
+    "twice": "≈ the updates are 2, 2 times as large as with the learning rate 0.5",
 }
 
 
@@ -179,6 +179,130 @@ def said(step, beta=BETA):
 def test_a_mistake_that_is_planted_in_nano_is_found(fault):
     module = planted(*FAULTS[fault])
     assert said(partial(of_nano, module=module)).startswith(SAID[fault])
+
+
+# --- a step as many people write it ---
+
+
+PLAIN = """
+def step(policy, questions, sampler, reward):
+    T, rate = sampler.temperature, 1.0
+    rows = [prompt for prompt in questions for _ in range(sampler.group_size)]
+    completions = sampler(rows, T)
+    r = torch.tensor([reward(*row) for row in zip(rows, completions)]).view(-1, 4)
+    A = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)
+    A = A.flatten()
+    if not A.any():
+        return
+    kept = range(len(A))
+    rows, completions, A = [rows[i] for i in kept], [completions[i] for i in kept], A[kept]
+    first = None
+    for update in range(2):
+        tokens = [torch.tensor(prompt + text) for prompt, text in zip(rows, completions)]
+        logits = pad([*policy(pad(tokens)) / T])[:, :-1]
+        log_pi, tokens = logits.log_softmax(-1), pad(tokens)[:, 1:]
+        logp = log_pi.gather(-1, tokens[..., None])[..., 0]
+        place = torch.arange(1, tokens.shape[1] + 1)
+        start = torch.tensor([[len(prompt)] for prompt in rows])
+        end = start + torch.tensor([[len(text)] for text in completions])
+        mask = (place >= start) & (place < end)
+        first = logp.detach() if first is None else first
+        old = first
+        ratio = (logp - old).exp()
+        surrogate = torch.min(ratio * A[:, None], ratio.clamp(0.8, 1.2) * A[:, None])
+        kl = (first - logp).exp() - (first - logp) - 1
+        objective = (surrogate - BETA * kl) * mask
+        loss = -(objective.sum(1) / mask.sum(1)).mean()
+        policy.optimizer.zero_grad()
+        (rate * loss).backward()
+        policy.optimizer.step()
+"""
+STD, MEAN = " / (r.std(1, keepdim=True) + 1e-4)", ".sum(1) / mask.sum(1)).mean()"
+POOLED = ("(r - r.mean(1, keepdim=True))" + STD, "(r - r.mean()) / (r.std() + 1e-4)")
+UPDATED, AT_1 = ("old = first", "old = logp.detach()"), ("(pad(tokens)) / T", "(pad(tokens))")
+WITHOUT_END = ("(place < end)", "(place < end - 1)")
+ENTROPY = ("surrogate - ", "surrogate - 0.01 * (log_pi.exp() * log_pi).sum(-1) - ")
+PACKED = ("pad([*policy(pad(tokens)) / T])",
+          "pad([*(policy(torch.cat(tokens)[None])[0] / T).split([*map(len, tokens)])])")
+
+
+def made(*changes, beta=BETA):
+    text = PLAIN
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    space = {"torch": torch, "pad": pad, "BETA": beta}
+    exec(text, space)
+    return space["step"]
+
+
+@pytest.mark.parametrize("words, changes", [
+    ("◐ 8 of 11 checked", []),
+    ("≈ each compared with the mean of the others (RLOO)", [(STD, " * 4 / 3")]),
+    ("≈ no division by the std, as in Dr. GRPO; a sum over tokens, divided by a constant, as in "
+     "Dr. GRPO; the updates are 6, 6 times", [(STD, ""), (MEAN, ".sum(1)).mean()")]),
+    ("≈ no division by the std, as in Dr. GRPO; a sum over tokens, divided by a constant, as in "
+     "Dr. GRPO; the updates are 72 times", [(STD, ""), (MEAN, ".sum())")]),
+    ("≈ the std of the whole batch, as in Lite PPO; a mean over all tokens, as in DAPO",
+     [(STD, " / r.std()"), (MEAN, ".sum() / mask.sum())")]),
+    ("≈ divided by the mean of the group, as in MaxRL", [(STD, " / r.mean(1, keepdim=True)")]),
+    ("≈ the updates are 0.1, 0.2 times", [("(rate * loss)", "((update + 1) / 10 * loss)")]),
+    ("◐ 8 of 11 checked, because its micro-batches show no difference; it prunes nothing",
+     [PACKED]),
+    ("◐ 3 of 11 checked, because the kit knows no choice and no mistake", [ENTROPY]),
+    ("◐ 3 of 11 checked, because the kit knows no choice and no mistake",
+     [(STD, " * torch.tensor([[0.5], [1.0], [2.0]])")]),
+])
+def test_a_right_step_that_is_not_the_papers_is_no_mistake(words, changes):
+    assert said(made(*changes)).startswith(words)
+
+
+@pytest.mark.parametrize("words, kl", [
+    ("◐ 8 of 11", "kl"), ("≈ k2, or k3 × π/sg(π), in place of k3", "(logp - first) ** 2 / 2"),
+    ("≈ k3 × ratio in place of k3", "ratio * kl")])
+def test_the_kl_may_be_another_one(words, kl):
+    assert said(made(("BETA * kl", f"BETA * {kl}"), beta=4.0), 4.0).startswith(words)
+
+
+@pytest.mark.parametrize("words, changes", [
+    ("mean and std of the whole batch", [POOLED]),
+    ("the old log-probabilities are those of the updated policy", [UPDATED]),
+    ("sampled at one temperature, scored at 1 [5]; the last token, the EOS, is not trained on [4]; "
+     "the old log-probabilities are those", [AT_1, WITHOUT_END, UPDATED]),
+    ("sampled at one temperature, scored at 1 [5]; mean and std of the whole batch, not of each "
+     "question's group [8]; the old log", [AT_1, POOLED, UPDATED]),
+    ("mean and std of the whole batch, not of each question's group [8]; the old log-probabilities "
+     "are those of the updated policy", [POOLED, UPDATED, ("(rate * loss)", "(0.1 * loss)")]),
+])
+def test_mistakes_at_a_temperature_are_named_also_two_and_the_temperature(words, changes):
+    assert said(made(*changes)).startswith(f"✗ {words}")
+
+
+BY = "sum([sorted(range(4 * q, 4 * q + 4), key=lambda i: {})[:2] for q in range(3)], [])"
+ALL = "range(len(A))"
+
+
+@pytest.mark.parametrize("words, kept", [
+    ("◐ 10 of 11 checked", BY.format("-abs(A[i])")),
+    ("◐ 10 of 11 checked", BY.format("(-abs(A[i]), -i)")),
+    ("◐ 10 of 11 checked", "[4 * q + int(f(r[q])) for q in range(3) "
+                           "for f in (torch.argmax, torch.argmin)]"),  # PODS
+    ("≈ the largest |A| of all questions together", f"sorted({ALL}, key=lambda i: -abs(A[i]))[:6]"),
+    ("≈ the shortest completions", BY.format("len(completions[i])")),
+    ("≈ the completions with the most reward per token",
+     BY.format("-r.flatten()[i] / len(completions[i])")),
+    ("≈ the kept completions change from run to run", BY.format("torch.rand(())")),
+    ("◐ 9 of 11 checked, because its micro-batches show no difference; the kit does not know by "
+     "which rule", BY.format("(i * 7) % 5")),
+    ("✗ the smallest |A| are kept", BY.format("abs(A[i])")),
+    ("✗ the first completions are kept", BY.format("i")),
+    ("✗ the first completions are kept", "range(10)"),
+    ("✗ the largest A are kept", BY.format("-A[i]")),
+    ("✗ the largest A are kept", f"[i for i in {ALL} if A[i] > 0]"),
+])
+def test_the_choice_of_the_kept_completions_is_judged_by_all_rewards(words, kept):
+    assert said(made((f"kept = {ALL}", f"kept = {kept}"))).startswith(words)
 
 
 PIECES = """
@@ -212,7 +336,9 @@ def test_one_logit_by_hand():
     """Question 1: its completions begin with a, b, b, a, and have 2, 3, 4 and 4 tokens."""
     rows = [(question, number) for question in loops.COMPLETIONS for number in range(4)]
     start, pi = loops.first_table(), loops.first_table().softmax(1)[loops.FIRST, loops.A]
-    moved = (loops.expected({}, [[rows]], rows, 1.0, 0.0) - start)[loops.FIRST, loops.A]
+    update = loops.Update([rows], start, None)
+    moved = loops.expected({}, update, loops.advantages({}, rows, rows), 1.0, 0.0)
+    moved = moved[loops.FIRST, loops.A]
     # A = (1.5, −0.5, −0.5, −0.5): Σ A_i / (12 |o_i|) (1[o_i1 = a] − π(a))
     slope = 1.5 / 2 * (1 - pi) - 0.5 / 3 * -pi - 0.5 / 4 * -pi - 0.5 / 4 * (1 - pi)
     assert moved == pytest.approx(loops.RATE * slope / 12)
@@ -226,6 +352,8 @@ def test_the_evidence_is_the_logit_that_differs_most():
 
 @pytest.mark.parametrize("step, words", [
     (lambda *world: None, "– nothing could be checked: it makes no update with `policy`"),
+    (lambda policy, questions, sampler, reward: made()(policy, questions * 2, sampler, reward),
+     "– nothing could be checked: it samples 8 of each question, not sampler.group_size = 4"),
     (lambda *world: 1 / 0, "– nothing could be checked: it raises ZeroDivisionError: division"),
 ])
 def test_a_step_that_cannot_be_checked_is_told(step, words):
@@ -234,9 +362,9 @@ def test_a_step_that_cannot_be_checked_is_told(step, words):
 
 def test_the_right_steps_hold():
     sign, _, held, asked, left, _ = loops.verdict(partial(of_train, pruning_rate=0.5), BETA)
-    assert (sign, held, asked) == ("✓", 10, 10)
+    assert (sign, held, asked) == ("✓", 11, 11)
     *_, left, _ = loops.verdict(of_nano, BETA)
-    assert left == ("8 of 10 checked, because it samples at temperature 1; its micro-batches show "
+    assert left == ("9 of 11 checked, because it samples at temperature 1; its micro-batches show "
                     "no difference")
     *_, left, _ = loops.verdict(partial(of_nano, P=0), BETA)
-    assert left.startswith("7 of 10") and "it prunes nothing" in left
+    assert left.startswith("7 of 11") and "it prunes nothing" in left
