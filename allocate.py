@@ -4,7 +4,8 @@ A device has places for B·G completions. GRPO fills them with the G completions
 After CPPO's pruning only B·k places are taken. The device could train on more completions in about
 the same time. So CPPO uses the freed places for more questions: ⌊B·G/k⌋ instead of B. Each question
 is sampled G times and pruned to k. A step lasts as long as its busiest device (the bucket effect),
-so every device should get as much to do as the others.
+so every device should get as much to do as the others. A device
+computes its completions in micro-batches, which the papers do not describe.
 
 Plain Python, no torch: copy what you need.
 """
@@ -29,6 +30,25 @@ def fill(kept_counts, capacity):
         if used > capacity:
             return questions
     return len(kept_counts)
+
+
+def micro_batches(lengths, max_tokens):
+    """Cut completions into micro-batches of similar lengths with rows × longest ≤ max_tokens.
+
+    lengths: tokens of each completion. Returns lists of indices, each index exactly once. The
+    longest come first, so a batch that does not fit into memory fails at once. A completion
+    longer than max_tokens gets a batch of its own.
+    """
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    batches = []
+    longest = 0  # of the newest batch: each of its rows costs that many tokens
+    for i in longest_first:
+        if batches and (len(batches[-1]) + 1) * longest <= max_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+            longest = lengths[i]  # the first completion of a batch is its longest
+    return batches
 
 
 def balance(lengths, parts):

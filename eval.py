@@ -365,7 +365,7 @@ def report(summary):
             print(f"           {length:.1f} tokens, {truncated:.1%} cut off")
 
 
-def score_file(config, folder, device):
+def score_file(config, folder):
     """`--from_file`: judge completions that another program sampled."""
     judge = config.judge or task_of(config.from_file).rewards[0]
     [reward] = load_rewards([judge])
@@ -461,7 +461,7 @@ def main(argv):
     try:
         if config.from_file:
             folder.mkdir(parents=True, exist_ok=True)
-            return score_file(config, folder, device)
+            return score_file(config, folder)
         evaluate_all(config, folder, device)
     except torch.OutOfMemoryError:
         raise UserError(f"out of memory: lower --batch_size {config.batch_size}.") from None

@@ -100,6 +100,13 @@ def join(rollouts):
     )
 
 
+class Cut(NamedTuple):
+    """How a mini-batch is cut into micro-batches."""
+
+    max_tokens: int  # the limit of a micro-batch
+    micro_batches: list  # of each: (its rows, whether it reads each prompt only once)
+
+
 @dataclass
 class Batch:
     """N completions with all that a loss needs: a mini-batch of this device, or one micro-batch."""
@@ -116,6 +123,9 @@ class Batch:
     ref_logp: torch.Tensor | None = None  # (N, T)
     old_values: torch.Tensor | None = None  # PPO: (N, T), the critic's at the time of sampling
     returns: torch.Tensor | None = None  # PPO: (N, T), what the critic should have said
+    cut: Cut | None = None  # of a mini-batch: its newest one
+    # of a micro-batch: a forward pass computes each different prompt once, then the completions
+    reads_prompts_once: bool = False
 
     @property
     def tensors(self):

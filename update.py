@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 from tqdm import tqdm
 
+from allocate import micro_batches
 from engine.base import progress, ranks
 from engine.model import shards
+from engine.model.costs import forward_cost, micro_batches_by_prompt
 from engine.model.logprobs import extents
 from family.ppo import value_loss
 from grpo import kl_k3
-from micro_batches import micro_batches, micro_batches_by_prompt
-from records import Batch
+from records import Batch, Cut
 
 LEAST_TOKENS = 256  # of a micro-batch. A device that cannot hold so many tokens is too small
 
@@ -244,25 +245,44 @@ def prefixes(batch):
 
 def cut_into_micro_batches(batch, max_tokens, policy):
     """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
-    computes at most `max_tokens` tokens, padding included. rows: on the device."""
+    computes at most `max_tokens` tokens, padding included. rows: on the device.
+
+    The batch keeps its cut. So the reference, π_old and all μ passes share one cut, until
+    `max_tokens` changes.
+    """
+    if batch.cut is None or batch.cut.max_tokens != max_tokens:
+        batch.cut = Cut(max_tokens, rows_of_micro_batches(batch, max_tokens, policy))
+    found = []
+    for rows, once in batch.cut.micro_batches:
+        micro_batch = batch.rows(rows) if len(rows) else without_tokens(batch)
+        micro_batch.reads_prompts_once = once
+        found.append((rows.to(batch.tokens.device, non_blocking=True), micro_batch))
+    return found
+
+
+def rows_of_micro_batches(batch, max_tokens, policy):
+    """[(rows, whether a forward pass computes each different prompt only once)] of each
+    micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
     lengths = extents(batch.mask).tolist()
     if policy.shares_prompts:
         cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens)
     else:
         whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
         cut = micro_batches(whole, max_tokens)
-    device = batch.tokens.device
-    found = []
-    for rows in map(torch.tensor, cut):
-        found.append((rows.to(device, non_blocking=True), batch.rows(rows)))
-    count = max(1, len(found))
-    if shards.is_sharded(policy.model):
+    count = max(1, len(cut))
+    sharded = shards.is_sharded(policy.model)
+    if sharded:
         # devices gather weights together, so each needs as many micro-batches as the others
-        most = ranks.all_sum({}, device, maxima={"count": count})
+        most = ranks.all_sum({}, batch.tokens.device, maxima={"count": count})
         count = int(most["count"])
-    no_row = torch.zeros(0, dtype=torch.int64, device=device)
-    while len(found) < count:
-        found.append((no_row, without_tokens(batch)))
+    cut += [[]] * (count - len(cut))
+    found = []
+    for rows in cut:
+        once = sharded  # and as many passes as the others in each
+        if rows and not sharded:
+            prompts = [batch.prompts[i] for i in rows]
+            _, once = forward_cost(prompts, [lengths[i] for i in rows])
+        found.append((torch.tensor(rows, dtype=torch.long), once and policy.shares_prompts))
     return found
 
 

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 # in a checkout they lie beside this folder; `pip install` puts them into it
 TESTS = HERE / "tests" if (HERE / "tests").is_dir() else ROOT / "tests"
-PROJECT = ("grpo", "cppo", "allocate", "micro_batches", "family", "tests", "conformance")
+PROJECT = ("grpo", "cppo", "allocate", "family", "tests", "conformance")
 ALONE = ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), "-W", "ignore"]
 ALONE += [word for plugin in ("terminal", "cacheprovider", "faulthandler", "unraisableexception")
           for word in ("-p", f"no:{plugin}")]

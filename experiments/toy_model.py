@@ -22,10 +22,10 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
+from allocate import micro_batches
 from engine.base import progress
 from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.run.command_line import option, parse, run_program
-from micro_batches import micro_batches
 from tasks import toy
 
 logging.disable_progress_bar()  # of saving weights

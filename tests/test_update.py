@@ -32,7 +32,13 @@ from tests.training import (
     weights_of,
     with_reference,
 )
-from update import Limits, accumulate, cut_into_micro_batches, cut_into_minibatches
+from update import (
+    Limits,
+    accumulate,
+    cut_into_micro_batches,
+    cut_into_minibatches,
+    in_micro_batches,
+)
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
 # one ratio per sequence
@@ -169,9 +175,9 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
         stats = updated(model, sgd(model, 1.0), [batch], resolve("grpo", mu=2))
         return weights_of(model), stats, len(cut_into_micro_batches(batch, 10**6, Policy(model)))
 
-    *expected, count = results()
     sharded = {**vars(shards), "is_sharded": lambda model: True}
     monkeypatch.setattr(update_module, "shards", SimpleNamespace(**sharded))
+    *expected, count = results()
     own = ranks.all_sum
 
     def more(sums, device, maxima):
@@ -182,6 +188,39 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
     *found, filled = results()
     torch.testing.assert_close(found, expected)
     assert filled == count + 1
+
+
+def test_devices_with_shards_make_equally_many_passes(six, monkeypatch):
+    """In each micro-batch, too. These prompts are too short for a second pass to pay."""
+    def passes(shares_prompts):
+        policy = Policy(six[0], shares_prompts=shares_prompts)
+        cut = cut_into_micro_batches(replace(six[1], cut=None), 30, policy)
+        return {micro_batch.reads_prompts_once for _, micro_batch in cut}
+
+    assert passes(True) == passes(False) == {False}
+    sharded = {**vars(shards), "is_sharded": lambda model: True}
+    monkeypatch.setattr(update_module, "shards", SimpleNamespace(**sharded))
+    assert passes(True) == {True} and passes(False) == {False}
+
+
+def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):
+    """Once for the reference, π_old and all μ passes, each of which computes as the cut says."""
+    model, batch = six
+    own, cuts = update_module.rows_of_micro_batches, []
+
+    def counted(batch, max_tokens, policy):
+        cuts.append(max_tokens)
+        return own(batch, max_tokens, policy)
+
+    monkeypatch.setattr(update_module, "rows_of_micro_batches", counted)
+    networks, limits = Networks(Policy(model), None), Limits(micro_batch_tokens=30)
+    with torch.no_grad():
+        batch.ref_logp = in_micro_batches(networks.policy.logprobs, batch, networks, limits)
+    updated(model, sgd(model, 0.1), [batch], resolve("grpo", mu=3), limits=limits)
+    assert cuts == [30]
+    limits.micro_batch_tokens = 60
+    updated(model, sgd(model, 0.1), [batch], resolve("grpo", mu=3), limits=limits)
+    assert cuts == [30, 60]
 
 
 def test_an_empty_completion_counts_in_n(six):

@@ -10,9 +10,8 @@ from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
 from engine.model.prompts import read_prompts_once, read_rows
-from engine.model.shards import as_forward, is_sharded
+from engine.model.shards import as_forward
 from grpo import token_entropies, token_logprobs
-from micro_batches import forward_cost
 
 # tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist
 # together
@@ -48,7 +47,9 @@ class Policy:
 def batch_logprobs(model, batch, **options):
     """`completion_logprobs` of a Batch. FSDP would move a mask among the arguments to the device,
     but it leaves a Batch as it is."""
-    return completion_logprobs(model, batch.prompts, batch.tokens, batch.mask, **options)
+    return completion_logprobs(
+        model, batch.prompts, batch.tokens, batch.mask,
+        reads_prompts_once=batch.reads_prompts_once, **options)
 
 
 def completion_mask(tokens, lengths):
@@ -89,20 +90,20 @@ def layers_recomputed(model):
             del layer.forward
 
 
-def completion_states(backbone, prompts, tokens, mask, shares_prompts=True):
+def completion_states(
+    backbone, prompts, tokens, mask, shares_prompts=True, reads_prompts_once=False
+):
     """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M tokens in
     the mask, row by row.
 
     prompts: N token lists. tokens: (N, T) int64, padded on the right by any token of the model.
     mask: (N, T) bool, on the CPU: to read a mask on a GPU, the host would wait. targets: the
-    tokens. places: their positions in tokens.flatten(). A prompt of several rows is computed once,
-    if that pays (`micro_batches.forward_cost`) and the model can (`shares_prompts`).
+    tokens. places: their positions in tokens.flatten(). reads_prompts_once: compute each different
+    prompt once, in a first pass. shares_prompts: whether the model could do so.
     """
     lengths = extents(mask)
-    # devices with shards gather weights together, so each makes as many passes as the others
-    pays = is_sharded(backbone) or forward_cost(prompts, lengths.tolist())[1]
     with layers_recomputed(backbone):
-        if pays and shares_prompts:
+        if reads_prompts_once:
             hidden, before = read_prompts_once(backbone, prompts, tokens, lengths)
         else:
             hidden, before = read_rows(backbone, prompts, tokens, lengths, shares_prompts)
@@ -181,20 +182,21 @@ class ThroughHead(torch.autograd.Function):
 
 
 def completion_logprobs(
-    model, prompts, tokens, mask, *, temperature=1.0, with_entropy=False, shares_prompts=True
-):
+    model, prompts, tokens, mask, *,
+    temperature=1.0, with_entropy=False, shares_prompts=True, reads_prompts_once=False,
+):  # fmt: skip
     """log π(o_t | q, o_<t) of completions under `model`: (N, T) float32, 0 outside the mask.
 
-    prompts, tokens, mask, shares_prompts: as for `completion_states`. temperature: the
-    sampler's. with_entropy: returns a pair; its second entry is the entropies of π(· | q, o_<t),
-    (N, T) float32 in nats.
+    prompts, tokens, mask, shares_prompts, reads_prompts_once: as for `completion_states`.
+    temperature: the sampler's. with_entropy: returns a pair; its second entry is the entropies of
+    π(· | q, o_<t), (N, T) float32 in nats.
 
     Only hidden states that predict a token in the mask go through the output head, one chunk at a
     time. The backward pass computes each chunk again. So the logits of all tokens never exist
     together.
     """
     states, targets, places = completion_states(
-        model.base_model, prompts, tokens, mask, shares_prompts
+        model.base_model, prompts, tokens, mask, shares_prompts, reads_prompts_once
     )
     head = model.get_output_embeddings()
     size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)

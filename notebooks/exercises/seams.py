@@ -11,9 +11,9 @@ column, and they are the last T tokens of a row:
 import torch
 
 import nano
+from allocate import micro_batches
 from cppo import batch_rows, cppo_loss, keep_count, prune
 from grpo import group_advantages, sequence_mean_weights, token_logprobs
-from micro_batches import micro_batches
 
 MAX_TOKENS = 192  # of a micro-batch
 

@@ -1,8 +1,7 @@
 """Solutions to the exercises of 3_allocation.ipynb."""
 
-from allocate import questions_per_step
+from allocate import micro_batches, questions_per_step
 from cppo import keep_count
-from micro_batches import micro_batches
 
 
 def empty_places(questions, group_size, pruning_rate):

@@ -9,14 +9,13 @@ import inspect
 
 import torch
 
-from allocate import questions_per_step
+from allocate import micro_batches, questions_per_step
 from cppo import batch_rows, keep_count, prune
 from family.dapo import has_signal
 from family.drgrpo import drgrpo_loss
 from family.pods import max_variance_subset
 from family.ppo import gae
 from grpo import clipped_surrogate, group_advantages, grpo_loss
-from micro_batches import micro_batches
 from tests.examples import F64, mask_of, seeded
 
 

@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from allocate import balance, fill, questions_per_step, step_time
+from allocate import balance, fill, micro_batches, questions_per_step, step_time
 
 # --- how many questions fill a device: ⌊B·G / k⌋ --------------------------------------------------
 
@@ -108,3 +108,25 @@ def test_the_same_tokens_take_less_time_if_they_are_balanced():
     lengths = [90, 80, 10, 20]
     assert step_time(loads(lengths, [[0, 1], [2, 3]])) == 170
     assert step_time(loads(lengths, balance(lengths, 2))) == 100
+
+
+# --- micro-batches: each completion once, and no pass above the limit -----------------------------
+
+
+def test_micro_batches_by_hand():
+    #  index:              0  1   2  3  4
+    assert micro_batches([3, 10, 3, 9, 5], 20) == [[1, 3], [4, 0, 2]]  # 2 × 10, then 3 × 5
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_micro_batches_hold_every_completion_once_and_none_could_be_fuller(seed):
+    rng = random.Random(seed)
+    lengths = [rng.choice([0, 1, 2, rng.randint(1, 200)]) for _ in range(rng.randint(1, 60))]
+    max_tokens = rng.choice([1, 50, 150, 400, 10_000])
+    batches = micro_batches(lengths, max_tokens)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert [lengths[i] for batch in batches for i in batch] == sorted(lengths, reverse=True)
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= max_tokens
+    for batch in batches[:-1]:
+        assert (len(batch) + 1) * max(lengths[i] for i in batch) > max_tokens

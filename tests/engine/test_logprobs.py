@@ -189,15 +189,14 @@ def in_groups(group_sizes, seed=2):
     return prompts, tokens, completion_mask(tokens, lengths)
 
 
-def scored(model, rows, monkeypatch, *, once, **options):
+def scored(model, rows, *, once, **options):
     """(log-probabilities, entropies, gradients, tokens that went through the model) of these rows,
     in two passes or one."""
-    monkeypatch.setattr(logprobs, "forward_cost", lambda prompts, lengths: (0, True))
     computed = []
     hook = model.base_model.register_forward_pre_hook(
         lambda module, args, inputs: computed.append(inputs["input_ids"].numel()), with_kwargs=True)
     logp, entropy = completion_logprobs(
-        model, *rows, with_entropy=True, shares_prompts=once, **options)
+        model, *rows, with_entropy=True, shares_prompts=once, reads_prompts_once=once, **options)
     hook.remove()
     model.zero_grad()
     (logp * torch.linspace(-1, 1, logp.numel()).view(logp.shape)).sum().backward()
@@ -217,11 +216,11 @@ def assert_equal_scores(found, expected):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group_sizes", [(16,), (1, 4, 8, 3)], ids=str)
 def test_a_prompt_that_is_computed_once_gives_the_scores_and_gradients_of_plain_rows(
-    kind, group_sizes, monkeypatch
+    kind, group_sizes
 ):
     model, rows = make(kind), in_groups(group_sizes)
     once, plain = (
-        scored(model, rows, monkeypatch, once=once, temperature=0.7) for once in (True, False)
+        scored(model, rows, once=once, temperature=0.7) for once in (True, False)
     )
     assert_equal_scores(once, plain)
     longest = max(map(len, rows[0]))
@@ -230,14 +229,14 @@ def test_a_prompt_that_is_computed_once_gives_the_scores_and_gradients_of_plain_
     assert len(plain[3]) == 1
 
 
-def test_a_prompt_is_computed_once_with_gradient_checkpointing_too(monkeypatch):
+def test_a_prompt_is_computed_once_with_gradient_checkpointing_too():
     """The backward pass computes a layer again. It must not find the keys of the first time beside
     its own."""
     model, rows = make("qwen2, tied"), in_groups((2, 5, 3))
-    plain = scored(model, rows, monkeypatch, once=False)
+    plain = scored(model, rows, once=False)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     runs = count_of_layers_run(model)
-    once = scored(model, rows, monkeypatch, once=True)
+    once = scored(model, rows, once=True)
     assert_equal_scores(once, plain)
     assert len(runs) == 2 * 2 * 2  # two layers, two passes, forward and again
 
@@ -251,14 +250,14 @@ def count_of_layers_run(model):
     return runs
 
 
-def test_completions_of_one_token_and_none_at_all(monkeypatch):
+def test_completions_of_one_token_and_none_at_all():
     model = make("qwen2, tied")
     tokens = torch.tensor([[5], [7], [9]])
     rows = [[1, 2, 3]] * 2 + [[4]], tokens, torch.tensor([[True], [True], [False]])
-    once, plain = (scored(model, rows, monkeypatch, once=once) for once in (True, False))
+    once, plain = (scored(model, rows, once=once) for once in (True, False))
     torch.testing.assert_close(once[0], plain[0], rtol=1e-5, atol=1e-5)
     nothing = [[0]], torch.zeros((1, 0)).long(), torch.zeros((1, 0)).bool()
-    logp, _, gradient, computed = scored(model, nothing, monkeypatch, once=True)
+    logp, _, gradient, computed = scored(model, nothing, once=True)
     assert logp.shape == (1, 0) and len(computed) == 2
     assert all((g == 0).all() for g in gradient.values())
 
@@ -271,7 +270,9 @@ def test_rows_are_read_in_one_pass_unless_a_second_one_pays():
         ([[1] * 50] * 8, 2), ([[i] * 50 for i in range(8)], 1), ([[1] * 5] * 8, 1),
     ):
         passes.clear()
-        completion_logprobs(model, prompts, tokens, mask)
+        batch = Batch(prompts, tokens, mask, torch.zeros(8))
+        [(_, micro_batch)] = cut_into_micro_batches(batch, 10**6, Policy(model))
+        Policy(model).logprobs(micro_batch)
         assert len(passes) == expected
 
 
@@ -279,20 +280,23 @@ def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows(mo
     other = make("lfm2")
     assert not shares_prompts(other.base_model)
     assert all(shares_prompts(make(kind).base_model) for kind in KINDS)
-    monkeypatch.setattr(logprobs, "forward_cost", lambda prompts, lengths: (0, True))
+    monkeypatch.setattr("update.forward_cost", lambda prompts, lengths: (0, True))
     rows, passes = in_groups((4, 4)), []
     other.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
-    found = Policy(other, shares_prompts=False).logprobs(Batch(*rows, torch.zeros(8)))
-    Critic(other.base_model, shares_prompts=False)(Batch(*rows, torch.zeros(8)))
+    policy, batch = Policy(other, shares_prompts=False), Batch(*rows, torch.zeros(8))
+    [(order, micro_batch)] = cut_into_micro_batches(batch, 10**6, policy)
+    found = policy.logprobs(micro_batch)
+    Critic(other.base_model, shares_prompts=False)(micro_batch)
     assert len(passes) == 2  # one each
     expected, _ = plain_scores(other, *rows)
+    expected = expected[order, : found.shape[1]]
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_micro_batches_for_a_model_that_reads_plain_rows_are_cut_by_whole_rows():
     mask = torch.ones((8, 5), dtype=torch.bool)
-    whole = Batch([[1] * 100] * 8, torch.zeros((8, 5)).long(), mask, torch.zeros(8))
     for shares, sizes in ((True, [8]), (False, [3, 3, 2])):
+        whole = Batch([[1] * 100] * 8, torch.zeros((8, 5)).long(), mask, torch.zeros(8))
         policy = Policy(torch.nn.Identity(), shares_prompts=shares)
         assert [len(rows) for rows, _ in cut_into_micro_batches(whole, 400, policy)] == sizes
 

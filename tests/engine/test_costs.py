@@ -1,4 +1,4 @@
-"""What cutting into micro-batches promises: each completion once, and no pass above the limit."""
+"""What cutting by prompts promises: each completion once, and no pass above the limit."""
 
 import math
 import random
@@ -6,35 +6,7 @@ from itertools import product
 
 import pytest
 
-from micro_batches import (
-    best_cuts,
-    forward_cost,
-    micro_batches,
-    micro_batches_by_prompt,
-    two_passes,
-)
-
-
-def test_micro_batches_by_hand():
-    #  index:              0  1   2  3  4
-    assert micro_batches([3, 10, 3, 9, 5], 20) == [[1, 3], [4, 0, 2]]  # 2 × 10, then 3 × 5
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_micro_batches_hold_every_completion_once_and_none_could_be_fuller(seed):
-    rng = random.Random(seed)
-    lengths = [rng.choice([0, 1, 2, rng.randint(1, 200)]) for _ in range(rng.randint(1, 60))]
-    max_tokens = rng.choice([1, 50, 150, 400, 10_000])
-    batches = micro_batches(lengths, max_tokens)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert [lengths[i] for batch in batches for i in batch] == sorted(lengths, reverse=True)
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= max_tokens
-    for batch in batches[:-1]:
-        assert (len(batch) + 1) * max(lengths[i] for i in batch) > max_tokens
-
-
-# --- a model that computes a prompt once for all its completions ---
+from engine.model.costs import best_cuts, forward_cost, micro_batches_by_prompt, two_passes
 
 
 @pytest.mark.parametrize("prompts, lengths, cost", [
@@ -67,7 +39,7 @@ def groups(seed):
 @pytest.mark.parametrize("second_pass", [0, 256])
 @pytest.mark.parametrize("seed", range(60))
 def test_micro_batches_by_prompt_hold_every_completion_once(seed, second_pass, monkeypatch):
-    monkeypatch.setattr("micro_batches.SECOND_PASS", second_pass)
+    monkeypatch.setattr("engine.model.costs.SECOND_PASS", second_pass)
     prompts, lengths = groups(seed)
     for max_tokens in (1, 100, 400, 3000):
         batches = micro_batches_by_prompt(prompts, lengths, max_tokens)
@@ -82,7 +54,7 @@ def test_micro_batches_by_prompt_hold_every_completion_once(seed, second_pass, m
 @pytest.mark.parametrize("seed", range(40))
 def test_no_other_way_to_cut_a_question_costs_less(seed, monkeypatch):
     """All 2^(n − 1) ways to cut n completions, the longest first, are tried."""
-    monkeypatch.setattr("micro_batches.SECOND_PASS", 0)
+    monkeypatch.setattr("engine.model.costs.SECOND_PASS", 0)
     rng = random.Random(seed)
     prompt, max_tokens = [7] * rng.randint(1, 60), rng.choice([150, 300, 10_000])
     lengths = sorted((rng.randint(1, 90) for _ in range(rng.randint(1, 9))), reverse=True)
