@@ -133,7 +133,7 @@ def accumulate(networks, minibatch, algorithm, limits):
             old_logp[rows, : logp.shape[1]] = batch.old_logp
         if batch.sampled_logp is None:
             batch.sampled_logp = batch.old_logp
-        # a token of which the sampler did not say how likely it was gets the weight 1
+        # if the sampler did not report a token (NaN), its ratio is 1
         unknown = batch.sampled_logp.isnan()
         batch.sampled_logp = torch.where(unknown, batch.old_logp, batch.sampled_logp)
         weights = batch.weights
