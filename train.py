@@ -69,7 +69,8 @@ def train_step(
     advantages = algorithm.advantages(rollout)
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune)
     rows, advantages = algorithm.keep_completions(rollout, advantages)
-    metrics, skipped = summarize(rollout, advantages, rows) | NO_UPDATE, []
+    metrics = summarize(rollout, advantages, rows) | NO_UPDATE
+    skipped = []
     minibatches = cut_into_minibatches(
         rollout, advantages, rows, algorithm, sampling.max_new_tokens)
 
@@ -79,10 +80,12 @@ def train_step(
         networks.sampler.free_memory()  # until `refresh`
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
-            for batch in minibatches if algorithm.beta else ():
-                batch.ref_logp = compute(networks.reference.logprobs, batch)
+            if algorithm.beta:
+                for batch in minibatches:
+                    batch.ref_logp = compute(networks.reference.logprobs, batch)
             # the first update gives those of π_old for free, because π_θ is then still π_old
-            for batch in minibatches[0 if networks.critic else 1 :]:
+            later = minibatches if networks.critic else minibatches[1:]
+            for batch in later:
                 batch.old_logp = compute(networks.policy.logprobs, batch)
             if networks.critic:  # PPO: the scores become advantages
                 for batch in minibatches:
