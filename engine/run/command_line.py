@@ -96,7 +96,7 @@ def help_layout(prog):
 
 
 def with_underscores(word):
-    """--group-size=8 as --group_size=8: an option may be written with hyphens."""
+    """An option may be written with hyphens: in its name they become underscores."""
     name, equals, value = word.partition("=")
     return name[:2] + name[2:].replace("-", "_") + equals + value if name[:2] == "--" else word
 
