@@ -4,8 +4,8 @@ A device has places for B·G completions. GRPO fills them with the G completions
 After CPPO's pruning only B·k places are taken. The device could train on more completions in about
 the same time. So CPPO uses the freed places for more questions: ⌊B·G/k⌋ instead of B. Each question
 is sampled G times and pruned to k. A step lasts as long as its busiest device (the bucket effect),
-so every device should get as much to do as the others. A device
-computes its completions in micro-batches, which the papers do not describe.
+so every device should get as much to do as the others. A device computes its completions in
+micro-batches. The papers do not say how it cuts them.
 
 Plain Python, no torch: copy what you need.
 """

@@ -49,6 +49,8 @@ def test_a_summary_of_known_verdicts():
     summary = summarize(records_of([[1, 0, 0], [1, 1, 1, 1]]), number_of)
     assert (summary["samples"], summary["accuracy"]) == (3, pytest.approx((1 / 3 + 1) / 2))
     assert summary["pass@2"] == pytest.approx((2 / 3 + 1) / 2) and "maj@3" not in summary
+    zeros = [{"index": 0, "completion": "0", "correct": True}] * 2
+    assert summarize(zeros, number_of)["maj@2"] == 1  # the number 0 is an answer
 
 
 def test_the_interval_of_an_average_is_that_of_the_normal_distribution_for_many_questions():
