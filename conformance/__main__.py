@@ -46,7 +46,7 @@ from conformance import compare, loops  # noqa: E402
 from conformance.apart import Apart, Stopped  # noqa: E402
 from conformance.theirs import Broken, Theirs  # noqa: E402
 
-IMPORT_LIMIT = 600  # seconds: some packages take long to import
+IMPORT_LIMIT = 120  # seconds: some packages take long to import
 LIMIT = 60  # seconds, for one function; the slowest of ours takes 1
 SIGNS = {"choice": "≈", "edge": "△", "mistake": "✗", "broken": "–", "unknown": "◐"}
 CODES = {"✗": 1, "△": 1, "–": 2, "◐": 3}
@@ -165,6 +165,7 @@ def misspelt(mine):
 def checked(path, folder):
     """(name, verdict) of each function of the file, as soon as it is known. Raises Stopped, if
     nothing can be checked."""
+    print(f"importing {path}, at most {IMPORT_LIMIT} seconds", file=sys.stderr, flush=True)
     with Apart(check_file, path, folder) as process:
         try:
             said = process.receive(IMPORT_LIMIT)

@@ -14,11 +14,13 @@ import cppo
 import family
 import grpo
 from conformance.mistakes import FITTED, VERSIONS
-from conformance.probes import EDGES, EQUAL, PROBES, SPREADS
+from conformance.probes import EDGES, PROBES, SPREADS
 from conformance.theirs import IN_PLACE, Broken, LeftOut
 
 FILES = [module.name for module in pkgutil.iter_modules(family.__path__)]
 FAMILY = [importlib.import_module(f"family.{name}") for name in FILES]
+# what our functions have in common: no test asks theirs about it
+SHARED = ("surrogate_loss", "importance_ratio", "per_token", "check_shapes", "check_groups")
 # {name: our function}: all that a file of one's own may define
 OURS = {
     name: value
@@ -26,7 +28,7 @@ OURS = {
     for name, value in vars(module).items()
     if inspect.isfunction(value) and (value.__module__ == module.__name__ or name == "cppo_loss")
     and not name.startswith("_")
-    and name != "surrogate_loss"  # what the losses have in common, and no test speaks about it
+    and name not in SHARED
 }
 MODULES = {name: value.__module__ for name, value in OURS.items()} | {"cppo_loss": "cppo"}
 # kind: mistake, choice, edge, unknown; or broken, if it answers no probe
@@ -35,7 +37,6 @@ Found = namedtuple("Found", "kind sentence evidence", defaults=[""])
 LEARN = ("kl_k1", "kl_k2", "kl_k3", "clipped_surrogate", "token_logprobs", "token_entropies",
          "truncated_importance_weights")
 UNKNOWN = "the kit knows no mistake and no choice that gives these numbers"
-VISIBLE = 0.01  # equal rewards carry no signal: an advantage above this is one
 KEPT = ("prune", "prune_pooled", "retain")  # they choose completions by a score
 TIES = "another order, and another choice among equal ones"
 CHOOSE = ("mask", "weights")  # they choose tokens: nobody takes a gradient there
@@ -104,8 +105,7 @@ def diagnose(name, theirs, tried=None):
         found, version = explained(name, theirs, tried, evidence_of(name, differ))
     if found and found.kind in ("mistake", "broken", "unknown"):
         return found
-    edges = [equal_rewards(name, theirs), rare(name, theirs, version), leak(name, theirs, version)]
-    edges = [edge for edge in edges if edge]
+    edges = [edge for edge in (rare(name, theirs, version), leak(name, theirs, version)) if edge]
     if not edges:
         return found
     parts = [found] * bool(found) + edges
@@ -116,8 +116,9 @@ def explained(name, theirs, tried, evidence):
     """(Found, the version): why some answers are not ours."""
     got, breaks = [got for _, got, _ in tried], [got for _, got, _ in tried if type(got) is str]
     answer = partial(answers, with_gradient=learns(name))
+    alike = same_set if name in KEPT else lambda probe, got, right: same(right, got, probe.atol)
     for version in [*VERSIONS.get(name, ()), *fitted(name, theirs)]:
-        if all(same(answer(version.function, p), g, p.atol) for (p, *_), g in zip(tried, got)):
+        if all(alike(p, g, answer(version.function, p)) for p, g, _ in tried):
             return Found(version.kind, version.sentence, evidence), version.function
     if name in (*KEPT, "batch_rows") and all(same_set(*row) for row in tried):
         return Found("choice", "another order", evidence), None
@@ -142,15 +143,12 @@ def same_set(probe, got, right):
 def same_scores(probe, got, right):
     """Whether completions of the same scores are kept: of the same |A|, or of the same metric."""
     scores = probe.args[0].abs()
-    if type(got) is str or got[0].shape != right[0].shape or got[0].is_floating_point():
+    scores = scores if right[0].dim() == 2 else scores.flatten()
+    try:
+        chosen = [scores.gather(-1, rows).sort(-1).values for rows in (got[0], right[0])]
+        return torch.equal(*chosen) and not got[0].sort(-1).values.diff().eq(0).any()
+    except (RuntimeError, TypeError):  # no indices, or none of these completions
         return False
-    theirs, ours = got[0], right[0]
-    scores = scores if ours.dim() == 2 else scores.flatten()
-    if theirs.min() < 0 or theirs.max() >= scores.shape[-1]:
-        return False
-    again = theirs.sort(-1).values.diff().eq(0).any()
-    return not again and torch.equal(
-        *(scores.gather(-1, rows).sort(-1).values for rows in (theirs, ours)))
 
 
 def fitted(name, theirs):
@@ -180,28 +178,14 @@ def fit(function, probe, value):
 # --- edges: inputs that are rare ---
 
 
-def equal_rewards(name, theirs):
-    """Found, if the first question, whose rewards are all equal, gets a signal or NaN."""
-    for probe in EQUAL.get(name, ()):
-        got = answers(theirs, probe, with_gradient=False)
-        if type(got) is not list:
-            continue
-        signal = got[0][0].abs().max().item()
-        evidence = shown(OURS[name], probe, got, answers(OURS[name], probe, False), "")
-        if signal != signal:
-            return Found("edge", "equal rewards give NaN (0/0): leave such questions out before",
-                         evidence)
-        if signal > VISIBLE:
-            return Found("edge", "equal rewards get a signal: the rounding error of their mean is "
-                         "divided by a std close to 0", evidence)
-
-
 def rare(name, theirs, version):
-    """Found, if theirs answers a rare input in another way than ours, or than that version."""
+    """Found, if theirs answers a rare input in another way than ours, or a loss than its version.
+    Of several questions the first is the rare one."""
+    judge = version if name.endswith("_loss") else OURS[name]
+    first = lambda found: [x[:1] if x.dim() else x for x in found]
     for probe, words in EDGES.get(name, ()):
-        got, right = (answers(function, probe, with_gradient=name.endswith("_loss"))
-                      for function in (theirs, version))
-        if type(got) is list and not same(got, right, probe.atol):
+        got, right = (answers(function, probe, learns(name)) for function in (theirs, judge))
+        if type(got) is list and not same(first(got), first(right), probe.atol):
             return Found("edge", words, shown(OURS[name], probe, got, right, "gradient "))
 
 

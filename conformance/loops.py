@@ -35,7 +35,7 @@ RIGHT = {FIRST: [1, 0, 0, 0], SECOND: [1, 1, 1, 0], THIRD: [0, 0, 1, 1]}
 G, LONGEST, TEMPERATURE = 4, 6, 0.8
 # With this rate a second update sees ratios other than 1, but none that a clip range of 0.2
 # reaches. No gradient has a norm above 1, so a limit of 1 changes nothing.
-RATE, CLIP = 0.5, 0.2
+RATE = 0.5
 
 # What a step may do otherwise. The numbers in brackets are those of docs/conformance.md.
 ROWS = "rows of a group are not one question"
@@ -66,7 +66,6 @@ SAYS = {value: words for known in (MISTAKES, CHOICES) for row in known.values()
 # Which completions are kept: those with the largest score of (A, r, number, |o|).
 LARGEST = lambda a, r, i, n: abs(a)
 KEPT = {
-    "": LARGEST,
     "the shortest completions are kept, as in GFPO": lambda a, r, i, n: -n,
     "the completions with the most reward per token are kept, as in GFPO":
         lambda a, r, i, n: r / n,
@@ -90,7 +89,6 @@ UNSEEN = {
     "scored": "it samples at temperature 1",
     "cut": "its micro-batches show no difference",
     "compared": "it prunes nothing",
-    "kept": "it prunes nothing",
     "old": "it makes one update",
     "padding": "it computes no padding",
 }
@@ -177,18 +175,18 @@ def question_of(tokens):
     return next(int(token) for token in tokens if int(token) in COMPLETIONS)
 
 
+def number_of(question, tokens):
+    """Which completion of the question this is, with or without its END. None, if it is none."""
+    words = [*itertools.takewhile(lambda token: token in (A, B), map(int, tokens)), END]
+    return COMPLETIONS[question].index(words) if words in COMPLETIONS[question] else None
+
+
 def rows_of(tokens):
-    """[(question, number)] of a row of tokens: one, or more if rows are packed into one. The END
-    may be missing, because nothing follows it."""
-    found, places = [], [i for i, token in enumerate(tokens) if token in COMPLETIONS]
-    for place in places:
-        words = itertools.takewhile(lambda token: token in (A, B), tokens[place + 1:])
-        text, texts = [*words, END], COMPLETIONS[tokens[place]]
-        if text not in texts:
-            raise ValueError(f"the policy computed a row that nobody sampled: {tokens}")
-        found.append((tokens[place], texts.index(text)))
-    if not found:
-        raise ValueError(f"the policy computed a row without a question: {tokens}")
+    """[(question, number)] of a row of tokens: one, or more if rows are packed into one."""
+    found = [(token, number_of(token, tokens[place + 1:]))
+             for place, token in enumerate(tokens) if token in COMPLETIONS]
+    if not found or None in (number for _, number in found):
+        raise ValueError(f"the policy computed a row that nobody sampled: {tokens}")
     return found
 
 
@@ -202,11 +200,10 @@ class Reward:
 
     def __call__(self, prompt, completion):
         question = question_of(prompt)
-        text = [int(token) for token in completion if int(token) in (A, B)]  # with or without END
-        if [*text, END] not in COMPLETIONS[question]:
+        number = number_of(question, completion)
+        if number is None:
             self.strange = True
             return 0.0
-        number = COMPLETIONS[question].index([*text, END])
         return float(self.signal and RIGHT[question][number - self.shift])
 
 
@@ -340,15 +337,19 @@ def kept_by(score, kept, shift, pooled=False):
 
 
 def rule_of(worlds, again):
-    """("choice" or "mistake", sentence): by which rule completions are kept. The sentence is "" if
-    it is the paper's, and None if it is unknown.
+    """By which rule completions are kept: ("right", ""), or "choice" or "mistake" and which, or ""
+    and why nobody can say.
 
     worlds: the kept rows with the rewards turned by 0, 1, 2 and 3 places. again: by 0 once more.
     """
+    if len(worlds[0]) == G * len(COMPLETIONS):
+        return "", UNSEEN["compared"]
     fits = lambda score, **options: all(
         kept_by(score, kept, shift, **options) for shift, kept in enumerate(worlds))
     counted = [Counter(question for question, _ in kept) for kept in worlds]
     if all(len({count[question] for question in COMPLETIONS}) == 1 for count in counted):
+        if fits(LARGEST):
+            return "right", ""
         for words, score in KEPT.items():
             if fits(score):
                 return "choice", words
@@ -356,7 +357,10 @@ def rule_of(worlds, again):
         return "choice", POOLED
     if again != worlds[0]:
         return "choice", RANDOM
-    return "mistake", next((words for words, score in KEPT_MISTAKES.items() if fits(score)), None)
+    for words, score in KEPT_MISTAKES.items():
+        if fits(score):
+            return "mistake", words
+    return "", "the kit does not know by which rule completions are kept"
 
 
 # --- the verdict ---
@@ -384,9 +388,7 @@ def verdict(step, beta=0.0):
     found = not_the_world(policy, sampler, reward)
     if found:
         return found
-    rule = "choice", ""
-    if policy.kept() != {*sampler.asked}:
-        rule = rule_of([world.kept() for world in (policy, *worlds)], later.kept())
+    rule = rule_of([world.kept() for world in (policy, *worlds)], later.kept())
     return judged(policy, sampler, beta, rule, without_signal(step, later))
 
 
@@ -420,17 +422,6 @@ def without_signal(step, policy):
     return "" if torch.equal(policy.table(), before) else "moved"
 
 
-def before_clip(updates, temperature):
-    """The updates before a ratio leaves 0.8 … 1.2: then a clip may act."""
-    def inside(update):
-        before, token, *_ = zip(*tokens_of({}, update.parts))
-        now, first = ((table / temperature).log_softmax(1)[list(before), list(token)]
-                      for table in (update.before, first_table()))
-        return ((now - first).exp() - 1).abs().max() < CLIP
-
-    return [*itertools.takewhile(inside, updates)]
-
-
 def explained(moved, by, beta):
     """(the reading that gives these updates, how many times as large they are): (None, []) if none
     does. by(reading, n): the first n updates of a reading."""
@@ -447,55 +438,56 @@ def explained(moved, by, beta):
 def judged(policy, sampler, beta, rule, quiet):
     """The verdict. rule: of `rule_of`. quiet: of `without_signal`."""
     [temperature] = sampler.temperatures
-    updates, kept = before_clip(policy.updates, temperature), policy.kept()
-    moved = [update.after - update.before for update in updates]
+    moved = [update.after - update.before for update in policy.updates]
 
     def by(reading, n=None):
-        of_row = advantages(reading, sampler.asked, kept)
-        return [expected(reading, update, of_row, temperature, beta) for update in updates[:n]]
+        of_row = advantages(reading, sampler.asked, policy.kept())
+        return [expected(reading, update, of_row, temperature, beta)
+                for update in policy.updates[:n]]
 
     reading, scale = explained(moved, by, beta)
-    right = {name: value for name, value in (reading or {}).items()
-             if value in CHOICES.get(name, ())}
+    known = reading or {}
+    right = {name: value for name, value in known.items() if value in CHOICES.get(name, ())}
+    wrong = [SAYS[value] for name, value in known.items() if name not in right]
+    wrong += mistakes_outside(policy.table() - Policy().table())
+    wrong += [rule[1]] * (rule[0] == "mistake")
+    chosen = [SAYS[value] for value in right.values()] + scaled(scale)
+    chosen += [rule[1]] * (rule[0] == "choice")
+    chosen += [MOMENTUM] * (quiet == "moved")
 
     def visible(name, value):
         other = by(right | {name: value})
         return not (factors(other, by(right)) if scale else all(map(same, other, by(right))))
 
-    asked = {name for name, row in MISTAKES.items() if reading is not None
-             and any(visible(name, value) for value in row)}
-    others = {
-        "prompt": True,
-        "padding": any(END in row[:-1] for row in policy.seen),
-        "kept": rule[1] is not None and kept != {*sampler.asked},
-        "signal": quiet in ("", "moved"),
-    }
-    asked |= {name for name, is_asked in others.items() if is_asked}
-
-    wrong = [SAYS[value] for name, value in (reading or {}).items() if name not in right]
-    wrong += mistakes_outside(policy.table() - Policy().table())
-    wrong += [rule[1]] * bool(rule[0] == "mistake" and rule[1])
-    chosen = [SAYS[value] for value in right.values()] + scaled(scale)
-    chosen += [rule[1]] * bool(rule[0] == "choice" and rule[1])
-    chosen += [MOMENTUM] * (quiet == "moved")
-    unseen = UNSEEN | {"signal": quiet}
-    if kept != {*sampler.asked}:
-        unseen["kept"] = "the kit does not know by which rule completions are kept"
+    left = dict.fromkeys(MISTAKES, "nothing shows it") | UNSEEN | {"kept": rule[1], "signal": quiet}
     if reading is None:
-        unseen |= dict.fromkeys(MISTAKES, UNKNOWN)
-    left = "; ".join(dict.fromkeys(
-        words for name, words in unseen.items() if name not in asked))
-    of = len(MISTAKES) + len(others)
-    left = f"{len(asked)} of {of} checked, because {left}" if left else ""
-    found = len(asked) - len(wrong) - (quiet == "moved"), of, left
-    lines = [evidence(sum(moved), sum(by(right)))] * bool(wrong or reading is None)
+        left |= dict.fromkeys(MISTAKES, UNKNOWN)
+    else:
+        for name, row in MISTAKES.items():
+            if any(visible(name, value) for value in row):
+                del left[name]
+    asked_too = {"padding": any(END in row[:-1] for row in policy.seen), "kept": rule[0],
+                 "signal": quiet in ("", "moved")}
+    for name in (name for name, is_asked in asked_too.items() if is_asked):
+        del left[name]
+    lines = [evidence(sum(moved), sum(by(right)))]
+    return told(wrong, chosen, left, len(MISTAKES) + 4, lines, reading is None)
+
+
+def told(wrong, chosen, left, of, lines, unknown):
+    """The verdict from its sentences. left: {property: why it was not asked}. of: how many exist.
+    """
+    asked = of - len(left)
+    held = asked - len(wrong) - (MOMENTUM in chosen)
+    why = "; ".join(dict.fromkeys(left.values()))
+    why = f"{asked} of {of} checked, because {why}" if left else ""
     if wrong:
-        return "✗", "; ".join(wrong + chosen), *found, lines
-    if chosen and reading is not None:
-        return "≈", "; ".join(chosen), *found, []
-    if left:
-        return "◐", "; ".join([left, *chosen]), *found, lines
-    return "✓", "", *found, []
+        return "✗", "; ".join(wrong + chosen), held, of, why, lines
+    if unknown:
+        return "◐", "; ".join([why, *chosen]), held, of, why, lines
+    if chosen:
+        return "≈", "; ".join(chosen), held, of, why, []
+    return ("◐" if why else "✓"), why, held, of, why, []
 
 
 def mistakes_outside(moved):

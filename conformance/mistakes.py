@@ -15,7 +15,7 @@ import torch
 
 import cppo
 import grpo
-from family import dapo, gdpo, gfpo, gspo, ppo, tis
+from family import gdpo, gspo, ppo, tis
 
 # kind: mistake, choice, or edge, which is wrong only where few inputs ever are
 Version = namedtuple("Version", "sentence function kind")
@@ -134,16 +134,6 @@ def first_counts(mask, L):
     return grpo.sequence_mean_weights(mask)
 
 
-def micro_batch_means(weigh, rows, average):
-    """The weights of a batch that is cut into micro-batches of so many rows: their means are added
-    up or averaged."""
-    def function(mask, L):
-        parts = [weigh(part, L) for part in mask.split(rows)]
-        return torch.cat(parts) / (len(parts) if average else 1)
-
-    return function
-
-
 def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True, low=0.2, high=None,
          beta=0.0):
     """A loss of these parts. on: which tokens are trained on. given: `weights` is used if it is
@@ -194,10 +184,6 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True
          {"weigh": lambda mask, L: mask.double() / mask.numel()}),
         ("summed over completions, not divided by N",
          {"weigh": lambda mask, L: len(mask) * base["weigh"](mask, L)}),
-        *((f"the means of micro-batches (of {rows} completions) are {words} [3]",
-           {"weigh": micro_batch_means(base["weigh"], rows, average)})
-          for rows in (2, 3) for words, average in (("added up", False), ("averaged", True))
-          if not average or weigh == "tokens"),
         ("`weights` is ignored", {"given": False}),
     ]
     kinds = dict.fromkeys((words for words, _ in choices), "choice")
@@ -273,15 +259,11 @@ def of_a_group(ddof):
 
 def leave_one_out(r, *, divide_by_std=True, eps=1e-6, **options):
     """Mean and std of the other completions of the group. Where they are equal, no division."""
-    r, n = r - r[:, :1], r.shape[1]  # equal rewards become exact zeros
-    rows = [torch.cat([r[:, :i], r[:, i + 1:]], dim=1) for i in range(n)]
-    others = torch.stack(rows, dim=1)
-    mean = others.mean(2)
-    squares = (others - mean.unsqueeze(2)) ** 2
-    std = (squares.sum(2) / max(n - 2, 1)).sqrt()
-    advantages = r - mean
-    divide = (std > 0) & divide_by_std
-    return torch.where(divide, advantages / (std + eps), advantages)
+    n = r.shape[1]
+    others = r[:, [[j for j in range(n) if j != i] for i in range(n)]]  # (Q, n, n − 1)
+    std = others.std(2) if n > 2 and divide_by_std else 0 * r
+    advantages = r - others.mean(2)
+    return torch.where(std > 1e-12, advantages / (std + eps), advantages)
 
 
 POOLED = "mean and std of the whole batch, not of each question's group [8]"
@@ -292,7 +274,6 @@ def pooled(eps, ddof=1):
 
 
 ADVANTAGES = [
-    wrong(POOLED, pooled(1e-4)),
     wrong("the mean over the questions, not over the group [17]",
           lambda r, **o: (r - r.mean(0)) / (r.std(0) + 1e-4)),
     wrong("divided by the variance", lambda r, **o: (
@@ -303,7 +284,6 @@ ADVANTAGES = [
            lambda r, **o: grpo.group_advantages(r, divide_by_std=False)),
     choice("each compared with the mean of the others (RLOO)", lambda r, **o:
            r.shape[1] / (r.shape[1] - 1) * grpo.group_advantages(r, divide_by_std=False)),
-    choice("the std of the whole batch (REINFORCE++-baseline)", whole_batch(1e-4)),
     choice("mean and std of the other completions (leave-one-out), plus 1e-06", leave_one_out),
 ]
 
@@ -346,16 +326,6 @@ def logprobs(change=lambda x: x, of=lambda x, T: torch.log_softmax(x / T, -1)):
 def whitened(rewards, values, mask, **options):
     advantages = ppo.whiten(ppo.gae(rewards, values, mask, **options)[0], mask)
     return advantages, advantages + values.masked_fill(~mask.bool(), 0.0)
-
-
-def scattered(advantages, kept):
-    """The advantages of the kept completions, and 0 for the others."""
-    return torch.zeros_like(advantages).scatter(1, kept, advantages.gather(1, kept))
-
-
-def truncated_low(old_logp, sampled_logp, mask, *, cap, low=0.0):
-    weights = (old_logp - sampled_logp).detach().exp().clamp(low, cap)
-    return weights.masked_fill(~mask.bool(), 1.0)
 
 
 def max_value(change=torch.maximum, half=0.5, clipped=True, weigh="tokens"):
@@ -452,8 +422,6 @@ VERSIONS = {
               logprobs(of=lambda x, T: torch.log_softmax(x, -1) / T)),
         wrong("logits are multiplied by the temperature [5]",
               logprobs(of=lambda x, T: torch.log_softmax(x * T, -1))),
-        wrong("raw logits: the log-sum-exp is missing", logprobs(of=lambda x, T: x / T)),
-        wrong("probabilities: the log is missing", logprobs(of=lambda x, T: (x / T).softmax(-1))),
         wrong("shifted by one: the logits at t must predict token t",
               logprobs(change=lambda x: x.roll(1, -2))),
         wrong("shifted by one: the logits at t must predict token t",
@@ -470,7 +438,6 @@ VERSIONS = {
         wrong("rounded to the nearest, not down [8]", lambda G, P: round(G * (1 - P))),
         edge("int(G·P) are pruned, as in the authors' code: rounded up, not down [8]",
              lambda G, P: G - int(G * P)),
-        wrong("how many are pruned, not how many are kept", lambda G, P: math.floor(G * P + 1e-9)),
     ],
     "prune": [
         wrong("the largest |A| of all questions together, not of each question [8]",
@@ -478,45 +445,11 @@ VERSIONS = {
         wrong("the largest A, not the largest |A|: wrong answers are never kept",
               partial(cppo.prune, rule="largest")),
         wrong("the smallest |A| are kept", partial(cppo.prune, rule="smallest_abs")),
-        wrong("the first k are kept, whatever A is", lambda a, k: cppo.prune(0 * a, k)),
     ],
     "prune_below": [
-        wrong("A ≥ γ, not |A| ≥ γ", lambda a, g: a >= g),
-        wrong("|A| ≤ γ: the wrong half", lambda a, g: a.abs() <= g),
         choice("|A| > γ: the threshold itself is pruned", lambda a, g: a.abs() > g),
     ],
-    "prune_pooled": [
-        wrong("the largest A, not the largest |A|",
-              lambda a, n: cppo.prune(a.view(1, -1), n, rule="largest")[0]),
-    ],
-    "batch_rows": [
-        wrong("rows of other questions: q·k + i in place of q·G + i [17]", lambda kept, G: (
-            kept + kept.shape[1] * torch.arange(len(kept)).unsqueeze(1)).flatten()),
-        wrong("rows of other questions: i·Q + q in place of q·G + i [17]", lambda kept, G: (
-            kept * len(kept) + torch.arange(len(kept)).unsqueeze(1)).flatten()),
-    ],
-    "questions_per_step": [
-        wrong("B·⌊G/k⌋: rounded too early, so places stay empty", lambda B, G, k: B * (G // k)),
-        wrong("rounded up: more completions than places", lambda B, G, k: -(-B * G // k)),
-    ],
-    "token_mean_weights": [
-        wrong("a mean over each completion first: 1/(N |o|), which is GRPO's [6]",
-              lambda m, **o: grpo.sequence_mean_weights(m)),
-        wrong("padding counts in the number of tokens [3]", lambda m, **o: m.double() / m.numel()),
-    ],
-    "constant_weights": [
-        wrong("it keeps 1/|o| [6]", lambda m, *, max_tokens, **o: grpo.sequence_mean_weights(m)),
-        wrong("divided by the longest completion of this batch, not by one constant [6]",
-              lambda m, *, max_tokens, **o: m.double() / m.numel()),
-    ],
     "gae": [
-        wrong("λ is left out: A is the return minus the value",
-              lambda r, v, m, *, gamma=1.0, lam=0.95: ppo.gae(r, v, m, gamma=gamma, lam=1.0)),
-        wrong("γ is left out",
-              lambda r, v, m, *, gamma=1.0, lam=0.95: ppo.gae(r, v, m, lam=lam)),
-        wrong("γ alone discounts the next δ, in place of γλ; or λ alone",
-              lambda r, v, m, *, gamma=1.0, lam=0.95: ppo.gae(
-                  r, v, m, gamma=gamma, lam=lam / gamma)),
         wrong("the last token bootstraps from its own value: V behind the end must be 0",
               lambda r, v, m, *, gamma=1.0, lam=0.95: ppo.gae(
                   r + gamma * v * (m.bool() ^ without_last(m)), v, m, gamma=gamma, lam=lam)),
@@ -530,51 +463,15 @@ VERSIONS = {
         *(choice(" ".join(words for words, _ in parts), max_value(**dict(p for _, p in parts)))
           for n in (1, 2, 3) for parts in itertools.combinations(VALUE_CHOICES, n)),
     ],
-    "token_rewards": [
-        wrong("the KL is a gain, not a cost",
-              lambda s, p, q, m, *, beta: ppo.token_rewards(s, q, p, m, beta=beta)),
-        wrong("the score stands on the last column, not on the last token [3]",
-              lambda s, p, q, m, *, beta: (-beta * (p - q) * m) + torch.nn.functional.pad(
-                  s.unsqueeze(1), (m.shape[1] - 1, 0))),
-        wrong("every token gets the score",
-              lambda s, p, q, m, *, beta: (-beta * (p - q) + s.unsqueeze(1)) * m),
-    ],
     "whiten": [
-        wrong("padding counts in the mean and the variance [3]",
-              lambda x, m: (x * m - (x * m).mean()) / (x * m).var(correction=0).sqrt() * m),
-        wrong("the mean is not subtracted", lambda x, m: x * m / x[m.bool()].std(correction=0)),
         choice("the unbiased variance",
                lambda x, m: (x - x[m.bool()].mean()) / (x[m.bool()].var() + 1e-8).sqrt() * m),
     ],
     "overlong_penalty": [
         edge("below −1 beyond max_length: the floor is missing",
              lambda n, *, max_length, cache: ((max_length - cache - n) / cache).clamp(max=0)),
-        wrong("the sign is turned round: long completions gain",
-              lambda n, *, max_length, cache: ((n - max_length + cache) / cache).clamp(0, 1)),
-    ],
-    "has_signal": [
-        wrong("questions without a signal are the ones that stay", lambda r: ~dapo.has_signal(r)),
-        wrong("a question is left out if it has no right answer; all right has no signal, either",
-              lambda r: (r > 0).any(1)),
-        wrong("a question is left out if all its answers are right; none right has no signal, "
-              "either", lambda r: ~(r > 0).all(1)),
-    ],
-    "retain": [
-        wrong("the longest are kept, not the shortest", lambda m, k, *, largest=False:
-              gfpo.retain(m, k, largest=not largest)),
-        wrong("`largest` is ignored", lambda m, k, *, largest=False: gfpo.retain(m, k)),
-        wrong("the first k are kept, whatever the metric is",
-              lambda m, k, **o: gfpo.retain(0 * m, k)),
-    ],
-    "token_efficiency": [
-        wrong("tokens per reward, not reward per token", lambda r, n: n / r),
-        wrong("the reward times the length", lambda r, n: r * n),
     ],
     "retained_advantages": [
-        wrong("mean and std over all completions, before the filter: this is CPPO's order [6]",
-              lambda r, kept, **o: scattered(grpo.group_advantages(r, ddof=0, **o), kept)),
-        wrong("completions that are not kept have an advantage, too [6]",
-              lambda r, kept, **o: grpo.group_advantages(r, ddof=0, **o)),
         choice("the unbiased std", lambda r, kept, **o: torch.zeros_like(r).scatter(
             1, kept, grpo.group_advantages(r.gather(1, kept), **o))),
         choice("no division by the std", lambda r, kept, **o: torch.zeros_like(r).scatter(
@@ -587,7 +484,6 @@ VERSIONS = {
               tis.truncated_importance_weights(p, s, m, **o | {"cap": math.inf})),
         wrong("a gradient flows through the weights", lambda p, s, m, *, cap:
               (p - s).exp().clamp(max=cap).masked_fill(~m.bool(), 1.0)),
-        wrong("`low` truncates, it does not mask: IcePop's weight outside is 0", truncated_low),
         choice("0 on padding",
                lambda p, s, m, **o: tis.truncated_importance_weights(p, s, m, **o) * m),
     ],

@@ -108,20 +108,12 @@ PROBES = {
     "prune_below": probes(*((a, g) for g in (0.5, 1.0) for a in ADVANTAGE_ROWS)),
     "prune_pooled": probes(*((a, n) for n in (2, 4) for a in ADVANTAGE_ROWS)),
     "batch_rows": probes((torch.tensor([[0, 3], [1, 2]]), 4), (torch.tensor([[1], [0], [2]]), 3)),
-    "questions_per_step": probes((1, 16, 4), (1, 16, 3), (5, 8, 3)),
-    "token_mean_weights": probes((mask_of([2, 1]),), (MASK,)),
-    "constant_weights": [Probe((m,), {"max_tokens": 8}) for m in (mask_of([2, 1]), MASK)],
     "gae": [*probes(*PPO_ARGS), *(Probe(a, {"gamma": 0.5, "lam": 0.8}) for a in PPO_ARGS)],
     "value_loss": probes(*VALUES, (normal(9, 6, 5), normal(10, 6, 5), normal(11, 6, 5), MASK)),
-    "token_rewards": [
-        Probe((t(5.0), t([1, 2, 3]), t([0, 0, 0]), mask_of([2, 3])[:1]), {"beta": 0.1}),
-        Probe((A, LOGP, REF, MASK), {"beta": 0.3})],
     "whiten": probes((t([2, -2]), ONE.expand(1, 2)), (FAR, mask_of([3, 1])), (LOGP, MASK)),
     "overlong_penalty": [Probe((t(4, 16, 17, 20, 25),), {"max_length": 20, "cache": 4})],
-    "has_signal": probes((t([1, 1, 1], [0, 1, 1], [0, 0, 0]),)),
     "retain": [*probes((LENGTH_ROWS, 2), (LENGTH_ROWS, 1)),
                Probe((LENGTH_ROWS, 2), {"largest": True})],
-    "token_efficiency": probes((t([1, 0, 2], [3, 1, 1]), t([10, 4, 8], [2, 1, 6]))),
     "retained_advantages": probes(
         (t([1, 0, 4]), torch.tensor([[0, 1]])),
         (normal(13, 2, 4), torch.tensor([[0, 1, 3], [1, 2, 3]])),
@@ -142,13 +134,16 @@ EDGES = {name: [(Probe((*FAR_AWAY, torch.tensor(A), ONE), probes[0].options),
                 for A, words in (([1.0], "flat at A > 0"), ([0.0], "0 at A = 0"))]
          for name, probes in PROBES.items() if name.endswith("_loss") and name != "value_loss"}
 EDGES["ppo_loss"] = [(for_each_token(probe), words) for probe, words in EDGES["ppo_loss"]]
-EDGES["token_entropies"] = [(Probe((WITH_MINUS_INFINITY,)), "the entropy is NaN if a word has −∞: "
-                             "0 · −∞ must count 0")]
+EDGES["token_entropies"] = [(Probe((WITH_MINUS_INFINITY,)), "the entropy or its gradient is NaN "
+                             "if a word has −∞: 0 · −∞ must count 0")]
 
-# Rewards in float32. Those of the first question are all equal, so it must get no signal.
+# Rewards in float32. Those of the first question are all equal, so it must get no signal: an
+# advantage above 0.01 is one.
+EQUAL = ("equal rewards get a signal, or NaN: the rounding error of their mean is divided by a std "
+         "close to 0")
 SAME = [torch.tensor([[x] * n, [*range(n)]]) for x, n in ((1.0, 3), (0.9, 3), (3.3, 7))]
-EQUAL = {"group_advantages": probes(*((r,) for r in SAME)),
-         "decoupled_advantages": probes(*((r.unsqueeze(0),) for r in SAME))}
+EDGES["group_advantages"] = [(Probe((r,), atol=0.01), EQUAL) for r in SAME]
+EDGES["decoupled_advantages"] = [(Probe((r[None],), atol=0.01), EQUAL) for r in SAME]
 # A tiny spread shows the eps of (r − mean)/(std + eps); three spreads show where it stands.
 SPREADS = {"group_advantages": probes(*((t([0, d]),) for d in (1e-9, 1e-6, 1.0))),
            "decoupled_advantages": probes(*((t([[0, d]]),) for d in (1e-9, 1e-6, 1.0)))}

@@ -113,6 +113,7 @@ def tested(module, name, theirs):
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ.pop("PYTEST_PLUGINS", None)
-    if files and pytest.main([*ALONE, *files], plugins=[about]) > pytest.ExitCode.TESTS_FAILED:
+    code = pytest.main([*ALONE, *files], plugins=[about]) if files else 0
+    if code not in (0, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise RuntimeError(f"pytest could not run {', '.join(files)}")
     return about.results

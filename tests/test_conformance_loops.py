@@ -242,8 +242,8 @@ def made(*changes, beta=BETA):
     ("≈ each compared with the mean of the others (RLOO)", [(STD, " * 4 / 3")]),
     ("≈ no division by the std, as in Dr. GRPO; a sum over tokens, divided by a constant, as in "
      "Dr. GRPO; the updates are 6, 6 times", [(STD, ""), (MEAN, ".sum(1)).mean()")]),
-    ("≈ no division by the std, as in Dr. GRPO; a sum over tokens, divided by a constant, as in "
-     "Dr. GRPO; the updates are 72 times", [(STD, ""), (MEAN, ".sum())")]),
+    # 72 times as large: the clip acts on the second update
+    ("◐ 3 of 11 checked, because the kit knows no choice", [(STD, ""), (MEAN, ".sum())")]),
     ("≈ the std of the whole batch, as in Lite PPO; a mean over all tokens, as in DAPO",
      [(STD, " / r.std()"), (MEAN, ".sum() / mask.sum())")]),
     ("≈ divided by the mean of the group, as in MaxRL", [(STD, " / r.mean(1, keepdim=True)")]),

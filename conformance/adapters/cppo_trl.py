@@ -46,8 +46,6 @@ def token_logprobs(logits, tokens, *, temperature=1.0):
 
 
 def cppo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.04, clip_low=0.2):
-    if advantages.dim() == 2:
-        raise NotImplementedError("it takes one advantage for each completion")
     column = torch.ones(len(mask), 1, dtype=torch.long)
     stand_in = trainer(num_iterations=2, beta=0.0 if ref_logp is None else beta, epsilon=clip_low)
     stand_in._get_per_token_logps = lambda *_: logp

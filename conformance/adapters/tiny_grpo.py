@@ -11,13 +11,11 @@ log-probabilities carry no gradient, as in its experiences. The code has one set
 range, an eps of 1e-8, the unbiased std.
 Left out: the temperature, because it samples at 1 and no function takes one.
 
-grpo_loss asks GRPOLoss alone, with our mask. With DEFAULTS=1 in front of the command the mask is
-that of its rollout, for completions that end with the EOS and are longer than that.
+grpo_loss asks GRPOLoss alone, with our mask. Its own mask shows in `step`.
 wandb and transformers, which none of these use, get stand-ins.
 """
 
 import copy
-import os
 import sys
 from contextlib import redirect_stdout
 from functools import partial
@@ -47,27 +45,11 @@ def token_logprobs(logits, tokens):
     return sequences_log_probs(model, ids, torch.ones_like(ids))
 
 
-def mask_of_rollout(mask):
-    """Its mask of completions of these lengths, whose last token is the EOS, 0."""
-    if (mask.sum(1) < 2).any():
-        raise NotImplementedError("without its EOS a completion would be empty: 0/0")
-    n, eos = len(mask), 0
-    ids = pad(mask[:, 1:].long(), (1, 1), value=eos)  # a prompt, tokens 1, the EOS and padding
-    ids[:, 0] = 1
-    model, tokenizer = MagicMock(), MagicMock(eos_token_id=eos)
-    prompt = {"input_ids": ids[:1, :1], "attention_mask": ids[:1, :1]}
-    tokenizer.return_value.to.return_value = prompt
-    tokenizer.batch_decode.return_value = [""] * n
-    model.generate.return_value = ids
-    return rollout(model, tokenizer, "", "", n)[2]
-
-
 def group_advantages(rewards, *, eps=1e-8):
     return torch.stack([one_group(group.unsqueeze(1), eps).squeeze(1) for group in rewards])
 
 
 def grpo_loss(logp, old_logp, advantages, mask, *, ref_logp=None, beta=0.01, clip_low=0.2):
-    mask = mask_of_rollout(mask) if "DEFAULTS" in os.environ else mask
     experience = SimpleNamespace(
         action_log_probs=old_logp.detach(), action_mask=mask,
         advantages=advantages.view(len(mask), -1),

@@ -3,7 +3,8 @@
 The losses call GRPOTrainer._compute_loss. The advantages and the importance weights call
 GRPOTrainer._generate_and_score_completions. Both get a stand-in for the trainer. Log-probabilities
 and entropies are those of its fused head, as in the trainer: our logits are its hidden states, and
-its weight is the identity. Autocast would round that product, so it is not asked there.
+its weight is the identity. Autocast would round that product, and −∞ · 0 is NaN, so it is not
+asked there.
 
 It only renames and reshapes: the old and the reference log-probabilities carry no gradient, because
 the trainer computes them under no_grad; what stands on padding is set to 1 in the importance
@@ -46,8 +47,8 @@ ONE = ("args.steps_per_generation", "args.gradient_accumulation_steps", "num_gen
 
 def fused_head(logits, tokens, temperature):
     """(log-probabilities, entropies, …), with the other arguments as add_fused_lm_head has them."""
-    if torch.is_autocast_enabled("cpu"):
-        raise NotImplementedError("the product with the identity would be rounded")
+    if torch.is_autocast_enabled("cpu") or logits.isinf().any():
+        raise NotImplementedError("the product with the identity would be rounded, or NaN")
     vocabulary = logits.shape[-1]
     identity = torch.eye(vocabulary, dtype=logits.dtype)
     return _ChunkedLogProbFunction.apply(

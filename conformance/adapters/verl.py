@@ -3,7 +3,7 @@
 The losses are ppo_loss of verl/workers/utils/losses.py. The others are functions of
 verl/trainer/ppo/core_algos.py, verl/trainer/ppo/rollout_corr_helper.py and
 verl/utils/torch_functional.py, and the temperature is put on the logits by
-verl/workers/engine/fsdp/transformer_impl.py; overlong_penalty is DAPORewardManager's.
+verl/workers/engine/fsdp/transformer_impl.py.
 
 It only renames and reshapes: our padded rows go in where verl pads its own (no_padding_2_padding
 and to_padded_tensor); the number of completions is handed over, as verl's trainer does, so an empty
@@ -11,8 +11,9 @@ one counts; the old and the reference log-probabilities and the returns carry no
 verl's batches. What stands on padding is set to ours in gae, whiten and the importance weights,
 because no loss reads it.
 Left out: the whitening at the end of verl's GAE, which gets a stand-in that changes nothing; the
-weights of the tokens, a mode of agg_loss; token_rewards, a line of the Ray trainer; logits in
-bfloat16, because it computes in the dtype of the logits.
+weights of the tokens, a mode of agg_loss; the overlong penalty, part of a reward manager;
+token_rewards, a line of the Ray trainer; logits in bfloat16, because it computes in the dtype of
+the logits.
 
 The options are those of the papers: loss_agg_mode, the KL in the loss, and clip_ratio_c, the dual
 clip, too large to act. DEFAULTS=1 in front of the command takes verl's own: its loss is then a mean
@@ -21,8 +22,7 @@ over tokens with a dual clip of 3 and without a KL.
 
 import os
 from functools import partial
-from types import SimpleNamespace
-from unittest.mock import MagicMock, patch
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils import torch_functional
 from verl.workers.config import ActorConfig, PolicyLossConfig
 from verl.workers.engine.fsdp.transformer_impl import _scale_logits_by_temperature
-from verl.workers.reward_manager.dapo import DAPORewardManager
 from verl.workers.utils import losses
 
 kl_k1, kl_k2, kl_k3 = (
@@ -102,15 +101,8 @@ gspo_loss = partial(loss, "gspo", "seq-mean-token-mean", clip_low=3e-4, clip_hig
 dapo_loss = partial(loss, "vanilla", "token-mean", clip_high=0.28)
 drgrpo_loss = partial(loss, "vanilla", "seq-mean-token-sum-norm")
 ppo_loss = partial(loss, "vanilla", "token-mean")
-
-
-def default_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None):
-    return loss("vanilla", "token-mean", logp, old_logp, advantages, mask, clip_low=clip_low,
-                clip_high=clip_high, dual_clip=3.0)
-
-
 if "DEFAULTS" in os.environ:
-    grpo_loss = default_loss
+    grpo_loss = partial(ppo_loss, dual_clip=3.0)
 
 
 def value_loss(values, old_values, returns, mask, *, clip=0.2):
@@ -136,21 +128,3 @@ def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap):
     out, _, _ = compute_rollout_correction_and_rejection_mask(
         old_logp, sampled_logp, mask.to(old_logp.dtype), "token", cap)
     return out.batch["rollout_is_weights"].masked_fill(~mask.bool(), 1.0)
-
-
-def overlong_penalty(lengths, *, max_length, cache):
-    buffer = SimpleNamespace(enable=True, len=cache, penalty_factor=1.0, log=False)
-    manager = DAPORewardManager(
-        MagicMock(**{"decode.return_value": "", "eos_token": "eos"}), 0, lambda **_: 0.0,
-        max_resp_len=max_length, overlong_buffer_cfg=buffer)
-    manager._extract_reward_from_rm_scores = lambda *_: None
-    flat = lengths.flatten().long()
-    responses = torch.ones(len(flat), int(flat.max()) + 1, dtype=torch.long)
-    mask = torch.arange(responses.shape[1]) < flat.unsqueeze(1)
-    prompt = torch.ones(1, dtype=torch.long)
-    rows = [MagicMock(batch={"prompts": prompt, "responses": r,
-                             "attention_mask": torch.cat([prompt, m])})
-            for r, m in zip(responses, mask.long())]
-    data = MagicMock(batch={"responses": responses})
-    data.__len__.return_value, data.__getitem__.side_effect = len(rows), rows.__getitem__
-    return manager(data).sum(1).view(lengths.shape)

@@ -50,6 +50,7 @@ def test_the_chances_of_four_tokens():
     torch.testing.assert_close(prefix_chances(mask, share=0.5)[:1], torch.tensor(expected))
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("share", ["0", "0.07", "0.1", "0.3", "0.55", "0.9", "1"])
 def test_the_shortest_prefix_is_exact_for_every_length(share):
     """m = ⌈share · |o|⌉ in fractions. In floats 0.07 · 100 is 7.000000000000001."""
@@ -58,6 +59,7 @@ def test_the_shortest_prefix_is_exact_for_every_length(share):
     assert cuts.tolist() == [max(1, math.ceil(Fraction(share) * n)) for n in lengths]
 
 
+@pytest.mark.ours
 def test_u_picks_the_cut():
     u = torch.tensor([[0.0], [0.24], [0.25], [0.99]])
     inside = random_prefixes(mask_of([4] * 4), u)

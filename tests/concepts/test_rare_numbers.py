@@ -108,6 +108,7 @@ def test_inside_the_bound_nothing_changes(x):
     assert torch.equal(bounded_exp(x), y.exp()) and torch.equal(x.grad, y.grad)
 
 
+@pytest.mark.ours
 def test_at_the_bound_the_ratio_stays():
     x = torch.tensor([LARGEST_LOG_RATIO, 21.0, 89.0, torch.inf], requires_grad=True)
     ratio = bounded_exp(x)
@@ -115,6 +116,7 @@ def test_at_the_bound_the_ratio_stays():
     assert ratio.tolist() == pytest.approx([math.exp(20)] * 4) and not x.grad.any()
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("gap", [-100.0, -89.0, 21.0, 100.0])
 def test_k3_is_finite(gap):
     """gap: log π − log π_ref. Above the bound k3 is e^20 − 21, below it 1 less than the gap."""
@@ -155,6 +157,7 @@ def test_a_single_word_has_no_entropy():
     assert token_entropies(torch.tensor([[[0.3, -torch.inf]]])).item() == 0
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("temperature", [0, 0.0, -1.0, math.nan])
 def test_a_temperature_that_is_not_above_0_is_refused(temperature):
     logits, tokens = torch.zeros(1, 2, 4), torch.zeros(1, 2).long()
@@ -166,6 +169,7 @@ def test_a_temperature_that_is_not_above_0_is_refused(temperature):
             call()
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("token", [-100, -1, 4])
 def test_a_token_outside_of_the_vocabulary_is_refused(token):
     tokens = torch.tensor([[1, token]])
@@ -176,6 +180,7 @@ def test_a_token_outside_of_the_vocabulary_is_refused(token):
 # --- rewards, advantages and masks of other types ---
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float16])
 def test_rewards_may_be_whole_numbers_or_bool(dtype):
     rewards = torch.tensor([[1, 0, 0, 1], [1, 1, 1, 1]])
@@ -212,6 +217,7 @@ RULES = {
 }
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_refuses_rows_without_groups_and_nan(rule):
     with pytest.raises(ValueError, match=r"must be \(Q, G\).*\.view\(-1, G\)"):
@@ -223,6 +229,7 @@ def test_a_rule_refuses_rows_without_groups_and_nan(rule):
 # --- shapes that torch would repeat in silence ---
 
 
+@pytest.mark.ours
 @every_loss
 @pytest.mark.parametrize("wrong", ["old_logp", "mask", "ref_logp", "weights"])
 @pytest.mark.parametrize("cut", [(slice(1), slice(None)), (slice(None), slice(1))])
@@ -234,6 +241,7 @@ def test_a_loss_refuses_a_shape_that_would_be_repeated(name, wrong, cut):
         LOSSES[name](**given)
 
 
+@pytest.mark.ours
 @every_loss
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 5), (2, 3), (6, 5, 1)])
 def test_a_loss_refuses_advantages_that_are_not_one_for_each_completion_or_token(name, shape):
@@ -256,6 +264,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.ours
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_other_functions_refuse_it_too(name):
     with pytest.raises(ValueError, match="must have the shape of"):

@@ -40,8 +40,9 @@ def test_the_chances_add_up_to_k_and_keep_the_order(A, k):
 
 def every_draw(p):
     """[(width, draw)]: all outcomes of the draws of one row, p: (G,). They change only where a
-    point u, u + 1, … meets the end of an interval."""
-    ends = sorted({0.0, 1.0, *(x % 1 for x in p.cumsum(0).tolist())})
+    point u, u + 1, … meets the end of an interval, counted from the left or from the right."""
+    inside = p.cumsum(0).tolist()
+    ends = sorted({0.0, 1.0, *(sign * x % 1 for x in inside for sign in (1, -1))})
     between = zip(ends, ends[1:])
     return [(b - a, draw(p[None], torch.tensor([[(a + b) / 2]]))[0]) for a, b in between]
 
