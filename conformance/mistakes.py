@@ -84,7 +84,6 @@ KL = {
         lambda p, q, r: -grpo.kl_k3(p, q),
     "the KL term is missing": lambda p, q, r: 0 * p,
     "the KL term has no gradient": lambda p, q, r: grpo.kl_k3(p, q).detach(),
-    "r − log r without the −1": lambda p, q, r: grpo.kl_k3(p, q) + 1,
 }
 KL_CHOICES = {
     "k2 in place of k3: its gradient is that of KL(π‖π_ref)": lambda p, q, r: grpo.kl_k2(p, q),
@@ -154,7 +153,8 @@ def loss(ratio, bound, kl, weigh, *, sign=1.0, on=lambda mask: mask, given=True,
 
 
 def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True, **numbers):
-    """All versions of a loss whose weights are WEIGHTS[weigh]: first those with one other part.
+    """All versions of a loss whose weights are WEIGHTS[weigh]: those with one other part, with two,
+    with three. One of them may be a mistake.
 
     named: with other weights it would be another algorithm."""
     base = {"ratio": ratio, "bound": clip, "kl": k3, "weigh": WEIGHTS[weigh]} | numbers
@@ -196,10 +196,13 @@ def versions(*, weigh, ratio=token_ratio, ratios=RATIO, with_kl=True, named=True
         kind = next(kind for kind in ("mistake", "edge", "choice") if kind in found)
         return Version("; ".join(words for words, _ in parts), loss(**base | changes), kind)
 
-    pairs = [*itertools.combinations([*weights, *choices], 2),
-             *itertools.product(mistakes, [*weights, *choices])]
-    return [*map(made, [*mistakes, *weights, *choices]),
-            *(made(*pair) for pair in pairs if not pair[0][1].keys() & pair[1][1].keys())]
+    def apart(parts):
+        keys = [key for _, change in parts for key in change]
+        return len(keys) == len({*keys}) and not any(part in mistakes for part in parts[1:])
+
+    every = [*mistakes, *weights, *choices]
+    together = [parts for n in (1, 2, 3) for parts in itertools.combinations(every, n)]
+    return [made(*parts) for parts in together if apart(parts)]
 
 
 # --- the other functions ---
@@ -429,7 +432,6 @@ VERSIONS = {
     ],
     "token_entropies": [
         wrong("the sign is turned round", lambda x, **o: -grpo.token_entropies(x, **o)),
-        wrong("in bits, not in nats", lambda x, **o: grpo.token_entropies(x, **o) / math.log(2)),
         wrong("the temperature is ignored", lambda x, **o: grpo.token_entropies(x)),
     ],
     "keep_count": [

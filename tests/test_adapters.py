@@ -11,12 +11,7 @@ ARITHMETIC = (ast.Div, ast.Pow, ast.MatMult, ast.Sub, ast.Mult)
 # numbers made of numbers: what an adapter must leave to the project
 COMPUTES = {"exp", "expm1", "log", "log1p", "sqrt", "softmax", "log_softmax", "logsumexp", "mean",
             "std", "var", "clamp", "minimum", "maximum", "float", "double"}
-# GRPO-Zero makes the update itself: its gradient is hung on its loss, whose value stays
-ALLOWED = {"grpo_zero.py": {"leaf.grad * (logp - logp.detach())", "logp - logp.detach()"},
-           # NeMo RL takes float32 only
-           "nemo_rl.py": {"rewards.detach().flatten().float()"},
-           # how much padding is needed
-           "slime.py": {"T - len(row)"}, "trl.py": {"mask.shape[1] - max(lengths)"}}
+ALLOWED = {"trl.py": {"mask.shape[1] - max(lengths)"}}  # how much padding is needed
 
 
 def computations(source):

@@ -15,7 +15,7 @@ import torch
 from conformance import __main__ as kit
 from conformance import check, compare
 from conformance.compare import MODULES, OURS, diagnose
-from conformance.mistakes import VERSIONS
+from conformance.mistakes import KL_CHOICES, VERSIONS, WEIGHTS, dual, loss, token_ratio
 from conformance.theirs import LeftOut, Theirs
 from cppo import batch_rows
 from family.gspo import gspo_loss, sequence_ratio
@@ -121,8 +121,6 @@ PLANTED = [  # (what is replaced, by what, what must be said)
     (".sum(1) / mask.sum(1).clamp(min=1)", ".mean(1)", "✗ the sum over a completion is divided by"),
     ("old_logp.detach()", "old_logp", "△ a gradient flows into `old_logp`"),
     ("ref_logp.detach()", "ref_logp", "△ a gradient flows into `ref_logp`"),
-    ("per_completion.mean()", "sum(part.mean() for part in per_completion.split(2))",
-     "✗ the means of micro-batches (of 2 completions) are added up"),
     (".clamp(min=1)", "", "△ an empty completion gives NaN"),
 ]
 
@@ -235,7 +233,7 @@ def test_kept_completions_may_stand_in_any_order():
     assert said("retain", lambda m, k, *, largest=False: m.topk(k, 1, largest).indices) == (
         "≈ another order")
     assert said("batch_rows", lambda kept, G: batch_rows(kept, G).flip(0)) == "≈ another order"
-    unknown = f"◐ {compare.UNKNOWN}"
+    unknown = f"– {compare.UNKNOWN}"
     in_order = lambda a, k: a.abs().argsort(dim=1, stable=True)[:, :k]
     assert said("prune", in_order) == "✗ the smallest |A| are kept"
     assert said("batch_rows", lambda kept, G: kept.flatten()).startswith(("✗", unknown))
@@ -466,7 +464,8 @@ def test_what_breaks_is_told_in_one_sentence_and_hides_no_other_function(tmp_pat
     code, output = conform(
         tmp_path / "mine.py", PYTHONPATH=str(tmp_path), PYTEST_ADDOPTS="--no-such-option")
     lines = rows(output)
-    assert lines.keys() - {"function"} == SENTENCES.keys() and "Traceback" not in output
+    assert lines.keys() - {"function", "importing"} == SENTENCES.keys()
+    assert "Traceback" not in output
     for name, words in SENTENCES.items():
         assert words in lines[name]
     assert code == 1 and "would stand" not in output
@@ -496,8 +495,9 @@ def test_the_exit_code(lines, expected, here):
 
 
 FROM_THE_END = """
-from conformance.compare import OURS
-import torch
+from grpo import grpo_loss as one
+def grpo_loss(*args, weights=None, beta=0.04, ref_logp=None, clip_low=0.2, clip_high=None):
+    return 3.7 * one(*args, beta=beta, ref_logp=ref_logp)[0]
 def random_prefixes(mask, u, *, share=0.0):
     mask, n = mask.bool(), mask.sum(1, keepdim=True)
     shortest = (share * n).ceil().clamp(min=1)
@@ -512,12 +512,20 @@ def kl_k2(p, q):
 """
 
 
+def test_three_choices_at_once_are_named():
+    """verl's loss: a mean over tokens, a dual clip, a clamped KL."""
+    found = diagnose("grpo_loss", loss(
+        token_ratio, dual, KL_CHOICES["the KL is clamped to ±10"], WEIGHTS["tokens"], beta=0.04))
+    assert found.kind == "choice" and found.sentence.count(";") == 2
+
+
 def test_another_draw_is_right_and_what_nobody_knows_is_wrong_only_if_a_test_says_so(here):
     code, output = here(FROM_THE_END)
     lines = rows(output)
     assert lines["random_prefixes"].endswith("✓ ") and lines["draw"].endswith("✓ ")
     assert f"✗ a test does not hold; {compare.UNKNOWN}" in lines["kl_k3"]
-    assert f"◐ {compare.UNKNOWN}" in lines["kl_k2"] and code == 1
+    assert f"– {compare.UNKNOWN}" in lines["kl_k2"] and code == 1
+    assert f"– {compare.UNKNOWN}" in lines["grpo_loss"] and "does not hold" in output
 
 
 def test_the_verdicts_are_written_as_json(here, tmp_path):

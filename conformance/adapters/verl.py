@@ -101,8 +101,15 @@ gspo_loss = partial(loss, "gspo", "seq-mean-token-mean", clip_low=3e-4, clip_hig
 dapo_loss = partial(loss, "vanilla", "token-mean", clip_high=0.28)
 drgrpo_loss = partial(loss, "vanilla", "seq-mean-token-sum-norm")
 ppo_loss = partial(loss, "vanilla", "token-mean")
+
+
+def default_loss(logp, old_logp, advantages, mask, *, clip_low=0.2, clip_high=None):
+    return ppo_loss(logp, old_logp, advantages, mask, clip_low=clip_low, clip_high=clip_high,
+                    dual_clip=3.0)
+
+
 if "DEFAULTS" in os.environ:
-    grpo_loss = partial(ppo_loss, dual_clip=3.0)
+    grpo_loss = default_loss
 
 
 def value_loss(values, old_values, returns, mask, *, clip=0.2):
