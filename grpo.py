@@ -88,9 +88,11 @@ def token_entropies(logits, *, temperature=1.0):
     A word with the logit −∞ has the probability 0 and adds 0. (Masked or padded vocabularies.)
     """
     x = _at_temperature(logits, temperature)
-    # H = −Σ_v π_v log π_v = log Σ_v exp x_v − Σ_v π_v x_v, and 0 · −∞ must be 0
-    finite_x = x.masked_fill(x == -torch.inf, 0.0)
-    return x.logsumexp(-1) - (x.softmax(-1) * finite_x).sum(-1)
+    log_sum = x.logsumexp(-1)
+    p = x.softmax(-1)
+    x = x.masked_fill(x == -torch.inf, 0.0)  # 0 · −∞ would be NaN
+    # H = −Σ_v π_v log π_v = log Σ_v exp x_v − Σ_v π_v x_v
+    return log_sum - (p * x).sum(-1)
 
 
 # Three estimators of KL(π ‖ π_ref) from samples of π (Schulman, "Approximating KL divergence",
@@ -247,7 +249,7 @@ def grpo_loss(
     gradient. (Nothing waits for a GPU until you call `.item()`.) `kl` (0 without a reference),
     `ratio_mean` and `clip_fraction` (the share of the tokens whose gradient the clip ends) are
     means under `weights`. `ratio_max` is the largest ratio, or 0.
-    The ratio and k3 are bounded (LARGEST_LOG_RATIO). So loss and gradient are always finite.
+    The ratio and k3 are bounded (LARGEST_LOG_RATIO). If logp is finite, so are loss and gradient.
     Raises ValueError if the shapes differ.
     """
     ratio = importance_ratio(logp, old_logp, mask)

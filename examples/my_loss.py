@@ -29,7 +29,7 @@ import torch
 import train
 from algorithms import ALGORITHMS
 from engine.run.command_line import run_program
-from grpo import clipped_surrogate, kl_k3
+from grpo import clipped_surrogate, importance_ratio, kl_k3
 
 
 def dual_clip_loss(
@@ -41,7 +41,8 @@ def dual_clip_loss(
 
     GRPO's clip does not act there, so such a token alone can decide an update.
     """
-    A, ratio = advantages[:, None], (logp - old_logp).exp()
+    A = advantages[:, None]
+    ratio = importance_ratio(logp, old_logp, mask)
     surrogate = clipped_surrogate(ratio, A, clip_low=clip_low, clip_high=clip_high)
     # max(min(ρA, clip(ρ)A), 3A) if A < 0
     bounded = torch.where(A < 0, torch.maximum(surrogate, 3 * A), surrogate)

@@ -59,6 +59,6 @@ def _counted(mask, share):
         raise ValueError(f"share must lie in 0 … 1, not {share}")
     mask = mask.bool()
     lengths = mask.sum(1, keepdim=True)
-    # m = ⌈share · |o|⌉. In floats 0.1 · 30 is 3.0000000000000004: the 1e-9 lets it be 3
+    # m = ⌈share · |o|⌉. In floats 0.07 · 100 is 7.000000000000001: the 1e-9 lets m be 7
     shortest = (share * lengths.double() - 1e-9).ceil()
     return mask, lengths, shortest.float().clamp(min=1)

@@ -164,10 +164,11 @@ class ThroughHead(torch.autograd.Function):
             logp = torch.log_softmax(linear(s, weight, bias).float() / ctx.temperature, -1)
             of_entropy = None
             if grad_entropy is not None:
-                # ∂ H / ∂ logits_v = −π(v) (log π(v) + H) / temperature
+                # ∂ H / ∂ logits_v = −π(v) (log π(v) + H) / temperature, and 0 if π(v) is 0
                 h = grad_entropy[some].unsqueeze(1) / ctx.temperature
-                minus_entropy = (logp.exp() * logp).sum(1, keepdim=True)
-                of_entropy = -h * logp.exp() * (logp - minus_entropy)
+                finite = logp.masked_fill(logp == -torch.inf, 0.0)
+                minus_entropy = (logp.exp() * finite).sum(1, keepdim=True)
+                of_entropy = -h * logp.exp() * (finite - minus_entropy)
             # ∂ log π(o) / ∂ logits_v = (1[v = o] − π(v)) / temperature
             grad_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g)
             if of_entropy is not None:

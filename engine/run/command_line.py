@@ -81,7 +81,7 @@ def parser_of(config_class):
         usage="%(prog)s [--OPTION VALUE ...]", formatter_class=help_layout, allow_abbrev=False,
         exit_on_error=False, argument_default=argparse.SUPPRESS)
     most_used = getattr(config_class, "most_used", ())
-    first = parser.add_argument_group("used most") if most_used else None
+    first = parser.add_argument_group("most used") if most_used else None
     for record in records(config_class()):
         group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
         for f in options_in(record):
@@ -97,8 +97,10 @@ def help_layout(prog):
 
 def with_underscores(word):
     """An option may be written with hyphens: in its name they become underscores."""
+    if not word.startswith("--"):
+        return word
     name, equals, value = word.partition("=")
-    return name[:2] + name[2:].replace("-", "_") + equals + value if name[:2] == "--" else word
+    return "--" + name[2:].replace("-", "_") + equals + value
 
 
 def argument_of(f):

@@ -162,6 +162,31 @@ def test_the_error_of_the_heads_gradients_does_not_grow_with_the_chunks(wide, mo
         assert first < 0.01 and max(others) < 1.1 * first, errors
 
 
+def test_words_that_the_head_never_writes_have_no_entropy_and_no_gradient(wide):
+    """A bias of −∞ takes words out of the vocabulary. The entropy and all gradients are those of a
+    head without these words."""
+    model, (prompts, tokens, mask) = wide
+    args = (prompts, tokens.clamp(max=399), mask)
+    model.lm_head = torch.nn.Linear(32, 500)
+
+    def result(model):
+        model.zero_grad()
+        logp, entropy = completion_logprobs(model, *args, with_entropy=True)
+        (logp.sum() + 2 * entropy.sum()).backward()
+        head = [p.grad[:400] for p in model.lm_head.parameters()]
+        return [logp.detach(), entropy.detach(), *head, model.model.norm.weight.grad]
+
+    small = copy.deepcopy(model)
+    small.lm_head = torch.nn.Linear(32, 400)
+    with torch.no_grad():
+        small.lm_head.weight.copy_(model.lm_head.weight[:400])
+        small.lm_head.bias.copy_(model.lm_head.bias[:400])
+        model.lm_head.bias[400:] = -torch.inf
+    for ours, theirs in zip(result(model), result(small)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert not model.lm_head.bias.grad[400:].any()
+
+
 def test_a_head_that_is_frozen_has_no_gradient(wide):
     model, args = wide
     model.lm_head.requires_grad_(False)
