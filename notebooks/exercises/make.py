@@ -28,14 +28,16 @@ FILES = [Path("grpo.py"), Path("cppo.py"), Path("allocate.py"), *FAMILY, SEAMS]
 
 
 def exercises(source):
-    """The functions of a file that a student writes, as nodes of its syntax tree: the public
-    ones."""
+    """The functions of a file that a student writes, as nodes of its syntax tree: the public ones,
+    without those that only refuse wrong arguments (check_…)."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    return [node for node in functions if not node.name.startswith("_")]
+    return [node for node in functions if not node.name.startswith(("_", "check_"))]
 
 
 def is_check(statement):
     """Whether a statement does nothing but refuse a wrong argument."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return ast.unparse(statement.value.func).startswith("check_")
     return (isinstance(statement, ast.If) and isinstance(statement.body[0], ast.Raise)
             and not statement.orelse)
 
