@@ -16,6 +16,17 @@ import torch
 import torch.nn.functional as F
 
 
+class Moment(NamedTuple):
+    """When a step is made."""
+
+    step: int = 1  # its number, from 1
+    progress: float = 0.0  # the share of the run that is over before it, 0 … 1
+    history: list[float] = ()  # the mean reward of each earlier question of the run
+
+
+FIRST = Moment()
+
+
 def on_one_device(advantages, rewards):
     """The advantages of the rewards (R, Q, G), if there is no other device."""
     return advantages(rewards)
@@ -42,6 +53,8 @@ class Rollout:
     rewards: torch.Tensor  # (R, Q, G) float32
     reward_names: list[str]  # R
     reward_weights: list[float]  # R
+    step: int = 1  # the number of the step, from 1
+    progress: float = 0.0  # the share of the run that was over before the step, 0 … 1
     history: list[float] = ()  # the mean reward of each earlier question of the run
     seed: int = 0  # for a rule that draws
     factors: torch.Tensor | None = None  # NAT: (Q·G, T), 0 outside of the random prefixes
@@ -155,6 +168,7 @@ class Step(NamedTuple):
     """What is known of a step at its end."""
 
     metrics: dict  # a line of metrics.jsonl
-    sample: dict  # a line of samples.jsonl: the first group
-    mean_rewards: list[float]  # of each question of this device
+    rollout: Rollout  # of this device
+    advantages: torch.Tensor  # (Q, G)
+    rows: torch.Tensor  # (n,), the kept completions among the Q·G of the rollout
     skipped: list[bool]  # of each update: was it skipped, because it was not finite?

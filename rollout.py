@@ -11,11 +11,11 @@ from engine.data.questions import reward_columns
 from engine.scoring.score import score
 from family.dapo import has_signal, overlong_penalty
 from family.nat import prefix_factors
-from records import Rollout, join
+from records import FIRST, Rollout, join
 
 
 def sample_and_score(
-    next_questions, networks, algorithm, reward_functions, sampling, rng, clock, history=()
+    next_questions, networks, algorithm, reward_functions, sampling, rng, clock, moment=FIRST
 ):
     """Steps 1 and 2 for this device's share of the next questions. Returns a Rollout.
 
@@ -23,7 +23,7 @@ def sample_and_score(
     """
     sample_batch = partial(
         roll_out, networks=networks, algorithm=algorithm, reward_functions=reward_functions,
-        sampling=sampling, rng=rng, clock=clock, history=history,
+        sampling=sampling, rng=rng, clock=clock, moment=moment,
     )
     if algorithm.max_rollouts > 1:
         rollout = dynamic_sampling(sample_batch, next_questions, algorithm.max_rollouts)
@@ -41,7 +41,7 @@ def sample_and_score(
     return rollout
 
 
-def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, clock, history):
+def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, clock, moment):
     """Sample G completions of each question, and score them."""
     G = algorithm.group_size
     shape = (len(questions), G)
@@ -77,7 +77,9 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
         rewards=rewards.view(len(values), *shape),
         reward_names=list(values),
         reward_weights=[reward.weight for reward in reward_functions],
-        history=history,
+        step=moment.step,
+        progress=moment.progress,
+        history=moment.history,
         seed=rule_seed + ranks.rank(),
         failures=failures,
         over_all_groups=ranks.over_all_groups,

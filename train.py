@@ -42,29 +42,29 @@ from engine.run.config import open_run
 from engine.run.doctor import diagnosis
 from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
-from engine.run.metrics import Clock, first_group, summarize
+from engine.run.metrics import Clock, summarize
 from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.preview import show
 from engine.scoring.score import accuracy_reward, load_rewards
 from eval import examine
-from records import Step
+from records import FIRST, Moment, Step
 from rollout import sample_and_score
 from tasks.table import base_model, task_of
 from update import NO_UPDATE, Limits, cut_into_minibatches, in_micro_batches, update
 
 
 def train_step(
-    networks, algorithm, reward_functions, sampling, limits, next_questions, rng, history=()
+    networks, algorithm, reward_functions, sampling, limits, next_questions, rng, moment=FIRST
 ):
     """One turn of the algorithm box. Returns a Step.
 
     next_questions(n): this device's share of the next n questions; None: of a step's questions.
-    rng: the source of all random numbers. history: mean rewards, for GFPO's adaptive k.
+    rng: the source of all random numbers. moment: the number of the step, and how far the run is.
     """
     model, clock = networks.model, Clock(networks.model.device)
     # 1 sample G completions of each question, 2 score them
     rollout = sample_and_score(
-        next_questions, networks, algorithm, reward_functions, sampling, rng, clock, history)
+        next_questions, networks, algorithm, reward_functions, sampling, rng, clock, moment)
     # 3 advantages A over all G completions of a question; GRPO, CPPO: grpo.group_advantages
     advantages = algorithm.advantages(rollout)
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune)
@@ -96,8 +96,7 @@ def train_step(
             stats, skipped = update(networks, minibatches, algorithm, limits)
             networks.sampler.refresh(shards.whole_weights(model, networks.sampler.dtype))
         metrics |= stats
-    sample = first_group(rollout, advantages, rows, networks.tokenizer)
-    return Step(metrics | clock.seconds(), sample, rollout.total.mean(1).tolist(), skipped)
+    return Step(metrics | clock.seconds(), rollout, advantages, rows, skipped)
 
 
 def networks_of(config, algorithm, source, device, folder=None):
@@ -138,7 +137,7 @@ def train(config, algorithm, device, rows, notes):
     run, networks, reward_functions, evaluate, more_notes = set_up(config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
     limits = Limits(config.devices.micro_batch_tokens)
-    logs.announce(config, algorithm, run, notes)
+    logs.announce(config, run, notes)
     keep_options(folder, flat(config))
     if not config.run.resume:
         state.before = evaluate(label="evaluation before")
@@ -146,20 +145,23 @@ def train(config, algorithm, device, rows, notes):
             raise UserError("stopped, because this run cannot be saved. Free the disk, or name "
                             "another --output_dir.")
 
-    first, log = state.step + 1, logs.Logs(config, state.step)
+    first, log = state.step + 1, logs.Logs(config, state.step, networks.tokenizer)
     bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step, leave=True)
     with Interrupt() as interrupt, bar as shown:
         while not run.finished and not interrupt.asked:
-            # the learning rate
+            # the schedule, if there is one, and the learning rate
+            run.follow_schedule()
             groups = networks.optimizer.param_groups
             for group, peak in zip(groups, networks.peaks, strict=True):
                 group["lr"] = run.learning_rate(peak, config.update.warmup)
             # the step: its random numbers follow from the seed and its number
             rng = random.Random(f"{run.seed} {state.step + 1} 0")
-            step = train_step(networks, algorithm, reward_functions, config.sampling, limits,
-                              run.next_questions, rng, state.history)
-            run.count(step, with_history=bool(algorithm.ks))
+            moment = Moment(state.step + 1, run.progress, run.mean_rewards)
+            step = train_step(networks, run.algorithm, reward_functions, config.sampling, limits,
+                              run.next_questions, rng, moment)
+            run.count(step)
             # the log
+            step.metrics.update(run.hooks.measure(step))
             log.write(state.step, step, groups[0]["lr"])
             logs.show_step(shown, algorithm.name, run, step.metrics, state.step == first)
             refuse_failing_updates(state, folder)

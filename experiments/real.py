@@ -203,7 +203,7 @@ def train_for(config, algorithm, label):
         before, begin = deepcopy(networks.model.state_dict()), time.process_time()
         asked = take(questions, len(steps) * per_step, per_step, config.run.seed)
         rng = random.Random(f"{config.run.seed} {len(steps) + 1}")
-        metrics, sample, *_ = train_step(
+        metrics, rollout, *_ = train_step(
             networks, algorithm, rewards, sampling, Limits(), lambda missing, own=asked: own, rng
         )
         last = time.process_time() - begin
@@ -213,7 +213,7 @@ def train_for(config, algorithm, label):
         seconds += last
         steps.append({key: metrics[key] for key in LOGGED} | {
             "sampling": metrics["seconds/generate"] / metrics["seconds/total"],
-            "text": sample["completions"][0]["completion"],
+            "text": rollout.texts[0],
             "seconds/total": last, "seconds": seconds,
         })
         bar.update(min(seconds, AT[-1]) - bar.n)

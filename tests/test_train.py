@@ -23,6 +23,7 @@ from engine.model import shards
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
 from engine.run import checkpoint
+from engine.run.metrics import first_group
 from engine.run.state import learning_rate, run_progress
 from tasks.table import task_of
 from tests.examples import named
@@ -40,7 +41,8 @@ def step_inputs(loaded):
 
 def run_step(step_inputs, functions, algorithm="cppo", number=1, **options):
     """(metrics, sample) of step `number` as the first one of a run, with these options."""
-    return stepper(*step_inputs, functions, algorithm, **options)(number)[:2]
+    step = stepper(*step_inputs, functions, algorithm, **options)(number)
+    return step.metrics, first_group(step, step_inputs[1])
 
 
 def noted_updates(monkeypatch):
@@ -311,7 +313,7 @@ def go(small, folder, *options, steps=3):
 
 
 def run_of(folder):
-    """What a run has come to: its metrics without the seconds, GFPO's history, and the networks and
+    """What a run has come to: its metrics without the seconds, GFPO's past, and the networks and
     moments of its checkpoint."""
     rows = [{k: v for k, v in row.items() if "seconds" not in k}
             for row in files.read(folder / "metrics.jsonl")]
@@ -319,7 +321,7 @@ def run_of(folder):
     dcp_to_torch_save(newest / "networks", networks)
     saved = torch.load(networks)
     del saved["optimizer"]["param_groups"]  # names and rates: the rates are in the metrics
-    return rows, json.loads((newest / "state.json").read_text())["history"], saved
+    return rows, json.loads((newest / "state.json").read_text())["past"], saved
 
 
 def stop_after(step, monkeypatch):
@@ -341,7 +343,7 @@ def stop_after(step, monkeypatch):
     ["--algorithm", "ppo", "--group_size", "1", "--questions_per_step", "16"],
     ["--algorithm", "gfpo_adaptive", "--group_size", "16", "--keep", "efficiency"],
 ], ids=["reference", "ppo", "ppo, one completion of a question", "gfpo_adaptive"])  # fmt: skip
-def test_a_reference_a_critic_and_the_history_survive_a_resume(
+def test_a_reference_a_critic_and_the_past_survive_a_resume(
     small, tmp_path, monkeypatch, options
 ):
     monkeypatch.setattr(train, "load_rewards", lambda *_: named(number_of_digits))
@@ -349,13 +351,13 @@ def test_a_reference_a_critic_and_the_history_survive_a_resume(
     stop_after(3, monkeypatch)
     assert go(small, tmp_path / "resumed", *options, steps=5) == 130
     train.main(["--output_dir", str(tmp_path / "resumed"), "--resume"])
-    (rows, history, saved), resumed = run_of(tmp_path / "straight"), run_of(tmp_path / "resumed")
-    assert (rows, history) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    (rows, past, saved), resumed = run_of(tmp_path / "straight"), run_of(tmp_path / "resumed")
+    assert (rows, past) == resumed[:2] and [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     torch.testing.assert_close(saved, resumed[2], rtol=0, atol=0)
     if "ppo" in options:
         assert saved["critic"]["head.bias"] != 0 and all(row["value_loss"] > 0 for row in rows)
     elif "gfpo_adaptive" in options:
-        assert len(history) == 10 and rows[0]["kept"] == 2 * 8 > min(row["kept"] for row in rows)
+        assert len(past) == 10 and rows[0]["kept"] == 2 * 8 > min(row["kept"] for row in rows)
     else:  # the reference stays the model that the run started from
         kls = [row["kl"] for row in rows]
         assert kls[0] == 0 < min(kls[1:])

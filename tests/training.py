@@ -16,7 +16,7 @@ from algorithms import resolve
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
-from records import Batch, Rollout
+from records import FIRST, Batch, Rollout
 from tests.examples import named
 from update import Limits, cut_into_minibatches, update
 
@@ -134,10 +134,10 @@ def stepper(
         reference=reference and replace(policy, model=reference),
     )
 
-    def step(number=1, next_questions=lambda count: questions, history=()):
+    def step(number=1, next_questions=lambda count: questions, moment=FIRST):
         return train.train_step(
             networks, algorithm, named(*rewards), Sampling(max_new_tokens, temperature),
-            Limits(micro_batch_tokens), next_questions, random.Random(f"42 {number} 0"), history,
+            Limits(micro_batch_tokens), next_questions, random.Random(f"42 {number} 0"), moment,
         )
 
     return step

@@ -46,14 +46,12 @@ def write(path, text):
 
 
 @functools.cache
-def own_function(word, option):
-    """The function that `word`, FILE.py:FUNCTION, names. FILE.py may import other files of its
-    folder.
+def own_module(path, option):
+    """The module that a user's file is. It may import other files of its folder.
 
-    option: the option that has this value, for error messages. Raises UserError if there is no such
-    function.
+    option: the option that has this value, for error messages. Raises UserError if the file cannot
+    be imported.
     """
-    path, _, name = word.partition(":")
     if not Path(path).is_file():
         raise UserError(f"{option}: the file {path} does not exist.")
     spec = importlib.util.spec_from_file_location(f"own_{Path(path).stem}", path)
@@ -63,11 +61,22 @@ def own_function(word, option):
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(f"{option}: {path} cannot be imported: {one_line(error)}.") from None
+    return module
+
+
+@functools.cache
+def own_function(word, option):
+    """The function that `word`, FILE.py:FUNCTION, names. option: as for `own_module`.
+
+    Raises UserError if there is no such function.
+    """
+    path, _, name = word.partition(":")
+    module = own_module(path, option)
     function = getattr(module, name, None)
     if not callable(function):
         own = []
         for key, value in vars(module).items():
-            if callable(value) and getattr(value, "__module__", "") == spec.name:
+            if callable(value) and getattr(value, "__module__", "") == module.__name__:
                 own.append(key)
         raise UserError(
             f"{option}: {path} has no function '{name}': write {path}:FUNCTION, with one of "

@@ -225,13 +225,19 @@ def reward_columns(questions, group_size=1):
 
 
 def take(questions, position, count, seed):
-    """`count` questions from `position` on. Each epoch has its own random order, which follows from
-    the seed alone."""
-    taken = []
+    """`count` questions from `position` on, in the order of `numbers_of`."""
+    numbers = numbers_of(position, count, len(questions), seed)
+    return [questions[number] for number in numbers]
+
+
+def numbers_of(position, count, questions, seed):
+    """The numbers of `count` questions from `position` on. Each epoch has its own random order,
+    which follows from the seed alone. questions: how many there are."""
+    numbers = []
     for place in range(position, position + count):
-        epoch, offset = divmod(place, len(questions))
-        taken.append(questions[order_of(epoch, len(questions), seed)[offset]])
-    return taken
+        epoch, offset = divmod(place, questions)
+        numbers.append(order_of(epoch, questions, seed)[offset])
+    return numbers
 
 
 @functools.lru_cache(maxsize=2)  # a step may reach into the next epoch

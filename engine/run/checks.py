@@ -12,6 +12,7 @@ from engine.data.questions import check_dataset
 from engine.model.folders import resolve_model
 from engine.model.networks import SAMPLERS
 from engine.model.vllm import INSTALL
+from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
 
 ADAPTER = "adapter_config.json"
@@ -42,6 +43,7 @@ def check_options(o, unusual):
     for name in filter(None, [o.dataset, o.eval_dataset]):
         check_dataset(name, o.model)
     load_rewards(o.rewards)
+    load_hooks(o.hooks)
     # the plan needs only its config.json
     if o.model != "toy" and o.plan is None and Path(resolve_model(o.model), ADAPTER).exists():
         raise UserError(f"{o.model} holds adapters, not a whole model: merge them into their model "

@@ -6,7 +6,7 @@ Options are layers. Each layer wins over those before it:
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import algorithms
 from engine.base.errors import UserError
 from engine.base.files import own_function
 from engine.run import checks, folder
-from engine.run.command_line import compose, flat, given
+from engine.run.command_line import check_limits, compose, flat, given
 from engine.run.options import (
     ROW_FIELDS,
     DataOptions,
@@ -103,6 +103,27 @@ def algorithm_of(options):
             options.algorithm, keep=keep, questions_per_step=options.questions_per_step, **numbers)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
+
+
+def algorithm_with(config, changed):
+    """The Algorithm of a run whose schedule changes some options. changed: {option: value}."""
+    own = {f.name for f in fields(RowOptions) if f.metadata} - {"algorithm"}
+    others = sorted(changed.keys() - own)
+    if others:
+        raise UserError(f"a schedule cannot change {', '.join(others)}: it can change "
+                        f"{', '.join(sorted(own))}.")
+    if changed.get("beta") and not config.row.beta:
+        raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
+                        "start the run with a --beta above 0.")
+    check_limits(Config, changed)
+    values = flat(config) | changed
+    options = SimpleNamespace(**values)
+    row = algorithms.ALGORITHMS[options.algorithm]
+    checks.check_allowed(options, unusual(values), row)
+    checks.check_rule(options, row)
+    algorithm = algorithm_of(options)
+    checks.check_algorithm(options, algorithm)
+    return algorithm
 
 
 def check(chosen):

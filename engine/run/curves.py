@@ -48,7 +48,7 @@ def shown_panels(rows):
     """
     titles = dict(PANELS)
     for name in rows[0]:
-        if name.startswith("reward/"):
+        if name.startswith(("reward/", "own/")):
             titles[name] = name
     if all(row["reward"] == row["accuracy"] for row in rows):
         titles = {name: titles[name] for name in titles if not name.startswith("reward")}

@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.base import files, progress, ranks
 from engine.run import checkpoint
 from engine.run.command_line import flat
-from engine.run.metrics import COUNTS, phase_totals
+from engine.run.metrics import COUNTS, first_group, phase_totals
 from engine.run.trackers import Tracker
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
@@ -21,7 +21,8 @@ COMPARED = [  # (title, how it stands in the scores)
 class Logs:
     """The logs of a run that starts, or goes on, after `last_step`. Only the first rank writes."""
 
-    def __init__(self, config, last_step):
+    def __init__(self, config, last_step, tokenizer):
+        self.tokenizer = tokenizer
         self.folder, self.first = Path(config.run.output_dir), ranks.rank() == 0
         if self.first:
             begin(self.folder, last_step)
@@ -33,7 +34,8 @@ class Logs:
         metrics = {"step": step} | of_step.metrics | {"lr": lr}
         if self.first:
             files.append(self.folder / "metrics.jsonl", metrics)
-            files.append(self.folder / "samples.jsonl", {"step": step} | of_step.sample)
+            sample = first_group(of_step, self.tokenizer)
+            files.append(self.folder / "samples.jsonl", {"step": step} | sample)
             self.tracker.log(step, metrics)
 
     def close(self):
@@ -70,21 +72,24 @@ def describe_step(algorithm, max_new_tokens, before, questions, evaluated):
     )
 
 
-def announce(config, algorithm, run, notes):
-    """Print the notes, and what a step does."""
+def announce(config, run, notes):
+    """Print the notes, and what the next step does."""
     for note in dict.fromkeys(notes):
         progress.note(f"note: {note}")
-    questions = min(run.state.per_step, run.total)
+    questions = min(run.per_step, run.total)
     before = config.row.questions_per_step
     longest = config.sampling.max_new_tokens
     scored = config.data.eval_questions if config.data.eval_dataset else 0
-    progress.note(describe_step(algorithm, longest, before, questions, scored))
+    progress.note(describe_step(run.algorithm, longest, before, questions, scored))
+    if run.hooks.schedule:
+        progress.note(f"the schedule in {run.hooks.path} changes this during the run.")
 
 
 def show_step(bar, name, run, metrics, first):
     """Move the bar. After the first step, say how long the others take."""
     facts = f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}"
     bar.set_description_str(f"{name}, {facts}", refresh=False)
+    bar.total = run.steps
     bar.update()
     step, seconds = run.state.step, metrics["seconds/total"]
     if first and step < run.steps:
@@ -101,7 +106,7 @@ def finish(config, algorithm, run, after, notes):
     folder = Path(config.run.output_dir)
     rows = files.read(folder / "metrics.jsonl")
     state = asdict(run.state)
-    del state["history"]
+    del state["past"]
     summary = {"algorithm": algorithm.name, "k": algorithm.k, **state, "notes": notes}
     summary["after"] = after
     for name in COUNTS:

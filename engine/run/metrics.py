@@ -103,17 +103,18 @@ def group_gap(rollout):
     return (gaps.sum(-1) / alike.sum(-1).clamp(min=1)).sum()
 
 
-def first_group(rollout, advantages, rows, tokenizer):
-    """What is logged of the first question: its prompt as the model sees it; each completion, its
-    reward, its advantage, and whether it is kept.
+def first_group(step, tokenizer):
+    """What is logged of the first question of a Step: its prompt as the model sees it; each
+    completion, its reward, its advantage, and whether it is kept.
 
     For PPO, the score stands in the place of the advantage.
     """
+    rollout = step.rollout
     question = (rollout.questions or [{}])[0]
-    kept = rows.tolist()
+    kept = step.rows.tolist()
     completions = []
     rewards = rollout.total[:1].flatten().tolist()
-    advantages = advantages[:1].flatten().tolist()
+    advantages = step.advantages[:1].flatten().tolist()
     for i, advantage in enumerate(advantages):
         completions.append({
             "completion": rollout.texts[i],

@@ -100,6 +100,9 @@ class RunOptions:
     _argument_group_name = "the run"
 
     recipe: str | None = option(None, "a YAML file of options; the command line wins over the file")
+    hooks: str | None = option(
+        None, "FILE.py with functions of your own that change a step: schedule, curriculum or "
+        "metrics (examples/my_schedule.py …)")
     output_dir: str | None = option(None, "folder of the run; else a new folder under runs/")
     resume: bool = option(
         False, "continue the run in --output_dir, from its newest checkpoint and with its options")

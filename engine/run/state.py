@@ -1,13 +1,16 @@
 """How far a run is, and what follows from it: its learning rate, its next questions, its end."""
 
 import math
+import random
 from dataclasses import dataclass, field
 
+from algorithms import Algorithm
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.data.questions import fingerprint, take
+from engine.data.questions import fingerprint, numbers_of
 from engine.run import checkpoint
-from engine.run.duration import length_of_run
+from engine.run.config import Config, algorithm_with
+from engine.run.hooks import Hooks, load_hooks
 
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
 
@@ -21,14 +24,16 @@ class State:
 
     source: str  # the model that the run started from
     data: str  # fingerprint of its questions
-    per_step: int  # questions of a step, as at the start, even if the number of devices has changed
+    devices: int  # at the start: a step asks as many questions, even if their number has changed
     step: int = 0  # steps made
     position: int = 0  # questions taken
     seconds: float = 0.0
     no_signal_steps: int = 0
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
-    history: list = field(default_factory=list)  # each question's mean reward: GFPO's adaptive k
+    # (number of a question, its mean reward), each time that one was asked: for GFPO's adaptive k
+    # and for a curriculum
+    past: list = field(default_factory=list)
     before: dict = field(default_factory=dict)  # the scores before training
 
 
@@ -36,15 +41,47 @@ class State:
 class Run:
     """A run between two steps. A step is made by train.train_step."""
 
+    config: Config
+    algorithm: Algorithm  # of the next step
     state: State
     questions: list[dict]
-    seed: int
-    total: int  # questions of all epochs
-    steps: int  # of the whole run, at most
+    hooks: Hooks = Hooks()
+    own_numbers: list[int] = field(default_factory=list)  # of the questions of this step and device
+
+    @property
+    def seed(self):
+        return self.config.run.seed
+
+    @property
+    def total(self):
+        """Questions of all epochs."""
+        return max(1, round(self.config.run.epochs * len(self.questions)))
+
+    @property
+    def per_step(self):
+        """Questions of the next step, over all devices."""
+        return self.algorithm.questions_per_step * self.state.devices
+
+    @property
+    def steps(self):
+        """Steps of the whole run, at most; fewer if a step takes more than `per_step` questions."""
+        left = math.ceil((self.total - self.state.position) / self.per_step)
+        return min(self.config.run.steps or math.inf, self.state.step + left)
+
+    @property
+    def progress(self):
+        """The share of the run that is over, 0 … 1."""
+        most = self.config.run.steps or math.inf
+        return max(self.state.step / most, self.state.position / self.total)
+
+    @property
+    def mean_rewards(self):
+        """Of each question so far, if somebody looks at them."""
+        return [mean_reward for _, mean_reward in self.state.past]
 
     @property
     def finished(self):
-        return self.state.step >= self.steps or self.state.position >= self.total
+        return self.state.step >= self.steps
 
     def next_questions(self, count=None):
         """This device's share of the next `count` questions, or None if none are left.
@@ -52,19 +89,35 @@ class Run:
         count None: the questions of a whole step.
         """
         position = self.state.position
-        count = min(count or self.state.per_step, self.total - position)
+        count = min(count or self.per_step, self.total - position)
+        if not count:
+            return None
+        numbers = self.next_numbers(position, count)
         self.state.position += count
-        if count:
-            return ranks.share(take(self.questions, position, count, self.seed))
+        own = ranks.share(numbers)
+        self.own_numbers += own
+        return [self.questions[number] for number in own]
+
+    def next_numbers(self, position, count):
+        """The numbers of the next `count` questions, over all devices."""
+        if not self.hooks.curriculum:
+            return numbers_of(position, count, len(self.questions), self.seed)
+        past = {}
+        for number, mean_reward in self.state.past:
+            past.setdefault(number, []).append(mean_reward)
+        for number in ranks.gather(self.own_numbers):
+            past.setdefault(number, [])
+        rng = random.Random(f"{self.seed} curriculum {position}")
+        return self.hooks.choose(self.questions, past, count, rng)
 
     def learning_rate(self, peak, warmup):
         """The learning rate of the next step."""
         state = self.state
-        done = run_progress(state.step, self.steps, state.position, self.total, state.per_step)
+        done = run_progress(state.step, self.steps, state.position, self.total, self.per_step)
         return learning_rate(done, peak, warmup)
 
-    def count(self, of_step, with_history):
-        """Add a Step. with_history: whether the algorithm looks at the rewards of earlier steps."""
+    def count(self, of_step):
+        """Add a Step."""
         state = self.state
         state.step += 1
         state.seconds += of_step.metrics["seconds/total"]
@@ -72,30 +125,39 @@ class Run:
         state.skipped_updates += of_step.metrics["skipped_updates"]
         for skipped in of_step.skipped:
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
-        if with_history:
-            state.history += ranks.gather(of_step.mean_rewards)
+        if self.algorithm.ks or self.hooks.curriculum:
+            mean_rewards = of_step.rollout.total.mean(1).tolist()
+            state.past += ranks.gather([*zip(self.own_numbers, mean_rewards)])
+        self.own_numbers.clear()
+
+    def follow_schedule(self):
+        """Take the Algorithm of the next step, if a schedule changes it."""
+        changed = self.hooks.options_at(self.state.step + 1, self.progress)
+        if changed:
+            self.algorithm = algorithm_with(self.config, changed)
 
 
 def open_state(config, algorithm, questions, source, saved):
     """The Run that begins, or goes on from `saved`, the state in a checkpoint."""
     folder = config.run.output_dir
     world = ranks.world_size()
-    state = State(source, fingerprint(questions), algorithm.questions_per_step * world)
+    state = State(source, fingerprint(questions), world)
     if saved:
         for name, what in [("source", "model"), ("data", "data set")]:
             if saved[name] != getattr(state, name):
                 raise UserError(f"{folder} was started with another {what}: put that back, or "
                                 "start a new run.")
         state = State(**saved)
-    total, steps = length_of_run(config.run, len(questions), state.per_step)
-    few = min(state.per_step, total)
+    run = Run(config, algorithm, state, questions, load_hooks(config.run.hooks))
+    run.follow_schedule()
+    few = min(run.per_step, run.total)
     if world > few:
         raise UserError(f"{world} devices for {few} questions: start at most one process per "
                         "question.")
-    if saved and state.step >= steps and checkpoint.has_finished(folder):
-        raise UserError(f"{folder} has finished its {steps} steps: ask for more with --steps or "
-                        "--epochs, or start a new run.")
-    return Run(state, questions, config.run.seed, total, steps)
+    if saved and run.finished and checkpoint.has_finished(folder):
+        raise UserError(f"{folder} has finished its {state.step} steps: ask for more with --steps "
+                        "or --epochs, or start a new run.")
+    return run
 
 
 def refuse_failing_updates(state, folder):

@@ -160,7 +160,7 @@ def update_with_signal_in_one(folder, share, shard="none"):
 def saved_update(networks, algorithm, share, run_dir, step):
     """One update with AdamW, and a checkpoint behind it."""
     fixed_update(networks, algorithm, share, networks.optimizer, scale=1 / step)
-    assert checkpoint.save(run_dir, networks, State("toy", "data", per_step=1, step=step))
+    assert checkpoint.save(run_dir, networks, State("toy", "data", devices=1, step=step))
 
 
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
@@ -322,7 +322,7 @@ def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     assert done.returncode == 0, done.stderr[-6000:]
     state = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())
     # a mean reward for each question of all ranks
-    assert len(state["history"]) == (3 if algorithm == "gfpo_adaptive" else 0)
+    assert len(state["past"]) == (3 if algorithm == "gfpo_adaptive" else 0)
     assert state["position"] == 3
 
 

@@ -1,0 +1,90 @@
+"""--hooks FILE.py: a file of the user's own that a run asks at each step. It has one to three
+functions.
+
+    schedule(step, progress) → {option: value}
+        the options of the algorithm that this step shall have, for example {"pruning_rate": 0.5};
+        all others stay as they are. step: the number of the step, from 1. progress: the share of
+        the run that is over before it, 0 … 1.
+    curriculum(questions, past, count, rng) → count numbers of questions, from 0
+        which questions are asked next. questions: the rows of the data set. past: {number of a
+        question: its mean reward each time it was asked}. A question that this step has asked
+        already is in it, without a mean reward. rng: a random.Random, the same on every device.
+    metrics(step) → {name: number}
+        what is logged of a Step (records.py) as the metric own/NAME: in metrics.jsonl, in
+        curves.png and by the tracker. If there are several devices, each has a Step of its own,
+        and the mean over the questions of all devices is logged.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from engine.base import ranks
+from engine.base.errors import UserError, one_line
+from engine.base.files import own_module
+
+
+class Hooks(NamedTuple):
+    path: str | None = None
+    schedule: Callable | None = None
+    curriculum: Callable | None = None
+    metrics: Callable | None = None
+
+    def call(self, name, *arguments):
+        """What the user's function of this name returns."""
+        try:
+            return getattr(self, name)(*arguments)
+        except (Exception, SystemExit) as error:
+            raise UserError(f"--hooks {self.path}: {name} failed: {one_line(error)}.") from error
+
+    def options_at(self, step, progress):
+        """{option: value} of the schedule; without one {}."""
+        if not self.schedule:
+            return {}
+        options = self.call("schedule", step, progress)
+        if not isinstance(options, dict):
+            raise UserError(f"--hooks {self.path}: schedule must return {{option: value}}.")
+        return options
+
+    def choose(self, questions, past, count, rng):
+        """The numbers of the next `count` questions. All devices take the first one's choice."""
+        numbers = self.call("curriculum", questions, past, count, rng)
+        try:
+            numbers = ranks.from_first([int(number) for number in numbers])
+            right = len(numbers) == count and set(numbers) <= set(range(len(questions)))
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            raise UserError(f"--hooks {self.path}: curriculum must return {count} numbers of "
+                            f"questions, from 0 to {len(questions) - 1}.")
+        return numbers
+
+    def measure(self, step):
+        """{own/NAME: number} of a Step, the mean over the questions of all devices."""
+        if not self.metrics:
+            return {}
+        count = len(step.rollout.questions)
+        numbers = {}
+        if count:  # else there is nothing to measure
+            returned = self.call("metrics", step)
+            try:
+                numbers = {name: float(value) for name, value in returned.items()}
+            except (AttributeError, TypeError, ValueError, RuntimeError):
+                raise UserError(
+                    f"--hooks {self.path}: metrics must return {{name: number}}.") from None
+        sums, counts = {}, {}
+        for count_of_device, name, number in ranks.gather([(count, *x) for x in numbers.items()]):
+            sums[name] = sums.get(name, 0.0) + count_of_device * number
+            counts[name] = counts.get(name, 0) + count_of_device
+        return {f"own/{name}": sums[name] / counts[name] for name in sums}
+
+
+def load_hooks(path):
+    """The Hooks of a file; of None: no hooks. Raises UserError if the file defines none."""
+    if path is None:
+        return Hooks()
+    module = own_module(path, "--hooks")
+    names = ("schedule", "curriculum", "metrics")
+    functions = {name: getattr(module, name, None) for name in names}
+    if not any(map(callable, functions.values())):
+        raise UserError(f"--hooks: {path} has none of the functions {', '.join(names)}.")
+    return Hooks(path, **functions)
