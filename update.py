@@ -16,7 +16,7 @@ from allocate import micro_batches
 from engine.base import progress, ranks
 from engine.model import shards
 from engine.model.costs import forward_cost, micro_batches_by_prompt
-from engine.model.logprobs import extents
+from engine.model.logprobs import computed_lengths
 from family.ppo import value_loss
 from grpo import kl_k3
 from records import Batch, Cut
@@ -263,7 +263,7 @@ def cut_into_micro_batches(batch, max_tokens, policy):
 def rows_of_micro_batches(batch, max_tokens, policy):
     """[(rows, whether a forward pass computes each different prompt only once)] of each
     micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
-    lengths = extents(batch.mask).tolist()
+    lengths = computed_lengths(batch.mask).tolist()
     if policy.shares_prompts:
         cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens)
     else:

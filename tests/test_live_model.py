@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
-from engine.model.sampling import sample_completions, sample_token
+from engine.model.sampling import Sampler, sample_token
 from experiments import toy_model
 from family.drgrpo import constant_weights
 from grpo import grpo_loss, sequence_mean_weights, token_logprobs
@@ -234,9 +234,8 @@ def test_completions_token_by_token(temperature, questions, G):
     uniform = torch.rand(shape, dtype=F64, generator=torch.Generator().manual_seed(2))
     here = run_js(JS_SAMPLE, base64=weights_in_base64(), prompts=prompts, G=G,
                   temperature=temperature, uniform=uniform.flatten().tolist())
-    there = sample_completions(
-        model.float(), prompts, G, Sampling(48, temperature=temperature), stop_ids=[1], pad_id=0,
-        generator=torch.Generator().manual_seed(2))
+    sampler = Sampler(model.float(), tokenizer)
+    there = sampler.sample(prompts, G, Sampling(48, temperature=temperature), seed=2)
     rows = zip(there.tokens.tolist(), there.lengths.tolist())
     assert here == [tokens[:length] for tokens, length in rows]
     assert len(set(map(len, here))) > 1  # they end at different times

@@ -16,7 +16,7 @@ from algorithms import ALGORITHMS, resolve, token_mean
 from engine.base import ranks
 from engine.model import loading, shards
 from engine.model.critic import Critic
-from engine.model.logprobs import Policy, extents
+from engine.model.logprobs import Policy, computed_lengths
 from engine.model.networks import Networks
 from family.nat import prefix_chances, random_prefixes
 from grpo import grpo_loss
@@ -296,7 +296,7 @@ def test_over_all_prefixes_the_gradient_of_an_update_is_the_whole_one(small, nam
         spread, seen = torch.zeros(n, 8), torch.zeros(n, 8, dtype=torch.bool)
         width = found.tokens.shape[1]
         spread[:, :width], seen[:, :width] = found.weights, found.mask
-        assert width == extents(found.mask).max() and torch.equal(spread > 0, seen)
+        assert width == computed_lengths(found.mask).max() and torch.equal(spread > 0, seen)
         return spread, seen, found
 
     whole, seen, minibatch = weights(None)

@@ -29,12 +29,12 @@ class Critic(torch.nn.Module):
         on padding."""
         half = self.dtype != torch.float32
         with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
-            states, _, places = completion_states(
+            states, _, positions = completion_states(
                 self.backbone, batch.prompts, batch.tokens, batch.mask, self.shares_prompts,
                 batch.reads_prompts_once)
         # float32, because the advantages depend on this one number
         values = self.head(states.float()).squeeze(-1)
-        return spread(values, places, batch.tokens.shape)
+        return spread(values, positions, batch.tokens.shape)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from engine.model.costs import best_cuts, forward_cost, micro_batches_by_prompt, two_passes
+from engine.model.costs import best_cuts, forward_cost, micro_batches_by_prompt, two_pass_cost
 
 
 @pytest.mark.parametrize("prompts, lengths, cost", [
@@ -60,9 +60,9 @@ def test_no_other_way_to_cut_a_question_costs_less(seed, monkeypatch):
     lengths = sorted((rng.randint(1, 90) for _ in range(rng.randint(1, 9))), reverse=True)
 
     def cost(start, end):
-        in_two, *_ = two_passes(1, len(prompt), end - start, lengths[start], 0)
+        two_passes = two_pass_cost(1, len(prompt), end - start, lengths[start])
         tokens, _ = forward_cost([prompt] * (end - start), lengths[start:end])
-        return in_two if tokens <= max_tokens or end - start == 1 else math.inf
+        return two_passes if tokens <= max_tokens or end - start == 1 else math.inf
 
     costs = []
     for cuts in product([False, True], repeat=len(lengths) - 1):

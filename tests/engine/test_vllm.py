@@ -17,7 +17,7 @@ from engine.base.errors import UserError
 from engine.model import vllm
 from engine.model.contract import Sampling
 from engine.model.logprobs import completion_logprobs, completion_mask
-from engine.model.sampling import sample_completions
+from engine.model.sampling import Sampler
 from engine.model.vllm import VLLM
 from engine.run import checks
 from experiments.toy_model import make_tokenizer
@@ -174,10 +174,9 @@ def test_stated_log_probabilities_are_the_trainers(world):
 
 def test_greedy_equals_our_own_sampling(world):
     _, drawn = run(world, group=2, temperature=0.0)
-    own = sample_completions(
-        world.model, world.tokenizer(PROMPTS).input_ids, 2, Sampling(20, temperature=0.0),
-        stop_ids=world.engine.stop_ids, pad_id=world.tokenizer.pad_token_id,
-    )
+    sampler = Sampler(world.model, world.tokenizer)
+    own = sampler.sample(
+        world.tokenizer(PROMPTS).input_ids, 2, Sampling(20, temperature=0.0), seed=0)
     assert torch.equal(drawn.tokens, own.tokens) and torch.equal(drawn.lengths, own.lengths)
     assert torch.equal(drawn.truncated, own.truncated)
     torch.testing.assert_close(drawn.logp, own.logp, rtol=0, atol=CLOSE)
