@@ -6,19 +6,19 @@ into micro-batches so that this costs little. The papers do not say how."""
 SECOND_PASS = 128
 
 
-def forward_cost(prompts, lengths):
-    """What it costs to compute these completions behind their prompts: (tokens, True or False).
+def forward_cost(prompts, lengths, rows):
+    """What it costs to compute these rows: (tokens, True or False).
 
-    prompts: the prompt of each completion, a list of tokens. lengths: tokens of each completion.
-    True: two passes are cheaper. The first pass computes each different prompt once, the second
-    pass computes the completions. False: one pass computes prompt + completion of each row.
-    Padding counts.
+    prompts: of each completion, a list of tokens. lengths: tokens of each completion. rows: indices
+    of some completions. True: two passes are cheaper. The first pass computes each different prompt
+    once, the second pass computes the completions. False: one pass computes prompt + completion of
+    each row. Padding counts.
     """
-    whole = [len(prompt) + n for prompt, n in zip(prompts, lengths)]
-    one_pass = len(prompts) * max(whole)
-    different = len(set(map(tuple, prompts)))
-    longest = max(map(len, prompts))
-    two_passes = two_pass_cost(different, longest, len(prompts), max(lengths))
+    one_pass = len(rows) * max(len(prompts[i]) + lengths[i] for i in rows)
+    different = {tuple(prompts[i]) for i in rows}
+    prompt = max(map(len, different))
+    completion = max(lengths[i] for i in rows)
+    two_passes = two_pass_cost(len(different), prompt, len(rows), completion)
     if two_passes + SECOND_PASS <= one_pass:
         return two_passes, True
     return one_pass, False
@@ -55,9 +55,7 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens):
     batches = pieces[:1]
     for piece in pieces[1:]:
         together = batches[-1] + piece
-        own_prompts = [prompts[i] for i in together]
-        own_lengths = [lengths[i] for i in together]
-        tokens, _ = forward_cost(own_prompts, own_lengths)
+        tokens, _ = forward_cost(prompts, lengths, together)
         if tokens <= max_tokens:
             batches[-1] = together
         else:

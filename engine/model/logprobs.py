@@ -90,8 +90,8 @@ def completion_states(
 
     prompts: N token lists. tokens: (N, T) int64, padded on the right by any token of the model.
     mask: (N, T) bool, on the CPU: to read a mask on a GPU, the host would wait. targets: the
-    tokens. positions: where they are in tokens.flatten(). reads_prompts_once: compute each different
-    prompt once, in a first pass. shares_prompts: whether the model could do so.
+    tokens. positions: where they are in tokens.flatten(). reads_prompts_once: compute each
+    different prompt once, in a first pass. shares_prompts: whether the model could do so.
     """
     lengths = computed_lengths(mask)
     with layers_recomputed(backbone):
