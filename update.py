@@ -233,7 +233,7 @@ def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
         advantages=advantages.flatten().to(device, non_blocking=True),
         scores=rollout.total.flatten().to(device, non_blocking=True),
         sampled_logp=rollout.logp,
-        factors=rollout.factors,
+        prefix_weights=rollout.prefix_weights,
     )
     # the numbers of the kept completions among those of all devices
     numbers = rollout.question_numbers[rows // G] * G + rows % G
@@ -267,14 +267,15 @@ def with_token_weights(batch, algorithm, max_new_tokens):
     if counts["signals"] or (algorithm.critic and n):
         mask = batch.mask.to(device, non_blocking=True)
         batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
-        return batch if batch.factors is None else prefixes(batch)
+        return batch if batch.prefix_weights is None else prefixes(batch)
     return None
 
 
 def prefixes(batch):
     """NAT: the batch without the tokens after the random prefixes, so nobody computes them."""
-    cut = replace(
-        batch, mask=batch.factors.cpu() > 0, weights=batch.weights * batch.factors, factors=None)
+    mask = batch.prefix_weights.cpu() > 0
+    weights = batch.weights * batch.prefix_weights
+    cut = replace(batch, mask=mask, weights=weights, prefix_weights=None)
     return cut.rows(range(len(batch.prompts)))
 
 

@@ -112,7 +112,7 @@ def test_the_prefixes_do_not_follow_the_draws_of_a_rule(step_inputs, monkeypatch
 
     def cut(rollout, advantages, rows, *rest):
         last = rollout.mask.sum(1, keepdim=True) - 1
-        kept.append(rollout.factors.gather(1, last)[rows, 0])
+        kept.append(rollout.prefix_weights.gather(1, last)[rows, 0])
         return real(rollout, advantages, rows, *rest)
 
     monkeypatch.setattr(train, "cut_into_minibatches", cut)

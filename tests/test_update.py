@@ -292,7 +292,7 @@ def test_over_all_prefixes_the_gradient_of_an_update_is_the_whole_one(small, nam
     def weights(factors):
         """(6, 8) of the one mini-batch, and which tokens it computes."""
         [found] = cut_into_minibatches(
-            replace(rollout, factors=factors), rollout.total, torch.arange(n), algorithm, 48)
+            replace(rollout, prefix_weights=factors), rollout.total, torch.arange(n), algorithm, 48)
         spread, seen = torch.zeros(n, 8), torch.zeros(n, 8, dtype=torch.bool)
         width = found.tokens.shape[1]
         spread[:, :width], seen[:, :width] = found.weights, found.mask

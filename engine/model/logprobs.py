@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
-from engine.model.prompts import read_prompts_once, read_rows
+from engine.model.prompts import on_device, read_prompts_once, read_rows
 from grpo import token_entropies, token_logprobs
 
 # tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist
@@ -103,8 +103,7 @@ def completion_states(
     # token t of a row is predicted by the state in column before[row] + t
     sources = row * hidden.shape[1] + before[row] + t
     positions = row * tokens.shape[1] + t
-    on_cpu = torch.stack([sources, positions])
-    sources, positions = on_cpu.to(tokens.device, non_blocking=True)
+    sources, positions = on_device(torch.stack([sources, positions]), tokens.device)
     states = hidden.flatten(0, 1)[sources]
     targets = tokens.flatten()[positions]
     return states, targets, positions

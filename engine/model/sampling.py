@@ -11,7 +11,7 @@ from engine.base import progress
 from engine.base.errors import UserError
 from engine.model.contract import Completions, stop_tokens
 from engine.model.logprobs import completion_mask
-from engine.model.prompts import left_pad
+from engine.model.prompts import left_pad, on_device
 
 # every so many tokens the CPU asks the device which completions have ended: while it waits, a GPU
 # gets nothing to do
@@ -66,10 +66,10 @@ class Sampler:
         u = torch.rand(
             max(places) + 1, group_size, sampling.max_new_tokens, dtype=torch.float64,
             generator=torch.Generator().manual_seed(seed))
-        u = u[places].flatten(0, 1).to(device, non_blocking=True)
+        u = on_device(u[places].flatten(0, 1), device)
         tokens = torch.full(u.shape, self.pad_id, device=device)
         logp = torch.zeros(u.shape, device=device)
-        stop_ids = torch.tensor(self.stop_ids).to(device, non_blocking=True)
+        stop_ids = on_device(self.stop_ids, device)
         start = 0
         while start < len(prompts):
             questions = math.ceil((self.batch_size or len(u)) / group_size)  # at a time
