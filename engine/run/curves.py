@@ -1,6 +1,5 @@
 """`curves.png`: the picture of a run."""
 
-import math
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -15,10 +14,7 @@ PANELS = {  # metric: title
     "reward": "reward",
     "length": "completion length (tokens)",
     "kl": "KL(π ‖ π_ref), estimate k3",
-    "clip_fraction": "clip fraction",
-    "no_signal": "share of groups without signal",
     "entropy": "entropy per token, estimate (nats)",
-    "grad_norm": "gradient norm, before clipping",
 }
 HATCHES = ["", "//", "..", "xx", "--"]
 DPI = 80
@@ -47,22 +43,18 @@ def shown_panels(rows):
     A metric is left out if it is 0 throughout, and the reward if it is the accuracy.
     """
     titles = dict(PANELS)
-    for name in rows[0]:
-        if name.startswith("reward/"):
-            titles[name] = name
     if all(row["reward"] == row["accuracy"] for row in rows):
-        titles = {name: titles[name] for name in titles if not name.startswith("reward")}
+        del titles["reward"]
     return {name: titles[name] for name in titles if any(row.get(name) for row in rows)}
 
 
 def page(count):
-    """(figure, its panels): three in a row, `count` of them in use."""
-    height = math.ceil(count / 3)
-    figure = Figure((14, 3.4 * height + 0.4))
+    """(figure, its six panels), `count` of them in use."""
+    figure = Figure((14, 7.2))
     # fixed margins are faster than a computed layout
     figure.subplots_adjust(
-        left=0.05, right=0.99, top=1 - 0.2 / height, bottom=0.14 / height, wspace=0.15, hspace=0.4)
-    axes = list(figure.subplots(height, 3).flat)
+        left=0.05, right=0.99, top=0.9, bottom=0.07, wspace=0.15, hspace=0.4)
+    axes = list(figure.subplots(2, 3).flat)
     for axis in axes[count:]:
         axis.set_axis_off()
     return figure, axes
