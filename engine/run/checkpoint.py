@@ -168,11 +168,7 @@ def is_damaged(folder):
 
 
 def newest(run_dir):
-    found = checkpoints(run_dir)
-    if not found:
-        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint. Start a new run, "
-                        "without --resume and in another folder.")
-    return found[-1]
+    return checkpoints(run_dir)[-1]
 
 
 def has_finished(run_dir):
@@ -193,22 +189,24 @@ def resume(run_dir):
     Newer, damaged checkpoints get another name. Then the checkpoint that is resumed is the newest
     one of the run.
     """
-    newest(run_dir)
-    found = checkpoints(run_dir)[::-1]
-    folder, damaged, notes = None, [], []
-    if ranks.rank() == 0:
-        whole = (path for path in found if not is_damaged(path))
-        folder = next(whole, None)
-    folder = ranks.from_first(folder)
+    found = undamaged(run_dir) if ranks.rank() == 0 else None
+    folder, notes = ranks.from_first(found)
     if folder is None:
-        raise UserError(f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new "
-                        "run in another folder.")
-    if ranks.rank() == 0:
-        damaged = found[: found.index(folder)]
-    for path in damaged:
+        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint, or only damaged ones. "
+                        "Start a new run, without --resume and in another folder.")
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return str(folder), state, notes
+
+
+def undamaged(run_dir):
+    """(a run's newest undamaged checkpoint or None, notes). Damaged ones that are newer get another
+    name."""
+    notes = []
+    for path in reversed(checkpoints(run_dir)):
+        if not is_damaged(path):
+            return path, notes
         place = tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir)
         path.rename(place)
         notes.append(f"{path} is damaged and was renamed to {Path(place).name}: the run goes on "
-                     f"from {folder.name}.")
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    return str(folder), state, notes
+                     "from the checkpoint before it.")
+    return None, notes

@@ -30,10 +30,6 @@ def check_options(o, unusual):
         raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
     if o.lora and row.critic:
         raise UserError("--lora cannot be combined with PPO: leave one of them out.")
-    if o.check_rewards and o.plan is not None:
-        raise UserError("--check_rewards cannot be combined with --plan: leave one of them out.")
-    if "eval_questions" in unusual and not o.eval_dataset:
-        raise UserError("--eval_questions needs something to evaluate: set --eval_dataset.")
     if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
                         f"not {o.overlong_cache}.")
@@ -65,9 +61,6 @@ def check_allowed(o, unusual, row):
     if o.shortest_prefix is not None and str(o.importance_weights).startswith("sequence"):
         raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
                         "leave out --shortest_prefix, or take a token_ correction.")
-    if o.algorithm == "sapo" and {"clip_low", "clip_high"} & set(unusual):
-        raise UserError("--clip_low and --clip_high do not fit sapo, which has a soft gate in "
-                        "place of the clip: leave them out.")
 
 
 def check_rule(o, row):

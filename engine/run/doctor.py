@@ -43,10 +43,16 @@ def metric_of(values):
     last = values[-max(4, len(values) // 4) :]
     start = fmean(first)
     end = fmean(last)
-    error = sum(pvariance(part) / max(1, len(part) - 1) for part in (first, last)) ** 0.5
+    # of the difference of two means: √(σ₁² / (n₁ − 1) + σ₂² / (n₂ − 1))
+    error = (squared_error(first) + squared_error(last)) ** 0.5
     rises = end - start > 2 * error
     falls = start - end > 2 * error
     return Metric(start, end, fmean(values), max(values), rises, falls, len(values))
+
+
+def squared_error(values):
+    """Of their mean."""
+    return pvariance(values) / max(1, len(values) - 1)
 
 
 def answers_of(samples):

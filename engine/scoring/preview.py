@@ -3,17 +3,19 @@
 
 def show(rollout, tokenizer):
     """Print the first prompt, its completions with their rewards, and the mean of each reward."""
-    questions, completions = rollout.lengths.shape
-    first = rollout.questions[0]
-    gold = first["answer"].splitlines()[-1]
+    question = rollout.questions[0]
+    prompt = tokenizer.decode(question["prompt"])
+    gold = question["answer"].splitlines()[-1]
     print("The first prompt, as the model sees it:")
-    print(tokenizer.decode(first["prompt"]))
+    print(prompt)
     print(f"(here the model goes on; gold answer: {gold!r:.60})\n")
+    questions, completions = rollout.lengths.shape
     for i in range(completions):
-        values = rollout.rewards[:, 0, i].tolist()
-        for name, value in zip(rollout.reward_names, values):
+        for name, values in zip(rollout.reward_names, rollout.rewards):
+            value = values[0, i].item()
             print(f"{name} {value:g}", end="  ")
-        print(f"{rollout.texts[i]!r:.400}")
+        text = rollout.texts[i]
+        print(f"{text!r:.400}")
 
     length = rollout.lengths.float().mean()
     truncated = rollout.truncated.float().mean()
@@ -21,5 +23,7 @@ def show(rollout, tokenizer):
           f"{truncated:.0%} cut off; {rollout.failures} calls of a reward failed.")
     rewards = zip(rollout.reward_names, rollout.reward_weights, rollout.rewards)
     for name, weight, values in rewards:
-        print(f"{name}, weight {weight:g}: mean {values.mean():.3f}, from {values.min():g} to "
-              f"{values.max():g}")
+        least = values.min()
+        mean = values.mean()
+        most = values.max()
+        print(f"{name}, weight {weight:g}: mean {mean:.3f}, from {least:g} to {most:g}")

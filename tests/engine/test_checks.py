@@ -34,14 +34,13 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--overlong_cache 49", "--target_kl 0", "--epochs -1", "--epochs inf",
     "--seed 9223372036854775807", "--steps 0", "--steps many", "--lr nan",
     "--warmup 1", "--temperature 0", "--plan -1", "--shard half", "--lora 4 --shard full",
-    "--plan --check_rewards", "--algorithm ppo --lora 4",
-    "--dataset arithmetic --model . --plan --eval_questions 5",
+    "--algorithm ppo --lora 4",
     "--rewards x.py:f", "--dataset gsm9k",
     "--dataset nowhere.jsonl", "--model ./nowhere", "--resume", "--resume --output_dir nowhere",
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
-    "--algorithm sapo --clip_high 0.3", "--algorithm gspo --shortest_prefix 0",
+    "--algorithm gspo --shortest_prefix 0",
     "--algorithm ppo --shortest_prefix 0", "--algorithm deepseek_v32 --shortest_prefix 0.5",
     "--shortest_prefix 0 --importance_weights sequence_mask",
     "--shortest_prefix 0 --importance_weights sequence_truncate",
