@@ -37,12 +37,12 @@ from engine.base.errors import UserError
 from engine.data.questions import load_questions, take
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import check
-from engine.run.curves import DPI, legend_above
+from engine.run.curves import DPI
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
 from eval import examine
 from experiments.bench import heading, markdown_table, pm, report, spread
-from experiments.plot import band, colour, panels
+from experiments.plot import band, colour, legend_above, panels
 from experiments.reproduce import RULES, curve, name_of
 from tasks.table import base_model
 from train import networks_of, train_step

@@ -65,12 +65,5 @@ def own_function(word, option):
         raise UserError(f"{option}: {path} cannot be imported: {one_line(error)}.") from None
     function = getattr(module, name, None)
     if not callable(function):
-        own = []
-        for key, value in vars(module).items():
-            if callable(value) and getattr(value, "__module__", "") == spec.name:
-                own.append(key)
-        raise UserError(
-            f"{option}: {path} has no function '{name}': write {path}:FUNCTION, with one of "
-            f"{', '.join(own) or 'its functions'}."
-        )
+        raise UserError(f"{option}: {path} has no function '{name}': write {path}:FUNCTION.")
     return function

@@ -108,9 +108,8 @@ def report(summary):
     after training."""
     if summary["before"]:
         compare(summary["before"], summary["after"])
-    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["phases"].items())
     print(f"\ntrained on {summary['questions']} questions in {summary['step']} steps and "
-          f"{summary['seconds']:.0f} s: {phases}")
+          f"{summary['seconds']:.0f} s")
     model = summary["checkpoint"]
     print(f"the model: {model}\n")
     print("from transformers import AutoModelForCausalLM, AutoTokenizer")
