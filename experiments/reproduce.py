@@ -55,7 +55,7 @@ from engine.model.sampling import Sampler
 from engine.run import checkpoint
 from engine.run.command_line import flat, given, option, parse, run_program
 from engine.run.config import Config as Options
-from engine.run.config import check
+from engine.run.config import config_of
 from engine.run.folder import options_of
 from experiments import memory, plot, toy_model
 from experiments.bench import heading, markdown_table, pm, setting, spread, write
@@ -337,7 +337,7 @@ def one_run(folder, options):
     is trained."""
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
     if (folder / "run.json").is_file():
-        if options_of(folder) != flat(check(given(Options, words))[0]):
+        if options_of(folder) != flat(config_of(given(Options, words))[0]):
             raise UserError(
                 f"{folder} holds a run with other options: remove it, and it is made anew."
             )

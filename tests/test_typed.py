@@ -29,7 +29,7 @@ from engine.base.files import own_function
 from engine.data.questions import check_dataset
 from engine.model.networks import SAMPLERS
 from engine.run.command_line import flat, given, parse
-from engine.run.config import Config, check
+from engine.run.config import Config, config_of
 from engine.scoring.score import load_rewards
 
 ROOT = Path(__file__).parents[1]
@@ -190,7 +190,7 @@ def check_train(words):
     # there is no such run here, and vLLM need not be installed
     with patch("engine.model.vllm.find_spec"):
         if not chosen.get("resume"):
-            check(chosen)
+            config_of(chosen)
 
 
 # options that name a row of a table of their program

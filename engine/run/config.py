@@ -105,7 +105,7 @@ def algorithm_of(options):
         raise UserError(f"{error}: lower --pruning_rate.") from None
 
 
-def check(chosen):
+def config_of(chosen):
     """(Config, Algorithm) of a run. Options that cannot work are refused.
 
     chosen: {name: value} of the options that were given.
@@ -136,7 +136,7 @@ def open_run(argv):
     chosen = given(Config, argv)
     if chosen.get("resume"):
         chosen = saved_options(chosen) | chosen
-    config, algorithm = check(chosen)
+    config, algorithm = config_of(chosen)
     run = config.run
     plan = config.preview.plan
     trains = plan is None and not config.preview.check_rewards

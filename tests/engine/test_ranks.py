@@ -25,7 +25,7 @@ from engine.model.critic import estimate
 from engine.model.logprobs import completion_mask
 from engine.model.networks import build
 from engine.run import checkpoint
-from engine.run.config import check
+from engine.run.config import config_of
 from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
@@ -51,7 +51,7 @@ def fixed(
 ):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their
     Algorithm."""
-    config, algorithm = check({
+    config, algorithm = config_of({
         "algorithm": algorithm, "model": "toy", "lr": 1e-3, "beta": 0.04, "shard": shard,
         "gradient_checkpointing": shard == "full", "lora": lora, "seed": 1, "dtype": dtype,
         "mu": mu,

@@ -16,7 +16,7 @@ import torch
 
 from engine.base.errors import UserError
 from engine.run.command_line import given
-from engine.run.config import Config, check
+from engine.run.config import Config, config_of
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
 from engine.scoring.score import REWARDS, Hung, accuracy_reward, limited, load_rewards, score
@@ -101,7 +101,7 @@ def test_a_completion_is_judged_by_the_first_reward_unless_the_test_questions_ne
     "recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_run(recipe):
     words = ["--recipe", str(recipe), "--plan"]  # a run asks the hub for its model
-    assert check(given(Config, words))[1].k >= 1
+    assert config_of(given(Config, words))[1].k >= 1
 
 
 # --- the values that they give ---

@@ -12,7 +12,7 @@ import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError
 from engine.run.command_line import given
-from engine.run.config import Config, check
+from engine.run.config import Config, config_of
 from experiments import reproduce, toy_model
 from experiments.reproduce import TABLES, amdahl, curve, main, one_run, summarize
 
@@ -84,7 +84,7 @@ def test_every_method_is_a_valid_run_and_trains_on_as_many_completions_as_its_ro
         options = reproduce.PROTOCOL | method.options
         chosen = given(Config, [f"--{key}={value}" for key, value in options.items()])
         with mock.patch.dict(ALGORITHMS, reproduce.OTHER_LOSSES):
-            _, algorithm = check(chosen)
+            _, algorithm = config_of(chosen)
         assert method.baseline in table.methods
         if table.measures:  # four questions a step for each
             continue
