@@ -57,7 +57,7 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
 @pytest.mark.parametrize("words, named", [
     ("gsm9k", "gsm9k"), ("re", "re"),  # a name inside rewards.py that is no reward
     ("format_reward:nan", "format_reward:nan"), (":2", ":2"), ("none.py:f", "none.py"),
-    ("MINE:long", "long.* short, picky"), ("MINE", "MINE:FUNCTION.* short, picky"),
+    ("MINE:long", "no function .long.: write MINE:FUNCTION"), ("MINE", "MINE:FUNCTION"),
     ("MINE:0.5", "MINE:FUNCTION"),
     ("format_reward format_reward:2", "format_reward:2"),
     ("other.py:overlong", "overlong"),
