@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from answers import extract_answer, to_number
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
 from engine.data.questions import (
@@ -35,7 +36,6 @@ from engine.model.loading import load_model
 from engine.model.sampling import Sampler
 from engine.run.command_line import LARGEST, compose, given, option, run_program
 from engine.scoring.score import Reward, load_rewards, score
-from rewards import extract_answer, to_number
 from scores import group_by_question, mean_value, paired, summarize
 from tasks.table import TASKS, base_model, task_of
 

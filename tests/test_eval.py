@@ -15,7 +15,6 @@ from engine.base.errors import UserError
 from engine.data.questions import load_questions
 from engine.model.contract import Sampling
 from engine.model.sampling import Sampler
-from engine.scoring.score import REWARDS
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
 
@@ -196,12 +195,3 @@ def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         evaluation.main(words.split())
-
-
-def test_the_verdicts_are_those_of_a_person_who_reads_the_completions():
-    """Completions, judged by hand. Two readings are more lenient than the reward, which takes no
-    sentence for a number."""
-    rows = files.read(ROOT / "tests/concepts/verdicts.jsonl")
-    judged = [REWARDS[row["reward"]]([row["completion"]], answer=[row["answer"]]) for row in rows]
-    differ = [row["completion"] for row, [x] in zip(rows, judged) if (x > 0) != row["right"]]
-    assert differ == ["<answer>The profit is $125.</answer>", "<answer>about 125</answer>"]

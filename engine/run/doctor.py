@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean, pvariance
 
+from answers import extract_answer, extract_code, gold_answer, same_number
 from engine.base import files
 from engine.run.folder import options_of
-from rewards import extract_answer, extract_code, gold_answer, same_number
 
 # AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
 # 1e-3

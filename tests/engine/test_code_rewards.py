@@ -4,9 +4,10 @@ from collections import Counter
 
 import pytest
 
+from answers import extract_code
 from engine.scoring import programs
 from engine.scoring.programs import code_accuracy, code_runs
-from rewards import code_format, extract_code
+from rewards import code_format
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +88,8 @@ PROGRAMS = {  # where 18 is right: (completion, accuracy, runs)
     "a sentence": (answer("print('It is not 18')"), 0.0, -0.1),
     "a word": (answer("print('eighteen')"), 0.0, -0.1),
     "an exponent": (answer("print('18e0')"), 0.0, -0.1),
-    "digits of another script": (answer("print('１８')"), 0.0, -0.1),
+    "wide digits": (answer("print('１８')"), 1.0, 0.5),
+    "digits of another script": (answer("print('१८')"), 0.0, -0.1),
     "crashes after it has printed": (answer("print(18)\n1 / 0"), 0.0, -0.1),
     "ends by sys.exit": (answer("import sys\nprint(18)\nsys.exit(0)"), 1.0, 0.5),
     "ends by exit": (answer("def main():\n    print(18)\n    exit()\nmain()"), 1.0, 0.5),

@@ -82,7 +82,7 @@ def test_what_differs_is_wrong(given, gold):
         "5/6", "3*2", "3\\cdot 2", "5+1", "3!", "\\sqrt{36}", "|6|", "\\binom{6}{5}",
         "\\sum_{n=1}^{3} n", "\\int_0^6 1 dx", "\\lfloor 6.5 \\rfloor", "6\\text{ million}",
         "6 \\text{ dozen}", "6\\text{ hundred}", "\\text{half of }6", "\\text{minus }6",
-        "\\text{not }6", "\\neq 6", "\\approx 6", "6e0", "６", "{6", "6 or 6 \\text{ or } 7",
+        "\\text{not }6", "\\neq 6", "\\approx 6", "6e0", "{6", "6 or 6 \\text{ or } 7",
     ],
 )
 @pytest.mark.parametrize("gold", ["6", "5"])
