@@ -70,8 +70,8 @@ def _is_right(given, gold):
 
 # what models type for LaTeX; a space keeps it apart from the next letter
 COMMANDS = (
-    r"\pi \theta \alpha \beta \lambda \phi \omega \infty \sqrt ^\circ \times \cdot / \pm \le \ge \ne"
-    r" \cup \cap \in \emptyset _0 _1 _2 _3 _4 _5 _6 _7 _8 _9")
+    r"\pi \theta \alpha \beta \lambda \phi \omega \infty \sqrt ^\circ \times \cdot / \pm \le \ge"
+    r" \ne \cup \cap \in \emptyset _0 _1 _2 _3 _4 _5 _6 _7 _8 _9")
 SIGNS = "πθαβλφω∞√°×·÷±≤≥≠∪∩∈∅₀₁₂₃₄₅₆₇₈₉"
 SIGNS = {ord(sign): command + " " for sign, command in zip(SIGNS, COMMANDS.split(), strict=True)}
 SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)

@@ -1,7 +1,8 @@
 """What a copier may rely on: the files of the paper and of the family work in another project.
 
-allocate.py and answers.py need only Python, and rewards.py needs answers.py beside it. scores.py
-needs numpy, and grpo.py and records.py need torch. cppo.py and a file of the family need torch, and grpo.py beside them.
+allocate.py and answers.py need only Python, scores.py needs numpy, and grpo.py and
+records.py need torch. rewards.py needs answers.py beside it. cppo.py and a file of the family need
+torch, and grpo.py beside them.
 """
 
 import ast
