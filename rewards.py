@@ -79,15 +79,25 @@ def soft_format_reward(completions, **columns):
 
     So a model that does not write the whole form yet can learn it tag by tag.
     """
-    return [_soft_format_score(completion) for completion in completions]
+    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    return [_in_order(completion, tags) for completion in completions]
 
 
-def _soft_format_score(completion):
+def soft_code_format(completions, **columns):
+    """0.25 for each of `<think>`, `</think>`, ```python and the closing ``` that occurs exactly
+    once, and after the mark before it: the loose form of `code_format`."""
+    # "```python" holds a "```", so it gets a name of its own
+    marks = ("<think>", "</think>", "<python>", "```")
+    return [_in_order(text.replace("```python", "<python>"), marks) for text in completions]
+
+
+def _in_order(text, marks):
     score, position = 0.0, 0
-    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
-        found = completion.find(tag, position)
-        if completion.count(tag) == 1 and found >= 0:
-            score, position = score + 0.25, found + len(tag)
+    for mark in marks:
+        found = text.find(mark, position)
+        if text.count(mark) == 1 and found >= 0:
+            score += 1 / len(marks)
+            position = found + len(mark)
     return score
 
 

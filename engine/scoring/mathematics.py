@@ -88,7 +88,7 @@ SPELLINGS = [  # the same in mathematics: (pattern, how math-verify reads it)
     (re.compile(r"\\sqrt\s*(?:\(([^()]*)\)|(\d+))"), r"\\sqrt{\1\2}"),
     (re.compile(r"(\d)\s+(\d+)\s*/\s*(\d+)"), r"\1 \\frac{\2}{\3}"),  # 11 5/6
     # 3(6/7) is a product, and no mixed number
-    (re.compile(r"(?<![\w^.}])(\d+)\s*(?=(?:\\left\s*)?\()"), r"\1 \\cdot "),
+    (re.compile(r"(?<![\w^.}])(\d+)\s*(?=(?:\\left\s*)?\(\s*(?:\d|\\[dt]?frac))"), r"\1 \\cdot "),
     # 52 in base 8, 52\text{ (base eight)}
     (re.compile(r"(?<=\w)[\s({]*(?:\\text\w*\s*\{)?[\s(]*(?:in )?base[\s-]*(\w+)[)}\s]*"),
      r"_{\1}"),

@@ -26,7 +26,7 @@ REWARDS = {
     for function in (
         rewards.gsm8k_accuracy, math_accuracy, rewards.toy_accuracy, rewards.number_accuracy,
         rewards.format_reward, rewards.soft_format_reward, code_accuracy, rewards.code_format,
-        code_runs,
+        rewards.soft_code_format, code_runs,
     )
 }
 TIMEOUT = 60  # seconds that a call of a reward of one's own may take
