@@ -1,8 +1,10 @@
 """The process that judges for math_accuracy: math-verify, but numbers are compared exactly.
 
 mathematics.py starts it and tells it how much memory it may have, in bytes. It answers each line of
-[gold, given, seconds] with a verdict, until the end of its input, or until the alarm kills it. math-verify 0.9 compares numbers with an absolute tolerance, so 2^-98 would be
-2^-99. So its two comparisons of values are replaced by those below.
+[gold, given, seconds] with a verdict, until the end of its input, or until the alarm kills it.
+
+math-verify 0.9 compares numbers with an absolute tolerance, so 2^-98 would be 2^-99. So its two
+comparisons of values are replaced by those below.
 """
 
 import json

@@ -127,7 +127,8 @@ def verdicts():
 
 
 @pytest.mark.parametrize("value, fraction", [
-    ("0.00012345", Fraction(12345, 10**8)), ("123456789012345678.5", Fraction(246913578024691357, 2)),
+    ("0.00012345", Fraction(12345, 10**8)),
+    ("123456789012345678.5", Fraction(246913578024691357, 2)),
     ("\\frac{1}{2^{101}}", Fraction(1, 2**101)), ("1-\\frac{1}{3^{40}}", 1 - Fraction(1, 3**40)),
     ("3!", Fraction(6)), ("9.1\\times10^{-31}", Fraction(91, 10**32)), ("2^{-3}", Fraction(1, 8)),
     ("\\sqrt{2}", None), ("x", None), ("\\pi", None), (HANGS, None), ("10^{10^{10}}", None),
