@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import KL_CHOICES, VERSIONS, WEIGHTS, dual, loss, token_ratio
 from conformance.theirs import LeftOut, Theirs
 from cppo import batch_rows
-from family.gspo import gspo_loss, sequence_ratio
 from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
@@ -69,24 +67,11 @@ def test_each_known_version_is_named_as_what_it_is(name):
         assert found and (found.sentence, found.kind) == (version.sentence, version.kind)
 
 
-def test_two_changes_at_once_are_named_both():
-    one, two = "max in place of min: the clip acts on the wrong side [1]", "in DAPO"
-    [version] = [version for version in VERSIONS["grpo_loss"]
-                 if version.sentence.startswith(one) and version.sentence.endswith(two)]
-    found = diagnose("grpo_loss", version.function)
-    assert found.kind == "mistake" and found.sentence == version.sentence
-
-
 def test_a_mistake_that_nobody_made_before_is_shown_with_its_input():
     found = diagnose("kl_k3", lambda p, q: 3 * (p - q))
     assert (found.kind, found.sentence) == ("unknown", compare.UNKNOWN)
     assert found.evidence == (
         "logp = [[-0.69315]], ref_logp = [[-0.69315]]: yours gradient [[3.0]], right [[-0.0]]")
-
-
-def test_an_error_is_evidence_too():
-    found = diagnose("kl_k3", lambda p, q: p @ q @ 1)
-    assert "it raises TypeError" in found.evidence
 
 
 # --- mistakes that people make, in a loss as many people write it ---
@@ -164,8 +149,7 @@ def test_a_mistake_in_another_function_is_named(name, function, words):
 
 @pytest.mark.parametrize("ddof", [1, 0])
 @pytest.mark.parametrize("eps, visible", [
-    (0.0, True), (1e-12, True), (1e-10, True), (1e-8, True), (1e-7, True), (1e-6, True),
-    (1e-4, False), (2e-4, False), (1e-3, False), (1e-2, False)])
+    (0.0, True), (1e-8, True), (1e-6, True), (1e-4, False), (2e-4, False), (1e-2, False)])
 def test_one_rule_for_every_eps(eps, visible, ddof):
     """≈ names the eps. △ adds what equal rewards get, if this is above 0.01 or NaN."""
     def advantages(r):
@@ -180,42 +164,6 @@ def test_one_rule_for_every_eps(eps, visible, ddof):
         assert answer.startswith(f"△ the {words}; equal rewards ")
     else:
         assert answer == ("✓" if (eps, ddof) == (1e-4, 1) else f"≈ the {words}")
-
-
-def test_equal_rewards_are_set_to_0_by_hand_and_other_forms_of_the_std():
-    def by_hand(r):
-        std = r.std(1, keepdim=True)
-        return torch.where(std > 1e-6, (r - r.mean(1, keepdim=True)) / (std + 1e-8), 0.0)
-
-    def root(r):
-        return (r - r.mean(1, keepdim=True)) / (r.var(1, keepdim=True) + 1e-8).sqrt()
-
-    assert said("group_advantages", by_hand) == "≈ the unbiased std plus 1e-08"
-    assert said("group_advantages", root) == "≈ the root of the unbiased variance plus 1e-08"
-
-
-def test_mean_and_std_of_the_other_completions_are_a_choice():
-    def advantages(rewards, *, divide_by_std=True):
-        out = torch.zeros_like(rewards)
-        for q, i in torch.cartesian_prod(*map(torch.arange, rewards.shape)).tolist():
-            others = [r for j, r in enumerate(rewards[q].tolist()) if j != i]
-            std = statistics.stdev(others) if len(others) > 1 and divide_by_std else 0
-            out[q, i] = rewards[q, i] - statistics.mean(others)
-            out[q, i] /= std + 1e-6 if std else 1
-        return out
-
-    words = "≈ mean and std of the other completions (leave-one-out), plus 1e-06"
-    assert said("group_advantages", advantages) == words
-
-
-def test_gdpo_may_have_one_eps_in_a_group_and_another_over_the_batch():
-    def advantages(rewards):
-        z = (rewards - rewards.mean(2, keepdim=True)) / (rewards.std(2, keepdim=True) + 1e-3)
-        total = z.sum(0)
-        return (total - total.mean()) * torch.rsqrt(total.var() + 1e-8)
-
-    words = "≈ the unbiased std plus 0.001; over the batch, the root of the variance plus 1e-08"
-    assert said("decoupled_advantages", advantages) == words
 
 
 def test_an_option_that_our_function_only_hands_on_is_named_too():
@@ -238,15 +186,6 @@ def test_kept_completions_may_stand_in_any_order():
     assert said("prune", in_order) == "✗ the smallest |A| are kept"
     assert said("batch_rows", lambda kept, G: kept.flatten()).startswith(("✗", unknown))
     assert said("prune", lambda a, k: 0 * rows(a, k)) == unknown
-
-
-def test_gspo_that_counts_an_empty_completion_with_the_ratio_1_is_right_but_at_this_edge():
-    def loss(logp, old_logp, advantages, mask, *, clip_low=3e-4, clip_high=4e-4):
-        n = mask.float().sum(1).clamp(min=1)
-        s = ((logp - old_logp.detach()).masked_fill(~mask.bool(), 0).sum(1) / n).exp()
-        return -torch.min(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages).mean()
-
-    assert said("gspo_loss", loss).startswith("△ an empty completion counts with the ratio 1")
 
 
 TEXTBOOK = PLAIN.replace("clip_low=0.2)", "clip_low=0.2, clip_high=None, weights=None)").replace(
@@ -273,18 +212,6 @@ def test_weights_are_0_on_padding():
     loss = TEXTBOOK.replace("    per_completion", "    if weights is not None:\n"
                             "        return (loss * weights).sum()\n    per_completion")
     assert said("grpo_loss", made(loss)) == "✓"
-
-
-def test_a_clip_range_that_is_not_given_may_be_symmetric():
-    def loss(logp, old_logp, advantages, mask, *, clip_low=3e-4, clip_high=None):
-        high = clip_low if clip_high is None else clip_high
-        s = sequence_ratio(logp, old_logp, mask)
-        s = s * mask.any(1)
-        return -torch.min(s * advantages, s.clamp(1 - clip_low, 1 + high) * advantages).mean()
-
-    assert said("gspo_loss", loss).startswith("≈ clip_high is clip_low if it is not given")
-    always_1 = lambda p, o, A, m, **options: gspo_loss(p, p.detach(), A, m, **options)
-    assert said("gspo_loss", always_1).startswith("✗ the ratio is always 1")
 
 
 # --- the program ---
@@ -486,8 +413,7 @@ def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monk
     ("from grpo import kl_k2; prune = cppo.prune; kl_k1 = lambda p, q: q - p", 1),
     ("keep_count = lambda G, P: G - int(G * P)", 1),
     ("def step(*world): pass", 2), ("kl_k1 = lambda p, q: None", 2),
-    ("kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
-    ("grpo_loss = 3; kl_k = print", 2), ("grpoloss = print", 2),
+    ("kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1), ("grpoloss = print", 2),
 ])
 def test_the_exit_code(lines, expected, here):
     code, output = here("import torch, cppo\n" + lines)

@@ -128,11 +128,6 @@ def size(tree):
     return len(statements) - len(docstrings), len(nodes) - 2 * len(docstrings)
 
 
-def test_what_a_node_is():
-    # the assignment, its target, the sum, 1, 2
-    assert size(ast.parse('"""What it is."""\na = 1 + 2')) == (1, 5)
-
-
 SIZES = {name: size(tree) for name, tree in TREES.items()}
 
 

@@ -16,7 +16,6 @@ from family.drgrpo import constant_weights
 from grpo import grpo_loss, sequence_mean_weights
 from tasks import toy
 from tests.live import (
-    close,
     flat,
     model_of_page,
     needs_node,
@@ -37,14 +36,6 @@ def test_the_weights_of_the_page_are_all_weights_of_the_toy():
     assert sum(weight.numel() for weight in weights.values()) == 108_608
     here = run_js("return [...make_model(bytes).weights];", base64=weights_in_base64())
     assert torch.equal(torch.tensor(here, dtype=F64), flat(weights).double())
-
-
-def test_float16_is_read_as_torch_reads_it():
-    here = run_js("return [...Array(65536).keys()].map(from_float16);")
-    there = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(torch.float16)
-    finite = there.isfinite()
-    here = torch.tensor(here, dtype=F64)
-    assert torch.equal(here[finite], there[finite].double())
 
 
 # --- the whole model ---
@@ -138,25 +129,6 @@ def in_js(code, case, constant=False):
         temperature=TEMPERATURE, constant=constant)
 
 
-def test_logits_and_log_probabilities(case):
-    model, found, _ = case
-    here = in_js("""return batches.map(batch => {
-      const logits = forward(model, batch, memory);
-      const logp = token_logprobs(logits, batch.targets, given.temperature);
-      return [[...logits].slice(0, batch.rows.length * TOKENS), [...logp]];
-    });""", case)
-    for batch, (logits, logp) in zip(found, here):
-        prompt, completions = batch
-        with torch.no_grad():
-            there, there_logp = logits_and_logp(model, batch)
-        # the rows: the prompt once, then each completion without its last token
-        n = len(prompt)
-        rows = [there[0, :n]]
-        rows += [own[n : n + len(tokens) - 1] for own, tokens in zip(there, completions)]
-        close(logits, torch.cat(rows).flatten(), 1e-4)
-        close(logp, there_logp, 1e-5)
-
-
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_the_loss_and_the_gradient_of_every_weight(case, name):
     model, *_ = case
@@ -223,8 +195,6 @@ def test_completions_token_by_token(temperature, questions, G):
     rows = zip(there.tokens.tolist(), there.lengths.tolist())
     assert here == [tokens[:length] for tokens, length in rows]
     assert len(set(map(len, here))) > 1  # they end at different times
-
-
 
 
     # the largest slopes are far above this limit
