@@ -39,19 +39,6 @@ def groups(rng, levels):
     return torch.tensor([[rng.choice(levels) for _ in range(G)] for _ in range(Q)], dtype=F64)
 
 
-def test_advantages():
-    rng = random.Random(1)
-    cases = [groups(rng, (0.1, 0.7, 1, rng.random())) for _ in range(CASES)]
-    here = run_js("""return given.cases.map(rewards =>
-      [true, false].map(divide_by_std => group_advantages(rewards, { divide_by_std })));
-    """, cases=[rewards.tolist() for rewards in cases])
-    for rewards, (divided, centred) in zip(cases, here):
-        close(divided, group_advantages(rewards))
-        close(centred, group_advantages(rewards, divide_by_std=False))
-        equal = rewards.std(1) == 0
-        assert not torch.tensor(divided)[equal].any()  # exact zeros
-
-
 def test_k_and_the_kept_with_ties():
     rng, cases, expected = random.Random(3), [], []
     for seed in range(CASES):
@@ -112,7 +99,6 @@ def test_questions_are_the_toys_and_each_stream_of_numbers_is_its_own():
         assert eval(text) == int(row["answer"])
     assert len(set(pieces)) > 1900
     x = torch.tensor(numbers, dtype=F64)
-    assert (x >= 0).all() and (x < 1).all()
     assert (x.sort(dim=1).values - torch.linspace(0, 1, 16000)).abs().max() < 0.02  # uniform
     assert x.corrcoef().triu(1).abs().max() < 0.03
 

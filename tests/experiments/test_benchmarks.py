@@ -3,7 +3,6 @@ losses."""
 
 import json
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from cppo import batch_rows, prune
 from engine.base.errors import UserError
 from engine.model import logprobs
-from experiments import generation, gradients, memory, rules, vs_trl
+from experiments import generation, gradients, memory, rules
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
 from grpo import group_advantages, sequence_mean_weights
@@ -48,17 +47,6 @@ def test_generation(tmp_path):
     assert "| ours |" in page
     with pytest.raises(UserError):
         generation.main(["--rows", "17"])
-
-
-@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: pip install trl")
-def test_beside_trl(tmp_path):
-    words = ["--rounds", "2", "--warmup", "1", "--tokens", "8"]
-    result, page = results(vs_trl, tmp_path, *words)
-    assert result["questions_per_step"] == {"trl": 8, "trl_cppo": 64, "grpo": 8, "cppo": 64}
-    assert all(len(rows) == 2 for rows in result["seconds"].values())
-    assert all(0 < row["generate"] < row["total"] for rows in result["seconds"].values()
-               for row in rows)
-    assert "| ours, CPPO, P = 0.875 | 64 |" in page
 
 
 # --- the gradient of the kept ---

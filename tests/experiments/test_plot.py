@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.base.errors import UserError
-from experiments import plot, real, reproduce
+from experiments import plot
 
 
 def fake_run(folder, steps, **more):
@@ -72,8 +72,3 @@ def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, fi
     assert {round(y, 6) for _, y in accuracy.collections[0].get_paths()[0].vertices} == {0.2, 0.7}
 
 
-def test_each_method_of_a_table_has_a_colour_and_each_of_a_family_its_own():
-    tables = [table.methods for table in reproduce.TABLES.values()]
-    names = [name for methods in (*tables, real.METHODS, real.SECOND) for name in methods]
-    assert "grey" not in map(plot.colour, names)  # that of a name without a word
-    assert len(set(map(plot.colour, reproduce.FAMILY))) == len(reproduce.FAMILY)

@@ -32,7 +32,6 @@ def test_amdahls_bound():
 
 @pytest.mark.parametrize("questions, accuracies, seconds, means", [
     ([30] * 9, [0.0, 0.0, 0.3, 0.6, *[0.9] * 5], range(3, 10), [0.1, 0.3, 0.6, 0.8, *[0.9] * 3]),
-    ([4], [1.0], [1], [1.0]),
     # with few questions, over the last quarter of them or more: here the last 4; DAPO's first step
     # may draw most of them
     ([12, 2, 2], [0.5, 0.1, 0.3], range(1, 4), [0.5, 6.2 / 14, 0.2]),
