@@ -82,14 +82,16 @@ def test_committed_notebook_holds_a_whole_run(path):
     assert path.stat().st_size < 400_000
 
 
-@notebooks
-def test_notebook_defines_no_second_version(path):
-    solutions = ast.parse((FOLDER / "solutions" / f"{path.stem}.py").read_text(encoding="utf-8"))
-    own = set().union(functions(solutions), *(functions(python(cell)) for cell in read(path)[1]))
+def test_no_notebook_defines_a_second_version():
+    own = set()
+    for path in NOTEBOOKS:
+        solutions = (FOLDER / "solutions" / f"{path.stem}.py").read_text(encoding="utf-8")
+        own |= functions(ast.parse(solutions))
+        own |= set().union(*(functions(python(cell)) for cell in read(path)[1]))
     for module in MODULES:  # what a module offers: its functions and classes, not their insides
         tree = ast.parse(module.read_text(encoding="utf-8"))
         again = own & {getattr(node, "name", None) for node in tree.body}
-        assert not again, f"{path.name} defines anew: {again}"
+        assert not again, f"a notebook defines anew: {again}"
 
 
 # --- the lab ---
