@@ -117,13 +117,6 @@ class Page:
     def click(self, selector):
         self.run(f"document.querySelector({json.dumps(selector)}).click()")
 
-    def press(self, key, code):
-        """A key of the keyboard, for example ("Tab", 9)."""
-        for kind in ("keyDown", "keyUp"):
-            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                     windowsVirtualKeyCode=code, **text)
-
     def problems(self):
         """All that was thrown or written to the console."""
         return [event["params"] for event in self.browser.events

@@ -93,8 +93,7 @@ def test_both_models_learn_pause_go_on_and_start_anew(opened):
     assert [state["method"] for state in page.run("live")] == ["grpo", "cppo"]
     page.wait("!document.querySelector('#questions').innerText.includes('…')", 10)
     before = texts(page, "#questions code")
-    page.run("document.querySelector('#run').focus()")
-    page.press("Enter", 13)
+    page.click("#run")
     wait_for_steps(page, 20, seconds=150)
     page.click("#run")  # pause
     page.wait("run.textContent === 'Go on'", 5)
