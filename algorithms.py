@@ -17,7 +17,7 @@ less than before. For example, a completion that was drawn may count the inverse
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -181,12 +181,6 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 # --- the table ---
 
 
-def number(help, limits=None, choices=None, **default):
-    """A field that is also an option of train.py. help: its line of `--help`. limits, choices: see
-    engine/run/command_line.py."""
-    return field(metadata={"help": help, "limits": limits, "choices": choices}, **default)
-
-
 @dataclass(frozen=True)
 class Algorithm:
     """A row of the table. `resolve` applies the options of a run to it, and gives its loss the
@@ -195,47 +189,29 @@ class Algorithm:
 
     loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats); resolved: with numbers
     token_weights: Callable
-    beta: float = number("β, weight of the KL to the reference; 0: no reference", "[0, ∞)")
-    clip_low: float | None = number(
-        "ε_low: the ratio is clipped below 1 − ε_low; None: the loss has no clip", "(0, ∞)")
-    clip_high: float | None = number("ε_high: the ratio is clipped above 1 + ε_high", "(0, ∞)")
-    group_size: int = number("G, completions sampled per question", "[1, ∞)", default=16)
+    beta: float  # β, weight of the KL to the reference; 0: no reference
+    clip_low: float | None  # ε_low: the ratio is clipped below 1 − ε_low; None: no clip
+    clip_high: float | None  # ε_high: the ratio is clipped above 1 + ε_high
+    group_size: int = 16  # G, completions sampled per question
     advantages: Callable = compare_sums
-    keep: str | Callable = number(
-        "which completions are kept: a rule of KEEP in algorithms.py, or FILE.py:FUNCTION",
-        default="all")
-    pruning_rate: float = number(
-        "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question", "[0, 1)",
-        default=0.0)
+    keep: str | Callable = "all"  # a rule of KEEP, or a function
+    pruning_rate: float = 0.0  # P, the share that is pruned: k = ⌊G(1−P)⌋
     ks: tuple[int, ...] = ()  # GFPO: k of an easy, medium, hard, very hard question
-    allocation: bool = number(
-        "use the freed places for more questions, ⌊B·G/k⌋ instead of B", default=True)
-    mu: int = number("μ, passes over each batch of completions", "[1, ∞)", default=2)
-    minibatches: int = number(
-        "mini-batches that a batch is cut into; each pass makes one update per mini-batch",
-        "[1, ∞)", default=1)
+    allocation: bool = True  # use the freed places for more questions, ⌊B·G/k⌋ instead of B
+    mu: int = 2  # μ, passes over each batch of completions
+    minibatches: int = 1  # of a batch; each pass makes one update per mini-batch
     max_rollouts: int = 1  # above 1: dynamic sampling; a step samples at most so often
     critic: bool = False  # a second network makes an advantage for every token
     lam: float = 0.95  # PPO's λ
     # of the options that only some rows allow
     allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "shortest_prefix")
 
-    # the same in all rows
-    target_kl: float | None = number(
-        "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this", "(0, ∞)", default=None)
-    importance_weights: str | Callable | None = number(
-        "correct for a sampler that computes otherwise: by the ratio π_old / π_sampler of each "
-        "token or of the completion, truncated or masked", choices=tuple(CORRECTIONS),
-        default=None)
-    shortest_prefix: float | None = number(
-        "NAT: train on a random prefix of each completion, which has at least this share of it",
-        "[0, 1]", default=None)
-    overlong_cache: int | None = number(
-        "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens",
-        "[1, ∞)", default=None)
-    mask_truncated: bool = number(
-        "do not train on completions cut off at max_new_tokens; their rewards still count in the "
-        "group", default=False)
+    # the same in all rows; options of a run, as engine/run/options.py explains them
+    target_kl: float | None = None  # end the updates on a batch when KL(π_old ‖ π_θ) exceeds this
+    importance_weights: str | Callable | None = None  # of family/tis.py
+    shortest_prefix: float | None = None  # NAT: train on a prefix of at least this share
+    overlong_cache: int | None = None  # DAPO: the penalty grows over this many last tokens
+    mask_truncated: bool = False  # do not train on completions that are cut off
 
     # set by `resolve` for a run, not by a row
     name: str = ""

@@ -7,7 +7,8 @@ is sampled G times and pruned to k. A step lasts as long as its busiest device (
 so every device should get as much to do as the others. A device computes its completions in
 micro-batches. The papers do not say how it cuts them.
 
-Plain Python, no torch: copy what you need.
+Training uses `questions_per_step` and `micro_batches`. The code that trains does not use `fill`,
+`balance` and `step_time`: they are here to be copied. Plain Python, no torch.
 """
 
 import heapq

@@ -19,23 +19,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from answers import extract_answer, to_number
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, refuse
-from engine.data.questions import (
-    check_dataset,
-    fingerprint,
-    read_jsonl,
-    read_rows,
-    reward_columns,
-    with_prompts,
-)
+from engine.data.questions import fingerprint, reward_columns, with_prompts
+from engine.data.rows import check_dataset, open_file, read_rows
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.sampling import Sampler
 from engine.run.command_line import LARGEST, compose, given, option, run_program
 from engine.scoring.score import Reward, load_rewards, score
-from rewards import extract_answer, to_number
 from scores import group_by_question, mean_value, paired, summarize
 from tasks.table import TASKS, base_model, task_of
 
@@ -217,13 +211,13 @@ def judge_file(path, is_right):
     """
     indices, rows, texts = [], [], []
     known = {}  # {question: its index}
-    for number, row in enumerate(read_jsonl(path, reserved=["prompt"]), 1):
+    for number, row in enumerate(open_file(path, reserved=["prompt"]), 1):
         single = row.pop("completion", None)
-        completions = row.pop("completions", [single])
+        completions = row.pop("completions", None) or [single]
         is_list = isinstance(completions, list) and completions
         if not is_list or not all(isinstance(text, str) for text in completions):
             raise UserError(f"{path}, question {number}: each line needs 'completion', a text, "
-                            "or each line 'completions', a list of texts.")
+                            "or 'completions', a list of texts.")
         index = known.setdefault(row["question"], len(known))
         for text in completions:
             indices.append(index)

@@ -57,7 +57,7 @@ class Rollout:
     progress: float = 0.0  # the share of the run that was over before the step, 0 … 1
     history: list[float] = ()  # the mean reward of each earlier question of the run
     seed: int = 0  # for a rule that draws
-    factors: torch.Tensor | None = None  # NAT: (Q·G, T), 0 outside of the random prefixes
+    prefix_weights: torch.Tensor | None = None  # NAT: (Q·G, T), 0 outside of the random prefixes
     failures: int = 0  # calls of a reward function that failed
     rollouts: int = 1  # how often the step has sampled
     # (advantages, rewards of this device) → (Q, G): a function that knows the other devices
@@ -129,7 +129,7 @@ class Batch:
     mask: torch.Tensor  # (N, T) bool, tokens to train on; on the CPU: reading it waits for no GPU
     advantages: torch.Tensor  # (N,); PPO: (N, T), which the critic makes of the scores
     weights: torch.Tensor | None = None  # (N, T), how much each token counts in the loss
-    factors: torch.Tensor | None = None  # NAT: (N, T), of the weights; 0: it is not computed
+    prefix_weights: torch.Tensor | None = None  # NAT: (N, T), 0: it is not computed
     scores: torch.Tensor | None = None  # (N,), the weighted sums of the rewards
     sampled_logp: torch.Tensor | None = None  # (N, T), as the sampler computed it
     old_logp: torch.Tensor | None = None  # (N, T), of the same policy, as the trainer computes it
@@ -143,11 +143,11 @@ class Batch:
     @property
     def tensors(self):
         """{name: tensor} of all but the mask."""
-        found = {}
+        tensors = {}
         for name, value in vars(self).items():
             if torch.is_tensor(value) and name != "mask":
-                found[name] = value
-        return found
+                tensors[name] = value
+        return tensors
 
     def rows(self, indices):
         """The completions with these indices, as a batch of their own."""

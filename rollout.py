@@ -131,7 +131,7 @@ def with_overlong_penalty(rollout, **options):
 
 
 def with_prefixes(rollout, share, seed):
-    """The rollout with `factors`: 1/p inside of the random prefix of each completion, else 0.
+    """The rollout with `prefix_weights`: 1/p in the random prefix of each completion, else 0.
 
     seed: it must not follow from `rollout.seed`. torch's CPU generator reads only the lowest 32
     bits of a seed, so a sum with 2**62 would give the numbers that the rule has drawn.
@@ -139,4 +139,4 @@ def with_prefixes(rollout, share, seed):
     generator = torch.Generator().manual_seed(seed)
     u = torch.rand((len(rollout.mask), 1), generator=generator)
     factors = prefix_factors(rollout.mask, u, share=share)
-    return replace(rollout, factors=factors.to(rollout.tokens.device))
+    return replace(rollout, prefix_weights=factors.to(rollout.tokens.device))

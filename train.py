@@ -50,7 +50,7 @@ from eval import examine
 from records import FIRST, Moment, Step
 from rollout import sample_and_score
 from tasks.table import base_model, task_of
-from update import NO_UPDATE, Limits, cut_into_minibatches, in_micro_batches, update
+from update import NO_UPDATE, Limits, compute_minibatch, cut_into_minibatches, update
 
 
 def train_step(
@@ -74,7 +74,7 @@ def train_step(
     minibatches = cut_into_minibatches(
         rollout, advantages, rows, algorithm, sampling.max_new_tokens)
 
-    compute = partial(in_micro_batches, networks=networks, limits=limits)
+    compute = partial(compute_minibatch, networks=networks, limits=limits)
 
     if minibatches:  # else nobody has anything to learn
         networks.sampler.free_memory()  # until `refresh`

@@ -16,7 +16,7 @@ from allocate import micro_batches
 from engine.base import progress, ranks
 from engine.model import shards
 from engine.model.costs import forward_cost, micro_batches_by_prompt
-from engine.model.logprobs import extents
+from engine.model.logprobs import computed_lengths
 from family.ppo import value_loss
 from grpo import kl_k3
 from records import Batch, Cut
@@ -36,17 +36,16 @@ class Limits:
 MEANS = ("kl", "kl_old", "clip_fraction", "ratio_mean", "entropy_trained", "sampler_gap")
 LOSSES = ("loss", "value_loss")  # sums that are logged as they are
 MAXIMA = ("ratio_max", "sampler_gap_max")
-OF_UPDATES = ("loss", *MEANS, *MAXIMA, "grad_norm")
 # what the logs hold after a step without an update
-NO_UPDATE = dict.fromkeys(OF_UPDATES) | {"skipped_updates": 0}
+NO_UPDATE = dict.fromkeys(("loss", *MEANS, *MAXIMA, "grad_norm")) | {"skipped_updates": 0}
 
 
-def in_micro_batches(function, batch, networks, limits):
-    """Compute function(Batch) → (N, T) for a whole mini-batch, one micro-batch at a time."""
-    whole = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
-    cut = cut_into_micro_batches(batch, limits.micro_batch_tokens, networks.policy)
-    for rows, micro_batch in cut:
-        whole[rows, : micro_batch.tokens.shape[1]] = function(micro_batch)
+def compute_minibatch(function, minibatch, networks, limits):
+    """function(Batch) → (N, T) of a whole mini-batch, computed one micro-batch at a time."""
+    whole = torch.zeros(minibatch.tokens.shape, device=minibatch.tokens.device)
+    cut = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
+    for rows, batch in cut:
+        whole[rows, : batch.tokens.shape[1]] = function(batch)
     return whole
 
 
@@ -88,7 +87,7 @@ def gradient(networks, minibatch, algorithm, limits):
     while True:
         networks.optimizer.zero_grad()
         try:
-            sums, maxima = accumulate(networks, minibatch, algorithm, limits)
+            tally = accumulate(networks, minibatch, algorithm, limits)
             break
         except torch.OutOfMemoryError:
             # devices with shards compute together, so one of them cannot repeat alone
@@ -97,90 +96,119 @@ def gradient(networks, minibatch, algorithm, limits):
         limits.micro_batch_tokens = max(LEAST_TOKENS, limits.micro_batch_tokens // 2)
         tqdm.write("out of memory in an update. The update is repeated. From now on "
                    f"--micro_batch_tokens is {limits.micro_batch_tokens}.")
+    norms = []
     for network in networks.learners:
         shards.sum_gradients(network)
-    for i, network in enumerate(networks.learners):
-        maxima[f"norm {i}"] = shards.clip_gradients(network, limits.max_grad_norm)
-    found = ranks.all_sum(sums, networks.model.device, maxima)
-    norms = [found.pop(f"norm {i}") for i in range(len(networks.learners))]
-    weight = max(found.pop("weight"), 1e-12)
-    stats = {"grad_norm": norms[0]}
-    for name, value in found.items():
-        is_mean = name not in (*LOSSES, *MAXIMA)
-        stats[name] = value / weight if is_mean else value
-    return stats, norms
+        norms.append(shards.clip_gradients(network, limits.max_grad_norm))
+    norms = ranks.all_sum({}, networks.model.device, dict(enumerate(norms)))
+    return {"grad_norm": norms[0]} | tally.read(), list(norms.values())
 
 
 def accumulate(networks, minibatch, algorithm, limits):
-    """Forward and backward passes over the micro-batches. Returns (sums, maxima) for the logs.
+    """Forward and backward passes over the micro-batches. Returns their Tally.
 
-    The sums stay on the device, so no micro-batch waits for the one before it. In the first update
-    on a mini-batch π_θ is still π_old, so its log-probabilities are kept as `old_logp`.
+    In the first update on a mini-batch π_θ is still π_old, so its log-probabilities are kept as
+    `old_logp`.
     """
     device = networks.model.device
-    first = minibatch.old_logp is None
+    tally = Tally(device)
     old_logp = torch.zeros(minibatch.tokens.shape, device=device)
-    zero = torch.zeros((), dtype=torch.float64, device=device)
-    sums = dict.fromkeys([*MEANS, *LOSSES, "weight"], zero)
-    maxima = dict.fromkeys(MAXIMA, zero)
     cut = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
     for i, (rows, batch) in enumerate(cut, 1):
         progress.say("update", i, len(cut), "micro-batches")
         mask = batch.mask.to(device, non_blocking=True)
-        logp, entropy = networks.policy.logprobs(batch, with_entropy=True)
-        if first:
-            batch.old_logp = logp.detach()
-            old_logp[rows, : logp.shape[1]] = batch.old_logp
-        if batch.sampled_logp is None:
-            batch.sampled_logp = batch.old_logp
-        # if the sampler did not report a token (NaN), its ratio is 1
-        unknown = batch.sampled_logp.isnan()
-        batch.sampled_logp = torch.where(unknown, batch.old_logp, batch.sampled_logp)
-        weights = batch.weights
-        if algorithm.importance_weights:
-            weights = weights * algorithm.importance_weights(
-                batch.old_logp, batch.sampled_logp, mask)
-        known = {"entropy": entropy, "sampled_logp": batch.sampled_logp}
-        options = {name: known[name] for name in algorithm.wants}
-        loss, stats = algorithm.loss(
-            logp, batch.old_logp, batch.advantages, mask,
-            ref_logp=batch.ref_logp, weights=weights, **options)
-        loss.backward()
-        more, largest = measure(batch, logp.detach(), entropy.detach(), weights, stats)
-        more["loss"] = loss.detach()
+        learn_policy(networks.policy, batch, mask, algorithm, tally)
         if networks.critic:
-            values = networks.critic(batch)
-            loss = value_loss(values, batch.old_values, batch.returns, mask, weights=weights)
-            loss.backward()
-            more["value_loss"] = loss.detach()
-        for name, x in more.items():
-            sums[name] = sums.get(name, zero) + x
-        for name, x in largest.items():
-            maxima[name] = torch.maximum(maxima[name], x)
-    if first:
+            learn_critic(networks.critic, batch, mask, tally)
+        old_logp[rows, : batch.tokens.shape[1]] = batch.old_logp
+    if minibatch.old_logp is None:
         minibatch.old_logp = old_logp
-    return sums, maxima
+    return tally
 
 
-def measure(batch, logp, entropy, weights, stats):
-    """(sums, maxima) of one micro-batch. logp, entropy, weights: (N, T). stats: of the loss."""
-    sums, maxima = {}, {}
+def learn_policy(policy, batch, mask, algorithm, tally):
+    """The policy's forward and backward pass over a micro-batch.
+
+    It sets the micro-batch's `old_logp`, if there is none, and corrects its `weights` if the
+    algorithm does so.
+    """
+    logp, entropy = policy.logprobs(batch, with_entropy=True)
+    if batch.old_logp is None:
+        batch.old_logp = logp.detach()
+    if batch.sampled_logp is None:
+        batch.sampled_logp = batch.old_logp
+    # if the sampler did not report a token (NaN), its ratio is 1
+    unknown = batch.sampled_logp.isnan()
+    batch.sampled_logp = torch.where(unknown, batch.old_logp, batch.sampled_logp)
+    if algorithm.importance_weights:
+        ratio = algorithm.importance_weights(batch.old_logp, batch.sampled_logp, mask)
+        batch.weights = batch.weights * ratio
+    known = {"entropy": entropy, "sampled_logp": batch.sampled_logp}
+    options = {name: known[name] for name in algorithm.wants}
+    loss, stats = algorithm.loss(
+        logp, batch.old_logp, batch.advantages, mask,
+        ref_logp=batch.ref_logp, weights=batch.weights, **options)
+    loss.backward()
+    measured = measure(batch, logp.detach(), entropy.detach(), stats)
+    tally.add(measured | {"loss": loss.detach()})
+
+
+def learn_critic(critic, batch, mask, tally):
+    """The critic's forward and backward pass over a micro-batch."""
+    values = critic(batch)
+    loss = value_loss(values, batch.old_values, batch.returns, mask, weights=batch.weights)
+    loss.backward()
+    tally.add({"value_loss": loss.detach()})
+
+
+def measure(batch, logp, entropy, stats):
+    """{name: a sum over the tokens, or a maximum} of a micro-batch.
+
+    logp, entropy: (N, T). stats: of the loss. A loss of your own may return more than ours.
+    """
+    weights = batch.weights
     total = weights.sum()
-    for name, x in stats.items():  # a loss of your own may return more than ours
-        if name in MAXIMA:
-            maxima[name] = x
-        else:
-            sums[name] = x * total  # x is a mean under the weights
+    measured = {}
+    for name, x in stats.items():  # x is a mean under the weights, or a maximum
+        measured[name] = x if name in MAXIMA else x * total
     # kl_k3(p, q) estimates KL(p ‖ q) from samples of p. Here p is π_old, which sampled
     kl_old = kl_k3(batch.old_logp, logp)
     gap = (batch.old_logp - batch.sampled_logp).abs()
-    sums["kl_old"] = (weights * kl_old).sum()
-    sums["entropy_trained"] = (weights * entropy).sum()
-    sums["sampler_gap"] = (weights * gap).sum()
-    sums["weight"] = total
+    measured["kl_old"] = (weights * kl_old).sum()
+    measured["entropy_trained"] = (weights * entropy).sum()
+    measured["sampler_gap"] = (weights * gap).sum()
+    measured["weight"] = total
     if gap.numel():
-        maxima["sampler_gap_max"] = gap.max()
-    return sums, maxima
+        measured["sampler_gap_max"] = gap.max()
+    return measured
+
+
+class Tally:
+    """What the logs tell of an update, added up over its micro-batches.
+
+    The numbers stay on the device until `read`, so no micro-batch waits for the one before it.
+    """
+
+    def __init__(self, device):
+        self.zero = torch.zeros((), dtype=torch.float64, device=device)
+        self.sums = dict.fromkeys([*MEANS, *LOSSES, "weight"], self.zero)
+        self.maxima = dict.fromkeys(MAXIMA, self.zero)
+
+    def add(self, measured):
+        for name, x in measured.items():
+            if name in MAXIMA:
+                self.maxima[name] = torch.maximum(self.maxima[name], x)
+            else:
+                self.sums[name] = self.sums.get(name, self.zero) + x
+
+    def read(self):
+        """{name: number} over all devices."""
+        stats = ranks.all_sum(self.sums, self.zero.device, self.maxima)
+        weight = max(stats.pop("weight"), 1e-12)
+        for name in stats:
+            if name not in (*LOSSES, *MAXIMA):
+                stats[name] /= weight
+        return stats
 
 
 # --- how a batch is cut ---
@@ -191,10 +219,7 @@ def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     each, with the weights of its tokens.
 
     The cut follows the order of the step's questions. So a mini-batch does not depend on how the
-    questions were shared out. If every advantage of a mini-batch is 0, the mini-batch is left out,
-    unless a critic learns from it. If β > 0, leaving it out is our choice, because the KL term has
-    a gradient there (docs/metrics.md). If β is 0, the gradient is 0, but AdamW would still move the
-    weights, because AdamW remembers earlier gradients.
+    questions were shared out.
     """
     G = advantages.shape[1]
     device = rollout.tokens.device
@@ -208,38 +233,49 @@ def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
         advantages=advantages.flatten().to(device, non_blocking=True),
         scores=rollout.total.flatten().to(device, non_blocking=True),
         sampled_logp=rollout.logp,
-        factors=rollout.factors,
+        prefix_weights=rollout.prefix_weights,
     )
     # the numbers of the kept completions among those of all devices
     numbers = rollout.question_numbers[rows // G] * G + rows % G
     all_numbers = ranks.gather(numbers.tolist())
     all_numbers = torch.tensor(sorted(all_numbers), dtype=torch.long)
-    batches = []
-    for some in all_numbers.tensor_split(algorithm.minibatches):
-        own = rows[torch.isin(numbers, some)]
-        batches.append(everything.rows(own))
+    minibatches = []
+    for chosen in all_numbers.tensor_split(algorithm.minibatches):
+        own = rows[torch.isin(numbers, chosen)]
+        minibatch = with_token_weights(everything.rows(own), algorithm, max_new_tokens)
+        if minibatch is not None:
+            minibatches.append(minibatch)
+    return minibatches
 
-    counts = {}
-    for m, batch in enumerate(batches):  # tensors: they are read off the device together
-        counts[m, "completions"] = len(batch.prompts)
-        counts[m, "tokens"] = batch.mask.sum()
-        counts[m, "signals"] = (batch.advantages != 0).sum()
-    counts = ranks.all_sum(counts, device)
-    learned = []
-    for m, batch in enumerate(batches):
-        n = int(counts[m, "completions"])
-        tokens = int(counts[m, "tokens"])
-        if counts[m, "signals"] or (algorithm.critic and n):
-            mask = batch.mask.to(device, non_blocking=True)
-            batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
-            learned.append(batch if batch.factors is None else prefixes(batch))
-    return learned
+
+def with_token_weights(batch, algorithm, max_new_tokens):
+    """The mini-batch with the weights of its tokens, or None if nothing is learned from it.
+
+    If every advantage is 0, on all devices, the mini-batch is left out, unless a critic learns from
+    it. If β > 0, leaving it out is our choice, because the KL term has a gradient there
+    (docs/metrics.md). If β is 0, the gradient is 0, but AdamW would still move the weights, because
+    AdamW remembers earlier gradients.
+    """
+    device = batch.tokens.device
+    counts = ranks.all_sum({
+        "completions": len(batch.prompts),
+        "tokens": batch.mask.sum(),
+        "signals": (batch.advantages != 0).sum(),
+    }, device)
+    n = int(counts["completions"])
+    tokens = int(counts["tokens"])
+    if counts["signals"] or (algorithm.critic and n):
+        mask = batch.mask.to(device, non_blocking=True)
+        batch.weights = algorithm.token_weights(mask, n, tokens, max_new_tokens)
+        return batch if batch.prefix_weights is None else prefixes(batch)
+    return None
 
 
 def prefixes(batch):
     """NAT: the batch without the tokens after the random prefixes, so nobody computes them."""
-    cut = replace(
-        batch, mask=batch.factors.cpu() > 0, weights=batch.weights * batch.factors, factors=None)
+    mask = batch.prefix_weights.cpu() > 0
+    weights = batch.weights * batch.prefix_weights
+    cut = replace(batch, mask=mask, weights=weights, prefix_weights=None)
     return cut.rows(range(len(batch.prompts)))
 
 
@@ -252,18 +288,18 @@ def cut_into_micro_batches(batch, max_tokens, policy):
     """
     if batch.cut is None or batch.cut.max_tokens != max_tokens:
         batch.cut = Cut(max_tokens, rows_of_micro_batches(batch, max_tokens, policy))
-    found = []
-    for rows, once in batch.cut.micro_batches:
+    pairs = []
+    for rows, reads_prompts_once in batch.cut.micro_batches:
         micro_batch = batch.rows(rows) if len(rows) else without_tokens(batch)
-        micro_batch.reads_prompts_once = once
-        found.append((rows.to(batch.tokens.device, non_blocking=True), micro_batch))
-    return found
+        micro_batch.reads_prompts_once = reads_prompts_once
+        pairs.append((rows.to(batch.tokens.device, non_blocking=True), micro_batch))
+    return pairs
 
 
 def rows_of_micro_batches(batch, max_tokens, policy):
     """[(rows, whether a forward pass computes each different prompt only once)] of each
     micro-batch. rows: on the CPU; a micro-batch that only fills up a device has none."""
-    lengths = extents(batch.mask).tolist()
+    lengths = computed_lengths(batch.mask).tolist()
     if policy.shares_prompts:
         cut = micro_batches_by_prompt(batch.prompts, lengths, max_tokens)
     else:
@@ -276,14 +312,14 @@ def rows_of_micro_batches(batch, max_tokens, policy):
         most = ranks.all_sum({}, batch.tokens.device, maxima={"count": count})
         count = int(most["count"])
     cut += [[]] * (count - len(cut))
-    found = []
+    pairs = []
     for rows in cut:
-        once = sharded  # and as many passes as the others in each
         if rows and not sharded:
-            prompts = [batch.prompts[i] for i in rows]
-            _, once = forward_cost(prompts, [lengths[i] for i in rows])
-        found.append((torch.tensor(rows, dtype=torch.long), once and policy.shares_prompts))
-    return found
+            _, once = forward_cost(batch.prompts, lengths, rows)
+        else:
+            once = sharded  # and as many passes as the others in each
+        pairs.append((torch.tensor(rows, dtype=torch.long), once and policy.shares_prompts))
+    return pairs
 
 
 def without_tokens(batch):

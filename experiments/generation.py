@@ -34,6 +34,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -45,7 +46,7 @@ from engine.base.errors import UserError
 from engine.model import kv_cache, sampling
 from engine.model.contract import Sampling
 from engine.model.prompts import left_pad
-from engine.model.sampling import sample_completions
+from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from experiments import toy_model
 from experiments.bench import heading, in_turn, markdown_table, report
@@ -122,11 +123,12 @@ def generate(model, prompts, longest, **cache):
 def ours(model, prompts, longest):
     """This project's sampler."""
     end = model.config.vocab_size - 1  # the token that stands for EOS
+    sampler = Sampler(model, SimpleNamespace(eos_token_id=end, pad_token_id=0))
+    sampler.stop_ids = [end]
 
     def way(lengths):
         with imposed(lengths, end):
-            drawn = sample_completions(
-                model, prompts, G, Sampling(longest), stop_ids=[end], pad_id=0)
+            drawn = sampler.sample(prompts, G, Sampling(longest), seed=0)
         return [row[:n] for row, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())]
 
     return way

@@ -36,7 +36,7 @@ from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
 from engine.model.precision import choose_dtype
 from engine.run.command_line import option, parse, run_program
-from engine.run.config import check
+from engine.run.config import config_of
 from engine.scoring.score import Reward
 from experiments import toy_model
 from experiments.bench import alone, digits, heading, markdown_table, qwen, report
@@ -152,7 +152,7 @@ def one_step(options, hidden_size, device):
     """Make the networks and one step with them on 16 kept completions (GFPO 8, PODS 4). Returns the
     bytes of [parameters, the optimizer's moments]."""
     options = options | {"questions_per_step": 1, "max_new_tokens": 32}
-    config, algorithm = check(options)
+    config, algorithm = config_of(options)
     tokenizer = toy_model.make_tokenizer()
     questions, _ = load_questions("toy", tokenizer, limit=algorithm.questions_per_step)
     model = qwen(

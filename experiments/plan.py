@@ -29,7 +29,7 @@ from engine.base import ranks
 from engine.base.errors import UserError
 from engine.run import checkpoint
 from engine.run.command_line import option, parse, run_program
-from engine.run.config import check
+from engine.run.config import config_of
 from engine.run.metrics import Clock
 from engine.run.plan import plan
 from engine.run.state import State
@@ -174,7 +174,7 @@ def measure(name, device):
         ranks.barrier()
         chosen = {"model": folder, "dataset": "toy", "mu": 1, "plan": 0.0}
         chosen["shard"] = "full" if world > 1 else "none"
-        config, algorithm = check(chosen | STEP | options)
+        config, algorithm = config_of(chosen | STEP | options)
         p = plan(config.options)
         peaks = tracked(folder, config, algorithm, device)
         ranks.barrier()

@@ -25,21 +25,13 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.run import metrics
 from engine.run.command_line import run_program
-from engine.run.curves import (
-    DPI,
-    PHASES,
-    draw_phases,
-    label,
-    legend_above,
-    page,
-    shown_panels,
-    smooth,
-    stack_bars,
-)
+from engine.run.curves import DPI, label, page, shown_panels, smooth
 from engine.run.folder import NOT_COMPARED, options_of
 
 MARKERS = ["o", "s", "^", "D", "v"]
 STYLES = ["-", "--", ":", "-."]
+HATCHES = ["", "//", "..", "xx", "--"]
+PHASES = ["generate", "score", "logprobs", "update", "other"]
 AXES = {  # what may stand on the x axis: (metric of a step that is added up, label)
     "questions": ("questions", "questions"),
     "completions": ("completions", "completions generated"),
@@ -98,6 +90,23 @@ def panels(count, height=5.0, width=14.0, **options):
     """(figure, its panels side by side)."""
     figure = Figure((width, height), layout="constrained")
     return figure, figure.subplots(1, count, **options)
+
+
+def stack_bars(axis, names, heights, parts):
+    """Draw one bar per name, made of `parts`. heights: for each name, {part: height}."""
+    bottoms = [0.0] * len(names)
+    for part, hatch in zip(parts, HATCHES):
+        of_part = [row.get(part, 0.0) for row in heights]
+        axis.bar(
+            names, of_part, bottom=bottoms, label=part, hatch=hatch, edgecolor="white", width=0.6)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, of_part)]
+
+
+def legend_above(axis, title=None, columns=5):
+    """Put a panel's legend and title above it: inside, the legend would cover what is drawn."""
+    axis.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1), ncols=columns, fontsize=8, title=title,
+        title_fontsize=10, frameon=False, borderpad=0, columnspacing=1.2, handletextpad=0.5)
 
 
 def methods(rows, output, keys):
@@ -210,7 +219,9 @@ def several(groups, output, x):
             *axes[0].get_legend_handles_labels(), loc="upper center", ncols=6, fontsize=9,
             handlelength=3, frameon=False)
     names = [name.replace(" and ", "\nand ") for name in runs]  # two lines, as bars are narrow
-    draw_phases(axes[len(titles)], names, [mean_phases(steps) for steps in runs.values()])
+    seconds = [mean_phases(steps) for steps in runs.values()]
+    stack_bars(axes[len(titles)], names, seconds, PHASES[:-1])
+    legend_above(axes[len(titles)], "seconds by phase")
     axes[len(titles)].tick_params(axis="x", labelsize=8)
     figure.savefig(output, dpi=DPI)
 

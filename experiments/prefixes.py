@@ -67,7 +67,7 @@ def gradient(networks, batch, algorithm, share, computed):
     """One gradient. computed: a list, which gets the number of tokens that were computed."""
     if share is not None:
         factors = prefix_factors(batch.mask, torch.rand(len(batch.mask), 1), share=share)
-        batch = prefixes(replace(batch, factors=factors))
+        batch = prefixes(replace(batch, prefix_weights=factors))
     computed.append(int(batch.mask.sum()))
     networks.model.zero_grad()
     accumulate(networks, batch, algorithm, Limits())

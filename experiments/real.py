@@ -36,13 +36,13 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.data.questions import load_questions, take
 from engine.run.command_line import option, parse, run_program
-from engine.run.config import check
-from engine.run.curves import DPI, legend_above
+from engine.run.config import config_of
+from engine.run.curves import DPI
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
 from eval import examine
 from experiments.bench import heading, markdown_table, pm, report, spread
-from experiments.plot import band, colour, panels
+from experiments.plot import band, colour, legend_above, panels
 from experiments.reproduce import RULES, curve, name_of
 from tasks.table import base_model
 from train import networks_of, train_step
@@ -250,7 +250,7 @@ def rows(options, name):
         if not (path := folder / f"{name_of(method, seed)}.json").exists():
             own = SETTING | methods[method]
             chosen = {"model": options.model, "seed": seed, "lr": LR} | own
-            config, algorithm = check(chosen)
+            config, algorithm = config_of(chosen)
             run = {"method": method, "seed": seed, "lr": config.update.lr, "options": own}
             run |= train_for(config, algorithm, f"{method}, seed {seed}")
             files.write(path, json.dumps(run) + "\n")

@@ -55,8 +55,7 @@ from engine.model.sampling import Sampler
 from engine.run import checkpoint
 from engine.run.command_line import flat, given, option, parse, run_program
 from engine.run.config import Config as Options
-from engine.run.config import check
-from engine.run.curves import PHASES
+from engine.run.config import config_of
 from engine.run.folder import options_of
 from experiments import memory, plot, toy_model
 from experiments.bench import heading, markdown_table, pm, setting, spread, write
@@ -286,7 +285,7 @@ WORK = {
     "tokens generated": lambda r: f"{r['tokens_generated']:.0f}",
     "tokens trained": lambda r: f"{r['tokens_trained']:.0f}",
     **{f"seconds: {phase}": lambda r, phase=phase: f"{r['phases'][phase]:.1f}"
-       for phase in PHASES},
+       for phase in plot.PHASES},
     "groups without signal": lambda r: f"{r['no_signal']['mean']:.0%}",
     "steps without update": lambda r: f"{r['no_update']['mean']:.0%}",
     "seconds to accuracy 0.85":
@@ -338,7 +337,7 @@ def one_run(folder, options):
     is trained."""
     words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
     if (folder / "run.json").is_file():
-        if options_of(folder) != flat(check(given(Options, words))[0]):
+        if options_of(folder) != flat(config_of(given(Options, words))[0]):
             raise UserError(
                 f"{folder} holds a run with other options: remove it, and it is made anew."
             )
@@ -360,7 +359,7 @@ def figures(folder):
     points, phases, after = curve(metrics), summary["phases"], summary["after"]
     accuracies = [accuracy for *_, accuracy in points]
     reached = next((point for point in points if point[2] >= 0.85), (math.inf, math.inf))
-    phases["other"] = phases["total"] - sum(phases[name] for name in PHASES[:-1])
+    phases["other"] = phases["total"] - sum(phases[name] for name in plot.PHASES[:-1])
     counted = ("k", "seconds", "questions", "completions", "kept", "tokens_generated",
                "tokens_trained")
     return {name: config[name] for name in ("seed", "group_size", "pruning_rate")} | {

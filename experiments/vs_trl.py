@@ -47,7 +47,7 @@ from engine.model.loading import keep_freed_memory
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, frozen, own_sampler
 from engine.run.command_line import option, parse, run_program
-from engine.run.config import check
+from engine.run.config import config_of
 from engine.scoring.score import Reward
 from experiments import toy_model
 from experiments.bench import digits, heading, in_turn, markdown_table, qwen, report
@@ -99,7 +99,7 @@ class Ours:
         }
         if algorithm == "cppo":
             chosen["pruning_rate"] = RATE
-        config, self.algorithm = check(chosen)
+        config, self.algorithm = config_of(chosen)
         self.sampling = config.sampling
         self.per_step = self.algorithm.questions_per_step
         policy = Policy(deepcopy(model))

@@ -17,6 +17,9 @@ SYSTEM_PROMPT = (
     "<think>\nyour thoughts\n</think>\n<answer>\nyour answer, the bare number\n</answer>"
 )
 
+# as CPPO's setting on MATH has it
+BOXED_PROMPT = SYSTEM_PROMPT.replace("your answer, the bare number", "\\boxed{your answer}")
+
 
 # a data set of the Hugging Face hub: its name, its two splits and its two columns
 Hub = namedtuple("Hub", "path configuration train test question answer")
@@ -54,7 +57,7 @@ ARITHMETIC = Task(
     max_new_tokens=arithmetic.MAX_NEW_TOKENS, lr=3e-5, critic_lr=3e-4,
     train_questions=arithmetic.TRAIN_QUESTIONS, test_questions=arithmetic.TEST_QUESTIONS,
 )
-LIKE_MATH = Task(rewards=("math_accuracy", "format_reward"))
+LIKE_MATH = Task(rewards=("math_accuracy", "format_reward"), system_prompt=BOXED_PROMPT)
 
 TASKS = {"toy": TOY}
 TASKS["toy_code"] = replace(TOY, rewards=("code_accuracy",), base=toy.CODE_BASE)

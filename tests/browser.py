@@ -5,7 +5,6 @@
         page.run("document.title")
 """
 
-import base64
 import fcntl
 import itertools
 import json
@@ -16,9 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to open the page")
 FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--remote-debugging-pipe", "about:blank",
@@ -94,7 +96,7 @@ class Page:
         self.ask("Emulation.setDeviceMetricsOverride", **size)
         path, _, settings = address.partition("#")
         self.ask("Page.navigate", url=f"{Path(path).resolve().as_uri()}#{settings}")
-        self.wait("document.readyState === 'complete' && window.live", 20)
+        self.wait("document.readyState === 'complete'", 20)
 
     def ask(self, method, **params):
         return self.browser.ask(method, self.session, **params)
@@ -114,17 +116,6 @@ class Page:
 
     def click(self, selector):
         self.run(f"document.querySelector({json.dumps(selector)}).click()")
-
-    def press(self, key, code):
-        """A key of the keyboard, for example ("Tab", 9)."""
-        for kind in ("keyDown", "keyUp"):
-            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                     windowsVirtualKeyCode=code, **text)
-
-    def picture(self, path):
-        data = self.ask("Page.captureScreenshot", captureBeyondViewport=False)["data"]
-        Path(path).write_bytes(base64.b64decode(data))
 
     def problems(self):
         """All that was thrown or written to the console."""

@@ -1,4 +1,5 @@
-"""The JavaScript of docs/live in node, for the tests that compare it with the project's Python."""
+"""The JavaScript of docs/live and docs/explorer.html in node, for the tests that compare it with
+the project's Python."""
 
 import base64
 import json
@@ -20,24 +21,36 @@ NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="no node here to run the page's JavaScript")
 
 PROGRAM = """
-const fs = require("fs"), vm = require("vm");
-const { files, code, data } = JSON.parse(fs.readFileSync(0));
-for (const file of files) vm.runInThisContext(fs.readFileSync(file, "utf8"), file);
+const vm = require("vm");
+const { script, code, data } = JSON.parse(require("fs").readFileSync(0));
 Object.assign(globalThis, { given: data, bytes: Buffer.from(data.base64 ?? "", "base64") });
+Object.assign(globalThis, { URLSearchParams, navigator: { language: "en" } });
+vm.runInThisContext(script);
 console.log(JSON.stringify(vm.runInThisContext(`(() => {${code}})()`)));
 """
 
 
-def run_js(code, **data):
-    """What the body of a function returns in node, after the files of docs/live were loaded.
+@cache
+def script_of_live():
+    return "".join((LIVE / f"{name}.js").read_text() for name in FILES)
+
+
+def run_js(code, script=None, **data):
+    """What the body of a function returns in node, after a script has run: that of docs/live, or
+    this one.
 
     data: what the code sees as `given`. The page's weights are `bytes`, if base64 is given.
     """
-    files = [str(LIVE / f"{name}.js") for name in FILES]
-    given = json.dumps({"files": files, "code": code, "data": data})
+    given = json.dumps({"script": script or script_of_live(), "code": code, "data": data})
     done = subprocess.run([NODE, "-e", PROGRAM], input=given, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def close(here, there, tolerance=1e-9):
+    """Numbers of the page and a tensor of ours."""
+    here = torch.tensor(here, dtype=torch.float64)
+    torch.testing.assert_close(here, there.double(), rtol=0, atol=tolerance)
 
 
 @cache

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import KL_CHOICES, VERSIONS, WEIGHTS, dual, loss, token_ratio
 from conformance.theirs import LeftOut, Theirs
 from cppo import batch_rows
-from family.gspo import gspo_loss, sequence_ratio
 from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
@@ -69,24 +67,11 @@ def test_each_known_version_is_named_as_what_it_is(name):
         assert found and (found.sentence, found.kind) == (version.sentence, version.kind)
 
 
-def test_two_changes_at_once_are_named_both():
-    one, two = "max in place of min: the clip acts on the wrong side [1]", "in DAPO"
-    [version] = [version for version in VERSIONS["grpo_loss"]
-                 if version.sentence.startswith(one) and version.sentence.endswith(two)]
-    found = diagnose("grpo_loss", version.function)
-    assert found.kind == "mistake" and found.sentence == version.sentence
-
-
 def test_a_mistake_that_nobody_made_before_is_shown_with_its_input():
     found = diagnose("kl_k3", lambda p, q: 3 * (p - q))
     assert (found.kind, found.sentence) == ("unknown", compare.UNKNOWN)
     assert found.evidence == (
         "logp = [[-0.69315]], ref_logp = [[-0.69315]]: yours gradient [[3.0]], right [[-0.0]]")
-
-
-def test_an_error_is_evidence_too():
-    found = diagnose("kl_k3", lambda p, q: p @ q @ 1)
-    assert "it raises TypeError" in found.evidence
 
 
 # --- mistakes that people make, in a loss as many people write it ---
@@ -164,8 +149,7 @@ def test_a_mistake_in_another_function_is_named(name, function, words):
 
 @pytest.mark.parametrize("ddof", [1, 0])
 @pytest.mark.parametrize("eps, visible", [
-    (0.0, True), (1e-12, True), (1e-10, True), (1e-8, True), (1e-7, True), (1e-6, True),
-    (1e-4, False), (2e-4, False), (1e-3, False), (1e-2, False)])
+    (0.0, True), (1e-8, True), (1e-6, True), (1e-4, False), (2e-4, False), (1e-2, False)])
 def test_one_rule_for_every_eps(eps, visible, ddof):
     """≈ names the eps. △ adds what equal rewards get, if this is above 0.01 or NaN."""
     def advantages(r):
@@ -182,42 +166,6 @@ def test_one_rule_for_every_eps(eps, visible, ddof):
         assert answer == ("✓" if (eps, ddof) == (1e-4, 1) else f"≈ the {words}")
 
 
-def test_equal_rewards_are_set_to_0_by_hand_and_other_forms_of_the_std():
-    def by_hand(r):
-        std = r.std(1, keepdim=True)
-        return torch.where(std > 1e-6, (r - r.mean(1, keepdim=True)) / (std + 1e-8), 0.0)
-
-    def root(r):
-        return (r - r.mean(1, keepdim=True)) / (r.var(1, keepdim=True) + 1e-8).sqrt()
-
-    assert said("group_advantages", by_hand) == "≈ the unbiased std plus 1e-08"
-    assert said("group_advantages", root) == "≈ the root of the unbiased variance plus 1e-08"
-
-
-def test_mean_and_std_of_the_other_completions_are_a_choice():
-    def advantages(rewards, *, divide_by_std=True):
-        out = torch.zeros_like(rewards)
-        for q, i in torch.cartesian_prod(*map(torch.arange, rewards.shape)).tolist():
-            others = [r for j, r in enumerate(rewards[q].tolist()) if j != i]
-            std = statistics.stdev(others) if len(others) > 1 and divide_by_std else 0
-            out[q, i] = rewards[q, i] - statistics.mean(others)
-            out[q, i] /= std + 1e-6 if std else 1
-        return out
-
-    words = "≈ mean and std of the other completions (leave-one-out), plus 1e-06"
-    assert said("group_advantages", advantages) == words
-
-
-def test_gdpo_may_have_one_eps_in_a_group_and_another_over_the_batch():
-    def advantages(rewards):
-        z = (rewards - rewards.mean(2, keepdim=True)) / (rewards.std(2, keepdim=True) + 1e-3)
-        total = z.sum(0)
-        return (total - total.mean()) * torch.rsqrt(total.var() + 1e-8)
-
-    words = "≈ the unbiased std plus 0.001; over the batch, the root of the variance plus 1e-08"
-    assert said("decoupled_advantages", advantages) == words
-
-
 def test_an_option_that_our_function_only_hands_on_is_named_too():
     theirs = Theirs(lambda logp, old_logp, advantages, mask: logp.sum(), OURS["dapo_loss"])
     diagnose("dapo_loss", theirs)
@@ -226,27 +174,12 @@ def test_an_option_that_our_function_only_hands_on_is_named_too():
 
 
 def test_kept_completions_may_stand_in_any_order():
-    rows = lambda a, k, **o: a.abs().topk(k, dim=1, **o).indices
     best_first = lambda a, k: a.abs().argsort(dim=1, descending=True, stable=True)[:, :k]
     assert said("prune", best_first) == "≈ another order"
-    assert said("prune", rows) in ("≈ another order", f"≈ {compare.TIES}")
-    assert said("retain", lambda m, k, *, largest=False: m.topk(k, 1, largest).indices) == (
-        "≈ another order")
     assert said("batch_rows", lambda kept, G: batch_rows(kept, G).flip(0)) == "≈ another order"
-    unknown = f"– {compare.UNKNOWN}"
-    in_order = lambda a, k: a.abs().argsort(dim=1, stable=True)[:, :k]
-    assert said("prune", in_order) == "✗ the smallest |A| are kept"
-    assert said("batch_rows", lambda kept, G: kept.flatten()).startswith(("✗", unknown))
-    assert said("prune", lambda a, k: 0 * rows(a, k)) == unknown
-
-
-def test_gspo_that_counts_an_empty_completion_with_the_ratio_1_is_right_but_at_this_edge():
-    def loss(logp, old_logp, advantages, mask, *, clip_low=3e-4, clip_high=4e-4):
-        n = mask.float().sum(1).clamp(min=1)
-        s = ((logp - old_logp.detach()).masked_fill(~mask.bool(), 0).sum(1) / n).exp()
-        return -torch.min(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages).mean()
-
-    assert said("gspo_loss", loss).startswith("△ an empty completion counts with the ratio 1")
+    worst_first = lambda a, k: a.abs().argsort(dim=1, stable=True)[:, :k]
+    assert said("prune", worst_first) == "✗ the smallest |A| are kept"
+    assert said("prune", lambda a, k: 0 * best_first(a, k)) == f"– {compare.UNKNOWN}"
 
 
 TEXTBOOK = PLAIN.replace("clip_low=0.2)", "clip_low=0.2, clip_high=None, weights=None)").replace(
@@ -255,15 +188,14 @@ TEXTBOOK = PLAIN.replace("clip_low=0.2)", "clip_low=0.2, clip_high=None, weights
 
 def test_a_loss_may_take_one_advantage_for_each_completion_only():
     """(N,) becomes (N, 1). A second dimension would be repeated, or raise an error."""
-    for form in ("advantages[:, None]", "advantages.unsqueeze(-1)"):
-        theirs = Theirs(made(TEXTBOOK.replace("advantages.view(len(mask), -1)", form)),
-                        OURS["grpo_loss"])
-        logp, mask, A = torch.zeros(3, 3), torch.ones(3, 3), torch.tensor([1.0, -1.0, 2.0])
-        assert torch.is_tensor(theirs(logp, logp, A, mask)[0])
-        for each in (A[:, None], A.expand(3, 3), A[:2, None].expand(2, 3)):
-            with pytest.raises(LeftOut):
-                theirs(logp[:len(each)], logp[:len(each)], each, mask[:len(each)])
-        assert "takes one advantage for each completion, (N,)" in theirs.why_left_out()
+    text = TEXTBOOK.replace("advantages.view(len(mask), -1)", "advantages[:, None]")
+    theirs = Theirs(made(text), OURS["grpo_loss"])
+    logp, mask, A = torch.zeros(3, 3), torch.ones(3, 3), torch.tensor([1.0, -1.0, 2.0])
+    assert torch.is_tensor(theirs(logp, logp, A, mask)[0])
+    for each in (A[:, None], A.expand(3, 3)):
+        with pytest.raises(LeftOut):
+            theirs(logp, logp, each, mask)
+    assert "takes one advantage for each completion, (N,)" in theirs.why_left_out()
     theirs = Theirs(made(TEXTBOOK), OURS["grpo_loss"])  # takes all
     assert torch.is_tensor(theirs(logp, logp, A.expand(3, 3), mask)[0])
 
@@ -273,18 +205,6 @@ def test_weights_are_0_on_padding():
     loss = TEXTBOOK.replace("    per_completion", "    if weights is not None:\n"
                             "        return (loss * weights).sum()\n    per_completion")
     assert said("grpo_loss", made(loss)) == "✓"
-
-
-def test_a_clip_range_that_is_not_given_may_be_symmetric():
-    def loss(logp, old_logp, advantages, mask, *, clip_low=3e-4, clip_high=None):
-        high = clip_low if clip_high is None else clip_high
-        s = sequence_ratio(logp, old_logp, mask)
-        s = s * mask.any(1)
-        return -torch.min(s * advantages, s.clamp(1 - clip_low, 1 + high) * advantages).mean()
-
-    assert said("gspo_loss", loss).startswith("≈ clip_high is clip_low if it is not given")
-    always_1 = lambda p, o, A, m, **options: gspo_loss(p, p.detach(), A, m, **options)
-    assert said("gspo_loss", always_1).startswith("✗ the ratio is always 1")
 
 
 # --- the program ---
@@ -486,8 +406,7 @@ def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monk
     ("from grpo import kl_k2; prune = cppo.prune; kl_k1 = lambda p, q: q - p", 1),
     ("keep_count = lambda G, P: G - int(G * P)", 1),
     ("def step(*world): pass", 2), ("kl_k1 = lambda p, q: None", 2),
-    ("kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1),
-    ("grpo_loss = 3; kl_k = print", 2), ("grpoloss = print", 2),
+    ("kl_k1 = torch.sub; kl_k2 = lambda p, q: q - p", 1), ("grpoloss = print", 2),
 ])
 def test_the_exit_code(lines, expected, here):
     code, output = here("import torch, cppo\n" + lines)
@@ -532,12 +451,10 @@ def test_the_verdicts_are_written_as_json(here, tmp_path):
     file = tmp_path / "verdicts.json"
     code, output = here("from grpo import kl_k2\nkl_k1 = lambda p, q: q - p\n", "--json", file)
     written = json.loads(file.read_text())
-    assert written.keys() == {"exit_code", "error", "functions"} and not written["error"]
-    assert written["exit_code"] == code == 1
+    assert written["exit_code"] == code == 1 and not written["error"]
     rows = {row.pop("function"): row for row in written["functions"]}
-    assert rows["kl_k1"]["sign"] == "✗" and "k1 upside down" in rows["kl_k1"]["sentence"]
-    assert rows["kl_k1"]["lines"][0].strip() in output
-    right = rows["kl_k2"]
+    wrong, right = rows["kl_k1"], rows["kl_k2"]
+    assert wrong["sign"] == "✗" and wrong["sentence"] in output
     assert right["sign"] == "✓" and right["held"] == right["asked"] > 5 and right["left"] == ""
     assert here("1 / 0", "--json", file)[0] == 2
     assert "division by zero" in json.loads(file.read_text())["error"]
@@ -571,12 +488,9 @@ def test_it_runs_from_any_folder_once_it_is_installed(tmp_path):
     """In a folder that has a grpo.py and a tests of its own."""
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
     copy, site, mine = tmp_path / "copy", tmp_path / "site", tmp_path / "mine"
-    files = subprocess.run(["git", "ls-files", "-z", "--", ":!docs", ":!experiments/results"],
-                           cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    for file in filter(None, files):  # the build leaves a folder where it runs
-        if (ROOT / file).is_file():
-            (copy / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / file, copy / file)
+    # a copy, because the build leaves a folder where it runs
+    left_out = shutil.ignore_patterns(".*", "docs", "results", "runs", "__pycache__")
+    shutil.copytree(ROOT, copy, ignore=left_out)
     done = subprocess.run([*pip, "--target", str(site), str(copy)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (mine / "tests").mkdir(parents=True)

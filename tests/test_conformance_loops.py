@@ -1,7 +1,6 @@
 """conformance/loops.py: a whole step is run, and what is wrong with it is read from the weights."""
 
 import random
-import re
 import types
 from copy import deepcopy
 from functools import partial
@@ -221,7 +220,6 @@ STD, MEAN = " / (r.std(1, keepdim=True) + 1e-4)", ".sum(1) / mask.sum(1)).mean()
 POOLED = ("(r - r.mean(1, keepdim=True))" + STD, "(r - r.mean()) / (r.std() + 1e-4)")
 UPDATED, AT_1 = ("old = first", "old = logp.detach()"), ("(pad(tokens)) / T", "(pad(tokens))")
 WITHOUT_END = ("(place < end)", "(place < end - 1)")
-ENTROPY = ("surrogate - ", "surrogate - 0.01 * (log_pi.exp() * log_pi).sum(-1) - ")
 PACKED = ("pad([*policy(pad(tokens)) / T])",
           "pad([*(policy(torch.cat(tokens)[None])[0] / T).split([*map(len, tokens)])])")
 
@@ -246,11 +244,9 @@ def made(*changes, beta=BETA):
     ("◐ 3 of 11 checked, because the kit knows no choice", [(STD, ""), (MEAN, ".sum())")]),
     ("≈ the std of the whole batch, as in Lite PPO; a mean over all tokens, as in DAPO",
      [(STD, " / r.std()"), (MEAN, ".sum() / mask.sum())")]),
-    ("≈ divided by the mean of the group, as in MaxRL", [(STD, " / r.mean(1, keepdim=True)")]),
     ("≈ the updates are 0.1, 0.2 times", [("(rate * loss)", "((update + 1) / 10 * loss)")]),
     ("◐ 8 of 11 checked, because its micro-batches show no difference; it prunes nothing",
      [PACKED]),
-    ("◐ 3 of 11 checked, because the kit knows no choice and no mistake", [ENTROPY]),
     ("◐ 3 of 11 checked, because the kit knows no choice and no mistake",
      [(STD, " * torch.tensor([[0.5], [1.0], [2.0]])")]),
 ])
@@ -272,8 +268,6 @@ def test_the_kl_may_be_another_one(words, kl):
      "the old log-probabilities are those", [AT_1, WITHOUT_END, UPDATED]),
     ("sampled at one temperature, scored at 1 [5]; mean and std of the whole batch, not of each "
      "question's group [8]; the old log", [AT_1, POOLED, UPDATED]),
-    ("mean and std of the whole batch, not of each question's group [8]; the old log-probabilities "
-     "are those of the updated policy", [POOLED, UPDATED, ("(rate * loss)", "(0.1 * loss)")]),
 ])
 def test_mistakes_at_a_temperature_are_named_also_two_and_the_temperature(words, changes):
     assert said(made(*changes)).startswith(f"✗ {words}")
@@ -285,7 +279,6 @@ ALL = "range(len(A))"
 
 @pytest.mark.parametrize("words, kept", [
     ("◐ 10 of 11 checked", BY.format("-abs(A[i])")),
-    ("◐ 10 of 11 checked", BY.format("(-abs(A[i]), -i)")),
     ("◐ 10 of 11 checked", "[4 * q + int(f(r[q])) for q in range(3) "
                            "for f in (torch.argmax, torch.argmin)]"),  # PODS
     ("≈ the largest |A| of all questions together", f"sorted({ALL}, key=lambda i: -abs(A[i]))[:6]"),
@@ -297,9 +290,7 @@ ALL = "range(len(A))"
      "which rule", BY.format("(i * 7) % 5")),
     ("✗ the smallest |A| are kept", BY.format("abs(A[i])")),
     ("✗ the first completions are kept", BY.format("i")),
-    ("✗ the first completions are kept", "range(10)"),
     ("✗ the largest A are kept", BY.format("-A[i]")),
-    ("✗ the largest A are kept", f"[i for i in {ALL} if A[i] > 0]"),
 ])
 def test_the_choice_of_the_kept_completions_is_judged_by_all_rewards(words, kept):
     assert said(made((f"kept = {ALL}", f"kept = {kept}"))).startswith(words)
@@ -342,12 +333,6 @@ def test_one_logit_by_hand():
     # A = (1.5, −0.5, −0.5, −0.5): Σ A_i / (12 |o_i|) (1[o_i1 = a] − π(a))
     slope = 1.5 / 2 * (1 - pi) - 0.5 / 3 * -pi - 0.5 / 4 * -pi - 0.5 / 4 * (1 - pi)
     assert moved == pytest.approx(loops.RATE * slope / 12)
-
-
-def test_the_evidence_is_the_logit_that_differs_most():
-    *_, [evidence] = loops.verdict(partial(of_nano, module=planted(*FAULTS["EOS"])), BETA)
-    words = r"the logit of `\w+` behind `[\w ]+` moved by -?0\.\d{4}, right is -?0\.\d{4}"
-    assert re.fullmatch(words, evidence)
 
 
 @pytest.mark.parametrize("step, words", [

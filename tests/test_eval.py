@@ -15,7 +15,6 @@ from engine.base.errors import UserError
 from engine.data.questions import load_questions
 from engine.model.contract import Sampling
 from engine.model.sampling import Sampler
-from engine.scoring.score import REWARDS
 from tasks.table import SYSTEM_PROMPT
 from tests.engine.test_ranks import torchrun
 
@@ -106,7 +105,7 @@ def test_the_number_of_ranks_changes_nothing(small, tmp_path):
 
 def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
     rows = [{"question": "1+1=?", "answer": "One and one.\n#### 2"},
-            {"problem": "2+2=?", "answer": "4", "level": 1}]
+            {"question": "2+2=?", "answer": "4", "level": 1}]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluation.main([
         "--model", small, "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
@@ -186,7 +185,7 @@ def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
     ("--seed 9223372036854775807", "--seed"), ("--top_p 0", "--top_p"),
     ("--temperature 0", "--temperature"), ("--temperature nan", "--temperature"),
     ("--dataset toy", "--dataset"), ("--judge nobody", "nobody"),
-    (f"--judge {ROOT}/examples/my_reward.py", "--judge.*FUNCTION.*brevity"),
+    (f"--judge {ROOT}/examples/my_reward.py", "--judge.*:FUNCTION"),
     ("--compare a.jsonl", "--compare"), ("--compare a.jsonl b.jsonl", "is no file of answers"),
     ("--compare . .", "is no file of answers"),
     ("--compare a.jsonl b.jsonl --samples 2", "--samples .*--compare"),
@@ -196,12 +195,3 @@ def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         evaluation.main(words.split())
-
-
-def test_the_verdicts_are_those_of_a_person_who_reads_the_completions():
-    """Completions, judged by hand. Two readings are more lenient than the reward, which takes no
-    sentence for a number."""
-    rows = files.read(ROOT / "tests/concepts/verdicts.jsonl")
-    judged = [REWARDS[row["reward"]]([row["completion"]], answer=[row["answer"]]) for row in rows]
-    differ = [row["completion"] for row, [x] in zip(rows, judged) if (x > 0) != row["right"]]
-    assert differ == ["<answer>The profit is $125.</answer>", "<answer>about 125</answer>"]

@@ -12,161 +12,69 @@ from cppo import batch_rows, keep_count, prune, prune_pooled
 from engine.model.logprobs import completion_logprobs, completion_mask
 from experiments import toy_model
 from family.drgrpo import constant_weights
-from grpo import clipped_surrogate, group_advantages, grpo_loss, kl_k3, sequence_mean_weights
+from grpo import group_advantages, grpo_loss
 from rewards import format_reward, toy_accuracy
-from tests.live import flat, model_of_page, needs_node, rounded_weights, run_js, weights_in_base64
+from tests.live import (
+    close,
+    flat,
+    model_of_page,
+    needs_node,
+    rounded_weights,
+    run_js,
+    weights_in_base64,
+)
 
 pytestmark = needs_node
 F64 = torch.float64
 CASES = 200
-
-
-def close(here, there, tolerance=1e-9):
-    here = torch.tensor(here, dtype=F64)
-    torch.testing.assert_close(here, there.double(), rtol=0, atol=tolerance)
-
-
-def groups(rng, levels=(0, 0.5, 1, 2)):
-    """(Q, G) numbers with many ties."""
-    Q, G = rng.randint(1, 6), rng.randint(2, 16)
-    return [[rng.choice(levels) for _ in range(G)] for _ in range(Q)]
+RATES = (0, 0.5, 0.75, 0.875, 0.9, 0.1, 0.3)
 
 
 # --- functions ---
 
 
-def test_group_advantages():
-    rng = random.Random(1)
-    cases = [groups(rng, (0.1, 0.7, 1, rng.random())) for _ in range(CASES)]
-    here = run_js("""return given.cases.map(rewards =>
-      [true, false].map(divide_by_std => group_advantages(rewards, { divide_by_std })));
-    """, cases=cases)
-    for rewards, results in zip(cases, here):
-        for divide_by_std, result in zip((True, False), results):
-            there = group_advantages(torch.tensor(rewards, dtype=F64), divide_by_std=divide_by_std)
-            close(result, there)
-            equal = [len(set(group)) == 1 for group in rewards]
-            assert all(not any(row) for row, same in zip(result, equal) if same)  # exact zeros
+def groups(rng, levels):
+    """(Q, G) numbers with many ties."""
+    Q, G = rng.randint(1, 6), rng.randint(10, 16)
+    return torch.tensor([[rng.choice(levels) for _ in range(G)] for _ in range(Q)], dtype=F64)
 
 
-def test_keep_count_and_questions_per_step():
-    rng = random.Random(2)
-    rates = (0, 0.5, 0.75, 0.875, 0.9375, 0.9, 0.1, 0.3, 0.99, 0.97)
-    cases = [(rng.randint(1, 64), rng.choice((*rates, rng.random())), rng.randint(1, 9))
-             for _ in range(CASES)]
-    here = run_js("""return given.cases.map(([G, P, B]) =>
-      [keep_count(G, P), questions_per_step(B, G, keep_count(G, P))]);""", cases=cases)
-    refused = 0
-    for (G, P, B), found in zip(cases, here):
-        try:
-            k = keep_count(G, P)
-            assert found == [k, questions_per_step(B, G, k)]
-        except ValueError:  # check_settings refuses it
-            refused += 1
-            assert found[0] < 1
-    assert refused > 5
-
-
-@pytest.mark.parametrize("rule", ["largest_abs", "smallest_abs", "largest", "random"])
-def test_prune_with_ties(rule):
+def test_k_and_the_kept_with_ties():
     rng, cases, expected = random.Random(3), [], []
     for seed in range(CASES):
-        advantages = groups(rng, (-1.5, -1, -0.5, 0, 0.5, 1))
-        k = rng.randint(1, len(advantages[0]))
-        x = torch.tensor(advantages)
-        drawn = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
-        cases.append([advantages, k, drawn.flatten().tolist()])
-        kept = prune(x, k, rule=rule, generator=torch.Generator().manual_seed(seed))
-        expected.append(kept.tolist())
-    here = run_js("""return given.cases.map(([advantages, k, drawn]) =>
-      prune(advantages, k, given.rule, () => drawn.shift()));
-    """, cases=cases, rule=rule)
-    assert here == expected
-
-
-def test_prune_pooled_with_ties():
-    rng, cases, expected = random.Random(4), [], []
-    for _ in range(CASES):
-        advantages = groups(rng, (-1.5, -1, -0.5, 0, 0.5, 1))
-        Q, G = len(advantages), len(advantages[0])
-        n = rng.randint(1, Q * G)
-        cases.append([advantages, n])
-        expected.append(prune_pooled(torch.tensor(advantages), n).tolist())
-    here = run_js("return given.cases.map(([A, n]) => prune_pooled(A, n));", cases=cases)
-    rows = [[q * len(A[0]) + i for q, kept in enumerate(found) for i in kept]
-            for (A, _), found in zip(cases, here)]
-    assert rows == expected
-
-
-def test_kl_clip_and_weights():
-    generator = torch.Generator().manual_seed(5)
-    logp, ref_logp = torch.randn(2, CASES, generator=generator, dtype=F64)
-    ratio, A = torch.randn(2, CASES, generator=generator, dtype=F64)
-    ratio = ratio.exp()
-    lengths = torch.randint(1, 9, (CASES,), generator=generator)
-    k3, surrogate, mean, constant = run_js("""
-      const { logp, ref_logp, ratio, A, lengths } = given;
-      return [logp.map((x, i) => kl_k3(x, ref_logp[i])),
-              ratio.map((x, i) => clipped_surrogate(x, A[i], 0.2)),
-              sequence_mean_weights(lengths, 300), constant_weights(lengths, 48, 300)];
-    """, logp=logp.tolist(), ref_logp=ref_logp.tolist(), ratio=ratio.tolist(), A=A.tolist(),
-        lengths=lengths.tolist())
-    close(k3, kl_k3(logp, ref_logp))
-    close(surrogate, clipped_surrogate(ratio, A))
-    mask = completion_mask(torch.zeros(CASES, 8), lengths)
-    close(mean, sequence_mean_weights(mask, num_sequences=300)[mask])
-    close(constant, constant_weights(mask, max_tokens=48, num_sequences=300)[mask])
-
-
-def test_the_loss_and_its_gradient_with_every_beta_and_epsilon():
-    rng, generator, cases, expected = random.Random(6), torch.Generator().manual_seed(6), [], []
-    for _ in range(CASES):
-        N, T = rng.randint(1, 6), rng.randint(1, 9)
-        logp, old, ref, weights = 0.4 * torch.randn(4, N, T, generator=generator, dtype=F64)
-        A = torch.randn(N, generator=generator, dtype=F64) * rng.choice((0, 1, 1))
-        weights, beta, epsilon = weights.abs(), rng.choice((0, 0.04, 1)), rng.choice((0.1, 0.2, 1))
-        with_reference = beta > 0 or rng.random() < 0.5
-        loss, stats = grpo_loss(
-            logp.requires_grad_(), old, A, torch.ones(N, T), weights=weights, beta=beta,
-            ref_logp=ref if with_reference else None, clip_low=epsilon)
-        loss.backward()
-        expected.append([loss.item(), stats["kl"].item(), stats["clip_fraction"].item(), logp.grad])
-        given = {"old_logp": old, "ref_logp": ref, "weights": weights,
-                 "advantages": A[:, None].expand(N, T)}
-        given = {name: x.flatten().tolist() for name, x in given.items()}
-        given["ref_logp"] = given["ref_logp"] if with_reference else None
-        cases.append([logp.flatten().tolist(), given, {"beta": beta, "epsilon": epsilon}])
-    here = run_js("""return given.cases.map(given => {
-      const { loss, kl, clip_fraction, weight, gradient } = grpo_loss(...given);
-      return [loss, kl / weight, clip_fraction / weight, [...gradient]];
+        A, P, B = groups(rng, (-1.5, -1, -0.5, 0, 0.5, 1)), rng.choice(RATES), rng.randint(1, 9)
+        Q, G = A.shape
+        k = keep_count(G, P)
+        drawn = torch.rand(A.shape, generator=torch.Generator().manual_seed(seed))
+        at_random = prune(A, k, rule="random", generator=torch.Generator().manual_seed(seed))
+        cases.append([A.tolist(), P, B, drawn.flatten().tolist()])
+        expected.append([k, questions_per_step(B, G, k), prune(A, k).tolist(),
+                         at_random.tolist(), prune_pooled(A, k * Q).tolist()])
+    here = run_js("""return given.cases.map(([A, P, B, drawn]) => {
+      const G = A[0].length, k = keep_count(G, P);
+      const pooled = prune_pooled(A, k * A.length).flatMap((kept, q) => kept.map(i => q * G + i));
+      return [k, questions_per_step(B, G, k), prune(A, k),
+              prune(A, k, "random", () => drawn.shift()), pooled];
     });""", cases=cases)
-    for found, there in zip(here, expected):
-        assert found[:3] == pytest.approx(there[:3], abs=1e-9)
-        close(found[3], there[3].flatten())
+    assert here == expected
 
 
 # --- the task ---
 
 
-def random_text(rng, tokenizer):
-    """A completion of the toy, right or spoilt: some pieces are lost, doubled or exchanged."""
-    tags = toy_model.TAGS
-    answer = str(rng.randint(0, 12))
+def random_text(rng):
+    """A completion of the toy, right or spoilt: some pieces are lost or exchanged."""
+    tags, answer = toy_model.TAGS, str(rng.randint(0, 12))
     pieces = [tags[0], "7+4=11;", tags[1], "\n", tags[2], answer, tags[3]]
-    if rng.random() < 0.3:
-        pieces = pieces[4:]
     for _ in range(rng.choice((0, 0, 0, 1, 2))):
         i, j = rng.randrange(len(pieces)), rng.randrange(len(pieces))
-        if rng.random() < 0.5:
-            pieces[i], pieces[j] = pieces[j], pieces[i]
-        else:
-            pieces[i] = rng.choice(["", "\n", "7", *tags])
-    return "".join(pieces), answer if rng.random() < 0.7 else str(rng.randint(0, 12))
+        pieces[i], pieces[j] = rng.choice([(pieces[j], pieces[i]), (rng.choice(tags), "")])
+    return "".join(pieces), rng.choice((answer, answer, "5"))
 
 
 def test_rewards_and_tokens():
     tokenizer, rng = toy_model.make_tokenizer(), random.Random(7)
-    texts, answers = zip(*(random_text(rng, tokenizer) for _ in range(5 * CASES)))
+    texts, answers = zip(*(random_text(rng) for _ in range(5 * CASES)))
     right, form, short, tokens, back = run_js("""
       const { texts, answers } = given;
       return [texts.map((text, i) => answer_right(text, answers[i])),
@@ -180,33 +88,19 @@ def test_rewards_and_tokens():
     assert back == list(texts)
 
 
-def test_questions_are_the_toys():
-    rows = run_js("""const rng = make_rng(5);
-      return Array.from({ length: 2000 }, () => draw_question(rng));""")
+def test_questions_are_the_toys_and_each_stream_of_numbers_is_its_own():
+    rows, numbers = run_js("""const rng = make_rng(5), streams = [[1, 0], [1, 1], [2, 0]];
+      return [Array.from({ length: 2000 }, () => draw_question(rng)),
+              streams.map(of => Array.from({ length: 16000 }, make_rng(...of)))];""")
     pieces = [row["question"].removesuffix("=?") for row in rows]
     for text, row in zip(pieces, rows):
         assert len(text) == 9 and set(text[::2]) <= set("123456789") and set(text[1::2]) <= {*"+-"}
         assert all(eval(text[: n + 1]) >= 0 for n in range(0, 9, 2))
         assert eval(text) == int(row["answer"])
-    digits = [int(text[0]) for text in pieces]
-    assert all(170 < digits.count(digit) < 280 for digit in range(1, 10))
     assert len(set(pieces)) > 1900
-
-
-def test_random_numbers():
-    """Uniform in each of 16 parts, without a link to the number before; each stream its own."""
-    drawn = run_js("""return [[1, 0], [1, 1], [2, 0]].map(([seed, stream]) => {
-      const rng = make_rng(seed, stream);
-      return Array.from({ length: 16000 }, rng);
-    });""")
-    for numbers in drawn:
-        x = torch.tensor(numbers, dtype=F64)
-        assert x.min() >= 0 and x.max() < 1
-        parts = torch.histc(x, 16, 0, 1)
-        assert ((parts - 1000) ** 2 / 1000).sum() < 38  # χ² of 15 degrees: once in 1,000 seeds
-        assert torch.corrcoef(torch.stack([x[1:], x[:-1]]))[0, 1].abs() < 0.03
-    assert abs(torch.corrcoef(torch.tensor(drawn[:2]))[0, 1]) < 0.03
-    assert len({tuple(numbers[:2]) for numbers in drawn}) == 3
+    x = torch.tensor(numbers, dtype=F64)
+    assert (x.sort(dim=1).values - torch.linspace(0, 1, 16000)).abs().max() < 0.02  # uniform
+    assert x.corrcoef().triu(1).abs().max() < 0.03
 
 
 # --- a step of a lane ---
@@ -216,13 +110,13 @@ const settings = { ...default_settings(given.method), ...given.settings };
 const lane = make_lane(bytes, settings, answer_right);
 const steps = [lane.step(), lane.step()];
 return [steps, [...lane.model.weights]];"""
-SMALL = {"group_size": 8, "pruning_rate": 0.75, "questions_per_step": 4}
+SMALL = {"group_size": 8, "pruning_rate": 0.75, "questions_per_step": 2}
 LANES = {
     "grpo": SMALL | {"beta": 0.0, "mu": 1, "lr": 1e-3},
     "cppo": SMALL | {"mu": 3, "epsilon": 0.1, "beta": 0.2, "lr": 1e-3},
     "pooled": SMALL | {"temperature": 0.9, "lr": 1e-3},
     "random": SMALL | {"beta": 0.5, "epsilon": 0.3, "lr": 3e-4},
-    "drgrpo": SMALL | {"mu": 4, "lr": 2e-3},
+    "drgrpo": SMALL | {"mu": 1, "lr": 2e-3},
 }
 
 
@@ -277,7 +171,7 @@ def test_two_steps_of_a_lane_are_two_steps_in_torch(method):
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings["lr"], weight_decay=0.0)
     for number, step in enumerate(steps, 1):
-        assert step["step"] == number and step["completions"] == 32 * number
+        assert step["step"] == number and step["completions"] == 16 * number
         check_the_rows(step, method)
         means = torch_step(model, reference, optimizer, tokenizer, step, settings)
         here = [step[name] for name in ("loss", "kl", "clip_fraction", "gradient_norm")]
@@ -289,44 +183,32 @@ def test_two_steps_of_a_lane_are_two_steps_in_torch(method):
 
 
 def check_the_rows(step, method):
-    """Rewards, advantages, what is kept, and the means of a step, by the project's functions."""
-    completions = [row for group in step["groups"] for row in group["completions"]]
+    """Rewards, advantages and what is kept, by the project's functions."""
+    rows = [row for group in step["groups"] for row in group["completions"]]
     answers = [group["answer"] for group in step["groups"] for _ in group["completions"]]
-    rewards = toy_accuracy([row["text"] for row in completions], answers)
-    assert [row["reward"] for row in completions] == rewards
-    there = group_advantages(
-        torch.tensor(rewards, dtype=F64).view(4, 8), divide_by_std=method != "drgrpo")
-    close([row["advantage"] for row in completions], there.flatten())
-    kept = [i for i, row in enumerate(completions) if row["kept"]]
-    ranked = torch.tensor([row["advantage"] for row in completions], dtype=F64).view(4, 8)
-    if method == "cppo":
-        assert kept == batch_rows(prune(ranked, 2), 8).tolist()
-    elif method == "pooled":
-        assert kept == prune_pooled(ranked, 8).tolist()
-    elif method == "random":
-        assert [sum(i // 8 == q for i in kept) for q in range(4)] == [2, 2, 2, 2]
+    rewards = toy_accuracy([row["text"] for row in rows], answers)
+    assert [row["reward"] for row in rows] == rewards
+    assert step["accuracy"] == step["reward"] == sum(rewards) / 16
+    rewards = torch.tensor(rewards, dtype=F64).view(2, 8)
+    A = group_advantages(rewards, divide_by_std=method != "drgrpo")
+    close([row["advantage"] for row in rows], A.flatten())
+    kept = [i for i, row in enumerate(rows) if row["kept"]]
+    if method == "random":
+        assert [i // 8 for i in kept] == [0, 0, 1, 1]
     else:
-        assert len(kept) == 32
-    lengths = [row["length"] for row in completions]
-    means = [sum(rewards) / 32, sum(rewards) / 32, sum(lengths) / 32]
-    assert [step["accuracy"], step["reward"], step["length"]] == pytest.approx(means)
+        ours = {"cppo": batch_rows(prune(A, 2), 8), "pooled": prune_pooled(A, 4)}
+        assert kept == ours.get(method, torch.arange(16)).tolist()
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another():
-    found = run_js("""return [1, 1, 2].map(seed => {
-      const lane = make_lane(bytes, { ...default_settings("cppo"), questions_per_step: 2, seed },
-                             answer_right);
-      const { seconds, ...step } = lane.step();
-      return JSON.stringify([step, lane.model.weights.slice(0, 99)]);
-    });""", base64=weights_in_base64())
-    assert found[0] == found[1] != found[2]
-
-
-def test_without_signal_nothing_moves_and_a_wrong_reward_is_one_sentence():
-    steps, moved, sentences = run_js("""
-      const settings = { ...default_settings("cppo"), questions_per_step: 2 };
+def test_a_run_repeats_without_signal_nothing_moves_and_a_wrong_reward_is_one_sentence():
+    steps, moved, sentences, runs = run_js("""
+      const settings = { ...default_settings("cppo"), questions_per_step: 2, group_size: 8 };
+      settings.pruning_rate = 0.75;
       const lane = make_lane(bytes, settings, answer_right);
-      lane.step(); // AdamW remembers its gradient
+      const first = ({ seconds, ...step }) => JSON.stringify(step);
+      const runs = [first(lane.step())]; // and AdamW remembers its gradient
+      for (const seed of [1, 2])
+        runs.push(first(make_lane(bytes, { ...settings, seed }, answer_right).step()));
       const before = lane.model.weights.slice();
       lane.reward = () => 0.7;
       const step = lane.step();
@@ -337,9 +219,9 @@ def test_without_signal_nothing_moves_and_a_wrong_reward_is_one_sentence():
       });
       const moved = before.some((x, i) => x !== lane.model.weights[i]);
       lane.reward = completion => completion.length < 19;
-      return [[step, lane.step()], moved, sentences];
+      return [[step, lane.step()], moved, sentences, runs];
     """, base64=weights_in_base64())
-    assert not moved
+    assert not moved and runs[0] == runs[1] != runs[2]
     assert steps[0]["updates"] == 0 and steps[0]["loss"] is None
     assert steps[1]["updates"] == 2 and steps[1]["step"] == 3  # what failed is not counted
     assert 0 < steps[1]["reward"] <= 1  # true counts 1
@@ -366,15 +248,6 @@ def test_settings_are_checked():
               given.wrong.map(check), given.wrong.map(make)];
     """, base64=weights_in_base64(), wrong=wrong)
     assert good == [[1, None], [8, None], [8, None], [8, None], [1, None]]
-    assert sentences == thrown
-    for change, sentence in zip(wrong, sentences):
-        [name] = change
-        assert sentence.endswith(".") and name.split("_")[0] in sentence.lower()
+    assert all(sentences) and sentences == thrown
 
 
-def test_greedy_answers_of_a_lane():
-    found = run_js("""
-      return make_lane(bytes, default_settings("grpo"), answer_right).answers(
-        ["7+4-2-8+7=?", "1+1+1+1+1=?"]);""", base64=weights_in_base64())
-    assert found[0] == "<answer>9</answer>"  # as in the README
-    assert len(found) == 2

@@ -107,16 +107,12 @@ def shortest(r, n):
 PLAIN = {
     "cppo": (largest, lambda n, N, M: 1 / (N * n), 0.04),
     "cppo, token mean": (largest, lambda n, N, M: 1 / M, 0.0),
-    # ∇ of one ratio per sequence is the mean of its tokens' ∇ log π
-    "gspo": (lambda r, n: (largest(r, n)[0], range(G)), lambda n, N, M: 1 / (N * n), 0.0),
     "gfpo": (shortest, lambda n, N, M: 1 / M, 0.001),
-    "all": (lambda r, n: (r - r.mean(), range(G)), lambda n, N, M: 1 / (N * LONGEST), 0.0),
 }
 ROWS = {
     "cppo": resolve("cppo", group_size=G, mu=1, pruning_rate=0.5),
     "cppo, token mean": resolve("dapo", group_size=G, mu=1, pruning_rate=0.5, max_rollouts=1,
                                 keep="largest_abs"),
-    "gspo": resolve("gspo", group_size=G, mu=1, minibatches=1),
     "gfpo": resolve("gfpo", group_size=G, mu=1),
     "all": resolve("drgrpo", group_size=G, mu=1),
 }

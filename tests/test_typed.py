@@ -26,10 +26,10 @@ import train
 from algorithms import ALGORITHMS, KEEP
 from engine.base.errors import UserError
 from engine.base.files import own_function
-from engine.data.questions import check_dataset
+from engine.data.rows import check_dataset
 from engine.model.networks import SAMPLERS
 from engine.run.command_line import flat, given, parse
-from engine.run.config import Config, check
+from engine.run.config import Config, config_of
 from engine.scoring.score import load_rewards
 
 ROOT = Path(__file__).parents[1]
@@ -42,8 +42,8 @@ FOREIGN_MODULES = {"verl.trainer.main_ppo"}
 # words that stand for something of the reader's, and what stands for them here
 PLACEHOLDERS = {
     "S": "1", "questions.jsonl": "examples/my_dataset.jsonl",
-    **dict.fromkeys(["FILE.py:…", "FILE.py:FUNCTION", "runs/mine.py:keep"],
-                    "examples/my_rule.py:per_token"),
+    **dict.fromkeys(["FILE.py:…", "FILE.py:FUNCTION"], "examples/my_reward.py:brevity"),
+    "runs/mine.py:keep": "examples/my_rule.py:per_token",
 }  # fmt: skip
 MINE = re.compile(r"(^|[/_])mine\b|^MINE|^FILE")  # a file of the reader's
 
@@ -190,7 +190,7 @@ def check_train(words):
     # there is no such run here, and vLLM need not be installed
     with patch("engine.model.vllm.find_spec"):
         if not chosen.get("resume"):
-            check(chosen)
+            config_of(chosen)
 
 
 # options that name a row of a table of their program
@@ -328,15 +328,12 @@ def check_options(line):
         assert taken, f"{line}: no program takes it"
 
 
-@pytest.mark.parametrize("line", OPTIONS)
-def test_an_option_is_that_of_a_program(line):
-    assert not problem(check_options, line), OPTIONS[line]
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_every_option_in_a_text_exists(name):
-    options = re.findall(r"(?<![\w-])--[a-z][\w-]*", FENCED.sub("", TEXTS[name]))
-    assert {*options} <= {*parsers_of()} | FOREIGN_OPTIONS
+def test_an_option_is_that_of_a_program():
+    for line, name in OPTIONS.items():
+        assert not problem(check_options, line), name
+    for name, text in TEXTS.items():
+        options = re.findall(r"(?<![\w-])--[a-z][\w-]*", FENCED.sub("", text))
+        assert {*options} <= {*parsers_of()} | FOREIGN_OPTIONS, name
 
 
 # --- Python ---
@@ -377,9 +374,9 @@ def check_python(code):
                 inspect.signature(functions()[name]).bind(*node.args, **arguments)
 
 
-@pytest.mark.parametrize("code", CODE)
-def test_python_fits_the_functions(code):
-    assert not problem(check_python, code), CODE[code]
+def test_python_fits_the_functions():
+    for code, name in CODE.items():
+        assert not problem(check_python, code), (name, code)
 
 
 # --- this file finds what is wrong ---
@@ -397,52 +394,32 @@ WRONG = {  # command: a part of what is said about it
     "python train.py --no_such_option": "unknown option --no_such_option",
     "python train.py --algorithm grppo": "unknown algorithm 'grppo'",
     "python train.py --keep examples/my_rule.py:nothing": "has no function 'nothing'",
-    "python train.py --group_size 1.5": "invalid int value",
     "python train.py --dataset gsm8k": "the toy's model knows no letters",
-    "python train.py --recipe recipes/no.yaml": "recipes/no.yaml does not exist",
-    "python train.py --dataset examples/no.jsonl": "examples/no.jsonl does not exist",
     "python train.py --keep 'a": "No closing quotation",
-    "python trian.py": "trian.py does not exist",
     "cd x && python train.py --no": "unknown option --no",
     "for s in 1 2; do python train.py --sed $s; done": "did you mean --seed?",
-    "bash -c 'python train.py --no'": "unknown option --no",
     "torchrun --nproc-per-node train.py": "exit code 2",
-    "torchrun --nproc-per-node 2 train.py --lr x": "invalid float value",
     "torchrun examples/my_loss.py --algorithm minus": "exit code 2",
     "python eval.py --benchmark gsm9k": "unknown data set 'gsm9k'",
     "python experiments/reproduce.py --table 7": "--table: ['7']",
-    "python experiments/plot.py --y loss runs/x": "exit code 2",
     "python experiments/rules.py": "is no program",
     "python nano.py --steps 3": "takes no options",
     "python -m conformance": "exit code 2",
-    "python -m engine.nothing": "engine/nothing.py",
     "python -c 'import grpo; grpo.nothing'": "no attribute 'nothing'",
     "pip install -r nothing.txt": "nothing.txt does not exist",
-    "pytest tests/test_nothing.py": "tests/test_nothing.py does not exist",
     "pytest --solution notebooks/exercises/mine": "pytest does not know ['--solution']",
-    "bash examples/nothing.sh": "examples/nothing.sh does not exist",
     "at a failure": "at is no command",
 }
 
 
-@pytest.mark.parametrize("line", WRONG)
-def test_a_wrong_command_is_found(line, pytestconfig):
-    assert WRONG[line] in problem(check_command, line, pytestconfig._parser)
-
-
-@pytest.mark.parametrize("line", [
-    "--no_such_option", "--rewards nothing", "--mu 0.5", "--algorithm no", "--keep no",
-    "--dataset no", "--tables 3", "--seeds two", "--rdzv-konf is_host=1"])  # fmt: skip
-def test_a_wrong_option_is_found(line):
-    assert problem(check_options, line)
-
-
-@pytest.mark.parametrize("code", [
-    "from grpo import nothing", "def f(:", "A = no_such_function(rewards)",
-    "kept = prune(advantages)", "loss, stats = grpo_loss(logp, old_logp, A, mask, betta=0.0)",
-    "from a import B c = B(model,\nConfig(x=1, ...))"])  # fmt: skip
-def test_wrong_python_is_found(code):
-    assert problem(check_python, code)
+def test_what_is_wrong_is_found(pytestconfig):
+    for line, words in WRONG.items():
+        assert words in problem(check_command, line, pytestconfig._parser), line
+    for line in ("--no_such_option", "--rewards nothing", "--mu 0.5", "--tables 3", "--keep no"):
+        assert problem(check_options, line), line
+    for code in ("from grpo import nothing", "def f(:", "A = no_such_function(rewards)",
+                 "kept = prune(advantages)", "loss, stats = grpo_loss(logp, old_logp, betta=0.0)"):
+        assert problem(check_python, code), code
 
 
 def test_a_broken_block_is_found():

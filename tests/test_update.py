@@ -16,7 +16,7 @@ from algorithms import ALGORITHMS, resolve, token_mean
 from engine.base import ranks
 from engine.model import loading, shards
 from engine.model.critic import Critic
-from engine.model.logprobs import Policy, extents
+from engine.model.logprobs import Policy, computed_lengths
 from engine.model.networks import Networks
 from family.nat import prefix_chances, random_prefixes
 from grpo import grpo_loss
@@ -35,9 +35,9 @@ from tests.training import (
 from update import (
     Limits,
     accumulate,
+    compute_minibatch,
     cut_into_micro_batches,
     cut_into_minibatches,
-    in_micro_batches,
 )
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
@@ -144,10 +144,10 @@ def test_no_micro_batch_reads_anything_off_the_device(six, name, correction, mon
     on_device = {name: x.to("meta") for name, x in batch.tensors.items()}
     minibatch = Batch(batch.prompts, mask=batch.mask, **on_device)
     minibatch.ref_logp = minibatch.weights = torch.zeros(batch.tokens.shape, device="meta")
-    sums, maxima = accumulate(
+    tally = accumulate(
         Networks(Policy(model), None), minibatch, resolve(name, importance_weights=correction),
         Limits(micro_batch_tokens=30))
-    assert all(x.is_meta for x in [*sums.values(), *maxima.values()])
+    assert all(x.is_meta for x in [*tally.sums.values(), *tally.maxima.values()])
     assert all(p.grad is not None for p in model.parameters())
 
 
@@ -215,7 +215,7 @@ def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):
     monkeypatch.setattr(update_module, "rows_of_micro_batches", counted)
     networks, limits = Networks(Policy(model), None), Limits(micro_batch_tokens=30)
     with torch.no_grad():
-        batch.ref_logp = in_micro_batches(networks.policy.logprobs, batch, networks, limits)
+        batch.ref_logp = compute_minibatch(networks.policy.logprobs, batch, networks, limits)
     updated(model, sgd(model, 0.1), [batch], resolve("grpo", mu=3), limits=limits)
     assert cuts == [30]
     limits.micro_batch_tokens = 60
@@ -292,11 +292,11 @@ def test_over_all_prefixes_the_gradient_of_an_update_is_the_whole_one(small, nam
     def weights(factors):
         """(6, 8) of the one mini-batch, and which tokens it computes."""
         [found] = cut_into_minibatches(
-            replace(rollout, factors=factors), rollout.total, torch.arange(n), algorithm, 48)
+            replace(rollout, prefix_weights=factors), rollout.total, torch.arange(n), algorithm, 48)
         spread, seen = torch.zeros(n, 8), torch.zeros(n, 8, dtype=torch.bool)
         width = found.tokens.shape[1]
         spread[:, :width], seen[:, :width] = found.weights, found.mask
-        assert width == extents(found.mask).max() and torch.equal(spread > 0, seen)
+        assert width == computed_lengths(found.mask).max() and torch.equal(spread > 0, seen)
         return spread, seen, found
 
     whole, seen, minibatch = weights(None)
@@ -435,8 +435,8 @@ def test_the_critics_loss_is_half_the_mean_square_over_all_tokens(small):
     R = batch.returns[batch.mask]
     networks = Networks(Policy(model), None, optimizer=sgd(model, 1.0), critic=critic)
     batch.weights = token_mean(batch.mask, len(batch.mask), len(R), LONGEST)
-    sums, _ = accumulate(networks, batch, resolve("ppo"), Limits(micro_batch_tokens=40))
-    assert sums["value_loss"].item() == pytest.approx(R.square().mean().item() / 2)
+    tally = accumulate(networks, batch, resolve("ppo"), Limits(micro_batch_tokens=40))
+    assert tally.sums["value_loss"].item() == pytest.approx(R.square().mean().item() / 2)
     assert critic.head.bias.grad.item() == pytest.approx(-R.mean().item())
 
 

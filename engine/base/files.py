@@ -74,12 +74,5 @@ def own_function(word, option):
     module = own_module(path, option)
     function = getattr(module, name, None)
     if not callable(function):
-        own = []
-        for key, value in vars(module).items():
-            if callable(value) and getattr(value, "__module__", "") == module.__name__:
-                own.append(key)
-        raise UserError(
-            f"{option}: {path} has no function '{name}': write {path}:FUNCTION, with one of "
-            f"{', '.join(own) or 'its functions'}."
-        )
+        raise UserError(f"{option}: {path} has no function '{name}': write {path}:FUNCTION.")
     return function

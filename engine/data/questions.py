@@ -1,4 +1,4 @@
-"""Questions as a list of dicts: made here, a benchmark from the hub, or a local file of JSON lines.
+"""Questions: the rows of a data set with their prompts, which are made when a question is taken.
 
 Every question has the columns `question` and `answer`, and two columns that rewards do not get:
 `prompt` (token ids, after the chat template) and `begun` (the thought that the template has opened
@@ -8,88 +8,140 @@ for the model: "<think>", or "").
 import functools
 import hashlib
 import json
-import math
 import random
-from itertools import islice
-from pathlib import Path
+from dataclasses import dataclass
 
 from engine.base.errors import UserError, one_line
-from engine.model.folders import ask_hub, prompt_room
-from tasks.table import SYSTEM_PROMPT, TASKS, Hub, task_of
+from engine.data.rows import Rows, read_rows
+from engine.model.contract import notes_on_stops
+from engine.model.folders import prompt_room
+from tasks.table import SYSTEM_PROMPT, task_of
+
+NOT_FOR_REWARDS = ("prompt", "begun", "system_prompt")
+
+
+@dataclass
+class Questions:
+    """The questions of a data set. len, questions[i]: its rows. `ask` makes the prompts."""
+
+    rows: list | Rows
+    name: str
+    tokenizer: object
+    system_prompt: str = SYSTEM_PROMPT
+    max_prompt_tokens: int = 512
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+    def ask(self, numbers):
+        """{number: question with its prompt} of those of these rows that can be asked.
+
+        A row is left out if its prompt is longer than `max_prompt_tokens`, or something is empty.
+        No prompt is cut, because its end holds the question and the header of the assistant's turn.
+        """
+        rows = {}
+        for number in numbers:
+            try:
+                row = self.rows[number]
+            except ValueError:
+                continue
+            if row["question"].strip() and row["answer"].strip():
+                rows[number] = row
+        examples = task_of(self.name).examples
+        texts = prompt_texts(self.tokenizer, [*rows.values()], self.system_prompt, examples)
+        # a chat template writes the special tokens itself
+        plain_text = self.tokenizer.chat_template is None
+        prompts = self.tokenizer(texts, add_special_tokens=plain_text).input_ids if texts else []
+        questions = {}
+        for (number, row), text, prompt in zip(rows.items(), texts, prompts):
+            if 1 <= len(prompt) <= self.max_prompt_tokens:
+                begun = opened_thought(text, row["question"])
+                questions[number] = {**row, "prompt": prompt, "begun": begun}
+        return questions
+
+    def first(self):
+        """The first question that can be asked. Raises UserError if it is not among the first
+        hundred."""
+        return self.refuse_none(self.ask(range(min(100, len(self)))))
+
+    def refuse_none(self, asked):
+        """The first of these questions; UserError if there is none."""
+        if not asked:
+            raise UserError(
+                f"no question of {self.name} has a prompt of 1 to {self.max_prompt_tokens} tokens: "
+                "raise --max_prompt_tokens, or lower --max_new_tokens if the model's context is "
+                "short.")
+        return next(iter(asked.values()))
+
+    def notes(self):
+        """What the user should know."""
+        notes = self.rows.notes() if isinstance(self.rows, Rows) else []
+        if self.tokenizer.chat_template is None:
+            notes.append("the model has no chat template: prompts are plain text, "
+                         "'User: … Assistant:'.")
+        return notes
+
+    def fingerprint(self):
+        """A short name for the content. It tells a resumed run whether its questions, and the first
+        prompt, are still the same."""
+        if isinstance(self.rows, Rows):
+            content = [self.rows.fingerprint, *self.rows.columns, len(self)]
+        else:
+            content = fingerprint(self.rows)
+        return short_hash([content, self.first()["prompt"]])
 
 
 def load_questions(name, tokenizer, *, split="train", limit=None, **prompts):
-    """(questions, notes) of `name`: a row of the table of data sets, or the path of a .jsonl file.
-
-    prompts: system_prompt and max_prompt_tokens, as for `with_prompts`.
-    """
+    """(questions, notes) of `name`: a row of the table of data sets, a file, or a data set of the
+    hub. prompts: system_prompt and max_prompt_tokens, as for `with_prompts`."""
     return with_prompts(read_rows(name, split, limit), name, tokenizer, **prompts)
 
 
-def read_rows(name, split="train", limit=None, model=None):
-    """The rows of `name`, without prompts. limit: how many, from the first one on; None: as the
-    table says. model: as for `check_dataset`."""
-    task = task_of(name)
-    if isinstance(task.source, Hub):
-        rows = read_hub(name, task.source, split)
-    elif task.source:
-        rows = task.source(split)
-    else:
-        rows = read_jsonl(name)
-    usual = task.train_questions if split == "train" else task.test_questions
-    rows = list(islice(rows, limit or usual))
-    check_dataset(name, model, rows)
-    return rows
-
-
-def with_prompts(
-    rows, name, tokenizer, *, system_prompt=SYSTEM_PROMPT, max_prompt_tokens=512
-):
-    """(questions, notes) of the rows of `name`.
-
-    A question whose prompt is longer than `max_prompt_tokens` is left out. No prompt is cut,
-    because its end holds the question and the header of the assistant's turn. notes: sentences that
-    the user should read.
-    """
-    filled = [row for row in rows if row["question"].strip() and row["answer"].strip()]
-    texts, notes = prompt_texts(tokenizer, filled, system_prompt, task_of(name).examples)
-    # a chat template writes the special tokens itself
-    prompts = tokenizer(texts, add_special_tokens=tokenizer.chat_template is None).input_ids
-    questions = []
-    for row, text, prompt in zip(filled, texts, prompts):
-        if 1 <= len(prompt) <= max_prompt_tokens:
-            begun = opened_thought(text, row["question"])
-            questions.append({**row, "prompt": prompt, "begun": begun})
-    skipped = len(rows) - len(questions)
+def with_prompts(rows, name, tokenizer, **prompts):
+    """(questions, notes): a list of all rows that can be asked. prompts: of `Questions`."""
+    questions = Questions(rows, name, tokenizer, **prompts)
+    asked, notes = questions.ask(range(len(rows))), questions.notes()
+    questions.refuse_none(asked)
+    skipped = len(rows) - len(asked)
     if skipped:
         notes.append(
             f"skipped {skipped} of {len(rows)} questions of {name}: their prompts are longer than "
-            f"{max_prompt_tokens} tokens, or something is empty.")
-    if not questions:
-        raise UserError(
-            f"no question of {name} has a prompt of 1 to {max_prompt_tokens} tokens: raise "
-            "--max_prompt_tokens, or lower --max_new_tokens if the model's context is short.")
-    return questions, notes
+            f"{questions.max_prompt_tokens} tokens, or something is empty.")
+    return [*asked.values()], notes
 
 
 def prompt_texts(tokenizer, rows, system_prompt, examples):
-    """The prompts of the questions as texts, and notes. examples: (role, text), turns before each
-    question."""
+    """The prompts of the questions as texts. examples: (role, text), turns before each question.
+
+    If `system_prompt` is the default, a row's own one counts. An empty one writes no system turn.
+    """
+    def own(row):
+        usual = system_prompt == SYSTEM_PROMPT
+        return row.get("system_prompt") or system_prompt if usual else system_prompt
+
     if tokenizer.chat_template is None:
         before = "".join(f"{role.capitalize()}: {content}\n" for role, content in examples)
-        texts = [f"{system_prompt}\n\n{before}User: {row['question']}\nAssistant:" for row in rows]
-        return texts, [
-            "the model has no chat template: prompts are plain text, 'User: … Assistant:'."]
+        starts = [f"{own(row)}\n\n" if own(row) else "" for row in rows]
+        return [f"{start}{before}User: {row['question']}\nAssistant:"
+                for start, row in zip(starts, rows)]
+    reason = None
     # some templates do not allow a system turn: then its text stands before the question
-    with_system = [("system", system_prompt), *examples]
-    for turns, before in ((with_system, ""), (examples, f"{system_prompt}\n\n")):
-        start = [{"role": role, "content": content} for role, content in turns]
+    for has_system_turn in (True, False):
         chats = []
         for row in rows:
-            chats.append([*start, {"role": "user", "content": before + row["question"]}])
+            system, question = own(row), row["question"]
+            turns = [*examples, ("user", question)]
+            if system and has_system_turn:
+                turns = [("system", system), *turns]
+            elif system:
+                turns[-1] = ("user", f"{system}\n\n{question}")
+            chats.append([{"role": role, "content": content} for role, content in turns])
         try:
-            texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-            return texts, []
+            return tokenizer.apply_chat_template(
+                chats, tokenize=False, add_generation_prompt=True) if chats else []
         except Exception as error:  # a template is a program: it may fail like any other
             reason = one_line(error)
     raise UserError(
@@ -107,23 +159,6 @@ def opened_thought(text, question):
     return tag + rest if tag and "</think>" not in rest else ""
 
 
-def read_hub(name, hub, split):
-    ask_hub(hub.path, "dataset")
-    import datasets  # takes a second to import, and many runs need it not
-
-    try:
-        rows = datasets.load_dataset(hub.path, hub.configuration, split=getattr(hub, split))
-        return [
-            {**row, "question": plain(row[hub.question]), "answer": plain(row[hub.answer])}
-            for row in rows
-        ]
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise UserError(
-            f"{name} cannot be loaded from the hub ({one_line(error)}): go online, or name a "
-            ".jsonl file with the columns 'question' and 'answer' in place of it."
-        ) from None
-
-
 def rows_of_run(data):
     """(rows for training, rows for the evaluation) of a run."""
     rows = read_rows(data.dataset, model=data.model)
@@ -133,85 +168,17 @@ def rows_of_run(data):
 
 
 def questions_of_run(data, rows, max_new_tokens, tokenizer, model):
-    """(questions for training, questions for the evaluation, notes) of a run. rows: as of
+    """(Questions for training, questions for the evaluation, notes) of a run. rows: as of
     `rows_of_run`."""
     room = prompt_room(model, max_new_tokens, data.max_prompt_tokens)
     prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room}
-    questions, notes = with_prompts(rows[0], data.dataset, tokenizer, **prompts)
+    questions = Questions(rows[0], data.dataset, tokenizer, **prompts)
+    questions.first()  # so that a mistake is told before any slow work
+    notes = questions.notes() + notes_on_stops(model, tokenizer)
     if not data.eval_dataset:
         return questions, [], notes
     eval_questions, more = with_prompts(rows[1], data.eval_dataset, tokenizer, **prompts)
     return questions, eval_questions, notes + more
-
-
-def check_dataset(name, model=None, rows=()):
-    """Refuse an unknown data set, and questions in words for the toy's model. rows: of a local
-    file, after it was read."""
-    if name in TASKS:
-        in_words = not TASKS[name].base
-    else:
-        refuse_unknown(name)
-        in_words = any(c.isalpha() for row in rows for c in row["question"])
-    if model == "toy" and in_words:
-        raise UserError(
-            f"{name} is written in words, and the toy's model knows no letters: name a chat model, "
-            "for example --model HuggingFaceTB/SmolLM2-135M-Instruct.")
-
-
-def refuse_unknown(path):
-    if not Path(path).is_file():
-        raise UserError(
-            f"unknown data set '{path}': there are {', '.join(TASKS)}, and a .jsonl file {path} "
-            "does not exist.")
-
-
-def plain(value):
-    """A question or an answer as text; 27.0 becomes "27", and None becomes "".
-
-    Raises ValueError for a list, an object, NaN and infinity: no answer could be right.
-    """
-    if isinstance(value, (list, dict)) or value in (math.inf, -math.inf) or value != value:
-        raise ValueError(f"{value!r:.80} is neither a text nor a number")
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return "" if value is None else str(value)
-
-
-def read_jsonl(path, reserved=("prompt", "completions")):
-    """The rows of a local file of JSON lines, with the columns that every row has, except the
-    reserved ones.
-
-    `question` (or `problem`) and `answer` must be among them.
-    """
-    refuse_unknown(path)
-    rows = []
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(row_of(line))
-        except (ValueError, AttributeError, RecursionError) as error:
-            raise UserError(
-                f"{path}, line {number}: each line must be a JSON object in UTF-8 with the columns "
-                f"'question' (or 'problem') and 'answer' ({one_line(error)}).") from None
-    if not rows:
-        raise UserError(f"{path} is empty: it must hold one JSON object per line.")
-    # a reward gets whole columns, so a column must be in every row
-    shared = set.intersection(*map(set, rows)) - set(reserved)
-    return [{column: row[column] for column in row if column in shared} for row in rows]
-
-
-def row_of(line):
-    """A line of a file as a row. Raises ValueError, AttributeError or RecursionError at a
-    mistake."""
-    row = json.loads(line)
-    row["question"] = plain(row.get("question", row.get("problem")))
-    row["answer"] = plain(row.get("answer"))
-    # finds a half of a surrogate pair, which is no text
-    json.dumps(row, ensure_ascii=False).encode()
-    if not row["question"].strip() or not row["answer"].strip():
-        raise ValueError("the question or the answer is missing or empty")
-    return row
 
 
 def reward_columns(questions, group_size=1):
@@ -219,7 +186,7 @@ def reward_columns(questions, group_size=1):
     completion."""
     columns = {}
     for name in questions[0] if questions else ():
-        if name not in ("prompt", "begun"):
+        if name not in NOT_FOR_REWARDS:
             columns[name] = [row[name] for row in questions for _ in range(group_size)]
     return columns
 
@@ -249,7 +216,9 @@ def order_of(epoch, count, seed):
 
 
 def fingerprint(questions):
-    """A short name for the content of a data set. It tells a resumed run whether its questions are
-    still the same."""
-    content = json.dumps([(row["question"], row["answer"]) for row in questions])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    """A short name for the content of a list of questions."""
+    return short_hash([(row["question"], row["answer"]) for row in questions])
+
+
+def short_hash(content):
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

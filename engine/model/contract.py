@@ -63,26 +63,62 @@ class Completions:
         return cls(empty.long(), one.long(), one.bool(), empty, empty.bool())
 
     def texts(self, tokenizer, questions=()):
-        """The completions as text, for the rewards, without EOS and other special tokens.
+        """The completions as text, for the rewards, without the token that ends them and without
+        padding. Other special tokens stay: a model's <think> may be one.
 
         questions: the Q questions that were asked, as `load_questions` returns them. If they are
         given, each text begins with the thought that its prompt has opened.
         """
         thoughts = [question.get("begun", "") for question in questions] or [""]
         group_size = len(self.tokens) // len(thoughts)
+        silent = (tokenizer.eos_token_id, tokenizer.pad_token_id)
         rows = self.tokens.tolist()
-        lengths = self.lengths.tolist()
+        # if a completion was not cut off, its last token ends it
+        ends = (self.lengths - (~self.truncated).long()).tolist()
         texts = []
-        for i, (row, length) in enumerate(zip(rows, lengths)):
+        for i, (row, end) in enumerate(zip(rows, ends)):
+            written = [token for token in row[:end] if token not in silent]
             text = tokenizer.decode(
-                row[:length], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+                written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
             texts.append(thoughts[i // group_size] + text)
         return texts
 
 
 def stop_tokens(model, tokenizer):
-    """The ids that end a completion: the tokenizer's EOS, and all EOS of the model's generation
-    config."""
+    """The ids that end a completion: the tokenizer's EOS, all EOS of the model's generation config,
+    and the token with which the chat template ends the assistant's turn."""
+    ids = configured_stops(model, tokenizer)
+    return sorted({*ids, end_of_turn(tokenizer)} - {None})
+
+
+def configured_stops(model, tokenizer):
+    """The ids that end a completion, as the tokenizer and the model's generation config say."""
     configured = model.generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
-    return sorted({*ids, tokenizer.eos_token_id} - {None})
+    return {*ids, tokenizer.eos_token_id} - {None}
+
+
+def end_of_turn(tokenizer):
+    """The token with which the chat template ends the assistant's turn; None: there is none.
+
+    Base models often have a template but no such EOS. Without it they would write on into the next
+    turn.
+    """
+    answer = "An answer."
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # there is no template, or it takes no such chat
+        return None
+    _, found, after = text.rpartition(answer)
+    ids = tokenizer(after, add_special_tokens=False).input_ids if found and after else []
+    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+
+
+def notes_on_stops(model, tokenizer):
+    """A sentence if the end of a turn is no configured EOS."""
+    token = end_of_turn(tokenizer)
+    if token is None or token in configured_stops(model, tokenizer):
+        return []
+    return [f"a completion also ends with {tokenizer.decode([token])!r}: it ends the assistant's "
+            "turn in the model's chat template, but it is no EOS of the model."]

@@ -6,34 +6,32 @@ into micro-batches so that this costs little. The papers do not say how."""
 SECOND_PASS = 128
 
 
-def forward_cost(prompts, lengths):
-    """What it costs to compute these completions behind their prompts: (tokens, True or False).
+def forward_cost(prompts, lengths, rows):
+    """What it costs to compute these rows: (tokens, True or False).
 
-    prompts: the prompt of each completion, a list of tokens. lengths: tokens of each completion.
-    True: two passes are cheaper. The first pass computes each different prompt once, the second
-    pass computes the completions. False: one pass computes prompt + completion of each row.
-    Padding counts.
+    prompts: of each completion, a list of tokens. lengths: tokens of each completion. rows: indices
+    of some completions. True: two passes are cheaper. The first pass computes each different prompt
+    once, the second pass computes the completions. False: one pass computes prompt + completion of
+    each row. Padding counts.
     """
-    whole = [len(prompt) + n for prompt, n in zip(prompts, lengths)]
-    in_one = len(prompts) * max(whole)
-    different = len(set(map(tuple, prompts)))
-    longest = max(map(len, prompts))
-    _, cost, cheaper = two_passes(different, longest, len(prompts), max(lengths), in_one)
-    return cost, cheaper
+    one_pass = len(rows) * max(len(prompts[i]) + lengths[i] for i in rows)
+    different = {tuple(prompts[i]) for i in rows}
+    prompt = max(map(len, different))
+    completion = max(lengths[i] for i in rows)
+    two_passes = two_pass_cost(len(different), prompt, len(rows), completion)
+    if two_passes + SECOND_PASS <= one_pass:
+        return two_passes, True
+    return one_pass, False
 
 
-def two_passes(questions, prompt, completions, length, in_one):
-    """(cost of two passes, cost of the cheaper way, whether two passes are cheaper).
-
-    prompt, length: tokens of the longest prompt and completion. in_one: the cost of one pass.
+def two_pass_cost(questions, prompt, completions, length):
+    """What two passes cost in tokens. prompt, length: tokens of the longest prompt and completion.
 
     In the second pass each row also holds keys and values, one pair for each token of its prompt
     and of its completion. A pair takes about an eighth of the memory that computing a token takes.
     """
-    in_two = questions * prompt + completions * length + completions * (prompt + length) // 8
-    cheaper = in_two + SECOND_PASS <= in_one
-    cost = in_two if cheaper else in_one
-    return in_two, cost, cheaper
+    keys = completions * (prompt + length) // 8
+    return questions * prompt + completions * length + keys
 
 
 def micro_batches_by_prompt(prompts, lengths, max_tokens):
@@ -57,9 +55,7 @@ def micro_batches_by_prompt(prompts, lengths, max_tokens):
     batches = pieces[:1]
     for piece in pieces[1:]:
         together = batches[-1] + piece
-        own_prompts = [prompts[i] for i in together]
-        own_lengths = [lengths[i] for i in together]
-        tokens, _ = forward_cost(own_prompts, own_lengths)
+        tokens, _ = forward_cost(prompts, lengths, together)
         if tokens <= max_tokens:
             batches[-1] = together
         else:
@@ -78,11 +74,11 @@ def best_cuts(lengths, prompt, max_tokens):
         ways = []
         for start in range(end):
             n = end - start
-            longest = lengths[start]
-            in_one = n * (prompt + longest)
-            cost, tokens, _ = two_passes(1, prompt, n, longest, in_one)
-            if n == 1 or tokens <= max_tokens:
-                before, pieces = best[start]
-                ways.append((before + cost, [*pieces, (start, end)]))
+            one_pass = n * (prompt + lengths[start])
+            two_passes = two_pass_cost(1, prompt, n, lengths[start])
+            cheaper = two_passes if two_passes + SECOND_PASS <= one_pass else one_pass
+            if n == 1 or cheaper <= max_tokens:
+                cost, pieces = best[start]
+                ways.append((cost + two_passes, [*pieces, (start, end)]))
         best.append(min(ways))
     return best[-1][1]

@@ -29,12 +29,12 @@ class Critic(torch.nn.Module):
         on padding."""
         half = self.dtype != torch.float32
         with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
-            states, _, places = completion_states(
+            states, _, positions = completion_states(
                 self.backbone, batch.prompts, batch.tokens, batch.mask, self.shares_prompts,
                 batch.reads_prompts_once)
         # float32, because the advantages depend on this one number
         values = self.head(states.float()).squeeze(-1)
-        return spread(values, places, batch.tokens.shape)
+        return spread(values, positions, batch.tokens.shape)
 
 
 @torch.no_grad()
@@ -44,9 +44,9 @@ def estimate(minibatches, device, *, beta, lam):
     Sets `advantages`, whitened over all devices, and `returns`, both (N, T). The mini-batches need
     old_logp and old_values, and ref_logp if beta is not 0.
     """
+    masks = [batch.mask.to(device) for batch in minibatches]
     tokens = total = squares = torch.zeros((), dtype=torch.float64, device=device)
-    for batch in minibatches:
-        mask = batch.mask.to(device)
+    for batch, mask in zip(minibatches, masks):
         ref_logp = batch.old_logp if batch.ref_logp is None else batch.ref_logp
         rewards = token_rewards(batch.scores, batch.old_logp, ref_logp, mask, beta=beta)
         batch.advantages, batch.returns = gae(rewards, batch.old_values, mask, lam=lam)
@@ -55,10 +55,9 @@ def estimate(minibatches, device, *, beta, lam):
     sums = ranks.all_sum({"tokens": tokens, "total": total}, device)
     n = max(sums["tokens"], 1)
     mean = sums["total"] / n
-    for batch in minibatches:
-        distance = (batch.advantages - mean) * batch.mask.to(device)
+    for batch, mask in zip(minibatches, masks):
+        distance = (batch.advantages - mean) * mask
         squares = squares + distance.pow(2).sum()
     variance = ranks.all_sum({"squares": squares}, device)["squares"] / n
-    for batch in minibatches:
-        mask = batch.mask.to(device)
+    for batch, mask in zip(minibatches, masks):
         batch.advantages = whiten(batch.advantages, mask, mean=mean, variance=variance)

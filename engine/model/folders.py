@@ -12,9 +12,9 @@ from engine.base.errors import UserError
 def checkpoints(run_dir):
     """The checkpoints of a run, the newest last. Their names end in the number of the step, of six
     digits or more."""
-    found = [path for path in Path(run_dir).glob("checkpoint-*")
-             if re.fullmatch("checkpoint-[0-9]{6,}", path.name)]
-    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+    folders = [path for path in Path(run_dir).glob("checkpoint-*")
+               if re.fullmatch("checkpoint-[0-9]{6,}", path.name)]
+    return sorted(folders, key=lambda path: int(path.name.split("-")[1]))
 
 
 def resolve_model(name):

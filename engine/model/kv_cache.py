@@ -19,8 +19,8 @@ CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_value
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values of one layer, (rows, heads, tokens, width). They are views into tensors that
-    have room for more tokens.
+    """Keys and values of one layer, (rows, heads, tokens, width). They are views into `all_keys`
+    and `all_values`, which have room for more tokens.
 
     layer: the DynamicLayer whose place this one takes. longest: tokens at most, with the prompt.
     """
@@ -29,50 +29,32 @@ class RoomyLayer(DynamicLayer):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
         rows, heads, _, width = layer.keys.shape
-        self.rooms = [
-            layer.keys.new_empty(rows, heads, longest, width),
-            layer.values.new_empty(rows, heads, longest, layer.values.shape[3]),
-        ]
-        self.view(rows, 0)
+        self.all_keys = layer.keys.new_empty(rows, heads, longest, width)
+        self.all_values = layer.values.new_empty(rows, heads, longest, layer.values.shape[3])
         self.update(layer.keys, layer.values)
-
-    def view(self, rows, length):
-        """Let keys and values be the part of the rooms that is in use."""
-        self.keys = self.rooms[0][:rows, :, :length]
-        self.values = self.rooms[1][:rows, :, :length]
 
     def update(self, keys, values, *args, **kwargs):
         """Append tokens to each row. Returns all keys and values."""
         rows = len(keys)
-        length = self.keys.shape[2]
-        self.view(rows, length + keys.shape[2])
-        self.keys[:, :, length:] = keys
-        self.values[:, :, length:] = values
+        length = self.get_seq_length()
+        end = length + keys.shape[2]
+        self.all_keys[:rows, :, length:end] = keys
+        self.all_values[:rows, :, length:end] = values
+        self.keys = self.all_keys[:rows, :, :end]
+        self.values = self.all_values[:rows, :, :end]
         return self.keys, self.values
 
     def reorder_cache(self, order):
         """Keep these rows, in this order; only those that move are copied. order: (n,), on the
         CPU."""
         n = len(order)
-        length = self.keys.shape[2]
         target = (order != torch.arange(n)).nonzero().squeeze(1)
         source = order[target].to(self.device, non_blocking=True)
         target = target.to(self.device, non_blocking=True)
-        for room in self.rooms:
-            room[target, :, :length] = room[source, :, :length]
-        self.view(n, length)
-
-
-def give_room(cache, order, longest):
-    """Repeat the rows of a cache in this order, and give its layers room.
-
-    Layers of another kind, for example of a sliding window or with a state in place of keys, stay
-    as transformers made them.
-    """
-    cache.reorder_cache(order)
-    for i, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer:
-            cache.layers[i] = RoomyLayer(layer, longest)
+        self.keys[target] = self.keys[source]
+        self.values[target] = self.values[source]
+        self.keys = self.keys[:n]
+        self.values = self.values[:n]
 
 
 def keep_rows(cache, rows, device):

@@ -12,7 +12,7 @@ from engine.base.errors import UserError, one_line, refuse
 from engine.model.contract import Sampling
 from engine.model.folders import resolve_model
 from engine.model.precision import TINY, choose_dtype
-from engine.model.sampling import sample_completions
+from engine.model.sampling import Sampler
 
 
 def load_model(name, device, dtype="auto", *, frozen=False, place=None):
@@ -40,7 +40,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     model.to(place or device).eval()
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    check_head(model, name)
+    check_model(model, tokenizer, name)
     if device.type == "cpu":
         keep_freed_memory()
         if model.num_parameters() < TINY:
@@ -116,7 +116,7 @@ def adapters_in_float32(model, folder=None):
 
 
 @torch.no_grad()
-def check_head(model, name):
+def check_model(model, tokenizer, name):
     """Refuse a model that cannot be scored or sampled from here.
 
     `completion_logprobs` multiplies by the output head's weight itself, so the logits must be this
@@ -140,11 +140,10 @@ def check_head(model, name):
         raise UserError(
             f"the model {name} rescales its logits after the output head, which is not supported: "
             "use another model.")
+    sampler = Sampler(model, tokenizer)
+    sampler.stop_ids = [-1]  # no completion ends before the cache is used
     try:
-        sample_completions(
-            model, [[0, 1, 2], [1]], 2, Sampling(2), stop_ids=[-1], pad_id=0,
-            generator=torch.Generator(),
-        )
+        sampler.sample([[0, 1, 2], [1]], 2, Sampling(2), 0)
     except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
         raise UserError(
             f"the model {name} keeps no keys and values that sampling can use: use another model."

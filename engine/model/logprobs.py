@@ -9,8 +9,7 @@ import torch
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
-from engine.model.prompts import read_prompts_once, read_rows
-from engine.model.shards import as_forward
+from engine.model.prompts import on_device, read_prompts_once, read_rows
 from grpo import token_entropies, token_logprobs
 
 # tokens × vocabulary scored at a time: 64 MB in float32; at most three tensors of this size exist
@@ -30,26 +29,19 @@ class Policy:
 
     def logprobs(self, batch, with_entropy=False):
         """`completion_logprobs` under this policy of the completions of a Batch: (N, T)."""
-        score = as_forward(self.model, batch_logprobs)
         half = self.dtype != torch.float32
         if self.without_adapter:
             self.model.disable_adapters()
         try:
             with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
-                return score(
-                    batch, temperature=self.temperature, with_entropy=with_entropy,
-                    shares_prompts=self.shares_prompts)
+                return completion_logprobs(
+                    self.model, batch.prompts, batch.tokens, batch.mask,
+                    temperature=self.temperature, with_entropy=with_entropy,
+                    shares_prompts=self.shares_prompts,
+                    reads_prompts_once=batch.reads_prompts_once)
         finally:
             if self.without_adapter:
                 self.model.enable_adapters()
-
-
-def batch_logprobs(model, batch, **options):
-    """`completion_logprobs` of a Batch. FSDP would move a mask among the arguments to the device,
-    but it leaves a Batch as it is."""
-    return completion_logprobs(
-        model, batch.prompts, batch.tokens, batch.mask,
-        reads_prompts_once=batch.reads_prompts_once, **options)
 
 
 def completion_mask(tokens, lengths):
@@ -58,10 +50,10 @@ def completion_mask(tokens, lengths):
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
 
 
-def extents(mask):
-    """(N,) int64: how many tokens of each row there are up to its last one in the mask."""
-    ends = torch.arange(mask.shape[1] + 1, device=mask.device)
-    return (pad(mask, (1, 0)) * ends).amax(1)
+def computed_lengths(mask):
+    """(N,) int64: how many tokens of each row are computed, up to its last one in the mask."""
+    lengths = torch.arange(mask.shape[1] + 1, device=mask.device)
+    return (pad(mask, (1, 0)) * lengths).amax(1)
 
 
 @contextmanager
@@ -93,15 +85,15 @@ def layers_recomputed(model):
 def completion_states(
     backbone, prompts, tokens, mask, shares_prompts=True, reads_prompts_once=False
 ):
-    """(states (M, H), targets (M,), places (M,)): the hidden states that predict the M tokens in
-    the mask, row by row.
+    """(states (M, H), targets (M,), positions (M,)): the hidden states that predict the M tokens
+    in the mask, row by row.
 
     prompts: N token lists. tokens: (N, T) int64, padded on the right by any token of the model.
     mask: (N, T) bool, on the CPU: to read a mask on a GPU, the host would wait. targets: the
-    tokens. places: their positions in tokens.flatten(). reads_prompts_once: compute each different
-    prompt once, in a first pass. shares_prompts: whether the model could do so.
+    tokens. positions: where they are in tokens.flatten(). reads_prompts_once: compute each
+    different prompt once, in a first pass. shares_prompts: whether the model could do so.
     """
-    lengths = extents(mask)
+    lengths = computed_lengths(mask)
     with layers_recomputed(backbone):
         if reads_prompts_once:
             hidden, before = read_prompts_once(backbone, prompts, tokens, lengths)
@@ -109,16 +101,19 @@ def completion_states(
             hidden, before = read_rows(backbone, prompts, tokens, lengths, shares_prompts)
     row, t = mask.nonzero(as_tuple=True)
     # token t of a row is predicted by the state in column before[row] + t
-    states = row * hidden.shape[1] + before[row] + t
-    places = row * tokens.shape[1] + t
-    states, places = torch.stack([states, places]).to(tokens.device, non_blocking=True)
-    return hidden.flatten(0, 1)[states], tokens.flatten()[places], places
+    sources = row * hidden.shape[1] + before[row] + t
+    positions = row * tokens.shape[1] + t
+    sources, positions = on_device(torch.stack([sources, positions]), tokens.device)
+    states = hidden.flatten(0, 1)[sources]
+    targets = tokens.flatten()[positions]
+    return states, targets, positions
 
 
-def spread(x, places, shape):
-    """(N, T) float32: the numbers x (M,) at the places that `completion_states` returns, and 0
+def spread(x, positions, shape):
+    """(N, T) float32: the numbers x (M,) at the positions that `completion_states` returns, and 0
     elsewhere."""
-    return torch.zeros(shape, device=x.device).flatten().index_copy(0, places, x).view(shape)
+    zeros = torch.zeros(shape, device=x.device)
+    return zeros.flatten().index_copy(0, positions, x).view(shape)
 
 
 class ThroughHead(torch.autograd.Function):
@@ -157,24 +152,24 @@ class ThroughHead(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             grad_bias = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(states), ctx.size):
-            some = slice(start, start + ctx.size)
-            s = states[some].to(weight.dtype)
-            target = targets[some].unsqueeze(1)
-            g = grad_logp[some].unsqueeze(1) / ctx.temperature
+            chunk = slice(start, start + ctx.size)
+            s = states[chunk].to(weight.dtype)
+            target = targets[chunk].unsqueeze(1)
+            g = grad_logp[chunk].unsqueeze(1) / ctx.temperature
             logp = torch.log_softmax(linear(s, weight, bias).float() / ctx.temperature, -1)
-            of_entropy = None
+            entropy_part = None
             if grad_entropy is not None:
                 # ∂ H / ∂ logits_v = −π(v) (log π(v) + H) / temperature, and 0 if π(v) is 0
-                h = grad_entropy[some].unsqueeze(1) / ctx.temperature
+                h = grad_entropy[chunk].unsqueeze(1) / ctx.temperature
                 finite = logp.masked_fill(logp == -torch.inf, 0.0)
                 minus_entropy = (logp.exp() * finite).sum(1, keepdim=True)
-                of_entropy = -h * logp.exp() * (finite - minus_entropy)
+                entropy_part = -h * logp.exp() * (finite - minus_entropy)
             # ∂ log π(o) / ∂ logits_v = (1[v = o] − π(v)) / temperature
             grad_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g)
-            if of_entropy is not None:
-                grad_logits = grad_logits + of_entropy
+            if entropy_part is not None:
+                grad_logits = grad_logits + entropy_part
             grad_logits = grad_logits.to(weight.dtype)
-            grad_states[some] = grad_logits @ weight
+            grad_states[chunk] = grad_logits @ weight
             if grad_weight is not None:
                 grad_weight += grad_logits.T @ s
             if grad_bias is not None:
@@ -196,7 +191,7 @@ def completion_logprobs(
     time. The backward pass computes each chunk again. So the logits of all tokens never exist
     together.
     """
-    states, targets, places = completion_states(
+    states, targets, positions = completion_states(
         model.base_model, prompts, tokens, mask, shares_prompts, reads_prompts_once
     )
     head = model.get_output_embeddings()
@@ -204,5 +199,5 @@ def completion_logprobs(
     scores = ThroughHead.apply(
         states, targets, head.weight, head.bias, size, temperature, with_entropy
     )
-    scores = [spread(x, places, tokens.shape) for x in scores]
+    scores = [spread(x, positions, tokens.shape) for x in scores]
     return tuple(scores) if with_entropy else scores[0]

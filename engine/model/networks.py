@@ -136,6 +136,7 @@ def sharded_networks(source, device, dtype, sampling, algorithm, folder):
     policy = Policy(
         shards.hand_out(whole, device, torch.float32, computed), computed, shares,
         sampling.temperature)
+    policy.logprobs = shards.with_whole_weights(policy.model, policy.logprobs)
     networks = Networks(policy, tokenizer)
     if algorithm.critic:
         critic = whole and Critic(whole.base_model, computed, shares)
@@ -150,7 +151,9 @@ def sharded_networks(source, device, dtype, sampling, algorithm, folder):
             del whole  # before the next model is read, so that the host never holds two
             whole, _ = read_on_first_rank(source, device, dtype)
         model = shards.hand_out(whole, device, computed, computed, reshard_after_forward=True)
-        networks.reference = replace(policy, model=model.requires_grad_(False))
+        reference = replace(policy, model=model.requires_grad_(False))
+        reference.logprobs = shards.with_whole_weights(model, reference.logprobs)
+        networks.reference = reference
     return networks
 
 

@@ -42,9 +42,8 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
 
     device = tokens.device
     number = {}  # {prompt: its row among the distinct ones}
-    for prompt in map(tuple, prompts):
-        number.setdefault(prompt, len(number))
-    prompt_of_row = on_device([number[tuple(prompt)] for prompt in prompts], device)
+    numbers = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
+    prompt_of_row = on_device(numbers, device)
     ids, mask = left_pad(number, 0, device)
     position = (mask.cumsum(1) - 1).clamp(min=0)
     # without a mask there is less to compute; with one, transformers makes a GPU wait once, to see
@@ -110,8 +109,8 @@ def shares_prompts(backbone):
     whole, before = read_rows(backbone, prompts, tokens, lengths)
     expected = torch.stack([whole[i, before[i] : before[i] + 2] for i in range(2)])
     try:
-        found, _ = read_prompts_once(backbone, prompts, tokens, lengths)
+        states, _ = read_prompts_once(backbone, prompts, tokens, lengths)
     except (AttributeError, IndexError, TypeError, ValueError):
         return False
     tolerance = 1e-3 if backbone.dtype == torch.float32 else 0.1
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
+    return torch.allclose(states, expected, rtol=tolerance, atol=tolerance)

@@ -11,7 +11,7 @@ from engine.base import progress
 from engine.base.errors import UserError
 from engine.model.contract import Completions, stop_tokens
 from engine.model.logprobs import completion_mask
-from engine.model.prompts import left_pad
+from engine.model.prompts import left_pad, on_device
 
 # every so many tokens the CPU asks the device which completions have ended: while it waits, a GPU
 # gets nothing to do
@@ -46,74 +46,57 @@ class Sampler:
         for p in self.model.parameters() if self.copy else ():
             p.untyped_storage().resize_(0)
 
+    @torch.no_grad()
     def sample(self, prompts, group_size, sampling, seed, places=None):
-        """`sample_completions` with random numbers of this seed. If memory runs out, it begins
-        again with half as many at a time.
+        """Sample `group_size` completions of each prompt, as the contract says.
 
-        The completions stay the same, because a random number belongs to its completion.
+        The random number of a token depends only on the seed, the prompt's place, the completion's
+        place in its group and the token's place. So the same seed gives the same completions for
+        every `batch_size` and every number of ranks, and, up to rounding, on every device. If
+        memory runs out, it goes on with half as many completions at a time.
+
+        Raises FloatingPointError if the logits are NaN.
         """
-        while True:
+        device = self.model.device
+        if not prompts:
+            return Completions.none(device)
+        refuse_unknown_tokens(self.model, [[self.pad_id], *prompts])
+        places = list(places or range(len(prompts)))
+        # those of the other ranks are drawn, too: a generator gives its numbers one after the other
+        u = torch.rand(
+            max(places) + 1, group_size, sampling.max_new_tokens, dtype=torch.float64,
+            generator=torch.Generator().manual_seed(seed))
+        u = on_device(u[places].flatten(0, 1), device)
+        tokens = torch.full(u.shape, self.pad_id, device=device)
+        logp = torch.zeros(u.shape, device=device)
+        stop_ids = on_device(self.stop_ids, device)
+        start = 0
+        while start < len(prompts):
+            questions = math.ceil((self.batch_size or len(u)) / group_size)  # at a time
+            chosen = prompts[start : start + questions]
+            rows = slice(start * group_size, (start + questions) * group_size)
             try:
-                return sample_completions(
-                    self.model, prompts, group_size, sampling, stop_ids=self.stop_ids,
-                    pad_id=self.pad_id, batch_size=self.batch_size,
-                    generator=torch.Generator().manual_seed(seed), places=places,
-                )
-            except torch.OutOfMemoryError:
-                together = self.batch_size or len(prompts) * group_size
-                questions = min(len(prompts), math.ceil(together / group_size))
-                if questions == 1:
+                write_completions(
+                    self.model, chosen, self.pad_id, sampling, stop_ids, u[rows],
+                    tokens[rows], logp[rows])
+                start += questions
+            except torch.OutOfMemoryError:  # the tensors of this pass are gone after the block
+                if len(chosen) == 1:
                     raise
-            # here the error is gone, and with it the tensors of the pass that failed
-            self.batch_size = questions // 2 * group_size
-            tqdm.write(
-                f"out of memory in sampling: it goes on with {self.batch_size} completions at a "
-                "time."
-            )
+                self.batch_size = len(chosen) // 2 * group_size
+                tqdm.write(f"out of memory in sampling: it goes on with {self.batch_size} "
+                           "completions at a time.")
+        return until_first_stop(tokens, logp, stop_ids, self.pad_id)
 
 
-@torch.no_grad()
-def sample_completions(
-    model, prompts, group_size, sampling,
-    *, stop_ids, pad_id, batch_size=None, generator=None, places=None,
-):  # fmt: skip
-    """Sample `group_size` completions of each prompt.
-
-    prompts: token lists. batch_size: as for `Sampler`. generator: a CPU's. places: of each prompt
-    among those of all ranks; None: 0, 1, 2 … Returns Completions with N = len(prompts) · group_size
-    rows, a question's rows side by side.
-
-    Raises FloatingPointError if the logits are NaN.
-
-    The random number of a token depends only on the generator, the prompt's place, the completion's
-    place in its group and the token's place. So the same seed gives the same completions for every
-    batch_size and every number of ranks, and, up to rounding, on every device.
-    """
-    device = model.device
-    if not prompts:
-        return Completions.none(device)
-    largest = max(pad_id, *map(max, prompts))
+def refuse_unknown_tokens(model, prompts):
+    """A GPU would stop with an error that does not tell the cause."""
+    largest = max(map(max, prompts))
     known = model.get_input_embeddings().num_embeddings
-    if largest >= known:  # a GPU would stop with an error that does not tell the cause
+    if largest >= known:
         raise UserError(
             f"the tokenizer writes token {largest}, and the model has embeddings for {known} only: "
             "use the model's own tokenizer, or resize the embeddings if tokens were added.")
-    longest = sampling.max_new_tokens
-    places = list(places or range(len(prompts)))
-    # those of the other ranks are drawn, too: a generator gives its numbers one after the other
-    u = torch.rand(
-        max(places) + 1, group_size, longest, dtype=torch.float64, generator=generator)
-    u = u[places].flatten(0, 1).to(device, non_blocking=True)
-    n = len(prompts) * group_size
-    tokens = torch.full((n, longest), pad_id, device=device)
-    logp = torch.zeros((n, longest), device=device)
-    stop_ids = torch.tensor(stop_ids).to(device, non_blocking=True)
-    questions = math.ceil((batch_size or n) / group_size)  # at a time
-    for i in range(0, len(prompts), questions):
-        rows = slice(i * group_size, (i + questions) * group_size)
-        some = prompts[i : i + questions]
-        sample_tokens(model, some, pad_id, sampling, stop_ids, u[rows], tokens[rows], logp[rows])
-    return until_first_stop(tokens, logp, stop_ids, pad_id)
 
 
 def until_first_stop(tokens, logp, stop_ids, pad_id):
@@ -134,7 +117,7 @@ def until_first_stop(tokens, logp, stop_ids, pad_id):
 
 
 @torch.inference_mode()  # less to keep than no_grad: a token of a tiny model is mostly overhead
-def sample_tokens(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
+def write_completions(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
     """Sample completions of the prompts, and write them into `tokens` and `logp`, both (N, T).
 
     u: (N, T) random numbers. A completion that has ended leaves the batch: on a CPU at once, on a
@@ -152,9 +135,9 @@ def sample_tokens(model, prompts, pad_id, sampling, stop_ids, u, tokens, logp):
     rows = torch.arange(N, device=device)
     for t in range(T):
         progress.say("sampling", t + 1, T, "tokens")
-        token, of_token = sample_token(logits, sampling, u[rows, t])
+        token, token_logp = sample_token(logits, sampling, u[rows, t])
         tokens[rows, t] = token
-        logp[rows, t] = of_token
+        logp[rows, t] = token_logp
         if t + 1 == T:
             break
         if (t + 1) % every == 0:
@@ -186,7 +169,9 @@ def read_prompts(model, prompts, pad_id, group_size, new_tokens):
     mask and positions are None if no prompt is padded. The cache and the mask have room for
     `new_tokens` tokens.
     """
-    from engine.model.kv_cache import CACHE, RoomyLayer, give_room
+    from transformers.cache_utils import DynamicLayer
+
+    from engine.model.kv_cache import CACHE, RoomyLayer
 
     ids, mask = left_pad(prompts, pad_id, model.device)
     padded = len(set(map(len, prompts))) > 1
@@ -198,14 +183,17 @@ def read_prompts(model, prompts, pad_id, group_size, new_tokens):
     )
     cache = getattr(out, CACHE)
     order = torch.arange(len(ids), device=ids.device).repeat_interleave(group_size)
-    give_room(cache, order, ids.shape[1] + new_tokens)
+    cache.reorder_cache(order)
+    for i, layer in enumerate(cache.layers):
+        # layers of another kind, for example of a sliding window or with a state in place of keys,
+        # stay as transformers made them
+        if type(layer) is DynamicLayer:
+            cache.layers[i] = RoomyLayer(layer, ids.shape[1] + new_tokens)
+            # otherwise transformers asks the device for each token whether the mask hides anything
+            cache.layers[i].is_compileable = padded
     if padded:
         positions = positions[order, -1:]
         mask = F.pad(mask, (0, new_tokens), value=1)[order]
-        # otherwise transformers asks the device for each token whether the mask hides anything
-        for layer in cache.layers:
-            if isinstance(layer, RoomyLayer):
-                layer.is_compileable = True
     return out.logits[order, -1], cache, mask, positions
 
 
@@ -229,7 +217,7 @@ def sample_token(logits, sampling, u=None):
         # u · total is below the total even after rounding
         sums = kept.double().exp_().cumsum_(-1)
         token = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True).squeeze(-1)
-        # NaN is nowhere in order; `sample_completions` refuses it at its end
+        # NaN is nowhere in order; `until_first_stop` refuses it
         token.clamp_(max=logits.shape[-1] - 1)
     return token, logp.gather(-1, token[:, None]).squeeze(-1)
 

@@ -2,7 +2,6 @@
 devices."""
 
 import warnings
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -40,19 +39,18 @@ def shard(module, dtype, exact=(), **options):
         part.set_force_sum_reduction_for_comms(True)
 
 
-def as_forward(module, function):
-    """`function(module, …)` as a function of the other arguments.
+def with_whole_weights(module, function):
+    """`function`, which computes with the split `module`, as a function that may be called.
 
     FSDP gathers the weights outside the layers only for `forward` and for methods that it knows. So
-    a module that is split gets the function as a method.
+    the module gets the function as a method. FSDP moves tensors among the arguments to the device,
+    but it leaves a Batch as it is.
     """
-    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+    from torch.distributed.fsdp import register_fsdp_forward_method
 
-    name = function.__name__
-    if isinstance(module, FSDPModule) and not hasattr(module, name):
-        setattr(module, name, partial(function, module))
-        register_fsdp_forward_method(module, name)
-    return getattr(module, name, partial(function, module))
+    module.function = function
+    register_fsdp_forward_method(module, "function")
+    return module.function
 
 
 def without_weights(network, dtype):

@@ -100,7 +100,7 @@ class VLLM:
         """vLLM keeps its share of the memory."""
 
     def sample(self, prompts, group_size, sampling, seed, places=None):
-        """Sample `group_size` completions of each prompt, as `sample_completions` does.
+        """Sample `group_size` completions of each prompt, as the contract says.
 
         prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its
         own random seed. It follows from `seed`, the prompt's place among those of all ranks, and

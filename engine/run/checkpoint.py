@@ -2,9 +2,9 @@
 stopped.
 
     checkpoint-000050/    model.safetensors, config.json, tokenizer …      what transformers loads
-                          networks/         the optimizer's moments and PPO's critic, saved by
-                                            torch.distributed.checkpoint: any number of ranks can
-                                            read them
+                          networks/         the optimizer's moments and PPO's critic, also as
+                                            safetensors, saved by torch.distributed.checkpoint: any
+                                            number of ranks can read them
                           state.json        step, questions seen, and the like
                           checksums.json    SHA-256 of every other file
 
@@ -36,6 +36,7 @@ warnings.filterwarnings("ignore", ".*torch.distributed is disabled")
 
 SUMMARY = "summary.json"  # it marks a finished run
 KEPT = 2  # checkpoints of a run
+TENSORS = 30  # of a file in networks/: the writer holds a whole file in the host's memory
 
 
 def save(run_dir, networks, state):
@@ -46,96 +47,103 @@ def save(run_dir, networks, state):
     Older checkpoints are removed last. If saving failed on any rank, for example because the disk
     is full, the reason is told, and all earlier checkpoints are still there.
     """
-    import torch.distributed.checkpoint as dcp  # imports in functions here are slow ones
-
     progress.say("saving")
     unfinished = Path(run_dir, "unfinished-checkpoint")
     weights = None  # save_pretrained finds whole weights by itself
     if shards.is_sharded(networks.model):  # to the memory of the first rank's host
         parts = shards.whole_weights(networks.model)
         weights = {name: tensor.cpu() for name, tensor in parts if ranks.rank() == 0}
+    problem = (
+        problem_of(save_model, unfinished, networks, weights, state)
+        or problem_of(save_tensors, unfinished, networks)
+        or problem_of(finish, unfinished, run_dir, state.step))
+    if problem:
+        if ranks.rank() == 0:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        progress.note(f"step {state.step}: the checkpoint could not be written ({problem}). "
+                      f"{how_to_resume(run_dir)}")
+    return not problem
 
-    def export():
-        shutil.rmtree(unfinished, ignore_errors=True)
-        networks.model.save_pretrained(unfinished, state_dict=weights)
-        networks.tokenizer.save_pretrained(unfinished)
-        files.write(unfinished / "state.json", json.dumps(asdict(state), ensure_ascii=False))
 
-    def share():
-        trained = bool(networks.optimizer.state)  # empty before the first update
-        dcp.save(sharded_state(networks, trained), checkpoint_id=unfinished / "networks")
+def problem_of(work, folder, *others):
+    """Call work(folder, *others) on every rank. Returns the same on every rank: why it failed on
+    one of them, or None."""
+    from torch.distributed.checkpoint.api import CheckpointException  # a slow import
 
-    def finish():
-        files.write(unfinished / "checksums.json", json.dumps(checksums(unfinished), indent=2))
-        final = Path(run_dir, f"checkpoint-{state.step:06d}")
+    problems = []
+    try:
+        work(folder, *others)
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
+        free = shutil.disk_usage(folder.parent).free / 1e6  # torch does not say that a disk is full
+        # torch.distributed.checkpoint wraps the errors of the ranks
+        failures = getattr(error, "failures", None) or {0: (error,)}
+        reason, *_ = next(iter(failures.values()))
+        problems = [f"{one_line(reason)}; {free:.0f} MB are free there"]
+    return next(iter(ranks.gather(problems)), None)
+
+
+def save_model(folder, networks, weights, state):
+    """Write what transformers loads, and the State. The first rank does it."""
+    if ranks.rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        networks.model.save_pretrained(folder, state_dict=weights)
+        networks.tokenizer.save_pretrained(folder)
+        files.write(folder / "state.json", json.dumps(asdict(state), ensure_ascii=False))
+
+
+def save_tensors(folder, networks):
+    """Write the tensors of `tensors_of`. Every rank writes a part."""
+    import torch.distributed.checkpoint as dcp
+
+    trained = bool(networks.optimizer.state)  # empty before the first update
+    tensors = tensors_of(networks, trained)
+    numbers = {name: 1 + i // TENSORS for i, name in enumerate(tensors)}  # of their files
+    writer = dcp.HuggingFaceStorageWriter(
+        folder / "networks", fqn_to_index_mapping=numbers, save_distributed=True)
+    dcp.save(tensors, storage_writer=writer)
+
+
+def finish(folder, run_dir, step):
+    """Give a checkpoint that is complete its name, and remove old ones. The first rank does it."""
+    if ranks.rank() == 0:
+        files.write(folder / "checksums.json", json.dumps(checksums(folder), indent=2))
+        final = Path(run_dir, f"checkpoint-{step:06d}")
         shutil.rmtree(final, ignore_errors=True)  # an interrupted start may have left this folder
-        unfinished.rename(final)
+        folder.rename(final)
         for path in checkpoints(run_dir)[:-KEPT]:
             shutil.rmtree(path)
 
-    for work in (export, share, finish):
-        problems = []
-        try:
-            if ranks.rank() == 0 or work is share:
-                work()
-        except (OSError, RuntimeError, SafetensorError, dcp.api.CheckpointException) as error:
-            # torch does not say that a disk is full
-            free = shutil.disk_usage(run_dir).free / 1e6
-            problems = [f"{one_line(reason_of(error))}; {free:.0f} MB are free there"]
-        problems = ranks.gather(problems)
-        if problems:
-            if ranks.rank() == 0:
-                shutil.rmtree(unfinished, ignore_errors=True)
-            progress.note(f"step {state.step}: the checkpoint could not be written "
-                          f"({problems[0]}). {how_to_resume(run_dir)}")
-            return False
-    return True
 
+def tensors_of(networks, with_optimizer):
+    """{name: tensor} of PPO's critic, and of the optimizer's state if with_optimizer. The names do
+    not depend on the number of ranks. The tensors are those in use, not copies."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-def reason_of(error):
-    """The error of the first rank that failed, if torch.distributed.checkpoint wraps it; else the
-    error itself."""
-    failures = getattr(error, "failures", None)
-    return next(iter(failures.values()))[0] if failures else error
-
-
-def sharded_state(networks, with_optimizer):
-    """What torch.distributed.checkpoint saves and loads, under names that do not depend on the
-    number of ranks."""
-    from torch.distributed.checkpoint import state_dict
-
-    state = {}
+    tensors = {}
     if networks.critic:
-        state["critic"] = state_dict.get_model_state_dict(networks.critic)
+        for name, tensor in networks.critic.state_dict().items():
+            tensors[f"critic.{name}"] = tensor
     if with_optimizer:
         learners = torch.nn.ModuleList(networks.learners)
-        state["optimizer"] = state_dict.get_optimizer_state_dict(learners, networks.optimizer)
-    return state
+        parameters = get_optimizer_state_dict(learners, networks.optimizer)["state"]
+        for name, values in parameters.items():
+            for key, tensor in values.items():
+                tensors[f"optimizer.{name}.{key}"] = tensor
+    return tensors
 
 
 def restore(folder, networks):
-    """Load the files of `save` into the critic and the optimizer of `networks`. The number of ranks
-    may have changed.
-
-    The files may be a stranger's: no code that they name is run (reader.py).
-    """
+    """Load the files of `save_tensors` into the critic and the optimizer of `networks`. The number
+    of ranks may have changed. The files may be a stranger's: safetensors hold no code."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import state_dict
 
-    from engine.run.reader import Planner, Reader
-
-    reader = Reader(Path(folder) / "networks")
-    names = {name.split(".")[0] for name in reader.read_metadata().state_dict_metadata}
-    state = sharded_state(networks, with_optimizer="optimizer" in names)
-    try:
-        dcp.load(state, storage_reader=reader, planner=Planner())
-    except dcp.api.CheckpointException as error:
-        raise reason_of(error) from None
-    if networks.critic:
-        state_dict.set_model_state_dict(networks.critic, state["critic"])
-    if "optimizer" in names:
-        learners = torch.nn.ModuleList(networks.learners)
-        state_dict.set_optimizer_state_dict(learners, networks.optimizer, state["optimizer"])
+    if Path(folder, "networks/.metadata").exists():
+        raise UserError(f"{folder} was saved by an earlier version of train.py: finish its run "
+                        "with that version, or start a new run.")
+    reader = dcp.HuggingFaceStorageReader(Path(folder, "networks"))
+    names = reader.read_metadata().state_dict_metadata
+    trained = any(name.startswith("optimizer.") for name in names)
+    dcp.load(tensors_of(networks, trained), storage_reader=reader)  # into these tensors
 
 
 def checksums(folder):
@@ -160,11 +168,7 @@ def is_damaged(folder):
 
 
 def newest(run_dir):
-    found = checkpoints(run_dir)
-    if not found:
-        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint. Start a new run, "
-                        "without --resume and in another folder.")
-    return found[-1]
+    return checkpoints(run_dir)[-1]
 
 
 def has_finished(run_dir):
@@ -185,22 +189,24 @@ def resume(run_dir):
     Newer, damaged checkpoints get another name. Then the checkpoint that is resumed is the newest
     one of the run.
     """
-    newest(run_dir)
-    found = checkpoints(run_dir)[::-1]
-    folder, damaged, notes = None, [], []
-    if ranks.rank() == 0:
-        whole = (path for path in found if not is_damaged(path))
-        folder = next(whole, None)
-    folder = ranks.from_first(folder)
+    found = undamaged(run_dir) if ranks.rank() == 0 else None
+    folder, notes = ranks.from_first(found)
     if folder is None:
-        raise UserError(f"nothing to resume: every checkpoint of {run_dir} is damaged. Start a new "
-                        "run in another folder.")
-    if ranks.rank() == 0:
-        damaged = found[: found.index(folder)]
-    for path in damaged:
+        raise UserError(f"nothing to resume: {run_dir} holds no checkpoint, or only damaged ones. "
+                        "Start a new run, without --resume and in another folder.")
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return str(folder), state, notes
+
+
+def undamaged(run_dir):
+    """(a run's newest undamaged checkpoint or None, notes). Damaged ones that are newer get another
+    name."""
+    notes = []
+    for path in reversed(checkpoints(run_dir)):
+        if not is_damaged(path):
+            return path, notes
         place = tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=run_dir)
         path.rename(place)
         notes.append(f"{path} is damaged and was renamed to {Path(place).name}: the run goes on "
-                     f"from {folder.name}.")
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    return str(folder), state, notes
+                     "from the checkpoint before it.")
+    return None, notes

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from algorithms import ALGORITHMS, KEEP, OVER_KEPT, rule_name
+from algorithms import ALGORITHMS, KEEP, OVER_KEPT, Algorithm, rule_name
 from engine.base.errors import UserError
 from engine.base.files import own_function
-from engine.data.questions import check_dataset
+from engine.data.rows import check_dataset
 from engine.model.folders import resolve_model
 from engine.model.networks import SAMPLERS
 from engine.model.vllm import INSTALL
@@ -31,10 +31,6 @@ def check_options(o, unusual):
         raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
     if o.lora and row.critic:
         raise UserError("--lora cannot be combined with PPO: leave one of them out.")
-    if o.check_rewards and o.plan is not None:
-        raise UserError("--check_rewards cannot be combined with --plan: leave one of them out.")
-    if "eval_questions" in unusual and not o.eval_dataset:
-        raise UserError("--eval_questions needs something to evaluate: set --eval_dataset.")
     if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
                         f"not {o.overlong_cache}.")
@@ -58,45 +54,33 @@ def is_installed(package):
 
 def check_allowed(o, unusual, row):
     """Refuse options that the algorithm does not take."""
-    not_of_all = {option for other in ALGORITHMS.values() for option in other.allowed_options}
-    for option in sorted(not_of_all - set(row.allowed_options)):
-        if option in unusual:
-            takers = [name for name, other in ALGORITHMS.items() if option in other.allowed_options]
-            raise UserError(f"--{option} does not fit {o.algorithm}: leave it out, or take one of "
-                            f"{', '.join(takers)}.")
+    for option in Algorithm.allowed_options:  # all that some row allows
+        if option in unusual and option not in row.allowed_options:
+            raise UserError(f"--{option} does not fit {o.algorithm}: leave it out, or take another "
+                            "--algorithm.")
     if o.shortest_prefix is not None and str(o.importance_weights).startswith("sequence"):
         raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
                         "leave out --shortest_prefix, or take a token_ correction.")
-    if o.algorithm == "sapo" and {"clip_low", "clip_high"} & set(unusual):
-        raise UserError("--clip_low and --clip_high do not fit sapo, which has a soft gate in "
-                        "place of the clip: leave them out.")
 
 
 def check_rule(o, row):
     """Refuse a pruning rule that does not fit the algorithm."""
     name, keep, usual = o.algorithm, o.keep, rule_name(row.keep)
     own_file = keep.partition(":")[0].endswith(".py")
-    keeps_all = usual == "all"
     if own_file:
         own_function(keep, "--keep")
     elif keep not in KEEP and keep != usual:
         raise UserError(f"unknown rule --keep {keep}: there are {', '.join(KEEP)}, and "
                         "FILE.py:FUNCTION.")
-    if keep == "all" and not keeps_all:
-        raise UserError(f"{name} keeps only some completions: --keep all needs an algorithm that "
-                        "keeps all, as grpo.")
-    if usual in OVER_KEPT and keep not in OVER_KEPT:
-        raise UserError(f"{name} keeps completions by {usual}: it cannot be combined with pruning "
-                        "by |A|.")
-    if keep in OVER_KEPT and usual not in ("all", *OVER_KEPT):
-        raise UserError(f"{name} prunes by |A|: --keep {keep} needs gfpo, pods, or an algorithm "
-                        "that keeps all.")
+    if usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT):
+        raise UserError(f"{name} keeps completions by {usual}: it cannot be combined with --keep "
+                        f"{keep}.")
     if row.ks and keep == "max_variance":
         raise UserError(f"{name} keeps completions by --keep shortest or efficiency, not by "
                         "max_variance.")
     if o.pruning_rate and keep == "all":
-        raise UserError(f"{name} keeps every completion: with --pruning_rate give a rule too, for "
-                        "example --keep largest_abs.")
+        raise UserError(f"{name} with --keep all keeps every completion: set --pruning_rate 0, or "
+                        "give a rule, for example --keep largest_abs.")
     if o.group_size == 1 and not row.critic:
         raise UserError("--group_size must be at least 2, not 1: an advantage compares completions "
                         "of one question.")

@@ -80,7 +80,7 @@ def task_layer(task, name):
 
 
 def row_layer(row, task, chosen):
-    values = {name: getattr(row, name) for name, *_ in ROW_FIELDS}
+    values = {name: getattr(row, name) for name in ROW_FIELDS}
     values["keep"] = algorithms.rule_name(row.keep)
     values["pruning_rate"] = algorithms.usual_pruning_rate(row, chosen.get("keep"))
     values["minibatches"] = max(row.minibatches, task.minibatches)
@@ -97,7 +97,7 @@ def algorithm_of(options):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in algorithms.KEEP:
         keep = own_rule(own_function(keep, "--keep"), keep)
-    numbers = {name: getattr(options, name) for name, *_ in ROW_FIELDS if name != "keep"}
+    numbers = {name: getattr(options, name) for name in ROW_FIELDS if name != "keep"}
     try:
         return algorithms.resolve(
             options.algorithm, keep=keep, questions_per_step=options.questions_per_step, **numbers)
@@ -126,7 +126,7 @@ def algorithm_with(config, changed):
     return algorithm
 
 
-def check(chosen):
+def config_of(chosen):
     """(Config, Algorithm) of a run. Options that cannot work are refused.
 
     chosen: {name: value} of the options that were given.
@@ -157,7 +157,7 @@ def open_run(argv):
     chosen = given(Config, argv)
     if chosen.get("resume"):
         chosen = saved_options(chosen) | chosen
-    config, algorithm = check(chosen)
+    config, algorithm = config_of(chosen)
     run = config.run
     plan = config.preview.plan
     trains = plan is None and not config.preview.check_rewards

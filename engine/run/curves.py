@@ -15,14 +15,9 @@ PANELS = {  # metric: title
     "reward": "reward",
     "length": "completion length (tokens)",
     "kl": "KL(π ‖ π_ref), estimate k3",
-    "clip_fraction": "clip fraction",
-    "no_signal": "share of groups without signal",
     "entropy": "entropy per token, estimate (nats)",
-    "grad_norm": "gradient norm, before clipping",
 }
-HATCHES = ["", "//", "..", "xx", "--"]
 DPI = 80
-PHASES = ["generate", "score", "logprobs", "update", "other"]
 
 
 def curves(folder):
@@ -37,7 +32,11 @@ def curves(folder):
     for axis, (metric, title) in zip(axes, titles.items()):
         draw(axis, metric, questions, rows)
         label(axis, title, "questions")
-    draw_phases(axes[len(titles)], [str(folder)], [phase_totals(rows)])
+    phases = axes[len(titles)]
+    seconds = phase_totals(rows)
+    del seconds["total"]
+    phases.bar(list(seconds), list(seconds.values()))
+    phases.set_title("seconds by phase", fontsize=10)
     figure.savefig(Path(folder) / "curves.png", dpi=DPI)
 
 
@@ -48,10 +47,10 @@ def shown_panels(rows):
     """
     titles = dict(PANELS)
     for name in rows[0]:
-        if name.startswith(("reward/", "own/")):
+        if name.startswith("own/"):
             titles[name] = name
     if all(row["reward"] == row["accuracy"] for row in rows):
-        titles = {name: titles[name] for name in titles if not name.startswith("reward")}
+        del titles["reward"]
     return {name: titles[name] for name in titles if any(row.get(name) for row in rows)}
 
 
@@ -90,26 +89,3 @@ def label(axis, title, x):
     axis.set_title(title, fontsize=10)
     axis.set_xlabel(x, fontsize=9)
     axis.grid(alpha=0.3)
-
-
-def draw_phases(axis, names, phases):
-    """Draw the seconds of runs by phase. phases: for each run, {phase: seconds}."""
-    stack_bars(axis, names, phases, PHASES[:-1])
-    legend_above(axis, "seconds by phase")
-
-
-def stack_bars(axis, names, heights, parts):
-    """Draw one bar per name, made of `parts`. heights: for each name, {part: height}."""
-    bottoms = [0.0] * len(names)
-    for part, hatch in zip(parts, HATCHES):
-        of_part = [row.get(part, 0.0) for row in heights]
-        axis.bar(
-            names, of_part, bottom=bottoms, label=part, hatch=hatch, edgecolor="white", width=0.6)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, of_part)]
-
-
-def legend_above(axis, title=None, columns=5):
-    """Put a panel's legend and title above it: inside, the legend would cover what is drawn."""
-    axis.legend(
-        loc="lower center", bbox_to_anchor=(0.5, 1), ncols=columns, fontsize=8, title=title,
-        title_fontsize=10, frameon=False, borderpad=0, columnspacing=1.2, handletextpad=0.5)

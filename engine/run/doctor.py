@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean, pvariance
 
+from answers import extract_answer, extract_code, gold_answer, same_number
 from engine.base import files
 from engine.run.folder import options_of
-from rewards import extract_answer, extract_code, gold_answer, same_number
 
 # AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
 # 1e-3
@@ -43,10 +43,16 @@ def metric_of(values):
     last = values[-max(4, len(values) // 4) :]
     start = fmean(first)
     end = fmean(last)
-    error = sum(pvariance(part) / max(1, len(part) - 1) for part in (first, last)) ** 0.5
+    # of the difference of two means: √(σ₁² / (n₁ − 1) + σ₂² / (n₂ − 1))
+    error = (squared_error(first) + squared_error(last)) ** 0.5
     rises = end - start > 2 * error
     falls = start - end > 2 * error
     return Metric(start, end, fmean(values), max(values), rises, falls, len(values))
+
+
+def squared_error(values):
+    """Of their mean."""
+    return pvariance(values) / max(1, len(values) - 1)
 
 
 def answers_of(samples):

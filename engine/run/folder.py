@@ -16,7 +16,7 @@ import socket
 from pathlib import Path
 
 from engine.base import files, progress, ranks
-from engine.base.errors import UserError, refuse
+from engine.base.errors import UserError
 from engine.model.folders import checkpoints
 
 # two runs that differ only in these are the same run
@@ -49,19 +49,21 @@ def holds_run(output_dir, options, restarts):
     holds something else."""
     run_dir = Path(output_dir)
     begun = [*checkpoints(run_dir), *run_dir.glob("metrics.jsonl")]
-    of_a_run, of_a_model = (run_dir / "run.json").is_file(), run_dir.glob("*config.json")
-    refuse((not of_a_run, f"{run_dir} holds {path.name}, but not the run.json of a run: name "
-                          "another --output_dir.") for path in (*begun, *of_a_model))
+    found = [*begun, *run_dir.glob("*config.json")]
+    if found and not (run_dir / "run.json").is_file():
+        raise UserError(f"{run_dir} holds {found[0].name}, but not the run.json of a run: name "
+                        "another --output_dir.")
     if not begun:
         return False  # a new run, or one that ended before its first checkpoint and starts anew
+    if not restarts:
+        raise UserError(f"{run_dir} already holds a run: add --resume to go on with it, or name "
+                        "another --output_dir.")
     now = options_of(run_dir)
-    refuse([
-        (not restarts, f"{run_dir} already holds a run: add --resume to go on with it, or name "
-                       "another --output_dir."),
-        *((True, f"{run_dir} holds a run {as_started(name, now[name])}: a restarted job needs the "
-                 "options that its run was started with; for other options name another "
-                 "--output_dir.") for name in different(options, now)),
-    ])
+    for name, value in options.items():
+        if name in now and name not in NOT_COMPARED and value != now[name]:
+            raise UserError(f"{run_dir} holds a run {as_started(name, now[name])}: a restarted job "
+                            "needs the options that its run was started with; for other options "
+                            "name another --output_dir.")
     return True
 
 
@@ -70,13 +72,6 @@ def keep_options(run_dir, options):
     if ranks.rank() == 0:
         own = options | {"resume": False}
         files.write(Path(run_dir, "run.json"), files.as_json(own, indent=2))
-
-
-def different(options, others):
-    """The names of the options whose values differ. An option that only one of both knows is not
-    compared."""
-    return [name for name in options
-            if name not in NOT_COMPARED and name in others and options[name] != others[name]]
 
 
 def as_started(name, value):
@@ -108,7 +103,8 @@ def alone(run_dir):
                 progress.note(f"note: {path} cannot be locked ({error.strerror}): start no second "
                               "run in this folder.")
         problem = ranks.from_first(problem)
-        refuse([(problem, problem)])
+        if problem:
+            raise UserError(problem)
         try:
             yield
         finally:

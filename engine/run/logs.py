@@ -10,12 +10,6 @@ from engine.run.metrics import COUNTS, first_group, phase_totals
 from engine.run.trackers import Tracker
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
-COMPARED = [  # (title, how it stands in the scores)
-    ("accuracy, greedy", ("greedy", "accuracy")),
-    ("accuracy, sampled", ("sampled", "accuracy")),
-    ("completion length, sampled (tokens)", ("sampled", "length")),
-    ("seconds to sample these answers", ("seconds",)),
-]
 
 
 class Logs:
@@ -55,21 +49,18 @@ def begin(run_dir, last_step):
 # --- what is printed ---
 
 
-def describe_step(algorithm, max_new_tokens, before, questions, evaluated):
-    """One line: what a step samples and trains on. before: questions of a device before allocation.
-    questions: of a step, all devices, after it. evaluated: questions, at most."""
-    G, k, rounds = algorithm.group_size, algorithm.k, algorithm.max_rollouts
-    times = f", up to {rounds} times" if rounds > 1 else ""
-    more = algorithm.questions_per_step > before
-    allocated = f" (after allocation; before: {before} per device)" if more else ""
-    kept = f"{questions * k}, k = {k} of each {G}" if k < G else "all of them"
+def describe_step(algorithm, questions, max_new_tokens):
+    """One line: what a step samples and trains on. questions: of a step, over all devices."""
+    G = algorithm.group_size
+    k = algorithm.k
+    line = (f"each step, over all devices: {questions} questions × {G} completions = "
+            f"{questions * G} sampled, at most {max_new_tokens} tokens each")
+    if algorithm.max_rollouts > 1:
+        line += f", up to {algorithm.max_rollouts} times"
+    if k == G:
+        return f"{line}; trained on: all of them."
     at_most = "at most " if algorithm.ks else ""
-    scored = f"at most {evaluated} questions" if evaluated else "nothing"
-    return (
-        f"each step, over all devices: {questions} questions{allocated} × {G} completions = "
-        f"{questions * G} sampled{times}, at most {max_new_tokens} tokens each; trained on: "
-        f"{at_most}{kept}. Evaluated before and after training: {scored}."
-    )
+    return f"{line}; trained on: {at_most}{questions * k}, k = {k} of each {G}."
 
 
 def announce(config, run, notes):
@@ -77,22 +68,21 @@ def announce(config, run, notes):
     for note in dict.fromkeys(notes):
         progress.note(f"note: {note}")
     questions = min(run.per_step, run.total)
-    before = config.row.questions_per_step
-    longest = config.sampling.max_new_tokens
-    scored = config.data.eval_questions if config.data.eval_dataset else 0
-    progress.note(describe_step(run.algorithm, longest, before, questions, scored))
+    progress.note(describe_step(run.algorithm, questions, config.sampling.max_new_tokens))
     if run.hooks.schedule:
         progress.note(f"the schedule in {run.hooks.path} changes this during the run.")
 
 
 def show_step(bar, name, run, metrics, first):
     """Move the bar. After the first step, say how long the others take."""
-    facts = f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}"
-    bar.set_description_str(f"{name}, {facts}", refresh=False)
+    accuracy = metrics["accuracy"]
+    length = metrics["length"]
+    bar.set_description_str(f"{name}, accuracy {accuracy:.2f}, length {length:.0f}", refresh=False)
     bar.total = run.steps
     bar.update()
-    step, seconds = run.state.step, metrics["seconds/total"]
+    step = run.state.step
     if first and step < run.steps:
+        seconds = metrics["seconds/total"]
         left = progress.duration((run.steps - step) * seconds)
         progress.note(f"step {step} took {seconds:.1f} s: the others take about {left}.")
 
@@ -123,9 +113,8 @@ def report(summary):
     after training."""
     if summary["before"]:
         compare(summary["before"], summary["after"])
-    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["phases"].items())
     print(f"\ntrained on {summary['questions']} questions in {summary['step']} steps and "
-          f"{summary['seconds']:.0f} s: {phases}")
+          f"{summary['seconds']:.0f} s")
     model = summary["checkpoint"]
     print(f"the model: {model}\n")
     print("from transformers import AutoModelForCausalLM, AutoTokenizer")
@@ -135,15 +124,18 @@ def report(summary):
 
 def compare(before, after):
     """Print the scores before and after training, and some answers."""
-    print(f"\n{'':36}{'before':>10}{'after':>10}")
-    for title, names in COMPARED:
-        old, new = before, after
-        for name in names:
-            old, new = old[name], new[name]
-        print(f"{title:36}{old:10.3f}{new:10.3f}")
+    print(f"\n{'':20}{'before':>10}{'after':>10}")
+    for part in ("greedy", "sampled"):
+        for name in ("accuracy", "length"):
+            title = f"{name}, {part}"
+            print(f"{title:20}{before[part][name]:10.3f}{after[part][name]:10.3f}")
     for old, new in zip(before["examples"], after["examples"]):
         gold = old["answer"].strip().splitlines()[-1]
         print(f"\n{old['question'].strip()}   (gold answer: {gold})")
-        for name, row in [("before", old), ("after", new)]:
-            verdict = "right" if row["correct"] else "wrong"
-            print(f"  {name:7}{verdict}   {row['completion']!r:.200}")
+        show_answer("before", old)
+        show_answer("after", new)
+
+
+def show_answer(when, record):
+    verdict = "right" if record["correct"] else "wrong"
+    print(f"  {when:7}{verdict}   {record['completion']!r:.200}")

@@ -45,7 +45,7 @@ def summarize(rollout, advantages, rows):
     advantages: (Q, G). rows: the kept completions.
     """
     named = dict(zip(rollout.reward_names, rollout.rewards))
-    trained = rollout.mask if rollout.factors is None else rollout.factors
+    trained = rollout.mask if rollout.prefix_weights is None else rollout.prefix_weights
     sums = {
         "questions": len(rollout.questions),
         "completions": len(rollout.texts),

@@ -1,12 +1,13 @@
 """The options of a run, in records. Each record is a group of `--help`."""
 
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields
 
-import algorithms
+from algorithms import ALGORITHMS
 from engine.model.contract import Sampling
 from engine.model.networks import SAMPLERS
 from engine.run import checks
 from engine.run.command_line import LARGEST, option
+from family.tis import CORRECTIONS
 from tasks.table import TASKS
 
 
@@ -35,18 +36,54 @@ class DataOptions:
         512, "how many questions of --eval_dataset are scored", limits="[1, ∞)")
 
 
-# the numbers of an algorithm are declared once, in algorithms.py
-ROW_FIELDS = [
-    (f.name, f.type | None, option(None, **f.metadata))
-    for f in fields(algorithms.Algorithm) if f.metadata
-]
-RowOptions = make_dataclass("RowOptions", [
-    ("algorithm", str, option("cppo", f"a row of the table: {', '.join(algorithms.ALGORITHMS)}")),
-    ("questions_per_step", int | None, option(
+@dataclass
+class RowOptions:
+    """None: what the algorithm's row says."""
+
+    _argument_group_name = "the algorithm (else what its row in algorithms.py says)"
+
+    algorithm: str = option("cppo", f"a row of the table: {', '.join(ALGORITHMS)}")
+    questions_per_step: int | None = option(
         None, "B, questions per device and step before allocation; else the data set's",
-        limits="[1, ∞)")),
-    *ROW_FIELDS,
-], namespace={"_argument_group_name": "the algorithm (else what its row in algorithms.py says)"})
+        limits="[1, ∞)")
+    beta: float | None = option(
+        None, "β, weight of the KL to the reference; 0: no reference", limits="[0, ∞)")
+    clip_low: float | None = option(
+        None, "ε_low: the ratio is clipped below 1 − ε_low; None: the loss has no clip",
+        limits="(0, ∞)")
+    clip_high: float | None = option(
+        None, "ε_high: the ratio is clipped above 1 + ε_high", limits="(0, ∞)")
+    group_size: int | None = option(None, "G, completions sampled per question", limits="[1, ∞)")
+    keep: str | None = option(
+        None, "which completions are kept: a rule of KEEP in algorithms.py, or FILE.py:FUNCTION")
+    pruning_rate: float | None = option(
+        None, "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question",
+        limits="[0, 1)")
+    allocation: bool | None = option(
+        None, "use the freed places for more questions, ⌊B·G/k⌋ instead of B")
+    mu: int | None = option(None, "μ, passes over each batch of completions", limits="[1, ∞)")
+    minibatches: int | None = option(
+        None, "mini-batches that a batch is cut into; each pass makes one update per mini-batch",
+        limits="[1, ∞)")
+    target_kl: float | None = option(
+        None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this", limits="(0, ∞)")
+    importance_weights: str | None = option(
+        None, "correct for a sampler that computes otherwise: by the ratio π_old / π_sampler of "
+        "each token or of the completion, truncated or masked", choices=tuple(CORRECTIONS))
+    shortest_prefix: float | None = option(
+        None, "NAT: train on a random prefix of each completion, which has at least this share of "
+        "it", limits="[0, 1]")
+    overlong_cache: int | None = option(
+        None, "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens",
+        limits="[1, ∞)")
+    mask_truncated: bool | None = option(
+        None, "do not train on completions cut off at max_new_tokens; their rewards still count in "
+        "the group")
+
+
+# the options that are also a field of algorithms.Algorithm, with the same name
+ROW_FIELDS = [
+    f.name for f in fields(RowOptions) if f.name not in ("algorithm", "questions_per_step")]
 
 
 @dataclass(frozen=True)

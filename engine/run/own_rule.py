@@ -18,17 +18,13 @@ def own_rule(function, name):
         n = advantages.numel()
         try:
             returned = function(copy.deepcopy(rollout), advantages.clone(), k)
-        except (Exception, SystemExit) as error:
-            raise UserError(f"--keep {name} failed: {one_line(error)}.") from error
-        pair = isinstance(returned, tuple) and len(returned) == 2
-        rows, own = returned if pair else (returned, returned)
-        try:
+            pair = isinstance(returned, tuple)
+            rows, own = returned if pair else (returned, returned)
             rows = torch.as_tensor(rows).cpu()
             own = torch.as_tensor(own).to("cpu", torch.float32)
-            right = are_rows(rows, n) and own.shape == rows.shape and own.isfinite().all()
-        except (TypeError, ValueError, RuntimeError):  # a ragged list, or no numbers
-            right = False
-        if not right:
+        except (Exception, SystemExit) as error:
+            raise UserError(f"--keep {name} failed: {one_line(error)}.") from error
+        if not are_rows(rows, n) or own.shape != rows.shape or not own.isfinite().all():
             raise UserError(
                 f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and "
                 "each once, as cppo.batch_rows makes them; or such rows and one finite advantage "
@@ -41,7 +37,7 @@ def own_rule(function, name):
 
 def are_rows(rows, n):
     """Whether a tensor holds some of the numbers 0 … n − 1, each at most once."""
-    if not len(rows):
-        return rows.dim() == 1  # for torch an empty list is float32
-    whole = rows.dtype == torch.int64 and rows.dim() == 1
-    return whole and set(rows.tolist()) <= set(range(n)) and len(rows.unique()) == len(rows)
+    numbers = rows.flatten().tolist()
+    if rows.dtype != torch.int64 and numbers:  # for torch an empty list is float32
+        return False
+    return rows.dim() == 1 and len(set(numbers)) == len(numbers) and set(numbers) <= set(range(n))

@@ -9,7 +9,7 @@ from algorithms import ALGORITHMS
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.base.progress import duration
-from engine.data.questions import read_rows
+from engine.data.rows import read_rows
 from engine.run.duration import SHARES, gpus_of, length_of_run, step_seconds
 from engine.run.plan import GB, USABLE, plan
 from tasks.table import task_of
@@ -55,9 +55,9 @@ def table(p):
         f"a step on each device: {p.questions} questions, {p.at_once} sampled at a time",
         "\nGB per device   generation      update",
     ]
-    for name, sizes in [*p.items.items(), ("peak", p.peaks)]:
-        generation, update = [f"{size / GB:.2f}" if size else "-" for size in sizes]
-        lines.append(f"{name:14}{generation:>12}{update:>12}")
+    rows = p.items | {"peak": p.peaks}
+    for name, (generation, update) in rows.items():
+        lines.append(f"{name:14}{generation / GB:12.2f}{update / GB:12.2f}")
     return lines
 
 

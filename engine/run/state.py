@@ -5,9 +5,9 @@ import random
 from dataclasses import dataclass, field
 
 from algorithms import Algorithm
-from engine.base import ranks
+from engine.base import progress, ranks
 from engine.base.errors import UserError
-from engine.data.questions import fingerprint, numbers_of
+from engine.data.questions import Questions, numbers_of
 from engine.run import checkpoint
 from engine.run.config import Config, algorithm_with
 from engine.run.hooks import Hooks, load_hooks
@@ -31,6 +31,7 @@ class State:
     no_signal_steps: int = 0
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
+    skipped_questions: int = 0  # that could not be asked
     # (number of a question, its mean reward), each time that one was asked: for GFPO's adaptive k
     # and for a curriculum
     past: list = field(default_factory=list)
@@ -44,7 +45,7 @@ class Run:
     config: Config
     algorithm: Algorithm  # of the next step
     state: State
-    questions: list[dict]
+    questions: Questions
     hooks: Hooks = Hooks()
     own_numbers: list[int] = field(default_factory=list)  # of the questions of this step and device
 
@@ -86,20 +87,39 @@ class Run:
     def next_questions(self, count=None):
         """This device's share of the next `count` questions, or None if none are left.
 
-        count None: the questions of a whole step.
+        count None: the questions of a whole step. A question that cannot be asked, for example
+        because its prompt is too long, makes way for the next one.
         """
-        position = self.state.position
-        count = min(count or self.per_step, self.total - position)
-        if not count:
+        count = min(count or self.per_step, self.total - self.state.position)
+        if count <= 0:
             return None
-        numbers = self.next_numbers(position, count)
-        self.state.position += count
-        own = ranks.share(numbers)
-        self.own_numbers += own
-        return [self.questions[number] for number in own]
+        asked, tried = [], 0
+        while len(asked) < count:
+            numbers = self.next_numbers(count - len(asked))
+            self.state.position += len(numbers)
+            questions = self.questions.ask(numbers)
+            asked += [(number, questions[number]) for number in numbers if number in questions]
+            tried += len(numbers)
+            if tried > count + len(self.questions):
+                raise UserError(f"the curriculum in {self.hooks.path} asks only questions whose "
+                                "prompts are too long: raise --max_prompt_tokens.")
+        self.skip(tried - count)
+        own = ranks.share(asked)
+        self.own_numbers += [number for number, _ in own]
+        return [question for _, question in own]
 
-    def next_numbers(self, position, count):
+    def skip(self, count):
+        """Count questions that could not be asked. The first ones are told."""
+        if count and not self.state.skipped_questions:
+            progress.note(f"note: a question of {self.questions.name} is left out, because its "
+                          f"prompt is longer than {self.questions.max_prompt_tokens} tokens, or "
+                          "something is empty; the next one is asked instead. summary.json counts "
+                          "them.")
+        self.state.skipped_questions += count
+
+    def next_numbers(self, count):
         """The numbers of the next `count` questions, over all devices."""
+        position = self.state.position
         if not self.hooks.curriculum:
             return numbers_of(position, count, len(self.questions), self.seed)
         past = {}
@@ -141,7 +161,7 @@ def open_state(config, algorithm, questions, source, saved):
     """The Run that begins, or goes on from `saved`, the state in a checkpoint."""
     folder = config.run.output_dir
     world = ranks.world_size()
-    state = State(source, fingerprint(questions), world)
+    state = State(source, questions.fingerprint(), world)
     if saved:
         for name, what in [("source", "model"), ("data", "data set")]:
             if saved[name] != getattr(state, name):

@@ -4,8 +4,8 @@
 import functools
 from fractions import Fraction
 
+from answers import extract_code, gold_answer, same_number, to_number
 from engine.scoring.sandbox import run_many
-from rewards import extract_code, gold_answer, same_number, to_number
 
 
 def code_accuracy(completions, answer, **columns):

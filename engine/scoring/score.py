@@ -3,10 +3,10 @@ completions."""
 
 import copy
 import functools
+import inspect
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 import rewards
+from engine.base import progress
 from engine.base.errors import UserError, one_line
 from engine.base.files import own_function
 from engine.scoring.mathematics import math_accuracy
@@ -26,11 +27,10 @@ REWARDS = {
     for function in (
         rewards.gsm8k_accuracy, math_accuracy, rewards.toy_accuracy, rewards.number_accuracy,
         rewards.format_reward, rewards.soft_format_reward, code_accuracy, rewards.code_format,
-        code_runs,
+        rewards.soft_code_format, code_runs,
     )
 }
 TIMEOUT = 60  # seconds that a call of a reward of one's own may take
-PATIENCE = 300  # seconds that one batch may lose because a reward hangs on some completions
 
 
 @dataclass
@@ -56,7 +56,9 @@ def load_rewards(words, option="--rewards"):
             name, weight = word, 1.0
         kind, _, rest = name.partition(":")
         if kind.endswith(".py"):  # without a function, too: own_function says what is missing
-            name, function = rest, limited(own_function(name, option), TIMEOUT)
+            function = own_function(name, option)
+            check_signature(f"{option} {name}", function)
+            name, function = rest, limited(function, TIMEOUT)
         elif name in REWARDS:
             function = REWARDS[name]
         else:
@@ -71,6 +73,22 @@ def load_rewards(words, option="--rewards"):
             )
         chosen[name] = Reward(name, function, weight)
     return list(chosen.values())
+
+
+def check_signature(name, function):
+    """Refuse a reward of the user's own that cannot be called as rewards are called here."""
+    parameters = inspect.signature(function).parameters
+    if {"solution_str", "ground_truth"} <= parameters.keys():
+        raise UserError(
+            f"{name} is a compute_score of verl, which judges one completion. Name a function that "
+            "calls it for each: def reward(completions, answer, **columns): return "
+            "[compute_score(None, c, a) for c, a in zip(completions, answer)].")
+    if inspect.iscoroutinefunction(function):
+        raise UserError(f"{name} is async: rewards are called one after the other. Write def, and "
+                        "asyncio.run(…) in it.")
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise UserError(f"{name} must take **columns, because it is given all columns of the data "
+                        f"set by name: def {function.__name__}(completions, **columns).")
 
 
 def accuracy_reward(reward_functions, dataset, eval_dataset):
@@ -117,6 +135,17 @@ def limited(function, seconds):
     return call
 
 
+def call(function, texts, columns):
+    """Call a reward as TRL's trainers do: the completions by name, and `prompts`, the questions, if
+    it asks for them."""
+    names = inspect.signature(function).parameters
+    if "prompts" in names:
+        columns["prompts"] = columns["question"]
+    if "completions" in names:
+        return function(completions=texts, **columns)
+    return function(texts, **columns)
+
+
 def values_of(reward, texts, columns):
     """(a float for each text, None), or (None, the error) if the reward fails. The reward gets
     copies: what it changes in them, no other reward sees.
@@ -124,11 +153,12 @@ def values_of(reward, texts, columns):
     Raises UserError if the values are not one finite number for each text.
     """
     try:
-        returned = reward.function(list(texts), **copy.deepcopy(columns))
+        returned = call(reward.function, list(texts), copy.deepcopy(columns))
         if not hasattr(returned, "__iter__"):
             raise TypeError(
                 f"it returned {returned!r:.80}, a list of {len(texts)} numbers is needed")
-        values = [float(value) for value in returned]  # of a list, or an array of numpy or torch
+        # a list, or an array of numpy or torch. None: the reward does not apply and adds nothing
+        values = [0.0 if value is None else float(value) for value in returned]
     except (Exception, SystemExit, Hung) as error:
         return None, error
     if len(values) != len(texts):
@@ -150,21 +180,22 @@ def one_by_one(reward, texts, columns, first):
     the error `first`. Returns the values.
 
     A completion on which it fails has the value None. Raises UserError if it fails on all of
-    several completions, or hangs on some for longer than PATIENCE.
+    several completions, or hangs on three.
     """
-    values, lost = [], 0.0
+    values, hung = [], 0
+    if isinstance(first, Hung):
+        progress.note(f"the reward {reward.name} took longer than {TIMEOUT} s. It is called again, "
+                      "for each completion by itself, until it has hung on three.")
     for i, text in enumerate(texts):
-        start = time.monotonic()
         value, error = values_of(reward, [text], {name: [x[i]] for name, x in columns.items()})
         values += value or [None]
-        if error:
-            lost += time.monotonic() - start
+        hung += isinstance(error, Hung)
         failed = values.count(None)
-        if failed == i + 1 == len(texts) > 1 or failed > 2 and lost > PATIENCE:
+        if failed == i + 1 == len(texts) > 1 or hung == 3:
             raise UserError(
                 f"the reward {reward.name} failed on {failed} of {i + 1} completions: "
-                f"{one_line(first)}. It is called with completions and the columns "
-                f"{', '.join(columns)}, by name."
+                f"{one_line(first)}. It is called with completions, a list of texts, and the "
+                f"columns {', '.join(columns)}, by name."
             )
     return values
 

@@ -1,19 +1,31 @@
-"""rewards.py: what counts as an answer, what it is worth, and the known ways to cheat."""
+"""answers.py, rewards.py: what counts as an answer, what it is worth, and the known ways to cheat.
 
+verdicts.jsonl holds a completion and its gold answer in each line, with what both accuracy rewards
+pay, and whether a person calls it right. A new report is a new line there.
+"""
+
+import json
 import time
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
+from answers import extract_answer, to_number
 from engine.scoring.mathematics import math_accuracy
 from rewards import (
-    extract_answer,
     format_reward,
     gsm8k_accuracy,
     number_accuracy,
     soft_format_reward,
-    to_number,
     toy_accuracy,
 )
+
+ROOT = Path(__file__).parents[2]
+CASES = defaultdict(list)  # {form: its lines}
+for line in (ROOT / "tests/concepts/verdicts.jsonl").open(encoding="utf-8"):
+    CASES[json.loads(line)["form"]].append(json.loads(line))
+DATA = ROOT / "../shared/data"
 
 
 def r1(answer, thoughts="9+9=18"):
@@ -22,6 +34,62 @@ def r1(answer, thoughts="9+9=18"):
 
 def gsm8k(completion, gold):
     return gsm8k_accuracy([completion], [gold])[0]
+
+
+# --- the file of cases ---
+
+
+@pytest.mark.parametrize("form", CASES)
+def test_an_answer_that_somebody_met_is_paid_as_the_file_of_cases_says(form):
+    for reward in (gsm8k_accuracy, math_accuracy):
+        for case in CASES[form]:
+            [value] = reward([case["completion"]], [case["answer"]])
+            assert value == case[reward.__name__], (reward.__name__, case)
+
+
+@pytest.mark.parametrize("form", CASES)
+def test_no_wrong_answer_is_paid_and_a_right_one_is_unless_its_form_is_strict_by_choice(form):
+    for case in CASES[form]:
+        paid = case["gsm8k_accuracy"], case["math_accuracy"]
+        strict = form.startswith("strict: ")
+        assert case["math_accuracy"] == (case["right"] and not strict), case
+        assert case["right"] and not strict or not any(paid), case
+
+
+@pytest.mark.parametrize("page", ["docs/rewards.md", "docs/zh/rewards.md"])
+def test_the_page_shows_a_case_of_each_form(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for form, cases in CASES.items():
+        assert any(f"`{case['completion']}`" in text for case in cases), form
+
+
+def column(file, name):
+    if not (DATA / file).exists():
+        pytest.skip(f"there is no {DATA / file}")
+    return [json.loads(line)[name] for line in (DATA / file).open(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("file", ["gsm8k_train.jsonl", "gsm8k_test.jsonl"])
+def test_each_gold_answer_of_gsm8k_pays_for_itself_and_not_for_its_neighbour(file):
+    golds = column(file, "answer")
+    bare = [gold.split("####")[1].strip() for gold in golds]
+    others = [*bare[1:], bare[0]]
+    for reward, most in ((gsm8k_accuracy, 2.0), (math_accuracy, 1.0)):
+        assert set(reward([r1(number) for number in bare], golds)) == {most}
+        for number, other, value in zip(bare, others, reward([r1(x) for x in others], golds)):
+            assert value == most * (number.replace(",", "") == other.replace(",", ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["math500.jsonl", "amc23.jsonl", "aime24.jsonl"])
+def test_each_gold_answer_in_latex_pays_for_itself_and_not_for_its_neighbour(file):
+    golds = [str(gold) for gold in column(file, "answer")]
+    others = [*golds[1:], golds[0]]
+    assert math_accuracy([r1(f"${gold}$") for gold in golds], golds) == [1.0] * len(golds)
+    values = math_accuracy([f"\\boxed{{{other}}}" for other in others], golds)
+    for gold, other, value in zip(golds, others, values):
+        same = gold.removeprefix("x=") == other.removeprefix("x=")
+        assert value == same, (gold, other)
 
 
 # --- extract_answer ---
@@ -38,7 +106,7 @@ def gsm8k(completion, gold):
         ("The answer is 18", "18"), ("the Answer is: 18", "18"),
         # of each form the last one wins, also within a line
         ("<answer>17</answer> or <answer>18</answer>", "18"),
-        ("\\boxed{17} or \\boxed{18}", "18"), ("#### 17\n#### 18", "18"),
+        ("\\boxed{17}. No: \\boxed{18}", "18"), ("#### 17\n#### 18", "18"),
         ("the answer is 17\nthe answer is 18", "18"),
         ("The answer is 17. No, the answer is 18", "18"),
         # the tag goes before the other forms, and may hold one of them
@@ -47,7 +115,7 @@ def gsm8k(completion, gold):
         ("<answer>17\n#### 18</answer>", "18"), ("<answer>The answer is 18</answer>", "18"),
         # a mark that nothing follows is no answer, but an empty pair is an empty one
         ("#### 17\n####", "17"), ("#### 17\n#### \n", "17"),
-        ("The answer is 17. I am sure the answer is", "17. I am sure the"),
+        ("The answer is 17. I am sure the answer is", "17"),
         ("\\boxed{17} \\boxed{}", None), ("-\\boxed{}", None),
         ("<answer>17</answer><answer></answer>", None),
         # a text without an answer
@@ -118,7 +186,8 @@ def to(gold, answers):
 WORTH = {
     "exactly the gold answer, with or without commas": (2.0, [
         ("18", "18"), ("-5", "-5"), ("0.5", "0.5"), ("1,000", "1000"), ("1000", "1,000"),
-        ("1,234,567", "1,234,567"), ("-1,234", "-1234"), ("twelve", "twelve")]),
+        ("1,234,567", "1,234,567"), ("-1,234", "-1234"), ("twelve", "twelve"),
+        ("Answer: 18", "18"), ("答案：18", "18")]),
     "another spelling of the same number": (1.5, [
         ("18.0", "18"), ("18.", "18"), ("018", "18"), ("+18", "18"), (".5", "0.5"),
         ("0.50", "0.5"), ("1,234.50", "1234.5"), ("-5.0", "-5")]),
@@ -129,8 +198,8 @@ WORTH = {
         ("18 eggs", "18"), ("18 miles per hour", "18"), ("18 km/h.", "18"), ("18 sq. ft.", "18"),
         ("18 people.", "18"), ("18 m", "18"), ("18 percent", "18"), ("18 (eighteen)", "18"),
         ("18°", "18"), ("18^\\circ", "18"), ("£18", "18"), ("18 €", "18"), ("18元", "18"),
-        ("Answer: 18", "18"), ("**Answer:** $18", "18"), ("Total cost = $18.00.", "18"),
-        ("答案：18", "18"), ("$18$", "18"), ("\\(18\\)", "18"), ("\\$18", "18"),
+        ("**Answer:** $18", "18"), ("Total cost = $18.00.", "18"),
+        ("$18$", "18"), ("\\(18\\)", "18"), ("\\$18", "18"),
         ("\\text{18 dollars}", "18"), ("18\\text{ cm}", "18"), ("18\\,\\mathrm{cm}", "18"),
         ("\\$1{,}800", "1800"), ("-\\$5", "-5"), ("-(5)", "-5"), ("-{5}", "-5"), ("-**5**", "-5")]),
     "a fraction": (1.5, [
@@ -170,7 +239,8 @@ WORTH = {
         "18 or nineteen", "18 dollars and fifty cents", "18 plus two", "18 minus two",
         "18 less than twenty", "18 times two", "18 it is not", "18万", "18个半", "18½", "18²",
         "18!", "√18", "\\sqrt{18}", "~18", "≠18", "18\\pi", "5 18", "18-", "18+"])),
-    "digits of other scripts": (0.0, to("18", ["１８", "١٨", "१८", "1８", "¹⁸"])),
+    "digits as Chinese keyboards type them": (1.5, to("18", ["１８", "1８", "１８．０"])),
+    "digits of other scripts": (0.0, to("18", ["١٨", "१८", "¹⁸"])),
 }
 
 
@@ -251,11 +321,11 @@ def test_a_reward_takes_named_columns_and_ignores_the_rest(reward, values):
      "answer is ", "<answer>"],
 )
 def test_a_hundred_thousand_characters_are_judged_in_no_time(text):
-    start = time.perf_counter()
+    start = time.process_time()
     for completion in (text * (100_000 // len(text)), r1(text * (100_000 // len(text)))):
         assert gsm8k(completion, "18") == toy_accuracy([completion], ["18"])[0] == 0
         format_reward([completion]), soft_format_reward([completion])
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 # --- the known ways to cheat ---
@@ -280,7 +350,7 @@ HACKS = {
     "a box inside the thoughts, another answer": (
         "<think>\\boxed{12}</think>\\boxed{13}", 0.0, 0.0, 0.0),
     "thoughts unclosed": ("<think>\\boxed{12}", 0.0, 0.0, 0.0),
-    "digits of another script": (r1("１２"), 0.0, 0.0, 0.0),
+    "wide digits": (r1("１２"), 1.5, 1.0, 0.0),  # a Chinese keyboard types them
     "Arabic digits": (r1("١٢"), 0.0, 0.0, 0.0),
     "superscript digits": (r1("¹²"), 0.0, 0.0, 0.0),
     "an empty answer": (r1(""), 0.0, 0.0, 0.0),
@@ -314,10 +384,10 @@ HACKS = {
 @pytest.mark.parametrize("name", HACKS)
 def test_a_known_hack_gets_its_verdict(name):
     completion, gsm8k_value, math_value, toy_value = HACKS[name]
-    start = time.perf_counter()
+    start = time.process_time()
     assert gsm8k_accuracy([completion], ["12"]) == [gsm8k_value]
     assert toy_accuracy([completion], ["12"]) == [toy_value]
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert math_accuracy([completion], ["12"]) == [math_value]
 
 

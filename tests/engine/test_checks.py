@@ -12,7 +12,7 @@ import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError, one_line
 from engine.run.command_line import flat, given
-from engine.run.config import Config, check, notes_on_options
+from engine.run.config import Config, config_of, notes_on_options
 from engine.run.interrupt import in_one_sentence
 from tasks.table import TASKS
 
@@ -34,14 +34,13 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--overlong_cache 49", "--target_kl 0", "--epochs -1", "--epochs inf",
     "--seed 9223372036854775807", "--steps 0", "--steps many", "--lr nan",
     "--warmup 1", "--temperature 0", "--plan -1", "--shard half", "--lora 4 --shard full",
-    "--plan --check_rewards", "--algorithm ppo --lora 4",
-    "--dataset arithmetic --model . --plan --eval_questions 5",
+    "--algorithm ppo --lora 4",
     "--rewards x.py:f", "--dataset gsm9k",
     "--dataset nowhere.jsonl", "--model ./nowhere", "--resume", "--resume --output_dir nowhere",
     "--recipe nowhere.yaml", "--prunning_rate 0.5", "--output_dir mine/by_length.py/run",
     "--keep mine/by_length.py:rule",  # the file has no such function
     "--model mine",  # adapters: transformers would load them frozen
-    "--algorithm sapo --clip_high 0.3", "--algorithm gspo --shortest_prefix 0",
+    "--algorithm gspo --shortest_prefix 0",
     "--algorithm ppo --shortest_prefix 0", "--algorithm deepseek_v32 --shortest_prefix 0.5",
     "--shortest_prefix 0 --importance_weights sequence_mask",
     "--shortest_prefix 0 --importance_weights sequence_truncate",
@@ -119,11 +118,11 @@ def test_a_long_message_is_cut_between_two_words():
     *((words, None) for words in ["", "--plan", "--lora 4 --lr 1e-5", "--algorithm gfpo"]),
 ])
 def test_an_option_that_surprises_is_noted_and_no_other(words, option):
-    config, _ = check(given(Config, words.split()))
+    config, _ = config_of(given(Config, words.split()))
     notes = notes_on_options(config)
     assert [note.split()[0].strip(":") for note in notes] == [option] * bool(option)
     # a resumed run reads its options with all values filled in
-    again, _ = check(flat(config))
+    again, _ = config_of(flat(config))
     assert notes_on_options(again) == notes
 
 
@@ -131,11 +130,11 @@ def test_each_layer_wins_over_those_before_it(tmp_path):
     """defaults | data set's row | algorithm's row | recipe | command line. What is between them,
     the run that is resumed: test_folder.py."""
     (tmp_path / "recipe.yaml").write_text("beta: 0.5\nmu: 3\n")
-    usual = check({"algorithm": "gspo", "dataset": "math", "model": "."})[0].options
+    usual = config_of({"algorithm": "gspo", "dataset": "math", "model": "."})[0].options
     task, row = TASKS["math"], ALGORITHMS["gspo"]
     assert (usual.seed, usual.epochs, usual.rewards) == (42, task.epochs, list(task.rewards))
     assert (usual.mu, usual.clip_high, usual.minibatches) == (row.mu, row.clip_high, 4)
     recipe = given(Config, ["--recipe", f"{tmp_path}/recipe.yaml", "--mu", "5", "--lr", "1"])
-    o = check(recipe)[0].options
+    o = config_of(recipe)[0].options
     assert (o.beta, o.mu, o.lr, o.clip_high) == (0.5, 5, 1.0, 0.2)
     assert (o.pruning_rate, o.keep) == (0.75, "largest_abs")

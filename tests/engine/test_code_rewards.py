@@ -4,9 +4,10 @@ from collections import Counter
 
 import pytest
 
+from answers import extract_code
 from engine.scoring import programs
 from engine.scoring.programs import code_accuracy, code_runs
-from rewards import code_format, extract_code
+from rewards import code_format, soft_code_format
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +72,19 @@ def test_anything_but_the_code_form_scores_0(completion):
     assert code_format([completion]) == [0.0]
 
 
+@pytest.mark.parametrize("completion, score", [
+    (answer("print(18)"), 1.0), ("Well. " + answer("print(18)") + " So.", 1.0),
+    (answer("print(18)")[:-3], 0.75), ("```python\nprint(18)\n```", 0.5),
+    ("<think>so</think>", 0.5), ("<think>so</think>\n```\nprint(18)", 0.75),
+    ("<think>so", 0.25), ("print(18)", 0.0), ("", 0.0),
+    # a mark that comes too early, or twice, earns nothing
+    ("```python\nprint(18)\n```\n<think>so</think>", 0.5), (answer("print(18)") * 2, 0.0),
+    (answer("print(17)\n```\n```python\nprint(18)"), 0.5), ("<think>" * 1000, 0.0),
+])
+def test_the_soft_code_form_pays_a_quarter_for_each_mark_in_order_and_once(completion, score):
+    assert soft_code_format([completion]) == [score]
+
+
 PROGRAMS = {  # where 18 is right: (completion, accuracy, runs)
     "right": (answer("print(9 + 9)"), 1.0, 0.5),
     "wrong": (answer("print(17)"), 0.0, 0.5),
@@ -87,7 +101,8 @@ PROGRAMS = {  # where 18 is right: (completion, accuracy, runs)
     "a sentence": (answer("print('It is not 18')"), 0.0, -0.1),
     "a word": (answer("print('eighteen')"), 0.0, -0.1),
     "an exponent": (answer("print('18e0')"), 0.0, -0.1),
-    "digits of another script": (answer("print('１８')"), 0.0, -0.1),
+    "wide digits": (answer("print('１８')"), 1.0, 0.5),
+    "digits of another script": (answer("print('१८')"), 0.0, -0.1),
     "crashes after it has printed": (answer("print(18)\n1 / 0"), 0.0, -0.1),
     "ends by sys.exit": (answer("import sys\nprint(18)\nsys.exit(0)"), 1.0, 0.5),
     "ends by exit": (answer("def main():\n    print(18)\n    exit()\nmain()"), 1.0, 0.5),

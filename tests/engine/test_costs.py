@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from engine.model.costs import best_cuts, forward_cost, micro_batches_by_prompt, two_passes
+from engine.model.costs import best_cuts, forward_cost, micro_batches_by_prompt, two_pass_cost
 
 
 @pytest.mark.parametrize("prompts, lengths, cost", [
@@ -22,7 +22,7 @@ from engine.model.costs import best_cuts, forward_cost, micro_batches_by_prompt,
     ([[1] * 14] * 16, [36] * 16, (16 * 50, False)),
 ])
 def test_what_two_passes_cost_by_hand(prompts, lengths, cost):
-    assert forward_cost(prompts, lengths) == cost
+    assert forward_cost(prompts, lengths, range(len(prompts))) == cost
 
 
 def groups(seed):
@@ -45,7 +45,7 @@ def test_micro_batches_by_prompt_hold_every_completion_once(seed, second_pass, m
         batches = micro_batches_by_prompt(prompts, lengths, max_tokens)
         assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
         for batch in batches:
-            cost, _ = forward_cost([prompts[i] for i in batch], [lengths[i] for i in batch])
+            cost, _ = forward_cost(prompts, lengths, batch)
             assert cost <= max_tokens or len(batch) == 1
         longest = [max(lengths[i] for i in batch) for batch in batches]
         assert longest == sorted(longest, reverse=True)  # what may not fit comes first
@@ -60,9 +60,9 @@ def test_no_other_way_to_cut_a_question_costs_less(seed, monkeypatch):
     lengths = sorted((rng.randint(1, 90) for _ in range(rng.randint(1, 9))), reverse=True)
 
     def cost(start, end):
-        in_two, *_ = two_passes(1, len(prompt), end - start, lengths[start], 0)
-        tokens, _ = forward_cost([prompt] * (end - start), lengths[start:end])
-        return in_two if tokens <= max_tokens or end - start == 1 else math.inf
+        two_passes = two_pass_cost(1, len(prompt), end - start, lengths[start])
+        tokens, _ = forward_cost([prompt] * len(lengths), lengths, range(start, end))
+        return two_passes if tokens <= max_tokens or end - start == 1 else math.inf
 
     costs = []
     for cuts in product([False, True], repeat=len(lengths) - 1):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.config import check
+from engine.run.config import config_of
 from engine.run.duration import GB, GPUS, SHARES, gpus_of, length_of_run, step_seconds
 from engine.run.plan import plan
 
@@ -17,7 +17,7 @@ def planned(size="1.5B", **given):
     usual = {"plan": 80.0, "model": f"Qwen/Qwen2.5-{size}", "dataset": "gsm8k", "shard": "full",
              "algorithm": "cppo_published", "pruning_rate": 0.875, "mu": 2, "beta": 0.04,
              "rollout": "vllm"}
-    return plan(check(usual | given)[0].options, devices=1)
+    return plan(config_of(usual | given)[0].options, devices=1)
 
 
 def test_a_step_by_hand():

@@ -168,7 +168,7 @@ if __name__ == "__main__":
 
     places = {
         "sample": (Sampler, "sample"), "update": (update, "accumulate"),
-        "save": (checkpoint, "sharded_state"),
+        "save": (checkpoint, "tensors_of"),
     }
     start, now = os.environ["TORCHELASTIC_RESTART_COUNT"], {"step": 0}
     train_step = train.train_step

@@ -163,7 +163,7 @@ def test_a_run_is_not_resumed_without_a_checkpoint_or_with_other_data(run, monke
     folder, _ = run
     words = ["--output_dir", str(folder), "--resume", "--steps", "2"]
     with monkeypatch.context() as patch, pytest.raises(UserError, match="another data set"):
-        patch.setattr("engine.run.state.fingerprint", lambda questions: "others")
+        patch.setattr("engine.data.questions.Questions.fingerprint", lambda questions: "others")
         train.main(words)
     for path in folder.glob("checkpoint-*"):
         path.rename(folder / f"aside-{path.name}")

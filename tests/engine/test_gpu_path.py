@@ -110,31 +110,23 @@ def ran(small, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_every_kind_of_run_learns_in_bfloat16(ran, name):
-    rows = [row for row in files.read(ran / name / "metrics.jsonl") if row["loss"] is not None]
-    assert rows and all(
-        abs(row["loss"]) < 100 and row["skipped_updates"] == 0 and row["grad_norm"] > 0
-        for row in rows
-    )
-    for row in rows:
-        # it is the rounding of bfloat16, and not another policy
-        assert row["sampler_gap"] < 0.05
-        if ALGORITHMS[name].minibatches == 1:  # π_θ is still π_old
-            assert row["ratio_max"] == pytest.approx(1, abs=1e-6)
-
-
-def test_the_sampler_and_the_trainer_round_by_themselves_in_bfloat16(ran):
-    """In a short step both may round alike, but not in all steps of all runs."""
+def test_every_kind_of_run_learns_and_goes_on_in_bfloat16(ran):
     gaps = []
     for name in RUNS:
-        gaps += [row["sampler_gap"] for row in files.read(ran / name / "metrics.jsonl")]
+        metrics = files.read(ran / name / "metrics.jsonl")
+        assert [row["step"] for row in metrics] == [1, 2, 3][: len(metrics)]
+        assert len(metrics) == (3 if name in ("cppo", "pods") else 2)  # two are resumed
+        gaps += [row["sampler_gap"] for row in metrics]
+        learned = [row for row in metrics if row["loss"] is not None]
+        assert learned
+        for row in learned:
+            assert abs(row["loss"]) < 100 and row["skipped_updates"] == 0 and row["grad_norm"] > 0
+            # it is the rounding of bfloat16, and not another policy
+            assert row["sampler_gap"] < 0.05
+            if ALGORITHMS[name].minibatches == 1:  # π_θ is still π_old
+                assert row["ratio_max"] == pytest.approx(1, abs=1e-6)
+    # in a short step sampler and trainer may round alike, but not in all steps of all runs
     assert any(gaps)
-
-
-def test_resumed_runs_go_on(ran):
-    for name in ("cppo", "pods"):
-        assert [row["step"] for row in files.read(ran / name / "metrics.jsonl")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

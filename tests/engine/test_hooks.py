@@ -12,7 +12,7 @@ from algorithms import keep_count
 from engine.base import files, ranks
 from engine.base.errors import UserError
 from engine.run import checkpoint
-from engine.run.config import algorithm_with, check
+from engine.run.config import algorithm_with, config_of
 from engine.run.hooks import Hooks, load_hooks
 from examples import my_curriculum, my_metrics, my_schedule
 from records import Step
@@ -68,7 +68,7 @@ def test_a_schedule_changes_what_is_kept_and_how_many_questions_are_asked(small,
     ({"keep": "random"}, ("k", 4)), ({"target_kl": 0.01}, ("target_kl", 0.01)),
 ])  # fmt: skip
 def test_any_number_of_a_row_can_change(changed, expected):
-    config, usual = check({"dataset": "toy"})
+    config, usual = config_of({"dataset": "toy"})
     algorithm = algorithm_with(config, changed)
     name, value = expected
     assert getattr(algorithm, name) == value
@@ -80,16 +80,16 @@ def test_any_number_of_a_row_can_change(changed, expected):
 @pytest.mark.parametrize("changed, sentence", [
     ({"lr": 1.0}, "cannot change lr"), ({"pruning_rate": 1.5}, "must lie in"),
     ({"group_size": 1}, "must be at least 2"), ({"keep": "nonsense"}, "unknown rule"),
-    ({"pruning_rate": 0.99}, "lower --pruning_rate"), ({"keep": "all"}, "keeps only some"),
+    ({"pruning_rate": 0.99}, "lower --pruning_rate"), ({"keep": "all"}, "keeps every completion"),
 ])  # fmt: skip
 def test_a_schedule_is_checked_as_the_command_line_is(changed, sentence):
-    config, _ = check({"dataset": "toy"})
+    config, _ = config_of({"dataset": "toy"})
     with pytest.raises(UserError, match=sentence):
         algorithm_with(config, changed)
 
 
 def test_a_schedule_cannot_ask_for_a_reference_that_is_not_there():
-    config, _ = check({"dataset": "toy", "algorithm": "dapo"})
+    config, _ = config_of({"dataset": "toy", "algorithm": "dapo"})
     with pytest.raises(UserError, match="has no reference"):
         algorithm_with(config, {"beta": 0.1})
 

@@ -16,7 +16,7 @@ MISTAKES = [
     "--rewards nope",
     "--rewards math_accuracy --dataset gsm8k --steps 0", "--recipe nope.yaml",
     "--keep nope.py:f", "--resume --output_dir nope", "--check_rewards --dtype half",
-    "--plan -1", "--lr_schedule linear", "--check_rewards --plan",
+    "--plan -1", "--lr_schedule linear",
 ]  # fmt: skip
 ASK = f"""
 import contextlib, sys

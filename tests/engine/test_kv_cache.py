@@ -1,14 +1,16 @@
 """The cache with room: it gives what a pass without a cache gives, also beside layers of another
 kind, and copies little."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
 from engine.model.contract import Sampling
-from engine.model.kv_cache import give_room, keep_rows
+from engine.model.kv_cache import RoomyLayer, keep_rows
 from engine.model.logprobs import completion_logprobs
-from engine.model.sampling import sample_completions
+from engine.model.sampling import Sampler
 from tests.engine.test_logprobs import make
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20, 21]]
@@ -17,10 +19,9 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20, 21]]
 @pytest.mark.parametrize("kind", ["mistral, sliding window", "lfm2"])
 def test_logp_is_that_of_a_pass_without_a_cache(kind):
     model = make(kind)
-    drawn = sample_completions(
-        model, PROMPTS, 4, Sampling(20), stop_ids=[3, 4, 5, 6], pad_id=0,
-        generator=torch.Generator().manual_seed(1),
-    )
+    sampler = Sampler(model, SimpleNamespace(eos_token_id=3, pad_token_id=0))
+    sampler.stop_ids = [3, 4, 5, 6]
+    drawn = sampler.sample(PROMPTS, 4, Sampling(20), seed=1)
     assert len(set(drawn.lengths.tolist())) > 3
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     with torch.no_grad():
@@ -34,7 +35,8 @@ def filled(rows=3, length=4, repeats=2, longest=11):
     cache = DynamicCache()
     x = torch.randn(2, rows, 2, length, 5)
     cache.update(*x, 0)
-    give_room(cache, torch.arange(rows).repeat_interleave(repeats), longest)
+    cache.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
+    cache.layers[0] = RoomyLayer(cache.layers[0], longest)
     return cache, x.repeat_interleave(repeats, 1)
 
 
@@ -42,7 +44,7 @@ def filled(rows=3, length=4, repeats=2, longest=11):
 def test_tokens_are_appended_in_place_to_the_rows_that_stay(kept):
     cache, expected = filled()
     layer = cache.layers[0]
-    addresses = [room.data_ptr() for room in layer.rooms]
+    addresses = [layer.all_keys.data_ptr(), layer.all_values.data_ptr()]
     for _ in range(2):
         new = torch.randn(2, 6, 2, 1, 5)
         expected = torch.cat([expected, new], 3)
@@ -53,5 +55,5 @@ def test_tokens_are_appended_in_place_to_the_rows_that_stay(kept):
     new = torch.randn(2, len(kept), 2, 1, 5)
     for seen, x in zip(cache.update(*new, 0), torch.cat([expected[:, order], new], 3)):
         assert torch.equal(seen, x)
-    assert [room.data_ptr() for room in layer.rooms] == addresses
+    assert [layer.keys.data_ptr(), layer.values.data_ptr()] == addresses
     assert cache.get_seq_length() == 7

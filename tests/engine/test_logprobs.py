@@ -305,7 +305,7 @@ def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows(mo
     other = make("lfm2")
     assert not shares_prompts(other.base_model)
     assert all(shares_prompts(make(kind).base_model) for kind in KINDS)
-    monkeypatch.setattr("update.forward_cost", lambda prompts, lengths: (0, True))
+    monkeypatch.setattr("update.forward_cost", lambda prompts, lengths, rows: (0, True))
     rows, passes = in_groups((4, 4)), []
     other.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
     policy, batch = Policy(other, shares_prompts=False), Batch(*rows, torch.zeros(8))

@@ -4,6 +4,7 @@ any thread."""
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_what_differs_is_wrong(given, gold):
         "5/6", "3*2", "3\\cdot 2", "5+1", "3!", "\\sqrt{36}", "|6|", "\\binom{6}{5}",
         "\\sum_{n=1}^{3} n", "\\int_0^6 1 dx", "\\lfloor 6.5 \\rfloor", "6\\text{ million}",
         "6 \\text{ dozen}", "6\\text{ hundred}", "\\text{half of }6", "\\text{minus }6",
-        "\\text{not }6", "\\neq 6", "\\approx 6", "6e0", "６", "{6", "6 or 6 \\text{ or } 7",
+        "\\text{not }6", "\\neq 6", "\\approx 6", "6e0", "{6", "6 or 6 \\text{ or } 7",
     ],
 )
 @pytest.mark.parametrize("gold", ["6", "5"])
@@ -114,6 +115,38 @@ def test_what_cannot_be_parsed_is_wrong_and_such_a_gold_answer_is_named():
     mathematics._ask_verifier.cache_clear()
     with pytest.warns(UserWarning, match=r"\\frac\{"):
         assert math_accuracy([r1("6"), r1("7"), r1(gold)], [gold] * 3) == [0.0, 0.0, 1.0]
+
+
+# --- the comparison of values, in the process that judges ---
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    """verdict(gold, given) of engine/scoring/verifier.py, here and not in its process."""
+    return pytest.importorskip("engine.scoring.verifier")
+
+
+@pytest.mark.parametrize("value, fraction", [
+    ("0.00012345", Fraction(12345, 10**8)),
+    ("123456789012345678.5", Fraction(246913578024691357, 2)),
+    ("\\frac{1}{2^{101}}", Fraction(1, 2**101)), ("1-\\frac{1}{3^{40}}", 1 - Fraction(1, 3**40)),
+    ("3!", Fraction(6)), ("9.1\\times10^{-31}", Fraction(91, 10**32)), ("2^{-3}", Fraction(1, 8)),
+    ("\\sqrt{2}", None), ("x", None), ("\\pi", None), (HANGS, None), ("10^{10^{10}}", None),
+    ("0^{-1}", None), ("10^{9}!", None), ("(-2)^{3}", Fraction(-8)),
+])
+def test_a_rational_number_is_read_exactly_and_never_for_long(verdicts, value, fraction):
+    [parsed, _] = verdicts.parse(f"\\boxed{{{value}}}", [verdicts.FORM], parsing_timeout=None)
+    start = time.perf_counter()
+    assert verdicts.exact(parsed) == fraction
+    assert time.perf_counter() - start < 1
+
+
+def test_other_numbers_are_compared_relative_to_the_gold_answer(verdicts):
+    root = verdicts.Rational(1, 2) ** verdicts.Rational(1, 2)
+    for size in (1, 10**-60, 10**60):
+        gold = root * verdicts.Rational(Fraction(size))
+        near, far = (gold * (1 + verdicts.Rational(1, 10**n)) for n in (33, 29))
+        assert verdicts.same_value(gold, near) and not verdicts.same_value(gold, far)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler
-from engine.run.config import check
+from engine.run.config import config_of
 from experiments import toy_model
 from experiments.memory import growth, return_what_is_freed
 from tests.examples import named
@@ -43,7 +43,7 @@ def changed(model, before):
 
 
 def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(small):
-    config, algorithm = check({"algorithm": "grpo", "beta": 0.04, "lora": 4, "lr": 1e-2})
+    config, algorithm = config_of({"algorithm": "grpo", "beta": 0.04, "lora": 4, "lr": 1e-2})
     networks = build(small, CPU, config.devices, config.sampling, config.update, algorithm)
     policy, reference, model = networks.policy, networks.reference, networks.model
     batch = completions(networks.tokenizer)
@@ -81,15 +81,15 @@ def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_p
     assert (folder / "adapter_model.safetensors").exists()
     assert not (folder / "model.safetensors").exists()
     with pytest.raises(UserError, match="holds adapters, .*docs/gpus.md"):
-        check({"model": str(tmp_path / "run")})
+        config_of({"model": str(tmp_path / "run")})
     whole = merge_as_the_page_says(tmp_path / "run")
-    check({"model": whole})  # not refused
+    config_of({"model": whole})  # not refused
     (adapted, tokenizer), (merged, _), (base, _) = (
         load_policy(str(path), CPU, "auto")
         for path in (tmp_path / "run", whole, small)
     )
     assert adapted.model.active_adapters()
-    config, algorithm = check({"lora": 4})
+    config, algorithm = config_of({"lora": 4})
     resumed = build(
         small, CPU, config.devices, config.sampling, config.update, algorithm,
         folder=str(folder)).model
@@ -148,7 +148,7 @@ def bytes_per_parameter(folder, start):
     """By how many bytes this process grows while it builds the networks of a run with a bfloat16
     reference, at the peak."""
     torch.set_num_threads(1)
-    built, (config, algorithm) = [], check({"dtype": "bfloat16", "beta": 0.04})
+    built, (config, algorithm) = [], config_of({"dtype": "bfloat16", "beta": 0.04})
 
     def build_from(name, start):
         folder_of = start and f"{folder}/{start}"

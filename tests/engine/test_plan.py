@@ -16,7 +16,7 @@ from engine.base.errors import UserError
 from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter
 from engine.run import plan as planning
-from engine.run.config import check
+from engine.run.config import config_of
 from engine.run.plan import GB, USABLE, device_of, plan, token_memory
 from engine.run.shapes import skeleton, widths
 from experiments import toy_model
@@ -44,7 +44,7 @@ def planned(size="0.5B", **given):
     """The Plan of CPPO's published setting, unless other options are given."""
     published = {"dataset": "gsm8k", "pruning_rate": 0.875, "micro_batch_tokens": 8192}
     chosen = {"plan": 80.0, "model": f"Qwen/Qwen2.5-{size}"} | published | given
-    config, _ = check(chosen)
+    config, _ = config_of(chosen)
     return plan(config.options)
 
 
@@ -298,7 +298,7 @@ CASES = {
 def steps(shape, given):
     """The Plan of two real steps with random weights, all prompts and completions as long as
     allowed."""
-    config, algorithm = check(given)
+    config, algorithm = config_of(given)
     heads = {"num_key_value_heads": shape["num_attention_heads"]}
     model = Qwen2ForCausalLM(
         Qwen2Config(**shape | heads, bos_token_id=None, eos_token_id=None)).eval()

@@ -13,7 +13,7 @@ import train
 from algorithms import KEEP, token_mean
 from engine.base import ranks
 from engine.run import command_line
-from engine.run.config import Config, check
+from engine.run.config import Config, config_of
 from engine.run.plan import GB, USABLE, plan
 from engine.run.plan_command import command, mildest
 from grpo import grpo_loss
@@ -60,7 +60,7 @@ def test_the_memory_in_the_docs_is_that_of_the_plan(recipe, heading, processes, 
     assert "8 questions, 8 sampled at a time" in out
     lines = {line[:14].strip(): line[14:].split() for line in out.splitlines()}
     for name, cells in table(heading).items():
-        assert [cell for cell in lines[name] if cell != "-"] == cells
+        assert [cell for cell in lines[name] if cell != "0.00"] == cells
 
 
 def shown(page, command, start):
@@ -125,18 +125,18 @@ def changed(p):
 def test_a_cure_is_the_mildest_change_that_fits(processes, given, share, changes, devices):
     devices(processes)
     chosen = {"plan": 1000.0, "model": SMALL, "dataset": "gsm8k"} | given
-    config, _ = check(chosen)
+    config, _ = config_of(chosen)
     peak = max(plan(config.options).peaks)
     config.preview.plan = share * peak / USABLE / GB
     assert changed(plan(config.options)) == changes
     if changes:  # the run with these options is accepted, and fits
-        config, _ = check(chosen | changes | {"plan": config.preview.plan})
+        config, _ = config_of(chosen | changes | {"plan": config.preview.plan})
         assert plan(config.options).fits
 
 
 def test_another_sampler_is_not_asked_for_adapters():
     for sampler, changes in (("own", LORA), ("vllm", {})):
-        config, _ = check({"plan": 8.0, "model": SMALL, "dataset": "gsm8k", "rollout": sampler})
+        config, _ = config_of({"plan": 8.0, "model": SMALL, "dataset": "gsm8k", "rollout": sampler})
         assert changed(plan(config.options)) == changes
 
 
@@ -185,17 +185,17 @@ def test_the_recipes_of_the_paper_are_its_first_code(recipe):
     """Token mean, the largest |A| of a device's whole batch, μ = 2, β = 0.04; its GRPO is the same
     row with P = 0."""
     chosen = command_line.given(Config, ["--plan", "--recipe", str(recipe)])
-    _, row = check(chosen)
+    _, row = config_of(chosen)
     assert row.loss.func is grpo_loss and row.token_weights is token_mean
     assert row.keep is KEEP["pooled"]
     assert (row.group_size, row.k, row.questions_per_step, row.mu, row.beta) == (16, 2, 8, 2, 0.04)
-    _, grpo = check(chosen | {"pruning_rate": 0.0})
+    _, grpo = config_of(chosen | {"pruning_rate": 0.0})
     assert (grpo.token_weights, grpo.k, grpo.questions_per_step) == (token_mean, 16, 1)
 
 
 @pytest.mark.parametrize("share, fits", [(1.001, True), (0.999, False)])
 def test_a_device_gives_95_percent(share, fits):
-    config, _ = check({"plan": 80.0, "model": SMALL, "dataset": "gsm8k"})
+    config, _ = config_of({"plan": 80.0, "model": SMALL, "dataset": "gsm8k"})
     peak = max(plan(config.options).peaks)
     room = {"plan": share * peak / USABLE / GB}
     assert plan(SimpleNamespace(**vars(config.options) | room)).fits == fits

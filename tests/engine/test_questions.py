@@ -1,17 +1,15 @@
-"""engine/data/questions.py: files and their mistakes, prompts that are never cut, the order of the
-questions, rewards that misbehave."""
+"""engine/data/questions.py: prompts that are never cut, and the order of the questions."""
 
 import json
 import random
-import re
-import sys
 from types import SimpleNamespace
 
+import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 from engine.base.errors import UserError
-from engine.data.questions import check_dataset, fingerprint, load_questions, read_jsonl, take
+from engine.data.questions import Questions, fingerprint, load_questions, take
 from experiments import toy_model
 from rewards import format_reward
 from tasks import toy
@@ -37,61 +35,6 @@ def file(tmp_path):
         return str(path)
 
     return write
-
-
-# --- files ---
-
-
-def test_rows_are_read_in_order_with_the_columns_that_every_row_has(file):
-    """Blank lines and a byte order mark are no mistake, `problem` serves as the question, and a
-    reward gets its completions from nobody else."""
-    path = file(
-        '\ufeff{"question": "é", "answer": "2", "level": 3, "completions": "x"}\r\n\n   \n'
-        '{"problem": "1+1", "answer": 2.0, "level": 4, "completions": "x", "hint": "y"}\n'
-        '{"problem": "no", "question": 7, "answer": 27.5, "level": 5, "completions": "x"}\n'
-    )
-    assert read_jsonl(path) == [
-        {"question": "é", "answer": "2", "level": 3},
-        {"answer": "2", "level": 4, "question": "1+1"},
-        {"question": "7", "answer": "27.5", "level": 5},
-    ]
-
-
-def test_a_column_called_prompt_makes_way_for_the_prompts_tokens(file, tokenizer):
-    questions, _ = load_questions(file([ONE | {"prompt": "mine"}]), tokenizer)
-    assert tokenizer.decode(questions[0]["prompt"]) == "1+1=?"
-
-
-@pytest.mark.parametrize("content, line", [
-    ("", "empty"), ("\n  \n", "empty"), (b'\n{"question": "caf\xe9", "answer": "1"}', "line 2"),
-    ('{"question": "a", "answer": "1"}\n\n{"question": "b",', "line 3"),
-    ("question,answer\na,1", "line 1"), ('["a", "1"]', "line 1"), ("17", "line 1"),
-    ('{"question": "a", "solution": "1"}', "line 1"),
-    ('{"question": "a", "answer": "1"}\n{"text": "a", "answer": "1"}', "line 2"),
-    ('{"question": "a", "answer": "1"}\n{"question": "a", "answer": " \\n"}', "line 2"),
-    ('{"question": "\\t", "answer": "1"}', "line 1"),
-    ('{"question": null, "answer": "1"}', "line 1"),
-    ('{"question": "a", "answer": ' + "1" * 5000 + "}", "line 1"),
-    ('{"question": "a \\ud800", "answer": "1"}', "line 1"),
-    ('{"question": "a", "answer": "1", "\\udc00": "b"}', "line 1"),
-    ('{"question": "a", "answer": "1"}\n' + "[" * 10**5 + "]" * 10**5, "line 2.*RecursionError"),
-    *(('{"question": "a", "answer": ' + answer + "}", "line 1.* is neither a text nor a number")
-      for answer in ("[1, 2]", '{"a": 1}', "NaN", "-Infinity")),
-    ('{"question": ["a"], "answer": "1"}', "line 1.* is neither a text nor a number"),
-], ids=range(21))
-def test_a_broken_file_is_named_with_the_line(file, content, line):
-    with pytest.raises(UserError, match=line) as error:
-        read_jsonl(file(content))
-    assert "questions.jsonl" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_name_that_is_no_data_set_is_refused(file):
-    for name in ("missing.jsonl", "a/missing", ".", "gsm9k"):
-        for refuse in (check_dataset, read_jsonl):
-            with pytest.raises(UserError, match=f"'{re.escape(name)}': there are toy, "):
-                refuse(name)
-    for name in ("toy", "gsm8k", file([ONE])):
-        check_dataset(name)
 
 
 # --- load ---
@@ -185,7 +128,7 @@ def hub(monkeypatch):
             raise answers[0]
         return answers[0]
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     return answers
 
 
@@ -196,8 +139,9 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(tokenizer, hub):
 
 
 def test_a_question_of_a_hub_without_an_answer_is_skipped_and_reported(tokenizer, hub):
-    asked = [("1+1", 2.0), ("1+2", " \n"), ("1+3", None), (" ", "4")]
-    hub.append([{"question": question, "answer": answer} for question, answer in asked])
+    asked = [("1+1", "2"), ("1+2", " \n"), ("1+3", None), (" ", "4")]
+    rows = [{"question": question, "answer": answer} for question, answer in asked]
+    hub.append(datasets.Dataset.from_list(rows))
     questions, (note,) = load_questions("gsm8k", tokenizer, split="test")
     assert [(q["question"], q["answer"]) for q in questions] == [("1+1", "2")]
     assert "skipped 3 of 4 questions of gsm8k" in note
@@ -229,3 +173,56 @@ TWO = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
 )
 def test_another_content_has_another_fingerprint(other):
     assert fingerprint(other) != fingerprint(TWO) == fingerprint([dict(row) for row in TWO])
+
+
+# --- prompts are made when a question is taken ---
+
+
+class Counting:
+    """A tokenizer that counts the texts that it is given."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.texts = tokenizer, 0
+
+    def __call__(self, texts, **options):
+        self.texts += len(texts)
+        return self.tokenizer(texts, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+
+def test_only_what_is_asked_is_tokenized(tokenizer):
+    counting = Counting(tokenizer)
+    rows = [ONE | {"question": f"{i}+1=?"} for i in range(1000)]
+    questions = Questions(rows, "toy", counting)
+    asked = questions.ask([7, 900])
+    assert counting.texts == 2 and list(asked) == [7, 900]
+    assert tokenizer.decode(asked[7]["prompt"]) == "7+1=?"
+
+
+def test_a_question_that_cannot_be_asked_makes_way(tokenizer):
+    rows = [ONE, ONE | {"question": "1+1+1+1=?"}, ONE | {"answer": ""}, ONE]
+    assert list(Questions(rows, "toy", tokenizer, max_prompt_tokens=5).ask(range(4))) == [0, 3]
+
+
+def test_the_fingerprint_covers_the_prompts(tokenizer):
+    """A template that writes today's date makes other prompts."""
+    found = set()
+    for date in ("1", "2"):
+        tokenizer.chat_template = date + "{{ messages[-1].content }}"
+        found.add(Questions([ONE], "toy", tokenizer).fingerprint())
+    assert len(found) == 2
+
+
+def test_an_empty_system_prompt_writes_no_turn_and_a_rows_own_one_counts(tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
+    tokenizer.add_tokens(list("su;"))
+
+    def prompt(row, **options):
+        [asked] = Questions([ONE | row], "toy", tokenizer, **options).ask([0]).values()
+        return tokenizer.decode(asked["prompt"])
+
+    assert prompt({}, system_prompt="") == "u1+1=?;"
+    assert prompt({"system_prompt": "3"}) == "s3;u1+1=?;"
+    assert prompt({"system_prompt": "3"}, system_prompt="4") == "s4;u1+1=?;"

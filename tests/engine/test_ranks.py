@@ -25,12 +25,12 @@ from engine.model.critic import estimate
 from engine.model.logprobs import completion_mask
 from engine.model.networks import build
 from engine.run import checkpoint
-from engine.run.config import check
+from engine.run.config import config_of
 from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
 from tests.training import minibatches_of
-from update import Limits, gradient, in_micro_batches, update
+from update import Limits, compute_minibatch, gradient, update
 
 ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
 # how six fixed completions are shared out to one, two and four ranks: by unequal numbers and
@@ -51,7 +51,7 @@ def fixed(
 ):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their
     Algorithm."""
-    config, algorithm = check({
+    config, algorithm = config_of({
         "algorithm": algorithm, "model": "toy", "lr": 1e-3, "beta": 0.04, "shard": shard,
         "gradient_checkpointing": shard == "full", "lora": lora, "seed": 1, "dtype": dtype,
         "mu": mu,
@@ -84,15 +84,15 @@ def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
     minibatches = [batch] = minibatches_of(own, replace(algorithm, minibatches=1), share)
     with torch.no_grad():
         reference = networks.reference.logprobs
-        batch.ref_logp = in_micro_batches(reference, batch, networks, limits) - 0.05
+        batch.ref_logp = compute_minibatch(reference, batch, networks, limits) - 0.05
         # no backward pass follows, and still its embedding and head are given up again
         if shards.is_sharded(model):
             assert all(isinstance(p, DTensor) for p in networks.reference.model.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.copy_(0.1 * torch.ones_like(p))
-            batch.old_logp = in_micro_batches(networks.policy.logprobs, batch, networks, limits)
-            batch.old_values = in_micro_batches(critic, batch, networks, limits)
+            batch.old_logp = compute_minibatch(networks.policy.logprobs, batch, networks, limits)
+            batch.old_values = compute_minibatch(critic, batch, networks, limits)
             estimate(minibatches, model.device, beta=algorithm.beta, lam=algorithm.lam)
     return updated(networks, minibatches, algorithm, optimizer)
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.contract import Sampling, stop_tokens
 from engine.model.logprobs import completion_logprobs
-from engine.model.sampling import ASK_EVERY, Sampler, sample_completions, sample_token
+from engine.model.sampling import ASK_EVERY, Sampler, sample_token
 
 
 # how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing
@@ -26,11 +26,9 @@ def run(loaded, prompts=PROMPTS, group=4, seed=0, batch_size=None, places=None, 
     model, tokenizer = loaded
     sampling = Sampling(**{"max_new_tokens": 20, **options})
     ids = [tokenizer.encode(p) for p in prompts]
-    generator = torch.Generator().manual_seed(seed)
-    return ids, sample_completions(
-        model, ids, group, sampling, stop_ids=stop_tokens(model, tokenizer),
-        pad_id=tokenizer.pad_token_id, batch_size=batch_size, generator=generator, places=places,
-    )
+    sampler = Sampler(model, tokenizer)
+    sampler.batch_size = batch_size
+    return ids, sampler.sample(ids, group, sampling, seed, places)
 
 
 def test_scorer_and_sampler_speak_of_the_same_policy(loaded):

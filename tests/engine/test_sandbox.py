@@ -215,18 +215,6 @@ def test_the_limit_is_on_the_time_of_the_processor(code, timeout, error):
     assert time.monotonic() - start < 50
 
 
-@on_linux
-def test_the_ranks_of_one_machine_share_its_cores(monkeypatch):
-    servers, start = [], sandbox._start
-    with monkeypatch.context() as patch:
-        patch.setattr(sandbox, "_start", lambda: servers.append(start()) or servers[-1])
-        patch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-        for ranks, workers in [("1", 8), ("3", 2), ("64", 1)]:
-            patch.setenv("LOCAL_WORLD_SIZE", ranks)
-            servers.clear()
-            assert all(result.ok for result in run_many([""] * 8)) and len(servers) == workers
-
-
 def test_endless_output_is_ended_and_its_beginning_kept():
     result = run_python("print('a')\nwhile True: print('x' * 1000)")
     assert result.stdout == ("a\n" + ("x" * 1000 + "\n") * 70)[:65536]

@@ -10,7 +10,7 @@ import eval as evaluation
 import train
 from engine.base import files
 from engine.data.questions import fingerprint, load_questions, opened_thought, reward_columns
-from engine.model.contract import Completions
+from engine.model.contract import Completions, notes_on_stops, stop_tokens
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
@@ -111,3 +111,47 @@ def test_train_and_eval_judge_the_answer_after_the_thought_that_the_prompt_opene
     _, records = evaluation.read_answers(Path(out, "eval-x.jsonl"))
     assert [r["completion"] for r in records if r["part"] == "sampled"] == TEXTS * 16
     assert [r["correct"] for r in records if r["part"] == "sampled"] == [True, False] * 16
+
+
+# --- special tokens ---
+
+
+def test_tags_that_are_special_tokens_are_seen_by_the_rewards():
+    """Some tokenizers have <think> and <answer> as special tokens. Only what ends a completion and
+    padding are left out."""
+    tokenizer = make_tokenizer()
+    tags = ["<think>", "</think>", "<answer>", "</answer>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": tags})
+    assert set(tags) <= set(tokenizer.all_special_tokens)
+    texts = ["<think>\n9-8=1;</think>\n<answer>1</answer>", "<think>1"]
+    drawn = completions_of(tokenizer, [texts[0] + "<eos>", texts[1]])
+    assert drawn.texts(tokenizer) == texts
+
+
+def test_another_token_that_ends_a_completion_is_no_text():
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    drawn = completions_of(tokenizer, ["12<|im_end|>", "1<|im_end|>2"])
+    drawn.truncated = torch.tensor([False, True])
+    assert drawn.texts(tokenizer) == ["12", "1<|im_end|>2"]
+
+
+TURNS = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.mark.parametrize("template, stops", [
+    (TURNS, True), (TURNS.replace("<|im_end|>", "<eos>"), False), (None, False),
+    (TURNS.replace("<|im_end|>", ""), False), ("{{ raise_exception('no') }}", False),
+])  # fmt: skip
+def test_the_end_of_a_turn_ends_a_completion(template, stops, small):
+    """Qwen's base models have a chat template and another EOS."""
+    model, tokenizer = load_model(small, torch.device("cpu"))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = template
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert (end in stop_tokens(model, tokenizer)) == stops
+    assert tokenizer.eos_token_id in stop_tokens(model, tokenizer)
+    notes = notes_on_stops(model, tokenizer)
+    assert ["<|im_end|>" in note for note in notes] == [True] * stops
+    model.generation_config.eos_token_id = [end]
+    assert notes_on_stops(model, tokenizer) == []

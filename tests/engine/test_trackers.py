@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from engine.base.errors import UserError
-from engine.run.config import check
+from engine.run.config import config_of
 from engine.run.trackers import Tracker
 from train import main
 
@@ -122,4 +122,4 @@ def test_a_missing_package_is_told_before_any_work(name, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / name).mkdir()  # a mere folder is no package
     with pytest.raises(UserError, match=f"^--log {name} .*pip install {name}$"):
-        check({"log": name})
+        config_of({"log": name})

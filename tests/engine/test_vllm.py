@@ -17,9 +17,7 @@ from engine.base.errors import UserError
 from engine.model import vllm
 from engine.model.contract import Sampling
 from engine.model.logprobs import completion_logprobs, completion_mask
-from engine.model.sampling import sample_completions
 from engine.model.vllm import VLLM
-from engine.run import checks
 from experiments.toy_model import make_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -59,19 +57,6 @@ def test_what_vllm_cannot_sample_is_refused(options, word, monkeypatch):
     monkeypatch.setattr(vllm, "find_spec", lambda name: None)
     with pytest.raises(UserError):
         VLLM.check(config(**options))
-
-
-@pytest.mark.parametrize("given, noted", [
-    (SimpleNamespace(rollout="own", lora=None, model="some"), True),
-    (SimpleNamespace(rollout="vllm", lora=None, model="some"), False),
-    (SimpleNamespace(rollout="own", lora=4, model="some"), False),
-    (SimpleNamespace(rollout="own", lora=None, model="toy"), False),
-])  # fmt: skip
-def test_on_a_gpu_a_run_says_that_vllm_is_missing(given, noted, monkeypatch):
-    for gpu, installed in [(True, None), (False, None), (True, "vllm")]:
-        monkeypatch.setattr(checks, "find_spec", lambda name, found=installed: found)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda found=gpu: found)
-        assert checks.slow_sampler(given) == (noted and gpu and not installed)
 
 
 def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monkeypatch):
@@ -170,17 +155,6 @@ def test_stated_log_probabilities_are_the_trainers(world):
     prompts, drawn = run(world, group=8, temperature=0.7)
     assert drawn.tokens.dtype == torch.int64 and drawn.logp.dtype == torch.float32
     assert disagreement(world.model, prompts, drawn, 0.7) < CLOSE
-
-
-def test_greedy_equals_our_own_sampling(world):
-    _, drawn = run(world, group=2, temperature=0.0)
-    own = sample_completions(
-        world.model, world.tokenizer(PROMPTS).input_ids, 2, Sampling(20, temperature=0.0),
-        stop_ids=world.engine.stop_ids, pad_id=world.tokenizer.pad_token_id,
-    )
-    assert torch.equal(drawn.tokens, own.tokens) and torch.equal(drawn.lengths, own.lengths)
-    assert torch.equal(drawn.truncated, own.truncated)
-    torch.testing.assert_close(drawn.logp, own.logp, rtol=0, atol=CLOSE)
 
 
 # a tied head is missing from the first

@@ -3,20 +3,18 @@ losses."""
 
 import json
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from cppo import batch_rows, prune, prune_pooled
+from cppo import batch_rows, prune
 from engine.base.errors import UserError
 from engine.model import logprobs
-from experiments import bench, generation, gradients, memory, rules, vs_trl
+from experiments import generation, gradients, memory, rules
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
 from grpo import group_advantages, sequence_mean_weights
-from tasks import toy
 
 pytestmark = pytest.mark.slow
 
@@ -51,46 +49,7 @@ def test_generation(tmp_path):
         generation.main(["--rows", "17"])
 
 
-def test_each_way_of_generating_ends_the_completions_where_it_shall():
-    model, lengths = generation.make_model("toy"), torch.tensor([1, 5, 8] * 5 + [2])
-    ways = generation.make_ways(model, [[3, 4]], 8, compiles=False)
-    for way in ways.values():
-        assert [len(row) for row in way(lengths)] == lengths.tolist()
-
-
-def test_in_a_round_each_way_takes_its_turn():
-    calls, clock = [], iter(range(100))
-    ways = {name: partial(calls.append, name) for name in "ab"}
-    assert bench.in_turn(ways, 2, clock=lambda: next(clock)) == {"a": [1, 1], "b": [1, 1]}
-    assert calls == ["a", "b", "a", "b"]
-    assert len(bench.in_turn(ways, 1, seconds=0.05)["a"]) > 1
-
-
-@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: pip install trl")
-def test_beside_trl(tmp_path):
-    words = ["--rounds", "2", "--warmup", "1", "--tokens", "8"]
-    result, page = results(vs_trl, tmp_path, *words)
-    assert result["questions_per_step"] == {"trl": 8, "trl_cppo": 64, "grpo": 8, "cppo": 64}
-    assert all(len(rows) == 2 for rows in result["seconds"].values())
-    assert all(0 < row["generate"] < row["total"] for rows in result["seconds"].values()
-               for row in rows)
-    assert "| ours, CPPO, P = 0.875 | 64 |" in page
-
-
 # --- the gradient of the kept ---
-
-
-def test_gradients(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(toy, "BASE", small)
-    words = ["--sets", "2", "--questions", "16", "--steps", "20"]
-    result, page = results(gradients, tmp_path, *words)
-    assert len(result["tables"]) == 8
-    for k in ("0.875", "0.75"):
-        rows = result["tables"][f"P = {k}: cosine of a step"]
-        assert list(rows) == list(gradients.METHODS)
-        for row in rows.values():
-            assert all(len(sets) == 2 and max(map(abs, sets)) <= 1 for sets in row.values())
-    assert "| largest \\|A\\| (CPPO) |" in page
 
 
 def test_the_divisors_are_those_of_the_losses_and_the_inner_products_give_the_cosine():
@@ -133,12 +92,6 @@ def test_the_mean_of_many_draws_is_the_gradient_of_all(name):
     drawn = times * advantages
     assert (times.sum(2) == 2).all()
     assert ((drawn.mean(0) - A / 8).abs() <= 5 * drawn.std(0) / 20_000**0.5 + 1e-6).all()
-
-
-def test_the_pooled_rule_keeps_the_largest_of_all_questions():
-    A = group_advantages((torch.arange(16) < torch.tensor([1, 5, 15, 0])[:, None]).float())
-    times, _ = gradients.pooled(A[None], 2, None)
-    assert times.flatten().nonzero().flatten().tolist() == prune_pooled(A, 8).tolist()
 
 
 def test_one_of_each_kind():

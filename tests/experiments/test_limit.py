@@ -30,15 +30,6 @@ def test_operations_of_attention_are_those_of_its_products():
     assert found == {limit.ATTENTION[0]: 2 * one, limit.ATTENTION[1]: 5 * one}
 
 
-def test_a_product_alone_is_computed_on_the_same_shapes(monkeypatch):
-    with limit.Calls() as calls:
-        torch.randn(6, 4).T @ torch.randn(6, 5)
-    [call] = calls.found[None]
-    a, b = (shape.example() for shape in call[1])
-    assert (a.shape, a.stride()) == ((4, 6), (1, 4)) and b.shape == (6, 5)
-    assert 0 < limit.seconds_alone(call, least=1e-4) < 1
-
-
 @pytest.mark.slow
 def test_the_table_and_the_picture(tmp_path):
     limit.main(["--steps", "1", "--output", str(tmp_path)])

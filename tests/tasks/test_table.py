@@ -1,11 +1,10 @@
 """tasks/table.py: every data set has a whole row, and a run on it gets what the row says."""
 
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
+import datasets
 import pytest
 
 import eval as evaluation
@@ -62,9 +61,9 @@ def test_the_hub_is_asked_for_the_rows_split_and_columns(name, split, monkeypatc
 
     def load_dataset(*words, **options):
         asked.append((words, options))
-        return [{hub.question: "1+1", hub.answer: "2", "level": 3}]
+        return datasets.Dataset.from_list([{hub.question: "1+1", hub.answer: "2", "level": 3}])
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     ((row,), notes) = load_questions(name, make_tokenizer(), split=split)
     assert (row["question"], row["answer"], row["level"]) == ("1+1", "2", 3) and not notes
     assert asked == [((hub.path, hub.configuration), {"split": getattr(hub, split)})]
@@ -87,7 +86,8 @@ def test_the_toy_is_not_asked_in_words(name):
 
 
 @pytest.mark.parametrize("line, message", [
-    ('{"question": "2 and 2?", "answer": 4}', "mine.jsonl .*--model"), ("no", "mine.jsonl, line 2"),
+    ('{"question": "2 and 2?", "answer": 4}', "mine.jsonl .*--model"),
+    ("no", "mine.jsonl .*line 2"),
 ])
 def test_a_wrong_file_is_refused_before_the_model_is_loaded(line, message, tmp_path, monkeypatch):
     """And nothing is left behind."""
