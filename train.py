@@ -44,6 +44,7 @@ from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import Clock, summarize
 from engine.run.state import open_state, refuse_failing_updates
+from engine.scoring.golds import notes_on_golds
 from engine.scoring.preview import show
 from engine.scoring.score import accuracy_reward, load_rewards
 from eval import examine
@@ -126,6 +127,7 @@ def set_up(config, algorithm, device, rows):
         checkpoint.restore(begin, networks)
     reward_functions = load_rewards(data.rewards)
     eval_dataset = data.eval_dataset or data.dataset
+    more_notes += notes_on_golds(reward_functions[0], questions, run.numbers_ahead())
     is_right = accuracy_reward(reward_functions, data.dataset, eval_dataset)
     evaluate = partial(
         examine, networks.sampler, networks.tokenizer, test, is_right, sampling, seed=run.seed)
@@ -182,7 +184,8 @@ def train(config, algorithm, device, rows, notes):
 
 def check_rewards(config, algorithm, device, rows):
     """--check_rewards: steps 1 and 2 of the first step, printed."""
-    run, networks, reward_functions, *_ = set_up(config, algorithm, device, rows)
+    run, networks, reward_functions, _, notes = set_up(config, algorithm, device, rows)
+    logs.announce(config, run, notes)
     rollout = sample_and_score(
         run.next_questions, networks, algorithm, reward_functions, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device))

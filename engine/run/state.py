@@ -130,6 +130,13 @@ class Run:
         rng = random.Random(f"{self.seed} curriculum {position}")
         return self.hooks.choose(self.questions, past, count, rng)
 
+    def numbers_ahead(self):
+        """The numbers of the questions that the run asks, if no curriculum chooses others."""
+        state = self.state
+        count = min(self.total - state.position, (self.steps - state.step) * self.per_step)
+        return numbers_of(state.position, min(count, len(self.questions)), len(self.questions),
+                          self.seed)
+
     def learning_rate(self, peak, warmup):
         """The learning rate of the next step."""
         state = self.state

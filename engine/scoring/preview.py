@@ -1,8 +1,11 @@
 """`train.py --check_rewards`: the completions of the first step, and their rewards."""
 
+from answers import extract_answer
+
 
 def show(rollout, tokenizer):
-    """Print the first prompt, its completions with their rewards, and the mean of each reward."""
+    """Print the first prompt, its completions with their rewards and what was read as the answer,
+    and the mean of each reward."""
     question = rollout.questions[0]
     prompt = tokenizer.decode(question["prompt"])
     gold = question["answer"].splitlines()[-1]
@@ -15,7 +18,7 @@ def show(rollout, tokenizer):
             value = values[0, i].item()
             print(f"{name} {value:g}", end="  ")
         text = rollout.texts[i]
-        print(f"{text!r:.400}")
+        print(f"read: {extract_answer(text)!r:.60}  {text!r:.400}")
 
     length = rollout.lengths.float().mean()
     truncated = rollout.truncated.float().mean()

@@ -1,0 +1,55 @@
+"""engine/scoring/golds.py: gold answers that nobody can win are named before the run."""
+
+import pytest
+
+from engine.base import files
+from engine.scoring.golds import notes_on_golds, winnable
+from engine.scoring.score import REWARDS, Reward
+from train import main
+
+
+def won(name, *golds):
+    return winnable(Reward(name, REWARDS[name]), [{"question": "?", "answer": g} for g in golds])
+
+
+@pytest.mark.parametrize("name, golds, expected", [
+    ("gsm8k_accuracy", ["18", "Ann has 9. #### 18", "1,234", "B", "-3/4", "$5"], True),
+    ("gsm8k_accuracy", ["proof", "so it is eight, which is 8", "\\sqrt{2}", "x + 1"], False),
+    ("number_accuracy", ["7"], True), ("number_accuracy", ["seven"], False),
+    ("math_accuracy", ["\\sqrt{2}", "18", "\\frac{1}{2}", "so \\boxed 2", "x+1", "B"], True),
+    ("math_accuracy", ["proof", "Proof", "notfound"], False),
+    ("toy_accuracy", ["7", "x"], True), ("code_accuracy", ["7"], True),
+])  # fmt: skip
+def test_which_gold_answers_can_be_won(name, golds, expected):
+    assert won(name, *golds) == [expected] * len(golds)
+
+
+def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewhere():
+    rows = [{"question": "?", "answer": gold} for gold in ("2", "3")]
+    boxed = Reward("mine", lambda completions, **_: [float("boxed{2}" in c) for c in completions])
+    assert winnable(boxed, rows) == [True, False]
+    broken = Reward("mine", lambda completions, **_: 1 / 0)
+    assert winnable(broken, rows) == [True, True]
+    assert winnable(broken, []) == []
+
+
+def test_the_first_three_are_named_with_their_rows():
+    rows = [{"question": "?", "answer": gold} for gold in ("1", "a b", "2", "c d", "e f", "g h")]
+    reward = Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])
+    [note] = notes_on_golds(reward, rows, [5, 0, 1, 2, 3, 4])
+    assert note.startswith("4 of the first 6 gold answers cannot be won with gsm8k_accuracy")
+    assert "row 6: 'g h', row 2: 'a b', row 4: 'c d')" in note and "'e f'" not in note
+    assert notes_on_golds(reward, rows, [0, 2]) == []
+
+
+@pytest.mark.parametrize("option", [[], ["--check_rewards"]])
+def test_a_run_and_its_preview_say_so(small, tmp_path, capsys, option):
+    rows = [{"question": f"{i}+1=?", "answer": "none of 1, 2" if i % 2 else str(i + 1)}
+            for i in range(8)]
+    (tmp_path / "x.jsonl").write_text(files.as_lines(rows))
+    main(["--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--max_new_tokens", "4",
+          "--steps", "1", "--group_size", "4", "--questions_per_step", "8", "--allocation", "false",
+          "--output_dir", str(tmp_path / "run"), *option])
+    printed = "".join(capsys.readouterr())
+    assert "4 of the first 8 gold answers cannot be won" in printed
+    assert ("read: " in printed) == bool(option)
