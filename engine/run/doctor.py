@@ -91,9 +91,13 @@ def findings(m, options, samples, steps, below):
     """All findings of a run. m: its metrics. samples: its last ones. below: that it ends below its
     start, in words; else ""."""
     yield from findings_of_any_run(m, options)
-    if steps < STEPS or not samples:
+    if not samples:
         return
     answers = answers_of(samples)
+    names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
+    if steps < STEPS:
+        yield from findings_of_few_steps(m, options, answers, names, samples[-1])
+        return
     stuck = below or not m["accuracy"].rises
     if stuck:
         yield from findings_of_its_start(m, options)
@@ -102,7 +106,6 @@ def findings(m, options, samples, steps, below):
         what, texts, cure = why_cut_off(options, answers, samples[-1])
         yield what, "truncated length", cure, texts
     if stuck:
-        names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
         if m[f"no_signal/{names[0]}"].start > 0.6:  # healthy: 0.2; a bad model: 0.7
             what, texts, cure = why_no_signal(m, names, answers)
             yield what, f"no_signal/{names[0]} accuracy", cure, texts
@@ -112,6 +115,16 @@ def findings(m, options, samples, steps, below):
     if below:
         yield (f"The run ends below its start: {below}.", "accuracy length truncated",
                "compare the answers before and after it, in summary.json")
+
+
+def findings_of_few_steps(m, options, answers, names, sample):
+    """What even a few steps show for certain. Arguments: as for the functions below."""
+    if m["truncated"].mean == 1:
+        what, texts, cure = why_cut_off(options, answers, sample)
+        yield what, "truncated length", cure, texts
+    if m["accuracy"].most == 0 or m["no_signal"].mean == 1:
+        what, texts, cure = why_no_signal(m, names, answers)
+        yield what, f"no_signal/{names[0]} accuracy", cure, texts
 
 
 def findings_of_any_run(m, options):

@@ -121,6 +121,19 @@ def test_a_fault_is_named_first(words, what, found):
     named_first(found(words), what)
 
 
+@pytest.mark.parametrize("words, what", [
+    ("--steps 3 --max_new_tokens 2", "Answers are cut off"),
+    ("--steps 3 --rewards own:zero", "The reward never fires"),
+    ("--steps 3 --rewards own:one", "The reward pays wrong answers"),
+])  # fmt: skip
+def test_what_is_certain_needs_no_eight_steps(words, what, found):
+    named_first(found(words), what)
+
+
+def test_three_steps_of_a_healthy_run_show_nothing(found):
+    assert found("--steps 3 --algorithm cppo") == []
+
+
 # --- faults of the model ---
 
 
@@ -365,7 +378,7 @@ def test_train_says_the_same_at_its_end_also_if_it_stops(words, what, found, cap
 
 
 def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, capsys):
-    logged(tmp_path, accuracy=[0.005] * 10, no_signal=[1.0] * 10)
+    logged(tmp_path, accuracy=[0.005] * 10, no_signal=[0.9] * 10)
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
     main([str(tmp_path)])
