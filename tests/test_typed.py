@@ -392,7 +392,7 @@ def test_the_texts_hold_what_a_reader_types():
 
 WRONG = {  # command: a part of what is said about it
     "python train.py --no_such_option": "unknown option --no_such_option",
-    "python train.py --algorithm grppo": "unknown algorithm 'grppo'",
+    "python train.py --algorithm grppo": "unknown algorithm 'grppo': did you mean grpo?",
     "python train.py --keep examples/my_rule.py:nothing": "has no function 'nothing'",
     "python train.py --dataset gsm8k": "the toy's model knows no letters",
     "python train.py --keep 'a": "No closing quotation",

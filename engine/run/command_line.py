@@ -180,6 +180,8 @@ def as_words(values):
 
 def read_recipe(path):
     """{option: value} of a YAML file."""
+    if not Path(path).is_file():
+        raise UserError(f"the recipe {path} does not exist: those of the project are in recipes/.")
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     # ValueError: no UTF-8; 5,000 digits
@@ -196,7 +198,7 @@ def check_limits(config_class, values):
         for f in options_in(record):
             limits, value = f.metadata["limits"], values.get(f.name)
             if limits and value is not None and not within(limits, value):
-                shown = limits.replace("∞)", f"{LARGEST}]")
+                shown = limits.replace("∞)", f"{LARGEST}]") if value > LARGEST else limits
                 raise UserError(f"--{f.name} must lie in {shown}, not {value}.")
 
 

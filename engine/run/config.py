@@ -5,6 +5,7 @@ Options are layers. Each layer wins over those before it:
     defaults | data set's row | algorithm's row | the run that is resumed | recipe | command line
 """
 
+import difflib
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -134,7 +135,9 @@ def config_of(chosen):
     name = chosen.get("algorithm", "cppo")
     if name not in algorithms.ALGORITHMS:
         known = ", ".join(algorithms.ALGORITHMS)
-        raise UserError(f"unknown algorithm '{name}': there are {known}.")
+        near = difflib.get_close_matches(name, algorithms.ALGORITHMS, n=1)
+        hint = f"did you mean {near[0]}? There" if near else "there"
+        raise UserError(f"unknown algorithm '{name}': {hint} are {known}.")
     values = layers(chosen)
     options = SimpleNamespace(**values)
     checks.check_options(options, unusual(values))

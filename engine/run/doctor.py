@@ -134,6 +134,10 @@ def findings_of_any_run(m, options):
     if m["skipped_updates"].mean > 0.02:  # healthy: 0
         yield ("Updates are skipped: loss or gradient is not finite.", "skipped_updates",
                f"lower --lr {options.get('lr')}")
+    if m["kept"].most == 0 and m["kept"].count:
+        yield ("No completion is kept, so nothing is trained on.", "kept completions",
+               f"return rows of the batch from --keep {options.get('keep')}; or the model cuts off "
+               "every completion, and --mask_truncated leaves them out")
     if m["tokens_without_logp"].most > 0:  # healthy: 0
         yield ("The sampler does not say how likely some tokens were.", "tokens_without_logp",
                "look for NaN in its log-probabilities; these tokens are not corrected")

@@ -67,6 +67,8 @@ def announce(config, run, notes):
     """Print the notes, and what the next step does."""
     for note in dict.fromkeys(notes):
         progress.note(f"note: {note}")
+    if run.state.step:
+        progress.note(f"the run goes on after step {run.state.step}.")
     questions = min(run.per_step, run.total)
     progress.note(describe_step(run.algorithm, questions, config.sampling.max_new_tokens))
     if run.hooks.schedule:

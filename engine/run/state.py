@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from algorithms import Algorithm
 from engine.base import progress, ranks
@@ -12,6 +13,7 @@ from engine.run import checkpoint
 from engine.run.config import Config, algorithm_with
 from engine.run.hooks import Hooks, load_hooks
 
+PROJECT = Path(__file__).parents[2]
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
 
 
@@ -168,12 +170,15 @@ def open_state(config, algorithm, questions, source, saved):
     """The Run that begins, or goes on from `saved`, the state in a checkpoint."""
     folder = config.run.output_dir
     world = ranks.world_size()
+    # a model of the project is the same one in another copy of the project
+    source = source.removeprefix(f"{PROJECT}/")
     state = State(source, questions.fingerprint(), world)
     if saved:
         for name, what in [("source", "model"), ("data", "data set")]:
-            if saved[name] != getattr(state, name):
-                raise UserError(f"{folder} was started with another {what}: put that back, or "
-                                "start a new run.")
+            was, now = saved[name], getattr(state, name)
+            if was != now:
+                raise UserError(f"{folder} was started with another {what} ({was}, not {now}): put "
+                                "that back, or start a new run.")
         state = State(**saved)
     run = Run(config, algorithm, state, questions, load_hooks(config.run.hooks))
     run.follow_schedule()

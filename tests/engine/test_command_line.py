@@ -62,7 +62,7 @@ def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed,
         ("--step 3", "--steps"), ("--lrr=3", "--lr"), ("--zzzzzz 3", "--zzzzzz"),
         ("steps", "steps"), ("--steps many", "many"), ("--steps 1.5", "1.5"),
         ("--steps", "--steps"), ("--resume perhaps", "perhaps"), ("--seeds one", "--seeds"),
-        ("--recipe none.yaml", "none.yaml"), ("--recipe .", "YAML"),
+        ("--recipe none.yaml", "none.yaml does not exist"), ("--recipe .", "does not exist"),
     ]),
     *((text.encode(), "", named) for text, named in [
         ("step: 3", "steps"), ("learning_rate: 1e-6", "docs/names.md"), ("7: 3", "--7"),

@@ -130,6 +130,12 @@ def test_what_is_certain_needs_no_eight_steps(words, what, found):
     named_first(found(words), what)
 
 
+def test_a_rule_that_keeps_nothing(found, folder):
+    (folder / "rule.py").write_text("def none(rollout, advantages, k):\n    return []\n")
+    words = f"--steps 3 --algorithm cppo --keep {folder}/rule.py:none"
+    named_first(found(words), "No completion is kept")
+
+
 def test_three_steps_of_a_healthy_run_show_nothing(found):
     assert found("--steps 3 --algorithm cppo") == []
 

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 
 import pytest
@@ -16,6 +17,7 @@ from engine.model.folders import checkpoints
 from engine.model.loading import load_model
 from engine.run.config import open_run
 from engine.run.folder import alone, run_folder
+from tasks import toy
 from tests.engine.test_ranks import ROOT, torchrun
 
 BRIEF = [
@@ -169,6 +171,23 @@ def test_a_run_is_not_resumed_without_a_checkpoint_or_with_other_data(run, monke
         path.rename(folder / f"aside-{path.name}")
     with pytest.raises(UserError, match="holds no checkpoint"):
         train.main(words)
+
+
+def test_a_run_of_the_toy_goes_on_in_another_copy_of_the_project(tmp_path, monkeypatch, capsys):
+    """Its base model is the same there, although it has another path."""
+    words = ["--output_dir", str(tmp_path), "--eval_questions", "2", "--questions_per_step", "1",
+             "--max_new_tokens", "4"]
+    train.main([*words, "--steps", "1"])
+    copy = tmp_path / "copy"
+    base = shutil.copytree(toy.BASE, copy / "tasks/toy_base")
+    monkeypatch.setattr("engine.run.state.PROJECT", copy)
+    monkeypatch.setattr(train, "base_model", lambda *_: str(base))
+    train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "2"])
+    assert "the run goes on after step 1." in "".join(capsys.readouterr())
+    other = shutil.copytree(toy.BASE, tmp_path / "other")
+    monkeypatch.setattr(train, "base_model", lambda *_: str(other))
+    with pytest.raises(UserError, match=f"another model .tasks/toy_base, not {other}"):
+        train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "3"])
 
 
 def test_the_lines_that_a_run_prints_at_its_end_load_its_model(run, capsys):
