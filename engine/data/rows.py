@@ -27,6 +27,7 @@ ANSWER = (
 # columns that a row does not keep: rewards know these names as something else
 RESERVED = ("prompt", "completions")
 LOOKED_AT = 1_000  # rows that are looked at before the run
+QUICK = 10**8  # a file of fewer bytes is read without a bar
 COMPARED = 100_000  # questions that are compared with each other before the run
 
 
@@ -205,6 +206,8 @@ def load(name, *arguments, **options):
     import datasets  # takes a second to import, and many runs need it not
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if Path(name).is_file() and Path(name).stat().st_size < QUICK:
+        datasets.disable_progress_bars()
     progress.say("reading the data set")
     try:
         return datasets.load_dataset(*arguments, **options)

@@ -99,7 +99,8 @@ def finish(config, algorithm, run, after, notes):
     rows = files.read(folder / "metrics.jsonl")
     state = asdict(run.state)
     del state["past"]
-    summary = {"algorithm": algorithm.name, "k": algorithm.k, **state, "notes": notes}
+    summary = {"algorithm": algorithm.name, "k": algorithm.k, "per_step": run.per_step}
+    summary |= state | {"notes": notes}
     summary["after"] = after
     for name in COUNTS:
         summary[name] = sum(row[name] for row in rows)
