@@ -8,6 +8,8 @@ import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+import train
+from engine.base import files
 from engine.base.errors import UserError
 from engine.data.questions import Questions, fingerprint, load_questions, take
 from experiments import toy_model
@@ -226,3 +228,21 @@ def test_an_empty_system_prompt_writes_no_turn_and_a_rows_own_one_counts(tokeniz
     assert prompt({}, system_prompt="") == "u1+1=?;"
     assert prompt({"system_prompt": "3"}) == "s3;u1+1=?;"
     assert prompt({"system_prompt": "3"}, system_prompt="4") == "s4;u1+1=?;"
+
+
+def test_in_a_run_the_next_question_is_asked_instead(small, tmp_path, capsys):
+    """Each second question is too long. The steps are as large as without them, and the run ends
+    when all are through."""
+    rows = [ONE | {"question": "1+1=?" if i % 2 else "1+1+1+1+1+1=?"} for i in range(12)]
+    (tmp_path / "x.jsonl").write_text(files.as_lines(rows))
+    train.main(["--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--rewards",
+                "number_accuracy", "--group_size", "4", "--questions_per_step", "2", "--algorithm",
+                "grpo", "--max_new_tokens", "4", "--max_prompt_tokens", "6", "--output_dir",
+                str(tmp_path / "run")])
+    steps = files.read(tmp_path / "run/metrics.jsonl")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert {row["questions"] for row in steps[:-1]} == {2} and steps[-1]["questions"] <= 2
+    asked = sum(row["questions"] for row in steps)
+    assert summary["position"] == asked + summary["skipped_questions"] >= 12
+    assert summary["skipped_questions"] >= 6
+    assert "".join(capsys.readouterr()).count("is left out, because its prompt is longer") == 1
