@@ -387,7 +387,8 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     assert re.search(r"it:\n\d[\d+-]+=\?\n\(here the model goes on; gold answer: '-?\d", said)
     assert "\n32 questions × 4 completions: " in said  # those of a step
     assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
-    assert len(re.findall(r"^toy_accuracy [01]  short -\d+  '", said, re.MULTILINE)) == 4
+    shown = r"^toy_accuracy [01]  short -\d+  read: (?:None|'[^']*')  '"
+    assert len(re.findall(shown, said, re.MULTILINE)) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
     main([*words, "--questions_per_step", "2", "--algorithm", "grpo", "--max_new_tokens", "1"])
     assert "2 questions × 4 completions: 1 tokens long, 100% cut off" in capsys.readouterr().out
