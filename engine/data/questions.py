@@ -65,16 +65,18 @@ class Questions:
     def first(self):
         """The first question that can be asked. Raises UserError if it is not among the first
         hundred."""
-        return self.refuse_none(self.ask(range(min(100, len(self)))))
+        for number in range(min(100, len(self))):
+            for question in self.ask([number]).values():
+                return question
+        self.refuse_none({})
 
     def refuse_none(self, asked):
-        """The first of these questions; UserError if there is none."""
+        """UserError if there is none among these questions."""
         if not asked:
             raise UserError(
                 f"no question of {self.name} has a prompt of 1 to {self.max_prompt_tokens} tokens: "
                 "raise --max_prompt_tokens, or lower --max_new_tokens if the model's context is "
                 "short.")
-        return next(iter(asked.values()))
 
     def notes(self):
         """What the user should know."""

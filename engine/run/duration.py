@@ -38,10 +38,15 @@ def gpus_of(memory):
     return [gpu for gpu in GPUS if abs(memory / GB / gpu.memory - 1) < 0.1]
 
 
+def questions_of_all_epochs(options, questions):
+    """How many questions a run takes. questions: of an epoch."""
+    return max(1, round(options.epochs * questions))
+
+
 def length_of_run(options, questions, per_step):
     """(questions of all epochs, steps of the whole run). questions: of an epoch. per_step: of all
     devices."""
-    total = max(1, round(options.epochs * questions))
+    total = questions_of_all_epochs(options, questions)
     return total, min(options.steps or math.inf, math.ceil(total / per_step))
 
 

@@ -11,6 +11,7 @@ from engine.base.errors import UserError
 from engine.data.questions import Questions, numbers_of
 from engine.run import checkpoint
 from engine.run.config import Config, algorithm_with
+from engine.run.duration import questions_of_all_epochs
 from engine.run.hooks import Hooks, load_hooks
 
 PROJECT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ class Run:
     @property
     def total(self):
         """Questions of all epochs."""
-        return max(1, round(self.config.run.epochs * len(self.questions)))
+        return questions_of_all_epochs(self.config.run, len(self.questions))
 
     @property
     def per_step(self):
