@@ -14,6 +14,7 @@ goes.
 - controls: what a sceptic asks: is it the pruning, or something else?
 - together: sampling more questions together than are trained on together
 - factorial: four losses × five rules: which of the two matters?
+- code: two loose rewards, for a base model that rarely writes the form of the code task
 
 The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in
 each step, so GRPO takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the
@@ -33,7 +34,7 @@ import statistics
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -81,7 +82,7 @@ PAPER = {
 class Config:
     table: str = option(
         "all", "1, speed, keep, group, family, two, unbiased, ppo, length, controls, together, "
-        "factorial, or all"
+        "factorial, code, or all"
     )
     seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
     quick: bool = option(
@@ -252,6 +253,16 @@ for loss, (choice, keep) in product(LOSSES, CHOICES.items()):
         baseline=f"{LOSSES[0]}, largest |A|"
     )
 
+# programs as answers, from a base model that writes most programs without some marks of the form.
+# All four rewards are logged; a reward with weight 0 pays nothing
+CODE = {}
+for name, runs, soft in (("no loose reward", 0, 0), ("code_runs", 0.2, 0),
+                         ("soft_code_format", 0, 0.2), ("both loose rewards", 0.2, 0.2)):
+    words = ["code_accuracy", "code_format:0.5", f"code_runs:{runs}", f"soft_code_format:{soft}"]
+    CODE[name] = cppo(
+        "cppo", 0.75, dataset="toy_code", rewards=words, questions_per_step=8, minibatches=2,
+        lr=3e-4)._replace(baseline="no loose reward")
+
 
 # --- the columns of a page: {title: row of `summarize` → what stands in it} ---
 
@@ -275,6 +286,11 @@ OF_STEPS = {
     "ms per step": lambda r: f"{1000 * r['seconds']['mean'] / r['steps']:.0f}",
     "sampled, worst seed": lambda r: f"{r['sampled']['min']:.3f}",
     "largest fall while training": lambda r: f"{r['fall']['max']:.3f}",
+}
+FORM = {  # the mean over the seeds for each quarter of the run
+    f"{title}, four quarters": lambda r, name=name: " · ".join(
+        f"{share:.2f}" for share in r["quarters"][name])
+    for title, name in (("right", "code_accuracy"), ("exact form", "code_format"))
 }
 PUBLISHED = {
     f"paper: {title}": lambda r, i=i: PAPER[r["pruning_rate"]][i]
@@ -327,6 +343,8 @@ TABLES = {
     "controls": Table("Controls", 1024, CONTROLS, ACCURACY_SECONDS),
     "together": Table("Sampling together is not training together", 1024, TOGETHER,
                       ACCURACY_SECONDS),
+    "code": Table("Two loose rewards for a form that is rare", 1024, CODE, ACCURACY, columns=FORM,
+                  base="loose_code"),
     "factorial": Table("Which of loss and choice matters", 1024, FACTORIAL, plot.factorial,
                        plan=PLAN, seeds=5),
 }
@@ -335,7 +353,10 @@ TABLES = {
 def one_run(folder, options):
     """The figures of one run. A finished run is read, an interrupted run is resumed, a missing run
     is trained."""
-    words = [f"--{name}={value}" for name, value in (options | {"output_dir": folder}).items()]
+    words = []
+    for name, value in (options | {"output_dir": folder}).items():
+        several = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *map(str, several)]
     if (folder / "run.json").is_file():
         if options_of(folder) != flat(config_of(given(Options, words))[0]):
             raise UserError(
@@ -374,7 +395,19 @@ def figures(folder):
         "no_update": summary["no_signal_steps"] / summary["step"],
         "seconds_to_85": reached[0], "completions_to_85": reached[1],
         "fall": max(max(accuracies[: i + 1]) - a for i, a in enumerate(accuracies)),
-        "phases": phases, "curve": points,
+        "phases": phases, "curve": points, "quarters": quarters(metrics),
+    }
+
+
+def quarters(metrics):
+    """{reward: its mean in each quarter of a run}, of a run of four steps or more."""
+    names = [key.removeprefix("reward/") for key in metrics[0] if key.startswith("reward/")]
+    cuts = [len(metrics) * i // 4 for i in range(5)]
+    return {
+        name: [
+            statistics.fmean(row[f"reward/{name}"] for row in metrics[start:end])
+            for start, end in pairwise(cuts)
+        ] for name in names
     }
 
 
@@ -482,7 +515,16 @@ def over_the_seeds(own, base, unpruned):
             for b, u, run in zip(base, unpruned, own)
         ) if unpruned else None,
         "curves": [run["curve"] for run in own],
+        "quarters": {
+            name: [statistics.fmean(of_seeds) for of_seeds in zip(*values)]
+            for name, values in by_name(own, "quarters").items()
+        },
     }
+
+
+def by_name(runs, key):
+    """{name: its values in all runs} of a figure that is a dict."""
+    return {name: [run[key][name] for run in runs] for name in runs[0][key]}
 
 
 def effects(rows):

@@ -38,6 +38,7 @@ SHIPPED = {"base": toy.BASE, "code": toy.CODE_BASE}
 THINKING_SHARE = 0.3  # share of the demonstrations that think
 WRONG_SHARE = 0.5  # share of the guesses that are wrong
 WORDY = 8  # a wordy demonstration repeats its result up to so many times
+KEPT_MARKS = 0.35  # of kind "loose_code": each mark of the form is written with this chance
 
 
 @dataclass
@@ -50,8 +51,9 @@ def demonstration(index, kind="base"):
     right, most guess.
 
     kind "code": each completion is a program that prints the answer. Some programs calculate it,
-    most print a guess. kind "wordy": all completions think, and then repeat the result up to WORDY
-    times, which does neither good nor harm.
+    most print a guess. kind "loose_code": the same programs, but most marks of the form are
+    missing. kind "wordy": all completions think, and then repeat the result up to WORDY times,
+    which does neither good nor harm.
     """
     row = toy.question(index, "warm_start")
     asked, answer, thoughts = row["question"], int(row["answer"]), row["thoughts"]
@@ -60,9 +62,13 @@ def demonstration(index, kind="base"):
     if not thinks and rng.random() < WRONG_SHARE:
         possible = [off for off in (-3, -2, -1, 1, 2, 3) if answer + off >= 0]
         answer += rng.choice(possible)
-    if kind == "code":
+    if kind in ("code", "loose_code"):
         program = asked.removesuffix("=?") if thinks else answer
-        return asked, f"<think></think>\n```python\nprint({program})\n```"
+        marks = ["<think>", "</think>", "\n```python", "\n```"]
+        if kind == "loose_code":
+            marks = [mark if rng.random() < KEPT_MARKS else "" for mark in marks]
+        opened, closed, block, end = marks
+        return asked, f"{opened}{closed}{block}\nprint({program}){end}"
     if kind == "wordy":
         thoughts += f"{answer};" * rng.randint(0, WORDY)
     if thinks:
@@ -76,7 +82,7 @@ def make_tokenizer(kind="base"):
 
     Its chat template is the question alone. kind: see `demonstration`.
     """
-    tags = TAGS + CODE_TAGS if kind == "code" else TAGS
+    tags = TAGS + CODE_TAGS if kind in ("code", "loose_code") else TAGS
     vocabulary = VOCABULARY + [tag for tag in tags if tag not in VOCABULARY]
     tokenizer = Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate(vocabulary)}, merges=[],
