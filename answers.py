@@ -20,7 +20,8 @@ from fractions import Fraction
 def extract_answer(text):
     """The final answer of a completion (or of a data set's solution), as text; None without one.
 
-    Thoughts are no answer: only the text after the last `</think>` counts. These forms are tried
+    Thoughts are no answer: only the text after the last `</think>` counts. What a tool wrote is
+    none, either: `<result>…</result>`, `<tool_response>…</tool_response>`. These forms are tried
     in order: `<answer>…</answer>`, `\\boxed{…}` (with a minus before it), `#### …`, "the answer is
     …" or "Answer: …" (答案是). The first form that occurs in the text counts. If it occurs several
     times, the last one counts. Boxes that words join are one answer: "\\boxed{1} paper and
@@ -47,10 +48,15 @@ def extract_code(text):
     return code if opening and closing else None
 
 
+# Qwen's templates have <tool_response>
+TOOL = re.compile(r"<(result|tool_response)>.*?</\1>", re.DOTALL)
+
+
 def after_thoughts(text):
-    """The text after the last `</think>`. It is empty if the completion ended inside a thought."""
+    """The text after the last `</think>`, without what a tool wrote. It is empty if the completion
+    ended inside a thought."""
     text = text.rpartition("</think>")[2]
-    return "" if "<think>" in text else text
+    return "" if "<think>" in text else TOOL.sub(" ", text)
 
 
 def _tagged(text):

@@ -27,6 +27,7 @@ from engine.data.rows import check_dataset, open_file, read_rows
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
+from engine.model.networks import sampler_class, uses_own
 from engine.model.sampling import Sampler
 from engine.run.command_line import LARGEST, compose, given, option, run_program
 from engine.scoring.score import Reward, load_rewards, score
@@ -74,7 +75,7 @@ def sample_batch(sampler, tokenizer, questions, is_right, sampling, samples, sta
     indices = [start + j for j in range(len(rows)) for _ in range(samples)]
     texts = sampled.texts(tokenizer, rows)
     records = judge_answers(indices, [questions[i] for i in indices], texts, is_right)
-    lengths = sampled.lengths.tolist()
+    lengths = sampled.mask.sum(1).tolist()  # without what a tool wrote
     truncated = sampled.truncated.tolist()
     for record, length, cut in zip(records, lengths, truncated, strict=True):
         record["tokens"] = length
@@ -232,6 +233,7 @@ def judge_file(path, is_right):
 # compared. The seed, the batch size and the versions only make other draws of the same kind.
 COMPARABLE = (
     "data", "judge", "system_prompt", "max_new_tokens", "samples", "temperature", "top_p", "top_k",
+    "rollout",
 )
 
 
@@ -298,6 +300,8 @@ class Config:
         256, "completions sampled at a time; the draws depend on it", limits="[1, ∞)"
     )
     system_prompt: str | None = option(None, "of the chat; none: the benchmark's")
+    rollout: str = option(
+        "own", "the sampler: own, or FILE.py:CLASS, one that is built on it (with a tool)")
     judge: str | None = option(
         None, "the reward by which a completion is right, above 0, as in train.py's --rewards; "
         "none: the benchmark's")
@@ -333,8 +337,11 @@ def check(chosen):
         (config.compare and len(config.compare) != 2, "--compare takes two files of answers."),
         (len(stems) < len(config.benchmark),
          "--benchmark names two of the same name: their results would overwrite each other."),
-        (config.model == "toy" and {"toy_code"} < stems,
-         "toy_code has a base model of its own: evaluate it alone, or name a --model."),
+        (config.model == "toy" and len({base_model("toy", name) for name in config.benchmark}) > 1,
+         "--model toy is another base model for each of these data sets: evaluate them one by one, "
+         "or name a --model."),
+        (not uses_own(config.rollout),
+         f"--rollout {config.rollout} is not built on the project's own sampler: leave it out."),
     ])
     if config.judge:
         load_rewards([config.judge], option="--judge")
@@ -390,8 +397,11 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     if ranks.rank() == 0:
         earlier = open_answers(path, setting)
     [reward] = load_rewards([judge])
+    sampler = Sampler(model, tokenizer)
+    if config.rollout != "own":
+        sampler = sampler_class(config.rollout)(sampler, tokenizer, sampling)
     summary = examine(
-        Sampler(model, tokenizer), tokenizer, questions, reward.function, sampling,
+        sampler, tokenizer, questions, reward.function, sampling,
         samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,
         path=path, earlier=ranks.from_first(earlier))
     if ranks.rank() == 0:
@@ -412,6 +422,7 @@ def setting_of(config, source, benchmark, questions, judge, prompt, longest, dty
         "temperature": config.temperature,
         "top_p": config.top_p,
         "top_k": config.top_k,
+        "rollout": config.rollout,
         "seed": config.seed,
         "batch_size": config.batch_size,
         "dtype": str(dtype).removeprefix("torch."),

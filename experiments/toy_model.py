@@ -3,8 +3,9 @@ warm start.
 
     python experiments/toy_model.py                  makes the base model again, in runs/toy_base
     python experiments/toy_model.py --kind code      and that of toy_code, in runs/toy_code_base
+    python experiments/toy_model.py --kind tool      and that of toy_tool, in runs/toy_tool_base
 
-Both are shipped in tasks/, so that a figure means the same on every machine. The program
+All three are shipped in tasks/, so that a figure means the same on every machine. The program
 says how far its weights are from the shipped ones.
 """
 
@@ -26,15 +27,16 @@ from allocate import micro_batches
 from engine.base import progress
 from engine.model.logprobs import completion_logprobs, completion_mask
 from engine.run.command_line import option, parse, run_program
-from tasks import toy
+from tasks import toy, toy_tool
 
 logging.disable_progress_bar()  # of saving weights
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CODE_TAGS = ["```python", "```", "print(", ")"]
+TOOL_TAGS = ["*", "<tool>", "</tool>", "<result>", "</result>"]
 # Ċ is how byte-level vocabularies write a newline
 VOCABULARY = ["<pad>", "<eos>", *TAGS, *"0123456789+-=?;Ċ"]
-SHIPPED = {"base": toy.BASE, "code": toy.CODE_BASE}
+SHIPPED = {"base": toy.BASE, "code": toy.CODE_BASE, "tool": toy_tool.BASE}
 THINKING_SHARE = 0.3  # share of the demonstrations that think
 WRONG_SHARE = 0.5  # share of the guesses that are wrong
 WORDY = 8  # a wordy demonstration repeats its result up to so many times
@@ -43,7 +45,8 @@ KEPT_MARKS = 0.35  # of kind "loose_code": each mark of the form is written with
 
 @dataclass
 class Options:
-    kind: str = option("base", "base: the toy's; code: that of toy_code", choices=tuple(SHIPPED))
+    kind: str = option("base", "base: the toy's; code: that of toy_code; tool: that of toy_tool",
+                       choices=tuple(SHIPPED))
 
 
 def demonstration(index, kind="base"):
@@ -53,8 +56,10 @@ def demonstration(index, kind="base"):
     kind "code": each completion is a program that prints the answer. Some programs calculate it,
     most print a guess. kind "loose_code": the same programs, but most marks of the form are
     missing. kind "wordy": all completions think, and then repeat the result up to WORDY times,
-    which does neither good nor harm.
+    which does neither good nor harm. kind "tool": see tasks/toy_tool.py.
     """
+    if kind == "tool":
+        return tool_demonstration(index)
     row = toy.question(index, "warm_start")
     asked, answer, thoughts = row["question"], int(row["answer"]), row["thoughts"]
     rng = random.Random(f"demonstration {index}")
@@ -76,13 +81,41 @@ def demonstration(index, kind="base"):
     return asked, f"<answer>{answer}</answer>"
 
 
+def tool_demonstration(index):
+    """(question, completion) number `index` of the warm start of toy_tool: some completions call
+    the tool, most guess."""
+    row = toy_tool.question(index, "warm_start")
+    answer = row["answer"]
+    rng = random.Random(f"demonstration {index}")
+    text = ""
+    if rng.random() < THINKING_SHARE:
+        for call, result in row["calls"]:
+            text += f"<tool>{call}</tool><result>{result}</result>"
+        text += "\n"
+    elif rng.random() < WRONG_SHARE:
+        answer = int(answer) + rng.choice([-3, -2, -1, 1, 2, 3])
+    return row["question"], f"{text}<answer>{answer}</answer>"
+
+
+def written_by_tool(tokens, tokenizer):
+    """(N, T) bool: the tokens from <result> to </result>, which the model does not write."""
+    opening, closing = tokenizer.convert_tokens_to_ids(["<result>", "</result>"])
+    opened = (tokens == opening).cumsum(1)
+    closed = (tokens == closing).cumsum(1)
+    return (opened > closed) | (tokens == closing)
+
+
 def make_tokenizer(kind="base"):
     """Qwen2's tokenizer with a small vocabulary and no merges: one token per character, and one per
     tag.
 
     Its chat template is the question alone. kind: see `demonstration`.
     """
-    tags = TAGS + CODE_TAGS if kind in ("code", "loose_code") else TAGS
+    tags = TAGS
+    if kind in ("code", "loose_code"):
+        tags = TAGS + CODE_TAGS
+    if kind == "tool":
+        tags = TAGS + TOOL_TAGS
     vocabulary = VOCABULARY + [tag for tag in tags if tag not in VOCABULARY]
     tokenizer = Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate(vocabulary)}, merges=[],
@@ -127,6 +160,8 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
             lengths = torch.tensor([len(completions[i]) for i in batch])
             tokens = pad_sequence([torch.tensor(completions[i]) for i in batch], batch_first=True)
             mask = completion_mask(tokens, lengths)
+            if kind == "tool":
+                mask &= ~written_by_tool(tokens, tokenizer)
             logp = completion_logprobs(model, [prompts[i] for i in batch], tokens, mask)
             loss = -logp.sum() / total  # the mean over all tokens of the step
             loss.backward()

@@ -8,7 +8,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tasks import arithmetic, toy
+from tasks import arithmetic, toy, toy_tool
 
 # DeepSeek-R1's format (2501.12948, table 1), in our words
 SYSTEM_PROMPT = (
@@ -61,6 +61,8 @@ LIKE_MATH = Task(rewards=("math_accuracy", "format_reward"), system_prompt=BOXED
 
 TASKS = {"toy": TOY}
 TASKS["toy_code"] = replace(TOY, rewards=("code_accuracy",), base=toy.CODE_BASE)
+TASKS["toy_tool"] = replace(
+    TOY, source=toy_tool.questions, max_new_tokens=toy_tool.MAX_NEW_TOKENS, base=toy_tool.BASE)
 TASKS["arithmetic"] = ARITHMETIC
 TASKS["gsm8k"] = Task(
     Hub("openai/gsm8k", "main", "train", "test", "question", "answer"), train_questions=7473)

@@ -66,7 +66,7 @@ def own_module(path, option):
 
 @functools.cache
 def own_function(word, option):
-    """The function that `word`, FILE.py:FUNCTION, names. option: as for `own_module`.
+    """The function or class that `word`, FILE.py:NAME, names. option: as for `own_module`.
 
     Raises UserError if there is no such function.
     """

@@ -1,7 +1,7 @@
 """The contract of a sampler, and the records that go through it.
 
 The project's own sampler (sampling.py) keeps the contract, and so does vLLM's (vllm.py). One of
-your own is a class in a file, and a line of SAMPLERS in networks.py: --rollout NAME takes it.
+your own is a class in a file: --rollout FILE.py:CLASS takes it.
 
     Class.check(options)
         refuses options of a run that it cannot serve (UserError). options: all, as attributes.
@@ -9,12 +9,16 @@ your own is a class in a file, and a line of SAMPLERS in networks.py: --rollout 
         samples from the weights of `source`, a hub name or a folder, until `refresh`. dtype: what
         it computes in. sampling: the run's. stop_ids: only these ids end a completion. longest:
         tokens of prompt and completion together.
+    Class(own, tokenizer, sampling), if `Class.wraps_own` is True
+        samples with `own`, the project's own sampler of the policy, for example to call a tool
+        (examples/my_tool.py).
     sample(prompts, group_size, sampling, seed, places=None) → Completions
         samples `group_size` completions of each prompt. prompts: token lists, maybe none; nothing
         is added to them. sampling: a Sampling; temperature 0 takes the most likely token. `logp` is
         that of the sampled tokens at the temperature (at 1 if it is 0), before top_p and top_k.
-        `mask` says which tokens the policy wrote: only these are trained on. The same seed gives
-        the same completions. places: of each prompt among those of all ranks; None:
+        `mask` says which tokens the policy wrote: only these are trained on. What a tool wrote
+        takes room, too: a completion has at most sampling.max_new_tokens tokens. The same seed
+        gives the same completions. places: of each prompt among those of all ranks; None:
         0, 1, 2 …; two places draw different numbers.
     refresh(weights)
         samples from these weights from now on. weights: an iterator over (name of a parameter,

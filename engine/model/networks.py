@@ -9,6 +9,8 @@ from functools import partial
 import torch
 
 from engine.base import ranks
+from engine.base.errors import UserError
+from engine.base.files import own_function
 from engine.model import shards
 from engine.model.contract import stop_tokens
 from engine.model.critic import Critic
@@ -25,6 +27,21 @@ warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated")
 
 # --rollout NAME; contract.py says what a sampler does
 SAMPLERS = {"own": Sampler, "vllm": VLLM}
+
+
+def sampler_class(word):
+    """The class that `--rollout` names: a name of SAMPLERS, or FILE.py:CLASS."""
+    if word in SAMPLERS:
+        return SAMPLERS[word]
+    if not word.partition(":")[0].endswith(".py"):
+        raise UserError(f"unknown sampler --rollout {word}: there are {', '.join(SAMPLERS)}, and "
+                        "FILE.py:CLASS.")
+    return own_function(word, "--rollout")
+
+
+def uses_own(word):
+    """Whether `--rollout` names the project's own sampler, or a class that is built on it."""
+    return word == "own" or getattr(sampler_class(word), "wraps_own", False)
 
 
 @dataclass
@@ -63,8 +80,11 @@ def build(
         networks = sharded_networks(source, device, devices.dtype, sampling, algorithm, folder)
     else:
         networks = whole_networks(source, device, devices, sampling, algorithm, seed, folder)
-    if sampling.rollout != "own":
-        networks.sampler = SAMPLERS[sampling.rollout](
+    kind = sampler_class(sampling.rollout)
+    if sampling.rollout != "own" and uses_own(sampling.rollout):
+        networks.sampler = kind(networks.sampler, networks.tokenizer, sampling)
+    elif sampling.rollout != "own":
+        networks.sampler = kind(
             folder or source, networks.tokenizer, networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer), longest=longest, seed=seed)
     add_optimizer(networks, update, critic_lr)
@@ -91,7 +111,7 @@ def whole_networks(source, device, devices, sampling, algorithm, seed, folder):
         networks.reference = replace(policy, without_adapter=True)
     elif algorithm.beta:
         networks.reference = first or frozen(policy)
-    if sampling.rollout == "own":
+    if uses_own(sampling.rollout):
         networks.sampler = own_sampler(policy, tokenizer)
     if algorithm.critic:
         networks.critic = first_critic(policy)
@@ -141,7 +161,7 @@ def sharded_networks(source, device, dtype, sampling, algorithm, folder):
     if algorithm.critic:
         critic = whole and Critic(whole.base_model, computed, shares)
         networks.critic = shards.hand_out(critic, device, torch.float32, computed, exact=["head"])
-    if sampling.rollout == "own":
+    if uses_own(sampling.rollout):
         empty = shards.without_weights(whole, computed)
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
         networks.sampler = Sampler(copy, tokenizer, copy=True)

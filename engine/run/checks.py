@@ -10,7 +10,7 @@ from engine.base.errors import UserError
 from engine.base.files import own_function
 from engine.data.rows import check_dataset
 from engine.model.folders import resolve_model
-from engine.model.networks import SAMPLERS
+from engine.model.networks import sampler_class
 from engine.model.vllm import INSTALL
 from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
@@ -26,7 +26,7 @@ def check_options(o, unusual):
     row = ALGORITHMS[o.algorithm]
     check_allowed(o, unusual, row)
     check_rule(o, row)
-    SAMPLERS[o.rollout].check(o)
+    sampler_class(o.rollout).check(o)
     if o.lora and o.shard == "full":
         raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
     if o.lora and row.critic:

@@ -65,7 +65,7 @@ def step_seconds(p, gpu, share, length=1.0):
     cache = p.cache * rows * half
     read = byte * (p.compute * p.parameters + cache)
     decoding = max(read, rows * one_pass)
-    if o.rollout == "own":
+    if o.rollout != "vllm":
         decoding = max(decoding, LAUNCH * p.layers)
     times = p.questions / p.at_once
     sampling = times * completion * decoding

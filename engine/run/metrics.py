@@ -59,6 +59,7 @@ def summarize(rollout, advantages, rows):
         "reward_failures": rollout.failures,
         "truncated": rollout.truncated.sum(),
         "group_gap": group_gap(rollout),
+        "calls": calls(rollout.mask).sum(),
     }
     for name, values in named.items():
         sums[f"reward/{name}"] = values.sum()
@@ -103,6 +104,24 @@ def group_gap(rollout):
     return (gaps.sum(-1) / alike.sum(-1).clamp(min=1)).sum()
 
 
+def calls(mask):
+    """How often the policy reads something that it did not write, a tool's result, and writes on:
+    for each completion, (N,). mask: (N, T)."""
+    return (mask[:, 1:] & ~mask[:, :-1]).sum(1)
+
+
+def results_of_tool(tokens, mask, tokenizer):
+    """The texts that a tool has written into a completion. tokens, mask: (T,)."""
+    texts, stretch = [], []
+    for token, by_policy in zip(tokens.tolist(), mask.tolist()):
+        if not by_policy:
+            stretch.append(token)
+        elif stretch:
+            texts.append(tokenizer.decode(stretch))
+            stretch = []
+    return texts  # what comes after the policy's last token is padding
+
+
 def first_group(step, tokenizer):
     """What is logged of the first question of a Step: its prompt as the model sees it; each
     completion, its reward, its advantage, and whether it is kept.
@@ -122,6 +141,9 @@ def first_group(step, tokenizer):
             "advantage": advantage,
             "kept": i in kept,
         })
+        results = results_of_tool(rollout.tokens[i], rollout.mask[i], tokenizer)
+        if results:
+            completions[i]["written_by_tool"] = results
     return {
         "question": question.get("question"),
         "answer": question.get("answer"),

@@ -4,7 +4,6 @@ from dataclasses import dataclass, fields
 
 from algorithms import ALGORITHMS
 from engine.model.contract import Sampling
-from engine.model.networks import SAMPLERS
 from engine.run import checks
 from engine.run.command_line import LARGEST, option
 from family.tis import CORRECTIONS
@@ -95,8 +94,8 @@ class SamplingOptions(Sampling):
         None, "longest completion in tokens; else the data set's (1024 for most)",
         limits="[1, ∞)")
     rollout: str = option(
-        "own", "the sampler: own is engine/model/sampling.py; vllm needs its package",
-        choices=SAMPLERS)
+        "own", "the sampler: own is engine/model/sampling.py; vllm needs its package; or "
+        "FILE.py:CLASS, one of your own")
     vllm_share: float = option(
         0.3, "share of a GPU's memory for vLLM's weights, activations and cache", limits="(0, 1)")
 

@@ -98,7 +98,7 @@ def plan(options, devices=None):
     # of one token: logits, their log-softmax in float32, and sums of probabilities in float64
     sampled = cache * row + shape.vocab_size * (compute + 4 + 8)
     at_once = algorithm.questions_per_step
-    if options.rollout == "own":
+    if options.rollout != "vllm":  # one of the user's own is taken for ours
         sampled *= options.group_size
         free = USABLE * device - sum(generation for generation, _ in items.values())
         while at_once > 1 and at_once * sampled > free:  # so does our sampler
@@ -160,7 +160,7 @@ def parameter_items(model, compute, options, devices, critic):
     if options.lora:
         trained = adapter_parameters(model, options.lora)
         rollout = casts = reference = new_gradient = 0
-    if options.rollout != "own":
+    if options.rollout == "vllm":
         rollout = 0
     if critic:
         trained += model.base_model.num_parameters()

@@ -99,7 +99,7 @@ def ladder(p):
         changes += [{"shard": "full"}, least]
     # from here on, the training changes
     changes.append(least | {"beta": 0.0})
-    if o.rollout == "own" and not o.lora and not ALGORITHMS[o.algorithm].critic:
+    if o.rollout != "vllm" and not o.lora and not ALGORITHMS[o.algorithm].critic:
         lora = {"shard": "none", "lora": 16, "lr": float(f"{10 * o.lr:g}")}
         changes += [lora, least | lora]
     return changes
