@@ -15,6 +15,7 @@ goes.
 - together: sampling more questions together than are trained on together
 - factorial: four losses × five rules: which of the two matters?
 - code: two loose rewards, for a base model that rarely writes the form of the code task
+- tool: a calculator, and what goes wrong if its results are trained on
 
 The protocol is the paper's, on a smaller task. G = 16, and a device trains on 16 completions in
 each step, so GRPO takes one question per step and CPPO ⌊16/k⌋. Every method passes once over the
@@ -34,7 +35,7 @@ import statistics
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -82,7 +83,7 @@ PAPER = {
 class Config:
     table: str = option(
         "all", "1, speed, keep, group, family, two, unbiased, ppo, length, controls, together, "
-        "factorial, code, or all"
+        "factorial, code, tool, or all"
     )
     seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
     quick: bool = option(
@@ -263,6 +264,15 @@ for name, runs, soft in (("no loose reward", 0, 0), ("code_runs", 0.2, 0),
         "cppo", 0.75, dataset="toy_code", rewards=words, questions_per_step=8, minibatches=2,
         lr=3e-4)._replace(baseline="no loose reward")
 
+# a calculator (examples/my_tool.py), as `train.py --dataset toy_tool` has it
+CALCULATOR = "examples/my_tool.py:WithCalculator"
+TOOL_RUN = {"dataset": "toy_tool", "questions_per_step": 8, "minibatches": 2, "lr": 3e-4}
+TOOL = {"GRPO": grpo(rollout=CALCULATOR, **TOOL_RUN),
+        "CPPO, P=0.75": cppo("both", 0.75, rollout=CALCULATOR, **TOOL_RUN)}
+for name, method in list(TOOL.items()):
+    options = method.options | {"rollout": "experiments/tool.py:TrainsOnResults"}
+    TOOL[f"{name}, trained on results"] = method._replace(options=options)
+
 
 # --- the columns of a page: {title: row of `summarize` → what stands in it} ---
 
@@ -287,11 +297,21 @@ OF_STEPS = {
     "sampled, worst seed": lambda r: f"{r['sampled']['min']:.3f}",
     "largest fall while training": lambda r: f"{r['fall']['max']:.3f}",
 }
-FORM = {  # the mean over the seeds for each quarter of the run
-    f"{title}, four quarters": lambda r, name=name: " · ".join(
-        f"{share:.2f}" for share in r["quarters"][name])
-    for title, name in (("right", "code_accuracy"), ("exact form", "code_format"))
-}
+
+
+def course(digits, **names):
+    """Columns that show how metrics change: the means over the seeds in the first step, then in
+    each quarter of the run. names: {title: metric}."""
+    return {
+        title.replace("_", " "): lambda r, name=name: " · ".join(
+            f"{value:.{digits}f}" for value in r["course"][name])
+        for title, name in names.items()
+    }
+
+
+FORM = course(2, right="reward/code_accuracy", exact_form="reward/code_format")
+CALLS = course(2, right="accuracy", calls="calls") | course(
+    3, clipped="clip_fraction", KL_to_the_base="kl") | course(1, largest_ratio="ratio_max")
 PUBLISHED = {
     f"paper: {title}": lambda r, i=i: PAPER[r["pruning_rate"]][i]
     for i, title in enumerate(("accuracy", "seconds", "speed-up"))
@@ -345,6 +365,8 @@ TABLES = {
                       ACCURACY_SECONDS),
     "code": Table("Two loose rewards for a form that is rare", 1024, CODE, ACCURACY, columns=FORM,
                   base="loose_code"),
+    "tool": Table("A calculator, with its results trained on and without", 1024, TOOL, ACCURACY,
+                  columns=CALLS),
     "factorial": Table("Which of loss and choice matters", 1024, FACTORIAL, plot.factorial,
                        plan=PLAN, seeds=5),
 }
@@ -395,20 +417,18 @@ def figures(folder):
         "no_update": summary["no_signal_steps"] / summary["step"],
         "seconds_to_85": reached[0], "completions_to_85": reached[1],
         "fall": max(max(accuracies[: i + 1]) - a for i, a in enumerate(accuracies)),
-        "phases": phases, "curve": points, "quarters": quarters(metrics),
+        "phases": phases, "curve": points, "course": course_of(metrics),
     }
 
 
-def quarters(metrics):
-    """{reward: its mean in each quarter of a run}, of a run of four steps or more."""
-    names = [key.removeprefix("reward/") for key in metrics[0] if key.startswith("reward/")]
-    cuts = [len(metrics) * i // 4 for i in range(5)]
+def course_of(metrics):
+    """{name: [value in the first step, mean in each quarter of the run]}, of a run of four steps or
+    more."""
+    names = [key for key in metrics[0] if key in COURSE or key.startswith("reward/")]
+    n = len(metrics)
+    parts = [metrics[:1]] + [metrics[n * i // 4 : n * (i + 1) // 4] for i in range(4)]
     return {
-        name: [
-            statistics.fmean(row[f"reward/{name}"] for row in metrics[start:end])
-            for start, end in pairwise(cuts)
-        ] for name in names
-    }
+        name: [statistics.fmean(row[name] for row in part) for part in parts] for name in names}
 
 
 def kl_to_base(folder, base):
@@ -469,6 +489,7 @@ def amdahl(phases, share):
     return phases["total"] / (phases["total"] - pruned + share * pruned)
 
 
+COURSE = ("accuracy", "calls", "clip_fraction", "kl", "ratio_max")
 SAME = ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions",
         "completions")  # for every seed
 SPREADS = ("base", "base_greedy", "greedy", "sampled", "length", "seconds", "no_signal",
@@ -515,16 +536,11 @@ def over_the_seeds(own, base, unpruned):
             for b, u, run in zip(base, unpruned, own)
         ) if unpruned else None,
         "curves": [run["curve"] for run in own],
-        "quarters": {
-            name: [statistics.fmean(of_seeds) for of_seeds in zip(*values)]
-            for name, values in by_name(own, "quarters").items()
+        "course": {
+            name: [statistics.fmean(of_seeds) for of_seeds in zip(*(r["course"][name] for r in own))]
+            for name in own[0]["course"]
         },
     }
-
-
-def by_name(runs, key):
-    """{name: its values in all runs} of a figure that is a dict."""
-    return {name: [run[key][name] for run in runs] for name in runs[0][key]}
 
 
 def effects(rows):
