@@ -537,7 +537,7 @@ def over_the_seeds(own, base, unpruned):
         ) if unpruned else None,
         "curves": [run["curve"] for run in own],
         "course": {
-            name: [statistics.fmean(of_seeds) for of_seeds in zip(*(r["course"][name] for r in own))]
+            name: [statistics.fmean(values) for values in zip(*(r["course"][name] for r in own))]
             for name in own[0]["course"]
         },
     }
