@@ -40,7 +40,7 @@ SHIPPED = {"base": toy.BASE, "code": toy.CODE_BASE, "tool": toy_tool.BASE}
 THINKING_SHARE = 0.3  # share of the demonstrations that think
 WRONG_SHARE = 0.5  # share of the guesses that are wrong
 WORDY = 8  # a wordy demonstration repeats its result up to so many times
-KEPT_MARKS = 0.35  # of kind "loose_code": each mark of the form is written with this chance
+KEPT_MARKS = 0.1  # of kind "loose_code": each mark of the form is written with this chance
 
 
 @dataclass
