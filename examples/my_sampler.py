@@ -1,26 +1,15 @@
 """A sampler of your own: transformers' `generate`, behind the contract of engine/model/contract.py.
 
-    torchrun examples/my_sampler.py --rollout generate --steps 4
-
-To have it in train.py, touch two files: put the class into a new file engine/model/generate.py, and
-add a line to SAMPLERS in engine/model/networks.py.
+    torchrun train.py --rollout examples/my_sampler.py:Generate --steps 4
 """
-
-import sys
-from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
-
-import train
 from engine.base.errors import refuse
 from engine.model.contract import Completions
 from engine.model.folders import resolve_model
 from engine.model.logprobs import completion_mask
-from engine.model.networks import SAMPLERS
-from engine.run.command_line import run_program
 
 
 class Generate:
@@ -28,7 +17,7 @@ class Generate:
 
     @staticmethod
     def check(options):
-        refuse([(options.lora, "--rollout generate does not take adapters: leave out --lora.")])
+        refuse([(options.lora, "--rollout Generate does not take adapters: leave out --lora.")])
 
     def __init__(self, source, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
         from transformers import AutoModelForCausalLM, GenerationConfig  # takes seconds
@@ -80,8 +69,3 @@ class Generate:
         logits = torch.stack(out.logits, dim=1).float()  # before top_p and top_k
         logp = torch.log_softmax(logits / (T or 1.0), dim=-1)
         return tokens, logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-
-
-if __name__ == "__main__":
-    SAMPLERS["generate"] = Generate  # this is the line of networks.py
-    run_program(train.main)

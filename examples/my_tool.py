@@ -1,20 +1,12 @@
-"""A tool: the policy calls a calculator, reads the result, and goes on.
+"""A tool: the policy calls a calculator, reads the result, and writes on.
 
     torchrun train.py --dataset toy_tool --rollout examples/my_tool.py:WithCalculator
     python eval.py --model runs/toy_tool-cppo-1 --benchmark toy_tool \\
         --rollout examples/my_tool.py:WithCalculator
 
-The policy writes `<tool>27*43</tool>`. The sampler then writes `<result>1161</result>` into the
-completion, and the policy writes on. All completions of a batch take their turns together. Three
-rules come from the contract of a sampler (engine/model/contract.py):
-
-- The tool's tokens are not in the mask, so nothing trains on them.
-- They take room: `max_new_tokens` is the room of the whole completion.
-- The random numbers of a completion depend only on its place, so any number of devices draws the
-  same completions.
-
-To bring a tool of your own, change `answer_call`, and TAGS if your model has other tags. Each of
-the two tags of a call must be one token.
+The policy writes `<tool>27*43</tool>`, and the sampler writes `<result>1161</result>` after it. The
+tool's tokens are not in the mask, so nothing trains on them, but they take room. For a tool of your
+own change `answer_call`, and TAGS if your model has other tags.
 """
 
 import math
@@ -27,9 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.base.errors import UserError
 from engine.model.contract import Completions
 
-TAGS = ("<tool>", "</tool>")  # a Qwen chat model has <tool_call>, </tool_call>
-RESULT = "<result>{}</result>"
-MAX_CALLS = 3  # the calls after these get no answer
+TAGS = ("<tool>", "</tool>")  # one token each; Qwen's chat models have <tool_call>, </tool_call>
+MAX_CALLS = 3  # later calls get no answer
 TURN = 1_000_000_007  # between the seeds of two turns
 
 
@@ -49,8 +40,8 @@ def calculate(text):
 
 def answer_call(written):
     """What the tool writes after a completion that ends with `</tool>`. written: its text."""
-    before, opening, call = written.removesuffix(TAGS[1]).rpartition(TAGS[0])
-    return RESULT.format(calculate(call) if opening else "?")
+    _, opening, call = written.removesuffix(TAGS[1]).rpartition(TAGS[0])
+    return f"<result>{calculate(call) if opening else '?'}</result>"
 
 
 @dataclass
@@ -61,20 +52,20 @@ class Turns:
     place: int
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)  # what the policy wrote
     truncated: bool = False
 
     def write(self, tokens, logp, by_policy, room):
         """Append tokens. If they do not fit into the room, the completion is cut off."""
-        fit = room - len(self.tokens)
-        self.truncated = len(tokens) > fit
-        self.tokens += tokens[:fit]
-        self.logp += logp[:fit]
-        self.mask += [by_policy] * len(tokens[:fit])
+        free = room - len(self.tokens)
+        self.truncated = len(tokens) > free
+        self.tokens += tokens[:free]
+        self.logp += logp[:free]
+        self.mask += [by_policy] * len(tokens[:free])
 
 
 class WithCalculator:
-    """The project's own sampler, with a calculator."""
+    """The project's own sampler, with a calculator (the contract: engine/model/contract.py)."""
 
     wraps_own = True
 
@@ -88,44 +79,27 @@ class WithCalculator:
             raise UserError(f"the model has no tokens {' and '.join(TAGS)}: change TAGS in "
                             "examples/my_tool.py to tokens that it has.")
         self.own, self.tokenizer, self.dtype = own, tokenizer, own.dtype
-        self.end_of_call = ids[1]
-        self.stop_ids = own.stop_ids
-
-    def refresh(self, weights):
-        self.own.refresh(weights)
-
-    def free_memory(self):
-        self.own.free_memory()
+        self.stop_ids, self.end_of_call = own.stop_ids, ids[1]
+        self.refresh, self.free_memory = own.refresh, own.free_memory
 
     def sample(self, prompts, group_size, sampling, seed, places=None):
-        room = sampling.max_new_tokens
         self.own.stop_ids = [*self.stop_ids, self.end_of_call]
         drawn = self.own.sample(prompts, group_size, sampling, seed, places)
-        if not prompts:
-            return drawn
         completions = []
         for place, prompt in zip(places or range(len(prompts)), prompts):
-            for i in range(group_size):
-                completions.append(Turns(prompt, place * group_size + i))
-        calling = self.read(completions, drawn, room)
+            completions += [Turns(prompt, place * group_size + i) for i in range(group_size)]
+        calling = self.read(completions, drawn, sampling.max_new_tokens)
         for turn in range(1, MAX_CALLS + 1):
-            if not calling:
-                break
-            for completion in calling:
-                written = self.tokenizer.decode(completion.tokens)
-                result = self.tokenizer(
-                    answer_call(written), add_special_tokens=False).input_ids
-                completion.write(result, [0.0] * len(result), False, room)
+            self.answer(calling, sampling.max_new_tokens)
             calling = [c for c in calling if not c.truncated]
             if turn == MAX_CALLS:
                 self.own.stop_ids = self.stop_ids
-            # each with the whole room: so the random numbers do not depend on the other completions
-            drawn = self.own.sample(
+            # each has the whole room: so its random numbers do not depend on the other completions
+            written = self.own.sample(
                 [c.prompt + c.tokens for c in calling], 1, sampling, seed + turn * TURN,
                 [c.place for c in calling])
-            calling = self.read(calling, drawn, room)
-        self.own.stop_ids = self.stop_ids
-        return self.joined(completions, drawn.tokens.device)
+            calling = self.read(calling, written, sampling.max_new_tokens)
+        return joined(completions, self.tokenizer.pad_token_id, drawn) if completions else drawn
 
     def read(self, completions, drawn, room):
         """Append what the policy has written. Returns the completions that now call the tool."""
@@ -136,15 +110,21 @@ class WithCalculator:
             completion.truncated |= cut
         return [c for c in completions if c.tokens[-1] == self.end_of_call and not c.truncated]
 
-    def joined(self, completions, device):
-        """The Completions, padded on the right."""
+    def answer(self, completions, room):
+        """Append what the tool answers."""
+        for completion in completions:
+            result = answer_call(self.tokenizer.decode(completion.tokens))
+            ids = self.tokenizer(result, add_special_tokens=False).input_ids
+            completion.write(ids, [0.0] * len(ids), False, room)
 
-        def padded(name, dtype, value):
-            rows = [torch.tensor(getattr(c, name), dtype=dtype) for c in completions]
-            return pad_sequence(rows, batch_first=True, padding_value=value).to(device)
 
-        lengths = torch.tensor([len(c.tokens) for c in completions], device=device)
-        truncated = torch.tensor([c.truncated for c in completions], device=device)
-        return Completions(
-            padded("tokens", torch.int64, self.tokenizer.pad_token_id), lengths, truncated,
-            padded("logp", torch.float32, 0.0), padded("mask", torch.bool, False))
+def joined(completions, pad_id, like):
+    """The Completions, padded on the right, on the device of `like`."""
+    columns = []
+    for name, padding in (("tokens", pad_id), ("logp", 0.0), ("mask", False)):
+        rows = [torch.tensor(getattr(c, name)) for c in completions]
+        columns.append(pad_sequence(rows, batch_first=True, padding_value=padding))
+    tokens, logp, mask = (column.to(like.tokens.device) for column in columns)
+    lengths = torch.tensor([len(c.tokens) for c in completions], device=tokens.device)
+    truncated = torch.tensor([c.truncated for c in completions], device=tokens.device)
+    return Completions(tokens, lengths, truncated, logp, mask)

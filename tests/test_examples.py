@@ -14,7 +14,6 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.networks import SAMPLERS
 from engine.model.sampling import Sampler
 from examples import my_sampler
 from examples.my_algorithm import by_length
@@ -109,12 +108,11 @@ def test_a_run_takes_a_data_set_of_ones_own(small, tmp_path, monkeypatch):
     assert metrics["questions"] == 4 and "reward/number_accuracy" in metrics
 
 
-def test_a_run_takes_a_sampler_of_ones_own(small, tmp_path, monkeypatch):
+def test_a_run_takes_a_sampler_of_ones_own(small, tmp_path):
     """transformers' generate. Its log-probabilities are the trainer's, also after an update: with
     old weights the gap would be about `kl_old`."""
-    monkeypatch.setitem(SAMPLERS, "generate", my_sampler.Generate)
-    words = ["--rollout", "generate", "--eval_questions", "2", "--lr", "1e-3", "--warmup", "0",
-             "--model", small, "--questions_per_step", "1"]
+    words = ["--rollout", "examples/my_sampler.py:Generate", "--eval_questions", "2",
+             "--lr", "1e-3", "--warmup", "0", "--model", small, "--questions_per_step", "1"]
     assert train.main([*words, "--steps", "2", "--output_dir", str(tmp_path)]) == 0
     first, second = files.read(tmp_path / "metrics.jsonl")
     assert first["kl_old"] > 1e-2

@@ -52,7 +52,15 @@ class Script:
         self.tokenizer, self.turns, self.asked = tokenizer, list(turns), []
         self.stop_ids = [tokenizer.eos_token_id]
 
+    def refresh(self, weights):
+        pass
+
+    def free_memory(self):
+        pass
+
     def sample(self, prompts, group_size, sampling, seed, places=None):
+        if not prompts:
+            return Completions.none("cpu")
         self.asked.append((self.tokenizer.batch_decode(prompts), group_size, places))
         rows = [self.tokenizer(text).input_ids for text in self.turns.pop(0)]
         lengths = torch.tensor([len(row) for row in rows])
@@ -102,8 +110,9 @@ def test_calls_without_end_are_answered_three_times(tokenizer):
 
 def test_a_result_takes_room_and_may_be_cut_off(tokenizer):
     call = ["<tool>2*3</tool>"] * 2  # 5 tokens; the result has 3
-    for room, text in [(5, call[0]), (7, call[0] + "<result>6"), (8, call[0] + "<result>6</result>"),
-                       (9, call[0] + "<result>6</result><answer>")]:
+    cut = [(5, ""), (7, "<result>6"), (8, "<result>6</result>"), (9, "<result>6</result><answer>")]
+    for room, more in cut:
+        text = call[0] + more
         drawn, texts, _ = written(tokenizer, call, ["<answer>6</answer><eos>"] * 2, room=room)
         assert texts[0] == text and drawn.truncated.all() and drawn.tokens.shape[1] == room
 

@@ -27,7 +27,6 @@ from algorithms import ALGORITHMS, KEEP
 from engine.base.errors import UserError
 from engine.base.files import own_function
 from engine.data.rows import check_dataset
-from engine.model.networks import SAMPLERS
 from engine.run.command_line import flat, given, parse
 from engine.run.config import Config, config_of
 from engine.scoring.score import load_rewards
@@ -211,7 +210,7 @@ def check_program(program, words):
         evaluation.check(given(evaluation.Config, words))
     elif program.startswith("examples/my_"):  # adds to a table, and calls train.main
         with patch.object(train, "main", check_train), patch.object(sys, "argv", ["", *words]):
-            with patch.dict(ALGORITHMS), patch.dict(SAMPLERS):
+            with patch.dict(ALGORITHMS):
                 runpy.run_path(program, run_name="__main__")
     elif parser_of(program) is None:
         assert not [word for word in words if word[0] == "-"], f"{program} takes no options"
