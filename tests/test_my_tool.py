@@ -87,16 +87,15 @@ def written(tokenizer, *turns, room=64, prompts=("1*2=?",), group_size=2):
 
 def test_a_completion_holds_calls_results_and_what_follows(tokenizer):
     drawn, texts, asked = written(
-        tokenizer, ["<tool>2*3</tool>", "<answer>9</answer><eos>"], ["<answer>6</answer><eos>"])
-    assert texts == ["<tool>2*3</tool><result>6</result><answer>6</answer>", "<answer>9</answer>"]
+        tokenizer, ["<answer>9</answer><eos>", "<tool>2*3</tool>"], ["<answer>6</answer><eos>"])
+    assert texts == ["<answer>9</answer>", "<tool>2*3</tool><result>6</result><answer>6</answer>"]
     # the second turn goes on after the result, alone, at its own place
-    assert asked[1] == (["1*2=?<tool>2*3</tool><result>6</result>"], 1, [0])
-    by_policy = tokenizer.decode(drawn.tokens[0][drawn.mask[0]])
-    assert by_policy == "<tool>2*3</tool><answer>6</answer><eos>"
-    assert calls(drawn.mask).tolist() == [1, 0] and not drawn.truncated.any()
-    assert results_of_tool(drawn.tokens[0], drawn.mask[0], tokenizer) == ["<result>6</result>"]
-    assert drawn.logp[0][drawn.mask[0]].eq(-0.5).all()
-    assert not drawn.logp[0][~drawn.mask[0]].any()
+    assert asked[1] == (["1*2=?<tool>2*3</tool><result>6</result>"], 1, [1])
+    tokens, mask, logp = drawn.tokens[1], drawn.mask[1], drawn.logp[1]
+    assert tokenizer.decode(tokens[mask]) == "<tool>2*3</tool><answer>6</answer><eos>"
+    assert calls(drawn.mask).tolist() == [0, 1] and not drawn.truncated.any()
+    assert results_of_tool(tokens, mask, tokenizer) == ["<result>6</result>"]
+    assert logp[mask].eq(-0.5).all() and not logp[~mask].any()
 
 
 def test_calls_without_end_are_answered_three_times(tokenizer):
