@@ -263,6 +263,8 @@ for name, runs, soft in (("no loose reward", 0, 0), ("code_runs", 0.2, 0),
     CODE[name] = cppo(
         "cppo", 0.75, dataset="toy_code", rewards=words, questions_per_step=8, minibatches=2,
         lr=3e-4)._replace(baseline="no loose reward")
+for name in ("no loose reward", "both loose rewards"):
+    CODE[f"{name}, 4 passes"] = CODE[name]._replace(passes=4)
 
 # a calculator (examples/my_tool.py), as `train.py --dataset toy_tool` has it
 CALCULATOR = "examples/my_tool.py:WithCalculator"
