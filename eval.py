@@ -337,7 +337,7 @@ def check(chosen):
         (config.compare and len(config.compare) != 2, "--compare takes two files of answers."),
         (len(stems) < len(config.benchmark),
          "--benchmark names two of the same name: their results would overwrite each other."),
-        (config.model == "toy" and len({base_model("toy", name) for name in config.benchmark}) > 1,
+        (config.model == "toy" and len({task_of(name).base or "" for name in config.benchmark}) > 1,
          "--model toy is another base model for each of these data sets: evaluate them one by one, "
          "or name a --model."),
         (not uses_own(config.rollout),
