@@ -247,21 +247,6 @@ def rule_name(rule):
     return rule if isinstance(rule, str) else f"{function.__module__}:{function.__qualname__}"
 
 
-def table():
-    """The table as text."""
-    names = ("group_size", "pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
-    lines = [("algorithm", "loss", "token_weights", "keep", *names)]
-    for name, row in ALGORITHMS.items():
-        loss = getattr(row.loss, "func", row.loss)  # of a partial
-        numbers = [str(getattr(row, column)) for column in names]
-        lines.append(
-            (name, loss.__name__, row.token_weights.__name__, rule_name(row.keep), *numbers))
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    more = "minibatches is the least number: a data set may ask for more (the toy asks for 2)."
-    return "\n".join([*rows, "", more])
-
-
 # --- the algorithm of a run ---
 
 
@@ -358,6 +343,21 @@ def usual_pruning_rate(row, rule):
     completions (GSPO, DAPO, …), it is CPPO's rate."""
     added = row.keep == "all" and rule not in (None, "all")
     return ALGORITHMS["cppo"].pruning_rate if added else row.pruning_rate
+
+
+def table():
+    """The table as text."""
+    names = ("group_size", "pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
+    lines = [("algorithm", "loss", "token_weights", "keep", *names)]
+    for name, row in ALGORITHMS.items():
+        loss = getattr(row.loss, "func", row.loss)  # of a partial
+        numbers = [str(getattr(row, column)) for column in names]
+        lines.append(
+            (name, loss.__name__, row.token_weights.__name__, rule_name(row.keep), *numbers))
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    more = "minibatches is the least number: a data set may ask for more (the toy asks for 2)."
+    return "\n".join([*rows, "", more])
 
 
 if __name__ == "__main__":
