@@ -92,7 +92,7 @@ def unbiased(rollout, advantages, k):
     sizes = advantages.abs().double()
     p = chances(sizes, k, allowed=rollout.trainable)
     u = torch.rand((len(p), 1), dtype=p.dtype, generator=generator)
-    rows = draw(p, u).flatten().nonzero()[:, 0]
+    rows = rows_where(draw(p, u))
     weighted = weighed(advantages, p).flatten()
     return rows, weighted[rows]
 
@@ -105,32 +105,28 @@ def smallest(rollout, advantages, k, *, metric):
     ks = torch.as_tensor(k).expand(len(advantages)).tolist()
     values = metric(rollout).float()
     values = values.masked_fill(~rollout.trainable, torch.inf)
-    kept = []
+    kept = torch.zeros_like(rollout.trainable)
     for q, own_k in enumerate(ks):
-        [of_question] = retain(values[q : q + 1], own_k)
-        kept.append(q * values.shape[1] + of_question)
-    return rows_of(kept)
+        kept[q, retain(values[q : q + 1], own_k)] = True
+    return rows_where(kept)
 
 
 def max_variance(rollout, advantages, k):
     """PODS: the rewards that vary the most."""
-    kept = []
+    kept = torch.zeros_like(rollout.trainable)
     for q, rewards in enumerate(rollout.total):
-        trainable = rollout.trainable[q].nonzero()[:, 0]
-        others = (~rollout.trainable[q]).nonzero()[:, 0]
-        if len(trainable) > k:
-            [chosen] = max_variance_subset(rewards[None, trainable], k)
-            of_question = trainable[chosen]
-        else:
-            missing = k - len(trainable)
-            of_question = torch.cat([trainable, others[:missing]])
-        kept.append(q * advantages.shape[1] + of_question.sort().values)
-    return rows_of(kept)
+        trainable = rollout.trainable[q]
+        # the completions that may be trained on; if they are fewer than k, also some others
+        order = trainable.argsort(descending=True, stable=True)
+        candidates = order[: max(k, trainable.sum())]
+        chosen = max_variance_subset(rewards[None, candidates], k)
+        kept[q, candidates[chosen]] = True
+    return rows_where(kept)
 
 
-def rows_of(questions):
-    """The rows of several questions, one after the other. questions: a list, maybe empty."""
-    return torch.cat([torch.empty(0, dtype=torch.int64), *questions])
+def rows_where(kept):
+    """The rows of the batch that a mask (Q, G) marks."""
+    return kept.flatten().nonzero()[:, 0]
 
 
 KEEP = {
@@ -146,21 +142,6 @@ KEEP = {
 }
 # GFPO's and PODS's rules: the advantages take the mean and the std over the kept completions
 OVER_KEPT = ("shortest", "efficiency", "max_variance")
-
-
-def advantages_over_kept(algorithm, rollout, rows):
-    """Advantages (Q, G) over the kept completions of each question only, and 0 for the others."""
-    Q, G = rollout.lengths.shape
-    if algorithm.ks:  # each question keeps its own number: (1, k) rows for each
-        groups = [rows[rows // G == q][None] for q in range(Q)]
-    else:  # all questions at once. A device with none takes part, as GDPO compares over all devices
-        groups = [rows.view(Q, algorithm.k)]
-    rewards, lengths = rollout.rewards.flatten(1), rollout.lengths.flatten()
-    advantages = torch.zeros(Q * G)
-    for group in groups:
-        of_kept = replace(rollout, rewards=rewards[:, group], lengths=lengths[group])
-        advantages[group] = algorithm.advantages(of_kept)
-    return advantages.view(Q, G)
 
 
 # --- token_weights(mask, N, tokens, max_tokens) → (N, T); N and tokens are of the whole batch ---
@@ -182,12 +163,10 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """A row of the table. `resolve` applies the options of a run to it, and gives its loss the
-    numbers.
-    """
+class Row:
+    """A row of the table: everything in which algorithms differ."""
 
-    loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats); resolved: with numbers
+    loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats)
     token_weights: Callable
     beta: float  # β, weight of the KL to the reference; 0: no reference
     clip_low: float | None  # ε_low: the ratio is clipped below 1 − ε_low; None: no clip
@@ -206,42 +185,15 @@ class Algorithm:
     # of the options that only some rows allow
     allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "shortest_prefix")
 
-    # the same in all rows; options of a run, as engine/run/options.py explains them
-    target_kl: float | None = None  # end the updates on a batch when KL(π_old ‖ π_θ) exceeds this
-    importance_weights: str | Callable | None = None  # of family/tis.py
-    shortest_prefix: float | None = None  # NAT: train on a prefix of at least this share
-    overlong_cache: int | None = None  # DAPO: the penalty grows over this many last tokens
-    mask_truncated: bool = False  # do not train on completions that are cut off
 
-    # set by `resolve` for a run, not by a row
-    name: str = ""
-    k: int = 16
-    questions_per_step: int = 1  # of a device
-    over_kept: bool = False  # the advantages are compared only with the kept completions
-    wants: frozenset[str] = frozenset()  # `entropy`, `sampled_logp`: if the loss has this argument
-
-    def keep_completions(self, rollout, advantages):
-        """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
-        k = self.k
-        if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
-            k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
-        rows = self.keep(rollout, advantages, k)
-        if isinstance(rows, tuple):  # a rule that says how much each kept completion counts
-            rows, own = rows
-            advantages = advantages.flatten().index_copy(0, rows, own).view_as(advantages)
-        elif self.over_kept:  # GFPO and PODS
-            advantages = advantages_over_kept(self, rollout, rows)
-        return rows[rollout.trainable.flatten()[rows]], advantages
-
-
-grpo = Algorithm(grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2)
+grpo = Row(grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2)
 # rows whose loss looks at the whole completion: their options have no --shortest_prefix
 WHOLE = ("keep", "pruning_rate", "allocation")
-gspo = Algorithm(  # its ratio
+gspo = Row(  # its ratio
     gspo_loss, sequence_mean, beta=0.0, clip_low=3e-4, clip_high=4e-4, minibatches=4,
     allowed_options=WHOLE,
 )
-gfpo = Algorithm(
+gfpo = Row(
     grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
     advantages=partial(compare_sums, ddof=0), keep="shortest", pruning_rate=0.5, allocation=False,
 )
@@ -251,24 +203,24 @@ ALGORITHMS = {
     "cppo": replace(grpo, keep="largest_abs", pruning_rate=0.75),
     # the code that made the tables of CPPO's paper
     "cppo_published": replace(grpo, token_weights=token_mean, keep="pooled", pruning_rate=0.75),
-    "drgrpo": Algorithm(
+    "drgrpo": Row(
         drgrpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2,
         advantages=partial(compare_sums, divide_by_std=False),
     ),
-    "dapo": Algorithm(
+    "dapo": Row(
         dapo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.28, max_rollouts=4),
-    "cispo": Algorithm(cispo_loss, token_mean, beta=0.0, clip_low=1.0, clip_high=4.0),
-    "sapo": Algorithm(sapo_loss, sequence_mean, beta=0.0, clip_low=None, clip_high=None),
+    "cispo": Row(cispo_loss, token_mean, beta=0.0, clip_low=1.0, clip_high=4.0),
+    "sapo": Row(sapo_loss, sequence_mean, beta=0.0, clip_low=None, clip_high=None),
     # with one update every ratio is 1, so the clip never acts: REINFORCE
-    "rloo": Algorithm(
+    "rloo": Row(
         grpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
         advantages=partial(compare_sums, function=leave_one_out_advantages),
     ),
-    "lite_ppo": Algorithm(
+    "lite_ppo": Row(
         grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
         advantages=compare_in_the_batch,
     ),
-    "maxrl": Algorithm(
+    "maxrl": Row(
         grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
         advantages=partial(compare_sums, function=mean_normalized_advantages),
     ),
@@ -282,7 +234,7 @@ ALGORITHMS = {
         grpo, loss=deepseek_v32_loss, advantages=partial(compare_sums, divide_by_std=False),
         allowed_options=WHOLE),
     "pods": replace(grpo, keep="max_variance", pruning_rate=0.75, allocation=False),
-    "ppo": Algorithm(
+    "ppo": Row(
         ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=scores, mu=4,
         critic=True, allocation=False, allowed_options=(),
     ),
@@ -295,18 +247,81 @@ def rule_name(rule):
     return rule if isinstance(rule, str) else f"{function.__module__}:{function.__qualname__}"
 
 
-def resolve(name, *, keep=None, questions_per_step=1, **options):
-    """The row `name` with the options of a run applied: all that a run knows of its algorithm.
+# --- the algorithm of a run ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(Row):
+    """A row with the options of a run. `resolve` makes it.
+
+    Its `keep` is a function, and its `loss` has the numbers β and ε.
+    """
+
+    # what follows from the row and the options
+    name: str  # of the row
+    k: int  # completions that are kept per question; if the row has `ks`, the most
+    questions_per_step: int  # of a device, after allocation
+    over_kept: bool  # the advantages are compared only with the kept completions
+    wants: set[str]  # those of `entropy` and `sampled_logp` that the loss takes
+
+    # what a run adds to its row; None: off
+    target_kl: float | None  # end the updates on a batch when KL(π_old ‖ π_θ) exceeds this
+    importance_weights: Callable | None  # of family/tis.py
+    shortest_prefix: float | None  # NAT: train on a prefix of at least this share
+    overlong_cache: int | None  # DAPO: the penalty grows over this many last tokens
+    mask_truncated: bool  # do not train on completions that are cut off
+
+    def keep_completions(self, rollout, advantages):
+        """Step 4. Returns (rows of the kept completions, advantages (Q, G) of the step)."""
+        k = self.k
+        if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
+            k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
+        kept = self.keep(rollout, advantages, k)
+        rows, advantages = rows_and_advantages(kept, advantages)
+        if self.over_kept:  # GFPO and PODS
+            advantages = advantages_over_kept(self, rollout, rows)
+        return rows[rollout.trainable.flatten()[rows]], advantages
+
+
+def rows_and_advantages(kept, advantages):
+    """(rows, advantages (Q, G) of the step) from what a rule returns: rows, or rows with their
+    advantages."""
+    if not isinstance(kept, tuple):
+        return kept, advantages
+    rows, own = kept
+    return rows, advantages.flatten().index_copy(0, rows, own).view_as(advantages)
+
+
+def advantages_over_kept(algorithm, rollout, rows):
+    """Advantages (Q, G) over the kept completions of each question only, and 0 for the others."""
+    Q, G = rollout.lengths.shape
+    if algorithm.ks:  # each question keeps its own number: (1, k) rows for each
+        groups = [rows[rows // G == q][None] for q in range(Q)]
+    else:  # all questions at once. A device with none takes part, as GDPO compares over all devices
+        groups = [rows.view(Q, algorithm.k)]
+    rewards, lengths = rollout.rewards.flatten(1), rollout.lengths.flatten()
+    advantages = torch.zeros(Q * G)
+    for group in groups:
+        of_kept = replace(rollout, rewards=rewards[:, group], lengths=lengths[group])
+        advantages[group] = algorithm.advantages(of_kept)
+    return advantages.view(Q, G)
+
+
+def resolve(
+    name, *, keep=None, questions_per_step=1, target_kl=None, importance_weights=None,
+    shortest_prefix=None, overlong_cache=None, mask_truncated=False, **changed,
+):
+    """The Algorithm of a run: the row `name` with the options of the run.
 
     keep: a name of KEEP, or a function. questions_per_step: B of a device, before allocation.
-    If an option is None, the row's own value holds.
+    importance_weights: a name of CORRECTIONS. changed: fields of the row; None: the row's own.
     Raises ValueError if the pruning rate keeps nothing.
     """
     row = ALGORITHMS[name]
     rule = keep or row.keep
-    given = {option: value for option, value in options.items() if value is not None}
+    given = {option: value for option, value in changed.items() if value is not None}
     given.setdefault("pruning_rate", usual_pruning_rate(row, rule))
-    row = replace(row, name=name, **given)
+    row = replace(row, **given)
     k = max(row.ks) if row.ks else keep_count(row.group_size, row.pruning_rate)
     B = questions_per_step
     if row.allocation:
@@ -314,11 +329,13 @@ def resolve(name, *, keep=None, questions_per_step=1, **options):
     numbers = {"clip_low": row.clip_low, "clip_high": row.clip_high}
     if not row.critic:  # PPO's β is in its rewards
         numbers["beta"] = row.beta
-    return replace(
-        row, k=k, questions_per_step=B, keep=KEEP.get(rule, rule), over_kept=rule in OVER_KEPT,
-        loss=partial(row.loss, **numbers),
-        importance_weights=CORRECTIONS.get(row.importance_weights),
-        wants={"entropy", "sampled_logp"} & set(inspect.signature(row.loss).parameters))
+    wants = {"entropy", "sampled_logp"} & set(inspect.signature(row.loss).parameters)
+    row = replace(row, keep=KEEP.get(rule, rule), loss=partial(row.loss, **numbers))
+    return Algorithm(
+        **vars(row), name=name, k=k, questions_per_step=B, over_kept=rule in OVER_KEPT,
+        wants=wants, target_kl=target_kl, importance_weights=CORRECTIONS.get(importance_weights),
+        shortest_prefix=shortest_prefix, overlong_cache=overlong_cache,
+        mask_truncated=mask_truncated)
 
 
 def usual_pruning_rate(row, rule):

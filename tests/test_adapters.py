@@ -42,15 +42,3 @@ def test_what_computes_is_seen(line):
 def test_an_adapter_says_what_it_does_and_what_it_leaves_out(path):
     says = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert "It only renames and reshapes: " in says and "Left out: " in says
-
-
-@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
-def test_each_adapter_has_a_row_in_the_table(path):
-    page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
-    assert f"(`{path.stem}`)" in page
-
-
-@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
-def test_a_switch_to_the_defaults_is_documented(path):
-    source = path.read_text(encoding="utf-8")
-    assert ('"DEFAULTS" in os.environ' in source) == ("DEFAULTS=1 in front" in source)

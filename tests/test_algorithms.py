@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve
-from cppo import batch_rows, prune
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.run.config import own_rule
@@ -188,18 +187,6 @@ def test_a_device_without_a_question_keeps_nothing_and_takes_part(name, keep):
 
 
 # --- a rule of one's own ---
-
-
-def by_length(rollout, advantages, k):
-    return batch_rows(prune(advantages / rollout.lengths, k), advantages.shape[1])
-
-
-def test_a_rule_of_ones_own_needs_no_row_of_the_table():
-    """|A| / length: the long completion with the largest |A| goes, a short one with a smaller |A|
-    stays."""
-    rewards, lengths = [[1.0, 0.0, 0.5, 0.4], [0.0, 0.6, 0.5, 1.0]], [[90, 2, 4, 3], [5, 1, 7, 4]]
-    kept = [chosen(1, rewards, lengths, keep=keep)[1] for keep in (None, by_length)]
-    assert kept == [[0, 4], [1, 7]] and resolve("gspo", keep=by_length).k == 4
 
 
 @pytest.mark.parametrize("returns", [

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-import train
 from algorithms import resolve
 from engine.data.questions import load_questions
 from engine.model.contract import Completions, Sampling
@@ -18,7 +17,7 @@ from engine.model.logprobs import Policy
 from engine.model.networks import Networks
 from engine.model.sampling import Sampler
 from tests.examples import named
-from tests.training import LONGEST, logprobs, weights_of
+from tests.training import LONGEST, weights_of
 from train import train_step
 from update import Limits
 
@@ -114,7 +113,6 @@ ROWS = {
     "cppo, token mean": resolve("dapo", group_size=G, mu=1, pruning_rate=0.5, max_rollouts=1,
                                 keep="largest_abs"),
     "gfpo": resolve("gfpo", group_size=G, mu=1),
-    "all": resolve("drgrpo", group_size=G, mu=1),
 }
 
 
@@ -162,23 +160,3 @@ def test_loss_gradient_and_counts_are_those_of_the_policys_own_tokens(name, worl
     assert metrics["entropy"] == pytest.approx(of_all / sum(n), rel=1e-4)
     # the sampler has read the tool's answers, and so has the scorer
     assert metrics["sampler_gap_max"] < 1e-3
-
-
-def test_the_model_reads_the_tools_tokens(world, monkeypatch):
-    """With another answer of the tool only the tokens after it have other log-probabilities."""
-    model, _, _, networks, questions = world
-    given = []
-    monkeypatch.setattr(
-        train, "update", lambda networks, minibatches, *_: given.extend(minibatches) or ({}, []))
-    step(networks, ROWS["all"], questions)
-    [batch] = given
-    other = replace(batch, tokens=batch.tokens.where(batch.mask, 4))
-    one, two = logprobs(model, batch), logprobs(model, other)
-    assert not one[~batch.mask].any()
-    called = ~batch.mask[:, FIRST]  # an answer of the tool
-    torch.testing.assert_close(one[:, :FIRST], two[:, :FIRST])
-    torch.testing.assert_close(one[~called], two[~called])
-    after = batch.mask[called, FIRST:].any(1)  # all but those that end with the answer
-    changed = ((one - two)[called, FIRST:].abs() > 1e-3).any(1)
-    assert (called.sum(), after.sum()) == (2 * (G - 1), 2 * (G - 2))
-    assert torch.equal(changed, after)

@@ -12,19 +12,17 @@ import pytest
 import torch
 
 import update as update_module
-from algorithms import ALGORITHMS, resolve, token_mean
+from algorithms import ALGORITHMS, resolve
 from engine.base import ranks
 from engine.model import loading, shards
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, computed_lengths
 from engine.model.networks import Networks
-from family.nat import prefix_chances, random_prefixes
+from family.nat import prefix_factors
 from grpo import grpo_loss
 from records import Batch
 from tests.training import (
     CPU,
-    LONGEST,
-    a_rollout,
     completions,
     logprobs,
     minibatches_of,
@@ -37,7 +35,6 @@ from update import (
     accumulate,
     compute_minibatch,
     cut_into_micro_batches,
-    cut_into_minibatches,
 )
 
 # what a token counts (N sequences of n tokens, M tokens in all, L the longest allowed), clip, β,
@@ -275,51 +272,30 @@ def test_a_sampler_that_computes_otherwise_is_corrected_in_the_weights(small, co
 
 @pytest.mark.parametrize("name", ["grpo", "cppo", "dapo", "drgrpo", "cispo", "deepseek_v32"])
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_over_all_prefixes_the_gradient_of_an_update_is_the_whole_one(small, name, share):
-    """NAT: the gradients of one update are averaged over 840 draws, in which each completion has
-    each of its cuts equally often. (840: a multiple of 1 … 8, their numbers of tokens.)"""
-    model, tokenizer = loading.load_model(small, CPU)
-    batch, algorithm = completions(tokenizer), resolve(name, mu=1, beta=0.0, minibatches=1)
-    n = len(batch.prompts)
-    rollout = a_rollout(
-        batch.advantages.view(n, 1), batch.mask.sum(1, keepdim=True), tokens=batch.tokens,
-        mask=batch.mask, logp=torch.zeros(batch.tokens.shape),
-        questions=[{"prompt": prompt} for prompt in batch.prompts])
-    chances = prefix_chances(batch.mask, share=share)
-    draws = [random_prefixes(batch.mask, torch.full((n, 1), (i + 0.5) / 840), share=share) / chances
-             for i in range(840)]
-
-    def weights(factors):
-        """(6, 8) of the one mini-batch, and which tokens it computes."""
-        [found] = cut_into_minibatches(
-            replace(rollout, prefix_weights=factors), rollout.total, torch.arange(n), algorithm, 48)
-        spread, seen = torch.zeros(n, 8), torch.zeros(n, 8, dtype=torch.bool)
-        width = found.tokens.shape[1]
-        spread[:, :width], seen[:, :width] = found.weights, found.mask
-        assert width == computed_lengths(found.mask).max() and torch.equal(spread > 0, seen)
-        return spread, seen, found
-
-    whole, seen, minibatch = weights(None)
-    assert torch.equal(seen, batch.mask)
-    found = [weights(factors) for factors in draws]
-    mean = sum(spread for spread, *_ in found) / 840
-    torch.testing.assert_close(mean, whole, rtol=1e-4, atol=1e-7)
-    kept = sum(seen.sum() for _, seen, _ in found) / 840
-    lengths = batch.mask.sum(1)
-    torch.testing.assert_close(
-        kept, ((lengths + (share * lengths).ceil().clamp(min=1)) / 2).sum(), rtol=1e-4, atol=1e-4)
+def test_a_mini_batch_of_prefixes_is_the_whole_one_with_its_weights_times_the_factors(
+    six, name, share
+):
+    """NAT: the factors are 0 after each prefix, and these tokens are not computed. On average the
+    factors are 1 (tests/concepts/test_nat.py), and the loss is linear in the weights. So the
+    average gradient is the whole one."""
+    model, batch = six
+    algorithm = resolve(name, mu=1, beta=0.0, minibatches=1)
+    u = torch.tensor([[0.1], [0.3], [0.5], [0.2], [0.6], [0.4]])
+    factors = prefix_factors(batch.mask, u, share=share)
+    [whole] = minibatches_of(batch, algorithm)
+    [found] = minibatches_of(batch, algorithm, prefix_weights=factors)
+    width = found.tokens.shape[1]
+    assert width == computed_lengths(factors > 0).max() < computed_lengths(batch.mask).max()
+    assert torch.equal(found.mask, factors[:, :width] > 0)
+    whole.weights = whole.weights * factors
+    torch.testing.assert_close(found.weights, whole.weights[:, :width])
 
     def gradient(minibatch):
-        policy = Networks(Policy(model), None)
         model.zero_grad()
-        accumulate(policy, copy.copy(minibatch), algorithm, Limits())
+        accumulate(Networks(Policy(model), None), minibatch, algorithm, Limits())
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    # the loss is linear in the weights: a few draws show that nothing else depends on the cut
-    for spread, _, of_prefixes in found[::280]:
-        same = copy.copy(minibatch)
-        same.weights = spread
-        torch.testing.assert_close(gradient(of_prefixes), gradient(same), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(gradient(found), gradient(whole), rtol=1e-3, atol=1e-6)
 
 
 def test_deepseeks_mask_looks_at_the_samplers_own_probabilities(six):
@@ -421,23 +397,6 @@ def test_if_the_clip_takes_the_policys_gradient_the_critics_update_leaves_the_po
 
     (policy, bias), (expected, before) = weights(0.0, 1.0), weights(0.0)
     assert torch.equal(policy, expected) and bias > before
-
-
-def test_the_critics_loss_is_half_the_mean_square_over_all_tokens(small):
-    """Its head is 0, so V is 0. With the returns R = 1, 2, 3, … the loss is ½ mean R², and its
-    gradient at the bias is −mean R. Both in several micro-batches of unequal lengths."""
-    model, tokenizer = loading.load_model(small, CPU)
-    critic, batch = Critic(copy.deepcopy(model.base_model)), completions(tokenizer)
-    batch.old_logp = logprobs(model, batch)
-    batch.advantages = torch.zeros(batch.tokens.shape)
-    batch.old_values = torch.zeros(batch.tokens.shape)
-    batch.returns = batch.mask.flatten().cumsum(0).view(batch.mask.shape) * batch.mask.float()
-    R = batch.returns[batch.mask]
-    networks = Networks(Policy(model), None, optimizer=sgd(model, 1.0), critic=critic)
-    batch.weights = token_mean(batch.mask, len(batch.mask), len(R), LONGEST)
-    tally = accumulate(networks, batch, resolve("ppo"), Limits(micro_batch_tokens=40))
-    assert tally.sums["value_loss"].item() == pytest.approx(R.square().mean().item() / 2)
-    assert critic.head.bias.grad.item() == pytest.approx(-R.mean().item())
 
 
 @pytest.mark.parametrize("correction", [None, "token_truncate", "sequence_mask"])

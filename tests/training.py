@@ -84,15 +84,15 @@ def a_rollout(rewards, lengths=None, reward_weights=None, **more):
     })
 
 
-def minibatches_of(batch, algorithm, numbers=None):
+def minibatches_of(batch, algorithm, numbers=None, **more):
     """What `cut_into_minibatches` makes of a batch in which each completion has its own question.
-    numbers: of these questions among those of all devices."""
+    numbers: of these questions among those of all devices. more: of the Rollout."""
     n = len(batch.prompts)
     rollout = a_rollout(
         batch.advantages.cpu().view(n, 1), batch.mask.sum(1, keepdim=True), tokens=batch.tokens,
         questions=[{"prompt": prompt} for prompt in batch.prompts], mask=batch.mask,
         logp=torch.zeros(batch.tokens.shape, device=batch.tokens.device),
-        question_numbers=torch.tensor(range(n) if numbers is None else numbers))
+        question_numbers=torch.tensor(range(n) if numbers is None else numbers), **more)
     found = cut_into_minibatches(rollout, rollout.total, torch.arange(n), algorithm, LONGEST)
     for minibatch in found:
         minibatch.sampled_logp = None  # nobody has sampled these

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from algorithms import ALGORITHMS, KEEP, OVER_KEPT, Algorithm, rule_name
+from algorithms import ALGORITHMS, KEEP, OVER_KEPT, Row, rule_name
 from engine.base.errors import UserError
 from engine.base.files import own_function
 from engine.data.rows import check_dataset
@@ -54,7 +54,7 @@ def is_installed(package):
 
 def check_allowed(o, unusual, row):
     """Refuse options that the algorithm does not take."""
-    for option in Algorithm.allowed_options:  # all that some row allows
+    for option in Row.allowed_options:  # all that some row allows
         if option in unusual and option not in row.allowed_options:
             raise UserError(f"--{option} does not fit {o.algorithm}: leave it out, or take another "
                             "--algorithm.")

@@ -7,7 +7,7 @@ Options are layers. Each layer wins over those before it:
 
 import difflib
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +17,7 @@ from engine.base.files import own_function
 from engine.run import checks, folder
 from engine.run.command_line import check_limits, compose, flat, given
 from engine.run.options import (
+    ALGORITHM_OPTIONS,
     ROW_FIELDS,
     DataOptions,
     DeviceOptions,
@@ -98,21 +99,19 @@ def algorithm_of(options):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in algorithms.KEEP:
         keep = own_rule(own_function(keep, "--keep"), keep)
-    numbers = {name: getattr(options, name) for name in ROW_FIELDS if name != "keep"}
+    others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
-        return algorithms.resolve(
-            options.algorithm, keep=keep, questions_per_step=options.questions_per_step, **numbers)
+        return algorithms.resolve(options.algorithm, keep=keep, **others)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
 
 
 def algorithm_with(config, changed):
     """The Algorithm of a run whose schedule changes some options. changed: {option: value}."""
-    own = {f.name for f in fields(RowOptions) if f.metadata} - {"algorithm"}
-    others = sorted(changed.keys() - own)
+    others = sorted(changed.keys() - ALGORITHM_OPTIONS)
     if others:
         raise UserError(f"a schedule cannot change {', '.join(others)}: it can change "
-                        f"{', '.join(sorted(own))}.")
+                        f"{', '.join(sorted(ALGORITHM_OPTIONS))}.")
     if changed.get("beta") and not config.row.beta:
         raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
                         "start the run with a --beta above 0.")

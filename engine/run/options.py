@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from algorithms import ALGORITHMS
+from algorithms import ALGORITHMS, Row
 from engine.model.contract import Sampling
 from engine.run import checks
 from engine.run.command_line import LARGEST, option
@@ -37,7 +37,7 @@ class DataOptions:
 
 @dataclass
 class RowOptions:
-    """None: what the algorithm's row says."""
+    """The fields of a row (None: what the row says), and what a run can add to any row."""
 
     _argument_group_name = "the algorithm (else what its row in algorithms.py says)"
 
@@ -64,6 +64,8 @@ class RowOptions:
     minibatches: int | None = option(
         None, "mini-batches that a batch is cut into; each pass makes one update per mini-batch",
         limits="[1, ∞)")
+
+    # added to the row; None: off
     target_kl: float | None = option(
         None, "end the updates on a batch when KL(π_old ‖ π_θ) exceeds this", limits="(0, ∞)")
     importance_weights: str | None = option(
@@ -75,14 +77,14 @@ class RowOptions:
     overlong_cache: int | None = option(
         None, "DAPO: a penalty grows from 0 to −1 over this many last tokens of max_new_tokens",
         limits="[1, ∞)")
-    mask_truncated: bool | None = option(
-        None, "do not train on completions cut off at max_new_tokens; their rewards still count in "
-        "the group")
+    mask_truncated: bool = option(
+        False, "do not train on completions cut off at max_new_tokens; their rewards still count "
+        "in the group")
 
 
-# the options that are also a field of algorithms.Algorithm, with the same name
-ROW_FIELDS = [
-    f.name for f in fields(RowOptions) if f.name not in ("algorithm", "questions_per_step")]
+# what `resolve` takes, and of these the fields of a row
+ALGORITHM_OPTIONS = {f.name for f in fields(RowOptions)} - {"algorithm"}
+ROW_FIELDS = ALGORITHM_OPTIONS & {f.name for f in fields(Row)}
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Resume: a run that was killed, or asked to stop, goes on as if nothing had happened."""
+"""Checkpoints: what is kept, what is damaged, and what a run reads of one. (test_train.py and
+test_faults.py resume runs, and compare them with runs in one go.)"""
 
 import os
 import pickle
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +12,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-import train
 from engine.base import files
 from engine.base.errors import UserError
-from engine.model import folders, loading
+from engine.model import folders
 from engine.model.logprobs import Policy
 from engine.run import checkpoint, logs
 from engine.run.state import State
@@ -25,43 +24,19 @@ PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "train.py")]
 CPU = torch.device("cpu")
 
 
-def words_of(small, folder):
-    return [
-        "--model", small, "--output_dir", str(folder), "--questions_per_step", "2",
-        "--group_size", "8", "--max_new_tokens", "48", "--lr", "1e-3", "--eval_questions", "8",
-        "--steps", "99",
-    ]
-
-
-def test_ctrl_c_ends_a_run_after_its_step_with_a_checkpoint(small, tmp_path, monkeypatch, capsys):
-    """test_train.py and test_faults.py resume runs, and compare them with runs in one go."""
-    train_step = train.train_step
-
-    def interrupted(*arguments):
-        signal.raise_signal(signal.SIGINT)
-        return train_step(*arguments)
-
-    monkeypatch.setattr(train, "train_step", interrupted)
-    assert train.main(words_of(small, tmp_path / "run")) == 130
-    assert "checkpoint-000001: --output_dir" in capsys.readouterr().out
-
-
 def after(step):
     return State("m", "d", 1, step=step)
 
 
-def without_step(loaded, **options):
+def without_step(loaded):
     model, tokenizer = loaded
-    return networks_around(Policy(model), tokenizer, lr=1e-3, **options)
+    return networks_around(Policy(model), tokenizer, lr=1e-3)
 
 
-def networks_of(loaded, **options):
-    """A policy whose optimizer has made a step, and a critic, if it is asked for."""
-    networks = without_step(loaded, **options)
+def networks_of(loaded):
+    """A policy whose optimizer has made a step."""
+    networks = without_step(loaded)
     networks.model(torch.tensor([[3, 4]])).logits.sum().backward()
-    if networks.critic:
-        for p in networks.critic.parameters():
-            p.grad = torch.ones_like(p)
     networks.optimizer.step()
     networks.optimizer.zero_grad()
     return networks
@@ -135,21 +110,6 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(loaded, tm
     harm(tmp_path / "checkpoint-000003")
     with pytest.raises(UserError, match="damaged"):
         checkpoint.resume(tmp_path)
-
-
-def test_the_optimizer_and_the_critic_come_back_as_they_were(loaded, tmp_path):
-    networks = networks_of(loaded, critic=True)
-    checkpoint.save(tmp_path, networks, after(3))
-    folder, _, _ = checkpoint.resume(tmp_path)
-    again = without_step(loading.load_model(folder, CPU), critic=True)
-    checkpoint.restore(folder, again)
-    learned, read = (list(n.model.parameters()) + list(n.critic.parameters())
-                     for n in (networks, again))
-    for p, q in zip(learned, read, strict=True):
-        ours, theirs = networks.optimizer.state[p], again.optimizer.state[q]
-        assert torch.equal(p, q) and ours["step"] == theirs["step"] == 1 and ours["exp_avg"].any()
-        assert torch.equal(ours["exp_avg"], theirs["exp_avg"])
-        assert torch.equal(ours["exp_avg_sq"], theirs["exp_avg_sq"])
 
 
 def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(loaded, tmp_path):

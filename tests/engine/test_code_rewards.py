@@ -111,14 +111,8 @@ PROGRAMS = {  # where 18 is right: (completion, accuracy, runs)
     "no Python": (answer("It is 18."), 0.0, -0.1),
     "an empty program": (answer(""), 0.0, -0.1),
     "no program": ("<think>so</think>\n<answer>18</answer>", 0.0, -0.1),
-    "in the thoughts": ("<think>```python\nprint(18)\n```</think>", 0.0, -0.1),
-    "unclosed": ("<think>so</think>\n```python\nprint(18)", 0.0, -0.1),
-    "two programs, the last one wrong": (
-        "```python\nprint(18)\n```\n```python\nprint(17)\n```", 0.0, 0.5,
-    ),
     "asks for the answer": (answer("print(input())"), 0.0, -0.1),
     "prints a great deal": (answer("print('18' * 10**6)"), 0.0, -0.1),
-    "": ("", 0.0, -0.1),
 }
 
 

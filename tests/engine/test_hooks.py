@@ -14,7 +14,7 @@ from engine.base.errors import UserError
 from engine.run import checkpoint
 from engine.run.config import algorithm_with, config_of
 from engine.run.hooks import Hooks, load_hooks
-from examples import my_curriculum, my_metrics, my_schedule
+from examples import my_curriculum, my_metrics
 from records import Step
 from tests.test_train import stop_after
 from tests.training import a_rollout
@@ -191,8 +191,3 @@ def test_a_mistake_is_one_sentence(text, sentence, small, tmp_path):
     with pytest.raises(UserError) as caught:
         go(small, tmp_path, tmp_path / "mine.py", "--pruning_rate", "0.875")
     assert sentence in str(caught.value) and "mine.py" in str(caught.value)
-
-
-def test_the_schedule_of_the_example_by_hand():
-    found = [my_schedule.schedule(1, progress)["pruning_rate"] for progress in (0, 0.5, 1)]
-    assert found == [0.875, 0.6875, 0.5]

@@ -203,11 +203,6 @@ def test_only_what_is_asked_is_tokenized(tokenizer):
     assert tokenizer.decode(asked[7]["prompt"]) == "7+1=?"
 
 
-def test_a_question_that_cannot_be_asked_makes_way(tokenizer):
-    rows = [ONE, ONE | {"question": "1+1+1+1=?"}, ONE | {"answer": ""}, ONE]
-    assert list(Questions(rows, "toy", tokenizer, max_prompt_tokens=5).ask(range(4))) == [0, 3]
-
-
 def test_the_fingerprint_covers_the_prompts(tokenizer):
     """A template that writes today's date makes other prompts."""
     found = set()
