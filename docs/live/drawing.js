@@ -54,8 +54,9 @@ function draw_rivals() {
     const step = Q === 1 ? say`1 question a step` : say`${Q} questions a step`;
     const line = say`${step}, trains on ${trained[0]} of ${trained[1]}, rate ${lr}`;
     const larger = Q > other.questions_per_step && lr > other.lr;
-    const why = larger ? say` (it averages ${Q} questions, so it can take larger steps)` : "";
-    return `<div><h3 class="name${i}"><i class="lane${i}"></i>${title_of(lanes[i])}</h3>${line}${why}</div>`;
+    const why = larger ? say`(it averages ${Q} questions, so it can take larger steps)` : "";
+    const title = `<h3 class="name${i}"><i class="lane${i}"></i>${title_of(lanes[i])}</h3>`;
+    return `<div>${title}${line} ${why}</div>`;
   };
   $("rivals").innerHTML = lanes.map(rival).join("");
   const same = lanes[0].settings.lr === lanes[1].settings.lr;
@@ -81,7 +82,8 @@ function draw_chart(name, marks, goal) {
   const axis = setting("axis");
   const least = axis === "seconds" ? 10 : 1000;
   const pale = FILM || shows_earlier() ? earlier : [];
-  const most = Math.max(least, ...[...lanes, ...pale].map(lane => lane.points.at(-1)?.[axis] ?? 0));
+  const ends = [...lanes, ...pale].map(lane => lane.points.at(-1)?.[axis] ?? 0);
+  const most = Math.max(least, ...ends);
   const tick = tick_of(most);
   const parts = Math.floor(most / tick);
   const x = value => LEFT + (RIGHT - LEFT) * value / most;
@@ -113,7 +115,8 @@ const legend = name => (lane, i) => {
   const value = point ? fixed(point[name], DIGITS[name]) : "–";
   const differs = point && name === "accuracy" && setting("reward") !== "right";
   const reward = differs ? `<small>${say`reward ${fixed(point.reward, 2)}`}</small>` : "";
-  return `<span class="name${i}"><i class="lane${i}"></i>${title_of(lane)} <b>${value}</b> ${reward}</span>`;
+  return `<span class="name${i}"><i class="lane${i}"></i>${title_of(lane)} <b>${value}</b>
+    ${reward}</span>`;
 };
 
 function curve({ points }, style, place) {
@@ -131,26 +134,26 @@ const THINKING = 0.6, LONGER = 3, ENOUGH = 128;
 const hundredths = share => fixed(100 * share, 0);
 
 function story() {
-  if (shows_earlier()) return say`The pale curves are an earlier run. Press Start for one of your own.`;
+  if (shows_earlier()) return say`The pale curves are an earlier run. Press Start for your own.`;
   if (!lanes.every(lane => lane.points.length)) return "";
   const reached = lanes.filter(lane => lane.goal);
   if (reached.length === 2) return both_reached(reached);
   if (reached.length === 1) return one_reached(reached[0], lanes.find(lane => !lane.goal));
-  const [first, second] = lanes.map(lane => lane.points.at(-1));
-  const names = lanes.map(title_of);
   if (setting("reward") !== "right") {
-    const [reward, accuracy] = [fixed(second.reward, 2), hundredths(second.accuracy)];
-    return say`${names[1]} gets the reward ${reward} and is right ${accuracy} times in 100.`;
+    const { reward, accuracy } = lanes[1].points.at(-1);
+    const [name, paid, right] = [title_of(lanes[1]), fixed(reward, 2), hundredths(accuracy)];
+    return say`${name} gets the reward ${paid}. Of 100 completions ${right} are right.`;
   }
-  if (Math.max(first.thinks, second.thinks) >= THINKING) {
-    const [a, b] = [first, second].map(point => hundredths(point.thinks));
-    return say`Of 100 completions ${names[0]} thinks in ${a} and ${names[1]} in ${b}: thinking pays.`;
+  const enough = points => points.find(point => point.completions >= ENOUGH);
+  const thinks = ({ points }) => enough(points) && points.at(-1).thinks >= THINKING;
+  const thinkers = lanes.filter(thinks);
+  if (thinkers.length === 2) return say`Both now think in most completions, because thinking pays.`;
+  if (thinkers.length === 1) {
+    return say`${title_of(thinkers[0])} now thinks in most completions, because thinking pays.`;
   }
-  const is_longer = ({ points }) =>
-    points.at(-1).length > LONGER + points.find(point => point.completions >= ENOUGH)?.length;
+  const is_longer = ({ points }) => points.at(-1).length > LONGER + enough(points)?.length;
   if (lanes.some(is_longer)) return say`The completions get longer. Nobody asked for that.`;
-  const [a, b] = [first, second].map(point => hundredths(point.accuracy));
-  return say`Both mostly guess. Of 100 completions, ${a} and ${b} are right.`;
+  return say`Both mostly guess.`;
 }
 
 function one_reached(winner, other) {
@@ -163,24 +166,23 @@ function one_reached(winner, other) {
 
 // By the clock, and by the completions: the first one is not always the same.
 function both_reached(reached) {
-  const by = (measure, digits) => {
+  const by = measure => {
     const [first, second] = reached.toSorted((a, b) => a.goal[measure] - b.goal[measure]);
-    const of = ({ goal }) => digits === undefined ? grouped(goal[measure]) : fixed(goal[measure], digits);
+    const of = ({ goal }) => grouped(Math.round(goal[measure]));
     return [title_of(first), of(first), title_of(second), of(second)];
   };
-  const [a, b, c, d] = by("seconds", 0), [e, f, g, h] = by("completions");
-  const clock = say`By the clock ${a} is first (${b} s, ${c} ${d} s)`;
-  const samples = say`by the completions ${e} is first (${f}, ${g} ${h})`;
-  return say`To be right ${hundredths(GOAL)} times in 100: ${clock}; ${samples}.`;
+  const [a, b, c, d] = by("seconds"), [e, f, g, h] = by("completions");
+  const clock = say`By the clock ${a} was first (${b} s, ${c} ${d} s)`;
+  return clock + say`, by the completions ${e} (${f}, ${g} ${h}).`;
 }
 
 function draw_story() {
   write("story", story());
-  const points = lanes.map(lane => lane.points.at(-1));
-  if (points.some(point => !(point?.completions >= WINDOW))) return write("window", "");
-  const costs = points.map(({ seconds, completions }) => fixed(WINDOW * seconds / completions, 0));
+  const first = lanes.map(({ points }) => points.find(point => point.completions >= WINDOW));
   const [a, b] = lanes.map(title_of);
-  write("window", say`So many cost ${a} ${costs[0]} s and ${b} ${costs[1]} s: before that its curve says little.`);
+  const [c, d] = first.map(point => point && fixed(point.seconds, 0));
+  const cost = say`The first 512 cost ${a} ${c} s and ${b} ${d} s; until then its curve says little.`;
+  write("window", c && d ? cost : "");
 }
 
 // --- where the time goes: for one question, so that lanes with different steps can be compared ---
@@ -202,7 +204,8 @@ function draw_time() {
     const { questions_per_step: Q } = lane.settings;
     const step = fixed(totals[i] * Q, 0);
     return `<span class="name${i}">${title_of(lane)}</span><b>${say`${fixed(totals[i], 0)} ms`}</b>
-      <div class="lane${i}" role="img" aria-label="${spoken}" title="${spoken}">${times[i].map(bar).join("")}</div>
+      <div class="lane${i}" role="img" aria-label="${spoken}" title="${spoken}">
+        ${times[i].map(bar).join("")}</div>
       <p>${say`Questions in a step: ${Q}. A step takes ${step} ms.`}</p>`;
   };
   $("time").innerHTML = lanes.map(row).join("");
@@ -211,9 +214,10 @@ function draw_time() {
 // --- the same three questions ---
 
 function draw_questions() {
+  const mark = ({ right }) => right ? `<span class="mark">${word("✓ right")}</span>` :
+    `<span class="mark wrong">${word("✗ wrong")}</span>`;
   const answer = (title, style, found) => `<div class="${style}"><h4>${title}</h4>
-    <code>${found ? colored(found.text) : "…"}</code>
-    <span class="mark ${found?.right === false ? "wrong" : ""}">${found ? word(found.right ? "✓ right" : "✗ wrong") : ""}</span></div>`;
+    <code>${found ? colored(found.text) : "…"}</code> ${found ? mark(found) : ""}</div>`;
   const now = i => (lane, n) => answer(say`${title_of(lane)} now`, `lane${n}`, lane.now?.[i]);
   const row = ({ question, answer: gold }, i) => `
     <div class="asked"><h3>${question}</h3><span>${say`Right: ${gold}`}</span></div>
@@ -232,11 +236,12 @@ function draw_stages() {
   $("other").textContent = say`Show ${title_of(lanes[1 - seen_lane])}`;
 }
 
-// Equal completions of one fate are one row; those that are kept come first.
+// Equal completions are one row; from stage 4 on two, if some are kept and some are pruned.
 function rows_of(completions) {
   const rows = new Map();
+  const is_decided = stage === 0 || stage > 3;
   for (const completion of completions) {
-    const key = completion.text + completion.kept;
+    const key = completion.text + (is_decided && completion.kept);
     rows.set(key, { ...completion, times: (rows.get(key)?.times ?? 0) + 1 });
   }
   const size = ({ advantage }) => Math.abs(advantage);
@@ -246,8 +251,8 @@ function rows_of(completions) {
 function completion_row({ text, reward, advantage, kept, times }, scale) {
   const width = 50 * Math.abs(advantage) / scale;
   const left = advantage < 0 ? 50 - width : 50;
-  const count = times > 1 ? `<b class="times">× ${times}</b>` : "";
-  return `<tr class="${kept ? "kept" : "pruned"}"><td><code>${colored(text)}</code> ${count}</td>
+  return `<tr class="${kept ? "kept" : "pruned"}"><td><code>${colored(text)}</code></td>
+    <td class="times">${times > 1 ? `× ${times}` : ""}</td>
     <td class="from2">${brief(reward)}</td>
     <td class="from3"><span class="advantage"><i style="left:${left}%;width:${width}%"></i></span>
       <span class="value">${signed(advantage)}</span></td>
@@ -269,13 +274,13 @@ function draw_lane(lane, i) {
   const of = say`Question ${at + 1} of ${n}`;
   const next = `<button type="button" id="next${i}" ${n > 1 ? "" : "hidden"}>${of} ›</button>`;
   const size = say`Step ${step}: ${n} × ${lane.settings.group_size} completions`;
-  const prunes = completions.some(c => !c.kept) ? "" : "keeps_all";
+  const style = completions.every(c => c.kept) ? "keeps_all" : "";
   const rows = rows_of(completions).map(row => completion_row(row, scale));
   $("lane" + i).innerHTML = `<div class="head">${heading}<span class="note">${size}</span></div>
     <p class="asked"><b>${question}</b> ${say`Right: ${answer}`} ${next}</p>
     <div class="formulas">${formulas(lane, completions)}</div>
-    <table class="${prunes}"><thead><tr><th>${word("completion")}</th><th class="from2">${word("reward")}</th>
-      <th class="from3">A</th><th class="from4"></th></tr></thead>
+    <table class="${style}"><thead><tr><th>${word("completion")}</th><th></th>
+      <th class="from2">${word("reward")}</th><th class="from3">A</th><th class="from4"></th></tr></thead>
       <tbody>${rows.join("")}</tbody></table>`;
 }
 
@@ -303,11 +308,13 @@ function formulas({ shown, settings }, completions) {
 
 function kl_text({ kl, updates }, beta) {
   if (!beta || !updates) return say`This part is not needed here.`;
-  return say`KL to the model of the start: ${fixed(kl, 4)}, times β = ${beta}.`;
+  const [distance, counts] = [fixed(kl, 4), fixed(beta * kl, 4)];
+  const name = say`Distance from the untrained model (KL): ${distance}.`;
+  return `${name} ${say`In the loss it counts β · ${distance} = ${counts}.`}`;
 }
 
 function update_text({ loss, clip_fraction, gradient_norm, updates }) {
-  if (!updates) return say`All A are 0: no completion has a signal, and the weights stay.`;
+  if (!updates) return say`All A are 0: these completions teach nothing, and no weight changes.`;
   const [clipped, norm] = [fixed(100 * clip_fraction, 1), fixed(gradient_norm, 2)];
   const numbers = say`loss ${fixed(loss, 4)}, clipped ${clipped} %, norm of the gradient ${norm}`;
   return say`${updates} updates: ${numbers}.`;
@@ -331,11 +338,13 @@ function draw_buttons() {
 
 function draw_box() {
   const now = performance.now();
+  const is_new = lanes.some(lane => lane.shown !== lane.result);
   if (!running || now - box_drawn > MS_BETWEEN_BOXES) {
     box_drawn = now;
     for (const lane of lanes) lane.shown = lane.result;
   }
   lanes.forEach(draw_lane);
+  if (stage && is_new) show_box();
 }
 
 function draw() {
@@ -344,8 +353,9 @@ function draw() {
   const focused = document.activeElement.id;
   draw_chart("accuracy", [0, 0.25, 0.5, 0.75, 1], GOAL);
   draw_chart("length", [0, 10, 20, 30, 40, 50]);
-  document.body.classList.toggle("earlier", shows_earlier());
-  const parts = [draw_colors, draw_rivals, draw_buttons, draw_story, draw_time, draw_questions, draw_stages, draw_box];
+  document.body.classList.toggle("earlier", shows_earlier());  // then the curves are pale
+  const parts = [draw_colors, draw_rivals, draw_buttons, draw_story, draw_time, draw_questions,
+    draw_stages, draw_box];
   for (const part of parts) part();
   if (focused !== document.activeElement.id) $(focused)?.focus();
 }

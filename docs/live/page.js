@@ -210,6 +210,10 @@ function one_at_a_time() {
     stage += 1;
   }
   draw();
+  show_box();
+}
+
+function show_box() {
   document.querySelector(".box").scrollIntoView();
 }
 
