@@ -31,13 +31,18 @@ function title_of({ settings }) {
 }
 
 // GRPO is grey and CPPO is blue, paler for a smaller P. Two lanes of one colour differ in dashes.
-const SHARE_OF_BLUE = { 0.25: 40, 0.5: 55, 0.75: 75 };
+const SHARE_OF_BLUE = { 0: 30, 0.25: 40, 0.5: 55, 0.75: 75 };
 const is_blue = ({ method }) => ["cppo", "pooled"].includes(method);
+
+function color_of({ settings }) {
+  if (!is_blue(settings)) return "var(--grpo)";
+  const share = SHARE_OF_BLUE[settings.pruning_rate];
+  return share ? `color-mix(in srgb, var(--cppo) ${share}%, var(--card))` : "var(--cppo)";
+}
 
 function draw_colors() {
   const { style, classList } = document.body;
-  const colors = lanes.map(({ settings }) => !is_blue(settings) ? "var(--grpo)" :
-    `color-mix(in srgb, var(--cppo) ${SHARE_OF_BLUE[settings.pruning_rate] ?? 100}%, var(--card))`);
+  const colors = lanes.map(color_of);
   lanes.forEach(({ settings }, i) => {
     style.setProperty(`--lane${i}`, colors[i]);
     style.setProperty(`--name${i}`, is_blue(settings) ? "var(--cppo)" : "var(--soft)");
