@@ -65,6 +65,7 @@ function draw_rivals() {
   };
   $("rivals").innerHTML = lanes.map(rival).join("");
   const same = lanes[0].settings.lr === lanes[1].settings.lr;
+  $("same").disabled = same && default_rate(0) === default_rate(1);  // then it is not seen
   $("same").textContent = same ? say`A rate of its own for each` : say`Same rate for both`;
 }
 

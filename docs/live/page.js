@@ -227,13 +227,15 @@ function press(event) {
   action();
 }
 
+const default_rate = lane => (prunes(lane) ? "0.0003" : "0.0001");
+
 // The smaller rate for both, or again the one that each method begins with
 function same_rate() {
-  const rates = LANES.map(lane => number("lr" + lane));
-  const own = LANES.map(lane => (prunes(lane) ? 0.0003 : 0.0001));
-  const chosen = rates[0] === rates[1] ? own : LANES.map(() => Math.min(...rates));
-  for (const lane of LANES) choose("lr" + lane, String(chosen[lane]));
-  changed(["lr0"]);
+  const rates = LANES.map(lane => setting("lr" + lane));
+  const is_same = rates[0] === rates[1];
+  const smaller = Number(rates[0]) < Number(rates[1]) ? rates[0] : rates[1];
+  for (const lane of LANES) choose("lr" + lane, is_same ? default_rate(lane) : smaller);
+  changed(["lr0", "lr1"]);
 }
 
 function start_anew() {
@@ -246,7 +248,7 @@ function pick({ target: { name } }) {
   if (lane) {  // as default_settings: 16 completions are trained on in a step
     choose("pruning_rate" + lane, prunes(lane) ? "0.875" : "0");
     choose("questions_per_step" + lane, prunes(lane) ? "8" : "1");
-    choose("lr" + lane, prunes(lane) ? "0.0003" : "0.0001");
+    choose("lr" + lane, default_rate(lane));
   }
   if (name === "expression") choose("reward", "own");
   changed([name]);
