@@ -85,7 +85,7 @@ function main(words) {
 }
 
 // The run that the page shows before it has one of its own: a lane of each method, with its answers
-// to the page's three questions before the run and after each second in which they change.
+// to the page's three questions before the run and after each half second in which they change.
 const QUESTIONS = [["7+4-2-8+7=?", "8"], ["3-3+2+7+9=?", "18"], ["4-1+9+9+5=?", "26"]];
 
 function recorded(method, most) {

@@ -14,6 +14,7 @@ import torch
 from cppo import prune
 from grpo import group_advantages
 from tests.browser import CHROMIUM, Browser
+from tests.live import needs_node, run_js, weights_in_base64
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "live.html"
@@ -244,6 +245,16 @@ def recent(lane, step, column):
     size = lane["settings"]["group_size"] * lane["settings"]["questions_per_step"]
     values = [row[column] for row in lane["steps"][: step + 1]][-(512 // size) :]
     return sum(values) / len(values)
+
+
+@needs_node
+def test_the_earlier_run_begins_as_a_run_of_today():
+    begun = run_js("""return given.settings.map(settings => {
+      const { accuracy, length, thinks } = make_lane(bytes, settings, answer_right).step();
+      return [accuracy, length, thinks];
+    });""", base64=weights_in_base64(), settings=[lane["settings"] for lane in EARLIER])
+    recorded = [lane["steps"][0][1:] for lane in EARLIER]
+    assert sum(begun, []) == pytest.approx(sum(recorded, []), abs=6e-4)  # stale: node experiments/live.js record
 
 
 def test_the_earlier_run_is_told_in_the_order_in_which_things_became_true(opened):
