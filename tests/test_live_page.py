@@ -254,7 +254,8 @@ def test_the_earlier_run_begins_as_a_run_of_today():
       return [accuracy, length, thinks];
     });""", base64=weights_in_base64(), settings=[lane["settings"] for lane in EARLIER])
     recorded = [lane["steps"][0][1:] for lane in EARLIER]
-    assert sum(begun, []) == pytest.approx(sum(recorded, []), abs=6e-4)  # stale: node experiments/live.js record
+    # if not: node experiments/live.js record
+    assert sum(begun, []) == pytest.approx(sum(recorded, []), abs=6e-4)
 
 
 def test_the_earlier_run_is_told_in_the_order_in_which_things_became_true(opened):
