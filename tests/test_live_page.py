@@ -180,8 +180,18 @@ def test_each_stage_of_the_first_step_lies_in_the_window(opened, width, height):
         button, text, parts = page.run(f"{EXPLAINED}({stage})")
         assert button and text and len(parts) >= (1 if width < 600 else 2)
         assert all(button + text + parts), stage
-    tops = [page.run(f"[...document.querySelectorAll('#lane{lane} tr')].map(row => row.offsetTop)")
-            for lane in (0, 1)]
+        below = page.run("document.querySelector('.box').getBoundingClientRect().top"
+                         " - drive.getBoundingClientRect().bottom")
+        assert abs(below) < 10  # the box is right below the buttons
+        rows = page.run("""[...document.querySelectorAll('#lane1 tbody tr')].map(row =>
+          [row.className, row.cells[0].innerText, Number(row.cells[1].innerText.slice(2) || 1)])""")
+        assert sum(times for *_, times in rows) == 16
+        if stage < 4:  # equal completions are one row, and from stage 4 on one for each fate
+            assert len({text for _, text, _ in rows}) == len(rows)
+        else:
+            assert sum(times for fate, _, times in rows if fate == "kept") == 2
+    tops = [page.run(f"[...document.querySelectorAll('#lane{lane} tr')].map(row =>"
+                     " row.getBoundingClientRect().top)") for lane in (0, 1)]
     if width > 600:
         assert len(tops[0]) > 2 and all(a == b for a, b in zip(*tops))  # the lanes' rows align
     else:
