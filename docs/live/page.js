@@ -219,12 +219,12 @@ function show_box() {
 
 // Space starts and pauses, → goes one step on; a control that needs the key itself keeps it.
 function press(event) {
-  const { key, target, altKey, ctrlKey, metaKey } = event;
+  const { key, target, altKey, ctrlKey, metaKey, repeat } = event;
   const takes = key === " " ? "button, a, input, select" : "input, select";
   const action = { " ": start_or_pause, ArrowRight: one_at_a_time }[key];
-  if (!action || altKey || ctrlKey || metaKey || target.closest(takes)) return;
+  if (FILM || !action || altKey || ctrlKey || metaKey || target.closest(takes)) return;
   event.preventDefault();
-  action();
+  if (!repeat) action();
 }
 
 const default_rate = lane => (prunes(lane) ? "0.0003" : "0.0001");
