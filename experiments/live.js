@@ -5,6 +5,7 @@
 //     node experiments/live.js grpo seed=2 lr=3e-4 until=2 completions=8192
 //     node experiments/live.js cppo pruning_rate=0.5 questions_per_step=2
 //     node experiments/live.js cppo 'reward=short(completion)' until=1
+//     node experiments/live.js record                     docs/live/earlier.json: 30 s of both
 //
 // Seconds are CPU seconds of this process. accuracy, reward and length are means over the last 512
 // completions. The run ends when this accuracy has reached `until`. The weights are the page's.
@@ -83,4 +84,47 @@ function main(words) {
     `${(operations / seconds / 1e9).toFixed(2)} GFLOP/s`);
 }
 
-main(process.argv.slice(2).length ? process.argv.slice(2) : ["cppo"]);
+// The run that the page shows before it has one of its own: a lane of each method, with its answers
+// to the page's three questions before the run and after each half second in which they change.
+const QUESTIONS = [["7+4-2-8+7=?", "8"], ["3-3+2+7+9=?", "18"], ["4-1+9+9+5=?", "26"]];
+
+function recorded(method, most) {
+  const settings = default_settings(method);
+  if (method === "grpo") settings.pruning_rate = 0;
+  const lane = make_lane(bytes, settings, answer_right);
+  const phases = { sampling: 0, logprobs: 0, update: 0 }, steps = [], told = [];
+  let seconds = 0;
+  const tell = () => {
+    const texts = lane.answers(QUESTIONS.map(([question]) => question));
+    const right = (text, i) => answer_right(text, QUESTIONS[i][1]) === 1;
+    const answers = texts.map((text, i) => ({ text, right: right(text, i) }));
+    const news = JSON.stringify(answers) !== JSON.stringify(told.at(-1)?.[1]);
+    if (news) told.push([Number(seconds.toFixed(2)), answers]);
+  };
+  tell();
+  for (let asked = 0; seconds < most;) {
+    const begin = cpu_seconds();
+    const step = lane.step();
+    seconds += cpu_seconds() - begin;
+    for (const name in phases) phases[name] += step.seconds[name];
+    const numbers = [seconds, step.accuracy, step.length, step.thinks];
+    steps.push(numbers.map((x) => Number(x.toFixed(3))));
+    if (seconds - asked > 0.5) {
+      tell();
+      asked = seconds;
+    }
+  }
+  const all = phases.sampling + phases.logprobs + phases.update;  // by the wall clock
+  for (const name in phases) phases[name] = Number((phases[name] / all * seconds).toFixed(2));
+  return { settings, phases, steps, told };
+}
+
+function record() {
+  const lanes = ["grpo", "cppo"].map((method) => JSON.stringify(recorded(method, 30)));
+  const lines = `[${lanes.join(",\n")}]\n`.replaceAll("],[", "],\n[");
+  fs.writeFileSync(path.join(DOCS, "live", "earlier.json"), lines);
+}
+
+const words = process.argv.slice(2);
+if (words[0] === "record") record();
+else main(words.length ? words : ["cppo"]);

@@ -200,7 +200,7 @@ def test_the_page_loads_nothing_and_names_no_other_address():
     loads = r"https?:|\bsrc\s*=|@import|url\((?!#)|\bfetch\(|\bimport\b|XMLHttpRequest"
     assert not re.search(loads, TEXT)
     links = set(re.findall(r'href="([^"]*)"', TEXT.replace("&amp;", "&")))
-    assert links == {"data:,", "#", "live.html", *TRIES}
+    assert links == {"data:,", "#", "live.html", "..", "reading.md", *TRIES}
 
 
 # --- in the browser ---
@@ -214,10 +214,13 @@ SHOWN = """(() => {
   const { cosine, ratio } = compare(shown.g, shown.h) || {};
   return {
     values: texts("#completions .value"), kept: kept.map(node => node.textContent - 1), places,
-    results: texts(".formula b, b", document.querySelector("main")),
+    results: texts(".formula b, b", document.querySelector("main")), costs: texts("#costs div"),
     right: { values: shown.group.map(c => signed(c.advantage)), kept: shown.own.map(c => c.i),
              places: ["sampled", "pruned", "allocated"].map(part =>
                shown.devices.map(device => device[part].map(c => c.q))),
+             lengths: ["sampled", "pruned", "allocated"].map(part =>
+               shown.devices.map(device => tokens(device[part]))),
+             questions: [state.B, state.B, shown.n].map(each => each * state.devices),
              results: [cosine === undefined ? "" : fixed(cosine, 3), ratio?.toFixed(2) ?? "",
                        String(shown.k), String(shown.n)] },
   };
@@ -250,6 +253,9 @@ def test_the_page_shows_what_it_computes_in_both_languages_on_a_phone_too(browse
     right = found.pop("right")
     assert all(found[name] == right[name] for name in ("values", "kept", "places"))
     assert set(right["results"]) <= {"", *found["results"]}
+    times = [step_time(tokens, overhead=2, seconds_per_token=0.01) for tokens in right["lengths"]]
+    costs = [float(text.split()[0]) for text in found["costs"]]
+    assert costs == pytest.approx([t / q for t, q in zip(times, right["questions"])], abs=0.0051)
     texts = {}
     for lang in ("zh", "en"):
         page.click(f"[name=lang][value={lang}]")
@@ -261,18 +267,31 @@ def test_the_page_shows_what_it_computes_in_both_languages_on_a_phone_too(browse
     assert page.problems() == []
 
 
+def enter(page):
+    key = {"key": "Enter", "text": "\r", "windowsVirtualKeyCode": 13}
+    for kind in ("keyDown", "keyUp"):
+        page.ask("Input.dispatchKeyEvent", type=kind, **key)
+
+
 @pytest.mark.slow
 @needs_chromium
-def test_settings_clicks_and_links_change_the_page_and_its_address_shows_the_same_again(browser):
+def test_settings_keys_and_links_change_the_page_and_its_address_shows_the_same_again(browser):
     page = browser.open(f"{PAGE}#lang=en", 1280, 900)
     for selector in ("[name=rule][value=pooled]", "[name=G][value='8']", "[name=P][value='0.5']"):
         page.click(selector)
     page.run("pass.value = 0.4, pass.dispatchEvent(new Event('input'))")
     before = page.run("shown.group.map(c => c.right)")
-    for _ in range(2):  # the first tap shows a completion, the second flips its reward
-        page.click("#completions button:nth-child(3)")
+    page.run("$('completions').children[2].focus()")
+    for _ in range(2):  # the first press shows a completion, the second flips its reward
+        enter(page)
     before[2] = 1 - before[2]
     assert page.run("shown.group.map(c => c.right)") == before
+    assert page.run("document.activeElement === $('completions').children[2]")
+    for is_open in (True, False):  # box 4 is folded
+        page.run("document.querySelector('summary').focus()")
+        assert page.run("document.querySelector('details').open") is not is_open
+        enter(page)
+        assert page.run("document.querySelector('details').open") is is_open
     page.click(f".try a[href={json.dumps(TRIES[-1])}]")
     page.run("new Promise(done => setTimeout(done, 400))")  # the address is written a little later
     again = browser.open(f"{PAGE}{page.run('location.hash')}", 1280, 900)

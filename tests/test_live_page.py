@@ -14,6 +14,7 @@ import torch
 from cppo import prune
 from grpo import group_advantages
 from tests.browser import CHROMIUM, Browser
+from tests.live import needs_node, run_js, weights_in_base64
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "live.html"
@@ -119,28 +120,194 @@ def test_both_models_learn_pause_go_on_and_start_anew(opened):
     assert page.problems() == []
 
 
+def press(page, key):
+    text = {"text": " "} if key == " " else {}
+    page.ask("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+    page.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+
+def drawn(page):
+    page.run("new Promise(done => setTimeout(done, 500))")
+
+
 @pytest.mark.slow
 def test_one_step_at_a_time_shows_the_numbers_of_the_step(opened):
     page = opened(SMALL)
     for step in (1, 2):
-        page.click("#one")
+        press(page, "ArrowRight")
         wait_for_steps(page, step)
-        page.run("new Promise(done => setTimeout(done, 500))")  # until it is drawn
-        assert texts(page, "#lane1 tbody .from2") == [] and len(texts(page, "#lane1 tbody tr")) == 4
+        drawn(page)
+        assert texts(page, "#lane1 tbody .from2") == []
         for stage in range(2, 7):
-            page.click("#one")
+            press(page, "ArrowRight")
             seen = [bool(texts(page, f"#lane1 .from{part}")) for part in range(2, 7)]
             assert seen == [part <= stage for part in range(2, 7)]
     assert page.run(STEPS) == [2, 2] and page.problems() == []
-    for lane, kept in (("0", 4), ("1", 2)):
-        rewards = [float(text) for text in texts(page, f"#lane{lane} tbody .from2")]
-        shown = [text.replace("−", "-") for text in texts(page, f"#lane{lane} .value")]
-        advantages = group_advantages(torch.tensor([rewards]))
-        assert [float(text) for text in shown] == pytest.approx(advantages[0].tolist(), abs=0.0051)
-        fates = texts(page, f"#lane{lane} tbody .from4")
-        rows = prune(advantages, kept)[0].tolist()
-        assert len(texts(page, f"#lane{lane} tr.kept")) == kept
-        assert fates == ["kept" if i in rows else "pruned" for i in range(4)]
+    for lane, k in ((0, 4), (1, 2)):
+        # equal completions of one fate are one row
+        times = [int(text[2:] or 1) for text in texts(page, f"#lane{lane} tbody .times")]
+        columns = [texts(page, f"#lane{lane} tbody {name}")
+                   for name in ("code", ".from2", ".value", ".from4")]
+        rows = [row for row, n in zip(zip(*columns), times, strict=True) for _ in range(n)]
+        assert len(set(rows)) == len(times) and len(rows) == 4
+        sampled = page.run(f"lanes[{lane}].result.groups[0].completions")
+        advantages = group_advantages(torch.tensor([[c["reward"] for c in sampled]]))
+        kept = prune(advantages, k)[0].tolist()
+        right = [[c["text"].replace("\n", " "), f"{c['reward']}", f"{A:+.2f}".replace("-", "−")]
+                 + ["kept" if i in kept else "pruned"]
+                 for i, (c, A) in enumerate(zip(sampled, advantages[0].tolist()))]
+        zero = [["0.00" if text == "+0.00" else text for text in row] for row in right]
+        assert sorted(map(list, rows)) == sorted(zero)
+
+
+# [what a stage explains: the stage, its text, and its cells and formulas that are seen]
+EXPLAINED = """(stage => [`#stages [data-stage="${stage}"]`, "#stage_text",
+    stage === 1 ? "article code" : `article .from${stage}`].map(selector =>
+  [...document.querySelectorAll(selector)].filter(node => node.innerText && node.offsetParent)
+    .map(node => node.getBoundingClientRect()).map(({ top, bottom, left, right }) =>
+      top >= drive.getBoundingClientRect().bottom && bottom <= innerHeight
+      && left >= 0 && right <= innerWidth)))"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width, height", [(1280, 900), (390, 844)])
+def test_each_stage_of_the_first_step_lies_in_the_window(opened, width, height):
+    page = opened("lang=en", width, height)
+    for stage in range(1, 7):
+        page.click("#one")
+        wait_for_steps(page, 1)
+        drawn(page)
+        button, text, parts = page.run(f"{EXPLAINED}({stage})")
+        assert button and text and len(parts) >= (1 if width < 600 else 2)
+        assert all(button + text + parts), stage
+        below = page.run("document.querySelector('.box').getBoundingClientRect().top"
+                         " - drive.getBoundingClientRect().bottom")
+        assert abs(below) < 10  # the box is right below the buttons
+        rows = page.run("""[...document.querySelectorAll('#lane1 tbody tr')].map(row =>
+          [row.className, row.cells[0].innerText, Number(row.cells[1].innerText.slice(2) || 1)])""")
+        assert sum(times for *_, times in rows) == 16
+        if stage < 4:  # equal completions are one row, and from stage 4 on one for each fate
+            assert len({text for _, text, _ in rows}) == len(rows)
+        else:
+            assert sum(times for fate, _, times in rows if fate == "kept") == 2
+    tops = [page.run(f"[...document.querySelectorAll('#lane{lane} tr')].map(row =>"
+                     " row.getBoundingClientRect().top)") for lane in (0, 1)]
+    if width > 600:
+        assert len(tops[0]) > 2 and all(a == b for a, b in zip(*tops))  # the lanes' rows align
+    else:
+        assert texts(page, "#other") == ["Show GRPO"] and sum(map(any, tops)) == 1
+        page.click("#other")
+        assert texts(page, "#other") == ["Show CPPO"]
+        assert page.run("document.documentElement.scrollHeight") <= 3500
+    assert page.problems() == []
+
+
+# --- what decides the race, and how it is told ---
+
+
+@pytest.mark.slow
+def test_space_starts_and_pauses_but_not_where_one_writes(opened):
+    page = opened(SMALL)
+    page.run("expression.focus()")
+    press(page, " ")
+    press(page, "ArrowRight")
+    assert texts(page, "#run") == ["Start"] and page.run("stage") == 0
+    page.run("expression.blur()")
+    before = page.run("scrollY")
+    press(page, " ")  # and the page does not scroll
+    assert texts(page, "#run") == ["Pause"] and page.run("scrollY") == before
+    press(page, " ")
+    assert page.run("running") is False
+    assert page.problems() == []
+
+
+@pytest.mark.slow
+def test_the_page_says_in_what_the_models_differ(opened):
+    page = opened("lang=en")
+    lines = texts(page, "#rivals div")
+    assert lines == ["GRPO\n1 question a step, trains on 16 of 16, rate 0.0001",
+                     "CPPO\n8 questions a step, trains on 2 of 16, rate 0.0003 "
+                     "(it averages 8 questions, so it can take larger steps)"]
+    page.click("#same")
+    assert page.run("lanes.map(lane => lane.settings.lr)") == [0.0001, 0.0001]
+    page.click("#same")
+    assert page.run("lanes.map(lane => lane.settings.lr)") == [0.0001, 0.0003]
+    colors = """['lane0', 'lane1'].map(name =>
+      getComputedStyle(document.querySelector(`#rivals .${name}`)).borderTopColor)"""
+    assert page.run(colors) == ["rgb(132, 142, 154)", "rgb(29, 79, 143)"]
+    both = "method0=cppo&pruning_rate0=0.875&questions_per_step0=8&lr0=0.0003&method1=cppo&lang=en"
+    for change, names in [("pruning_rate1=0.5", ["CPPO, P = 0.875", "CPPO, P = 0.5"]),
+                          ("lr1=0.001", ["CPPO, rate 0.0003", "CPPO, rate 0.001"]),
+                          ("seed=2", ["CPPO 1", "CPPO 2"])]:
+        page = opened(f"{both}&{change}")
+        assert texts(page, "#rivals h3") == names
+        first, second = page.run(colors)
+        same = change != "pruning_rate1=0.5"  # a smaller P is paler; else dashes
+        assert (first == second) == same == page.run("document.body.classList.contains('dashes')")
+        assert page.problems() == []
+
+
+EARLIER = json.loads((SOURCES / "earlier.json").read_text())
+
+
+def recent(lane, step, column):
+    """The mean of the last 512 completions: all steps have as many."""
+    size = lane["settings"]["group_size"] * lane["settings"]["questions_per_step"]
+    values = [row[column] for row in lane["steps"][: step + 1]][-(512 // size) :]
+    return sum(values) / len(values)
+
+
+@needs_node
+def test_the_earlier_run_begins_as_a_run_of_today():
+    begun = run_js("""return given.settings.map(settings => {
+      const { accuracy, length, thinks } = make_lane(bytes, settings, answer_right).step();
+      return [accuracy, length, thinks];
+    });""", base64=weights_in_base64(), settings=[lane["settings"] for lane in EARLIER])
+    recorded = [lane["steps"][0][1:] for lane in EARLIER]
+    # if not: node experiments/live.js record
+    assert sum(begun, []) == pytest.approx(sum(recorded, []), abs=6e-4)
+
+
+def test_the_earlier_run_is_told_in_the_order_in_which_things_became_true(opened):
+    files = (ROOT / "experiments" / "live.js", SOURCES / "page.js")
+    asked, shown = (re.findall(r'"(\d[-+\d]+=\?)"', file.read_text()) for file in files)
+    assert asked == shown
+    page = opened("film&lang=en", 900, 420)
+    told = page.run("""[...Array(Math.floor(film.seconds * 10)).keys()].map(tenth => {
+      film(tenth / 10);
+      return $("story").textContent;
+    }).filter((text, i, all) => text && text !== all[i - 1])""")
+    reached = []
+    for lane in EARLIER:
+        size = 512 // (lane["settings"]["group_size"] * lane["settings"]["questions_per_step"])
+        accuracies = [recent(lane, i, 1) for i in range(len(lane["steps"]))]
+        reached.append(next(i for i, a in enumerate(accuracies) if i >= size - 1 and a >= 0.85))
+    grpo, cppo = EARLIER
+    seconds = [lane["steps"][i][0] for lane, i in zip(EARLIER, reached)]
+    assert seconds[1] < seconds[0]
+    then = max(i for i, row in enumerate(grpo["steps"]) if row[0] <= seconds[1])
+    count = [(i + 1) * n for i, n in zip(reached, (16, 128))]
+    assert [text for text in told if text[:8] != "Both now"] == [
+        "Both mostly guess.", "The completions get longer. Nobody asked for that.",
+        "CPPO now thinks in most completions, because thinking pays.",
+        f"After {seconds[1]:.0f} s CPPO is right 85 times in 100; "
+        f"GRPO is at {recent(grpo, then, 1):.2f}.",
+        f"By the clock CPPO was first ({seconds[1]:.0f} s, GRPO {seconds[0]:.0f} s), "
+        f"by the completions GRPO ({count[0]:,}, CPPO {count[1]:,}).",
+    ]
+    assert page.run("document.documentElement.scrollHeight") <= 420 and page.problems() == []
+
+
+def test_before_the_start_the_page_shows_the_earlier_run_of_these_settings(opened):
+    curves = "document.querySelectorAll('polyline').length"
+    page = opened("lang=en")
+    assert page.run(curves) == 4 and "earlier run" in texts(page, "#story")[0]
+    assert "0 ms" not in texts(page, "#time b")
+    for other in ("seed=2", "reward=short", "lr1=0.001"):
+        assert opened(f"lang=en&{other}").run(curves) == 0
+    page.click("#run")
+    drawn(page)
+    assert "earlier run" not in page.run("document.body.innerText")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "live.html"
 BASE = HERE.parents[1] / "tasks" / "toy_base" / "model.safetensors"
 WORKER = ["model", "sampling", "grpo", "cppo", "adamw", "toy", "step", "worker"]
-SEEN = ["page.css", "chinese.json", "words.js", "drawing.js", "page.js"]
+SEEN = ["page.css", "earlier.json", "chinese.json", "words.js", "drawing.js", "page.js"]
 COLUMNS = 100
 
 

@@ -17,17 +17,61 @@ function write(id, text) {
   if ($(id).textContent !== text) $(id).textContent = text;
 }
 
+const method_name = method => document.querySelector(`option[value=${method}]`).textContent;
+
 // The name of a lane. If both lanes have one method, then also what they differ in.
 function title_of({ settings }) {
-  const { method, pruning_rate, questions_per_step } = settings;
-  const name = document.querySelector(`option[value=${method}]`).textContent;
-  if (lanes[0].settings.method !== lanes[1].settings.method) return name;
-  return `${name}, P = ${pruning_rate}, Q = ${questions_per_step}`;
+  const [first, second] = lanes.map(lane => lane.settings);
+  const name = method_name(settings.method);
+  if (first.method !== second.method) return name;
+  const differs = [["pruning_rate", "P ="], ["questions_per_step", "Q ="], ["lr", word("rate")]];
+  const parts = differs.filter(([key]) => first[key] !== second[key]);
+  if (!parts.length) return `${name} ${settings === first ? 1 : 2}`;
+  return [name, ...parts.map(([key, words]) => `${words} ${settings[key]}`)].join(", ");
+}
+
+// GRPO is grey and CPPO is blue, paler for a smaller P. Two lanes of one colour differ in dashes.
+const SHARE_OF_BLUE = { 0: 30, 0.25: 40, 0.5: 55, 0.75: 75 };
+const is_blue = ({ method }) => ["cppo", "pooled"].includes(method);
+
+function color_of({ settings }) {
+  if (!is_blue(settings)) return "var(--grpo)";
+  const share = SHARE_OF_BLUE[settings.pruning_rate];
+  return share ? `color-mix(in srgb, var(--cppo) ${share}%, var(--card))` : "var(--cppo)";
+}
+
+function draw_colors() {
+  const { style, classList } = document.body;
+  const colors = lanes.map(color_of);
+  lanes.forEach(({ settings }, i) => {
+    style.setProperty(`--lane${i}`, colors[i]);
+    style.setProperty(`--name${i}`, is_blue(settings) ? "var(--cppo)" : "var(--soft)");
+  });
+  classList.toggle("dashes", colors[0] === colors[1]);
+}
+
+// What decides the race, under the name of each lane
+function draw_rivals() {
+  const rival = ({ settings }, i) => {
+    const { questions_per_step: Q, group_size: G, lr } = settings;
+    const other = lanes[1 - i].settings;
+    const trained = [k_of(settings), G];
+    const step = Q === 1 ? say`1 question a step` : say`${Q} questions a step`;
+    const line = say`${step}, trains on ${trained[0]} of ${trained[1]}, rate ${lr}`;
+    const larger = Q > other.questions_per_step && lr > other.lr;
+    const why = larger ? say`(it averages ${Q} questions, so it can take larger steps)` : "";
+    const title = `<h3 class="name${i}"><i class="lane${i}"></i>${title_of(lanes[i])}</h3>`;
+    return `<div>${title}${line} ${why}</div>`;
+  };
+  $("rivals").innerHTML = lanes.map(rival).join("");
+  const same = lanes[0].settings.lr === lanes[1].settings.lr;
+  $("same").disabled = same && default_rate(0) === default_rate(1);  // then it is not seen
+  $("same").textContent = same ? say`A rate of its own for each` : say`Same rate for both`;
 }
 
 // --- the curves ---
 
-const LEFT = 34, RIGHT = 392, TOP = 10, BOTTOM = 186;  // of a chart, which is 400 × 220
+const LEFT = 34, RIGHT = 384, TOP = 10, BOTTOM = 186;  // of a chart, which is 400 × 220
 const MOST_POINTS = 300;
 const DIGITS = { accuracy: 2, length: 1 };
 
@@ -43,20 +87,33 @@ const label = (x, y, side, text) => `<text x="${x}" y="${y}" text-anchor="${side
 function draw_chart(name, marks, goal) {
   const axis = setting("axis");
   const least = axis === "seconds" ? 10 : 1000;
-  const most = Math.max(least, ...lanes.map(lane => lane.points.at(-1)?.[axis] ?? 0));
+  const pale = FILM || shows_earlier() ? earlier : [];
+  const ends = [...lanes, ...pale].map(lane => lane.points.at(-1)?.[axis] ?? 0);
+  const most = Math.max(least, ...ends);
   const tick = tick_of(most);
-  const parts = Math.ceil(most / tick);
-  const x = value => LEFT + (RIGHT - LEFT) * value / (tick * parts);
+  const parts = Math.floor(most / tick);
+  const x = value => LEFT + (RIGHT - LEFT) * value / most;
   const y = value => BOTTOM - (BOTTOM - TOP) * value / marks.at(-1);
   const across = (style, value) => `<path class="${style}" d="M${LEFT} ${y(value)}H${RIGHT}"/>`;
   const rows = marks.map(mark => across("axis", mark) + label(LEFT - 6, y(mark) + 4, "end", mark));
   const columns = [...Array(parts + 1).keys()].map(i =>
-    label(x(i * tick), 202, i === parts ? "end" : "middle", grouped(i * tick)));
+    label(x(i * tick), 202, "middle", grouped(i * tick)));
   const unit = label(RIGHT, 217, "end", word(axis));
-  const curves = lanes.map((lane, i) => curve(lane, `lane${i}`, p => [x(p[axis]), y(p[name])]));
+  const place = point => [x(point[axis]), y(point[name])];
+  const seen = shows_earlier() ? earlier : lanes;
+  const curves = seen.map((lane, i) => curve(lane, `lane${i}`, place));
+  if (shows_earlier()) curves.push(label(RIGHT - 4, BOTTOM - 8, "end", say`an earlier run`));
   const drawn = [...rows, ...columns, unit, goal ? across("goal", goal) : "", ...curves].join("");
   $(name).innerHTML = `<div class="legend">${lanes.map(legend(name)).join("")}</div>
     <svg viewBox="0 0 400 220" aria-hidden="true">${drawn}</svg>`;
+}
+
+// Before the start the page shows an earlier run, if it had the same settings.
+function shows_earlier() {
+  const as_now = ({ settings }, i) =>
+    Object.entries(settings).every(([name, value]) => lanes[i].settings[name] === value);
+  const begun = FILM || running || lanes.some(lane => lane.points.length);
+  return !begun && setting("reward") === "right" && earlier.every(as_now);
 }
 
 const legend = name => (lane, i) => {
@@ -64,7 +121,8 @@ const legend = name => (lane, i) => {
   const value = point ? fixed(point[name], DIGITS[name]) : "–";
   const differs = point && name === "accuracy" && setting("reward") !== "right";
   const reward = differs ? `<small>${say`reward ${fixed(point.reward, 2)}`}</small>` : "";
-  return `<span class="lane${i}"><i></i>${title_of(lane)} <b>${value}</b> ${reward}</span>`;
+  return `<span class="name${i}"><i class="lane${i}"></i>${title_of(lane)} <b>${value}</b>
+    ${reward}</span>`;
 };
 
 function curve({ points }, style, place) {
@@ -77,17 +135,60 @@ function curve({ points }, style, place) {
     <circle class="${style}" cx="${x}" cy="${y}" r="4.5"/>`;
 }
 
-// When each lane reached the goal, by both measures
-function draw_reached() {
-  const sentence = lane => {
-    const { goal } = lane;
-    if (!goal) return say`${title_of(lane)} has not reached ${GOAL} yet.`;
-    const [seconds, completions] = [fixed(goal.seconds, 0), grouped(goal.completions)];
-    const name = title_of(lane);
-    return say`${name} reached ${GOAL} after ${seconds} s and ${completions} completions.`;
+// One sentence at a time: the newest one that is true
+const THINKING = 0.6, LONGER = 3, ENOUGH = 128;
+const hundredths = share => fixed(100 * share, 0);
+
+function story() {
+  if (shows_earlier()) return say`The pale curves are an earlier run. Press Start for your own.`;
+  if (!lanes.every(lane => lane.points.length)) return "";
+  const reached = lanes.filter(lane => lane.goal);
+  if (reached.length === 2) return both_reached(reached);
+  if (reached.length === 1) return one_reached(reached[0], lanes.find(lane => !lane.goal));
+  if (setting("reward") !== "right") {
+    const { reward, accuracy } = lanes[1].points.at(-1);
+    const [name, paid, right] = [title_of(lanes[1]), fixed(reward, 2), hundredths(accuracy)];
+    return say`${name} gets the reward ${paid}. Of 100 completions ${right} are right.`;
+  }
+  const enough = points => points.find(point => point.completions >= ENOUGH);
+  const thinks = ({ points }) => enough(points) && points.at(-1).thinks >= THINKING;
+  const thinkers = lanes.filter(thinks);
+  if (thinkers.length === 2) return say`Both now think in most completions, because thinking pays.`;
+  if (thinkers.length === 1) {
+    return say`${title_of(thinkers[0])} now thinks in most completions, because thinking pays.`;
+  }
+  const is_longer = ({ points }) => points.at(-1).length > LONGER + enough(points)?.length;
+  if (lanes.some(is_longer)) return say`The completions get longer. Nobody asked for that.`;
+  return say`Both mostly guess.`;
+}
+
+function one_reached(winner, other) {
+  const { seconds } = winner.goal;
+  const then = other.points.findLast(point => point.seconds <= seconds) ?? other.points.at(-1);
+  const [name, times, after] = [title_of(winner), hundredths(GOAL), fixed(seconds, 0)];
+  const behind = say`${title_of(other)} is at ${fixed(then.accuracy, 2)}`;
+  return say`After ${after} s ${name} is right ${times} times in 100; ${behind}.`;
+}
+
+// By the clock, and by the completions: the first one is not always the same.
+function both_reached(reached) {
+  const by = measure => {
+    const [first, second] = reached.toSorted((a, b) => a.goal[measure] - b.goal[measure]);
+    const of = ({ goal }) => grouped(Math.round(goal[measure]));
+    return [title_of(first), of(first), title_of(second), of(second)];
   };
-  const begun = lanes.some(lane => lane.points.length);
-  write("reached", begun ? lanes.map(sentence).join(" ") : say`The dotted line is ${GOAL}.`);
+  const [a, b, c, d] = by("seconds"), [e, f, g, h] = by("completions");
+  const clock = say`By the clock ${a} was first (${b} s, ${c} ${d} s)`;
+  return clock + say`, by the completions ${e} (${f}, ${g} ${h}).`;
+}
+
+function draw_story() {
+  write("story", story());
+  const first = lanes.map(({ points }) => points.find(point => point.completions >= WINDOW));
+  const [a, b] = lanes.map(title_of);
+  const [c, d] = first.map(point => point && fixed(point.seconds, 0));
+  const cost = say`The first 512 cost ${a} ${c} s and ${b} ${d} s; until then its curve says little.`;
+  write("window", c && d ? cost : "");
 }
 
 // --- where the time goes: for one question, so that lanes with different steps can be compared ---
@@ -99,7 +200,7 @@ function times_of({ seconds, settings, points }) {
 }
 
 function draw_time() {
-  const times = lanes.map(times_of);
+  const times = (shows_earlier() ? earlier : lanes).map(times_of);
   const totals = times.map(phases => sum(phases.map(([, ms]) => ms)));
   const longest = Math.max(...totals) || 1;
   const bar = ([phase, ms]) => `<i class="${phase}" style="width:${100 * ms / longest}%"></i>`;
@@ -108,8 +209,9 @@ function draw_time() {
     const spoken = say`sampling ${sampling}, log-probabilities ${logprobs}, update ${update} ms`;
     const { questions_per_step: Q } = lane.settings;
     const step = fixed(totals[i] * Q, 0);
-    return `<span class="lane${i}">${title_of(lane)}</span><b>${say`${fixed(totals[i], 0)} ms`}</b>
-      <div role="img" aria-label="${spoken}" title="${spoken}">${times[i].map(bar).join("")}</div>
+    return `<span class="name${i}">${title_of(lane)}</span><b>${say`${fixed(totals[i], 0)} ms`}</b>
+      <div class="lane${i}" role="img" aria-label="${spoken}" title="${spoken}">
+        ${times[i].map(bar).join("")}</div>
       <p>${say`Questions in a step: ${Q}. A step takes ${step} ms.`}</p>`;
   };
   $("time").innerHTML = lanes.map(row).join("");
@@ -118,9 +220,10 @@ function draw_time() {
 // --- the same three questions ---
 
 function draw_questions() {
+  const mark = ({ right }) => right ? `<span class="mark">${word("✓ right")}</span>` :
+    `<span class="mark wrong">${word("✗ wrong")}</span>`;
   const answer = (title, style, found) => `<div class="${style}"><h4>${title}</h4>
-    <code>${found ? colored(found.text) : "…"}</code>
-    <span class="mark">${found ? word(found.right ? "✓ right" : "✗ wrong") : ""}</span></div>`;
+    <code>${found ? colored(found.text) : "…"}</code> ${found ? mark(found) : ""}</div>`;
   const now = i => (lane, n) => answer(say`${title_of(lane)} now`, `lane${n}`, lane.now?.[i]);
   const row = ({ question, answer: gold }, i) => `
     <div class="asked"><h3>${question}</h3><span>${say`Right: ${gold}`}</span></div>
@@ -135,13 +238,27 @@ function draw_stages() {
     button.ariaPressed = i + 1 === stage;
     button.className = i < stage ? "done" : "";
   }
-  document.querySelector(".box").dataset.stage = stage;
+  Object.assign(document.querySelector(".box").dataset, { stage, seen: seen_lane });
+  $("other").textContent = say`Show ${title_of(lanes[1 - seen_lane])}`;
 }
 
-function completion_row({ text, reward, advantage, kept }, scale) {
+// Equal completions are one row; from stage 4 on two, if some are kept and some are pruned.
+function rows_of(completions) {
+  const rows = new Map();
+  const is_decided = stage === 0 || stage > 3;
+  for (const completion of completions) {
+    const key = completion.text + (is_decided && completion.kept);
+    rows.set(key, { ...completion, times: (rows.get(key)?.times ?? 0) + 1 });
+  }
+  const size = ({ advantage }) => Math.abs(advantage);
+  return [...rows.values()].toSorted((a, b) => b.kept - a.kept || size(b) - size(a));
+}
+
+function completion_row({ text, reward, advantage, kept, times }, scale) {
   const width = 50 * Math.abs(advantage) / scale;
   const left = advantage < 0 ? 50 - width : 50;
   return `<tr class="${kept ? "kept" : "pruned"}"><td><code>${colored(text)}</code></td>
+    <td class="times">${times > 1 ? `× ${times}` : ""}</td>
     <td class="from2">${brief(reward)}</td>
     <td class="from3"><span class="advantage"><i style="left:${left}%;width:${width}%"></i></span>
       <span class="value">${signed(advantage)}</span></td>
@@ -149,7 +266,7 @@ function completion_row({ text, reward, advantage, kept }, scale) {
 }
 
 function draw_lane(lane, i) {
-  const heading = `<h3 class="lane${i}">${title_of(lane)}</h3>`;
+  const heading = `<h3 class="name${i}">${title_of(lane)}</h3>`;
   if (!lane.shown) {
     const hint = say`Press Start, or take one step at a time.`;
     $("lane" + i).innerHTML = `${heading}<p class="note">${hint}</p>`;
@@ -163,12 +280,14 @@ function draw_lane(lane, i) {
   const of = say`Question ${at + 1} of ${n}`;
   const next = `<button type="button" id="next${i}" ${n > 1 ? "" : "hidden"}>${of} ›</button>`;
   const size = say`Step ${step}: ${n} × ${lane.settings.group_size} completions`;
-  $("lane" + i).innerHTML = `${heading}<p class="note">${size}</p>
+  const style = completions.every(c => c.kept) ? "keeps_all" : "";
+  const rows = rows_of(completions).map(row => completion_row(row, scale));
+  $("lane" + i).innerHTML = `<div class="head">${heading}<span class="note">${size}</span></div>
     <p class="asked"><b>${question}</b> ${say`Right: ${answer}`} ${next}</p>
-    <table><thead><tr><th>${word("completion")}</th><th class="from2">${word("reward")}</th>
-      <th class="from3">A</th><th class="from4"></th></tr></thead>
-      <tbody>${completions.map(c => completion_row(c, scale)).join("")}</tbody></table>
-    ${formulas(lane, completions)}`;
+    <div class="formulas">${formulas(lane, completions)}</div>
+    <table class="${style}"><thead><tr><th>${word("completion")}</th><th></th>
+      <th class="from2">${word("reward")}</th><th class="from3">A</th><th class="from4"></th></tr></thead>
+      <tbody>${rows.join("")}</tbody></table>`;
 }
 
 const EPS = 1e-4;
@@ -195,11 +314,13 @@ function formulas({ shown, settings }, completions) {
 
 function kl_text({ kl, updates }, beta) {
   if (!beta || !updates) return say`This part is not needed here.`;
-  return say`KL to the model of the start: ${fixed(kl, 4)}, times β = ${beta}.`;
+  const [distance, counts] = [fixed(kl, 4), fixed(beta * kl, 4)];
+  const name = say`Distance from the untrained model (KL): ${distance}.`;
+  return `${name} ${say`In the loss it counts β · ${distance} = ${counts}.`}`;
 }
 
 function update_text({ loss, clip_fraction, gradient_norm, updates }) {
-  if (!updates) return say`All A are 0: no completion has a signal, and the weights stay.`;
+  if (!updates) return say`All A are 0: these completions teach nothing, and no weight changes.`;
   const [clipped, norm] = [fixed(100 * clip_fraction, 1), fixed(gradient_norm, 2)];
   const numbers = say`loss ${fixed(loss, 4)}, clipped ${clipped} %, norm of the gradient ${norm}`;
   return say`${updates} updates: ${numbers}.`;
@@ -223,11 +344,13 @@ function draw_buttons() {
 
 function draw_box() {
   const now = performance.now();
+  const is_new = lanes.some(lane => lane.shown !== lane.result);
   if (!running || now - box_drawn > MS_BETWEEN_BOXES) {
     box_drawn = now;
     for (const lane of lanes) lane.shown = lane.result;
   }
   lanes.forEach(draw_lane);
+  if (stage && is_new) show_box();
 }
 
 function draw() {
@@ -236,7 +359,9 @@ function draw() {
   const focused = document.activeElement.id;
   draw_chart("accuracy", [0, 0.25, 0.5, 0.75, 1], GOAL);
   draw_chart("length", [0, 10, 20, 30, 40, 50]);
-  const parts = [draw_buttons, draw_reached, draw_time, draw_questions, draw_stages, draw_box];
+  document.body.classList.toggle("earlier", shows_earlier());  // then the curves are pale
+  const parts = [draw_colors, draw_rivals, draw_buttons, draw_story, draw_time, draw_questions,
+    draw_stages, draw_box];
   for (const part of parts) part();
   if (focused !== document.activeElement.id) $(focused)?.focus();
 }

@@ -21,6 +21,7 @@ const number = name => Number(setting(name));
 const prunes = lane => !["grpo", "drgrpo"].includes(setting("method" + lane));
 // k = ⌊G (1 − P)⌋
 const keep = (G, P) => Math.floor(G * (1 - P) + 1e-9);
+const k_of = ({ group_size, pruning_rate }) => keep(group_size, pruning_rate);
 
 function choose(name, value) {
   const control = form.elements[name];
@@ -78,21 +79,27 @@ const QUESTIONS = [
 ];
 const WINDOW = 512;  // completions whose mean is a point of a curve
 const GOAL = 0.85;
-const CURVES = ["accuracy", "length", "reward"];
-const NO_SUMS = { accuracy: 0, length: 0, reward: 0 };
+const CURVES = ["accuracy", "length", "reward", "thinks"];
+const NO_SUMS = { accuracy: 0, length: 0, reward: 0, thinks: 0 };
+const NO_TIME = { sampling: 0, logprobs: 0, update: 0 };
 const NOTHING = { step: 0, seconds: 0, completions: 0, sums: NO_SUMS };
 const CODE = URL.createObjectURL(new Blob([$("worker").textContent]));
 const WEIGHTS = Uint8Array.from(atob($("weights").textContent), letter => letter.charCodeAt(0));
+const FILM = location.hash.startsWith("#film");
 let lanes = [];
 let running = false;
 let said = "";
+let seen_lane = 1;  // the one that a small window shows in the algorithm box
 let stage = 0;  // the last part of the algorithm box that is shown; 0: all of them
+
+function empty_lane(settings) {
+  return { settings, seconds: { ...NO_TIME }, points: [], group: 0 };
+}
 
 function new_lane(index) {
   const worker = new Worker(CODE);
   const settings = lane_settings(index);
-  const seconds = { sampling: 0, logprobs: 0, update: 0 };
-  const lane = { worker, settings, seconds, points: [], group: 0 };
+  const lane = { worker, ...empty_lane(settings) };
   worker.onmessage = ({ data }) => hear(lane, data);
   worker.onerror = event => hear(lane, { problem: event.message });
   const order = { action: "prepare", settings, weights: WEIGHTS, questions: QUESTIONS };
@@ -109,7 +116,7 @@ function reset() {
   for (const { worker } of lanes) worker.terminate();
   running = false;
   stage = 0;
-  lanes = LANES.map(new_lane);
+  lanes = FILM ? earlier_until(0) : LANES.map(new_lane);
   said = "Press Start, and give them a minute.";
 }
 
@@ -142,6 +149,38 @@ function add_step(lane, result, seconds) {
   lane.result = result;
 }
 
+// --- an earlier run with the first settings: experiments/live.js has recorded it ---
+
+// steps: [seconds, accuracy, length, thinks] of each. told: [seconds, answers]
+function earlier_lane({ settings, phases, steps, told }) {
+  const lane = { ...empty_lane(settings), told };
+  steps.forEach(([seconds, accuracy, length, thinks], i) => {
+    const completions = (i + 1) * settings.group_size * settings.questions_per_step;
+    const result = { step: i + 1, completions, accuracy, length, thinks, reward: accuracy };
+    add_step(lane, { ...result, seconds: NO_TIME }, seconds);
+  });
+  return { ...lane, seconds: phases, result: undefined };
+}
+
+function earlier_until(seconds) {
+  return earlier.map(lane => {
+    const points = lane.points.filter(point => point.seconds <= seconds);
+    const now = lane.told.findLast(([told]) => told <= seconds)[1];
+    const goal = lane.goal?.seconds <= seconds ? lane.goal : undefined;
+    return { ...lane, points, goal, before: lane.told[0][1], now };
+  });
+}
+
+// For a moving picture: `live.html#film` (also #film&lang=zh) shows one chart and one question on
+// 900 × 420, and trains nothing. film(seconds) draws the earlier run as it was after so many
+// seconds; film.seconds says how many it has. So a script takes a picture after each call:
+//     page = browser.open("docs/live.html#film", 900, 420)
+//     page.run("film(12.5)"); page.ask("Page.captureScreenshot")
+function film(seconds) {
+  lanes = earlier_until(seconds);
+  draw();
+}
+
 // For tests and for the curious: the newest state of the lanes
 function newest({ settings, points }) {
   const { step, seconds, completions, accuracy = null, length = null } = points.at(-1) ?? NOTHING;
@@ -167,11 +206,36 @@ function one_at_a_time() {
     tell("step");
     said = "Both models pause.";
     stage = 1;
-    document.querySelector(".box").scrollIntoView();
   } else {
     stage += 1;
   }
   draw();
+  show_box();
+}
+
+function show_box() {
+  document.querySelector(".box").scrollIntoView();
+}
+
+// Space starts and pauses, → goes one step on; a control that needs the key itself keeps it.
+function press(event) {
+  const { key, target, altKey, ctrlKey, metaKey, repeat } = event;
+  const takes = key === " " ? "button, a, input, select" : "input, select";
+  const action = { " ": start_or_pause, ArrowRight: one_at_a_time }[key];
+  if (FILM || !action || altKey || ctrlKey || metaKey || target.closest(takes)) return;
+  event.preventDefault();
+  if (!repeat) action();
+}
+
+const default_rate = lane => (prunes(lane) ? "0.0003" : "0.0001");
+
+// The smaller rate for both, or again the one that each method begins with
+function same_rate() {
+  const rates = LANES.map(lane => setting("lr" + lane));
+  const is_same = rates[0] === rates[1];
+  const smaller = Number(rates[0]) < Number(rates[1]) ? rates[0] : rates[1];
+  for (const lane of LANES) choose("lr" + lane, is_same ? default_rate(lane) : smaller);
+  changed(["lr0", "lr1"]);
 }
 
 function start_anew() {
@@ -184,7 +248,7 @@ function pick({ target: { name } }) {
   if (lane) {  // as default_settings: 16 completions are trained on in a step
     choose("pruning_rate" + lane, prunes(lane) ? "0.875" : "0");
     choose("questions_per_step" + lane, prunes(lane) ? "8" : "1");
-    choose("lr" + lane, prunes(lane) ? "0.0003" : "0.0001");
+    choose("lr" + lane, default_rate(lane));
   }
   if (name === "expression") choose("reward", "own");
   changed([name]);
@@ -195,7 +259,8 @@ function click(event) {
   if (dataset.stage) stage = Number(dataset.stage);
   const lane = id.match(/^next(\d)/)?.[1];
   if (lane) lanes[lane].group += 1;
-  if (dataset.stage || lane) draw();
+  if (id === "other") seen_lane = 1 - seen_lane;
+  if (dataset.stage || lane || id === "other") draw();
   if (parentNode.className !== "try") return;
   event.preventDefault();  // a link to try leaves the settings that it does not name
   follow(hash);
@@ -208,11 +273,16 @@ function open_address() {
   follow(location.hash + "&again");
 }
 
+const earlier = JSON.parse($("earlier").textContent).map(earlier_lane);
+film.seconds = Math.min(...earlier.map(lane => lane.points.at(-1).seconds));
+document.body.classList.toggle("film", FILM);
 find_texts();
 choose("lang", navigator.language.startsWith("zh") ? "zh" : "en");
 $("run").addEventListener("click", start_or_pause);
 $("one").addEventListener("click", one_at_a_time);
 $("anew").addEventListener("click", start_anew);
+$("same").addEventListener("click", same_rate);
+document.addEventListener("keydown", press);
 document.addEventListener("change", pick);
 document.addEventListener("click", click);
 addEventListener("hashchange", open_address);

@@ -199,6 +199,7 @@ function report(groups) {
     accuracy: mean(({ texts, answer }) => texts.map((text) => answer_right(text, answer))),
     reward: mean(({ rewards }) => rewards),
     length: mean(({ completions }) => completions.map((tokens) => tokens.length)),
+    thinks: mean(({ texts }) => texts.map((text) => Number(text.includes("<think>")))),
     groups: shown
   };
 }
