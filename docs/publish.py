@@ -26,7 +26,8 @@ HOME = {  # a page, and what the line at the top of every page calls it
     LIVE: "home", "README.md": "code", "docs/reading.md": "papers", "docs/README.md": "all pages",
 }  # fmt: skip
 HOME_IN_CHINESE = {
-    LIVE: "首页", "README.zh.md": "代码", "docs/reading.md": "论文", "docs/zh/README.md": "全部页面",
+    LIVE: "首页", "README.zh.md": "代码", "docs/reading.md": "论文",
+    "docs/zh/README.md": "全部页面",
 }  # fmt: skip
 BAR = '<nav style="display: flex; flex-wrap: wrap; gap: 4px 20px; margin-bottom: 14px">{}</nav>'
 MATH = """<script>MathJax = { tex: { inlineMath: [["$", "$"]] } };</script>
@@ -51,7 +52,7 @@ pre { margin: 12px 0; padding: 10px 14px; border-radius: 6px; overflow-x: auto; 
 table { display: block; border-collapse: collapse; overflow-x: auto; }
 th, td { padding: 4px 10px; border: 1px solid var(--line); text-align: left; }
 hr { border: 0; border-top: 1px solid var(--line); }
-.prompt, .anchor-link { display: none; }
+.prompt { display: none; }
 mjx-container { max-width: 100%; overflow-x: auto; overflow-y: hidden; }
 """  # noqa: E501
 PAGE = """<!doctype html>
@@ -98,7 +99,8 @@ def text_of(source):
     if source.endswith(".html"):
         return text
     if source.endswith(".ipynb"):
-        body, _ = HTMLExporter(template_name="basic").from_filename(ROOT / source)
+        exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
+        body, _ = exporter.from_filename(ROOT / source)
     else:
         body = from_markdown(text)
     without_code = re.sub(r"<(pre|code)\b.*?</\1>", "", body, flags=re.DOTALL)
