@@ -45,6 +45,7 @@ h1, h2, h3 { line-height: 1.25; }
 h2 { margin-top: 1.8em; padding-bottom: 4px; border-bottom: 1px solid var(--line); }
 img { max-width: 100%; }
 code { font: .86em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+pre code { font: inherit; }
 :not(pre) > code { padding: 1px 4px; border-radius: 4px; background: var(--tint); }
 pre, .highlight { font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
                   background: var(--tint); }
