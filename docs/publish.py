@@ -23,11 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 LIVE = "docs/live.html"  # the site's first page
 
 HOME = {  # a page, and what the line at the top of every page calls it
-    LIVE: "home", "README.md": "code", "docs/reading.md": "papers", "docs/README.md": "all pages",
+    LIVE: "home", ".": "code", "docs/reading.md": "papers", "docs/README.md": "all pages",
 }  # fmt: skip
 HOME_IN_CHINESE = {
-    LIVE: "首页", "README.zh.md": "代码", "docs/reading.md": "论文",
-    "docs/zh/README.md": "全部页面",
+    LIVE: "首页", ".": "代码", "docs/reading.md": "论文", "docs/zh/README.md": "全部页面",
 }  # fmt: skip
 BAR = '<nav style="display: flex; flex-wrap: wrap; gap: 4px 20px; margin-bottom: 14px">{}</nav>'
 MATH = """<script>MathJax = { tex: { inlineMath: [["$", "$"]] } };</script>
@@ -174,6 +173,8 @@ def address(link, source, folder):
     repository = os.environ.get("GITHUB_REPOSITORY")
     if repository is None:
         return (ROOT / target).as_uri()
+    if target == ".":
+        return f"https://github.com/{repository}"
     kind = "tree" if (ROOT / target).is_dir() else "blob"
     return f"https://github.com/{repository}/{kind}/main/{target}{mark}{anchor}"
 
