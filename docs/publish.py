@@ -145,8 +145,8 @@ def other_language(source):
     """The same page in the other language. If there is none, the README."""
     if is_chinese(source):
         return source.replace("zh/", "").replace(".zh", "")
-    twin = "README.zh.md" if source == "README.md" else source.replace("docs/", "docs/zh/")
-    return twin if twin in PAGES else "README.zh.md"
+    twin = source.replace("docs/", "docs/zh/")
+    return twin if is_chinese(twin) and twin in PAGES else "README.zh.md"
 
 
 def home(source):
