@@ -1,0 +1,50 @@
+"""Makes docs/learn.webp, the moving picture of the README: docs/live.html in Chromium.
+
+    python experiments/film.py
+
+The page shows a recorded run of 30 seconds (docs/live/earlier.json) in 10 seconds.
+"""
+
+import base64
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.browser import Browser  # noqa: E402
+
+WIDTH, HEIGHT = 900, 420
+FRAMES = 100
+FRAME, FIRST, LAST = 100, 1000, 3000  # milliseconds that a frame is seen
+
+
+def picture(page):
+    shot = page.ask("Page.captureScreenshot", format="png")["data"]
+    return Image.open(io.BytesIO(base64.b64decode(shot))).convert("RGB")
+
+
+def frames():
+    with Browser() as browser:
+        page = browser.open(f"{ROOT}/docs/live.html#film&lang=en", WIDTH, HEIGHT)
+        page.ask("Emulation.setScrollbarsHidden", hidden=True)
+        page.run("document.getElementById('story').style.display = 'block'")  # also if it is empty
+        for second in np.linspace(0, page.run("film.seconds"), FRAMES):
+            page.run(f"film({second})")
+            yield picture(page)
+
+
+def main():
+    first, *others = frames()
+    seen = [FIRST, *[FRAME] * (FRAMES - 2), LAST]
+    file = ROOT / "docs" / "learn.webp"
+    first.save(file, save_all=True, append_images=others, duration=seen, loop=0, lossless=True)
+    print(f"{file}: {sum(seen) / 1000:.0f} s, {file.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()

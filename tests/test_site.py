@@ -1,0 +1,80 @@
+"""The site that docs/publish.py builds: in Chromium every page opens, and no link of it is dead."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlparse
+
+import pytest
+
+from tests.browser import Browser, needs_chromium
+
+ROOT = Path(__file__).parent.parent
+PROJECT = "https://github.com/owner/name"
+MADE_BY_HAND = {"index.html", "live.html", "explorer.html", "step.html"}  # after # come settings
+SEEN = """(() => {
+  const all = selector => [...document.querySelectorAll(selector)];
+  return {
+    title: document.title,
+    home: all("nav a").map(link => link.href),
+    links: all("a[href]").map(link => link.href),
+    names: all("[id]").map(node => node.id),
+    broken: all("img").filter(picture => !picture.naturalWidth).map(picture => picture.src),
+    width: document.documentElement.scrollWidth,
+  };
+})()"""
+
+
+def problems(page):
+    """All but this: without a network the script that draws the formulas is missing."""
+    return [problem for problem in page.problems() if "mathjax" not in str(problem)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """{a page: what Chromium sees in it on a phone}"""
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "docs/publish.py", folder], cwd=ROOT, check=True,
+                   env={**os.environ, "GITHUB_REPOSITORY": "owner/name"})
+    seen = {}
+    with Browser() as browser:
+        for path in sorted(folder.rglob("*.html")):
+            page = browser.open(str(path), 390, 844)
+            seen[path] = page.run(SEEN)
+            assert problems(page) == [], path
+            page.ask("Page.close")
+    return seen
+
+
+def check_link(link, site):
+    address, name = urldefrag(link)
+    if address.startswith(f"{PROJECT}/"):
+        kind, branch, path = address.removeprefix(f"{PROJECT}/").split("/", 2)
+        assert branch == "main" and (ROOT / path).exists()
+        assert kind == ("tree" if (ROOT / path).is_dir() else "blob")
+    elif address.startswith("file:"):
+        path = Path(unquote(urlparse(address).path))
+        assert path in site or path.suffix == ".png" and path.is_file(), "it is not in the site"
+        assert not name or path.name in MADE_BY_HAND or unquote(name) in site[path]["names"]
+    else:
+        assert address.startswith("https://")
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_every_page_opens_leads_home_and_has_no_dead_link(site):
+    names = {path.name for path in site}
+    assert {"index.html", "live.html", "explorer.html", "1_grpo.html", "reading.html",
+            "results.html", "lab.html", "experiments.html", "slides.html"} <= names  # fmt: skip
+    for path, seen in site.items():
+        for link in seen["links"]:
+            try:
+                check_link(link, site)
+            except AssertionError as error:
+                pytest.fail(f"{path.name}: the link to {link} is dead: {error}")
+        assert PROJECT in seen["home"], path
+        home = {link.rpartition("/")[2].partition("#")[0] for link in seen["home"]}
+        assert {"live.html", "reading.html"} <= home, path
+        assert path.name in MADE_BY_HAND or any("/zh/" in link for link in seen["home"]), path
+        assert seen["title"] and seen["broken"] == [] and seen["width"] <= 390, path
