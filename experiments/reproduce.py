@@ -253,7 +253,7 @@ for loss, (choice, keep) in product(LOSSES, CHOICES.items()):
     )
 
 
-# --- the columns of a page: {title: row of `summarize` → what stands in it} ---
+# --- the columns of a page: {title: row of `summarize` → what it shows} ---
 
 USUAL = {
     "": lambda r: r["name"], "k": lambda r: r["k"],
@@ -301,7 +301,7 @@ class Table(NamedTuple):
     methods: dict
     picture: object  # (rows, path)
     measures: tuple = ()  # besides: kl (to the base), memory (of a step of a larger model)
-    columns: dict = {}  # of the page besides the usual ones: {title: row → what stands in it}
+    columns: dict = {}  # of the page besides the usual ones: {title: row → what it shows}
     base: str | None = None  # another base model of the toy
     plan: str = ""  # what the page says first
     seeds: int = 3  # at least

@@ -14,8 +14,8 @@ your own is a class in a file, and a line of SAMPLERS in networks.py: --rollout 
         is added to them. sampling: a Sampling; temperature 0 takes the most likely token. `logp` is
         that of the sampled tokens at the temperature (at 1 if it is 0), before top_p and top_k.
         `mask` says which tokens the policy wrote: only these are trained on. The same seed gives
-        the same completions. places: of each prompt among those of all ranks; None:
-        0, 1, 2 …; two places draw different numbers.
+        the same completions. places: the number of each prompt among those of all ranks;
+        None: 0, 1, 2 …; two prompts with different numbers draw differently.
     refresh(weights)
         samples from these weights from now on. weights: an iterator over (name of a parameter,
         whole tensor in the sampler's `dtype`). Every rank consumes it, or no rank: with
@@ -44,7 +44,7 @@ class Sampling:
 
 @dataclass
 class Completions:
-    """N sampled completions, question by question. Padding stands on the right."""
+    """N sampled completions, question by question. Padding is on the right."""
 
     tokens: torch.Tensor  # (N, T) int64, as sampled: never decoded and tokenized again
     lengths: torch.Tensor  # (N,) int64, EOS included
