@@ -20,7 +20,7 @@ def questions_per_step(questions, group_size, k):
 
 
 def fill(kept_counts, capacity):
-    """How many of the next questions, in order, fit if each has its own k. capacity: completions.
+    """How many of the next questions, in order, fit if `capacity` completions may be kept in all.
 
     kept_counts: k of each question (threshold form, dropped groups).
     Returns a number of questions.

@@ -58,8 +58,7 @@ class RoomyLayer(DynamicLayer):
 
 
 def keep_rows(cache, rows, device):
-    """Keep only these rows of a cache. Returns them, on the device, in their new
-    order.
+    """Keep only these rows of a cache. Returns them, on the device, in their new order.
 
     rows: (n,), ascending, on the CPU. The last ones replace those that leave.
     """
