@@ -176,7 +176,7 @@ class Row:
     keep: str | Callable = "all"  # a rule of KEEP, or a function
     pruning_rate: float = 0.0  # P, the share that is pruned: k = ⌊G(1−P)⌋
     ks: tuple[int, ...] = ()  # GFPO: k of an easy, medium, hard, very hard question
-    allocation: bool = True  # use the freed places for more questions, ⌊B·G/k⌋ instead of B
+    allocation: bool = True  # more questions in place of the pruned: ⌊B·G/k⌋ instead of B
     mu: int = 2  # μ, passes over each batch of completions
     minibatches: int = 1  # of a batch; each pass makes one update per mini-batch
     max_rollouts: int = 1  # above 1: dynamic sampling; a step samples at most so often

@@ -1,9 +1,9 @@
 """Dynamic completion allocation (arXiv 2503.22342, section 3.4).
 
-A device has places for B·G completions. GRPO fills them with the G completions of B questions.
-After CPPO's pruning only B·k places are taken. The device could train on more completions in about
-the same time. So CPPO uses the freed places for more questions: ⌊B·G/k⌋ instead of B. Each question
-is sampled G times and pruned to k. A step lasts as long as its busiest device (the bucket effect),
+A device has room for B·G completions. GRPO fills it with the G completions of B questions. After
+CPPO's pruning only B·k completions are left. The device could train on more of them in about the
+same time. So CPPO takes more questions: ⌊B·G/k⌋ instead of B. Each question is sampled G times and
+pruned to k. A step lasts as long as its busiest device (the bucket effect),
 so every device should get as much to do as the others. A device computes its completions in
 micro-batches. The papers do not say how it cuts them.
 
@@ -15,12 +15,12 @@ import heapq
 
 
 def questions_per_step(questions, group_size, k):
-    """How many questions fill B·G places if k completions are kept of each: ⌊B·G/k⌋."""
+    """How many questions fill a device for B·G completions if k are kept of each: ⌊B·G/k⌋."""
     return questions * group_size // k
 
 
 def fill(kept_counts, capacity):
-    """How many of the next questions, in order, fit into `capacity` places if each has its own k.
+    """How many of the next questions, in order, fit if `capacity` completions may be kept in all.
 
     kept_counts: k of each question (threshold form, dropped groups).
     Returns a number of questions.

@@ -171,7 +171,7 @@ def _ends_in_minus(before):
     A list bullet, a dash and a subtraction are no minus sign. A minus with white space after it is
     a sign only after "=", after an opening bracket, or at the beginning of the text.
     """
-    # these may stand after the minus: currency, opening brackets, bold type, LaTeX's spaces
+    # these may follow the minus: currency, opening brackets, bold type, LaTeX's spaces
     left = before.rstrip(" \t\n$€£¥₹([{*\\,;:!")
     if not left.endswith(MINUS):
         return False
@@ -280,7 +280,7 @@ TEN_TO_THE = re.compile(
     r"\s*(?:\\times|\\cdot|[×·*x])\s*10\s*(?:\^\s*\{?(-?[0-9]+)\}?|([⁰¹²³⁴-⁹⁻]+))")
 SAID_TWICE = re.compile(r"(?<![0-9.,])([0-9]+) ?\(([A-Za-z]+)\)")  # 2 (two)
 POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z])(\}?) *\^ *\{?([23])\}?(?![0-9])")  # m^2
-# what may stand around a number without changing it: LaTeX's text, spaces and brackets, bold type,
+# what may be around a number without changing it: LaTeX's text, spaces and brackets, bold type,
 # currency, percent, degrees
 DRESS = re.compile(
     r"\\(?:text|textbf|mathrm|mathbf|mbox)\b|\\[,;:!]|\^\{?\\circ\}?|\\?[ $%(){}\[\]]"

@@ -10,7 +10,7 @@ largest |A_i|:
 
 P is the pruning rate. The advantages are GRPO's, over all G completions, *before* pruning. The
 current, the old and the reference policy make forward passes for the kept completions only. The
-freed places are used for more questions (allocate.py).
+time that this saves is used for more questions (allocate.py).
 
 CPPO has no loss of its own: `cppo_loss` is `grpo.grpo_loss` of the kept rows. The default weights
 1/(N |o_i|), with N = Q·k, are the paper's divisor k for each question. In code:

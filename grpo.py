@@ -30,7 +30,7 @@ def group_advantages(rewards, *, divide_by_std=True, eps=1e-4, ddof=1):
 
     rewards: (Q, G), one row per question, all G completions of it. Whole numbers and bool count
     as float32. Returns (Q, G).
-    A group whose rewards are all equal gets advantage 0: it carries no signal.
+    A group whose rewards are all equal gets advantage 0: nothing is learned.
     ddof: 1 for the unbiased std, 0 for the population's. The paper does not say which.
     Raises ValueError if `rewards` is not (Q, G) with G > ddof.
 

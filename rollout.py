@@ -90,7 +90,7 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
 
 
 def dynamic_sampling(sample_batch, next_questions, max_rollouts):
-    """Sample again, for further questions, until groups with signal fill the step.
+    """Sample again, for further questions, until the step is full of groups with unequal rewards.
 
     sample_batch: questions → Rollout. At most `max_rollouts` times. Returns all as one Rollout.
     """
@@ -110,8 +110,8 @@ def dynamic_sampling(sample_batch, next_questions, max_rollouts):
         without = int(counts["without"])
         missing = without if len(rollouts) < max_rollouts else 0
     if without and ranks.rank() == 0:
-        tqdm.write(f"{without} groups are still without signal after sampling {len(rollouts)} "
-                   "times. The step trains on the others.")
+        tqdm.write(f"Groups whose rewards are all equal after sampling {len(rollouts)} times: "
+                   f"{without}. The step trains on the others.")
     return join(rollouts)
 
 

@@ -252,9 +252,9 @@ def with_token_weights(batch, algorithm, max_new_tokens):
     """The mini-batch with the weights of its tokens, or None if nothing is learned from it.
 
     If every advantage is 0, on all devices, the mini-batch is left out, unless a critic learns from
-    it. If β > 0, leaving it out is our choice, because the KL term has a gradient there
-    (docs/metrics.md). If β is 0, the gradient is 0, but AdamW would still move the weights, because
-    AdamW remembers earlier gradients.
+    it. If β > 0, leaving it out is our choice, because the KL term has a gradient then
+    (docs/questions.md). If β is 0, the gradient is 0, but AdamW would still move the weights,
+    because AdamW remembers earlier gradients.
     """
     device = batch.tokens.device
     counts = ranks.all_sum({

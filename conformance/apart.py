@@ -50,7 +50,7 @@ class Apart:
 
 
 def quietly(pipe, function, *args):
-    """What their functions print would stand in the middle of the table; and a fork has no threads
+    """What their functions print would appear in the middle of the table; and a fork has no threads
     but this one: torch would wait for the others for ever."""
     torch.set_num_threads(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

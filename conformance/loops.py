@@ -81,8 +81,8 @@ POOLED = "the largest |A| of all questions together are kept, as in CPPO's first
 RANDOM = "the kept completions change from run to run: a random choice"
 PROMPT = "the tokens of the prompt are trained on"
 BEHIND = "padding is trained on: the logits behind the END or behind padding moved [3]"
-MOMENTUM = ("an update without a signal: if all rewards are equal, the optimizer's momentum, or "
-            "the KL, moves the weights")
+MOMENTUM = ("an update with nothing to learn: if all rewards are equal, the optimizer's momentum, "
+            "or the KL, moves the weights")
 UNKNOWN = "the kit knows no choice and no mistake that gives these weights"
 # why a mistake cannot be seen
 UNSEEN = {
@@ -340,7 +340,8 @@ def rule_of(worlds, again):
     """By which rule completions are kept: ("right", ""), or "choice" or "mistake" and which, or ""
     and why nobody can say.
 
-    worlds: the kept rows with the rewards turned by 0, 1, 2 and 3 places. again: by 0 once more.
+    worlds: the kept rows with the rewards moved on by 0, 1, 2 and 3 completions.
+    again: by 0 once more.
     """
     if len(worlds[0]) == G * len(COMPLETIONS):
         return "", UNSEEN["compared"]

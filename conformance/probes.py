@@ -31,7 +31,7 @@ def losses(**options):
     """Probes of a loss: one token, the four corners of the clip, unequal lengths, with a KL."""
     corners = t([1.5], [1.5], [0.5], [0.5]).log()
     signs, zero = t(1, -1, 1, -1), torch.zeros(4, 1, dtype=F64)
-    two = t([0.0, 0.0, 0.0, 0.0], [0.0, -7.0, -7.0, -7.0])  # the −7 stand on padding
+    two = t([0.0, 0.0, 0.0, 0.0], [0.0, -7.0, -7.0, -7.0])  # the −7 are on padding
     kl = {"ref_logp": QUARTER, "beta": 1.0}
     return [Probe(args, options | more) for args, more in [
         ((HALF, HALF, t(1.0), ONE), {}),
@@ -137,13 +137,13 @@ EDGES["ppo_loss"] = [(for_each_token(probe), words) for probe, words in EDGES["p
 EDGES["token_entropies"] = [(Probe((WITH_MINUS_INFINITY,)), "the entropy or its gradient is NaN "
                              "if a word has −∞: 0 · −∞ must count 0")]
 
-# Rewards in float32. Those of the first question are all equal, so it must get no signal: an
-# advantage above 0.01 is one.
-EQUAL = ("equal rewards get a signal, or NaN: the rounding error of their mean is divided by a std "
-         "close to 0")
+# Rewards in float32. Those of the first question are all equal, so they must get no
+# advantage: one above 0.01 counts.
+EQUAL = ("equal rewards get an advantage, or NaN: the rounding error of their mean is divided by "
+         "a std close to 0")
 SAME = [torch.tensor([[x] * n, [*range(n)]]) for x, n in ((1.0, 3), (0.9, 3), (3.3, 7))]
 EDGES["group_advantages"] = [(Probe((r,), atol=0.01), EQUAL) for r in SAME]
 EDGES["decoupled_advantages"] = [(Probe((r[None],), atol=0.01), EQUAL) for r in SAME]
-# A tiny spread shows the eps of (r − mean)/(std + eps); three spreads show where it stands.
+# A tiny spread shows the eps of (r − mean)/(std + eps); three spreads show where it is added.
 SPREADS = {"group_advantages": probes(*((t([0, d]),) for d in (1e-9, 1e-6, 1.0))),
            "decoupled_advantages": probes(*((t([[0, d]]),) for d in (1e-9, 1e-6, 1.0)))}

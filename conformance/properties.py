@@ -29,7 +29,7 @@ torch.testing.assert_close(torch.zeros(1), torch.zeros(1))
 
 
 def forget():
-    """Make Python import the project's modules anew: a function of theirs stands in one of them."""
+    """Make Python import the project's modules anew: one of them has a function of theirs."""
     for name in [*sys.modules]:
         if any(name == ours or name.startswith(ours + ".") for ours in PROJECT):
             del sys.modules[name]

@@ -143,7 +143,7 @@ class Theirs:
         raise Broken(sentence) from error
 
     def why_left_out(self):
-        """Clauses, one after the other; the arguments stand as in our function."""
+        """Clauses, one after the other; the arguments are in our function's order."""
         order, clauses = [*self.form.parameters], []
         for why, names in self.left.items():
             known = [name for name in order if name in names]

@@ -2,7 +2,7 @@
 
     python experiments/doctor.py runs/toy-cppo-1
 
-What it looks for stands in engine/run/doctor.py.
+What it looks for is in engine/run/doctor.py.
 """
 
 import sys

@@ -72,7 +72,7 @@ class Options:
 class Calls(TorchDispatchMode):
     """Counts the products and attentions of each phase: {phase: {call: how often}}.
 
-    A call is (function, arguments, named arguments), in which a tensor stands as its description.
+    A call is (function, arguments, named arguments), in which a description replaces a tensor.
     """
 
     def __init__(self):

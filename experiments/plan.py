@@ -120,7 +120,7 @@ class Tracker:
 
     @contextmanager
     def phase(self, name):
-        """Takes the place of `Clock.phase`.
+        """Replaces `Clock.phase`.
 
         Scoring counts as generation, because scores are made on the CPU. Log-probabilities count as
         update, because they need what an update needs without its backward pass.

@@ -276,7 +276,7 @@ for name, method in list(TOOL.items()):
     TOOL[f"{name}, trained on results"] = method._replace(options=options)
 
 
-# --- the columns of a page: {title: row of `summarize` → what stands in it} ---
+# --- the columns of a page: {title: row of `summarize` → what it shows} ---
 
 USUAL = {
     "": lambda r: r["name"], "k": lambda r: r["k"],
@@ -339,7 +339,7 @@ class Table(NamedTuple):
     methods: dict
     picture: object  # (rows, path)
     measures: tuple = ()  # besides: kl (to the base), memory (of a step of a larger model)
-    columns: dict = {}  # of the page besides the usual ones: {title: row → what stands in it}
+    columns: dict = {}  # of the page besides the usual ones: {title: row → what it shows}
     base: str | None = None  # another base model of the toy
     plan: str = ""  # what the page says first
     seeds: int = 3  # at least

@@ -13,8 +13,8 @@ from family.unbiased import chances, draw, weighed
 def distinct(rollout, advantages, k):
     """One completion of each different advantage, the largest |A| first, at most k of a question.
 
-    If a reward is 0 or 1, a question with a signal keeps one right and one wrong completion. A
-    question without a signal keeps one completion, whose advantage is 0. (An ablation of FastRL,
+    If a reward is 0 or 1, a question keeps one right and one wrong completion. If all its rewards
+    are equal, it keeps one completion, whose advantage is 0. (An ablation of FastRL,
     2609.36932)
     """
     rows = []
@@ -41,7 +41,7 @@ def half_of_each_sign(rollout, advantages, k):
     for side in (advantages > 0, advantages < 0):
         side = (side & trainable).double()
         weights = weights + side / side.sum(1, keepdim=True).clamp(min=1)
-    # those of one sign stand side by side, so that k/2 of them are drawn and not only k/2 on
+    # those of one sign are side by side, so that k/2 of them are drawn and not only k/2 on
     # average
     order = advantages.argsort(1)
     p = chances(weights, k, allowed=trainable)

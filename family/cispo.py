@@ -37,7 +37,7 @@ def cispo_loss(
     ratio = importance_ratio(logp.detach(), old_logp, mask)
     # ρ̂ = clip(ρ, 1 − ε_low, 1 + ε_high)
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    # sg(ρ̂) log π takes the place of the ratio, and is not clipped again
+    # sg(ρ̂) log π replaces the ratio, and is not clipped again
     weighted_logp = bounded * logp.masked_fill(padding, 0.0)
     options = {"ref_logp": ref_logp, "beta": beta, "clip_low": torch.inf, "clip_high": torch.inf}
     loss, stats = surrogate_loss(weighted_logp, advantages, logp, mask, weights, **options)

@@ -12,7 +12,7 @@ the baseline were the mean over all G, it would be (G−1)/G of that gradient. T
 a length or a std.
 
 With one update on a batch every ratio is 1, and the gradient of ρA is A ∇ log π. So the row of the
-table is `grpo_loss` with μ = 1 and one mini-batch. Dr. GRPO's constant takes the place of |o_i|. It
+table is `grpo_loss` with μ = 1 and one mini-batch. Dr. GRPO's constant replaces |o_i|. It
 only scales the loss. The row departs from the paper in the KL. The paper subtracts β log π/π_ref
 from the reward. The row has no KL term (--beta adds k3 to the loss).
 """

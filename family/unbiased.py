@@ -10,8 +10,8 @@ The price is variance. The variance is least if p_i is in proportion to |A_i f_i
 proportion to |A_i|, 1 at most, and Σ p_i = k. So each question keeps k completions, as in CPPO.
 
 Each question must keep exactly k, because the loss divides by the number of all kept completions.
-If a question has fewer than k completions with A ≠ 0, others with A = 0 take the places that are
-left. Without these, the question would count less than it does in GRPO, and the other questions
+If a question has fewer than k completions with A ≠ 0, others with A = 0 are kept
+too. Without these, the question would count less than it does in GRPO, and the other questions
 would count more.
 
 The mean is right for losses that divide by the number of completions (1/(N |o_i|), Dr. GRPO's
@@ -32,8 +32,8 @@ def chances(scores, k, *, allowed=None):
     """p = min(1, c · score) with Σ p = k in each row: the chance of each completion to be kept.
 
     scores: (Q, G), at least 0, for example |A|. Returns (Q, G). If a row has fewer than k positive
-    scores, these get the chance 1, and the other completions of the row share the places that are
-    left equally. allowed: (Q, G) bool or 0/1, which completions may be kept (None: all). The others
+    scores, these get the chance 1, and the other completions of the row share the rest
+    equally. allowed: (Q, G) bool or 0/1, which completions may be kept (None: all). The others
     get a chance only if a row has fewer than k allowed ones. Raises ValueError if the scores are
     not (Q, G) or hold NaN.
     Example: scores of 3, 1, 1 and 1 with k = 2 give 1, ⅓, ⅓ and ⅓; 5, 0, 0 and 0 give the same.
@@ -52,7 +52,7 @@ def chances(scores, k, *, allowed=None):
         certain = certain | (p >= 1)
     p = p.clamp(max=1.0)
 
-    left = (k - positive.sum(1, keepdim=True)).to(p.dtype)  # 0 or less: no place is left
+    left = (k - positive.sum(1, keepdim=True)).to(p.dtype)  # 0 or less: nothing is left
     for others in (allowed & ~positive, ~allowed):
         number = others.sum(1, keepdim=True)
         p = torch.where(others, (left / number.clamp(min=1)).clamp(0, 1), p)

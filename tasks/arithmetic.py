@@ -3,7 +3,7 @@
     Ann has 8 books and gets 7 more. How many books now?                8 + 7 = 15
 
 The questions are short and their numbers are small, so that a model of 135 million parameters gets
-some of them right, and a training step is cheap on a CPU. A worked example stands before each
+some of them right, and a training step is cheap on a CPU. A worked example comes before each
 question: without it such a model seldom calculates. A second example makes the prompts longer, and
 SmolLM2-135M-Instruct hardly better.
 

@@ -79,7 +79,7 @@ def test_k_and_the_questions_of_a_step_follow_from_the_pruning_rate():
     assert resolve("cppo", allocation=False).questions_per_step == 1
     # pruning on top of another algorithm is as strong as CPPO's, if nothing else is said
     assert [resolve("gspo", keep="largest_abs", pruning_rate=P).k for P in (None, 0.5)] == [4, 8]
-    # the freed places are filled for CPPO, but not for GFPO and PODS
+    # CPPO takes more questions in place of the pruned completions, GFPO and PODS do not
     filled = [name for name in ALGORITHMS if resolve(name).questions_per_step > 1]
     assert filled == ["cppo", "cppo_published"]
     assert resolve("pods", allocation=True).questions_per_step == 4

@@ -163,7 +163,7 @@ SAID = {
     "scored": "✗ rows of a group are not one question: a completion was scored with another",
     "after pruning": "✗ the advantages are taken after pruning",
     "updated": "✗ the old log-probabilities are those of the updated policy",
-    "no signal": "≈ an update without a signal",
+    "no signal": "≈ an update with nothing to learn",
     "two": "✗ sampled at one temperature, scored at 1 [5]; the old log-probabilities are those of",
     "twice": "≈ the updates are 2, 2 times as large as with the learning rate 0.5",
 }

@@ -210,6 +210,31 @@ def test_the_slides_tables_say_what_the_results_say():
         assert f"**{times:.1f} times**" in SLIDES
 
 
+def test_the_first_screen_of_the_results_says_what_the_tables_say():
+    """Eight findings, each with one number."""
+    tables = ("table1", "together", "controls", "factorial", "real")
+    table1, together, controls, factorial, real = map(results, tables)
+    prompts = json.loads((ROOT / "experiments/results/vs_trl_prompt150.json").read_text())
+    fair = zip(together[3]["seconds"]["values"], together[5]["seconds"]["values"])
+    ms = {name: median(step["total"] for step in steps) / prompts["questions_per_step"][name]
+          for name, steps in prompts["seconds"].items()}
+    failed = sum(accuracy < 0.5 for accuracy in factorial[1]["sampled"]["values"])
+
+    def ahead(one, other, key="sampled"):
+        return one[key]["mean"] - other[key]["mean"]
+
+    numbers = [
+        f"{table1[3]['speedup']['median']:.1f} times", f"{ahead(table1[0], table1[3]):.2f}",
+        f"{median(a / b for a, b in fair):.1f} times",
+        f"{controls[1]['completions_to_85'] / controls[0]['completions_to_85']:.1f} times",
+        f"{ahead(controls[1], controls[6]):.2f}", f"{failed} of 5",
+        f"{ahead(real['CPPO, P=0.75'], real['GRPO'], 'sampled 240'):.2f}",
+        f"{ms['grpo'] / ms['cppo']:.1f} times",
+    ]
+    first, *_ = (ROOT / "docs/results.md").read_text().split("\n## ")
+    assert re.findall(r"^- .* \*\*([\d.].*)\*\* ", first, re.MULTILINE) == numbers
+
+
 @pytest.mark.parametrize("rewards", [(1, 0, 0, 1), (1, 0, 0, 0), (2, 1, 1, 0), (1, 1, 1, 1)])
 def test_the_slides_advantages_are_those_of_the_function(rewards):
     r = torch.tensor([rewards]).double()

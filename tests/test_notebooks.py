@@ -2,7 +2,7 @@
 have solutions.
 
 After a change of a function that a notebook shows, run it again: jupyter execute --inplace
-notebooks/[1-5]*.ipynb
+notebooks/[1-7]*.ipynb
 
 The lab, notebooks/lab.ipynb, trains for minutes, so only a slow test runs it, and with few steps.
 """
@@ -47,9 +47,9 @@ def python(cell):
 
 
 def sources(cells):
-    """What `show` has written: the source of functions."""
+    """What `show` has written: the source of functions, as Markdown and as plain text."""
     outputs = [output.get("data", {}) for cell in cells for output in cell.outputs]
-    return [data["text/markdown"] for data in outputs if "text/markdown" in data]
+    return [data for data in outputs if "text/markdown" in data]
 
 
 # --- they run ---
@@ -65,7 +65,7 @@ def test_every_claim_holds_and_the_source_beside_a_formula_is_that_of_today(path
 
     shown, names = [], {"__name__": "__main__"}
     monkeypatch.setattr(plots, "picture", plots.plt.close)
-    monkeypatch.setattr(plots, "display", lambda markdown: shown.append(markdown.data))
+    monkeypatch.setattr(plots, "display", lambda code, raw: shown.append(code))
     _, cells = read(path)
     for cell in cells:
         exec(compile(cell.source, path.name, "exec"), names)
@@ -99,7 +99,8 @@ def test_no_notebook_defines_a_second_version():
 
 def test_the_lab_shows_the_sections_of_its_page_and_runs_their_commands():
     page, (_, cells) = (ROOT / "docs/lab.md").read_text(encoding="utf-8"), read(LAB)
-    assert sources(cells) == [f"## {section}" for section in page.split("\n## ")[1:]]
+    sections = [f"## {section}" for section in page.split("\n## ")[1:]]
+    assert [data["text/markdown"] for data in sources(cells)] == sections
     page = page.replace("examples/my_rule.py:per_token", "runs/mine.py:keep")
     commands = re.findall(r"^    (python \w.*)", page, re.MULTILINE)
     run = [line for cell in cells for line in re.findall("^%%bash\n(.*)", cell.source)]
@@ -138,7 +139,7 @@ def test_the_lab_runs_alone_in_an_empty_folder(tmp_path, monkeypatch):
 
 
 @notebooks
-def test_three_exercises_accept_their_solutions_and_tell_each_known_mistake(path, capsys):
+def test_the_exercises_accept_their_solutions_and_tell_each_known_mistake(path, capsys):
     def said(name, function):
         getattr(exercises, name)(function)
         return capsys.readouterr().out
@@ -147,7 +148,7 @@ def test_three_exercises_accept_their_solutions_and_tell_each_known_mistake(path
     notebook, cells = read(path)
     hints = sum("<details><summary>Hint</summary>" in cell.source for cell in notebook.cells)
     blank = [cell for cell in cells if cell.source.startswith("# exercise")]
-    assert hints == len(blank) == 3
+    assert hints == len(blank) > 0
     for n, cell in enumerate(blank, 1):
         [name] = functions(python(cell))
         assert cell.source.startswith(f"# exercise {n}\n")

@@ -362,7 +362,7 @@ def test_a_mini_batch_without_signal_or_without_a_completion_makes_no_update(sma
 @pytest.mark.parametrize("beta, pulls", [(0.0, False), (0.04, True)])
 def test_what_is_left_out_without_a_signal_has_a_gradient_if_there_is_a_kl_term(six, beta, pulls):
     """The policy gradient of equal rewards is 0, that of GRPO's whole loss is not. To leave the
-    update out is a choice (docs/metrics.md)."""
+    update out is a choice (docs/questions.md)."""
     model, batch = six
     batch.advantages[:] = 0
     algorithm = resolve("grpo", mu=1, beta=beta)

@@ -7,7 +7,7 @@ its weight is the identity. Autocast would round that product, and −∞ · 0 i
 asked there.
 
 It only renames and reshapes: the old and the reference log-probabilities carry no gradient, because
-the trainer computes them under no_grad; what stands on padding is set to 1 in the importance
+the trainer computes them under no_grad; what is on padding is set to 1 in the importance
 weights, because no loss reads it.
 Left out: the KL and the clip, which are lines of the loss; the weights of the tokens, one formula
 per loss_type; GAE and the critic, because TRL 1.16 has no PPO.

@@ -8,7 +8,7 @@ verl/workers/engine/fsdp/transformer_impl.py.
 It only renames and reshapes: our padded rows go in where verl pads its own (no_padding_2_padding
 and to_padded_tensor); the number of completions is handed over, as verl's trainer does, so an empty
 one counts; the old and the reference log-probabilities and the returns carry no gradient, as in
-verl's batches. What stands on padding is set to ours in gae, whiten and the importance weights,
+verl's batches. What is on padding is set to ours in gae, whiten and the importance weights,
 because no loss reads it.
 Left out: the whitening at the end of verl's GAE, which gets a stand-in that changes nothing; the
 weights of the tokens, a mode of agg_loss; the overlong penalty, part of a reward manager;

@@ -130,7 +130,7 @@ def prompt_texts(tokenizer, rows, system_prompt, examples):
         return [f"{start}{before}User: {row['question']}\nAssistant:"
                 for start, row in zip(starts, rows)]
     reason = None
-    # some templates do not allow a system turn: then its text stands before the question
+    # some templates do not allow a system turn: then its text comes before the question
     for has_system_turn in (True, False):
         chats = []
         for row in rows:

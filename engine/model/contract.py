@@ -18,8 +18,8 @@ your own is a class in a file: --rollout FILE.py:CLASS takes it.
         that of the sampled tokens at the temperature (at 1 if it is 0), before top_p and top_k.
         `mask` says which tokens the policy wrote: only these are trained on. What a tool wrote
         takes room, too: a completion has at most sampling.max_new_tokens tokens. The same seed
-        gives the same completions. places: of each prompt among those of all ranks; None:
-        0, 1, 2 …; two places draw different numbers.
+        gives the same completions. places: the number of each prompt among those of all ranks;
+        None: 0, 1, 2 …; two prompts with different numbers draw differently.
     refresh(weights)
         samples from these weights from now on. weights: an iterator over (name of a parameter,
         whole tensor in the sampler's `dtype`). Every rank consumes it, or no rank: with
@@ -48,7 +48,7 @@ class Sampling:
 
 @dataclass
 class Completions:
-    """N sampled completions, question by question. Padding stands on the right."""
+    """N sampled completions, question by question. Padding is on the right."""
 
     tokens: torch.Tensor  # (N, T) int64, as sampled: never decoded and tokenized again
     lengths: torch.Tensor  # (N,) int64, EOS included

@@ -2,7 +2,7 @@
 
 In sampling a layer has room for all tokens to come. The cache of transformers is copied as a whole
 for every new token, and again when a completion has ended. Here a token is written in place, and
-the last running completions move into the places of those that have ended.
+the last running completions replace those that have ended.
 
 In scoring a prompt's layer is computed once, and its completions see it.
 """
@@ -58,10 +58,9 @@ class RoomyLayer(DynamicLayer):
 
 
 def keep_rows(cache, rows, device):
-    """Keep only these rows of a cache. Returns them, on the device, in the order in which they now
-    stand.
+    """Keep only these rows of a cache. Returns them, on the device, in their new order.
 
-    rows: (n,), ascending, on the CPU. The last ones move into the places of those that leave.
+    rows: (n,), ascending, on the CPU. The last ones replace those that leave.
     """
     order = torch.arange(len(rows))
     free = torch.ones(len(rows), dtype=torch.bool)

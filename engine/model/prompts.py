@@ -89,7 +89,7 @@ def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
     longest = int(starts.max())
     ids = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
     ids = on_device(ids, tokens.device)
-    # the tokens of row i stand from column starts[i] on
+    # the tokens of row i begin at column starts[i]
     T = tokens.shape[1]
     columns = on_device(starts.unsqueeze(1) + torch.arange(T), tokens.device)
     ids = pad(ids, (0, T)).scatter(1, columns, tokens)

@@ -50,10 +50,10 @@ class Sampler:
     def sample(self, prompts, group_size, sampling, seed, places=None):
         """Sample `group_size` completions of each prompt, as the contract says.
 
-        The random number of a token depends only on the seed, the prompt's place, the completion's
-        place in its group and the token's place. So the same seed gives the same completions for
-        every `batch_size` and every number of ranks, and, up to rounding, on every device. If
-        memory runs out, it goes on with half as many completions at a time.
+        The random number of a token depends only on the seed and on the numbers of its prompt, of
+        its completion in the group, and of the token itself. So the same seed gives the same
+        completions for every `batch_size` and every number of ranks, and, up to rounding, on every
+        device. If memory runs out, it goes on with half as many completions at a time.
 
         Raises FloatingPointError if the logits are NaN.
         """

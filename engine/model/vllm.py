@@ -103,8 +103,8 @@ class VLLM:
         """Sample `group_size` completions of each prompt, as the contract says.
 
         prompts: token lists. sampling: the run's, or one of temperature 0. Each completion has its
-        own random seed. It follows from `seed`, the prompt's place among those of all ranks, and
-        the completion's place in its group. `logp` is vLLM's: at the temperature (at 1 if the
+        own random seed. It follows from `seed`, the prompt's number among those of all ranks,
+        and the completion's number in its group. `logp` is vLLM's: at the temperature (at 1 if the
         temperature is 0).
         """
         from vllm import SamplingParams

@@ -24,8 +24,8 @@ def option(default, help, *, limits=None, choices=None, alone=None):
     """A dataclass field with a line of help.
 
     limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not; "∞)"
-    stands for "LARGEST]". None means off, or that another layer says it. choices: the words that
-    are allowed. alone: the value if the option stands alone.
+    means "LARGEST]". None means off, or that another layer says it. choices: the words that
+    are allowed. alone: the value if the option is given without one.
     """
     about = {"help": help, "limits": limits, "choices": choices, "alone": alone}
     return field(default=default, metadata=about)

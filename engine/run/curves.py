@@ -68,7 +68,7 @@ def page(count):
 
 
 def draw(axis, metric, x, rows):
-    """Draw a metric of a run. x: where each step stands."""
+    """Draw a metric of a run. x: the x of each step."""
     # a step without an update has no KL
     points = [(end, row[metric]) for end, row in zip(x, rows) if row.get(metric) is not None]
     ends, values = zip(*points)

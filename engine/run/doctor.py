@@ -225,8 +225,8 @@ def findings_of_its_course(m, options, names, texts):
     if risen and m["reward"].rises:
         yield ("Another reward is gamed: the accuracy does not rise.",
                f"{' '.join(risen)} accuracy",
-               "pay it only for right answers; a smaller weight may not help, because a group's "
-               "std divides it away", texts)
+               "give it only when the answer is right; a smaller weight may not help, because a "
+               "group's std divides it away", texts)
     length, cut, entropy = m["length"], m["truncated"], m["entropy"]
     cause = "find out which reward pays for it"
     # healthy: 0.02, and 13 → 35 tokens

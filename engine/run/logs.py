@@ -134,7 +134,7 @@ def compare(before, after):
             print(f"{title:20}{before[part][name]:10.3f}{after[part][name]:10.3f}")
     for old, new in zip(before["examples"], after["examples"]):
         gold = old["answer"].strip().splitlines()[-1]
-        print(f"\n{old['question'].strip()}   (gold answer: {gold})")
+        print(f"\n{old['question'].strip()}   (right: {gold})")
         show_answer("before", old)
         show_answer("after", new)
 

@@ -126,7 +126,7 @@ def first_group(step, tokenizer):
     """What is logged of the first question of a Step: its prompt as the model sees it; each
     completion, its reward, its advantage, and whether it is kept.
 
-    For PPO, the score stands in the place of the advantage.
+    For PPO the score is given, not an advantage.
     """
     rollout = step.rollout
     question = (rollout.questions or [{}])[0]

@@ -59,7 +59,7 @@ class RowOptions:
         None, "P, the share that is pruned: ⌊G(1−P)⌋ completions are kept per question",
         limits="[0, 1)")
     allocation: bool | None = option(
-        None, "use the freed places for more questions, ⌊B·G/k⌋ instead of B")
+        None, "take more questions in place of the pruned completions: ⌊B·G/k⌋ instead of B")
     mu: int | None = option(None, "μ, passes over each batch of completions", limits="[1, ∞)")
     minibatches: int | None = option(
         None, "mini-batches that a batch is cut into; each pass makes one update per mini-batch",

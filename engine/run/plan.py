@@ -1,7 +1,7 @@
 """The memory that a run needs on each device, before any weights are loaded.
 
 Memory may run out at two moments: while completions are sampled ("generation"), and in the update.
-Building the networks, the optimizer's step and saving need less than these two.
+Loading, the optimizer's step and saving need less than these two.
 
 Bytes per parameter on a GPU that computes in bfloat16. With --dtype float32 each 2 becomes a 4, and
 there are no copies.

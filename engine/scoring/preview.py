@@ -11,7 +11,7 @@ def show(rollout, tokenizer):
     gold = question["answer"].splitlines()[-1]
     print("The first prompt, as the model sees it:")
     print(prompt)
-    print(f"(here the model goes on; gold answer: {gold!r:.60})\n")
+    print(f"(here the model goes on; right: {gold!r:.60})\n")
     questions, completions = rollout.lengths.shape
     for i in range(completions):
         for name, values in zip(rollout.reward_names, rollout.rewards):

@@ -35,7 +35,7 @@ TIMEOUT = 60  # seconds that a call of a reward of one's own may take
 
 @dataclass
 class Reward:
-    name: str  # as it stands in the logs
+    name: str  # as it is written in the logs
     function: Callable  # (completions, **columns) → list of floats
     weight: float = 1.0
 

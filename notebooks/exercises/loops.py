@@ -5,7 +5,7 @@
     python notebooks/exercises/loops.py --show         # the table: first step, mean of the last 8
 
 Read a loop, 41 lines without its docstrings, and say which number in its table cannot be right. The
-metrics are those of `train_step` in seams.py. The mistakes stand in solutions.md.
+metrics are those of `train_step` in seams.py. The mistakes are in solutions.md.
 """
 
 import argparse

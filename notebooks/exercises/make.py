@@ -1,13 +1,13 @@
-"""Makes the exercises: the files of the paper and of the family, and the seams of the loop, without
-the bodies of their functions.
+"""Makes the exercises: the files of the paper and of the family, and the parts of a loop
+(seams.py), without the bodies of their functions.
 
     python notebooks/exercises/make.py                                          # writes mine/
     pytest tests/concepts/test_cppo.py -x --solutions notebooks/exercises/mine  # tests your cppo.py
     pytest tests/concepts --solutions notebooks/exercises/mine                  # tests all of them
 
-The signature, the docstring and the checks of the arguments stay. Your code takes the place of
-`raise NotImplementedError(...)`. Your file takes the place of the project's file only in the tests
-of this file: test_cppo.py imports your cppo.py and the project's grpo.py. So a blank or wrong
+The signature, the docstring and the checks of the arguments stay. Your code replaces
+`raise NotImplementedError(...)`. Your file replaces the project's file only in the tests of this
+file: test_cppo.py imports your cppo.py and the project's grpo.py. So a blank or wrong
 grpo.py fails its own tests, and no others. `-x` stops at the first failure.
 
 rewards.py is not an exercise: its private functions would give most answers away.

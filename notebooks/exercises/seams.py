@@ -1,4 +1,4 @@
-"""The seams of a training loop: where the pure functions meet a model, and most mistakes are made.
+"""The parts of a training loop in which the pure functions meet a model: most mistakes are here.
 
     pytest tests/concepts/test_seams.py -x --solutions notebooks/exercises/mine      # tests yours
 

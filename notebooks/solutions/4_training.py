@@ -8,7 +8,7 @@ from rewards import extract_answer
 
 def completion_tokens(tokens, eos):
     is_eos = (tokens == eos).long()
-    before = is_eos.cumsum(dim=1) - is_eos  # how many EOS stand before each token
+    before = is_eos.cumsum(dim=1) - is_eos  # how many EOS come before each token
     return before == 0
 
 

@@ -1,18 +1,7 @@
-"""Solutions to the exercises of 5_family.ipynb."""
+"""Solution to the exercise of 5_family.ipynb."""
 
 
-def still_without_signal(pass_rate, group_size, rounds):
-    return (pass_rate**group_size + (1 - pass_rate) ** group_size) ** rounds
-
-
-def right_kept_by_pods(right, wrong, m):
-    return min(right, max(m // 2, m - wrong))
-
-
-def advantages_of_tokens(rewards, values, gamma, lam):
-    advantages, after, value_after = [], 0.0, 0.0
-    for reward, value in zip(reversed(rewards), reversed(values)):
-        after = reward + gamma * value_after - value + gamma * lam * after
-        value_after = value
-        advantages.append(after)
-    return advantages[::-1]
+def weights_of_completions(lengths, L):
+    token_mean = [n / sum(lengths) for n in lengths]
+    constant = [n / (len(lengths) * L) for n in lengths]
+    return token_mean, constant

@@ -11,8 +11,8 @@ import torch
 
 from allocate import micro_batches, questions_per_step
 from cppo import batch_rows, keep_count, prune
-from family.dapo import has_signal
-from family.drgrpo import drgrpo_loss
+from family.dapo import has_signal, token_mean_weights
+from family.drgrpo import constant_weights, drgrpo_loss
 from family.pods import max_variance_subset
 from family.ppo import gae
 from grpo import clipped_surrogate, group_advantages, grpo_loss
@@ -210,6 +210,18 @@ def reward_for_steps(function):
 # --- 5_family.ipynb ---
 
 
+def weights_of_completions(function):
+    cases = []
+    for what, lengths, L in (("equal lengths", [4, 4], 5), ("unequal lengths", [1, 6, 3], 9)):
+        mask = mask_of(lengths)
+        right = [token_mean_weights(mask).sum(1), constant_weights(mask, max_tokens=L).sum(1)]
+        cases.append((what, [lengths, L], torch.stack(right)))
+    check(function, cases)
+
+
+# --- 6_choice.ipynb ---
+
+
 def still_without_signal(function):
     cases = []
     for p, G, rounds in ((0.5, 4, 1), (0.9, 4, 1), (0.9, 4, 3), (0.25, 6, 2), (0.0, 4, 5)):
@@ -227,6 +239,9 @@ def right_kept_by_pods(function):
             kept = (max_variance_subset(mask_of([right], G).double(), m) < right).sum()
             cases.append((f"{right} right of {G} and m = {m}", [right, G - right, m], kept))
     check(function, cases)
+
+
+# --- 7_advantage.ipynb ---
 
 
 def advantages_of_tokens(function):
@@ -305,16 +320,16 @@ MISTAKES = {
         "only B questions are taken": lambda B, G, P: B * G - B * keep_count(G, P),
     },
     "padding": {
-        "all completions stand in one rectangle":
+        "all completions are in one rectangle":
             boxes(lambda lengths, n: len(lengths) * max(lengths)),
-        "each micro-batch has max_tokens places":
+        "each micro-batch counts as max_tokens tokens":
             boxes(lambda lengths, n: len(micro_batches(lengths, n)) * n),
     },
     "share_to_keep": {
         "all of the time is training": lambda phases, speedup: 1 / speedup,
     },
     "completion_tokens": {
-        "the EOS does not count, wherever it stands": lambda tokens, eos: tokens != eos,
+        "the EOS never counts": lambda tokens, eos: tokens != eos,
         "the first EOS does not count": lambda tokens, eos: (tokens == eos).cumsum(1) == 0,
     },
     "dr_grpo_loss_of_a_step": {
@@ -324,10 +339,16 @@ MISTAKES = {
         "L divides, and N does not": dr_grpo(lambda m, L: m / L, divide_by_std=False),
     },
     "reward_for_steps": {
-        "an answer counts wherever it stands in the text, and the steps are not looked at":
+        "an answer counts anywhere in the text, and the steps are not looked at":
             lambda texts, answer: [2.0 * (gold in text) for text, gold in zip(texts, answer)],
         "the steps are not looked at": lambda texts, answer: [
             float(f"<answer>{gold}<" in text) for text, gold in zip(texts, answer)],
+    },
+    "weights_of_completions": {
+        "the weights are those of one token": lambda lengths, L: [
+            [1 / sum(lengths) for _ in lengths], [1 / (len(lengths) * L) for _ in lengths]],
+        "L divides, and N does not": lambda lengths, L: [
+            [n / sum(lengths) for n in lengths], [n / L for n in lengths]],
     },
     "still_without_signal": {
         "all groups must be right, or all wrong":
@@ -335,7 +356,7 @@ MISTAKES = {
         "only one group is drawn": lambda p, G, rounds: p**G + (1 - p) ** G,
     },
     "right_kept_by_pods": {
-        "places stay empty if one kind is short": lambda right, wrong, m: min(right, m // 2),
+        "fewer than m are kept if one kind is short": lambda right, wrong, m: min(right, m // 2),
         "the rarer kind is taken first, as in CPPO":
             lambda right, wrong, m: min(right, m) if right <= wrong else max(m - wrong, 0),
     },

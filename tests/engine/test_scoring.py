@@ -384,7 +384,7 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     ]
     main(words)
     said = capsys.readouterr().out
-    assert re.search(r"it:\n\d[\d+-]+=\?\n\(here the model goes on; gold answer: '-?\d", said)
+    assert re.search(r"it:\n\d[\d+-]+=\?\n\(here the model goes on; right: '-?\d", said)
     assert "\n32 questions × 4 completions: " in said  # those of a step
     assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
     shown = r"^toy_accuracy [01]  short -\d+  read: (?:None|'[^']*')  '"
