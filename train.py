@@ -152,7 +152,7 @@ def train(config, algorithm, device, rows, notes):
                             "another --output_dir.")
 
     log = logs.Logs(config, state, networks.tokenizer, ask)
-    bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step, leave=True)
+    bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step)
     with Interrupt() as interrupt, bar as shown:
         while not run.finished and not interrupt.asked:
             # the schedule, if there is one, and the learning rate

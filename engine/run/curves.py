@@ -62,7 +62,7 @@ def draw_seconds(axis, y, seconds):
     """Draw a bar of the seconds of each phase, with its name in it if there is room."""
     left = 0.0
     for phase, shade in SHADES.items():
-        width = seconds[phase]
+        width = seconds.get(phase, 0.0)
         axis.barh(y, width, left=left, color=shade)
         if width > seconds["total"] / 7:
             axis.text(left, y, f" {WORDS[phase]} {width:.0f} s", va="center", fontsize=11)

@@ -59,7 +59,8 @@ class Logs:
             if self.first:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
                 means = {name: fmean(row[name] for row in rows) for name in ("accuracy", "length")}
-                show_line(f"{start + 1}–{step}", means, answer)
+                steps = f"{start + 1}–{step}" if step > start + 1 else step
+                show_line(steps, means, answer)
 
     def close(self):
         self.tracker.close()
@@ -120,27 +121,28 @@ def show_step(bar, run, metrics):
 
 def begin_table(before, example):
     """Print the head of the table, and the line of the evaluation before training."""
-    head = f"{'steps':>9}  {'accuracy':16}tokens"
+    text = ""
     if example:
-        head += f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]})"
-    note_in_one_row(head)
+        text = f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]})"
+    in_one_row(f"{'steps':>9}  {'accuracy':16}tokens", text)
     if before:
         show_line("before", before["sampled"], example)
 
 
-def show_line(steps, scores, record):
-    """Print a line of the table. scores: the accuracy and the length. record: of an answer."""
+def show_line(steps, scores, answer):
+    """Print a line of the table. scores: the accuracy and the length. answer: its record."""
     accuracy = scores["accuracy"]
     line = f"{steps:>9}  {accuracy:.2f} {'█' * round(10 * accuracy):10}{scores['length']:7.1f}"
-    if record:
-        verdict = "right" if record["correct"] else "wrong"
-        line += f"  {verdict}  {' '.join(record['completion'].split())}"
-    note_in_one_row(line)
+    if answer:
+        line += "  right  " if answer["correct"] else "  wrong  "
+    in_one_row(line, " ".join(answer["completion"].split()) if answer else "")
 
 
-def note_in_one_row(line):
-    """Print a line, cut to the width of the terminal; in a file, to 100 characters."""
-    progress.note(line[: shutil.get_terminal_size((100, 24)).columns])
+def in_one_row(line, text):
+    """Print a line, and as much of the end of a text as the terminal has room for. A file has 100
+    columns."""
+    room = shutil.get_terminal_size((100, 24)).columns - len(line)
+    progress.note(line + text[-room:])
 
 
 def finish(config, algorithm, run, after, notes):
