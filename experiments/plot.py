@@ -289,26 +289,26 @@ def several(groups, output, x):
         logs = [files.read(Path(folder) / "metrics.jsonl") for folder in folders]
         runs[name] = list(zip(*logs))
     first_row = next(iter(runs.values()))[0][0]
-    figure, axes = page(first_row, AXES[x][1])
+    figure, axes, strip = page(first_row, AXES[x][1])
     colours, styles = looks(groups, runs)
-    for metric in list(axes)[:-1]:
+    for metric, axis in axes.items():
         lines = []
         for name, steps in runs.items():
-            last = draw_group(axes[metric], metric, x, steps, colours[name], styles[name])
+            last = draw_group(axis, metric, x, steps, colours[name], styles[name])
             lines.append((last, name, colours[name]))
         if metric == "accuracy":
-            name_lines(axes[metric], lines)
-    strip = axes["seconds"]
+            name_lines(axis, lines)
     seconds = {name: mean_phases(steps) for name, steps in runs.items()}
     longest = max(of["total"] for of in seconds.values())
     for y, (name, of) in enumerate(seconds.items()):
         draw_seconds(strip, y, of | {"total": longest})
-        strip.text(0, y, f"{name} ", ha="right", va="center", color=colours[name], fontsize=11)
+        if len(runs) > 1:
+            strip.text(0, y, f"{name} ", ha="right", va="center", color=colours[name], fontsize=11)
     strip.set_ylim(len(runs) - 0.5, -0.5)  # the first one on top
     if len(runs) > 1:  # room for the names, and for a bar of each
+        figure.set_layout_engine("constrained")
         figure.set_figheight(5 + 0.4 * len(runs))
         strip.get_gridspec().set_height_ratios([10, len(runs)])
-        figure.subplots_adjust(left=0.09, top=0.94, wspace=0.3, hspace=0.3)
     figure.savefig(output, dpi=DPI)
 
 

@@ -20,7 +20,7 @@ SHADES = {"generate": "#c3cad2", "score": "#848e9a", "logprobs": "#dfe3e8", "upd
 DPI = 80
 
 
-def curves(folder, colour=CPPO):
+def curves(folder, algorithm="cppo"):
     """Draw metrics of a run against the questions that it was trained on, and the seconds of each
     phase: `curves.png`. Metrics of the user have panels of their own.
 
@@ -28,51 +28,48 @@ def curves(folder, colour=CPPO):
     """
     rows = files.read(Path(folder, "metrics.jsonl"))
     questions = list(accumulate(row["questions"] for row in rows))
-    figure, axes = page(rows[0], "questions")
-    for name in list(axes)[:-1]:
+    figure, axes, strip = page(rows[0], "questions")
+    colour = GRPO if algorithm == "grpo" else CPPO
+    for name, axis in axes.items():
         values = [row.get(name, math.nan) for row in rows]
         means = smooth(values)
-        axes[name].plot(questions, values, color=colour, alpha=0.3, linewidth=0.8)
-        axes[name].plot(questions, means, color=colour, linewidth=2.5)
-        title = axes[name].get_title()
-        axes[name].set_title(f"{title}: {means[0]:.2g} → {means[-1]:.2g}", fontsize=13)
-    draw_seconds(axes["seconds"], 0, phase_totals(rows))
+        axis.plot(questions, values, color=colour, alpha=0.3, linewidth=0.8)
+        axis.plot(questions, means, color=colour, linewidth=2.5)
+        axis.set_title(f"{axis.get_title()}: {means[0]:.2g} → {means[-1]:.2g}")
+    draw_seconds(strip, 0, phase_totals(rows))
     figure.savefig(Path(folder, "curves.png"), dpi=DPI)
 
 
 def page(row, x):
-    """(figure, {metric: panel}): large panels above a strip, which is called `seconds`. row: of the
-    metrics. x: what stands on the x axis."""
+    """(figure, {metric: panel}, strip): large panels above a strip. row: of the metrics. x: what
+    stands on the x axis."""
     titles = PANELS | {name: name for name in row if name.startswith("own/")}
     figure = Figure((4.7 * len(titles), 5.4))
-    axes = figure.subplot_mosaic(
-        [list(titles), ["seconds"] * len(titles)], height_ratios=[6, 1])
     # fixed margins are faster than a computed layout
-    figure.subplots_adjust(left=0.05, right=0.98, top=0.93, bottom=0.03, wspace=0.16, hspace=0.35)
-    for name, title in titles.items():
-        axes[name].set_title(title, fontsize=13)
-        axes[name].set_xlabel(x)
-        axes[name].grid(alpha=0.3)
-    axes["seconds"].set_axis_off()
-    axes["seconds"].margins(x=0)
-    return figure, axes
+    figure.subplots_adjust(left=0.05, right=0.98, top=0.93, bottom=0.03, hspace=0.35)
+    axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)], height_ratios=[6, 1])
+    strip = axes.pop("seconds")
+    strip.set_axis_off()
+    strip.margins(x=0)
+    for name, axis in axes.items():
+        axis.set_title(titles[name])
+        axis.set_xlabel(x)
+        axis.grid(alpha=0.3)
+    return figure, axes, strip
 
 
 def draw_seconds(axis, y, seconds):
     """Draw a bar of the seconds of each phase, with its name in it if there is room."""
     left = 0.0
     for phase, shade in SHADES.items():
-        width = seconds.get(phase, 0.0)
+        width = seconds[phase]
         axis.barh(y, width, left=left, color=shade)
         if width > seconds["total"] / 7:
-            axis.text(left, y, f" {WORDS[phase]} {width:.0f} s", va="center", fontsize=11)
+            axis.text(left, y, f" {WORDS[phase]} {width:.0f} s", va="center")
         left += width
 
 
-def smooth(values, window=None):
-    """Of each step the mean over the last `window` steps, because single steps are noisy.
-
-    None: over the last twentieth of the run.
-    """
-    window = window or max(1, len(values) // 20)
+def smooth(values):
+    """Of each step the mean over the last twentieth of the run, because single steps are noisy."""
+    window = max(1, len(values) // 20)
     return [fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]

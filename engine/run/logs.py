@@ -149,7 +149,7 @@ def finish(config, algorithm, run, after, notes):
     """Write the summary and the picture of a finished run, and print what it has learned."""
     if ranks.rank() > 0:
         return
-    from engine.run.curves import CPPO, GRPO, curves  # matplotlib takes half a second to import
+    from engine.run.curves import curves  # matplotlib takes half a second to import
 
     folder = Path(config.run.output_dir)
     rows = files.read(folder / "metrics.jsonl")
@@ -163,7 +163,7 @@ def finish(config, algorithm, run, after, notes):
     summary["phases"] = phase_totals(rows)
     summary["checkpoint"] = str(checkpoint.newest(folder))
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
-    curves(folder, GRPO if algorithm.name == "grpo" else CPPO)
+    curves(folder, algorithm.name)
     report(summary, folder)
 
 
@@ -176,8 +176,7 @@ def report(summary, folder):
             for title, part, name in CHANGES]
         print(f"On {after['greedy']['questions']} test questions:", ", ".join(changes))
     seconds = summary["phases"]
-    phases = sorted(WORDS, key=seconds.get, reverse=True)
-    spent = ", ".join(f"{WORDS[phase]} {seconds[phase]:.0f}" for phase in phases)
+    spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in WORDS.items())
     print(f"{seconds['total']:.0f} s: {spent}")
     print("model    ", summary["checkpoint"])
     print(f"look      {folder}/curves.png")

@@ -15,7 +15,8 @@ def fake_run(folder, steps, **more):
         row = {
             "step": step, "questions": 4, "completions": 64, "reward": 1.0,
             "accuracy": step / steps, "length": 9.0, "entropy": 0.1, "seconds/generate": 1.0,
-            "seconds/update": 2.0, "seconds/total": 3.5, **more,
+            "seconds/score": 0.0, "seconds/logprobs": 0.0, "seconds/update": 2.0,
+            "seconds/total": 3.5, **more,
         }
         if step != 2:  # a step without signal has no loss, kl, …
             row = {"kl": 0.1} | row
