@@ -38,6 +38,8 @@ AXES = {  # what may stand on the x axis: (metric of a step that is added up, la
 }
 # CPPO: the less it prunes, the paler
 PALER = {"P=0.5": "#a3bcd9", "P=0.75": "#6c93c0", "P=0.875": CPPO, "P=0.9375": "#0e2c53"}
+# how the names of CPPO's rows begin
+OF_CPPO = ("cppo", "p=", "largest_abs", "largest |a|", "both", "published", "as published")
 OTHER = "#4a535d"  # a method that is neither, in a picture of lines
 STYLES = ["-", "--", ":", "-."]
 MAIN = ("GRPO", "P=0.875")  # of Table 1
@@ -69,11 +71,11 @@ def in_words(name):
 
 def colour(name, other=GRPO):
     """GRPO is grey and CPPO is blue, and paler if it prunes less. `other`: all other methods."""
-    first, rates = name.lower().split(", ")[0], [rate for rate in PALER if name.endswith(rate)
-                                                 or f"{rate}," in name]
-    if first.startswith(("cppo", "p=", "largest_abs", "largest |a|", "both")):
-        return PALER[rates[0]] if rates else CPPO
-    return GRPO if first == "grpo" else other
+    first, *more = name.split(", ")
+    if first.lower().startswith(OF_CPPO):
+        rate = next((part for part in (first, *more) if part in PALER), "P=0.875")
+        return PALER[rate]
+    return GRPO if first.lower() == "grpo" else other
 
 
 def of_seed(row, key, value):
@@ -189,7 +191,7 @@ def phases(rows, output, titles):
         for phase, shade in SHADES.items():
             width = row["phases"].get(phase, 0.0)
             right.barh(y, width, left=start, color=shade, height=0.7)
-            if row["seconds"]["mean"] == total and width > total / 12:
+            if row["seconds"]["mean"] == total and width > total / 7:
                 word = metrics.WORDS[phase]
                 right.text(start + width / 2, y, word, ha="center", va="center", fontsize=11)
             start += width
@@ -296,7 +298,7 @@ def several(groups, output, x):
         for name, steps in runs.items():
             last = draw_group(axis, metric, x, steps, colours[name], styles[name])
             lines.append((last, name, colours[name]))
-        if metric == "accuracy":
+        if metric == "accuracy" and len(runs) > 1:
             name_lines(axis, lines)
     seconds = {name: mean_phases(steps) for name, steps in runs.items()}
     longest = max(of["total"] for of in seconds.values())
