@@ -124,7 +124,7 @@ def begin_table(before, example):
     text = ""
     if example:
         text = f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]})"
-    in_one_row(f"{'steps':>9}  {'accuracy':16}tokens", text)
+    in_one_row(f"{'steps':>7}  {'accuracy':16}tokens", text)
     if before:
         show_line("before", before["sampled"], example)
 
@@ -132,7 +132,7 @@ def begin_table(before, example):
 def show_line(steps, scores, answer):
     """Print a line of the table. scores: the accuracy and the length. answer: its record."""
     accuracy = scores["accuracy"]
-    line = f"{steps:>9}  {accuracy:.2f} {'█' * round(10 * accuracy):10}{scores['length']:7.1f}"
+    line = f"{steps:>7}  {accuracy:.2f} {'█' * round(10 * accuracy):10}{scores['length']:7.1f}"
     if answer:
         line += "  right  " if answer["correct"] else "  wrong  "
     in_one_row(line, " ".join(answer["completion"].split()) if answer else "")

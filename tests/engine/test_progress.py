@@ -47,7 +47,7 @@ def test_a_file_gets_a_line_a_minute_and_no_bar(capsys):
 
 
 @pytest.mark.parametrize("seconds, words", [
-    (0.3, "0 s"), (59.4, "59 s"), (60, "1 min"), (719, "12 min"), (3599, "1 h 0 min"),
+    (0.3, "0 s"), (59.4, "59 s"), (58, "1 min"), (719, "12 min"), (3599, "1 h 0 min"),
     (4810, "1 h 20 min"), (86400, "24 h 0 min"),
 ])
 def test_a_duration_has_its_unit(seconds, words):
@@ -129,16 +129,16 @@ def test_a_long_answer_has_no_column_and_a_run_without_an_evaluation_no_first_li
     train.main([*words, "--dataset", str(tmp_path / "own.jsonl"), "--rewards", "toy_accuracy",
                 "--output_dir", str(tmp_path / "own")])
     shown = capsys.readouterr().out
-    assert "before" not in shown and "        1  0." in shown and "On " not in shown
+    assert "before" not in shown and "      1  0." in shown and "On " not in shown
 
 
 def test_a_line_has_as_much_of_an_answer_as_the_terminal_has_room_for(monkeypatch, capsys):
     record = {"correct": True, "completion": "a thought\nof two lines\n<answer>8</answer>"}
     for columns, text in ((99, "a thought of two lines <answer>8</answer>"),
-                          (60, "<answer>8</answer>")):
+                          (58, "<answer>8</answer>")):
         monkeypatch.setenv("COLUMNS", str(columns))
         logs.show_line("17–32", {"accuracy": 0.88, "length": 34.8}, record)
-        line = f"    17–32  0.88 █████████    34.8  right  {text}\n"
+        line = f"  17–32  0.88 █████████    34.8  right  {text}\n"
         assert capsys.readouterr().out == line
 
 
