@@ -26,5 +26,6 @@ def test_torchrun_train_py_teaches_the_toy_to_think(tmp_path):
     assert (tmp_path / summary["checkpoint"] / "model.safetensors").exists()
     lines = [line.split() for line in done.stdout.splitlines()]
     [last] = [words for words in lines if words and words[0] == "17–32"]
-    assert last[-1].startswith("<answer>") and "<think>" in done.stdout
+    # the second example, because the base answers the first one right
+    assert last[-1].startswith("<answer>") and "7+4-2-8+7=?  (right: 8)" in done.stdout
     assert "On 512 test questions: greedy accuracy 0.393 → 0.9" in done.stdout
