@@ -112,7 +112,7 @@ def main(argv):
         schedule.step()  # the learning rate falls in a line to 0
         lines.append(f"accuracy {accuracy:.2f}   length {length:4.1f}")
         print(f"step {number:3}   {lines[-1]}", flush=True)
-    print(f"\nIt learned: {lines[0]}  →  {lines[-1]}\n{asked[0]['question']}  {text!r}")
+    print(f"\nIt learned: {lines[0]}  →  {lines[-1]}", asked[0]["question"], text, sep="\n")
 
 
 if __name__ == "__main__":

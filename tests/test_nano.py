@@ -86,7 +86,7 @@ def test_it_runs_as_its_first_lines_say(small, tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(TASKS, "arithmetic", TASKS["toy"])  # this model reads no words
         nano.main(words)
         lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == 5 and lines[1].startswith("step   2   accuracy ")
+        assert len(lines) >= 5 and lines[1].startswith("step   2   accuracy ")
         first, last = (line.removeprefix(f"step   {i}   ") for i, line in enumerate(lines[:2], 1))
         assert lines[3] == f"It learned: {first}  →  {last}"
-        assert "=?  " in lines[4]
+        assert lines[4].endswith("=?")
