@@ -345,19 +345,50 @@ def usual_pruning_rate(row, rule):
     return ALGORITHMS["cppo"].pruning_rate if added else row.pruning_rate
 
 
+# what a row changes in GRPO
+WORDS = {
+    "grpo": "(·: as in this row)",
+    "2grpo": "two completions per question",
+    "cppo": "trains on the largest |A| only",
+    "cppo_published": "CPPO's code: |A| of the whole step",
+    "drgrpo": "no std, no length, no KL",
+    "dapo": "clips higher, samples again, no KL",
+    "cispo": "the ratio is only a weight, no KL",
+    "sapo": "a soft gate for the clip, no KL",
+    "rloo": "A from the other completions, no KL",
+    "lite_ppo": "the std of the whole batch, no KL",
+    "maxrl": "A divided by the mean, no KL",
+    "gspo": "a ratio per completion, no KL",
+    "gspo_token": "GSPO, A may differ by token",
+    "gfpo": "trains on the shortest only",
+    "gfpo_adaptive": "GFPO, k by difficulty",
+    "gdpo": "normalises each reward alone",
+    "deepseek_v32": "no std, another KL, masks stale A < 0",
+    "pods": "trains on the most varied rewards",
+    "ppo": "a critic in place of the group",
+}
+
+
 def table():
     """The table as text."""
-    names = ("group_size", "pruning_rate", "beta", "clip_low", "clip_high", "mu", "minibatches")
-    lines = [("algorithm", "loss", "token_weights", "keep", *names)]
+    fields = "token_weights keep group_size pruning_rate beta clip_low clip_high mu minibatches"
+    titles = "algorithm|what it changes|token weights|keep|G|P|β|ε low|ε high|μ|mini-batches"
+    lines = [titles.split("|")]
+    usual = [cell(getattr(grpo, name)) for name in fields.split()]
     for name, row in ALGORITHMS.items():
-        loss = getattr(row.loss, "func", row.loss)  # of a partial
-        numbers = [str(getattr(row, column)) for column in names]
-        lines.append(
-            (name, loss.__name__, row.token_weights.__name__, rule_name(row.keep), *numbers))
+        cells = [cell(getattr(row, field)) for field in fields.split()]
+        if row is not grpo:
+            cells = ["·" if own == other else own for own, other in zip(cells, usual)]
+        lines.append([name, WORDS[name], *cells])
     widths = [max(map(len, column)) for column in zip(*lines)]
     rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    more = "minibatches is the least number: a data set may ask for more (the toy asks for 2)."
+    more = "mini-batches: at least so many; a data set may ask for more (the toy asks for 2)."
     return "\n".join([*rows, "", more])
+
+
+def cell(value):
+    """A number as text; the name of a rule or of a function."""
+    return getattr(value, "__name__", str(value))
 
 
 if __name__ == "__main__":

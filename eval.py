@@ -12,7 +12,7 @@ interrupted evaluation, run the same command again. The number of processes chan
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -353,17 +353,25 @@ def refuse_options(names, matter):
         raise UserError(f"--{name} {matter}.")
 
 
+MEANS = {  # what a score is the share of
+    "greedy": "the most likely answer is right",
+    "avg": "a sampled answer is right ({} for each question)",
+    "pass": "at least one of {} sampled answers is right",
+    "maj": "the most frequent of {} sampled answers is right",
+}
+
+
 def report(summary):
     """Print the scores of each part, with their intervals."""
     for part, scores in summary.items():
         average = "greedy" if part == "greedy" else f"avg@{scores['samples']}"
         for name, (low, high) in scores["intervals"].items():
             title = average if name == "accuracy" else name
-            print(f"  {title:8} {scores[name]:.4f}  [{low:.4f}, {high:.4f}]")
+            kind, _, k = title.partition("@")
+            means = MEANS[kind].format(k)
+            print(f"  {title:8} {scores[name]:.3f}  [{low:.3f}, {high:.3f}]  {means}")
         if "length" in scores:
-            length = scores["length"]
-            truncated = scores["truncated"]
-            print(f"           {length:.1f} tokens, {truncated:.1%} cut off")
+            print(f"  tokens   {scores['length']:.1f}; {scores['truncated']:.1%} are cut off")
 
 
 def score_file(config, folder):
@@ -391,7 +399,7 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     questions, notes = with_prompts(
         rows, benchmark, tokenizer, system_prompt=prompt, max_prompt_tokens=room)
     sampling = Sampling(longest, config.temperature, config.top_p, config.top_k)
-    setting = setting_of(config, source, benchmark, questions, judge, prompt, longest, model.dtype)
+    setting = setting_of(config, source, benchmark, questions, judge, prompt, sampling, model.dtype)
     path = folder / f"eval-{Path(benchmark).stem}.jsonl"
     earlier = None
     if ranks.rank() == 0:
@@ -408,7 +416,7 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
         write_scores(path, setting, notes, summary)
 
 
-def setting_of(config, source, benchmark, questions, judge, prompt, longest, dtype):
+def setting_of(config, source, benchmark, questions, judge, prompt, sampling, dtype):
     """What the scores depend on. An interrupted evaluation goes on only in the same setting."""
     return {
         "model": source,
@@ -417,11 +425,8 @@ def setting_of(config, source, benchmark, questions, judge, prompt, longest, dty
         "data": fingerprint(questions),
         "judge": judge,
         "system_prompt": prompt,
-        "max_new_tokens": longest,
+        **asdict(sampling),
         "samples": config.samples,
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "top_k": config.top_k,
         "rollout": config.rollout,
         "seed": config.seed,
         "batch_size": config.batch_size,
@@ -437,8 +442,7 @@ def write_scores(path, setting, notes, summary):
     content = setting | {"notes": notes} | summary
     files.write(scores, files.as_json(content, indent=2))
     print(f"\n{setting['benchmark']}: {setting['questions']} questions, judged by "
-          f"{setting['judge']}, at most {setting['max_new_tokens']} tokens, temperature "
-          f"{setting['temperature']:g}; 95% intervals in brackets")
+          f"{setting['judge']}, temperature {setting['temperature']:g}; 95 % intervals in brackets")
     for note in notes:
         print(f"  note: {note}")
     parts = {part: summary[part] for part in ("greedy", "sampled") if part in summary}

@@ -10,7 +10,6 @@ devices, micro-batches, a faster sampler, log-probabilities in less memory, othe
 
 import copy
 import sys
-import time
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, logging
@@ -63,7 +62,7 @@ def logprobs(model, tokens, mask, T):
 
 
 def step(model, reference, optimizer, tokenizer, task, reward, questions):
-    """One turn of the algorithm box. Returns (accuracy, mean length of a completion)."""
+    """One turn of the algorithm box. Returns (accuracy, mean length, the first completion)."""
     # 1 sample G completions of each question
     asked, asked_mask = prompts(questions, task, tokenizer)
     with torch.no_grad():
@@ -92,7 +91,7 @@ def step(model, reference, optimizer, tokenizer, task, reward, questions):
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), LONGEST)
             optimizer.step()
-    return (scores > 0).float().mean().item(), mask.sum(1).float().mean().item()
+    return (scores > 0).float().mean().item(), mask.sum(1).float().mean().item(), texts[0]
 
 
 def main(argv):
@@ -106,13 +105,14 @@ def main(argv):
     reference = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=task.lr, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
-    questions = task.source("train")  # without end
+    questions, lines = task.source("train"), []  # questions without end
     for number in range(1, STEPS + 1):
-        begin, asked = time.time(), [next(questions) for _ in range(Q)]
-        accuracy, length = step(model, reference, optimizer, tokenizer, task, reward, asked)
+        asked = [next(questions) for _ in range(Q)]
+        accuracy, length, text = step(model, reference, optimizer, tokenizer, task, reward, asked)
         schedule.step()  # the learning rate falls in a line to 0
-        print(f"step {number:3}   accuracy {accuracy:.2f}   length {length:4.1f}   "
-              f"{time.time() - begin:.1f} s", flush=True)
+        lines.append(f"accuracy {accuracy:.2f}   length {length:4.1f}")
+        print(f"step {number:3}   {lines[-1]}", flush=True)
+    print(f"\nIt learned: {lines[0]}  →  {lines[-1]}", asked[0]["question"], text, sep="\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ questions were shared out.
 """
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +48,7 @@ from engine.run.state import open_state, refuse_failing_updates
 from engine.scoring.golds import notes_on_golds
 from engine.scoring.preview import show
 from engine.scoring.score import accuracy_reward, load_rewards
-from eval import examine
+from eval import examine, sample_batch
 from records import FIRST, Moment, Step
 from rollout import sample_and_score
 from tasks.table import base_model, task_of
@@ -110,9 +111,9 @@ def networks_of(config, algorithm, source, device, folder=None):
 
 
 def set_up(config, algorithm, device, rows):
-    """What a run needs: (run, networks, reward_functions, evaluate, notes).
+    """What a run needs: (run, networks, reward_functions, evaluate, ask, notes).
 
-    rows: as of `rows_of_run`.
+    rows: as of `rows_of_run`. ask(start=i) → [the greedy answer to test question i, a record].
     """
     data, sampling = config.data, config.sampling
     begin, saved, notes = None, None, []
@@ -129,17 +130,20 @@ def set_up(config, algorithm, device, rows):
     eval_dataset = data.eval_dataset or data.dataset
     more_notes += notes_on_golds(reward_functions[0], questions, run.numbers_ahead())
     is_right = accuracy_reward(reward_functions, data.dataset, eval_dataset)
-    evaluate = partial(
-        examine, networks.sampler, networks.tokenizer, test, is_right, sampling, seed=run.seed)
-    return run, networks, reward_functions, evaluate, notes + more_notes
+    asked = (networks.sampler, networks.tokenizer, test, is_right)
+    evaluate = partial(examine, *asked, sampling, seed=run.seed)
+    greedy = replace(sampling, temperature=0.0)
+    ask = partial(sample_batch, *asked, greedy, samples=1, size=1, seed=run.seed)
+    return run, networks, reward_functions, evaluate, ask, notes + more_notes
 
 
 def train(config, algorithm, device, rows, notes):
     """The whole run. Returns the exit code: 130 after Ctrl-C, otherwise 0 (also after SIGTERM)."""
-    run, networks, reward_functions, evaluate, more_notes = set_up(config, algorithm, device, rows)
+    run, networks, reward_functions, evaluate, ask, more_notes = set_up(
+        config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
     limits = Limits(config.devices.micro_batch_tokens)
-    logs.announce(config, run, notes)
+    logs.announce(config, run, networks.model, notes)
     keep_options(folder, flat(config))
     if not config.run.resume:
         state.before = evaluate(label="evaluation before")
@@ -147,8 +151,8 @@ def train(config, algorithm, device, rows, notes):
             raise UserError("stopped, because this run cannot be saved. Free the disk, or name "
                             "another --output_dir.")
 
-    first, log = state.step + 1, logs.Logs(config, state.step, networks.tokenizer)
-    bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step, leave=True)
+    log = logs.Logs(config, state, networks.tokenizer, ask)
+    bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step)
     with Interrupt() as interrupt, bar as shown:
         while not run.finished and not interrupt.asked:
             # the schedule, if there is one, and the learning rate
@@ -165,7 +169,8 @@ def train(config, algorithm, device, rows, notes):
             # the log
             step.metrics.update(run.hooks.measure(step))
             log.write(state.step, step, groups[0]["lr"])
-            logs.show_step(shown, algorithm.name, run, step.metrics, state.step == first)
+            logs.show_step(shown, run, step.metrics)
+            log.show(state.step, run.finished)
             refuse_failing_updates(state, folder)
             # the checkpoint; while updates fail, the last good one stays the newest
             interrupt.agree(device)
@@ -184,8 +189,8 @@ def train(config, algorithm, device, rows, notes):
 
 def check_rewards(config, algorithm, device, rows):
     """--check_rewards: steps 1 and 2 of the first step, printed."""
-    run, networks, reward_functions, _, notes = set_up(config, algorithm, device, rows)
-    logs.announce(config, run, notes)
+    run, networks, reward_functions, _, _, notes = set_up(config, algorithm, device, rows)
+    logs.announce(config, run, networks.model, notes)
     rollout = sample_and_score(
         run.next_questions, networks, algorithm, reward_functions, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device))

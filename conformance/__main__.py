@@ -50,9 +50,9 @@ IMPORT_LIMIT = 120  # seconds: some packages take long to import
 LIMIT = 60  # seconds, for one function; the slowest of ours takes 1
 SIGNS = {"choice": "≈", "edge": "△", "mistake": "✗", "broken": "–", "unknown": "–"}
 CODES = {"✗": 1, "△": 1, "–": 2, "◐": 3}
-LEGEND = ("✓ holds   ≈ differs by choice   ◐ holds as far as it was checked   "
+LEGEND = ("✓ holds   ≈ differs by choice   ◐ holds as far as it was asked\n"
           "△ wrong at an edge only   ✗ wrong   – not checked, or not known")
-# held: of how many properties. left: why some were not checked, or "". lines: evidence
+# held, asked: how many properties. left: how many were not asked, and why, or "". lines: evidence
 Verdict = namedtuple("Verdict", "sign sentence held asked left lines")
 
 
@@ -86,9 +86,10 @@ def verdict(name, function):
     for probe, got, right in tried:
         outcomes.append("passed" if compare.same(got, right, probe.atol) else "failed")
     outcomes += ["skipped"] * (len(compare.PROBES.get(name, ())) - len(tried))
-    held, asked, skipped = outcomes.count("passed"), len(outcomes), outcomes.count("skipped")
-    left = f"{asked - skipped} of {asked} checked, because {theirs.why_left_out()}"
-    found_to_be = partial(Verdict, held=held, asked=asked, left=left if skipped else "")
+    held, skipped = outcomes.count("passed"), outcomes.count("skipped")
+    asked = len(outcomes) - skipped
+    left = f"{skipped} not asked: {theirs.why_left_out()}" if skipped else ""
+    found_to_be = partial(Verdict, held=held, asked=asked, left=left)
 
     failed = [does_not_hold(*row) for row in results.items() if row[1][0] == "failed"]
     if not theirs.answered:
@@ -203,8 +204,8 @@ def write(file, code, functions, error=""):
 
 
 def show(name, found):
-    counts = f"{found.held} of {found.asked}"
-    print(f"{name:30}{counts:>12}   {found.sign} {found.sentence}", flush=True)
+    counts = f"{found.held} of {found.asked} hold"
+    print(f"{name:30}{counts:>15}   {found.sign} {found.sentence}", flush=True)
     lines = found.lines + [found.left] * (bool(found.left) and found.sign in "≈△✗")
     print(*(f"      {line}\n" for line in lines), sep="", end="", flush=True)
 
@@ -229,7 +230,7 @@ def main(argv=None):
     try:
         for name, found in checked(options.mine, options.path):
             if not functions:
-                print(f"{'function':30}{'properties':>12}   verdict")
+                print(f"{'function':30}{'properties':>15}   verdict")
             functions[name] = found
             show(name, found)
     except Stopped as error:

@@ -481,14 +481,14 @@ def told(wrong, chosen, left, of, lines, unknown):
     asked = of - len(left)
     held = asked - len(wrong) - (MOMENTUM in chosen)
     why = "; ".join(dict.fromkeys(left.values()))
-    why = f"{asked} of {of} checked, because {why}" if left else ""
+    why = f"{len(left)} not asked: {why}" if left else ""
     if wrong:
-        return "✗", "; ".join(wrong + chosen), held, of, why, lines
+        return "✗", "; ".join(wrong + chosen), held, asked, why, lines
     if unknown:
-        return "◐", "; ".join([why, *chosen]), held, of, why, lines
+        return "◐", "; ".join([why, *chosen]), held, asked, why, lines
     if chosen:
-        return "≈", "; ".join(chosen), held, of, why, []
-    return ("◐" if why else "✓"), why, held, of, why, []
+        return "≈", "; ".join(chosen), held, asked, why, []
+    return ("◐" if why else "✓"), why, held, asked, why, []
 
 
 def mistakes_outside(moved):

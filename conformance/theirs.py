@@ -8,7 +8,7 @@ import torch
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 NAMED = (*POSITIONAL[1:], inspect.Parameter.KEYWORD_ONLY)
 # why something was left out
-NO_ARGUMENT = "your function has no argument"
+NO_ARGUMENT = "no argument"
 ONE_EACH = ("your function takes one advantage for each completion, (N,): nobody asks it about "
             "(N, 1) and (N, T)")
 SWALLOWED = "nobody sees whether your function uses what it takes as **kwargs:"
@@ -148,8 +148,7 @@ class Theirs:
         for why, names in self.left.items():
             known = [name for name in order if name in names]
             others = [name for name in names if name not in order]
-            quoted = ", ".join(f"`{name}`" for name in known + others)
-            clauses.append(f"{why} {quoted}".strip())
+            clauses.append(f"{why} {', '.join(known + others)}".strip())
         return "; ".join(clauses)
 
     def in_our_form(self, answer, right):

@@ -37,8 +37,10 @@ import train
 from engine.data.questions import rows_of_run
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import open_run
+from engine.run.curves import DPI
 from engine.run.metrics import Clock
 from experiments.bench import heading, markdown_table, report
+from experiments.plot import panels, plain
 from update import Limits
 
 aten = torch.ops.aten
@@ -51,7 +53,8 @@ ATTENTION = (
 STEP = ["--questions_per_step", "1", "--minibatches", "1"]
 CPPO = ["--pruning_rate", "0.875"]
 REAL = ["--dataset", "arithmetic"]
-PARTS = {"products": "#1d4f8f", "attention": "#8fb0d9", "all else": "#d8dde3"}
+PARTS = {"products": "#6c93c0", "attention": "#a3bcd9", "all else": "#dfe3e8"}
+WRITTEN = PARTS | {"all else": "#aeb6bf"}  # the same colours, dark enough for words
 WORDS = """\
 In products, in attention: the seconds that these calls take alone, on tensors of the same shapes, \
 over the seconds of the phase. Useful: the operations that the tokens of completions need in \
@@ -242,22 +245,28 @@ def cells(row, steps):
 
 def picture(result, file):
     """A bar for each phase: its seconds a step, in products, in attention, in all else."""
-    import matplotlib.pyplot as plt
-
     found, steps = result["found"], result["options"]["steps"]
-    figure, axes = plt.subplots(1, len(found), figsize=(3.2 * len(found), 3), squeeze=False)
+    figure, axes = panels(len(found), 4.2, squeeze=False)
     for axis, (name, phases) in zip(axes[0], found.items()):
-        bottom = [0.0] * len(phases)
+        rows = [phases[phase] for phase in reversed(PHASES)]
+        left = [0.0] * len(rows)
         for part, colour in PARTS.items():
-            heights = [part_seconds(row, part) / steps for row in phases.values()]
-            axis.bar(list(PHASES.values()), heights, bottom=bottom, label=part, color=colour)
-            bottom = [b + h for b, h in zip(bottom, heights)]
-        axis.set_title(name, fontsize=9)
-        axis.set_ylabel("seconds a step")
-        axis.tick_params(axis="x", labelsize=8)
-    axes[0][0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
+            widths = [part_seconds(row, part) / steps for row in rows]
+            axis.barh(list(reversed(PHASES.values())), widths, left=left, color=colour)
+            left = [start + width for start, width in zip(left, widths)]
+        seconds = sum(row["seconds"] for row in rows)
+        products = sum(row["product seconds"] for row in rows) / seconds
+        axis.set_title(f"{name}:\n{100 * products:.0f} % in products", fontsize=13)
+        axis.set_xlabel("seconds a step", fontsize=11)
+        axis.tick_params(labelsize=11)
+        plain(axis, "x")
+        if axis is not axes[0][0]:
+            axis.set_yticklabels([])
+    axis = axes[0][0]
+    for i, part in enumerate(PARTS):
+        axis.text(0.98, 0.57 - 0.08 * i, f"{part} ■", color=WRITTEN[part], fontsize=13,
+                  transform=axis.transAxes, ha="right")
+    figure.savefig(file, dpi=DPI)
 
 
 def part_seconds(row, part):

@@ -37,12 +37,22 @@ from engine.base.errors import UserError
 from engine.data.questions import load_questions, take
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
-from engine.run.curves import DPI
+from engine.run.curves import DPI, FAILS
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
 from eval import examine
 from experiments.bench import heading, markdown_table, pm, report, spread
-from experiments.plot import band, colour, legend_above, panels
+from experiments.plot import (
+    OTHER,
+    STYLES,
+    band,
+    colour,
+    foot,
+    in_words,
+    name_lines,
+    panels,
+    plain,
+)
 from experiments.reproduce import RULES, curve, name_of
 from tasks.table import base_model
 from train import networks_of, train_step
@@ -339,29 +349,45 @@ def page(result, name):
     ])
 
 
-def picture(rows, output):
+TITLES = {  # what the two panels of curves show
+    "real": ("CPPO leads at half time,\nnot at the end",
+             "A random choice, larger batches\nand a larger rate for GRPO fall behind"),
+    "real_second": ("CPPO, the paper's formula",
+                    "CPPO as published is as good;\nGRPO in mini-batches falls behind"),
+}
+
+
+def picture(rows, output, titles):
     """Accuracy against seconds in two panels, and the seconds to an accuracy."""
-    figure, axes = panels(3, width=15)
+    figure, axes = panels(3, 5.6, width=18, width_ratios=[1, 1, 1])
+    own = [name for name in CLAIM if name in rows]
     others = ["GRPO", *(name for name in rows if name not in CLAIM)]
-    for axis, names in zip(axes, (CLAIM, others)):
-        for i, name in enumerate(name for name in names if name in rows):
-            band(axis, rows[name]["curves"], 0, i, name)
-        axis.set(xlabel="CPU seconds of training\nline: mean; band: lowest to highest seed",
-                 ylabel="accuracy, sampled (moving mean)", xlim=(0, AT[-1]), ylim=(0, 1))
-        legend_above(axis, columns=2)
+    for axis, names in zip(axes, (own, others)):
+        axis.set(xlabel="CPU seconds of training", ylabel="accuracy, sampled (moving mean)",
+                 xlim=(0, AT[-1]), ylim=(0, 0.85))
+        lines, used = [], []
+        for name in names:
+            color = colour(name, other=OTHER)
+            style = STYLES[used.count(color) % len(STYLES)]
+            used.append(color)
+            last = band(axis, rows[name]["curves"], 0, color, style, until=AT[-1])
+            lines.append((last, in_words(name), color))
+        name_lines(axis, lines)
     # the fastest above; a seed that has not reached it counts as the slowest
     order = sorted(
         rows, key=lambda name: statistics.median(x or math.inf for x in rows[name]["seconds"]))
     for y, name in enumerate(order):
         for x in rows[name]["seconds"]:
-            axes[2].plot(x or AT[-1], y, "o" if x else ">", color=colour(name),
-                         fillstyle="full" if x else "none")
-    axes[2].set_yticks(range(len(rows)), order)
+            axes[2].plot(x or AT[-1], y, "o" if x else ">", color=colour(name) if x else FAILS,
+                         markersize=8)
+    axes[2].set_yticks(range(len(rows)), [in_words(name) for name in order], fontsize=11)
     axes[2].invert_yaxis()
-    axes[2].set_xlabel(f"seconds to accuracy {REACHED} (arrow: not reached)")
+    axes[2].set_xlabel("dots: seeds; ▸ not reached in time")
     axes[2].set_xlim(0, AT[-1] * 1.05)
-    for axis in axes:
-        axis.grid(alpha=0.3)
+    for axis, title in zip(axes, (*titles, f"Seconds to an accuracy of {REACHED}")):
+        axis.set_title(title, fontsize=13)
+        plain(axis)
+    foot(figure, "line: mean of the seeds; band: lowest to highest")
     figure.savefig(output, dpi=DPI)
 
 
@@ -370,7 +396,7 @@ def main(argv):
     name = "real_second" if options.second else "real"
     result = {"setting": SETTING, "lr": LR, "rows": rows(options, name)}
     report(options, name, result, partial(page, name=name))
-    picture(result["rows"], Path(options.output) / f"{name}.png")
+    picture(result["rows"], Path(options.output) / f"{name}.png", TITLES[name])
 
 
 if __name__ == "__main__":

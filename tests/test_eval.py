@@ -120,6 +120,21 @@ def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
     assert [row["question"] for row in answers] == ["1+1=?", "2+2=?"]
 
 
+def test_each_number_is_said_in_words_with_its_interval(small, tmp_path, capsys):
+    go(small, tmp_path)
+    shown = capsys.readouterr().out
+    scores = json.loads((tmp_path / "eval-toy.json").read_text())
+    for part, name, title, words in (
+        ("greedy", "accuracy", "greedy", "the most likely answer is right"),
+        ("sampled", "accuracy", "avg@2", "a sampled answer is right (2 for each question)"),
+        ("sampled", "pass@2", "pass@2", "at least one of 2 sampled answers is right"),
+    ):
+        low, high = scores[part]["intervals"][name]
+        line = f"  {title:8} {scores[part][name]:.3f}  [{low:.3f}, {high:.3f}]  {words}\n"
+        assert line in shown
+    assert max(map(len, shown.splitlines()[:-1])) <= 100  # the last one names the files
+
+
 def test_completions_of_another_program_are_scored(tmp_path):
     answers = {"2": ["<answer>2</answer>", "<answer>3</answer>", "the answer is 2.0"],
                "4": ["#### 5", "\\boxed{5}", "<answer>4</answer>"]}  # fmt: skip

@@ -24,4 +24,8 @@ def test_torchrun_train_py_teaches_the_toy_to_think(tmp_path):
     written = ("metrics.jsonl", "samples.jsonl", "curves.png", "run.json")
     assert all((run / name).stat().st_size > 0 for name in written)
     assert (tmp_path / summary["checkpoint"] / "model.safetensors").exists()
-    assert "<think>" in done.stdout and "accuracy, sampled" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines()]
+    [last] = [words for words in lines if words and words[0] == "17–32"]
+    # the second example, because the base answers the first one right
+    assert last[-1].startswith("<answer>") and "7+4-2-8+7=?  (right: 8)" in done.stdout
+    assert "On 512 test questions: greedy accuracy 0.393 → 0.9" in done.stdout

@@ -45,7 +45,7 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     one = deepcopy(model)
     # AdamW would make a whole step of a rounding error
     sgd = torch.optim.SGD(one.parameters(), lr=0.1)
-    accuracy, length = nano.step(
+    accuracy, length, text = nano.step(
         one, deepcopy(model), sgd, tokenizer, TASKS["toy"], rewards.toy_accuracy, questions
     )
 
@@ -64,6 +64,7 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
         lambda _: questions, random.Random(0),
     )
     assert accuracy == pytest.approx(metrics["accuracy"]) and 0 < accuracy < 1
+    assert text == tokenizer.decode(tokens[0, : lengths[0]], skip_special_tokens=True)
     assert length == pytest.approx(metrics["length"]) and lengths.min() < lengths.max()
     moved, difference = weights_of(one) - before, weights_of(one) - weights_of(model)
     assert moved.norm() > 0.01 and difference.norm() < 1e-4 * moved.norm()
@@ -85,4 +86,7 @@ def test_it_runs_as_its_first_lines_say(small, tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(TASKS, "arithmetic", TASKS["toy"])  # this model reads no words
         nano.main(words)
         lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == 2 and lines[1].startswith("step   2   accuracy ")
+        assert len(lines) >= 5 and lines[1].startswith("step   2   accuracy ")
+        first, last = (line.removeprefix(f"step   {i}   ") for i, line in enumerate(lines[:2], 1))
+        assert lines[3] == f"It learned: {first}  →  {last}"
+        assert lines[4].endswith("=?")

@@ -47,17 +47,17 @@ class Lines:
 
 
 IN_A_FILE = {
-    "bar_format": "{desc}: {n_fmt} of {total_fmt} {unit}{postfix}",
+    "bar_format": "{desc}: {n_fmt} of {total_fmt} {unit}, {remaining} left{postfix}",
     "mininterval": 60, "delay": 60, "file": Lines(),
 }
 
 
 @contextmanager
-def bar(name, total, unit, *, done=0, leave=False):
+def bar(name, total, unit, *, done=0):
     """The bar of a loop: a tqdm."""
     look = ON_A_TERMINAL if sys.stderr.isatty() else IN_A_FILE
     shown["bar"] = tqdm(
-        total=total, initial=done, desc=name, unit=unit, leave=leave, miniters=0, smoothing=0,
+        total=total, initial=done, desc=name, unit=unit, leave=False, miniters=0, smoothing=0,
         disable=ranks.rank() != 0, **look)
     try:
         yield shown["bar"]

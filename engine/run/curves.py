@@ -1,4 +1,4 @@
-"""`curves.png`: the picture of a run."""
+"""`curves.png`: the picture of a run. The colours of the methods in all pictures of the project."""
 
 import math
 from itertools import accumulate
@@ -8,84 +8,68 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from engine.base import files
-from engine.run.metrics import phase_totals
+from engine.run.metrics import WORDS, phase_totals
 
-PANELS = {  # metric: title
-    "accuracy": "accuracy (sampled, training questions)",
-    "reward": "reward",
-    "length": "completion length (tokens)",
-    "kl": "KL(π ‖ π_ref), estimate k3",
-    "entropy": "entropy per token, estimate (nats)",
+GRPO, CPPO, FAILS = "#848e9a", "#1d4f8f", "#b1452b"
+PANELS = {  # metric: title of its panel
+    "accuracy": "accuracy of the samples",
+    "length": "tokens of a completion",
+    "entropy": "entropy of a token (nats)",
 }
+SHADES = {"generate": "#c3cad2", "score": "#848e9a", "logprobs": "#dfe3e8", "update": "#9db6d6"}
 DPI = 80
 
 
-def curves(folder):
-    """Draw the metrics of a run against the questions that it was trained on: `curves.png`.
+def curves(folder, algorithm="cppo"):
+    """Draw metrics of a run against the questions that it was trained on, and the seconds of each
+    phase: `curves.png`. Metrics of the user have panels of their own.
 
     A thin line shows single steps. A thick line shows the mean over a twentieth of the run.
     """
-    rows = files.read(Path(folder) / "metrics.jsonl")
+    rows = files.read(Path(folder, "metrics.jsonl"))
     questions = list(accumulate(row["questions"] for row in rows))
-    titles = shown_panels(rows)
-    figure, axes = page(len(titles) + 1)
-    for axis, (metric, title) in zip(axes, titles.items()):
-        draw(axis, metric, questions, rows)
-        label(axis, title, "questions")
-    phases = axes[len(titles)]
-    seconds = phase_totals(rows)
-    del seconds["total"]
-    phases.bar(list(seconds), list(seconds.values()))
-    phases.set_title("seconds by phase", fontsize=10)
-    figure.savefig(Path(folder) / "curves.png", dpi=DPI)
+    figure, axes, strip = page(rows[0], "questions")
+    colour = GRPO if algorithm == "grpo" else CPPO
+    for name, axis in axes.items():
+        values = [row.get(name, math.nan) for row in rows]
+        means = smooth(values)
+        axis.plot(questions, values, color=colour, alpha=0.3, linewidth=0.8)
+        axis.plot(questions, means, color=colour, linewidth=2.5)
+        axis.set_title(f"{axis.get_title()}: {means[0]:.2g} → {means[-1]:.2g}")
+    draw_seconds(strip, 0, phase_totals(rows))
+    figure.savefig(Path(folder, "curves.png"), dpi=DPI)
 
 
-def shown_panels(rows):
-    """{metric: title} of the panels that say something.
-
-    A metric is left out if it is 0 throughout, and the reward if it is the accuracy.
-    """
-    titles = dict(PANELS)
-    for name in rows[0]:
-        if name.startswith("own/"):
-            titles[name] = name
-    if all(row["reward"] == row["accuracy"] for row in rows):
-        del titles["reward"]
-    return {name: titles[name] for name in titles if any(row.get(name) for row in rows)}
-
-
-def page(count):
-    """(figure, its panels): three in a row, `count` of them in use."""
-    height = math.ceil(count / 3)
-    figure = Figure((14, 3.4 * height + 0.4))
+def page(row, x):
+    """(figure, {metric: panel}, strip): large panels above a strip. row: of the metrics. x: what
+    stands on the x axis."""
+    titles = PANELS | {name: name for name in row if name.startswith("own/")}
+    figure = Figure((4.7 * len(titles), 5.4))
     # fixed margins are faster than a computed layout
-    figure.subplots_adjust(
-        left=0.05, right=0.99, top=1 - 0.2 / height, bottom=0.14 / height, wspace=0.15, hspace=0.4)
-    axes = list(figure.subplots(height, 3).flat)
-    for axis in axes[count:]:
-        axis.set_axis_off()
-    return figure, axes
+    figure.subplots_adjust(left=0.05, right=0.98, top=0.93, bottom=0.03, hspace=0.35)
+    axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)], height_ratios=[6, 1])
+    strip = axes.pop("seconds")
+    strip.set_axis_off()
+    strip.margins(x=0)
+    for name, axis in axes.items():
+        axis.set_title(titles[name])
+        axis.set_xlabel(x)
+        axis.grid(alpha=0.3)
+    return figure, axes, strip
 
 
-def draw(axis, metric, x, rows):
-    """Draw a metric of a run. x: the x of each step."""
-    # a step without an update has no KL
-    points = [(end, row[metric]) for end, row in zip(x, rows) if row.get(metric) is not None]
-    ends, values = zip(*points)
-    axis.plot(ends, smooth(values), "-", color="C0")
-    axis.plot(ends, values, color="C0", alpha=0.2, linewidth=0.8)
+def draw_seconds(axis, y, seconds):
+    """Draw a bar of the seconds of each phase, with its name in it if there is room."""
+    left = 0.0
+    for phase, shade in SHADES.items():
+        width = seconds[phase]
+        axis.barh(y, width, left=left, color=shade)
+        if width > seconds["total"] / 7:
+            axis.text(left, y, f" {WORDS[phase]} {width:.0f} s", va="center")
+        left += width
 
 
-def smooth(values, window=None):
-    """Of each step the mean over the last `window` steps, because single steps are noisy.
-
-    None: over the last twentieth of the run.
-    """
-    window = window or max(1, len(values) // 20)
+def smooth(values):
+    """Of each step the mean over the last twentieth of the run, because single steps are noisy."""
+    window = max(1, len(values) // 20)
     return [fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
-
-
-def label(axis, title, x):
-    axis.set_title(title, fontsize=10)
-    axis.set_xlabel(x, fontsize=9)
-    axis.grid(alpha=0.3)

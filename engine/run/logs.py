@@ -1,27 +1,45 @@
 """What a run writes and prints: the lines of its steps, its summary, its picture."""
 
+import shutil
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 
 from engine.base import files, progress, ranks
 from engine.run import checkpoint
 from engine.run.command_line import flat
-from engine.run.metrics import COUNTS, first_group, phase_totals
+from engine.run.metrics import COUNTS, WORDS, first_group, phase_totals
 from engine.run.trackers import Tracker
 
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
+SHORT = 100  # tokens; the table shows only answers that are not longer
+CHANGES = [  # what the last lines compare: its name there, and where it stands in the scores
+    ("greedy accuracy", "greedy", "accuracy"), ("sampled", "sampled", "accuracy"),
+    ("tokens", "sampled", "length"),
+]
 
 
 class Logs:
-    """The logs of a run that starts, or goes on, after `last_step`. Only the first rank writes."""
+    """The logs of a run that starts, or goes on, after `last_step`, and its table on the screen.
+    Only the first rank writes and prints.
 
-    def __init__(self, config, last_step, tokenizer):
-        self.tokenizer = tokenizer
+    The evaluation before training has three examples. The table shows the answers to the first of
+    them that was answered wrong, if answers are short.
+    ask(start=i) → [the model's greedy answer to test question i, a record]; every rank asks.
+    """
+
+    def __init__(self, config, state, tokenizer, ask):
+        self.tokenizer, self.ask = tokenizer, ask
         self.folder, self.first = Path(config.run.output_dir), ranks.rank() == 0
         if self.first:
-            begin(self.folder, last_step)
+            begin(self.folder, state.step)
         name = config.run.log if self.first else None
-        self.tracker = Tracker(name, self.folder, last_step, flat(config))
+        self.tracker = Tracker(name, self.folder, state.step, flat(config))
+        short = config.sampling.max_new_tokens <= SHORT
+        examples = state.before.get("examples", ()) if short else ()
+        self.example = min(examples, key=itemgetter("correct"), default=None)
+        begin_table(state.before, self.example)
 
     def write(self, step, of_step, lr):
         """Log a Step, number `step` of the run."""
@@ -31,6 +49,18 @@ class Logs:
             sample = first_group(of_step, self.tokenizer)
             files.append(self.folder / "samples.jsonl", {"step": step} | sample)
             self.tracker.log(step, metrics)
+
+    def show(self, step, is_last):
+        """Print a line of the table after the steps 1, 2, 4, 8, … and after the last one: the means
+        since the line above, and what the model answers now."""
+        start = 2 ** (step - 1).bit_length() // 2  # the largest power of 2 below `step`
+        if step in (1, 2 * start) or is_last:
+            answer = self.example and self.ask(start=self.example["index"])[0]
+            if self.first:
+                rows = files.read(self.folder / "metrics.jsonl")[start:step]
+                means = {name: fmean(row[name] for row in rows) for name in ("accuracy", "length")}
+                steps = f"{start + 1}–{step}" if step > start + 1 else step
+                show_line(steps, means, answer)
 
     def close(self):
         self.tracker.close()
@@ -49,48 +79,74 @@ def begin(run_dir, last_step):
 # --- what is printed ---
 
 
-def describe_step(algorithm, questions, max_new_tokens):
-    """One line: what a step samples and trains on. questions: of a step, over all devices."""
+def describe_step(algorithm, rule, questions):
+    """One line: what a step samples and trains on. rule: its name. questions: of a step, over all
+    devices."""
     G = algorithm.group_size
     k = algorithm.k
-    line = (f"each step, over all devices: {questions} questions × {G} completions = "
-            f"{questions * G} sampled, at most {max_new_tokens} tokens each")
+    noun = "question" if questions == 1 else "questions"
+    line = f"Each step: {questions} {noun} × {G} completions"
     if algorithm.max_rollouts > 1:
         line += f", up to {algorithm.max_rollouts} times"
     if k == G:
-        return f"{line}; trained on: all of them."
-    at_most = "at most " if algorithm.ks else ""
-    return f"{line}; trained on: {at_most}{questions * k}, k = {k} of each {G}."
+        return f"{line}; all are trained on."
+    number = f"at most {k}" if algorithm.ks else f"the {k}"
+    chosen = "with the largest |A|" if rule == "largest_abs" else f"that the rule {rule} chooses"
+    return f"{line}; {number} of each {G} {chosen} are trained on."
 
 
-def announce(config, run, notes):
-    """Print the notes, and what the next step does."""
+def announce(config, run, model, notes):
+    """Print what is trained, the notes, and what the next step does."""
+    parameters = sum(p.numel() for p in model.parameters())
+    progress.note(f"{run.algorithm.name.upper()} on {Path(config.data.dataset).stem}: "
+                  f"{model.config.model_type}, {parameters:,} parameters. "
+                  f"Folder: {config.run.output_dir}")
     for note in dict.fromkeys(notes):
         progress.note(f"note: {note}")
     if run.state.step:
         progress.note(f"the run goes on after step {run.state.step}.")
     questions = min(run.per_step, run.total)
-    progress.note(describe_step(run.algorithm, questions, config.sampling.max_new_tokens))
+    progress.note(describe_step(run.algorithm, config.row.keep, questions))
     if run.hooks.schedule:
         progress.note(f"the schedule in {run.hooks.path} changes this during the run.")
 
 
-def show_step(bar, name, run, metrics, first):
-    """Move the bar. After the first step, say how long the others take."""
-    accuracy = metrics["accuracy"]
-    length = metrics["length"]
-    bar.set_description_str(f"{name}, accuracy {accuracy:.2f}, length {length:.0f}", refresh=False)
+def show_step(bar, run, metrics):
+    """Move the bar."""
+    words = f"accuracy {metrics['accuracy']:.2f}, length {metrics['length']:.0f}"
+    bar.set_description_str(f"{run.algorithm.name}, {words}", refresh=False)
     bar.total = run.steps
     bar.update()
-    step = run.state.step
-    if first and step < run.steps:
-        seconds = metrics["seconds/total"]
-        left = progress.duration((run.steps - step) * seconds)
-        progress.note(f"step {step} took {seconds:.1f} s: the others take about {left}.")
+
+
+def begin_table(before, example):
+    """Print the head of the table, and the line of the evaluation before training."""
+    text = ""
+    if example:
+        text = f"  {example['question'].strip()}  (right: {example['answer'].split()[-1]})"
+    in_one_row(f"{'steps':>7}  {'accuracy':16}tokens", text)
+    if before:
+        show_line("before", before["sampled"], example)
+
+
+def show_line(steps, scores, answer):
+    """Print a line of the table. scores: the accuracy and the length. answer: its record."""
+    accuracy = scores["accuracy"]
+    line = f"{steps:>7}  {accuracy:.2f} {'█' * round(10 * accuracy):10}{scores['length']:7.1f}"
+    if answer:
+        line += "  right  " if answer["correct"] else "  wrong  "
+    in_one_row(line, " ".join(answer["completion"].split()) if answer else "")
+
+
+def in_one_row(line, text):
+    """Print a line, and as much of the end of a text as the terminal has room for. A file has 100
+    columns."""
+    room = shutil.get_terminal_size((100, 24)).columns - len(line)
+    progress.note(line + text[-room:])
 
 
 def finish(config, algorithm, run, after, notes):
-    """Write the summary and the picture of a finished run, and print its table."""
+    """Write the summary and the picture of a finished run, and print what it has learned."""
     if ranks.rank() > 0:
         return
     from engine.run.curves import curves  # matplotlib takes half a second to import
@@ -107,38 +163,23 @@ def finish(config, algorithm, run, after, notes):
     summary["phases"] = phase_totals(rows)
     summary["checkpoint"] = str(checkpoint.newest(folder))
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
-    curves(folder)
-    report(summary)
+    curves(folder, algorithm.name)
+    report(summary, folder)
 
 
-def report(summary):
-    """Print the table at the end of a run, and the model's answers to the same questions before and
-    after training."""
-    if summary["before"]:
-        compare(summary["before"], summary["after"])
-    print(f"\ntrained on {summary['questions']} questions in {summary['step']} steps and "
-          f"{summary['seconds']:.0f} s")
-    model = summary["checkpoint"]
-    print(f"the model: {model}\n")
-    print("from transformers import AutoModelForCausalLM, AutoTokenizer")
-    print(f'model = AutoModelForCausalLM.from_pretrained("{model}")')
-    print(f'tokenizer = AutoTokenizer.from_pretrained("{model}")')
-
-
-def compare(before, after):
-    """Print the scores before and after training, and some answers."""
-    print(f"\n{'':20}{'before':>10}{'after':>10}")
-    for part in ("greedy", "sampled"):
-        for name in ("accuracy", "length"):
-            title = f"{name}, {part}"
-            print(f"{title:20}{before[part][name]:10.3f}{after[part][name]:10.3f}")
-    for old, new in zip(before["examples"], after["examples"]):
-        gold = old["answer"].strip().splitlines()[-1]
-        print(f"\n{old['question'].strip()}   (right: {gold})")
-        show_answer("before", old)
-        show_answer("after", new)
-
-
-def show_answer(when, record):
-    verdict = "right" if record["correct"] else "wrong"
-    print(f"  {when:7}{verdict}   {record['completion']!r:.200}")
+def report(summary, folder):
+    """Print what a run has learned, its seconds, and what to do next."""
+    before, after = summary["before"], summary["after"]
+    if before:
+        changes = [
+            f"{title} {before[part][name]:.3g} → {after[part][name]:.3g}"
+            for title, part, name in CHANGES]
+        print(f"On {after['greedy']['questions']} test questions:", ", ".join(changes))
+    seconds = summary["phases"]
+    spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in WORDS.items())
+    print(f"{seconds['total']:.0f} s: {spent}")
+    print("model    ", summary["checkpoint"])
+    print(f"look      {folder}/curves.png")
+    other = "cppo" if summary["algorithm"] == "grpo" else "grpo"
+    print("compare   the same command with --algorithm", other)
+    print(f"evaluate  python eval.py --model {folder}")

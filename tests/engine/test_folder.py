@@ -5,11 +5,13 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from engine.base.errors import UserError
@@ -190,15 +192,15 @@ def test_a_run_of_the_toy_goes_on_in_another_copy_of_the_project(tmp_path, monke
         train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "3"])
 
 
-def test_the_lines_that_a_run_prints_at_its_end_load_its_model(run, capsys):
+def test_transformers_loads_the_model_that_a_run_names_at_its_end(run, capsys):
     folder, words = run
     train.main([*words, "--resume", "--steps", "2"])
-    loaded = {}
-    exec("\n".join(capsys.readouterr().out.splitlines()[-3:]), loaded)
+    [path] = re.findall("^model +(.*)$", capsys.readouterr().out, re.MULTILINE)
+    model = AutoModelForCausalLM.from_pretrained(path)
     trained, _ = load_model(str(folder), torch.device("cpu"))
-    for p, q in zip(loaded["model"].parameters(), trained.parameters(), strict=True):
+    for p, q in zip(model.parameters(), trained.parameters(), strict=True):
         assert torch.equal(p, q)
-    assert loaded["tokenizer"].encode("1+2=?")
+    assert AutoTokenizer.from_pretrained(path).encode("1+2=?")
 
 
 def test_a_checkpoint_after_a_million_steps_is_the_newest(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.base.errors import UserError
-from experiments import plot
+from experiments import pictures, plot
 
 
 def fake_run(folder, steps, **more):
@@ -15,7 +15,8 @@ def fake_run(folder, steps, **more):
         row = {
             "step": step, "questions": 4, "completions": 64, "reward": 1.0,
             "accuracy": step / steps, "length": 9.0, "entropy": 0.1, "seconds/generate": 1.0,
-            "seconds/update": 2.0, "seconds/total": 3.5, **more,
+            "seconds/score": 0.0, "seconds/logprobs": 0.0, "seconds/update": 2.0,
+            "seconds/total": 3.5, **more,
         }
         if step != 2:  # a step without signal has no loss, kl, …
             row = {"kl": 0.1} | row
@@ -30,16 +31,19 @@ def figures(monkeypatch):
     return saved
 
 
-def titles(figure):
-    """{title: panel} of the panels that are shown. The title of a panel with a legend is the
-    legend's."""
-    shown = [axis for axis in figure.axes if axis.axison]
-    return {axis.get_title() or axis.get_legend().get_title().get_text(): axis for axis in shown}
+def panels(figure):
+    """{title: panel}, and the strip of the seconds as "seconds"."""
+    return {axis.get_title() or "seconds": axis for axis in figure.axes}
 
 
-def heights(figure):
+def widths(figure):
     """Of all bars of the seconds by phase."""
-    return {bar.get_height() for bar in titles(figure)["seconds by phase"].patches}
+    return {bar.get_width() for bar in panels(figure)["seconds"].patches}
+
+
+def names(axis):
+    """{name that stands in a panel: its colour}"""
+    return {text.get_text(): text.get_color() for text in axis.texts}
 
 
 def test_several_runs_on_one_picture(tmp_path, figures):
@@ -47,27 +51,61 @@ def test_several_runs_on_one_picture(tmp_path, figures):
     for run, steps in zip(runs, (30, 3)):
         fake_run(Path(run), steps)
     plot.main(runs)
-    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == runs
-    accuracy = titles(figures[0])["accuracy (sampled, training questions)"].lines[0]
-    assert accuracy.get_xdata()[-1] == 120 and accuracy.get_ydata()[-1] == 1.0  # against questions
-    assert heights(figures[0]) == {30.0, 60.0, 3.0, 6.0, 0.0}
+    accuracy = panels(figures[0])["accuracy of the samples"]
+    assert names(accuracy).keys() == {"one", "two"} and not figures[0].legends
+    line = accuracy.lines[0]
+    assert line.get_xdata()[-1] == 120 and line.get_ydata()[-1] == 1.0  # against questions
+    assert widths(figures[0]) == {30.0, 60.0, 3.0, 6.0, 0.0}
     with pytest.raises(UserError):
         plot.main([str(tmp_path)])
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, figures):
-    for name, lr, seed, accuracy in [
-        ("run-1", 1e-6, 1, 0.2), ("run-2", 1e-6, 2, 0.3), ("run-3", 1e-6, 3, 0.7),
-        ("other", 1e-5, 1, 0.9),
+    """GRPO is grey, CPPO is blue, and what ends as it began has the colour of what fails."""
+    for name, algorithm, seed, accuracy in [
+        ("run-1", "cppo", 1, 0.2), ("run-2", "cppo", 2, 0.3), ("run-3", "cppo", 3, 0.7),
+        ("other", "grpo", 1, None),
     ]:
-        fake_run(tmp_path / name, 30, accuracy=accuracy)
-        options = {"lr": lr, "seed": seed, "output_dir": name}
+        fake_run(tmp_path / name, 30, **({"accuracy": accuracy} if accuracy else {}))
+        options = {"algorithm": algorithm, "seed": seed, "output_dir": name}
         (tmp_path / name / "run.json").write_text(json.dumps(options))
     plot.main([str(tmp_path / name) for name in ("run-1", "run-2", "other", "run-3")])
-    names = [text.get_text() for text in figures[0].legends[0].get_texts()]
-    assert names == [f"{tmp_path / 'run-1'} and 2 more", str(tmp_path / "other")]
-    accuracy = titles(figures[0])["accuracy (sampled, training questions)"]
+    accuracy = panels(figures[0])["accuracy of the samples"]
+    assert names(accuracy) == {"run": plot.FAILS, "other": plot.GRPO}
     assert accuracy.lines[0].get_ydata() == pytest.approx([0.4] * 30)
     assert {round(y, 6) for _, y in accuracy.collections[0].get_paths()[0].vertices} == {0.2, 0.7}
 
 
+@pytest.mark.parametrize("name, colour", [
+    ("GRPO, G=8", plot.GRPO), ("P=0.875, 4 mini-batches", plot.CPPO), ("cppo", plot.CPPO),
+    ("CPPO, P=0.5", plot.PALER["P=0.5"]), ("largest_abs, P=0.75", plot.PALER["P=0.75"]),
+    ("random, P=0.875", "other"), ("largest, P=0.5", "other"), ("gspo", "other"),
+])  # fmt: skip
+def test_a_method_has_one_colour(name, colour):
+    assert plot.colour(name, other="other") == colour
+    learned = {"name": name, "sampled": {"mean": 0.9}}
+    assert plot.of_seed(learned, "sampled", 0.4) == plot.FAILS
+
+
+def test_names_at_the_ends_of_lines_do_not_cover_each_other():
+    axis = plot.Figure().subplots()
+    axis.set_ylim(0, 1)
+    plot.name_lines(axis, [(0.9, "a", "k"), (0.91, "b", "k"), (0.99, "c", "k"), (0.2, "d", "k")])
+    heights = {text.get_text(): text.xy[1] for text in axis.texts}
+    order = sorted(heights, key=heights.get)
+    gaps = [heights[b] - heights[a] for a, b in zip(order, order[1:])]
+    assert order == ["d", "a", "b", "c"] and min(gaps) > 0.06 and max(heights.values()) < 0.98
+
+
+def test_all_pictures_of_the_stored_results_are_drawn_again(figures):
+    """From the tables' own figures: the dots of the first picture are the seconds to 0.85."""
+    pictures.main(["table1", "family", "limit"])
+    table, first, family, limit = figures
+    dots = [line.get_xdata()[0] for line in first.axes[0].lines if line.get_marker() == "o"]
+    assert [round(x, 1) for x in dots] == [14.4, 6.3]
+    assert [axis.get_title() for axis in first.axes] == [
+        "By the clock, CPPO is ahead", "By the answers it samples, GRPO is ahead"]
+    assert first.axes[0].get_xscale() == "linear" and not first.legends
+    left = family.axes[0]
+    assert left.get_xlim()[0] == 0.86 and "◂ 0.34" in left.texts[0].get_text()
+    assert len(table.axes[1].patches) == 50 and len(limit.axes) == 4
