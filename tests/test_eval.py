@@ -125,7 +125,7 @@ def test_completions_of_another_program_are_scored(tmp_path):
                "4": ["#### 5", "\\boxed{5}", "<answer>4</answer>"]}  # fmt: skip
     many = [{"question": a, "answer": f"#### {a}", "completions": c} for a, c in answers.items()]
     single = [{"question": a, "answer": a, "completion": x} for a, c in answers.items() for x in c]
-    for lines in (many, random.Random(0).sample(single, 6)):
+    for lines in (many, random.Random(0).sample(single, 6), [many[0], *single[3:]]):
         (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         evaluation.main(["--from_file", str(tmp_path / "x.jsonl")])
         summary = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
@@ -134,7 +134,8 @@ def test_completions_of_another_program_are_scored(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [
-    '"completion": 3', '"completions": "3"', '"completions": 3', '"completions": []', '"text": "3"',
+    '"completion": "3", "completions": ["3"]', '"completion": 3', '"completions": "3"',
+    '"completions": 3', '"completions": []', '"text": "3"',
 ])  # fmt: skip
 def test_completions_that_are_no_texts_are_refused(tmp_path, bad):
     (tmp_path / "x.jsonl").write_text('{"question": "1", "answer": "1", ' + bad + "}\n")
@@ -190,6 +191,7 @@ def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
     ("--compare . .", "is no file of answers"),
     ("--compare a.jsonl b.jsonl --samples 2", "--samples .*--compare"),
     ("--from_file a.jsonl --model toy2", "--model .*--from_file"),
+    ("--from_file none", "--from_file: the file none does not exist"),
 ])  # fmt: skip
 def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -5,17 +5,16 @@ Options are layers. Each layer wins over those before it:
     defaults | data set's row | algorithm's row | the run that is resumed | recipe | command line
 """
 
-import difflib
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import algorithms
-from engine.base.errors import UserError
+from engine.base.errors import UserError, unknown
 from engine.base.files import own_function
 from engine.run import checks, folder
-from engine.run.command_line import check_limits, compose, flat, given
+from engine.run.command_line import check_limits, compose, flat, given, given_twice
 from engine.run.options import (
     ROW_FIELDS,
     DataOptions,
@@ -134,10 +133,7 @@ def config_of(chosen):
     """
     name = chosen.get("algorithm", "cppo")
     if name not in algorithms.ALGORITHMS:
-        known = ", ".join(algorithms.ALGORITHMS)
-        near = difflib.get_close_matches(name, algorithms.ALGORITHMS, n=1)
-        hint = f"did you mean {near[0]}? There" if near else "there"
-        raise UserError(f"unknown algorithm '{name}': {hint} are {known}.")
+        raise UserError(f"{unknown('algorithm', name, algorithms.ALGORITHMS)}.")
     values = layers(chosen)
     options = SimpleNamespace(**values)
     checks.check_options(options, unusual(values))
@@ -175,7 +171,7 @@ def open_run(argv):
                         "the number of your GPUs.")
     if run.output_dir and not run.resume and trains:
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
-    return config, algorithm, notes_on_options(config)
+    return config, algorithm, given_twice(argv) + notes_on_options(config)
 
 
 def saved_options(chosen):

@@ -9,6 +9,17 @@ from engine.run.command_line import flat
 from engine.run.metrics import COUNTS, first_group, phase_totals
 from engine.run.trackers import Tracker
 
+MERGE = """
+# The checkpoint holds only adapters. To merge them into their model:
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SOURCE, CHECKPOINT, OUT = "{source}", "{checkpoint}", "{folder}/merged"
+model = AutoModelForCausalLM.from_pretrained(SOURCE, dtype=torch.float32)
+PeftModel.from_pretrained(model, CHECKPOINT).merge_and_unload().save_pretrained(OUT)
+AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(OUT)
+"""
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 
 
@@ -109,6 +120,8 @@ def finish(config, algorithm, run, after, notes):
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder)
     report(summary)
+    if config.devices.lora:
+        print(MERGE.format(**summary, folder=folder))
 
 
 def report(summary):
