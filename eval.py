@@ -320,8 +320,8 @@ def check(chosen):
     if config.compare:
         refuse_options(names - {"compare"}, "has no effect with --compare")
     if config.from_file:
-        allowed = {"from_file", "judge", "output_dir"}
-        refuse_options(names - allowed, "has no effect with --from_file")
+        refuse_options(
+            names - {"from_file", "judge", "output_dir"}, "has no effect with --from_file")
     if config.samples == 0:
         of_sampling = {"temperature", "top_p", "top_k", "seed"}
         refuse_options(names & of_sampling, "has no effect with --samples 0: nothing is sampled")
@@ -357,9 +357,7 @@ def report(summary):
             title = average if name == "accuracy" else name
             print(f"  {title:8} {scores[name]:.4f}  [{low:.4f}, {high:.4f}]")
         if "length" in scores:
-            length = scores["length"]
-            truncated = scores["truncated"]
-            print(f"           {length:.1f} tokens, {truncated:.1%} cut off")
+            print(f"           {scores['length']:.1f} tokens, {scores['truncated']:.1%} cut off")
 
 
 def score_file(config, folder):
@@ -433,8 +431,7 @@ def write_scores(path, setting, notes, summary):
           f"{setting['temperature']:g}; 95% intervals in brackets")
     for note in notes:
         print(f"  note: {note}")
-    parts = {part: summary[part] for part in ("greedy", "sampled") if part in summary}
-    report(parts)
+    report({part: summary[part] for part in ("greedy", "sampled") if part in summary})
     print(f"  written: {scores} and {path.name}")
 
 

@@ -67,8 +67,7 @@ def check_allowed(o, unusual, row):
 def check_rule(o, row):
     """Refuse a pruning rule that does not fit the algorithm."""
     name, keep, usual = o.algorithm, o.keep, rule_name(row.keep)
-    own_file = keep.partition(":")[0].endswith(".py")
-    if own_file:
+    if keep.partition(":")[0].endswith(".py"):
         own_function(keep, "--keep")
     elif keep not in KEEP and keep != usual:
         raise UserError(f"--keep: {unknown('rule', keep, KEEP)}, and FILE.py:FUNCTION.")

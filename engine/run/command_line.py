@@ -217,8 +217,8 @@ def check_limits(config_class, values):
         for f in options_in(record):
             limits, value = f.metadata["limits"], values.get(f.name)
             if limits and value is not None and not within(limits, value):
-                shown = limits.replace("∞", "10¹²")
-                raise UserError(f"--{f.name} must lie in {shown}, not {value}.")
+                raise UserError(
+                    f"--{f.name} must lie in {limits.replace('∞', '10¹²')}, not {value}.")
 
 
 def within(limits, value):

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import algorithms
-from engine.base.errors import UserError, unknown
+from engine.base.errors import UserError, refuse, unknown
 from engine.base.files import own_function
 from engine.run import checks, folder
 from engine.run.command_line import check_limits, compose, flat, given, given_twice
@@ -163,12 +163,13 @@ def open_run(argv):
     # allowed restarts, not past ones: the machines of a job may count past restarts differently
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     sharded = config.devices.shard == "full" and plan is None
-    if restarts and not run.output_dir:
-        raise UserError("--max-restarts needs --output_dir, by which a restarted job finds its run "
-                        "again.")
-    if sharded and "WORLD_SIZE" not in os.environ:
-        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
-                        "the number of your GPUs.")
+    refuse([
+        (restarts and not run.output_dir,
+         "--max-restarts needs --output_dir, by which a restarted job finds its run again."),
+        (sharded and "WORLD_SIZE" not in os.environ,
+         "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of "
+         "your GPUs."),
+    ])
     if run.output_dir and not run.resume and trains:
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
     return config, algorithm, given_twice(argv) + notes_on_options(config)
@@ -192,7 +193,6 @@ def saved_options(chosen):
     fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
     for name in fixed:
         if chosen.get(name, saved[name]) != saved[name]:
-            started = folder.as_started(name, saved[name])
-            raise UserError(f"{run_dir} was started {started}: resume it like that, or start a new "
-                            "run.")
+            raise UserError(f"{run_dir} was started {folder.as_started(name, saved[name])}: resume "
+                            "it like that, or start a new run.")
     return saved

@@ -45,8 +45,8 @@ def questions_of_all_epochs(options, questions):
 
 def length_of_run(options, questions, per_step):
     """Steps of the whole run. questions: of an epoch. per_step: of all devices."""
-    total = questions_of_all_epochs(options, questions)
-    return min(options.steps or math.inf, math.ceil(total / per_step))
+    of_all_epochs = math.ceil(questions_of_all_epochs(options, questions) / per_step)
+    return min(options.steps or math.inf, of_all_epochs)
 
 
 def step_seconds(p, gpu, share, length=1.0):

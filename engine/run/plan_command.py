@@ -62,8 +62,7 @@ def table(p):
         f"a step on each device: {count(p.questions, 'question')}, {p.at_once} sampled at a time",
         "\nGB per device   generation      update",
     ]
-    rows = p.items | {"peak": p.peaks}
-    for name, (generation, update) in rows.items():
+    for name, (generation, update) in (p.items | {"peak": p.peaks}).items():
         lines.append(f"{name:14}{generation / GB:12.2f}{update / GB:12.2f}")
     return lines
 
@@ -85,7 +84,7 @@ def way(argv, p, machines, questions):
     steps = length_of_run(o, questions, per_step)
     updates = steps * o.mu * o.minibatches
     lines = [f"\n{where}: {count(steps, 'step')} of {count(per_step, 'question')}, at most "
-             f"{count(updates, 'update')}", f"    {command(argv, p, fitting, machines)}"]
+             f"{updates:,} updates", f"    {command(argv, p, fitting, machines)}"]
     for gpu in gpus_of(p.device):
         spans = []
         for length in (1, 1 / 4):
@@ -131,9 +130,9 @@ def command(argv, p, fitting, machines=1):
         start += f" --nnodes {machines} --rdzv-backend c10d --rdzv-endpoint NODE0:29500"
         start += " --rdzv-id 1"
     given = re.sub(r" --plan\b[^-]*", " ", f" {shlex.join(argv)}").rstrip()
-    words = [f"{start} train.py{given}"]
+    line = f"{start} train.py{given}"
     before = vars(p.options)
     for name, value in vars(fitting.options).items():
         if value != before[name]:
-            words.append(f"--{name} {value}")
-    return " ".join(words)
+            line += f" --{name} {value}"
+    return line
