@@ -120,14 +120,15 @@ def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
     assert [row["question"] for row in answers] == ["1+1=?", "2+2=?"]
 
 
-def test_completions_of_another_program_are_scored(tmp_path):
+def test_completions_of_another_program_are_scored(tmp_path, capsys):
     answers = {"2": ["<answer>2</answer>", "<answer>3</answer>", "the answer is 2.0"],
                "4": ["#### 5", "\\boxed{5}", "<answer>4</answer>"]}  # fmt: skip
     many = [{"question": a, "answer": f"#### {a}", "completions": c} for a, c in answers.items()]
     single = [{"question": a, "answer": a, "completion": x} for a, c in answers.items() for x in c]
     for lines in (many, random.Random(0).sample(single, 6), [many[0], *single[3:]]):
         (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        evaluation.main(["--from_file", str(tmp_path / "x.jsonl")])
+        evaluation.main(["--from_file", "none", "--from_file", str(tmp_path / "x.jsonl")])
+        assert "note: --from_file is given more than once: the last" in capsys.readouterr().out
         summary = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
         assert (summary["accuracy"], summary["samples"], summary["questions"]) == (0.5, 3, 2)
         assert summary["pass@2"] == pytest.approx((1 + 2 / 3) / 2) and summary["maj@3"] == 0.5
