@@ -323,8 +323,9 @@ def check(chosen):
         refuse_options(
             names - {"from_file", "judge", "output_dir"}, "has no effect with --from_file")
     if config.samples == 0:
-        of_sampling = {"temperature", "top_p", "top_k", "seed"}
-        refuse_options(names & of_sampling, "has no effect with --samples 0: nothing is sampled")
+        refuse_options(
+            names & {"temperature", "top_p", "top_k", "seed"},
+            "has no effect with --samples 0: nothing is sampled")
     config.benchmark = config.benchmark or ["toy"]
     for name in config.benchmark:
         check_dataset(name, config.model)
@@ -367,8 +368,8 @@ def score_file(config, folder):
     records = judge_file(config.from_file, reward.function)
     summary = summarize(records, answer_of)
     path = folder / f"scored-{Path(config.from_file).stem}.json"
-    content = {"from_file": config.from_file, "judge": judge, "sampled": summary}
-    files.write(path, files.as_json(content, indent=2))
+    files.write(path, files.as_json(
+        {"from_file": config.from_file, "judge": judge, "sampled": summary}, indent=2))
     report({"sampled": summary})
     print(f"judged by {judge}; written: {path}")
 
