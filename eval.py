@@ -29,7 +29,7 @@ from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.model.networks import sampler_class, uses_own
 from engine.model.sampling import Sampler
-from engine.run.command_line import LARGEST, compose, given, option, run_program
+from engine.run.command_line import compose, given, given_twice, option, run_program
 from engine.scoring.score import Reward, load_rewards, score
 from scores import group_by_question, mean_value, paired, summarize
 from tasks.table import TASKS, base_model, task_of
@@ -213,12 +213,12 @@ def judge_file(path, is_right):
     indices, rows, texts = [], [], []
     known = {}  # {question: its index}
     for number, row in enumerate(open_file(path, reserved=["prompt"]), 1):
-        single = row.pop("completion", None)
-        completions = row.pop("completions", None) or [single]
-        is_list = isinstance(completions, list) and completions
-        if not is_list or not all(isinstance(text, str) for text in completions):
-            raise UserError(f"{path}, question {number}: each line needs 'completion', a text, "
-                            "or 'completions', a list of texts.")
+        single, several = row.pop("completion", None), row.pop("completions", None)
+        completions = several or [single]
+        one_list = isinstance(completions, list) and not (single and several)
+        if not one_list or not all(isinstance(text, str) for text in completions):
+            raise UserError(f"{path}, question {number}: each line needs either 'completion', a "
+                            "text, or 'completions', a list of texts.")
         index = known.setdefault(row["question"], len(known))
         for text in completions:
             indices.append(index)
@@ -254,13 +254,13 @@ def compare(paths):
 
 def compare_part(part, first, second):
     """Print the difference between the records of `part` in two files, if both have some."""
-    first = group_by_question([record for record in first if record["part"] == part])
-    second = group_by_question([record for record in second if record["part"] == part])
+    first, second = (
+        group_by_question([record for record in records if record["part"] == part])
+        for records in (first, second))
     if not first or not second:
         return
     asked = [records[0]["question"] for records in first]
-    asked_again = [records[0]["question"] for records in second]
-    if asked != asked_again:
+    if asked != [records[0]["question"] for records in second]:
         raise UserError(f"the two files do not hold the same questions ({part}): only answers to "
                         "the same questions can be compared.")
     before = [mean_value(records, "correct") for records in first]
@@ -305,7 +305,7 @@ class Config:
     judge: str | None = option(
         None, "the reward by which a completion is right, above 0, as in train.py's --rewards; "
         "none: the benchmark's")
-    seed: int = option(42, "of the sampling", limits=f"[{-LARGEST}, ∞)")
+    seed: int = option(42, "of the sampling", limits="(-∞, ∞)")
     output_dir: str | None = option(
         None, "where the results go; none: the folder of the model or of --from_file; "
         "runs/eval-NAME for a model of the hub, or if that folder is read-only")
@@ -324,17 +324,21 @@ def check(chosen):
     if config.compare:
         refuse_options(names - {"compare"}, "has no effect with --compare")
     if config.from_file:
-        allowed = {"from_file", "judge", "output_dir"}
-        refuse_options(names - allowed, "has no effect with --from_file")
+        refuse_options(
+            names - {"from_file", "judge", "output_dir"}, "has no effect with --from_file")
     if config.samples == 0:
-        of_sampling = {"temperature", "top_p", "top_k", "seed"}
-        refuse_options(names & of_sampling, "has no effect with --samples 0: nothing is sampled")
+        refuse_options(
+            names & {"temperature", "top_p", "top_k", "seed"},
+            "has no effect with --samples 0: nothing is sampled")
     config.benchmark = config.benchmark or ["toy"]
     for name in config.benchmark:
         check_dataset(name, config.model)
     stems = {Path(name).stem for name in config.benchmark}
     refuse([
         (config.compare and len(config.compare) != 2, "--compare takes two files of answers."),
+        (config.from_file and not Path(config.from_file).is_file(),
+         f"--from_file: the file {config.from_file} does not exist: it must be a .jsonl file of "
+         "question, answer, and completion or completions."),
         (len(stems) < len(config.benchmark),
          "--benchmark names two of the same name: their results would overwrite each other."),
         (config.model == "toy" and len({task_of(name).base or "" for name in config.benchmark}) > 1,
@@ -381,8 +385,8 @@ def score_file(config, folder):
     records = judge_file(config.from_file, reward.function)
     summary = summarize(records, answer_of)
     path = folder / f"scored-{Path(config.from_file).stem}.json"
-    content = {"from_file": config.from_file, "judge": judge, "sampled": summary}
-    files.write(path, files.as_json(content, indent=2))
+    files.write(path, files.as_json(
+        {"from_file": config.from_file, "judge": judge, "sampled": summary}, indent=2))
     report({"sampled": summary})
     print(f"judged by {judge}; written: {path}")
 
@@ -445,8 +449,7 @@ def write_scores(path, setting, notes, summary):
           f"{setting['judge']}, temperature {setting['temperature']:g}; 95 % intervals in brackets")
     for note in notes:
         print(f"  note: {note}")
-    parts = {part: summary[part] for part in ("greedy", "sampled") if part in summary}
-    report(parts)
+    report({part: summary[part] for part in ("greedy", "sampled") if part in summary})
     print(f"  written: {scores} and {path.name}")
 
 
@@ -466,6 +469,8 @@ def main(argv):
     if config.compare:
         return compare(config.compare)
     device = ranks.start()
+    for note in given_twice(argv):
+        progress.note(f"note: {note}")
     folder = results_folder(config)
     try:
         if config.from_file:

@@ -135,21 +135,23 @@ def test_each_number_is_said_in_words_with_its_interval(small, tmp_path, capsys)
     assert max(map(len, shown.splitlines()[:-1])) <= 100  # the last one names the files
 
 
-def test_completions_of_another_program_are_scored(tmp_path):
+def test_completions_of_another_program_are_scored(tmp_path, capsys):
     answers = {"2": ["<answer>2</answer>", "<answer>3</answer>", "the answer is 2.0"],
                "4": ["#### 5", "\\boxed{5}", "<answer>4</answer>"]}  # fmt: skip
     many = [{"question": a, "answer": f"#### {a}", "completions": c} for a, c in answers.items()]
     single = [{"question": a, "answer": a, "completion": x} for a, c in answers.items() for x in c]
-    for lines in (many, random.Random(0).sample(single, 6)):
+    for lines in (many, random.Random(0).sample(single, 6), [many[0], *single[3:]]):
         (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        evaluation.main(["--from_file", str(tmp_path / "x.jsonl")])
+        evaluation.main(["--from_file", "none", "--from_file", str(tmp_path / "x.jsonl")])
+        assert "note: --from_file is given more than once: the last" in capsys.readouterr().out
         summary = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
         assert (summary["accuracy"], summary["samples"], summary["questions"]) == (0.5, 3, 2)
         assert summary["pass@2"] == pytest.approx((1 + 2 / 3) / 2) and summary["maj@3"] == 0.5
 
 
 @pytest.mark.parametrize("bad", [
-    '"completion": 3', '"completions": "3"', '"completions": 3', '"completions": []', '"text": "3"',
+    '"completion": "3", "completions": ["3"]', '"completion": 3', '"completions": "3"',
+    '"completions": 3', '"completions": []', '"text": "3"',
 ])  # fmt: skip
 def test_completions_that_are_no_texts_are_refused(tmp_path, bad):
     (tmp_path / "x.jsonl").write_text('{"question": "1", "answer": "1", ' + bad + "}\n")
@@ -205,6 +207,7 @@ def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
     ("--compare . .", "is no file of answers"),
     ("--compare a.jsonl b.jsonl --samples 2", "--samples .*--compare"),
     ("--from_file a.jsonl --model toy2", "--model .*--from_file"),
+    ("--from_file none", "--from_file: the file none does not exist"),
 ])  # fmt: skip
 def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

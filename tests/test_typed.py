@@ -393,7 +393,7 @@ WRONG = {  # command: a part of what is said about it
     "python train.py --no_such_option": "unknown option --no_such_option",
     "python train.py --algorithm grppo": "unknown algorithm 'grppo': did you mean grpo?",
     "python train.py --keep examples/my_rule.py:nothing": "has no function 'nothing'",
-    "python train.py --dataset gsm8k": "the toy's model knows no letters",
+    "python train.py --dataset gsm8k": "the toy's tokenizer knows nothing else",
     "python train.py --keep 'a": "No closing quotation",
     "cd x && python train.py --no": "unknown option --no",
     "for s in 1 2; do python train.py --sed $s; done": "did you mean --seed?",

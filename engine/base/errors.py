@@ -1,5 +1,6 @@
 """What a user can correct: one sentence with the cause and the cure, in place of a traceback."""
 
+import difflib
 import errno
 from textwrap import shorten
 
@@ -23,6 +24,18 @@ def refuse(mistakes):
     for wrong, sentence in mistakes:
         if wrong:
             raise UserError(sentence)
+
+
+def nearest(word, names, cutoff=0.6):
+    """The names that `word` may mean: the one that is written most alike, or none."""
+    return difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+
+
+def unknown(what, word, names):
+    """ "unknown algorithm 'gprpo': did you mean grpo? There are grpo, cppo", with no full stop."""
+    near = nearest(word, names)
+    there = f"did you mean {near[0]}? There" if near else "there"
+    return f"unknown {what} '{word}': {there} are {', '.join(names)}"
 
 
 def one_line(error):

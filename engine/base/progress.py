@@ -10,7 +10,8 @@ from engine.base import ranks
 
 shown = {"bar": None}
 ON_A_TERMINAL = {
-    "bar_format": "{desc} {n_fmt}/{total_fmt} {unit} |{bar}| {elapsed}<{remaining}{postfix}",
+    # at 80 columns the last words are cut
+    "bar_format": "{desc} {n_fmt}/{total_fmt} {unit} |{bar:8}| {remaining} left{postfix}",
     "mininterval": 0.5,
 }
 
@@ -18,7 +19,7 @@ ON_A_TERMINAL = {
 def say(what, done=None, total=None, unit=""):
     """Tell what the program is doing: say("scoring"), or say("sampling", 37, 96, "tokens")."""
     if shown["bar"]:
-        words = what if done is None else f"{what} {done} of {total} {unit}"
+        words = what if done is None else f"{what} {done}/{total} {unit}"
         shown["bar"].set_postfix_str(words, refresh=False)
         shown["bar"].update(0)  # draws the bar if it has not been drawn for a while
 
@@ -36,6 +37,11 @@ def duration(seconds):
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def count(number, noun):
+    """ "1 step", "1,024 steps". """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 class Lines:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from engine.base import progress
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError, one_line, unknown
 from engine.model.folders import ask_hub
 from tasks.table import TASKS, Hub, task_of
 
@@ -27,6 +27,7 @@ ANSWER = (
 # columns that a row does not keep: rewards know these names as something else
 RESERVED = ("prompt", "completions")
 LOOKED_AT = 1_000  # rows that are looked at before the run
+TOY_CHARACTERS = "0123456789+-=?;\n "  # its tokenizer drops spaces, which changes nothing
 QUICK = 10**8  # a file of fewer bytes is read without a bar
 COMPARED = 100_000  # questions that are compared with each other before the run
 
@@ -232,17 +233,18 @@ def first_mistake(path):
 
 
 def check_dataset(name, model=None, rows=()):
-    """Refuse an unknown data set, rows that cannot be used, and questions in words for the toy's
-    model. rows: the first ones of a file, after it was read."""
+    """Refuse an unknown data set, and for the toy's model questions that it cannot read. rows: the
+    first ones of a file, after it was read."""
     if name in TASKS:
-        in_words = not TASKS[name].base
+        readable = TASKS[name].base
     else:
         refuse_unknown(name)
-        in_words = any(c.isalpha() for row in rows for c in row["question"])
-    if model == "toy" and in_words:
+        readable = set(TOY_CHARACTERS).issuperset("".join(row["question"] for row in rows))
+    if model == "toy" and not readable:
         raise UserError(
-            f"{name} is written in words, and the toy's model knows no letters: name a chat model, "
-            "for example --model HuggingFaceTB/SmolLM2-135M-Instruct.")
+            f"{name} holds more than digits and the signs + - = ?, and the toy's tokenizer knows "
+            "nothing else: name a chat model, for example "
+            "--model HuggingFaceTB/SmolLM2-135M-Instruct.")
 
 
 def refuse_unknown(name):
@@ -256,6 +258,5 @@ def refuse_unknown(name):
     of_the_hub = name.count("/") == 1 and not name.startswith((".", "/", "~", "runs/"))
     if not path.is_dir() and not (of_the_hub and not any(s in FORMATS for s in path.suffixes)):
         raise UserError(
-            f"unknown data set '{name}': there are {', '.join(TASKS)}. A file of questions "
-            f"({', '.join(FORMATS)}) with this name does not exist, and a data set of the hub is "
-            "called OWNER/NAME.")
+            f"{unknown('data set', name, TASKS)}. A file of questions ({', '.join(FORMATS)}) with "
+            "this name does not exist, and a data set of the hub is called OWNER/NAME.")

@@ -27,9 +27,12 @@ def resolve_model(name):
 
 
 def find(name):
-    """Raise UserError if `name` looks like a folder that does not exist. If it is a name of the
-    hub, see whether the hub answers."""
+    """Raise UserError if `name` looks like a folder that does not exist, or is one without a model.
+    If it is a name of the hub, see whether the hub answers."""
     if Path(name).is_dir():
+        if not [*checkpoints(name), *Path(name).glob("*config.json")]:
+            raise UserError(f"the folder {name} holds no model: name a folder with a config.json, "
+                            "or the folder of a run.")
         return
     if Path(name).is_file():
         raise UserError(f"the model {name} is a file: name the folder that holds it.")
@@ -83,7 +86,6 @@ def prompt_room(model, max_new_tokens, max_prompt_tokens):
         return max_prompt_tokens
     if context <= max_new_tokens:
         raise UserError(
-            f"the model's context of {context} tokens leaves no room for a prompt: "
-            f"lower --max_new_tokens {max_new_tokens}."
-        )
+            f"with --max_new_tokens {max_new_tokens} the model's context of {context} tokens "
+            f"leaves no room for a prompt: try --max_new_tokens {context // 2}.")
     return min(max_prompt_tokens, context - max_new_tokens)

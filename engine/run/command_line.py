@@ -2,11 +2,11 @@
 sentence."""
 
 import argparse
-import difflib
 import json
 import os
 import sys
 import time
+from collections import Counter
 from dataclasses import field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -15,7 +15,7 @@ from typing import get_args, get_origin
 import yaml
 
 from engine.base import files
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError, nearest, one_line
 
 LARGEST = 10**12  # no option needs more, and a seed times a million still fits 64 bits
 
@@ -23,9 +23,9 @@ LARGEST = 10**12  # no option needs more, and a seed times a million still fits 
 def option(default, help, *, limits=None, choices=None, alone=None):
     """A dataclass field with a line of help.
 
-    limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not; "∞)"
-    means "LARGEST]". None means off, or that another layer says it. choices: the words that
-    are allowed. alone: the value if the option is given without one.
+    limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not; ∞ is
+    LARGEST. None means off, or that another layer says it. choices: the words that are allowed.
+    alone: the value if the option is given without one.
     """
     about = {"help": help, "limits": limits, "choices": choices, "alone": alone}
     return field(default=default, metadata=about)
@@ -81,7 +81,7 @@ def parser_of(config_class):
         usage="%(prog)s [--OPTION VALUE ...]", formatter_class=help_layout, allow_abbrev=False,
         exit_on_error=False, argument_default=argparse.SUPPRESS)
     most_used = getattr(config_class, "most_used", ())
-    first = parser.add_argument_group("most used") if most_used else None
+    first = parser.add_argument_group("most used")
     for record in records(config_class()):
         group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
         for f in options_in(record):
@@ -153,6 +153,18 @@ def read(parser, words, source=""):
     return vars(values)
 
 
+def given_twice(argv):
+    """Sentences about options that a command line gives more than once."""
+    names = repeated(with_underscores(word).partition("=")[0] for word in argv)
+    return [f"{name} is given more than once: the last one counts."
+            for name in names if name.startswith("--")]
+
+
+def repeated(names):
+    """The names that are there more than once."""
+    return [name for name, times in Counter(names).items() if times > 1]
+
+
 def hint(parser, word):
     """What to say about a word that is no option."""
     ours = {action.dest: action for action in parser._actions}
@@ -160,9 +172,10 @@ def hint(parser, word):
     switch = ours.get(name.removeprefix("no_"))
     if name.startswith("no_") and switch and switch.const is True:
         return f"unknown option {word}: to switch it off, write --{switch.dest} false."
-    near = difflib.get_close_matches(name, ours, n=1, cutoff=0.85)
+    longer = [other for other in ours if other.startswith(f"{name}_")]
+    near = longer or nearest(name, ours, 0.85)
     if near:
-        return f"unknown option {word}: did you mean --{near[0]}?"
+        return f"unknown option {word}: did you mean --{' or --'.join(near)}?"
     return (f"unknown option {word}: `--help` lists all options; docs/names.md lists those that "
             "ended, and those of TRL and verl.")
 
@@ -183,12 +196,18 @@ def read_recipe(path):
     if not Path(path).is_file():
         raise UserError(f"the recipe {path} does not exist: those of the project are in recipes/.")
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        values, node = yaml.safe_load(text), yaml.compose(text)
     # ValueError: no UTF-8; 5,000 digits
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"the recipe {path} cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"the recipe {path} must hold lines of the form 'option: value'.")
+    for name in repeated(key.value for key, _ in node.value):
+        raise UserError(f"the recipe {path} gives {name} more than once: keep one of its lines.")
+    if "recipe" in values:
+        raise UserError(f"the recipe {path} names another recipe: copy the lines of that recipe "
+                        "into this one.")
     return values
 
 
@@ -198,8 +217,8 @@ def check_limits(config_class, values):
         for f in options_in(record):
             limits, value = f.metadata["limits"], values.get(f.name)
             if limits and value is not None and not within(limits, value):
-                shown = limits.replace("∞)", f"{LARGEST}]") if value > LARGEST else limits
-                raise UserError(f"--{f.name} must lie in {shown}, not {value}.")
+                raise UserError(
+                    f"--{f.name} must lie in {limits.replace('∞', '10¹²')}, not {value}.")
 
 
 def within(limits, value):
@@ -208,7 +227,7 @@ def within(limits, value):
     if value == low:
         return limits[0] == "["
     if value == high:
-        return limits[-1] == "]" or "∞" in limits
+        return limits[-1] == "]"
     return low < value < high
 
 

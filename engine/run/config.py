@@ -5,17 +5,16 @@ Options are layers. Each layer wins over those before it:
     defaults | data set's row | algorithm's row | the run that is resumed | recipe | command line
 """
 
-import difflib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import algorithms
-from engine.base.errors import UserError
+from engine.base.errors import UserError, refuse, unknown
 from engine.base.files import own_function
 from engine.run import checks, folder
-from engine.run.command_line import check_limits, compose, flat, given
+from engine.run.command_line import check_limits, compose, flat, given, given_twice
 from engine.run.options import (
     ALGORITHM_OPTIONS,
     ROW_FIELDS,
@@ -133,10 +132,7 @@ def config_of(chosen):
     """
     name = chosen.get("algorithm", "cppo")
     if name not in algorithms.ALGORITHMS:
-        known = ", ".join(algorithms.ALGORITHMS)
-        near = difflib.get_close_matches(name, algorithms.ALGORITHMS, n=1)
-        hint = f"did you mean {near[0]}? There" if near else "there"
-        raise UserError(f"unknown algorithm '{name}': {hint} are {known}.")
+        raise UserError(f"{unknown('algorithm', name, algorithms.ALGORITHMS)}.")
     values = layers(chosen)
     options = SimpleNamespace(**values)
     checks.check_options(options, unusual(values))
@@ -166,15 +162,16 @@ def open_run(argv):
     # allowed restarts, not past ones: the machines of a job may count past restarts differently
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     sharded = config.devices.shard == "full" and plan is None
-    if restarts and not run.output_dir:
-        raise UserError("--max-restarts needs --output_dir, by which a restarted job finds its run "
-                        "again.")
-    if sharded and "WORLD_SIZE" not in os.environ:
-        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
-                        "the number of your GPUs.")
+    refuse([
+        (restarts and not run.output_dir,
+         "--max-restarts needs --output_dir, by which a restarted job finds its run again."),
+        (sharded and "WORLD_SIZE" not in os.environ,
+         "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of "
+         "your GPUs."),
+    ])
     if run.output_dir and not run.resume and trains:
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
-    return config, algorithm, notes_on_options(config)
+    return config, algorithm, given_twice(argv) + notes_on_options(config)
 
 
 def saved_options(chosen):
@@ -195,7 +192,6 @@ def saved_options(chosen):
     fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
     for name in fixed:
         if chosen.get(name, saved[name]) != saved[name]:
-            started = folder.as_started(name, saved[name])
-            raise UserError(f"{run_dir} was started {started}: resume it like that, or start a new "
-                            "run.")
+            raise UserError(f"{run_dir} was started {folder.as_started(name, saved[name])}: resume "
+                            "it like that, or start a new run.")
     return saved

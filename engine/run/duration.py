@@ -44,10 +44,9 @@ def questions_of_all_epochs(options, questions):
 
 
 def length_of_run(options, questions, per_step):
-    """(questions of all epochs, steps of the whole run). questions: of an epoch. per_step: of all
-    devices."""
-    total = questions_of_all_epochs(options, questions)
-    return total, min(options.steps or math.inf, math.ceil(total / per_step))
+    """Steps of the whole run. questions: of an epoch. per_step: of all devices."""
+    of_all_epochs = math.ceil(questions_of_all_epochs(options, questions) / per_step)
+    return min(options.steps or math.inf, of_all_epochs)
 
 
 def step_seconds(p, gpu, share, length=1.0):

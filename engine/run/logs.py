@@ -12,6 +12,17 @@ from engine.run.command_line import flat
 from engine.run.metrics import COUNTS, WORDS, first_group, phase_totals
 from engine.run.trackers import Tracker
 
+MERGE = """
+# The checkpoint holds only adapters. To merge them into their model:
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SOURCE, CHECKPOINT, OUT = "{source}", "{checkpoint}", "{folder}/merged"
+model = AutoModelForCausalLM.from_pretrained(SOURCE, dtype=torch.float32)
+PeftModel.from_pretrained(model, CHECKPOINT).merge_and_unload().save_pretrained(OUT)
+AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(OUT)
+"""
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
 CHANGES = [  # what the last lines compare: its name there, and where it stands in the scores
@@ -165,6 +176,8 @@ def finish(config, algorithm, run, after, notes):
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)
     report(summary, folder)
+    if config.devices.lora:
+        print(MERGE.format(**summary, folder=folder))
 
 
 def report(summary, folder):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from algorithms import ALGORITHMS, Row
 from engine.model.contract import Sampling
 from engine.run import checks
-from engine.run.command_line import LARGEST, option
+from engine.run.command_line import option
 from family.tis import CORRECTIONS
 from tasks.table import TASKS
 
@@ -145,7 +145,7 @@ class RunOptions:
     resume: bool = option(
         False, "continue the run in --output_dir, from its newest checkpoint and with its options")
     seed: int = option(
-        42, "seed of the sampling and of the order of the questions", limits=f"[{-LARGEST}, ∞)")
+        42, "seed of the sampling and of the order of the questions", limits="(-∞, ∞)")
     epochs: float | None = option(
         None, "passes over the questions; else the data set's (1 for most)", limits="(0, ∞)")
     steps: int | None = option(

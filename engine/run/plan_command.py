@@ -5,10 +5,12 @@ import re
 import shlex
 from types import SimpleNamespace
 
+import torch
+
 from algorithms import ALGORITHMS
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.base.progress import duration
+from engine.base.progress import count, duration
 from engine.data.rows import read_rows
 from engine.run.duration import SHARES, gpus_of, length_of_run, step_seconds
 from engine.run.plan import GB, USABLE, plan
@@ -20,6 +22,9 @@ TIMES = """
 What to type, and how long it takes if every prompt and completion is as long as allowed (in
 brackets: a quarter as long). Calculated from 25 to 45 % of a GPU's published speed, and not
 measured:"""
+NO_GPU = (
+    "this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no size. How long the "
+    "run takes on this CPU is not planned: start it, and see the time left in its progress bar.")
 
 
 def print_plan(config, argv, notes):
@@ -31,6 +36,8 @@ def print_plan(config, argv, notes):
     o = config.options
     p = plan(o)
     verdict = "It fits" if p.fits else "It does not fit"
+    if not torch.cuda.is_available():
+        notes = [NO_GPU, *notes]
     lines = table(p) + [f"note: {note}" for note in notes]
     lines += [f"\n{verdict}: a device has {USABLE * p.device / GB:.1f} GB for the peak.", TIMES]
     questions = task_of(o.dataset).train_questions or len(read_rows(o.dataset))
@@ -52,11 +59,10 @@ def table(p):
     lines = [
         f"{o.algorithm}, {o.model}: {p.trained:,} trained parameters",
         f"devices: {p.devices} of {p.device / GB:.3g} GB",
-        f"a step on each device: {p.questions} questions, {p.at_once} sampled at a time",
+        f"a step on each device: {count(p.questions, 'question')}, {p.at_once} sampled at a time",
         "\nGB per device   generation      update",
     ]
-    rows = p.items | {"peak": p.peaks}
-    for name, (generation, update) in rows.items():
+    for name, (generation, update) in (p.items | {"peak": p.peaks}).items():
         lines.append(f"{name:14}{generation / GB:12.2f}{update / GB:12.2f}")
     return lines
 
@@ -67,7 +73,7 @@ def table(p):
 def way(argv, p, machines, questions):
     """Lines: a command that fits on the devices of these machines, and what it takes. questions: of
     an epoch."""
-    where = "1 GPU" if p.devices == 1 else f"{p.devices} GPUs"
+    where = count(p.devices, "GPU")
     if machines > 1:
         where += f" of {machines} machines, the command on each"
     fitting = mildest(p)
@@ -75,16 +81,16 @@ def way(argv, p, machines, questions):
         return [f"\n{where}: no command was found that fits"]
     per_step = fitting.questions * p.devices
     o = fitting.options
-    _, steps = length_of_run(o, questions, per_step)
+    steps = length_of_run(o, questions, per_step)
     updates = steps * o.mu * o.minibatches
-    lines = [f"\n{where}: {steps:,} steps of {per_step} questions, at most {updates:,} updates",
-             f"    {command(argv, p, fitting, machines)}"]
+    lines = [f"\n{where}: {count(steps, 'step')} of {count(per_step, 'question')}, at most "
+             f"{updates:,} updates", f"    {command(argv, p, fitting, machines)}"]
     for gpu in gpus_of(p.device):
-        times = []
+        spans = []
         for length in (1, 1 / 4):
-            for share in SHARES:
-                times.append(duration(steps * step_seconds(fitting, gpu, share, length)))
-        lines.append("    {}: {} to {} ({} to {})".format(gpu.name, *times))
+            seconds = [steps * step_seconds(fitting, gpu, share, length) for share in SHARES]
+            spans.append(" to ".join(dict.fromkeys(map(duration, seconds))))
+        lines.append("    {}: {} ({})".format(gpu.name, *spans))
     return lines
 
 
@@ -124,9 +130,9 @@ def command(argv, p, fitting, machines=1):
         start += f" --nnodes {machines} --rdzv-backend c10d --rdzv-endpoint NODE0:29500"
         start += " --rdzv-id 1"
     given = re.sub(r" --plan\b[^-]*", " ", f" {shlex.join(argv)}").rstrip()
-    words = [f"{start} train.py{given}"]
+    line = f"{start} train.py{given}"
     before = vars(p.options)
     for name, value in vars(fitting.options).items():
         if value != before[name]:
-            words.append(f"--{name} {value}")
-    return " ".join(words)
+            line += f" --{name} {value}"
+    return line

@@ -56,5 +56,7 @@ class Tracker:
             self.run.log(numbers, step=step)
 
     def close(self):
-        for end in filter(None, [self.writer and self.writer.close, self.run and self.run.finish]):
-            end()
+        if self.writer:
+            self.writer.close()
+        if self.run:
+            self.run.finish()

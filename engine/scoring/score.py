@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 import rewards
 from engine.base import progress
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError, one_line, unknown
 from engine.base.files import own_function
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy, code_runs
@@ -63,8 +63,8 @@ def load_rewards(words, option="--rewards"):
             function = REWARDS[name]
         else:
             raise UserError(
-                f"{option}: unknown reward '{word}': there are {', '.join(REWARDS)}, and "
-                "FILE.py:FUNCTION. A weight may follow: format_reward:0.5."
+                f"{option}: {unknown('reward', word, REWARDS)}, and FILE.py:FUNCTION. A weight may "
+                "follow: format_reward:0.5."
             )
         if name in (*chosen, "overlong") or not math.isfinite(weight):
             raise UserError(

@@ -11,9 +11,11 @@ import torch
 import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError, one_line
+from engine.model.loading import load_model
 from engine.run.command_line import flat, given
-from engine.run.config import Config, config_of, notes_on_options
+from engine.run.config import Config, config_of, notes_on_options, open_run
 from engine.run.interrupt import in_one_sentence
+from tasks import toy
 from tasks.table import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +68,26 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     assert "\n" not in str(error.value) and os.listdir() == ["mine"]  # nothing was begun
 
 
+@pytest.mark.parametrize("words, meant", [
+    ("--pruning 0.5", "--pruning_rate"), ("--max 9", "--max_prompt_tokens or --max_new_tokens"),
+    ("--algorithm gprpo", "grpo"), ("--keep largest_ab", "largest_abs"),
+    ("--dataset gsm8", "gsm8k"), ("--eval_dataset maths", "math"),
+    ("--rewards format_rewards:2", "format_reward"),
+])
+def test_a_name_that_is_nearly_right_leads_to_the_right_one(words, meant):
+    with pytest.raises(UserError, match=rf"unknown .*: did you mean {meant}\?"):
+        open_run(words.split())
+
+
+@pytest.mark.parametrize("words, twice", [
+    ("--lr 1e-3 --lr=1e-4", ["--lr"]), ("--group-size 8 --lr 1 --group_size 4", ["--group_size"]),
+    ("--lr 5 --beta 5", []),
+])
+def test_of_an_option_that_is_given_twice_the_last_one_counts_and_this_is_noted(words, twice):
+    _, _, notes = open_run(words.split())
+    assert [note.split()[0] for note in notes if "last one counts" in note] == twice
+
+
 def test_an_option_that_ended_leads_to_its_page():
     assert len(ENDED) >= 15
     for name in ENDED:
@@ -77,7 +99,8 @@ def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(
     small, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="leaves no room for a prompt"):
+    half = load_model(small, torch.device("cpu"))[0].config.max_position_embeddings // 2
+    with pytest.raises(UserError, match=f"no room for a prompt: try --max_new_tokens {half}[.]"):
         train.main(["--model", small, "--max_new_tokens", "100000"])
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -130,7 +153,7 @@ def test_each_layer_wins_over_those_before_it(tmp_path):
     """defaults | data set's row | algorithm's row | recipe | command line. What is between them,
     the run that is resumed: test_folder.py."""
     (tmp_path / "recipe.yaml").write_text("beta: 0.5\nmu: 3\n")
-    usual = config_of({"algorithm": "gspo", "dataset": "math", "model": "."})[0].options
+    usual = config_of({"algorithm": "gspo", "dataset": "math", "model": toy.BASE})[0].options
     task, row = TASKS["math"], ALGORITHMS["gspo"]
     assert (usual.seed, usual.epochs, usual.rewards) == (42, task.epochs, list(task.rewards))
     assert (usual.mu, usual.clip_high, usual.minibatches) == (row.mu, row.clip_high, 4)

@@ -117,6 +117,14 @@ def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_p
     assert not (tmp_path / "it ran").exists()
 
 
+@pytest.mark.parametrize("files", [(), ("tokenizer.json", "readme.md")])
+def test_a_folder_without_a_model_is_named_before_anything_is_read(files, tmp_path):
+    for file in files:
+        (tmp_path / file).touch()
+    with pytest.raises(UserError, match=f"{tmp_path} holds no model: .*config.json"):
+        resolve_model(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["runs/toy", "mine/toy", "./toy", "/nowhere/toy", "~/a", "a/b/c"])
 def test_a_name_that_looks_like_a_folder_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

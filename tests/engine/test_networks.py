@@ -1,7 +1,6 @@
 """The networks of a run: adapters, gradient checkpointing, the sampler's copy, and memory that runs
 out."""
 
-import json
 import multiprocessing
 import random
 from contextlib import nullcontext
@@ -56,19 +55,21 @@ def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(small
     assert not torch.allclose(policy.logprobs(batch), base)  # the adapter is on again
 
 
-def merge_as_the_page_says(run):
-    """Run the lines of docs/gpus.md that merge the adapters of a run. Returns the new folder."""
+def merge_as_is_printed(run, printed):
+    """Run the lines that a run with adapters prints at its end, which are those of docs/gpus.md.
+    Returns the new folder."""
     pages = [(ROOT / page).read_text() for page in ("docs/gpus.md", "docs/zh/gpus.md")]
     [lines] = {
         code for page in pages for language, code in FENCED.findall(page) if language == "python"
     }
-    summary, out = json.loads((run / "summary.json").read_text()), str(run / "merged")
-    names = {"SOURCE": summary["source"], "CHECKPOINT": summary["checkpoint"], "OUT": out}
-    exec(lines, names)
-    return out
+    shown = printed[printed.index("import torch\n") :]
+    assert [line for line in shown.splitlines() if not line.startswith("SOURCE, ")] == (
+        lines.splitlines())
+    exec(shown, found := {})
+    return found["OUT"]
 
 
-def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path):
+def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path, capsys):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
     argv = [
         "--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir",
@@ -82,7 +83,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_p
     assert not (folder / "model.safetensors").exists()
     with pytest.raises(UserError, match="holds adapters, .*docs/gpus.md"):
         config_of({"model": str(tmp_path / "run")})
-    whole = merge_as_the_page_says(tmp_path / "run")
+    whole = merge_as_is_printed(tmp_path / "run", capsys.readouterr().out)
     config_of({"model": whole})  # not refused
     (adapted, tokenizer), (merged, _), (base, _) = (
         load_policy(str(path), CPU, "auto")

@@ -2,12 +2,14 @@
 not fit."""
 
 import itertools
+import re
 import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import train
 from algorithms import KEEP, token_mean
@@ -170,6 +172,14 @@ def test_an_update_for_each_mini_batch_and_each_pass(capsys):
         [line] = [line for line in out.splitlines() if line.startswith(devices)]
         assert f": {steps:,} steps of " in line
         assert line.endswith(f", at most {12 * steps:,} updates")
+
+
+def test_a_plan_counts_one_step_as_one_and_names_a_time_once(capsys):
+    words = ["--plan", "--model", SMALL, "--dataset", "gsm8k", "--steps", 1]
+    out = told(words, capsys)[0]
+    assert "\n1 GPU: 1 step of 4 questions, at most 2 updates\n" in out
+    assert not re.search(r"(\d+ s) to \1", out) and re.search(r" \(\d+ s\)\n", out)
+    assert ("80 GB if --plan names no size" in out) != torch.cuda.is_available()
 
 
 def test_a_plan_that_nothing_helps(capsys):

@@ -29,8 +29,18 @@ def test_a_bar_on_a_terminal_shows_what_is_done_while_its_loop_stands_still(monk
             time.sleep(0.01)
         progress.say("scoring")
     shown = sys.stderr.getvalue()
-    assert "cppo 3/24 steps" in shown and re.search(r", sampling \d+ of 150 tokens", shown)
+    assert "cppo 3/24 steps" in shown and re.search(r", sampling \d+/150 tokens", shown)
     assert 3 <= shown.count("\r") <= 8  # at most two a second
+
+
+def test_80_columns_show_the_bar_the_time_left_and_how_much_is_sampled(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Screen())
+    with progress.bar("cppo, accuracy 0.53, length 33", 32, "steps") as bar:
+        bar.ncols, bar.start_t = 80, bar._time() - 96
+        bar.update(24)
+        progress.say("sampling", 37, 48, "tokens")
+        assert str(bar) == (
+            "cppo, accuracy 0.53, length 33 24/32 steps |######  | 00:32 left, sampling 37/48")
 
 
 def test_a_file_gets_a_line_a_minute_and_no_bar(capsys):

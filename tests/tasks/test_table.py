@@ -86,7 +86,8 @@ def test_the_toy_is_not_asked_in_words(name):
 
 
 @pytest.mark.parametrize("line, message", [
-    ('{"question": "2 and 2?", "answer": 4}', "mine.jsonl .*--model"),
+    ('{"question": "2 and 2?", "answer": 4}', "mine.jsonl holds more than digits .*--model"),
+    ('{"question": "2*2=?", "answer": 4}', "mine.jsonl holds more than digits .*--model"),
     ("no", "mine.jsonl .*line 2"),
 ])
 def test_a_wrong_file_is_refused_before_the_model_is_loaded(line, message, tmp_path, monkeypatch):
