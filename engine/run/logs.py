@@ -71,6 +71,9 @@ def announce(config, run, notes):
         progress.note(f"the run goes on after step {run.state.step}.")
     questions = min(run.per_step, run.total)
     progress.note(describe_step(run.algorithm, questions, config.sampling.max_new_tokens))
+    if config.preview.check_rewards:
+        progress.note("Now the first step is sampled and scored, and nothing is trained. "
+                      "--questions_per_step and --max_new_tokens make it shorter.")
     if run.hooks.schedule:
         progress.note(f"the schedule in {run.hooks.path} changes this during the run.")
 

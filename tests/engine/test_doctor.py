@@ -108,7 +108,7 @@ def slowly(*case):
     ("--lr 0.1 --rewards own:even", "The updates are too large"),
     ("--lr 1e-8 --mu 1 --minibatches 1 --rewards own:even", "The updates hardly move"),
     ("--steps 24 --rewards own:even own:odd:3", "Another reward is gamed"),
-    slowly("--rewards code_accuracy code_format", "The format is never met"),
+    slowly("--rewards code_accuracy code_format", "No answer is found"),
     slowly("--lr 1e-5 --rewards own:even", "The updates hardly move"),
     slowly("--lr 0.1 --mu 1 --minibatches 1 --beta 0 --steps 24 --rewards own:even",
            "The updates are too large"),
@@ -122,7 +122,7 @@ def test_a_fault_is_named_first(words, what, found):
 
 
 @pytest.mark.parametrize("words, what", [
-    ("--steps 3 --max_new_tokens 2", "Answers are cut off"),
+    ("--steps 1 --max_new_tokens 2", "Answers are cut off"),
     ("--steps 3 --rewards own:zero", "The reward never fires"),
     ("--steps 3 --rewards own:one", "The reward pays wrong answers"),
 ])  # fmt: skip
@@ -164,7 +164,7 @@ def barely_trained(folder, steps):
 
 def test_a_model_that_knows_no_form(found, tmp_path):
     model = barely_trained(tmp_path / "model", steps=1)
-    named_first(found("", model=model), "The format is never met")
+    named_first(found("", model=model), "No answer is found")
 
 
 @pytest.fixture(scope="module")
@@ -327,15 +327,44 @@ def test_the_limits_one_by_one(metrics, what, tmp_path):
         assert not findings and said.startswith("Nothing was found in 10 steps: accuracy")
 
 
-@pytest.mark.parametrize("reward, completion, what", [
-    ("a", "12", "The format is never met"),
-    ("number_accuracy", "12", "The questions are too hard"),
-    ("a", "```python\nprint(12)\n```", "The questions are too hard"),
-])
-def test_a_form_is_missed_only_if_the_reward_asks_for_one(reward, completion, what, tmp_path):
-    metrics = {"accuracy": [0.0] * 10, f"no_signal/{reward}": [1.0] * 10}
-    logged(tmp_path, completion, reward, **metrics)
+@pytest.mark.parametrize("unreadable, what", [
+    (1.0, "No answer is found in the completions"), (0.9, "The questions are too hard")])
+def test_completions_without_an_answer_are_not_called_wrong_answers(unreadable, what, tmp_path):
+    logged(tmp_path, "12", accuracy=[0.0] * 10, unreadable=[unreadable] * 10,
+           **{"no_signal/a": [1.0] * 10})
     named_first(doctor.diagnosis(tmp_path)[0], what)
+
+
+QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
+
+
+@pytest.mark.parametrize("reward, completion, what", [
+    ("format_reward", QWEN3,
+     "has '\\n\\n\\n' in place of a newline between '</think>' and '<answer>'"),
+    ("format_reward", "Sure. <think>so</think>\n<answer>2</answer>", "has 'Sure. ' before '<think>'"),
+    ("format_reward", "<think>so</think>\n<answer>2</answer>.", "has '.' after '</answer>'"),
+    ("format_reward", "<think>so</think> it is 2", "has no '<answer>' after '</think>'"),
+    ("format_reward", "<think>so<think></think>\n<answer>2</answer>", "has a mark twice"),
+    ("soft_format_reward", "<answer>2</answer>", "has no '<think>'"),
+    ("code_format", "<think>so</think>\n```python\n2", "has no '\\n```' after '```python\\n'"),
+    ("my_format", "12", None),
+])  # fmt: skip
+def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
+    reward, completion, what, tmp_path
+):
+    """Also if the accuracy rises."""
+    logged(tmp_path, accuracy=RISES, **{f"reward/{reward}": [0.0] * 10})
+    sample = {"answer": "2", "completions": [{"completion": text} for text in ("2", completion)]}
+    files.append(tmp_path / "samples.jsonl", sample)
+    [finding] = doctor.diagnosis(tmp_path)[0]
+    nearest = f" The nearest completion {what}." if what else ""
+    assert finding.startswith(f"The format is never met.{nearest} Seen in 10 steps: reward/{reward}")
+    assert not what or f"as {completion!r}" in finding
+
+
+def test_a_form_that_is_met_once_is_no_finding(tmp_path):
+    logged(tmp_path, accuracy=RISES, **{"reward/format_reward": [0.0] * 9 + [0.1]})
+    assert doctor.diagnosis(tmp_path)[0] == []
 
 
 @pytest.mark.parametrize("metrics, what", [
