@@ -30,8 +30,8 @@ def show(rollout, algorithm, options, tokenizer):
         print(f"read: {answer!r:.60}  {text!r:.400}")
 
     print(f"\n{questions} questions × {completions} completions: {metrics['length']:.0f} tokens "
-          f"long, {metrics['truncated']:.0%} cut off, {metrics['unreadable']:.0%} without an answer "
-          f"that can be read; {rollout.failures} calls of a reward failed.")
+          f"long, {metrics['truncated']:.0%} cut off, {metrics['unreadable']:.0%} without an "
+          f"answer; {rollout.failures} calls of a reward failed.")
     rewards = zip(rollout.reward_names, rollout.reward_weights, rollout.rewards)
     for name, weight, values in rewards:
         least = values.min()

@@ -23,8 +23,8 @@ class Golds:
         self.told = False
 
     def note(self, rows, what):
-        """[a sentence, if some of these gold answers cannot be won]. It counts those that are judged
-        for the first time. rows: {number: row}. what: which gold answers these are."""
+        """[a sentence, if some of these gold answers cannot be won]. Only those that are judged for
+        the first time count. rows: {number: row}. what: which gold answers these are."""
         new = [number for number in rows if number not in self.won]
         self.won.update(zip(new, winnable(self.reward, [rows[number] for number in new])))
         lost = [number for number in new if not self.won[number]]

@@ -130,6 +130,16 @@ def test_what_is_certain_needs_no_eight_steps(words, what, found):
     named_first(found(words), what)
 
 
+@pytest.mark.parametrize("share, said", [(0.6, True), (0.4, False)])
+def test_a_few_steps_in_which_most_completions_are_cut_off(share, said, tmp_path):
+    logged(tmp_path, truncated=[share] * 10)
+    log = tmp_path / "metrics.jsonl"
+    files.write(log, files.as_lines(files.read(log)[:3]))
+    findings = doctor.diagnosis(tmp_path)[0]
+    assert bool(findings) == said
+    assert not said or findings[0].startswith("Answers are cut off. Seen in 3 steps: ")
+
+
 def test_a_rule_that_keeps_nothing(found, folder):
     (folder / "rule.py").write_text("def none(rollout, advantages, k):\n    return []\n")
     words = f"--steps 3 --algorithm cppo --keep {folder}/rule.py:none"
@@ -341,7 +351,7 @@ QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
 @pytest.mark.parametrize("reward, completion, what", [
     ("format_reward", QWEN3,
      "has '\\n\\n\\n' in place of a newline between '</think>' and '<answer>'"),
-    ("format_reward", "Sure. <think>so</think>\n<answer>2</answer>", "has 'Sure. ' before '<think>'"),
+    ("format_reward", "Yes. <think>so</think>\n<answer>2</answer>", "has 'Yes. ' before '<think>'"),
     ("format_reward", "<think>so</think>\n<answer>2</answer>.", "has '.' after '</answer>'"),
     ("format_reward", "<think>so</think> it is 2", "has no '<answer>' after '</think>'"),
     ("format_reward", "<think>so<think></think>\n<answer>2</answer>", "has a mark twice"),
@@ -358,7 +368,8 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
     files.append(tmp_path / "samples.jsonl", sample)
     [finding] = doctor.diagnosis(tmp_path)[0]
     nearest = f" The nearest completion {what}." if what else ""
-    assert finding.startswith(f"The format is never met.{nearest} Seen in 10 steps: reward/{reward}")
+    said = f"The format is never met.{nearest} Seen in 10 steps: reward/{reward} 0 → 0"
+    assert finding.startswith(said)
     assert not what or f"as {completion!r}" in finding
 
 

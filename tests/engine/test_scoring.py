@@ -263,7 +263,7 @@ def test_a_reward_of_another_form_is_refused_before_the_run(mine, line, sentence
 @pytest.mark.parametrize("line, sentence", [
     ("return [float('18' in c[0]['content']) for c in completions]", "write c in place of c.0."),
     ("return [len(c.content) for c in completions]", "write c in place of c.0."),
-    ("return [columns['gold'][0]] * len(completions)", "KeyError: 'gold'.* columns question, answer"),
+    ("return [columns['gold'][0]] * len(completions)", "KeyError: 'gold'.* columns question,"),
     ("return 1.0", "a list of 2 numbers"), ("return [1.0]", "1 values for 2"),
     ("return [float('nan')] * 2", "returned nan"),
     ("return [1.0 if '<answer>' in c else 1 / 0 for c in completions]", None),  # one form is enough
@@ -459,7 +459,7 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     assert "Seen in 1 step" not in said
     main([*words, "--questions_per_step", "2", "--algorithm", "grpo", "--max_new_tokens", "1"])
     said = capsys.readouterr().out
-    assert "2 questions × 4 completions: 1 tokens long, 100% cut off, 100% without an answer" in said
+    assert "2 questions × 4 completions: 1 tokens long, 100% cut off, 100% without an" in said
     assert "\nAnswers are cut off. Seen in 1 step: truncated 1 → 1 (at most 1); length 1 →" in said
     assert "\nNo answer is found in the completions. Seen in 1 step: " in said
 
