@@ -110,9 +110,12 @@ def findings(m, options, samples, steps, below=""):
     if cut_off:
         what, texts, cure = why_cut_off(options, answers, samples[-1])
         yield what, "truncated length", cure, texts
-    if flat:
+    if accuracy.mean < 0.1 and m["unreadable"].mean > 0.5:
+        yield ("In most completions no answer is found.", "unreadable accuracy",
+               f"show in --system_prompt a form that {first} reads", answers.wrong)
+    elif flat:
         what, texts, cure = why_no_signal(m, first, answers)
-        yield what, f"no_signal/{first} accuracy unreadable", cure, texts
+        yield what, f"no_signal/{first} accuracy", cure, texts
     for name in names[1:]:
         if "format" in name and m[f"reward/{name}"].most == 0:
             texts, difference = nearest_miss(name, answers.texts)
@@ -194,11 +197,7 @@ def why_no_signal(m, first, answers):
     """Why the first reward, the accuracy, pays all completions of most questions the same. Returns
     (what, completions that show it, cure)."""
     accuracy = m["accuracy"]
-    never = accuracy.mean < 0.01
-    if never and m["unreadable"].mean > 0.95:
-        return ("No answer is found in the completions.", answers.wrong,
-                f"show in --system_prompt a form that {first} reads (docs/rewards.md)")
-    if never and answers.right:
+    if accuracy.mean < 0.01 and answers.right:
         return ("The reward never fires, not even for right answers.", answers.right,
                 f"call {first} on it: it may want another form or column")
     if accuracy.start < 0.1:

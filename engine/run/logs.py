@@ -72,8 +72,8 @@ def announce(config, run, notes):
     questions = min(run.per_step, run.total)
     progress.note(describe_step(run.algorithm, questions, config.sampling.max_new_tokens))
     if config.preview.check_rewards:
-        progress.note("Now the first step is sampled and scored, and nothing is trained. "
-                      "--questions_per_step and --max_new_tokens make it shorter.")
+        progress.note("Now the first step is sampled and scored, and nothing is trained. For less, "
+                      "lower --questions_per_step, --group_size or --max_new_tokens.")
     if run.hooks.schedule:
         progress.note(f"the schedule in {run.hooks.path} changes this during the run.")
 

@@ -1,5 +1,6 @@
 """`train.py --check_rewards`: the completions of the first step, and their rewards."""
 
+from answers import gold_answer
 from engine.base import ranks
 from engine.run.doctor import conclusions, findings, metrics_of
 from engine.run.metrics import summarize
@@ -16,7 +17,7 @@ def show(rollout, algorithm, options, tokenizer):
         return
     question = rollout.questions[0]
     prompt = tokenizer.decode(question["prompt"])
-    gold = question["answer"].splitlines()[-1]
+    gold = gold_answer(question["answer"])
     print("The first prompt, as the model sees it:")
     print(prompt)
     print(f"(here the model goes on; gold answer: {gold!r:.60})\n")
@@ -32,22 +33,15 @@ def show(rollout, algorithm, options, tokenizer):
     print(f"\n{questions} questions × {completions} completions: {metrics['length']:.0f} tokens "
           f"long, {metrics['truncated']:.0%} cut off, {metrics['unreadable']:.0%} without an "
           f"answer; {rollout.failures} calls of a reward failed.")
-    rewards = zip(rollout.reward_names, rollout.reward_weights, rollout.rewards)
-    for name, weight, values in rewards:
-        least = values.min()
-        mean = values.mean()
-        most = values.max()
-        print(f"{name}, weight {weight:g}: mean {mean:.3f}, from {least:g} to {most:g}")
-    for sentence in conclude(rollout, metrics, options, prompt):
-        print(sentence)
+    for name, weight, values in zip(rollout.reward_names, rollout.reward_weights, rollout.rewards):
+        print(f"{name}, weight {weight:g}: mean {metrics[f'reward/{name}']:.3f}, "
+              f"from {values.min():g} to {values.max():g}")
 
-
-def conclude(rollout, metrics, options, prompt):
-    """What the doctor says of these completions. prompt: the first one."""
-    texts = [{"completion": text} for text in rollout.texts]
-    G = rollout.lengths.shape[1]
     samples = []
     for i, question in enumerate(rollout.questions):
-        samples.append({**question, "prompt": prompt, "completions": texts[i * G : (i + 1) * G]})
+        texts = rollout.texts[i * completions : (i + 1) * completions]
+        own = [{"completion": text} for text in texts]
+        samples.append({**question, "prompt": prompt, "completions": own})
     m = metrics_of([metrics])
-    return conclusions(findings(m, options, samples, 1), m, 1)
+    for sentence in conclusions(findings(m, options, samples, 1), m, 1):
+        print(sentence)

@@ -12,32 +12,28 @@ def nearest_miss(name, texts):
     marks = MARKS.get(name.removeprefix("soft_"))
     if not marks:
         return texts, ""
-    distances = [miss(text, marks) for text in texts]
-    nearest = distances.index(min(distances))
-    return [texts[nearest]], f" The nearest completion {distances[nearest][2]}."
+    # the shortest of those that are equally near: it has the fewest words outside of the marks
+    nearest = min(texts, key=lambda text: (miss(text, marks)[0], len(text)))
+    return [nearest], f" The nearest completion {miss(nearest, marks)[1]}."
 
 
 def miss(text, marks):
-    """(how many marks are missing, how many characters are outside of them, what differs) of a
-    completion and a form.
+    """(how many marks of a form are missing in a completion, the first difference).
 
         >>> miss("<think>9 + 9</think> <answer>18", MARKS["format_reward"])
-        (1, 0, "has no '</answer>' after '<answer>'")
+        (1, "has no '</answer>' after '<answer>'")
     """
     gaps, rest = [], text
     for mark in marks:
         gap, found, rest = rest.partition(mark)
         if not found:
             after = f" after {marks[len(gaps) - 1]!r}" if gaps else ""
-            return len(marks) - len(gaps), 0, f"has no {mark!r}{after}"
+            return len(marks) - len(gaps), f"has no {mark!r}{after}"
         gaps.append(gap)
-    before, _, between, _ = gaps
-    if before:
-        what = f"has {before!r:.40} before {marks[0]!r}"
-    elif rest:
-        what = f"has {rest!r:.40} after {marks[3]!r}"
-    elif between not in ("\n", "\n\n"):
-        what = f"has {between!r:.40} in place of a newline between {marks[1]!r} and {marks[2]!r}"
-    else:
-        what = "has a mark twice"
-    return 0, len(before + between + rest), what
+    if gaps[0]:
+        return 0, f"has {gaps[0]!r:.40} before {marks[0]!r}"
+    if rest:
+        return 0, f"has {rest!r:.40} after {marks[3]!r}"
+    if gaps[2] not in ("\n", "\n\n"):
+        return 0, f"has {gaps[2]!r:.40} in place of a newline between {marks[1]!r} and {marks[2]!r}"
+    return 0, "has a mark twice"

@@ -108,7 +108,7 @@ def slowly(*case):
     ("--lr 0.1 --rewards own:even", "The updates are too large"),
     ("--lr 1e-8 --mu 1 --minibatches 1 --rewards own:even", "The updates hardly move"),
     ("--steps 24 --rewards own:even own:odd:3", "Another reward is gamed"),
-    slowly("--rewards code_accuracy code_format", "No answer is found"),
+    slowly("--rewards code_accuracy code_format", "In most completions no answer is found"),
     slowly("--lr 1e-5 --rewards own:even", "The updates hardly move"),
     slowly("--lr 0.1 --mu 1 --minibatches 1 --beta 0 --steps 24 --rewards own:even",
            "The updates are too large"),
@@ -174,7 +174,7 @@ def barely_trained(folder, steps):
 
 def test_a_model_that_knows_no_form(found, tmp_path):
     model = barely_trained(tmp_path / "model", steps=1)
-    named_first(found("", model=model), "No answer is found")
+    named_first(found("", model=model), "In most completions no answer is found")
 
 
 @pytest.fixture(scope="module")
@@ -337,12 +337,17 @@ def test_the_limits_one_by_one(metrics, what, tmp_path):
         assert not findings and said.startswith("Nothing was found in 10 steps: accuracy")
 
 
-@pytest.mark.parametrize("unreadable, what", [
-    (1.0, "No answer is found in the completions"), (0.9, "The questions are too hard")])
-def test_completions_without_an_answer_are_not_called_wrong_answers(unreadable, what, tmp_path):
-    logged(tmp_path, "12", accuracy=[0.0] * 10, unreadable=[unreadable] * 10,
+@pytest.mark.parametrize("unreadable, accuracy, what", [
+    (0.6, 0.0, "In most completions no answer is found"),
+    (0.6, 0.05, "In most completions no answer is found"),
+    (0.4, 0.0, "The questions are too hard"),
+    (1.0, 0.15, "A question is always right or always wrong"),  # its reward reads otherwise
+])  # fmt: skip
+def test_completions_without_an_answer_are_not_called_wrong(unreadable, accuracy, what, tmp_path):
+    logged(tmp_path, "12", accuracy=[accuracy] * 10, unreadable=[unreadable] * 10,
            **{"no_signal/a": [1.0] * 10})
-    named_first(doctor.diagnosis(tmp_path)[0], what)
+    [finding] = doctor.diagnosis(tmp_path)[0]
+    assert finding.startswith(what)
 
 
 QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
