@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
+from answers import gold_answer
 from engine.base import files, progress, ranks
 from engine.run import checkpoint
 from engine.run.command_line import flat
@@ -136,8 +137,7 @@ def compare(before, after):
             title = f"{name}, {part}"
             print(f"{title:20}{before[part][name]:10.3f}{after[part][name]:10.3f}")
     for old, new in zip(before["examples"], after["examples"]):
-        gold = old["answer"].strip().splitlines()[-1]
-        print(f"\n{old['question'].strip()}   (gold answer: {gold})")
+        print(f"\n{old['question'].strip()}   (gold answer: {gold_answer(old['answer'])})")
         show_answer("before", old)
         show_answer("after", new)
 

@@ -368,7 +368,7 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
     reward, completion, what, tmp_path
 ):
     """Also if the accuracy rises."""
-    logged(tmp_path, accuracy=RISES, **{f"reward/{reward}": [0.0] * 10})
+    logged(tmp_path, "2", accuracy=RISES, **{f"reward/{reward}": [0.0] * 10})
     sample = {"answer": "2", "completions": [{"completion": text} for text in ("2", completion)]}
     files.append(tmp_path / "samples.jsonl", sample)
     [finding] = doctor.diagnosis(tmp_path)[0]

@@ -344,9 +344,11 @@ def test_a_reward_that_hangs_on_three_completions_ends_the_run(capsys):
 
 def test_a_signal_ends_a_reward_that_hangs_and_lets_another_one_finish(monkeypatch):
     monkeypatch.setattr("engine.run.interrupt.PATIENCE", 0.2)
+    left = []
 
     def asked(completions, **columns):
         signal.raise_signal(signal.SIGTERM)
+        left.append(signal.getitimer(signal.ITIMER_REAL)[0])
         return [tries(text) if text == "x" else 1.0 for text in completions]
 
     with Interrupt():
@@ -354,6 +356,7 @@ def test_a_signal_ends_a_reward_that_hangs_and_lets_another_one_finish(monkeypat
         time.sleep(0.3)
     with Interrupt(), pytest.raises(KeyboardInterrupt):
         score(named(limited(asked, 3)), ["x"], {})
+    assert max(left) <= 0.2
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
