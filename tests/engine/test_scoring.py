@@ -30,6 +30,7 @@ from engine.scoring.score import (
     load_rewards,
     read,
     score,
+    try_out,
 )
 from rewards import gsm8k_accuracy
 from tests.examples import named
@@ -268,25 +269,27 @@ def test_a_reward_of_another_form_is_refused_before_the_run(mine, line, sentence
     ("return [float('nan')] * 2", "returned nan"),
     ("return [1.0 if '<answer>' in c else 1 / 0 for c in completions]", None),  # one form is enough
 ])  # fmt: skip
-@pytest.mark.parametrize("option", [[], ["--check_rewards"]])
-def test_a_fault_that_a_call_shows_is_told_before_any_evaluation(
-    small, mine, line, sentence, option, tmp_path, monkeypatch
-):
-    def evaluates(*arguments, **options):
-        raise KeyboardInterrupt  # the run comes this far
-
-    for place in ("train.examine", "train.sample_and_score"):
-        monkeypatch.setattr(place, evaluates)
+def test_a_fault_that_a_call_shows_is_told_in_one_sentence(mine, line, sentence):
     Path(mine).write_text(f"def f(completions, **columns):\n    {line}\n")
-    words = [small, tmp_path / "run", "--rewards", "toy_accuracy", f"{mine}:f", *option]
+    chosen = load_rewards(["toy_accuracy", f"{mine}:f"])
+    both = ["<answer>18</answer>", "\\boxed{18}"], {"question": ["?"] * 2, "answer": ["18"] * 2}
     if sentence:
         with pytest.raises(UserError, match=f"the reward f .*{sentence}"):
-            go(*words)
-    elif not option:
-        assert go(*words) == 130
+            try_out(chosen, *both)
     else:
-        with pytest.raises(KeyboardInterrupt):
-            go(*words)
+        try_out(chosen, *both)
+
+
+@pytest.mark.parametrize("option", [[], ["--check_rewards"]])
+def test_it_is_told_before_anything_is_sampled(small, mine, option, tmp_path, monkeypatch):
+    def samples(*arguments, **options):
+        raise AssertionError("it came this far")
+
+    for place in ("train.examine", "train.sample_and_score"):
+        monkeypatch.setattr(place, samples)
+    Path(mine).write_text("def f(completions, **columns): return [c[0]['content']]\n")
+    with pytest.raises(UserError, match="the reward f failed on 2 of 2 "):
+        go(small, tmp_path / "run", "--rewards", "toy_accuracy", f"{mine}:f", *option)
 
 
 # --- a reward that hangs ---
