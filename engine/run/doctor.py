@@ -16,7 +16,7 @@ from statistics import fmean, pvariance
 from answers import extract_answer, gold_answer, same_number
 from engine.base import files
 from engine.run.folder import options_of
-from engine.scoring.forms import nearest_miss
+from engine.scoring.forms import MARKS, nearest_miss
 from engine.scoring.score import read
 
 # AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
@@ -110,17 +110,18 @@ def findings(m, options, samples, steps, below=""):
     if cut_off:
         what, texts, cure = why_cut_off(options, answers, samples[-1])
         yield what, "truncated length", cure, texts
-    if accuracy.mean < 0.1 and m["unreadable"].mean > 0.5:
+    if (stuck or not enough) and accuracy.mean < 0.1 and m["unreadable"].mean > 0.5:
         yield ("In most completions no answer is found.", "unreadable accuracy",
                f"show in --system_prompt a form that {first} reads", answers.wrong)
     elif flat:
         what, texts, cure = why_no_signal(m, first, answers)
         yield what, f"no_signal/{first} accuracy", cure, texts
     for name in names[1:]:
-        if "format" in name and m[f"reward/{name}"].most == 0:
-            texts, difference = nearest_miss(name, answers.texts)
-            yield (f"The format is never met.{difference}", f"reward/{name}",
-                   "show it in --system_prompt, or pay its parts (soft_format_reward)", texts)
+        marks = MARKS.get(name.removeprefix("soft_"))
+        if marks and m[f"reward/{name}"].most == 0:
+            nearest, what = nearest_miss(answers.texts, marks)
+            yield (f"The format is never met. The nearest completion {what}.", f"reward/{name}",
+                   "show it in --system_prompt, or pay its parts (soft_format_reward)", [nearest])
     if stuck:
         last = [row["completion"] for row in samples[-1]["completions"]]
         yield from findings_of_its_course(m, options, names, last)

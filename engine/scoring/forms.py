@@ -6,15 +6,11 @@ MARKS = {  # of each form, in order
 }
 
 
-def nearest_miss(name, texts):
-    """([the completion that comes nearest to the form of the reward `name`], a sentence that says
-    what differs). For a form that is not known here: (texts, "")."""
-    marks = MARKS.get(name.removeprefix("soft_"))
-    if not marks:
-        return texts, ""
+def nearest_miss(texts, marks):
+    """(the completion that comes nearest to a form, what it has in another way)"""
     # the shortest of those with most marks: it has the fewest words outside of them
     nearest = max(texts, key=lambda text: (sum(mark in text for mark in marks), -len(text)))
-    return [nearest], f" The nearest completion {difference(nearest, marks)}."
+    return nearest, difference(nearest, marks)
 
 
 def difference(text, marks):

@@ -350,6 +350,11 @@ def test_completions_without_an_answer_are_not_called_wrong(unreadable, accuracy
     assert finding.startswith(what)
 
 
+def test_a_run_that_learns_to_answer_is_healthy(tmp_path):
+    logged(tmp_path, "12", accuracy=[0.0] * 5 + [0.15] * 5, unreadable=[0.9] * 10)
+    assert doctor.diagnosis(tmp_path)[0] == []
+
+
 QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
 
 
@@ -362,7 +367,6 @@ QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
     ("format_reward", "<think>so<think></think>\n<answer>2</answer>", "has a mark twice"),
     ("soft_format_reward", "<answer>2</answer>", "has no '<think>'"),
     ("code_format", "<think>so</think>\n```python\n2", "has no '\\n```' after '```python\\n'"),
-    ("my_format", "12", None),
 ])  # fmt: skip
 def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
     reward, completion, what, tmp_path
@@ -372,14 +376,13 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
     sample = {"answer": "2", "completions": [{"completion": text} for text in ("2", completion)]}
     files.append(tmp_path / "samples.jsonl", sample)
     [finding] = doctor.diagnosis(tmp_path)[0]
-    nearest = f" The nearest completion {what}." if what else ""
-    said = f"The format is never met.{nearest} Seen in 10 steps: reward/{reward} 0 → 0"
-    assert finding.startswith(said)
-    assert not what or f"as {completion!r}" in finding
+    assert finding.startswith(f"The format is never met. The nearest completion {what}. Seen in 10")
+    assert f"as {completion!r}" in finding
 
 
-def test_a_form_that_is_met_once_is_no_finding(tmp_path):
-    logged(tmp_path, accuracy=RISES, **{"reward/format_reward": [0.0] * 9 + [0.1]})
+def test_a_form_that_is_met_once_or_not_known_is_no_finding(tmp_path):
+    logged(tmp_path, accuracy=RISES, **{
+        "reward/format_reward": [0.0] * 9 + [0.1], "reward/my_format": [0.0] * 10})
     assert doctor.diagnosis(tmp_path)[0] == []
 
 
