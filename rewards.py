@@ -70,7 +70,8 @@ def number_accuracy(completions, answer, **columns):
 
 
 def format_reward(completions, **columns):
-    """1.0 for `<think>…</think>\\n<answer>…</answer>` and nothing else, else 0.0. (R1's form)"""
+    """1.0 for `<think>…</think>\\n<answer>…</answer>` and nothing else, else 0.0. (R1's form) Two
+    newlines are paid, too: Qwen3 writes them."""
     return [1.0 if R1_FORMAT.fullmatch(completion) else 0.0 for completion in completions]
 
 
@@ -102,11 +103,13 @@ def _in_order(text, marks):
 
 
 def code_format(completions, **columns):
-    """1.0 for `<think>…</think>`, a newline, one ```python block and nothing else, else 0.0."""
+    """1.0 for `<think>…</think>`, one or two newlines, one ```python block and nothing else, else
+    0.0."""
     return [1.0 if CODE_FORMAT.fullmatch(completion) else 0.0 for completion in completions]
 
 
-# <think>…</think>, one newline, <answer>…</answer> or a program, and nothing else; no tag twice
+# <think>…</think>, a new line, <answer>…</answer> or a program, and nothing else; no tag twice.
+# Before the new line there may be an empty one, as Qwen3 writes it
 NO_TAG = r"(?:(?!</?(?:think|answer)>).)*"
-R1_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n<answer>{NO_TAG}</answer>", re.DOTALL)
-CODE_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n```python\n(?:(?!```).)*\n```", re.DOTALL)
+R1_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n\n?<answer>{NO_TAG}</answer>", re.DOTALL)
+CODE_FORMAT = re.compile(rf"<think>{NO_TAG}</think>\n\n?```python\n(?:(?!```).)*\n```", re.DOTALL)

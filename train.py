@@ -44,9 +44,9 @@ from engine.run.doctor import diagnosis
 from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import Clock, summarize
+from engine.run.preview import show
 from engine.run.state import open_state, refuse_failing_updates
-from engine.scoring.golds import notes_on_golds
-from engine.scoring.preview import show
+from engine.scoring.golds import before_a_run
 from engine.scoring.score import accuracy_reward, load_rewards
 from eval import examine, sample_batch
 from records import FIRST, Moment, Step
@@ -128,13 +128,13 @@ def set_up(config, algorithm, device, rows):
         checkpoint.restore(begin, networks)
     reward_functions = load_rewards(data.rewards)
     eval_dataset = data.eval_dataset or data.dataset
-    more_notes += notes_on_golds(reward_functions[0], questions, run.numbers_ahead())
+    run.golds, lost = before_a_run(reward_functions, questions, run.numbers_ahead())
     is_right = accuracy_reward(reward_functions, data.dataset, eval_dataset)
     asked = (networks.sampler, networks.tokenizer, test, is_right)
     evaluate = partial(examine, *asked, sampling, seed=run.seed)
     greedy = replace(sampling, temperature=0.0)
     ask = partial(sample_batch, *asked, greedy, samples=1, size=1, seed=run.seed)
-    return run, networks, reward_functions, evaluate, ask, notes + more_notes
+    return run, networks, reward_functions, evaluate, ask, notes + more_notes + lost
 
 
 def train(config, algorithm, device, rows, notes):
@@ -194,8 +194,7 @@ def check_rewards(config, algorithm, device, rows):
     rollout = sample_and_score(
         run.next_questions, networks, algorithm, reward_functions, config.sampling,
         random.Random(f"{run.seed} 1 0"), Clock(device))
-    if ranks.rank() == 0:
-        show(rollout, networks.tokenizer)
+    show(rollout, run.algorithm, flat(config), networks.tokenizer)
 
 
 def main(argv):

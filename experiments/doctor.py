@@ -25,7 +25,8 @@ def main(argv):
 def nothing_found(metrics, steps):
     if steps >= STEPS:
         return f"Nothing was found in {steps} steps: {seen(metrics, 'accuracy')}."
-    looked = seen(metrics, "reward_failures skipped_updates group_gap sampler_gap")
+    looked = seen(
+        metrics, "truncated unreadable reward_failures skipped_updates group_gap sampler_gap")
     return (f"{steps} steps are too few to judge the accuracy: that takes {STEPS}. Only "
             f"these were looked at, and nothing is wrong with them: {looked}.")
 

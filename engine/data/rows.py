@@ -126,8 +126,10 @@ class Rows(Sequence):
         if not self.known and self.columns != ("question", "answer"):
             notes.append(f"{self.name}: the question is the column '{question}', the answer is "
                          f"'{answer}'.")
-        column = question.split(".")[0]
-        values = self.dataset[:COMPARED][column]
+        first = self.dataset[:COMPARED]
+        values = first[question.split(".")[0]]
+        if question == "instruction" and "input" in first:
+            values = [*zip(values, first["input"])]
         different = len(set(map(str, values)))
         if different < len(values):
             notes.append(f"{self.name}: only {different:,} of {len(values):,} questions are "

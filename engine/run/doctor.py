@@ -13,9 +13,11 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean, pvariance
 
-from answers import extract_answer, extract_code, gold_answer, same_number
+from answers import extract_answer, gold_answer, same_number
 from engine.base import files
 from engine.run.folder import options_of
+from engine.scoring.forms import MARKS, nearest_miss
+from engine.scoring.score import read
 
 # AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
 # 1e-3
@@ -23,9 +25,8 @@ LEAST_MOVE = 1e-4
 STEPS = 8  # fewer say nothing about the accuracy: four for the start, four for the end
 # start: mean of an eighth of the values; end: of a quarter; most: the largest
 Metric = namedtuple("Metric", "start end mean most rises falls count", defaults=[0.0] * 7)
-# completions: all, the right ones, the wrong ones, those that go on after their answer; given: how
-# many hold an answer
-Answers = namedtuple("Answers", "texts right wrong late given")
+# completions: all, the right ones, the wrong ones, those that go on after their answer
+Answers = namedtuple("Answers", "texts right wrong late")
 
 
 def metrics_of(rows):
@@ -55,22 +56,20 @@ def squared_error(values):
     return pvariance(values) / max(1, len(values) - 1)
 
 
-def answers_of(samples):
-    """The Answers of the samples of a run."""
+def answers_of(samples, first):
+    """The Answers of the samples of a run. first: the name of its accuracy."""
     texts, right, wrong, late = [], [], [], []
-    given = 0
     for sample in samples:
         gold = gold_answer(sample["answer"])
         for row in sample["completions"]:
             text = row["completion"]
-            answer = extract_answer(text) or extract_code(text)
+            answer = read(first, text)
             texts.append(text)
-            given += bool(answer)
             is_right = answer and (answer == gold or same_number(answer, gold))
             (right if is_right else wrong).append(text)
             if extract_answer(text[: len(text) // 2]):  # it had room, and went on
                 late.append(text)
-    return Answers(texts, right, wrong, late, given)
+    return Answers(texts, right, wrong, late)
 
 
 def seen(metrics, names, texts=()):
@@ -87,44 +86,49 @@ def seen(metrics, names, texts=()):
 # --- the findings ---
 
 
-def findings(m, options, samples, steps, below):
+def findings(m, options, samples, steps, below=""):
     """All findings of a run. m: its metrics. samples: its last ones. below: that it ends below its
-    start, in words; else ""."""
+    start, in words."""
     yield from findings_of_any_run(m, options)
     if not samples:
         return
-    answers = answers_of(samples)
     names = [name.removeprefix("reward/") for name in m if name.startswith("reward/")]
-    if steps < STEPS:
-        yield from findings_of_few_steps(m, options, answers, names, samples[-1])
-        return
-    stuck = below or not m["accuracy"].rises
+    first = names[0]
+    answers = answers_of(samples, first)
+    accuracy, no_signal = m["accuracy"], m[f"no_signal/{first}"]
+    enough = steps >= STEPS
+    stuck = enough and (below or not accuracy.rises)
+    if enough:
+        # healthy: 0.02; a run that rises may have begun with more
+        cut_off = m["truncated"].start > (0.1 if stuck else 0.2) and accuracy.mean < 0.5
+        flat = stuck and no_signal.start > 0.6  # healthy: 0.2; a bad model: 0.7
+    else:  # only what even a few steps show for certain
+        cut_off = m["truncated"].mean > 0.5
+        flat = accuracy.most == 0 or m["no_signal"].mean == 1
     if stuck:
         yield from findings_of_its_start(m, options)
-    # healthy: 0.02; a run that rises may have begun with more
-    if m["truncated"].start > (0.1 if stuck else 0.2) and m["accuracy"].mean < 0.5:
+    if cut_off:
         what, texts, cure = why_cut_off(options, answers, samples[-1])
         yield what, "truncated length", cure, texts
+    if (stuck or not enough) and accuracy.mean < 0.1 and m["unreadable"].mean > 0.5:
+        yield ("In most completions no answer is found.", "unreadable accuracy",
+               f"show in --system_prompt a form that {first} reads", answers.wrong)
+    elif flat:
+        what, texts, cure = why_no_signal(m, first, answers)
+        yield what, f"no_signal/{first} accuracy", cure, texts
+    for name in names[1:]:
+        marks = MARKS.get(name.removeprefix("soft_"))
+        if marks and m[f"reward/{name}"].most == 0:
+            nearest, what = nearest_miss(answers.texts, marks)
+            yield (f"The format is never met. The nearest completion {what}.", f"reward/{name}",
+                   "show it in --system_prompt, or pay its parts (soft_format_reward)", [nearest])
     if stuck:
-        if m[f"no_signal/{names[0]}"].start > 0.6:  # healthy: 0.2; a bad model: 0.7
-            what, texts, cure = why_no_signal(m, names, answers)
-            yield what, f"no_signal/{names[0]} accuracy", cure, texts
         last = [row["completion"] for row in samples[-1]["completions"]]
         yield from findings_of_its_course(m, options, names, last)
         yield from findings_of_small_updates(m, options)
-    if below:
+    if enough and below:
         yield (f"The run ends below its start: {below}.", "accuracy length truncated",
                "compare the answers before and after it, in summary.json")
-
-
-def findings_of_few_steps(m, options, answers, names, sample):
-    """What even a few steps show for certain. Arguments: as for the functions below."""
-    if m["truncated"].mean == 1:
-        what, texts, cure = why_cut_off(options, answers, sample)
-        yield what, "truncated length", cure, texts
-    if m["accuracy"].most == 0 or m["no_signal"].mean == 1:
-        what, texts, cure = why_no_signal(m, names, answers)
-        yield what, f"no_signal/{names[0]} accuracy", cure, texts
 
 
 def findings_of_any_run(m, options):
@@ -190,21 +194,11 @@ def why_cut_off(options, answers, sample):
             f"raise --max_new_tokens {options.get('max_new_tokens')}, or ask for short thoughts")
 
 
-def why_no_signal(m, names, answers):
-    """Why the first reward, the accuracy, pays all completions of most questions the same.
-
-    names: those of the rewards. Returns (what, completions that show it, cure).
-    """
-    first, accuracy = names[0], m["accuracy"]
-    never = accuracy.mean < 0.01
-    # number_accuracy asks for no form
-    no_form = first != "number_accuracy" and answers.given < len(answers.texts) / 20
-    for name in names[1:]:
-        no_form |= "format" in name and m[f"reward/{name}"].mean < 0.01
-    if never and no_form:
-        return ("The format is never met.", answers.wrong,
-                "show it in --system_prompt, or pay its parts (soft_format_reward)")
-    if never and answers.right:
+def why_no_signal(m, first, answers):
+    """Why the first reward, the accuracy, pays all completions of most questions the same. Returns
+    (what, completions that show it, cure)."""
+    accuracy = m["accuracy"]
+    if accuracy.mean < 0.01 and answers.right:
         return ("The reward never fires, not even for right answers.", answers.right,
                 f"call {first} on it: it may want another form or column")
     if accuracy.start < 0.1:
@@ -260,7 +254,7 @@ def findings_of_small_updates(m, options):
 
 
 def diagnosis(run_dir):
-    """(the three likeliest findings as sentences, {name: Metric}, how many steps were looked at)"""
+    """(the conclusions, {name: Metric}, how many steps were looked at) of a run."""
     rows = [row for row in files.read(Path(run_dir, "metrics.jsonl")) if "step" in row]
     if not rows:
         return [], {}, 0
@@ -268,10 +262,16 @@ def diagnosis(run_dir):
     samples = files.read(Path(run_dir, "samples.jsonl"))[-200:]
     below = ends_below(run_dir, m["accuracy"])
     found = findings(m, options_of(run_dir), samples, steps, below)
+    return conclusions(found, m, steps), m, steps
+
+
+def conclusions(found, m, steps):
+    """The three likeliest findings as sentences."""
     sentences = []
+    when = f"{steps} steps" if steps > 1 else "1 step"
     for what, names, cure, *texts in islice(found, 3):
-        sentences.append(f"{what} Seen in {steps} steps: {seen(m, names, *texts)}. Try: {cure}.")
-    return sentences, m, steps
+        sentences.append(f"{what} Seen in {when}: {seen(m, names, *texts)}. Try: {cure}.")
+    return sentences
 
 
 def ends_below(run_dir, accuracy):

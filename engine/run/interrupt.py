@@ -9,10 +9,12 @@ from engine.base import progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError, one_line
 from engine.run import checkpoint
 
+PATIENCE = 20  # seconds that a reward of the user's own has after a signal; many schedulers wait 30
+
 
 class Interrupt:
     """After Ctrl-C, or a scheduler's SIGTERM, the run finishes its step and ends. A second one ends
-    it at once.
+    it at once. So does a reward of the user's own that takes longer than PATIENCE.
 
     After Ctrl-C torchrun passes on a signal too. So a signal within a second of the first does not
     count.
@@ -32,8 +34,15 @@ class Interrupt:
         if not self.noted:
             self.noted, self.when = number, time.monotonic()
             progress.note("finishing this step; once more to stop now")
+            left, _ = signal.getitimer(signal.ITIMER_REAL)
+            if left:  # a reward is working that has a limit
+                signal.signal(signal.SIGALRM, self.stop)
+                signal.setitimer(signal.ITIMER_REAL, min(left, PATIENCE), 1.0)
         elif time.monotonic() > self.when + 1:
-            raise KeyboardInterrupt
+            self.stop()
+
+    def stop(self, *_):
+        raise KeyboardInterrupt
 
     def agree(self, device):
         """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the

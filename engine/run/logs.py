@@ -118,6 +118,10 @@ def announce(config, run, model, notes):
         progress.note(f"the run goes on after step {run.state.step}.")
     questions = min(run.per_step, run.total)
     progress.note(describe_step(run.algorithm, config.row.keep, questions))
+    if config.preview.check_rewards:
+        progress.note(f"Now the first step is sampled, at most {config.sampling.max_new_tokens} "
+                      "tokens for each completion, and scored. Nothing is trained. For less, lower "
+                      "--questions_per_step, --group_size or --max_new_tokens.")
     if run.hooks.schedule:
         progress.note(f"the schedule in {run.hooks.path} changes this during the run.")
 

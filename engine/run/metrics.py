@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from engine.base import progress, ranks
+from engine.scoring.score import read
 from family.dapo import has_signal
 
 # what the bar says in each phase of a step
@@ -45,6 +46,7 @@ def summarize(rollout, advantages, rows):
     advantages: (Q, G). rows: the kept completions.
     """
     named = dict(zip(rollout.reward_names, rollout.rewards))
+    answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
     trained = rollout.mask if rollout.prefix_weights is None else rollout.prefix_weights
     sums = {
         "questions": len(rollout.questions),
@@ -58,6 +60,7 @@ def summarize(rollout, advantages, rows):
         "reward": rollout.total.sum(),
         "reward_failures": rollout.failures,
         "truncated": rollout.truncated.sum(),
+        "unreadable": answers.count(None),
         "group_gap": group_gap(rollout),
         "calls": calls(rollout.mask).sum(),
     }

@@ -13,6 +13,7 @@ from engine.run import checkpoint
 from engine.run.config import Config, algorithm_with
 from engine.run.duration import questions_of_all_epochs
 from engine.run.hooks import Hooks, load_hooks
+from engine.scoring.golds import Golds
 
 PROJECT = Path(__file__).parents[2]
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
@@ -35,6 +36,7 @@ class State:
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
     skipped_questions: int = 0  # that could not be asked
+    lost_questions: int = 0  # that were asked, although no completion can win their gold answer
     # (number of a question, its mean reward), each time that one was asked: for GFPO's adaptive k
     # and for a curriculum
     past: list = field(default_factory=list)
@@ -51,6 +53,7 @@ class Run:
     questions: Questions
     hooks: Hooks = Hooks()
     own_numbers: list[int] = field(default_factory=list)  # of the questions of this step and device
+    golds: Golds | None = None  # None: nobody looks at the gold answers
 
     @property
     def seed(self):
@@ -107,6 +110,8 @@ class Run:
                 raise UserError(f"the curriculum in {self.hooks.path} asks only questions whose "
                                 "prompts are too long: raise --max_prompt_tokens.")
         self.skip(tried - count)
+        if self.golds:
+            self.state.lost_questions += self.golds.lost(dict(asked))
         own = ranks.share(asked)
         self.own_numbers += [number for number, _ in own]
         return [question for _, question in own]

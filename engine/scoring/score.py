@@ -5,6 +5,7 @@ import copy
 import functools
 import inspect
 import math
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 import rewards
+from answers import after_thoughts, extract_answer, extract_code, last_number
 from engine.base import progress
 from engine.base.errors import UserError, one_line, unknown
 from engine.base.files import own_function
@@ -30,6 +32,8 @@ REWARDS = {
         rewards.soft_code_format, code_runs,
     )
 }
+# what Python says of c[0]["content"], c.content and the like if c is a text
+AS_MESSAGES = re.compile("string indices|'str' object has no attribute '(content|role|get)'")
 TIMEOUT = 60  # seconds that a call of a reward of one's own may take
 
 
@@ -53,6 +57,8 @@ def load_rewards(words, option="--rewards"):
         try:
             weight = float(last)
         except ValueError:
+            weight = math.nan
+        if not math.isfinite(weight):  # nan and inf may be names of functions
             name, weight = word, 1.0
         kind, _, rest = name.partition(":")
         if kind.endswith(".py"):  # without a function, too: own_function says what is missing
@@ -63,14 +69,12 @@ def load_rewards(words, option="--rewards"):
             function = REWARDS[name]
         else:
             raise UserError(
-                f"{option}: {unknown('reward', word, REWARDS)}, and FILE.py:FUNCTION. A weight may "
-                "follow: format_reward:0.5."
+                f"{option}: {unknown('reward', word, REWARDS)}, and FILE.py:FUNCTION. A finite "
+                "weight may follow: format_reward:0.5."
             )
-        if name in (*chosen, "overlong") or not math.isfinite(weight):
-            raise UserError(
-                f"{option} {word}: a weight must be finite, and two rewards must not have one name "
-                "(overlong is DAPO's penalty)."
-            )
+        if name in (*chosen, "overlong"):
+            raise UserError(f"{option} {word}: two rewards must not have one name (overlong is "
+                            "DAPO's penalty).")
         chosen[name] = Reward(name, function, weight)
     return list(chosen.values())
 
@@ -100,6 +104,16 @@ def accuracy_reward(reward_functions, dataset, eval_dataset):
     rewards_there = task_of(eval_dataset).rewards
     same = rewards_there == task_of(dataset).rewards or Path(eval_dataset).is_file()
     return reward_functions[0].function if same else REWARDS[rewards_there[0]]
+
+
+def read(name, text):
+    """What the reward `name` takes for the answer of a completion; None: it finds none. How a
+    reward of the user's own reads is not known: it is taken to read as most do."""
+    if name == "number_accuracy":
+        return last_number(after_thoughts(text))
+    if name in ("code_accuracy", "code_runs"):
+        return extract_code(text)
+    return extract_answer(text)
 
 
 class Hung(BaseException):
@@ -192,12 +206,23 @@ def one_by_one(reward, texts, columns, first):
         hung += isinstance(error, Hung)
         failed = values.count(None)
         if failed == i + 1 == len(texts) > 1 or hung == 3:
-            raise UserError(
-                f"the reward {reward.name} failed on {failed} of {i + 1} completions: "
-                f"{one_line(first)}. It is called with completions, a list of texts, and the "
-                f"columns {', '.join(columns)}, by name."
-            )
+            form = ("It is called with completions, a list of texts, and the columns "
+                    f"{', '.join(columns)}, by name.")
+            if AS_MESSAGES.search(str(first)):
+                form = ("Here a completion is a text, and not a list of messages: write c in place "
+                        "of c[0]['content'].")
+            raise UserError(f"the reward {reward.name} failed on {failed} of {i + 1} completions: "
+                            f"{one_line(first)}. {form}")
     return values
+
+
+def try_out(reward_functions, texts, columns):
+    """Call each reward before a run, on a few completions: a reward that fails on all of them, or
+    returns something else than a finite number for each, is a UserError."""
+    for reward in reward_functions:
+        _, error = values_of(reward, texts, columns)
+        if error:
+            one_by_one(reward, texts, columns, error)
 
 
 def score(reward_functions, texts, columns):

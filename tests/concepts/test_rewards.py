@@ -41,10 +41,10 @@ def gsm8k(completion, gold):
 
 @pytest.mark.parametrize("form", CASES)
 def test_an_answer_that_somebody_met_is_paid_as_the_file_of_cases_says(form):
-    for reward in (gsm8k_accuracy, math_accuracy):
-        for case in CASES[form]:
-            [value] = reward([case["completion"]], [case["answer"]])
-            assert value == case[reward.__name__], (reward.__name__, case)
+    for case in CASES[form]:
+        for reward in (gsm8k_accuracy, math_accuracy, format_reward):
+            [value] = reward([case["completion"]], answer=[case["answer"]])
+            assert value == case.get(reward.__name__, value), (reward.__name__, case)
 
 
 @pytest.mark.parametrize("form", CASES)
@@ -371,7 +371,8 @@ def test_a_known_hack_gets_its_verdict(name):
 
 @pytest.mark.parametrize(
     "completion",
-    [r1("18"), r1("18", ""), r1("\n18\n", "\n9+9\n\n=18\n"), r1("a < b", "x<y; <b>18</b>")],
+    [r1("18"), r1("18", ""), r1("\n18\n", "\n9+9\n\n=18\n"), r1("a < b", "x<y; <b>18</b>"),
+     "<think>9+9</think>\n\n<answer>18</answer>"],  # as Qwen3 writes it
 )
 def test_the_r1_form_scores_1(completion):
     assert format_reward([completion]) == [1.0]
@@ -389,7 +390,7 @@ def test_the_r1_form_scores_1(completion):
         "</think>9+9<think>\n</answer>18<answer>",
         "<think>9+9</think><answer>18</answer>",  # no newline between
         "<think>9+9</think> <answer>18</answer>",
-        "<think>9+9</think>\n\n<answer>18</answer>",
+        "<think>9+9</think>\n\n\n<answer>18</answer>",
         "<think>9+9</think>\r\n<answer>18</answer>",
         "<think>9+9</think>\nso\n<answer>18</answer>",
         " " + r1("18"),

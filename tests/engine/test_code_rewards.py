@@ -43,6 +43,7 @@ def test_the_program_is_the_last_block_after_the_thoughts(text, code):
     [
         answer("print(18)"), answer("x = 9\n\nprint(2 * x)", "\n9\n"),
         answer("a = '<b>'", "```python\n1\n```"),
+        answer("print(18)").replace("</think>\n", "</think>\n\n"),
     ],
 )
 def test_the_code_form_scores_1(completion):
@@ -59,7 +60,7 @@ def test_the_code_form_scores_1(completion):
         answer("print(18)") + "\n<answer>18</answer>",
         answer("print(18)") * 2,
         answer("print(17)\n```\n```python\nprint(18)"),
-        answer("print(18)").replace("</think>\n", "</think>\n\n"),
+        answer("print(18)").replace("</think>\n", "</think>\n\n\n"),
         answer("print(18)").replace("</think>\n", "</think>"),
         answer("print(18)").replace("python", "py"),
         answer("print(18)")[:-3],

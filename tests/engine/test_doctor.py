@@ -108,7 +108,7 @@ def slowly(*case):
     ("--lr 0.1 --rewards own:even", "The updates are too large"),
     ("--lr 1e-8 --mu 1 --minibatches 1 --rewards own:even", "The updates hardly move"),
     ("--steps 24 --rewards own:even own:odd:3", "Another reward is gamed"),
-    slowly("--rewards code_accuracy code_format", "The format is never met"),
+    slowly("--rewards code_accuracy code_format", "In most completions no answer is found"),
     slowly("--lr 1e-5 --rewards own:even", "The updates hardly move"),
     slowly("--lr 0.1 --mu 1 --minibatches 1 --beta 0 --steps 24 --rewards own:even",
            "The updates are too large"),
@@ -122,12 +122,22 @@ def test_a_fault_is_named_first(words, what, found):
 
 
 @pytest.mark.parametrize("words, what", [
-    ("--steps 3 --max_new_tokens 2", "Answers are cut off"),
+    ("--steps 1 --max_new_tokens 2", "Answers are cut off"),
     ("--steps 3 --rewards own:zero", "The reward never fires"),
     ("--steps 3 --rewards own:one", "The reward pays wrong answers"),
 ])  # fmt: skip
 def test_what_is_certain_needs_no_eight_steps(words, what, found):
     named_first(found(words), what)
+
+
+@pytest.mark.parametrize("share, said", [(0.6, True), (0.4, False)])
+def test_a_few_steps_in_which_most_completions_are_cut_off(share, said, tmp_path):
+    logged(tmp_path, truncated=[share] * 10)
+    log = tmp_path / "metrics.jsonl"
+    files.write(log, files.as_lines(files.read(log)[:3]))
+    findings = doctor.diagnosis(tmp_path)[0]
+    assert bool(findings) == said
+    assert not said or findings[0].startswith("Answers are cut off. Seen in 3 steps: ")
 
 
 def test_a_rule_that_keeps_nothing(found, folder):
@@ -164,7 +174,7 @@ def barely_trained(folder, steps):
 
 def test_a_model_that_knows_no_form(found, tmp_path):
     model = barely_trained(tmp_path / "model", steps=1)
-    named_first(found("", model=model), "The format is never met")
+    named_first(found("", model=model), "In most completions no answer is found")
 
 
 @pytest.fixture(scope="module")
@@ -327,15 +337,53 @@ def test_the_limits_one_by_one(metrics, what, tmp_path):
         assert not findings and said.startswith("Nothing was found in 10 steps: accuracy")
 
 
+@pytest.mark.parametrize("unreadable, accuracy, what", [
+    (0.6, 0.0, "In most completions no answer is found"),
+    (0.6, 0.05, "In most completions no answer is found"),
+    (0.4, 0.0, "The questions are too hard"),
+    (1.0, 0.15, "A question is always right or always wrong"),  # its reward reads otherwise
+])  # fmt: skip
+def test_completions_without_an_answer_are_not_called_wrong(unreadable, accuracy, what, tmp_path):
+    logged(tmp_path, "12", accuracy=[accuracy] * 10, unreadable=[unreadable] * 10,
+           **{"no_signal/a": [1.0] * 10})
+    [finding] = doctor.diagnosis(tmp_path)[0]
+    assert finding.startswith(what)
+
+
+def test_a_run_that_learns_to_answer_is_healthy(tmp_path):
+    logged(tmp_path, "12", accuracy=[0.0] * 5 + [0.15] * 5, unreadable=[0.9] * 10)
+    assert doctor.diagnosis(tmp_path)[0] == []
+
+
+QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
+
+
 @pytest.mark.parametrize("reward, completion, what", [
-    ("a", "12", "The format is never met"),
-    ("number_accuracy", "12", "The questions are too hard"),
-    ("a", "```python\nprint(12)\n```", "The questions are too hard"),
-])
-def test_a_form_is_missed_only_if_the_reward_asks_for_one(reward, completion, what, tmp_path):
-    metrics = {"accuracy": [0.0] * 10, f"no_signal/{reward}": [1.0] * 10}
-    logged(tmp_path, completion, reward, **metrics)
-    named_first(doctor.diagnosis(tmp_path)[0], what)
+    ("format_reward", QWEN3,
+     "has '\\n\\n\\n' in place of a newline between '</think>' and '<answer>'"),
+    ("format_reward", "Yes. <think>so</think>\n<answer>2</answer>", "has 'Yes. ' before '<think>'"),
+    ("format_reward", "<think>so</think>\n<answer>2</answer>.", "has '.' after '</answer>'"),
+    ("format_reward", "<think>so</think> it is 2", "has no '<answer>' after '</think>'"),
+    ("format_reward", "<think>so<think></think>\n<answer>2</answer>", "has a mark twice"),
+    ("soft_format_reward", "<answer>2</answer>", "has no '<think>'"),
+    ("code_format", "<think>so</think>\n```python\n2", "has no '\\n```' after '```python\\n'"),
+])  # fmt: skip
+def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
+    reward, completion, what, tmp_path
+):
+    """Also if the accuracy rises."""
+    logged(tmp_path, "2", accuracy=RISES, **{f"reward/{reward}": [0.0] * 10})
+    sample = {"answer": "2", "completions": [{"completion": text} for text in ("2", completion)]}
+    files.append(tmp_path / "samples.jsonl", sample)
+    [finding] = doctor.diagnosis(tmp_path)[0]
+    assert finding.startswith(f"The format is never met. The nearest completion {what}. Seen in 10")
+    assert f"as {completion!r}" in finding
+
+
+def test_a_form_that_is_met_once_or_not_known_is_no_finding(tmp_path):
+    logged(tmp_path, accuracy=RISES, **{
+        "reward/format_reward": [0.0] * 9 + [0.1], "reward/my_format": [0.0] * 10})
+    assert doctor.diagnosis(tmp_path)[0] == []
 
 
 @pytest.mark.parametrize("metrics, what", [

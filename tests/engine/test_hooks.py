@@ -58,7 +58,8 @@ def test_a_schedule_changes_what_is_kept_and_how_many_questions_are_asked(small,
         asked += questions
     assert asked == 40 and rows[0]["kept"] == rows[0]["questions"] == 16
     assert rows[0]["lr"] > rows[-1]["lr"]
-    [announced] = [line for line in "".join(capsys.readouterr()).splitlines() if "Each step" in line]
+    said = "".join(capsys.readouterr())
+    [announced] = [line for line in said.splitlines() if "Each step" in line]
     assert "the 1 of each 8 with the largest |A|" in announced
 
 

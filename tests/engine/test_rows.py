@@ -122,6 +122,8 @@ def test_a_missing_column_is_named_with_those_that_are_there(write, row, what):
 def test_copies_are_counted(write):
     [note] = open_file(write([ONE, ONE, ONE | {"question": "2"}])).notes()
     assert "only 2 of 3 questions are different" in note
+    rows = [{"instruction": "Add", "input": x, "output": "3"} for x in ("1, 2", "0, 3", "0, 3")]
+    assert "only 2 of 3 questions are different" in open_file(write(rows, "y.json")).notes()[1]
 
 
 # --- mistakes ---

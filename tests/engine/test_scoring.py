@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,23 @@ import torch
 from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, config_of
+from engine.run.interrupt import Interrupt
+from engine.run.metrics import summarize
 from engine.scoring.mathematics import math_accuracy
 from engine.scoring.programs import code_accuracy
-from engine.scoring.score import REWARDS, Hung, accuracy_reward, limited, load_rewards, score
+from engine.scoring.score import (
+    REWARDS,
+    Hung,
+    accuracy_reward,
+    limited,
+    load_rewards,
+    read,
+    score,
+    try_out,
+)
 from rewards import gsm8k_accuracy
 from tests.examples import named
+from tests.training import a_rollout
 from train import main
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +46,11 @@ def short(completions, **columns):
 
 def picky(completions, **columns):
     return [1.0 if text.isdigit() else 1 / 0 for text in completions]
+
+def nan(completions, **columns):
+    return [2.0] * len(completions)
+
+inf = nan
 """
 
 
@@ -52,6 +70,9 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
         ("gsm8k_accuracy", 1.0), ("format_reward", 0.5), ("short", 1.0), ("picky", -0.2),
     ]
     assert chosen[0].function is gsm8k_accuracy and chosen[2].function(["abc"]) == [-3.0]
+    for word, weight in (("nan", 1.0), ("inf", 1.0), ("nan:0.5", 0.5)):  # names, and no weights
+        [reward] = load_rewards([f"{mine}:{word}"])
+        assert reward.weight == weight and reward.function(["a"]) == [2.0]
 
 
 @pytest.mark.parametrize("words, named", [
@@ -240,6 +261,37 @@ def test_a_reward_of_another_form_is_refused_before_the_run(mine, line, sentence
         load_rewards([f"{mine}:f"])
 
 
+@pytest.mark.parametrize("line, sentence", [
+    ("return [float('18' in c[0]['content']) for c in completions]", "write c in place of c.0."),
+    ("return [len(c.content) for c in completions]", "write c in place of c.0."),
+    ("return [columns['gold'][0]] * len(completions)", "KeyError: 'gold'.* columns question,"),
+    ("return 1.0", "a list of 2 numbers"), ("return [1.0]", "1 values for 2"),
+    ("return [float('nan')] * 2", "returned nan"),
+    ("return [1.0 if '<answer>' in c else 1 / 0 for c in completions]", None),  # one form is enough
+])  # fmt: skip
+def test_a_fault_that_a_call_shows_is_told_in_one_sentence(mine, line, sentence):
+    Path(mine).write_text(f"def f(completions, **columns):\n    {line}\n")
+    chosen = load_rewards(["toy_accuracy", f"{mine}:f"])
+    both = ["<answer>18</answer>", "\\boxed{18}"], {"question": ["?"] * 2, "answer": ["18"] * 2}
+    if sentence:
+        with pytest.raises(UserError, match=f"the reward f .*{sentence}"):
+            try_out(chosen, *both)
+    else:
+        try_out(chosen, *both)
+
+
+@pytest.mark.parametrize("option", [[], ["--check_rewards"]])
+def test_it_is_told_before_anything_is_sampled(small, mine, option, tmp_path, monkeypatch):
+    def samples(*arguments, **options):
+        raise AssertionError("it came this far")
+
+    for place in ("train.examine", "train.sample_and_score"):
+        monkeypatch.setattr(place, samples)
+    Path(mine).write_text("def f(completions, **columns): return [c[0]['content']]\n")
+    with pytest.raises(UserError, match="the reward f failed on 2 of 2 "):
+        go(small, tmp_path / "run", "--rewards", "toy_accuracy", f"{mine}:f", *option)
+
+
 # --- a reward that hangs ---
 
 
@@ -291,6 +343,24 @@ def test_a_reward_that_hangs_on_three_completions_ends_the_run(capsys):
     with pytest.raises(UserError, match="slow failed on 3 of 4 .*longer than 0.2"):
         score(named(stuck(sleeps)), ["a", *["x"] * 255], {})
     assert "until it has hung on three" in "".join(capsys.readouterr())
+
+
+def test_a_signal_ends_a_reward_that_hangs_and_lets_another_one_finish(monkeypatch):
+    monkeypatch.setattr("engine.run.interrupt.PATIENCE", 0.2)
+    left = []
+
+    def asked(completions, **columns):
+        signal.raise_signal(signal.SIGTERM)
+        left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+        return [tries(text) if text == "x" else 1.0 for text in completions]
+
+    with Interrupt():
+        assert score(named(limited(asked, 3)), ["a"], {})[0]["asked"].tolist() == [1.0]
+        time.sleep(0.3)
+    with Interrupt(), pytest.raises(KeyboardInterrupt):
+        score(named(limited(asked, 3)), ["x"], {})
+    assert max(left) <= 0.2
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_after_the_call_there_is_no_alarm_and_the_handler_is_as_before():
@@ -384,14 +454,34 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     ]
     main(words)
     said = capsys.readouterr().out
+    assert said.index("32 questions × 4 completions") < said.index("at most 48 tokens") \
+        < said.index("Nothing is trained") < said.index("The first prompt")
     assert re.search(r"it:\n\d[\d+-]+=\?\n\(here the model goes on; right: '-?\d", said)
     assert "\n32 questions × 4 completions: " in said  # those of a step
     assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
     shown = r"^toy_accuracy [01]  short -\d+  read: (?:None|'[^']*')  '"
     assert len(re.findall(shown, said, re.MULTILINE)) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
+    assert "Seen in 1 step" not in said
     main([*words, "--questions_per_step", "2", "--algorithm", "grpo", "--max_new_tokens", "1"])
-    assert "2 questions × 4 completions: 1 tokens long, 100% cut off" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 questions × 4 completions: 1 tokens long, 100% cut off, 100% without an" in said
+    assert "\nAnswers are cut off. Seen in 1 step: truncated 1 → 1 (at most 1); length 1 →" in said
+    assert "\nIn most completions no answer is found. Seen in 1 step: " in said
+
+
+@pytest.mark.parametrize("reward, text, answer", [
+    ("gsm8k_accuracy", "<answer>18</answer>", "18"), ("gsm8k_accuracy", "18", None),
+    ("number_accuracy", "<think>7</think>it is 18.", "18"), ("number_accuracy", "<think>7", None),
+    ("code_accuracy", "```python\nprint(18)\n```", "print(18)\n"),
+    ("code_accuracy", "<answer>18</answer>", None), ("code_runs", "18", None),
+    ("of_ones_own", "\\boxed{18}", "18"), ("of_ones_own", "18", None),
+])  # fmt: skip
+def test_an_answer_is_found_as_the_accuracy_reads_it(reward, text, answer):
+    assert read(reward, text) == answer
+    rollout = replace(a_rollout([[0.0, 0.0]]), texts=[text, "well"], reward_names=[reward])
+    metrics = summarize(rollout, torch.zeros(1, 2), torch.arange(2))
+    assert metrics["unreadable"] == (0.5 if answer else 1.0)
 
 
 def test_check_rewards_shows_what_the_first_step_of_the_run_sees(small, tmp_path, capsys):

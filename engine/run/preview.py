@@ -1,0 +1,47 @@
+"""`train.py --check_rewards`: the completions of the first step, and their rewards."""
+
+from answers import gold_answer
+from engine.base import ranks
+from engine.run.doctor import conclusions, findings, metrics_of
+from engine.run.metrics import summarize
+from engine.scoring.score import read
+
+
+def show(rollout, algorithm, options, tokenizer):
+    """Print the first prompt, its completions with their rewards and what was read as the answer,
+    the mean of each reward, and what the doctor says. options: of the run."""
+    advantages = algorithm.advantages(rollout)
+    rows, advantages = algorithm.keep_completions(rollout, advantages)
+    metrics = summarize(rollout, advantages, rows)
+    if ranks.rank() > 0:
+        return
+    question = rollout.questions[0]
+    prompt = tokenizer.decode(question["prompt"])
+    gold = gold_answer(question["answer"])
+    print("The first prompt, as the model sees it:")
+    print(prompt)
+    print(f"(here the model goes on; right: {gold!r:.60})\n")
+    questions, completions = rollout.lengths.shape
+    for i in range(completions):
+        for name, values in zip(rollout.reward_names, rollout.rewards):
+            value = values[0, i].item()
+            print(f"{name} {value:g}", end="  ")
+        text = rollout.texts[i]
+        answer = read(rollout.reward_names[0], text)
+        print(f"read: {answer!r:.60}  {text!r:.400}")
+
+    print(f"\n{questions} questions × {completions} completions: {metrics['length']:.0f} tokens "
+          f"long, {metrics['truncated']:.0%} cut off, {metrics['unreadable']:.0%} without an "
+          f"answer; {rollout.failures} calls of a reward failed.")
+    for name, weight, values in zip(rollout.reward_names, rollout.reward_weights, rollout.rewards):
+        print(f"{name}, weight {weight:g}: mean {metrics[f'reward/{name}']:.3f}, "
+              f"from {values.min():g} to {values.max():g}")
+
+    samples = []
+    for i, question in enumerate(rollout.questions):
+        texts = rollout.texts[i * completions : (i + 1) * completions]
+        own = [{"completion": text} for text in texts]
+        samples.append({**question, "prompt": prompt, "completions": own})
+    m = metrics_of([metrics])
+    for sentence in conclusions(findings(m, options, samples, 1), m, 1):
+        print(sentence)
