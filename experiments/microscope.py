@@ -12,8 +12,10 @@ each return (sys.setprofile), so neither nano.py nor grpo.py knows of it.
 import itertools
 import json
 import linecache
+import random
 import re
 import sys
+import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import getsourcelines, unwrap
@@ -22,17 +24,25 @@ from types import SimpleNamespace
 
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import grpo
 import nano
-from engine.base.errors import UserError
+import train
+import update
+from engine.base import ranks
+from engine.base.errors import UserError, one_line
+from engine.data.questions import rows_of_run
+from engine.model.folders import checkpoints
+from engine.run import checkpoint
 from engine.run.command_line import option, parse, run_program
+from engine.run.config import open_run
 from family.deepseek_v32 import unbiased_kl
 from family.gspo import sequence_ratio
+from records import Batch, Moment
 
-PAGE = ROOT / "docs" / "step.html"  # the page of a step; another step gets its own data
+# the page of a step; for another step only its data change
+PAGE = Path(__file__).parents[1] / "docs" / "step.html"
 DATA = re.compile(r'(<script id="data" type="application/json">).*?(</script>)', re.DOTALL)
 MOVED = 0.02  # a token has moved if its log π has changed by more than this
 # what is recorded of every loss
@@ -49,11 +59,23 @@ NANO = [
     (nano.step, "loss.backward()", "gradient"),
     (nano.step, "optimizer.step()", "moved"),
 ]
+TRAIN = [
+    (train.train_step, "advantages =", "advantage"),
+    (train.train_step, "rows, advantages =", "kept"),
+    (train.train_step, "batch.ref_logp =", "ref"),
+    (train.train_step, "stats, skipped =", None),
+    (update.learn_policy, "logp, entropy =", "logp"),
+    (update.learn_policy, "batch.old_logp =", "old"),
+    (update.learn_policy, "loss, stats =", "part"),
+    (update.learn_policy, "loss.backward()", "gradient"),
+    (update.update, "networks.optimizer.step()", "moved"),
+]
+WEIGHTS = [(update.with_token_weights, "batch.weights =", "weight")]
 
 
 @dataclass
 class Options:
-    step: int = option(13, "the step of nano.py", limits=f"[1, {nano.STEPS}]")
+    step: int | None = option(None, "the step of nano.py; else 13", limits=f"[1, {nano.STEPS}]")
     question: int | None = option(
         None, "the question of the step, from 1; if none is given, that of the kept completion in "
         "which the most tokens moved", limits="[1, ∞)")
@@ -118,6 +140,7 @@ class Seen:
     passes: list
     before: torch.Tensor  # (Q·G, T), log π before the step
     after: torch.Tensor
+    model: torch.nn.Module  # with the weights after the step
     tokenizer: object
 
     @property
@@ -211,20 +234,126 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, reward,
         raise UserError(f"step {number} of nano.py has nothing to learn from: in each question all "
                         "completions have the same reward. Name another --step.")
     rows, rewards, passes = inside["rows"].tolist(), inside["scores"].flatten(), []
-    for update, values in enumerate(values_of_losses(calls, nano.BETA), 1):
-        loss = calls[grpo.surrogate_loss][update - 1].value[0].item()
-        passes.append(Pass(update, rows, inside["m"], values, loss))
-    lines = lines_of(NANO, lines_of_loss(calls, grpo.sequence_mean_weights))
+    for i, values in enumerate(values_of_losses(calls, nano.BETA)):
+        loss = calls[grpo.surrogate_loss][i].value[0].item()
+        passes.append(Pass(i + 1, rows, inside["m"], values, loss))
+    weights = calls[grpo.sequence_mean_weights][0].line
+    lines = lines_of(NANO, lines_of_loss(calls, weights))
     about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
              "weight": "1 / (N |o_i|)"}
     return Seen(about, lines, questions, inside["completions"], inside["mask"], rewards,
-                rewards > 0, inside["advantages"].flatten(), rows, passes, before, after, tokenizer)
+                rewards > 0, inside["advantages"].flatten(), rows, passes, before, after, model,
+                tokenizer)
+
+
+# --- a run of train.py ---
+
+
+def step_of_run(run_dir):
+    """Make the next step of a run of train.py, in memory. Returns it as Seen. The run's folder does
+    not change."""
+    with tempfile.TemporaryDirectory() as folder:
+        link_newest(run_dir, folder)
+        # one device makes the step of several: a step asks as many questions as it did
+        words = ["--output_dir", folder, "--resume", "--shard", "none"]
+        try:
+            return see_train(run_dir, *open_run(words)[:2])
+        except UserError as error:
+            raise UserError(str(error).replace(folder, run_dir)) from None
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"{run_dir} cannot be read ({one_line(error)}).") from error
+
+
+def link_newest(run_dir, folder):
+    """Put links to the options and the newest checkpoint of a run into a folder. There the engine
+    may resume the run, as it likes to rename what is damaged."""
+    if not Path(run_dir, "run.json").is_file():
+        raise UserError(f"{run_dir} holds no run of train.py: name the folder of a run, such as "
+                        "runs/toy-cppo-1, or none for a step of nano.py.")
+    found = checkpoints(run_dir)
+    if checkpoint.has_finished(run_dir):
+        found = found[:-1]  # there is no step after the last one
+    newest = next((path for path in reversed(found) if not checkpoint.is_damaged(path)), None)
+    if newest is None:
+        raise UserError(f"{run_dir} holds no whole checkpoint before its last step: start it again "
+                        "with a smaller --save_every.")
+    for path in (newest, Path(run_dir, "run.json")):
+        Path(folder, path.name).symlink_to(path.resolve())
+
+
+def see_train(run_dir, config, algorithm):
+    """Make the next step of a run, as train.train does. Returns it as Seen."""
+    if algorithm.critic:
+        raise UserError(f"{run_dir} trains with PPO, in which each token has an advantage of its "
+                        "own: the microscope shows algorithms with one for each completion.")
+    device, sampling = ranks.start(), config.sampling
+    rows = rows_of_run(config.data)
+    run, networks, reward_functions, _, _ = train.set_up(config, algorithm, device, rows)
+    if run.finished:
+        raise UserError(f"{run_dir} has made all its steps: there is no next one.")
+    run.follow_schedule()
+    for group, peak in zip(networks.optimizer.param_groups, networks.peaks, strict=True):
+        group["lr"] = run.learning_rate(peak, config.update.warmup)
+    number, limits = run.state.step + 1, update.Limits(config.devices.micro_batch_tokens)
+    rng = random.Random(f"{run.seed} {number} 0")
+    moment = Moment(number, run.progress, run.mean_rewards)
+
+    def record():
+        with watching(update.accumulate, update.with_token_weights, *LOSS) as calls:
+            step = train.train_step(networks, run.algorithm, reward_functions, sampling, limits,
+                                    run.next_questions, rng, moment)
+        return calls, step
+
+    def score(recorded):
+        rollout = recorded[1].rollout
+        prompts = [q["prompt"] for q in rollout.questions for _ in range(run.algorithm.group_size)]
+        batch = Batch(prompts, rollout.tokens, rollout.mask, rollout.total.flatten())
+        return update.compute_minibatch(networks.policy.logprobs, batch, networks, limits).cpu()
+
+    (calls, step), before, after = weights_before_and_after(networks.model, score, record)
+    if not calls[grpo.surrogate_loss]:
+        raise UserError(f"step {number} of {run_dir} has nothing to learn from: in each question "
+                        "all completions have the same reward. Let the run make more steps.")
+    about, lines = about_train(run.algorithm, calls)
+    about |= {"command": run_dir, "step": number, "longest": sampling.max_new_tokens}
+    rollout = step.rollout
+    return Seen(about, lines, rollout.questions, rollout.tokens.cpu(), rollout.mask,
+                rollout.total.flatten(), rollout.rewards[0].flatten() > 0,
+                step.advantages.flatten(), step.rows.tolist(), passes_of(calls, run.algorithm.beta),
+                before, after, networks.model, networks.tokenizer)
+
+
+def passes_of(calls, beta):
+    """The Passes of a step of train.py: one for each micro-batch of each update."""
+    rows_of = {id(call.value): call.of_caller["own"] for call in calls[update.with_token_weights]}
+    each, passes = iter(values_of_losses(calls, beta)), []
+    for number, call in enumerate(calls[update.accumulate], 1):
+        own = rows_of[id(call.given["minibatch"])]
+        for rows, batch in call.inside["cut"]:
+            values = {name: x.cpu() for name, x in next(each).items()}
+            total = values["part"].sum().item()
+            passes.append(Pass(number, own[rows.cpu()].tolist(), batch.mask, values, total))
+    return passes
+
+
+def about_train(algorithm, calls):
+    """(what the page's head says of an algorithm, the lines of train.py and of the loss)"""
+    table = [row for row in TRAIN if algorithm.beta or row[2] != "ref"]
+    [weights] = lines_of(WEIGHTS)
+    lines = lines_of_loss(calls, weights["code"])
+    if not algorithm.beta:
+        lines = [line for line in lines if line["key"] != "kl"]
+    # its formula is beside its name in algorithms.py
+    formula = re.search(r"# (.+)", getsourcelines(algorithm.token_weights)[0][0])
+    clips = calls[grpo.surrogate_loss][0].given["clip_high"] < torch.inf
+    about = {"beta": algorithm.beta, "clip": clips, "weight": formula[1] if formula else ""}
+    return about, lines_of(table, lines)
 
 
 # --- lines of code ---
 
 
-def lines_of(table, of_loss):
+def lines_of(table, of_loss=()):
     """[{code, key}] of the lines of a table, each after its comment, if that has a number.
 
     of_loss: [{code, key}], the lines below the call of the loss.
@@ -243,12 +372,12 @@ def lines_of(table, of_loss):
 
 
 def lines_of_loss(calls, weights):
-    """[{code, key}] of the lines that the loss has run. weights: the function that made them."""
+    """[{code, key}] of the lines that the loss has run. weights: the line that made the weights."""
     ratio = grpo.importance_ratio if calls[grpo.importance_ratio] else sequence_ratio
-    functions = {"ratio": ratio, "surrogate": grpo.clipped_surrogate, "kl": grpo.kl_k3,
-                 "weight": weights}
-    return [{"code": "  " + whole(calls[function][0].line), "key": key}
-            for key, function in functions.items() if calls[function]]
+    functions = {"ratio": ratio, "surrogate": grpo.clipped_surrogate, "kl": grpo.kl_k3}
+    lines = {key: calls[function][0].line for key, function in functions.items() if calls[function]}
+    lines["weight"] = weights
+    return [{"code": "  " + whole(line), "key": key} for key, line in lines.items()]
 
 
 def whole(line):
@@ -273,26 +402,30 @@ def texts_of(tokenizer, ids):
     return texts
 
 
-def numbers(row, mask):
+def numbers(row, mask, length):
     """The numbers of a row for the page, with seven digits. Outside of the mask: None."""
-    return [float(f"{x:.7g}") if inside else None for x, inside in zip(row.tolist(), mask.tolist())]
+    found = [None] * length
+    for t in mask[:length].nonzero().flatten().tolist():
+        found[t] = float(f"{row[t].item():.7g}")
+    return found
 
 
 def completion_of(seen, row):
     """What the page shows of a completion."""
     mask = seen.mask[row]
     length = int(mask.nonzero().max()) + 1 if mask.any() else 0
-    mask, passes = mask[:length], []
+    passes = []
     for one in seen.passes:
         if row in one.rows:
             i = one.rows.index(row)
-            values = {name: numbers(x[i], one.mask[i]) for name, x in one.values.items()}
+            values = {name: numbers(x[i], one.mask[i], length) for name, x in one.values.items()}
             passes.append({"update": one.update} | values)
     return {
         "tokens": texts_of(seen.tokenizer, seen.tokens[row, :length].tolist()),
         "reward": seen.rewards[row].item(), "right": bool(seen.right[row]),
         "advantage": float(f"{seen.advantages[row].item():.7g}"), "kept": row in seen.rows,
-        "before": numbers(seen.before[row], mask), "after": numbers(seen.after[row], mask),
+        "before": numbers(seen.before[row], mask, length),
+        "after": numbers(seen.after[row], mask, length),
         "passes": passes,
     }
 
@@ -338,8 +471,11 @@ def page_of(data):
 
 
 def main(argv):
-    options = parse(Options, argv)
-    seen = step_of_nano(options.step)
+    run_dir = argv[0] if argv and not argv[0].startswith("--") else None
+    options = parse(Options, argv[1:] if run_dir else argv)
+    if run_dir and options.step:
+        raise UserError("--step is for nano.py: of a run the microscope shows the next step.")
+    seen = step_of_run(run_dir) if run_dir else step_of_nano(options.step or 13)
     data = page_data(seen, options.question)
     page = page_of(data)
     Path("step.html").write_text(page, encoding="utf-8")
