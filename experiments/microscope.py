@@ -311,9 +311,12 @@ def see_train(run_dir, config, algorithm):
         return update.compute_minibatch(networks.policy.logprobs, batch, networks, limits).cpu()
 
     (calls, step), before, after = weights_before_and_after(networks.model, score, record)
-    if not calls[grpo.surrogate_loss]:
+    if not calls[update.accumulate]:
         raise UserError(f"step {number} of {run_dir} has nothing to learn from: in each question "
                         "all completions have the same reward. Let the run make more steps.")
+    if not calls[grpo.surrogate_loss]:
+        raise UserError(f"the loss of {run.algorithm.name} does not call grpo.surrogate_loss, so "
+                        "its parts cannot be seen: let it call surrogate_loss.")
     about, lines = about_train(run.algorithm, calls)
     about |= {"command": run_dir, "step": number, "longest": sampling.max_new_tokens}
     rollout = step.rollout
@@ -345,7 +348,7 @@ def about_train(algorithm, calls):
         lines = [line for line in lines if line["key"] != "kl"]
     # its formula is beside its name in algorithms.py
     formula = re.search(r"# (.+)", getsourcelines(algorithm.token_weights)[0][0])
-    clips = calls[grpo.surrogate_loss][0].given["clip_high"] < torch.inf
+    clips = calls[grpo.surrogate_loss][0].inside["clip_high"] < torch.inf
     about = {"beta": algorithm.beta, "clip": clips, "weight": formula[1] if formula else ""}
     return about, lines_of(table, lines)
 
@@ -444,8 +447,9 @@ def page_data(seen, number=None):
     found = {}
     for row in range((number - 1) * G, number * G):
         own = completion_of(seen, row)
-        updates = [one["update"] for one in own["passes"]]
-        same = json.dumps([own["tokens"], own["reward"], own["kept"], updates])
+        counted = [[one["update"], one["weight"]] for one in own["passes"]]
+        same = json.dumps(
+            [own["tokens"], own["reward"], own["advantage"], own["kept"], counted])
         found.setdefault(same, own | {"count": 0})["count"] += 1
     updates = {}
     for one in seen.passes:

@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +17,10 @@ from safetensors.torch import load_file
 import nano
 import rewards
 import train
+from algorithms import ALGORITHMS
 from engine.base import files
 from engine.base.errors import UserError
+from examples import my_loss
 from experiments import microscope
 from experiments.microscope import (
     MOVED,
@@ -171,7 +174,7 @@ RUNS = {
     "GSPO": ["--algorithm", "gspo"],
     "the KL of DeepSeek": ["--algorithm", "deepseek_v32", "--micro_batch_tokens", "512",
                            "--questions_per_step", "4"],
-    "adapters": ["--lora", "4"],
+    "adapters, on random prefixes": ["--lora", "4", "--shortest_prefix", "0.5"],
 }  # fmt: skip
 
 
@@ -207,11 +210,13 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(options, tmp_path
     losses = [0.0] * len(pages[0]["updates"])
     for c in (c for page in pages for c in page["completions"]):
         for one in c["passes"]:
-            losses[one["update"] - 1] += c["count"] * sum(one["part"])
-            log_ratios = [logp - old for logp, old in zip(one["logp"], one["old"], strict=True)]
+            trained = [t for t, x in enumerate(one["part"]) if x is not None]
+            losses[one["update"] - 1] += c["count"] * sum(one["part"][t] for t in trained)
+            log_ratios = [one["logp"][t] - one["old"][t] for t in trained]
             if "gspo" in options:  # s_i, one for all tokens
                 log_ratios = [statistics.mean(log_ratios)] * len(log_ratios)
-            assert one["ratio"] == pytest.approx([math.exp(x) for x in log_ratios], rel=2e-5)
+            ratios = [one["ratio"][t] for t in trained]
+            assert ratios == pytest.approx([math.exp(x) for x in log_ratios], rel=2e-5)
     last = files.read(Path(run, "metrics.jsonl"))[-1]
     assert statistics.mean(losses) == pytest.approx(last["loss"], abs=2e-5)
     assert pages[0]["trained"] == last["kept"] and pages[0]["step"] == 3
@@ -230,6 +235,10 @@ def test_what_cannot_be_shown_gets_a_sentence_and_main_writes_the_page(tmp_path,
         return str(error.value)
 
     assert f"step 2 of {run} has nothing to learn from" in refused(run)
+    own_row = replace(ALGORITHMS["grpo"], loss=my_loss.dual_clip_loss)
+    monkeypatch.setitem(ALGORITHMS, "own", own_row)
+    own = make_run(tmp_path / "own", "--algorithm", "own", steps=2)
+    assert refused(own).startswith("the loss of own does not call grpo.surrogate_loss")
     assert refused(run, "--step", "3").startswith("--step is for nano.py")
     assert refused(str(tmp_path)).startswith(f"{tmp_path} holds no run of train.py")
     with pytest.raises(UserError, match="trains with PPO, in which each token has an advantage"):
