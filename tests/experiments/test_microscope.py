@@ -404,3 +404,8 @@ def test_a_completion_is_text_and_never_markup(browser, tmp_path):
     assert page.run("state.completion") == 1 and page.run("window.hit ?? 0") == 0
     assert page.run("document.documentElement.scrollWidth") <= 1280
     assert page.problems() == []
+    for c in data["completions"]:  # of another rule: nothing of this question is kept
+        c |= {"kept": False, "passes": [], "tokens": c["tokens"][:3]}
+    path.write_text(page_of(data), encoding="utf-8")
+    page = browser.open(f"{path}#lang=en", 1280, 900)
+    assert page.run(NUMBERS)[1:3] == ["pruned", "–"] and page.problems() == []
