@@ -1,0 +1,491 @@
+"""One update under the microscope: what a step computed for each token, and what it did to it.
+
+    python experiments/microscope.py                          step 13 of nano.py
+    python experiments/microscope.py --step 40 --question 3   another step, and its third question
+    python experiments/microscope.py runs/NAME                the next step of a run of train.py
+
+The result is step.html in the current folder, for a browser. docs/step.html is that of step 13. The
+step is the step that nano.py makes, bit for bit: Python tells the microscope of each call and of
+each return (sys.setprofile), so neither nano.py nor grpo.py knows of it.
+"""
+
+import itertools
+import json
+import linecache
+import random
+import re
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import getsourcelines, unwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+
+import grpo
+import nano
+import train
+import update
+from engine.base import ranks
+from engine.base.errors import UserError, one_line
+from engine.data.questions import rows_of_run
+from engine.model.folders import checkpoints
+from engine.run import checkpoint
+from engine.run.command_line import option, parse, run_program
+from engine.run.config import open_run
+from family.deepseek_v32 import unbiased_kl
+from family.gspo import sequence_ratio
+from records import Batch, Moment
+
+# the page of a step; for another step only its data change
+PAGE = Path(__file__).parents[1] / "docs" / "step.html"
+DATA = re.compile(r'(<script id="data" type="application/json">).*?(</script>)', re.DOTALL)
+MOVED = 0.02  # a token has moved if its log π has changed by more than this
+# what is recorded of every loss
+LOSS = (grpo.surrogate_loss, grpo._statistics, grpo.clipped_surrogate, grpo.kl_k3, unbiased_kl,
+        grpo.importance_ratio, sequence_ratio, grpo.sequence_mean_weights)
+# the lines that the page shows: (function, how the line begins, what it computes)
+NANO = [
+    (nano.step, "advantages =", "advantage"),
+    (nano.step, "rows =", "kept"),
+    (nano.step, "ref_logp =", "ref"),
+    (nano.step, "logp =", "logp"),
+    (nano.step, "old_logp = logp", "old"),
+    (nano.step, "loss, _ =", "part"),
+    (nano.step, "loss.backward()", "gradient"),
+    (nano.step, "optimizer.step()", "moved"),
+]
+TRAIN = [
+    (train.train_step, "advantages =", "advantage"),
+    (train.train_step, "rows, advantages =", "kept"),
+    (train.train_step, "batch.ref_logp =", "ref"),
+    (train.train_step, "stats, skipped =", None),
+    (update.learn_policy, "logp, entropy =", "logp"),
+    (update.learn_policy, "batch.old_logp =", "old"),
+    (update.learn_policy, "loss, stats =", "part"),
+    (update.learn_policy, "loss.backward()", "gradient"),
+    (update.update, "networks.optimizer.step()", "moved"),
+]
+WEIGHTS = [(update.with_token_weights, "batch.weights =", "weight")]
+
+
+@dataclass
+class Options:
+    step: int | None = option(None, "the step of nano.py; else 13", limits=f"[1, {nano.STEPS}]")
+    question: int | None = option(
+        None, "the question of the step, from 1; if none is given, that of the kept completion in "
+        "which the most tokens moved", limits="[1, ∞)")
+
+
+# --- recording ---
+
+
+@contextmanager
+def watching(*functions):
+    """{function: its calls} while the block runs. Of each call: `given`, its arguments; `inside`,
+    its variables at the end; `value`, what it returned; `line`, the line that called it."""
+    calls = {function: [] for function in functions}
+    own = {unwrap(function).__code__: calls[function] for function in functions}
+
+    def watch(frame, event, value):
+        if frame.f_code not in own or event not in ("call", "return"):
+            return
+        if event == "call":
+            caller = frame.f_back
+            line = linecache.getline(caller.f_code.co_filename, caller.f_lineno).strip()
+            given = dict(frame.f_locals)
+            if frame.f_code is grpo.surrogate_loss.__code__:
+                given["logp"].retain_grad()  # autograd keeps ∂loss/∂log π, which it computes anyway
+            own[frame.f_code].append(SimpleNamespace(given=given, line=line, caller=caller))
+        else:
+            call = own[frame.f_code][-1]
+            call.inside, call.value = dict(frame.f_locals), value
+            call.of_caller, call.caller = dict(call.caller.f_locals), None
+
+    sys.setprofile(watch)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+@dataclass
+class Pass:
+    """A forward and a backward pass over some of the kept completions."""
+
+    update: int  # the number of the update that it belongs to, from 1
+    rows: list  # of its N completions among the Q·G of the step
+    mask: torch.Tensor  # (N, T) bool
+    values: dict  # {name: (N, T)}
+    loss: float
+
+
+@dataclass
+class Seen:
+    """A step that was recorded. It has Q·G completions of at most T tokens."""
+
+    about: dict  # what the page's head says
+    lines: list  # [{code, key}], what the page shows beside the numbers
+    questions: list
+    tokens: torch.Tensor  # (Q·G, T)
+    mask: torch.Tensor  # (Q·G, T) bool
+    rewards: torch.Tensor  # (Q·G,)
+    right: torch.Tensor  # (Q·G,) bool
+    advantages: torch.Tensor  # (Q·G,)
+    rows: list  # of the kept completions
+    passes: list
+    before: torch.Tensor  # (Q·G, T), log π before the step
+    after: torch.Tensor
+    model: torch.nn.Module  # with the weights after the step
+    tokenizer: object
+
+    @property
+    def moved(self):
+        """(Q·G, T) bool: whether a token has moved."""
+        return ((self.after - self.before).abs() > MOVED) & self.mask
+
+
+def values_of_losses(calls, beta):
+    """[{name: (N, T)}] of each call of the loss: what it computed for its tokens."""
+    found = []
+    ratios = calls[grpo.importance_ratio] or calls[sequence_ratio]
+    # DeepSeek's KL is not in surrogate_loss
+    own_kls = calls[unbiased_kl] or itertools.repeat(None)
+    each = zip(calls[grpo.surrogate_loss], ratios, calls[grpo._statistics], own_kls)
+    for loss, ratio, statistics, own_kl in each:
+        kl, ref = loss.inside["kl"], loss.given["ref_logp"]
+        if own_kl:
+            kl, ref = own_kl.value, own_kl.given["ref_logp"]
+        shape, weight, surrogate = kl.shape, loss.inside["weights"], loss.inside["surrogate"]
+        values = {
+            "ref": ref, "old": ratio.given["old_logp"], "logp": loss.given["logp"],
+            "ratio": ratio.value.view(len(kl), -1).expand(shape),
+            "surrogate": surrogate, "clipped": statistics.inside["clipped"], "kl": kl,
+            "weight": weight, "part": -weight * (surrogate - beta * kl),
+            "gradient": loss.given["logp"].grad,
+        }
+        found.append({name: x.detach() for name, x in values.items() if x is not None})
+    return found
+
+
+def weights_before_and_after(model, score, function, *arguments):
+    """Call function(*arguments), which trains the model. Returns (its value, score() with the
+    weights before, score() with the weights after)."""
+    learning = [p for p in model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in learning]
+    value = function(*arguments)
+    after = [p.detach().clone() for p in learning]
+    scored = []
+    with torch.no_grad():
+        for weights in (before, after):
+            for p, weight in zip(learning, weights):
+                p.copy_(weight)
+            scored.append(score(value))
+    return value, *scored
+
+
+# --- nano.py ---
+
+
+class Enough(Exception):
+    """The step has been recorded."""
+
+
+def step_of_nano(number):
+    """Run nano.py up to step `number`. Returns this step as Seen."""
+    made, step, found = itertools.count(1), nano.step, []
+
+    def instead(*arguments):
+        if next(made) < number:
+            return step(*arguments)
+        found.append(see_nano(step, number, *arguments))
+        raise Enough
+
+    nano.step = instead
+    try:
+        nano.main([])
+    except Enough:
+        return found[0]
+    finally:
+        nano.step = step
+
+
+def see_nano(step, number, model, reference, optimizer, tokenizer, task, reward, questions):
+    """Make a step of nano.py. Returns it as Seen."""
+    def record():
+        with watching(step, *LOSS) as calls:
+            step(model, reference, optimizer, tokenizer, task, reward, questions)
+        return calls
+
+    def score(calls):
+        inside = calls[step][0].inside
+        asked, completions = inside["asked"], inside["completions"]
+        tokens = torch.cat([asked, completions], dim=1)
+        mask = torch.cat([inside["asked_mask"], inside["mask"]], dim=1)
+        return nano.logprobs(model, tokens, mask, completions.shape[1])
+
+    calls, before, after = weights_before_and_after(model, score, record)
+    inside = calls[step][0].inside
+    if not inside["A"].any():
+        raise UserError(f"step {number} of nano.py has nothing to learn from: in each question all "
+                        "completions have the same reward. Name another --step.")
+    rows, rewards, passes = inside["rows"].tolist(), inside["scores"].flatten(), []
+    for i, values in enumerate(values_of_losses(calls, nano.BETA)):
+        loss = calls[grpo.surrogate_loss][i].value[0].item()
+        passes.append(Pass(i + 1, rows, inside["m"], values, loss))
+    weights = calls[grpo.sequence_mean_weights][0].line
+    lines = lines_of(NANO, lines_of_loss(calls, weights))
+    about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
+             "weight": "1 / (N |o_i|)"}
+    return Seen(about, lines, questions, inside["completions"], inside["mask"], rewards,
+                rewards > 0, inside["advantages"].flatten(), rows, passes, before, after, model,
+                tokenizer)
+
+
+# --- a run of train.py ---
+
+
+def step_of_run(run_dir):
+    """Make the next step of a run of train.py, in memory. Returns it as Seen. The run's folder does
+    not change."""
+    with tempfile.TemporaryDirectory() as folder:
+        link_newest(run_dir, folder)
+        # one device makes the step of several: a step asks as many questions as it did
+        words = ["--output_dir", folder, "--resume", "--shard", "none"]
+        try:
+            return see_train(run_dir, *open_run(words)[:2])
+        except UserError as error:
+            raise UserError(str(error).replace(folder, run_dir)) from None
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"{run_dir} cannot be read ({one_line(error)}).") from error
+
+
+def link_newest(run_dir, folder):
+    """Put links to the options and the newest checkpoint of a run into a folder. There the engine
+    may resume the run, as it likes to rename what is damaged."""
+    if not Path(run_dir, "run.json").is_file():
+        raise UserError(f"{run_dir} holds no run of train.py: name the folder of a run, such as "
+                        "runs/toy-cppo-1, or none for a step of nano.py.")
+    found = checkpoints(run_dir)
+    if checkpoint.has_finished(run_dir):
+        found = found[:-1]  # there is no step after the last one
+    newest = next((path for path in reversed(found) if not checkpoint.is_damaged(path)), None)
+    if newest is None:
+        raise UserError(f"{run_dir} holds no whole checkpoint before its last step: start it again "
+                        "with a smaller --save_every.")
+    for path in (newest, Path(run_dir, "run.json")):
+        Path(folder, path.name).symlink_to(path.resolve())
+
+
+def see_train(run_dir, config, algorithm):
+    """Make the next step of a run, as train.train does. Returns it as Seen."""
+    if algorithm.critic:
+        raise UserError(f"{run_dir} trains with PPO, in which each token has an advantage of its "
+                        "own: the microscope shows algorithms with one for each completion.")
+    device, sampling = ranks.start(), config.sampling
+    rows = rows_of_run(config.data)
+    run, networks, reward_functions, _, _ = train.set_up(config, algorithm, device, rows)
+    if run.finished:
+        raise UserError(f"{run_dir} has made all its steps: there is no next one.")
+    run.follow_schedule()
+    for group, peak in zip(networks.optimizer.param_groups, networks.peaks, strict=True):
+        group["lr"] = run.learning_rate(peak, config.update.warmup)
+    number, limits = run.state.step + 1, update.Limits(config.devices.micro_batch_tokens)
+    rng = random.Random(f"{run.seed} {number} 0")
+    moment = Moment(number, run.progress, run.mean_rewards)
+
+    def record():
+        with watching(update.accumulate, update.with_token_weights, *LOSS) as calls:
+            step = train.train_step(networks, run.algorithm, reward_functions, sampling, limits,
+                                    run.next_questions, rng, moment)
+        return calls, step
+
+    def score(recorded):
+        rollout = recorded[1].rollout
+        prompts = [q["prompt"] for q in rollout.questions for _ in range(run.algorithm.group_size)]
+        batch = Batch(prompts, rollout.tokens, rollout.mask, rollout.total.flatten())
+        return update.compute_minibatch(networks.policy.logprobs, batch, networks, limits).cpu()
+
+    (calls, step), before, after = weights_before_and_after(networks.model, score, record)
+    if not calls[update.accumulate]:
+        raise UserError(f"step {number} of {run_dir} has nothing to learn from: in each question "
+                        "all completions have the same reward. Let the run make more steps.")
+    if not calls[grpo.surrogate_loss]:
+        raise UserError(f"the loss of {run.algorithm.name} does not call grpo.surrogate_loss, so "
+                        "its parts cannot be seen: let it call surrogate_loss.")
+    about, lines = about_train(run.algorithm, calls)
+    about |= {"command": run_dir, "step": number, "longest": sampling.max_new_tokens}
+    rollout = step.rollout
+    return Seen(about, lines, rollout.questions, rollout.tokens.cpu(), rollout.mask,
+                rollout.total.flatten(), rollout.rewards[0].flatten() > 0,
+                step.advantages.flatten(), step.rows.tolist(), passes_of(calls, run.algorithm.beta),
+                before, after, networks.model, networks.tokenizer)
+
+
+def passes_of(calls, beta):
+    """The Passes of a step of train.py: one for each micro-batch of each update."""
+    rows_of = {id(call.value): call.of_caller["own"] for call in calls[update.with_token_weights]}
+    each, passes = iter(values_of_losses(calls, beta)), []
+    for number, call in enumerate(calls[update.accumulate], 1):
+        own = rows_of[id(call.given["minibatch"])]
+        for rows, batch in call.inside["cut"]:
+            values = {name: x.cpu() for name, x in next(each).items()}
+            total = values["part"].sum().item()
+            passes.append(Pass(number, own[rows.cpu()].tolist(), batch.mask, values, total))
+    return passes
+
+
+def about_train(algorithm, calls):
+    """(what the page's head says of an algorithm, the lines of train.py and of the loss)"""
+    table = [row for row in TRAIN if algorithm.beta or row[2] != "ref"]
+    [weights] = lines_of(WEIGHTS)
+    lines = lines_of_loss(calls, weights["code"])
+    if not algorithm.beta:
+        lines = [line for line in lines if line["key"] != "kl"]
+    # its formula is beside its name in algorithms.py
+    formula = re.search(r"# (.+)", getsourcelines(algorithm.token_weights)[0][0])
+    clips = calls[grpo.surrogate_loss][0].inside["clip_high"] < torch.inf
+    about = {"beta": algorithm.beta, "clip": clips, "weight": formula[1] if formula else ""}
+    return about, lines_of(table, lines)
+
+
+# --- lines of code ---
+
+
+def lines_of(table, of_loss=()):
+    """[{code, key}] of the lines of a table, each after its comment, if that has a number.
+
+    of_loss: [{code, key}], the lines below the call of the loss.
+    """
+    shown = []
+    for function, begin, key in table:
+        source = [line.strip() for line in getsourcelines(function)[0]]
+        [at, *_] = [i for i, line in enumerate(source) if line.startswith(begin)]
+        comments = [line for line in source[:at] if re.match(r"# \d", line)]
+        if comments and {"code": comments[-1], "key": None} not in shown:
+            shown.append({"code": comments[-1], "key": None})
+        shown.append({"code": whole(source[at]), "key": key})
+        if key == "part":
+            shown += of_loss
+    return shown
+
+
+def lines_of_loss(calls, weights):
+    """[{code, key}] of the lines that the loss has run. weights: the line that made the weights."""
+    ratio = grpo.importance_ratio if calls[grpo.importance_ratio] else sequence_ratio
+    functions = {"ratio": ratio, "surrogate": grpo.clipped_surrogate, "kl": grpo.kl_k3}
+    lines = {key: calls[function][0].line for key, function in functions.items() if calls[function]}
+    lines["weight"] = weights
+    return [{"code": "  " + whole(line), "key": key} for key, line in lines.items()]
+
+
+def whole(line):
+    """A line of code. If it goes on in the next line, it ends with "…)"."""
+    return line + "…)" if line.endswith("(") else line
+
+
+# --- the page ---
+
+
+def texts_of(tokenizer, ids):
+    """The text of each token. If several tokens make one character, the last one has it."""
+    texts, start, shown = [], 0, ""
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
+        if text.endswith("\ufffd") and end - start < 5:
+            texts.append("")
+            continue
+        texts.append(text[len(shown) :])
+        start = end - 1
+        shown = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
+    return texts
+
+
+def numbers(row, mask, length):
+    """The numbers of a row for the page, with seven digits. Outside of the mask: None."""
+    found = [None] * length
+    for t in mask[:length].nonzero().flatten().tolist():
+        found[t] = float(f"{row[t].item():.7g}")
+    return found
+
+
+def completion_of(seen, row):
+    """What the page shows of a completion."""
+    mask = seen.mask[row]
+    length = int(mask.nonzero().max()) + 1 if mask.any() else 0
+    passes = []
+    for one in seen.passes:
+        if row in one.rows:
+            i = one.rows.index(row)
+            values = {name: numbers(x[i], one.mask[i], length) for name, x in one.values.items()}
+            passes.append({"update": one.update} | values)
+    return {
+        "tokens": texts_of(seen.tokenizer, seen.tokens[row, :length].tolist()),
+        "reward": seen.rewards[row].item(), "right": bool(seen.right[row]),
+        "advantage": float(f"{seen.advantages[row].item():.7g}"), "kept": row in seen.rows,
+        "before": numbers(seen.before[row], mask, length),
+        "after": numbers(seen.after[row], mask, length),
+        "passes": passes,
+    }
+
+
+def page_data(seen, number=None):
+    """What the page of a step shows of one question. number: of the question, from 1. None: of that
+    of the kept completion in which the most tokens moved."""
+    Q = len(seen.questions)
+    G = len(seen.tokens) // Q
+    moved = seen.moved.sum(1)
+    first = max(seen.rows, key=lambda row: int(moved[row]))
+    number = number or first // G + 1
+    if number > Q:
+        raise UserError(f"--question must lie in 1 … {Q}, not {number}: the step has {Q} "
+                        "questions.")
+    found = {}
+    for row in range((number - 1) * G, number * G):
+        own = completion_of(seen, row)
+        counted = [[one["update"], one["weight"]] for one in own["passes"]]
+        same = json.dumps(
+            [own["tokens"], own["reward"], own["advantage"], own["kept"], counted])
+        found.setdefault(same, own | {"count": 0})["count"] += 1
+    updates = {}
+    for one in seen.passes:
+        own = updates.setdefault(one.update, {"loss": 0.0, "completions": 0, "tokens": 0})
+        own["loss"] += one.loss
+        own["completions"] += len(one.rows)
+        own["tokens"] += int(one.mask.sum())
+    question = seen.questions[number - 1]
+    return seen.about | {
+        "number": number, "questions": Q, "group": G, "trained": len(seen.rows),
+        "tokens": int(seen.mask.sum()), "moved": int(moved.sum()), "least": MOVED,
+        "updates": list(updates.values()), "lines": seen.lines,
+        "question": question["question"], "answer": question["answer"],
+        "completions": sorted(found.values(), key=lambda one: (not one["kept"], -one["count"])),
+    }
+
+
+def page_of(data):
+    """docs/step.html with other data, as text."""
+    # a completion is no markup: "</script>" must not end the data
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return DATA.sub(lambda found: found[1] + text + found[2], PAGE.read_text(encoding="utf-8"))
+
+
+def main(argv):
+    run_dir = argv[0] if argv and not argv[0].startswith("--") else None
+    options = parse(Options, argv[1:] if run_dir else argv)
+    if run_dir and options.step:
+        raise UserError("--step is for nano.py: of a run the microscope shows the next step.")
+    seen = step_of_run(run_dir) if run_dir else step_of_nano(options.step or 13)
+    data = page_data(seen, options.question)
+    page = page_of(data)
+    Path("step.html").write_text(page, encoding="utf-8")
+    print(f"step.html: question {data['number']} of step {data['step']}. Of the step's "
+          f"{data['tokens']} tokens {data['moved']} moved by more than {MOVED}.")
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,411 @@
+"""experiments/microscope.py: it changes nothing in the step that it records. The numbers of
+docs/step.html are calculated here a second time, without the project's functions."""
+
+import json
+import math
+import re
+import statistics
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import nano
+import rewards
+import train
+from algorithms import ALGORITHMS
+from engine.base import files
+from engine.base.errors import UserError
+from examples import my_loss
+from experiments import microscope
+from experiments.microscope import (
+    MOVED,
+    PAGE,
+    completion_of,
+    page_data,
+    page_of,
+    see_nano,
+    step_of_run,
+)
+from tasks import toy
+from tasks.table import TASKS
+from tests.browser import Browser, needs_chromium
+from tests.training import weights_of
+
+STEP = 3  # of nano.py; in its second update the clip acts on some tokens
+
+
+def data_of(path):
+    """The data in a page."""
+    return json.loads(re.sub("^<.*?>|</script>$", "", microscope.DATA.search(path.read_text())[0]))
+
+
+SHIPPED = data_of(PAGE)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """(Seen, the models in the order in which their log-probabilities were computed)"""
+    models, logprobs = [], nano.logprobs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            nano, "logprobs", lambda model, *own: models.append(deepcopy(model)) or
+            logprobs(model, *own))
+        seen = microscope.step_of_nano(STEP)
+    # the reference, two updates; then all completions before and after the step
+    return seen, dict(zip(("reference", "old", "second", "before", "after"), models[-5:]))
+
+
+# --- the step stays what it is ---
+
+
+def test_the_recorded_step_changes_the_weights_as_the_step_does_bit_for_bit(loaded):
+    model, tokenizer = loaded
+    found = []
+    for step in (nano.step, lambda *own: see_nano(nano.step, 1, *own)):
+        own = deepcopy(model)
+        optimizer = torch.optim.AdamW(own.parameters(), lr=3e-4, weight_decay=0.0)
+        torch.manual_seed(0)
+        for begin in (0, 4):  # two steps: the random numbers after the first one count, too
+            asked = [toy.question(i) for i in range(begin, begin + 4)]
+            step(own, model, optimizer, tokenizer, TASKS["toy"], rewards.toy_accuracy, asked)
+        found.append(weights_of(own))
+    assert torch.equal(*found) and not torch.equal(found[0], weights_of(model))
+
+
+# --- the numbers ---
+
+
+def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
+    """A, ρ, the clip, k3, the weights, the parts and their sum: in float64."""
+    seen, _ = recorded
+    losses, kept, clipped, moved = [0.0, 0.0], 0, 0, 0
+    for number in range(1, nano.Q + 1):
+        page = page_data(seen, number)
+        group = [c["reward"] for c in page["completions"] for _ in range(c["count"])]
+        assert len(group) == nano.G
+        sizes = {True: [], False: []}
+        for c in page["completions"]:
+            A = (c["reward"] - statistics.mean(group)) / (statistics.stdev(group) + 1e-4)
+            assert c["advantage"] == pytest.approx(A, rel=1e-5)
+            sizes[c["kept"]] += [abs(A)] * c["count"]
+            moves = [abs(b - a) > MOVED for a, b in zip(c["before"], c["after"], strict=True)]
+            moved += c["count"] * sum(moves)
+            assert len(c["passes"]) == (nano.MU if c["kept"] else 0)
+            for update, one in enumerate(c["passes"]):
+                n = len(c["tokens"])
+                columns = [one[name] for name in ("logp", "old", "ref")]
+                for t, (logp, old, ref) in enumerate(zip(*columns, strict=True)):
+                    ratio = math.exp(logp - old)
+                    surrogate = min(ratio * A, min(max(ratio, 0.8), 1.2) * A)
+                    kl = math.exp(ref - logp) - (ref - logp) - 1
+                    part = -(surrogate - 0.04 * kl) / (16 * n)
+                    for name, right in [("ratio", ratio), ("surrogate", surrogate), ("kl", kl),
+                                        ("weight", 1 / (16 * n)), ("part", part)]:
+                        assert one[name][t] == pytest.approx(right, rel=2e-5, abs=1e-6), name
+                    assert one["clipped"][t] == (ratio > 1.2 if A > 0 else ratio < 0.8)
+                    assert old == pytest.approx(c["before"][t], abs=1e-5)
+                    losses[update] += c["count"] * part
+                    clipped += one["clipped"][t]
+        assert len(sizes[True]) == 2 and min(sizes[True]) >= max(sizes[False]) - 1e-6
+        kept += len(sizes[True])
+    assert losses == pytest.approx([update["loss"] for update in page["updates"]], abs=1e-5)
+    assert (kept, moved) == (page["trained"], page["moved"]) and clipped > 0
+
+
+def logprobs_in_float64(model, tokenizer, question, row):
+    """A function (t, more) → log π of the tokens of a completion, with `more` added to the logit of
+    token t."""
+    prompt = tokenizer(question["question"]).input_ids
+    tokens = torch.tensor([prompt + row])
+    logits = deepcopy(model).double()(tokens).logits[0, len(prompt) - 1 : -1].detach()
+
+    def logp(t=0, more=0.0):
+        changed = logits.clone()
+        changed[t, row[t]] += more
+        return changed.log_softmax(-1)[torch.arange(len(row)), row]
+
+    return logp
+
+
+def test_a_tokens_gradient_is_that_of_finite_differences_of_the_model_and_it_moves_as_shown(
+    recorded,
+):
+    """The logit of one token is changed a little. The loss and log π of this token follow."""
+    seen, models = recorded
+    checked = 0
+
+    def loss(logp, old, ref, A):
+        ratio, r = (logp - old).exp(), ref - logp
+        surrogate = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
+        return -(surrogate - 0.04 * (r.exp() - r - 1)).sum() / (16 * len(logp))
+
+    for row in seen.rows:
+        c = completion_of(seen, row)
+        n, A = len(c["tokens"]), c["advantage"]
+        ids = seen.tokens[row, :n].tolist()
+        question = seen.questions[row // nano.G]
+        of = {name: logprobs_in_float64(model, seen.tokenizer, question, ids)
+              for name, model in models.items()}
+        fixed = of["old"](), of["reference"](), A
+        for t in range(n):
+            low, high = (of["second"](t, more) for more in (-1e-4, 1e-4))
+            slope = (loss(high, *fixed) - loss(low, *fixed)) / (high[t] - low[t])
+            # where π is nearly 1 a logit changes nothing
+            if high[t] - low[t] > 1e-6:
+                gradient = c["passes"][1]["gradient"][t]
+                assert gradient == pytest.approx(slope.item(), rel=2e-3, abs=1e-7)
+                checked += 1
+        for name in ("before", "after"):
+            assert c[name] == pytest.approx(of[name]().tolist(), abs=2e-5)
+    assert checked > 30
+
+
+# --- runs of train.py ---
+
+RUNS = {
+    "own rule and reward, mini-batches": [
+        "--keep", "examples/my_rule.py:per_token", "--minibatches", "2", "--rewards",
+        "toy_accuracy", "examples/my_reward.py:shows_steps:0.1"],
+    "GSPO": ["--algorithm", "gspo"],
+    "the KL of DeepSeek": ["--algorithm", "deepseek_v32", "--micro_batch_tokens", "512",
+                           "--questions_per_step", "4"],
+    "adapters, on random prefixes": ["--lora", "4", "--shortest_prefix", "0.5"],
+}  # fmt: skip
+
+
+def make_run(folder, *options, steps=3):
+    """A run of the toy that has ended, with its last two checkpoints. Returns its folder."""
+    words = ["--steps", steps, "--save_every", 1, "--eval_questions", 4, "--questions_per_step", 2,
+             "--group_size", 8, "--lr", 3e-3, "--output_dir", folder, *options]
+    train.main([str(word) for word in words])
+    return str(folder)
+
+
+def contents(folder):
+    found = [(path, path.stat()) for path in Path(folder).rglob("*")]
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in found}
+
+
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(options, tmp_path):
+    """Bit for bit. The parts of the loss add up to the loss in the run's log."""
+    run = make_run(tmp_path / "run", *options)
+    before = contents(run)
+    seen = step_of_run(run)  # after the last checkpoint but one
+    assert contents(run) == before
+
+    [file] = Path(run, "checkpoint-000003").glob("*model.safetensors")
+    weights, saved = seen.model.state_dict(), load_file(file)
+    for name, tensor in saved.items():
+        own = name.removeprefix("base_model.model.")
+        own = own.replace(".weight", ".default.weight") if own != name else own
+        assert torch.equal(weights[own], tensor), name
+
+    pages = [page_data(seen, n + 1) for n in range(len(seen.questions))]
+    losses = [0.0] * len(pages[0]["updates"])
+    for c in (c for page in pages for c in page["completions"]):
+        for one in c["passes"]:
+            trained = [t for t, x in enumerate(one["part"]) if x is not None]
+            losses[one["update"] - 1] += c["count"] * sum(one["part"][t] for t in trained)
+            log_ratios = [one["logp"][t] - one["old"][t] for t in trained]
+            if "gspo" in options:  # s_i, one for all tokens
+                log_ratios = [statistics.mean(log_ratios)] * len(log_ratios)
+            ratios = [one["ratio"][t] for t in trained]
+            assert ratios == pytest.approx([math.exp(x) for x in log_ratios], rel=2e-5)
+    last = files.read(Path(run, "metrics.jsonl"))[-1]
+    assert statistics.mean(losses) == pytest.approx(last["loss"], abs=2e-5)
+    assert pages[0]["trained"] == last["kept"] and pages[0]["step"] == 3
+    keys = {line["key"] for line in pages[0]["lines"]}
+    assert {"ref", "kl"} & keys == (set() if "gspo" in options else {"ref", "kl"})
+
+
+def test_what_cannot_be_shown_gets_a_sentence_and_main_writes_the_page(tmp_path, monkeypatch):
+    reward = tmp_path / "reward.py"
+    reward.write_text("def ones(completions, **columns):\n    return [1.0] * len(completions)\n")
+    run = make_run(tmp_path / "run", "--rewards", f"{reward}:ones", steps=2)
+
+    def refused(*words):
+        with pytest.raises(UserError) as error:
+            microscope.main(words)
+        return str(error.value)
+
+    assert f"step 2 of {run} has nothing to learn from" in refused(run)
+    own_row = replace(ALGORITHMS["grpo"], loss=my_loss.dual_clip_loss)
+    monkeypatch.setitem(ALGORITHMS, "own", own_row)
+    own = make_run(tmp_path / "own", "--algorithm", "own", steps=2)
+    assert refused(own).startswith("the loss of own does not call grpo.surrogate_loss")
+    assert refused(run, "--step", "3").startswith("--step is for nano.py")
+    assert refused(str(tmp_path)).startswith(f"{tmp_path} holds no run of train.py")
+    with pytest.raises(UserError, match="trains with PPO, in which each token has an advantage"):
+        microscope.see_train(run, None, SimpleNamespace(critic=True))
+    options = json.loads(Path(run, "run.json").read_text())
+    Path(run, "run.json").write_text(json.dumps(options | {"unknown": 1}))
+    assert refused(run).startswith(f"{run} was started by another version of train.py")
+    for path in Path(run).glob("checkpoint-*/model.safetensors"):
+        path.write_bytes(b"damaged")
+    before = contents(run)
+    assert refused(run).startswith(f"{run} holds no whole checkpoint") and contents(run) == before
+    Path(run, "run.json").write_text("{")
+    assert refused(run).startswith(run)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(microscope, "step_of_nano", lambda number: number)
+    monkeypatch.setattr(microscope, "page_data", lambda number, question: SHIPPED | {
+        "step": number, "number": question})
+    microscope.main(["--step", "40", "--question", "3"])
+    data = data_of(Path("step.html"))
+    assert (data["step"], data["number"], data["lines"]) == (40, 3, SHIPPED["lines"])
+
+
+# --- the page ---
+
+
+def test_the_shipped_page_shows_the_lines_of_the_files_and_loads_nothing(recorded):
+    seen, _ = recorded
+    text = PAGE.read_text()
+    assert SHIPPED["lines"] == seen.lines and (SHIPPED["step"], SHIPPED["tokens"]) == (13, 2892)
+    source = "".join(re.findall(r"\S", nano.__doc__ + open(nano.__file__).read()))
+    for line in seen.lines:
+        code = "".join(line["code"].split())
+        assert code in source or line["key"] in ("ratio", "surrogate", "kl", "weight")
+    assert PAGE.stat().st_size <= 60_000
+    loads = r"https?:|\bsrc\s*=|@import|url\(|\bfetch\(|\bimport\b|XMLHttpRequest|innerHTML"
+    assert not re.search(loads, text)
+
+
+def test_a_step_without_a_signal_and_a_question_that_is_missing_get_a_sentence(recorded, loaded):
+    model, tokenizer = loaded
+    ones = lambda texts, answer: [1.0] * len(texts)
+    own = (model, model, None, tokenizer, TASKS["toy"], ones, [toy.question(0)])
+    with pytest.raises(UserError, match="step 1 of nano.py has nothing to learn from: "):
+        see_nano(nano.step, 1, *own)
+    with pytest.raises(UserError, match="--question must lie in 1 … 8, not 9"):
+        page_data(recorded[0], 9)
+
+
+# --- in the browser ---
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as opened:
+        yield opened
+
+
+KEY = "document.dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
+# the texts of an element that are not inside the window
+OUTSIDE = """[...document.querySelectorAll("h1, #about, #question, .facts > *, .row > *, #said p")]
+  .filter(node => { const r = node.getBoundingClientRect(); return r.width === 0 && node.textContent
+    || r.top < 0 || r.left < 0 || r.bottom > innerHeight || r.right > innerWidth; })
+  .map(node => node.textContent)"""
+NUMBER = re.compile(r"[−+]?\d+(?:[.,]\d+)*")
+# what stays in Latin letters
+NAMES = {"English", "python", "nano", "py", "token", "log", "AdamW", "KL", "logit"}
+SAID = """(() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const texts = [document.title];
+  while (walker.nextNode())
+    if (walker.currentNode.parentNode.closest("header, main")) texts.push(walker.currentNode.data);
+  return texts.join("\\n");
+})()"""
+NUMBERS = "[...document.querySelectorAll('#lines b')].map(node => node.textContent)"
+
+
+def shown(x, digits, sign=False):
+    """A number as the page writes it."""
+    text = f"{x:.{digits}f}"
+    if not float(text):
+        text = text.lstrip("-")
+    return ("+" if sign and x > 0 else "") + text.replace("-", "−")
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_shows_the_numbers_of_each_token_inside_the_window(browser):
+    page = browser.open(f"{PAGE}#lang=en", 1280, 900)
+    assert page.run(OUTSIDE) == []
+    page.run("choose(0, 0)")
+    first = SHIPPED["completions"][0]
+    for t in range(len(first["tokens"])):
+        one, change = first["passes"][-1], first["after"][t] - first["before"][t]
+        right = [shown(first["advantage"], 2, True), "kept", *(
+            shown(one[name][t], 3) for name in ("ref", "logp", "old"))]
+        found = page.run(NUMBERS)
+        assert found[:5] == right and found[6] == shown(one["ratio"][t], 3)
+        assert found[-1].lstrip("+−") == shown(abs(change), 3)
+        assert (found[-2][0] == "+") == (one["gradient"][t] > 0)
+        page.run(KEY % "ArrowRight")
+    page.run(KEY % "ArrowLeft")  # from the last token
+    assert page.run("state.token") == len(first["tokens"]) - 2
+    page.run("choose(0, 0)")
+    page.click("#updates button")  # the first update: π is still π_old
+    assert page.run(NUMBERS)[6] == "1.000"
+    for _ in SHIPPED["completions"]:
+        page.run(KEY % "ArrowDown")
+    assert page.run(NUMBERS)[2:4] == ["–", "–"]  # a pruned one
+    assert "was pruned" in page.run("document.querySelector('#said').textContent")
+    assert page.problems() == []
+
+
+@pytest.mark.slow
+@needs_chromium
+@pytest.mark.parametrize("width, height", [(1280, 900), (390, 844)])
+def test_both_languages_say_the_same_numbers(browser, width, height):
+    page, texts = browser.open(f"{PAGE}#lang=zh", width, height), {}
+    places = "[...document.querySelectorAll('section')].map(s => s.getBoundingClientRect().left)"
+    assert len(set(page.run(places))) == (2 if width > 900 else 1)
+    for completion in range(len(SHIPPED["completions"])):
+        page.run(f"choose({completion}, 0)")
+        for lang in ("zh", "en"):
+            page.run(f"state.lang = '{lang}', draw()")
+            texts[lang] = page.run(SAID)
+            assert page.run("document.documentElement.scrollWidth") <= width
+            assert width < 900 or page.run(OUTSIDE) == []
+        assert set(re.findall("[一-鿿]+", texts["en"])) == {"中文"}
+        code = page.run("[...document.querySelectorAll('code, .token')].map(n => n.textContent)")
+        latin = set(re.findall("[A-Za-z]{2,}", texts["zh"])) - set(
+            re.findall("[A-Za-z]{2,}", " ".join(code)))
+        assert latin <= NAMES
+        assert sorted(NUMBER.findall(texts["zh"])) == sorted(NUMBER.findall(texts["en"]))
+    assert page.problems() == []
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_completion_is_text_and_never_markup(browser, tmp_path):
+    hostile = ["</script><script>window.hit = 1</script>", "</style><style>*{display:none}", "\0",
+               "<img src=x onerror='window.hit = 2'>", "😀", "", "\ud83d", "\u2028", "x" * 100_000,
+               "{0}$&", "&lt;b&gt;", "<!--"]
+    data = deepcopy(SHIPPED) | {"question": hostile[0], "answer": hostile[1]}
+    first, second = data["completions"][:2]
+    for c, tokens in ((first, hostile), (second, ["y"] * 100_000)):
+        for numbers in (c, *c["passes"]):
+            for name, column in numbers.items():
+                if isinstance(column, list) and name != "passes":
+                    numbers[name] = column[:1] * len(tokens)
+        c["tokens"] = tokens
+    path = tmp_path / "step.html"
+    path.write_text(page_of(data), encoding="utf-8")
+    page = browser.open(f"{path}#lang=en", 1280, 900)
+    assert page.run("DATA.completions[0].tokens.length") == len(hostile)
+    assert page.run("document.querySelectorAll('.token').length") > 100_000
+    for i, text in enumerate(hostile):
+        page.run(f"choose(0, {i})")
+        assert page.run("document.querySelectorAll('script').length") == 2
+        if len(text) > 3:
+            where = page.run("document.querySelector('#where code').textContent")
+            assert where == text[:40]
+    page.run(KEY % "ArrowDown")
+    assert page.run("state.completion") == 1 and page.run("window.hit ?? 0") == 0
+    assert page.run("document.documentElement.scrollWidth") <= 1280
+    assert page.problems() == []
+    for c in data["completions"]:  # of another rule: nothing of this question is kept
+        c |= {"kept": False, "passes": [], "tokens": c["tokens"][:3]}
+    path.write_text(page_of(data), encoding="utf-8")
+    page = browser.open(f"{path}#lang=en", 1280, 900)
+    assert page.run(NUMBERS)[1:3] == ["pruned", "–"] and page.problems() == []
