@@ -168,6 +168,29 @@ def methods(rows, output, keys, titles=None, order=None, left=None):
     figure.savefig(output, dpi=DPI)
 
 
+def course(rows, output, titles):
+    """How metrics change: in the first step, then in each quarter of the run. Rows whose name ends
+    with "trained on results" have the colour of what fails. titles: {metric: title of its panel}"""
+    figure, axes = panels(len(titles), 4.4)
+    for axis, (metric, title) in zip(axes, titles.items()):
+        lines = []
+        for row in rows:
+            values = row["course"][metric]
+            if not any(values):  # a row that has no such figure
+                continue
+            fails = row["name"].endswith("trained on results")
+            own = FAILS if fails else colour(row["name"])
+            style = "--" if row["name"].startswith("GRPO") else "-"
+            axis.plot([0, 1 / 8, 3 / 8, 5 / 8, 7 / 8], values, style, color=own, linewidth=2.5)
+            lines.append((values[-1], in_words(row["name"]), own))
+        axis.set_title(title, fontsize=13)
+        axis.set_xlabel("share of the run")
+        plain(axis)
+    name_lines(axis, lines)
+    foot(figure, "first step, then the mean of each quarter; mean of the seeds")
+    figure.savefig(output, dpi=DPI)
+
+
 def factorial(rows, output):
     """Sampled accuracy: a panel for each loss, a line for each choice."""
     losses = list(dict.fromkeys(row["method"] for row in rows))

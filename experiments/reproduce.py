@@ -258,12 +258,12 @@ for loss, (choice, keep) in product(LOSSES, CHOICES.items()):
 # All four rewards are logged; a reward with weight 0 pays nothing
 CODE = {}
 for name, runs, soft in (("no loose reward", 0, 0), ("code_runs", 0.2, 0),
-                         ("soft_code_format", 0, 0.2), ("both loose rewards", 0.2, 0.2)):
+                         ("soft_code_format", 0, 0.2), ("both", 0.2, 0.2)):
     words = ["code_accuracy", "code_format:0.5", f"code_runs:{runs}", f"soft_code_format:{soft}"]
-    CODE[name] = cppo(
+    CODE[f"CPPO, {name}"] = cppo(
         "cppo", 0.75, dataset="toy_code", rewards=words, questions_per_step=8, minibatches=2,
-        lr=3e-4)._replace(baseline="no loose reward")
-for name in ("no loose reward", "both loose rewards"):
+        lr=3e-4)._replace(baseline="CPPO, no loose reward")
+for name in ("CPPO, no loose reward", "CPPO, both"):
     CODE[f"{name}, 4 passes"] = CODE[name]._replace(passes=4)
 
 # a calculator (examples/my_tool.py), as `train.py --dataset toy_tool` has it
@@ -363,6 +363,9 @@ SHOWS = {
     "controls": ("All end between 0.86 and 0.92",
                  "Pruning with allocation takes a quarter of the time, or less"),
     "together": ("16 mini-batches harm CPPO, not GRPO", "CPPO stays 2.5 times as fast, or more"),
+    "code": ("A reward for each mark delays the answer: greedy …", "… and sampled"),
+    "tool": {"accuracy": "Both learn to call: accuracy …", "calls": "… and calls for each answer",
+             "clip_fraction": "Trained on results, the clip acts at once"},
 }
 TABLES = {
     "1": Table("Table 1: pruning rates", 2048, PRUNED | in_minibatches(PRUNED, 4),
@@ -388,8 +391,8 @@ TABLES = {
                       partial(ACCURACY_SECONDS, titles=SHOWS["together"])),
     "code": Table("Two loose rewards for a form that is rare", 1024, CODE,
                   partial(ACCURACY, titles=SHOWS["code"]), columns=FORM, base="loose_code"),
-    "tool": Table("A calculator, with its results trained on and without", 1024, TOOL, plot.course,
-                  columns=CALLS),
+    "tool": Table("A calculator, with its results trained on and without", 1024, TOOL,
+                  partial(plot.course, titles=SHOWS["tool"]), columns=CALLS),
     "factorial": Table("Which of loss and choice matters", 1024, FACTORIAL, plot.factorial,
                        plan=PLAN, seeds=5),
 }

@@ -179,13 +179,14 @@ def finish(config, algorithm, run, after, notes):
     summary["checkpoint"] = str(checkpoint.newest(folder))
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)
-    report(summary, folder)
+    report(summary, config)
     if config.devices.lora:
         print(MERGE.format(**summary, folder=folder))
 
 
-def report(summary, folder):
+def report(summary, config):
     """Print what a run has learned, its seconds, and what to do next."""
+    folder = config.run.output_dir
     before, after = summary["before"], summary["after"]
     if before:
         changes = [
@@ -199,4 +200,9 @@ def report(summary, folder):
     print(f"look      {folder}/curves.png")
     other = "cppo" if summary["algorithm"] == "grpo" else "grpo"
     print("compare   the same command with --algorithm", other)
-    print(f"evaluate  python eval.py --model {folder}")
+    command = f"python eval.py --model {folder}"
+    if config.data.dataset != "toy":
+        command += f" --benchmark {config.data.eval_dataset or config.data.dataset}"
+    if config.sampling.rollout not in ("own", "vllm"):
+        command += f" --rollout {config.sampling.rollout}"
+    print(f"evaluate  {command}")
