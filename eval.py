@@ -336,9 +336,6 @@ def check(chosen):
     stems = {Path(name).stem for name in config.benchmark}
     refuse([
         (config.compare and len(config.compare) != 2, "--compare takes two files of answers."),
-        (config.from_file and not Path(config.from_file).is_file(),
-         f"--from_file: the file {config.from_file} does not exist: it must be a .jsonl file of "
-         "question, answer, and completion or completions."),
         (len(stems) < len(config.benchmark),
          "--benchmark names two of the same name: their results would overwrite each other."),
         (config.model == "toy" and len({task_of(name).base or "" for name in config.benchmark}) > 1,
@@ -474,6 +471,9 @@ def main(argv):
     folder = results_folder(config)
     try:
         if config.from_file:
+            if not Path(config.from_file).is_file():
+                raise UserError(f"--from_file: the file {config.from_file} does not exist: name a "
+                                ".jsonl file of question, answer, and completion or completions.")
             folder.mkdir(parents=True, exist_ok=True)
             return score_file(config, folder)
         evaluate_all(config, folder, device)

@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 SOURCE, CHECKPOINT, OUT = "{source}", "{checkpoint}", "{folder}/merged"
 model = AutoModelForCausalLM.from_pretrained(SOURCE, dtype=torch.float32)
 PeftModel.from_pretrained(model, CHECKPOINT).merge_and_unload().save_pretrained(OUT)
-AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(OUT)
-"""
+AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(OUT)"""
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
 CHANGES = [  # what the last lines compare: its name there, and where it stands in the scores
