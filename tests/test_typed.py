@@ -208,6 +208,8 @@ def check_program(program, words):
         check_train(words)
     elif program == "eval.py":
         evaluation.check(given(evaluation.Config, words))
+    elif program == "experiments/microscope.py" and words and words[0].startswith("runs/"):
+        assert len(words) == 1 or words[1:2] == ["--question"]
     elif program.startswith("examples/my_"):  # adds to a table, and calls train.main
         with patch.object(train, "main", check_train), patch.object(sys, "argv", ["", *words]):
             with patch.dict(ALGORITHMS):
