@@ -379,7 +379,7 @@ def table():
         cells = [cell(getattr(row, field)) for field in fields.split()]
         if row is not grpo:
             cells = ["·" if own == other else own for own, other in zip(cells, usual)]
-        lines.append([name, WORDS[name], *cells])
+        lines.append([name, WORDS.get(name, ""), *cells])
     widths = [max(map(len, column)) for column in zip(*lines)]
     rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     more = "mini-batches: at least so many; a data set may ask for more (the toy asks for 2)."
@@ -388,6 +388,7 @@ def table():
 
 def cell(value):
     """A number as text; the name of a rule or of a function."""
+    value = getattr(value, "func", value)  # of a partial
     return getattr(value, "__name__", str(value))
 
 

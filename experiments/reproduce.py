@@ -453,10 +453,10 @@ def course_of(metrics):
     names = [key for key in metrics[0] if key in COURSE or key.startswith("reward/")]
     n = len(metrics)
     parts = [metrics[:1]] + [metrics[n * i // 4 : n * (i + 1) // 4] for i in range(4)]
-    return {name: [mean_of(part, name) for part in parts] for name in names}
+    return {name: [mean_over(part, name) for part in parts] for name in names}
 
 
-def mean_of(rows, name):
+def mean_over(rows, name):
     """Of a metric, over the steps that have it: a step without an update has no KL."""
     values = [row[name] for row in rows if row[name] is not None]
     return statistics.fmean(values) if values else math.nan

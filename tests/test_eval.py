@@ -197,7 +197,7 @@ def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
 
 @pytest.mark.parametrize("words, message", [
     ("--benchmark gsm9k", "gsm9k"), ("--benchmark toy toy", "--benchmark"),
-    ("--benchmark toy toy_code", "toy_code"), ("--model ./nowhere", "nowhere"),
+    ("--benchmark toy toy_code", "one by one"), ("--model ./nowhere", "nowhere"),
     ("--samples -1", "--samples"), ("--samples 0 --top_p 0.9", "--top_p .*--samples 0"),
     ("--seed 9223372036854775807", "--seed"), ("--top_p 0", "--top_p"),
     ("--temperature 0", "--temperature"), ("--temperature nan", "--temperature"),

@@ -89,7 +89,7 @@ def test_a_step_in_micro_batches_is_the_step_of_nano(loaded):
 
 def test_what_the_metrics_of_the_first_step_must_be(loaded):
     """All ratios are 1 and the KL is 0, so the loss is minus the mean advantage."""
-    (_, (accuracy, length)), (_, got) = steps(nano.step, loaded), steps(train_step, loaded)
+    (_, (accuracy, length, _)), (_, got) = steps(nano.step, loaded), steps(train_step, loaded)
     assert got["accuracy"] == pytest.approx(accuracy) and got["length"] == pytest.approx(length)
     assert got["loss"] == pytest.approx(got["−A"], abs=1e-4)
     assert got["ratio"] == pytest.approx(1, abs=1e-4) and got["logp"] < 0 < got["ended"] <= 1
