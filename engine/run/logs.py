@@ -24,9 +24,9 @@ PeftModel.from_pretrained(model, CHECKPOINT).merge_and_unload().save_pretrained(
 AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(OUT)"""
 LINES = ("metrics.jsonl", "samples.jsonl")  # a line of each for each step
 SHORT = 100  # tokens; the table shows only answers that are not longer
-CHANGES = [  # what the last lines compare: its name there, and where it stands in the scores
-    ("greedy accuracy", "greedy", "accuracy"), ("sampled", "sampled", "accuracy"),
-    ("tokens", "sampled", "length"),
+CHANGES = [  # what the last lines compare: its name there, where it is in the scores, its digits
+    ("greedy accuracy", "greedy", "accuracy", 3), ("sampled", "sampled", "accuracy", 3),
+    ("tokens", "sampled", "length", 1),
 ]
 
 
@@ -189,8 +189,8 @@ def report(summary, config):
     before, after = summary["before"], summary["after"]
     if before:
         changes = [
-            f"{title} {before[part][name]:.3g} → {after[part][name]:.3g}"
-            for title, part, name in CHANGES]
+            f"{title} {before[part][name]:.{digits}f} → {after[part][name]:.{digits}f}"
+            for title, part, name, digits in CHANGES]
         print(f"On {after['greedy']['questions']} test questions:", ", ".join(changes))
     seconds = summary["phases"]
     spent = ", ".join(f"{word} {seconds[phase]:.0f}" for phase, word in WORDS.items())
