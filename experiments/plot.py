@@ -279,9 +279,9 @@ def time_to_accuracy(rows, output):
             own = colour(row["name"])
             main = row["name"] in MAIN
             band(axis, row["curves"], column, own, width=3 if main else 1.6, until=end)
-            if main:
+            if main and row[key]:  # else 0.85 was not reached
                 axis.plot(row[key], 0.85, "o", color=own, markersize=9, zorder=5)
-                first = row[key] == min(row[key] for row in rows if row["name"] in MAIN)
+                first = row[key] == min(row[key] or math.inf for row in rows if row["name"] in MAIN)
                 place = {"xytext": (-9, 4), "ha": "right"} if first else {"xytext": (8, -16)}
                 axis.annotate(words.format(row[key]), (row[key], 0.85), **place, color=own,
                               textcoords="offset points", fontsize=13, fontweight="bold")

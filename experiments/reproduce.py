@@ -398,13 +398,19 @@ TABLES = {
 }
 
 
+def words_of(options):
+    """The command line that has these options."""
+    words = []
+    for name, value in options.items():
+        several = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *map(str, several)]
+    return words
+
+
 def one_run(folder, options):
     """The figures of one run. A finished run is read, an interrupted run is resumed, a missing run
     is trained."""
-    words = []
-    for name, value in (options | {"output_dir": folder}).items():
-        several = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *map(str, several)]
+    words = words_of(options | {"output_dir": folder})
     if (folder / "run.json").is_file():
         if options_of(folder) != flat(config_of(given(Options, words))[0]):
             raise UserError(
