@@ -16,8 +16,6 @@ from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
 
 ADAPTER = "adapter_config.json"
-# values of --log, and names of the packages that they need
-TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 def check_options(o, unusual):
@@ -34,8 +32,6 @@ def check_options(o, unusual):
         (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
          f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
          f"{o.overlong_cache}."),
-        (o.log and not is_installed(o.log),
-         f"--log {o.log} needs a package that is not installed: pip install {o.log}"),
     ])
     for name in filter(None, [o.dataset, o.eval_dataset]):
         check_dataset(name, o.model)
@@ -45,12 +41,6 @@ def check_options(o, unusual):
     if o.model != "toy" and o.plan is None and Path(resolve_model(o.model), ADAPTER).exists():
         raise UserError(f"{o.model} holds adapters, not a whole model: merge them into their model "
                         "first, as docs/gpus.md shows.")
-
-
-def is_installed(package):
-    """Whether there is such a package. A folder of its name, which wandb leaves, is none."""
-    found = find_spec(package)
-    return found is not None and found.origin is not None
 
 
 def check_allowed(o, unusual, row):

@@ -115,7 +115,7 @@ def findings(m, options, samples, steps, below=""):
                f"show in --system_prompt a form that {first} reads", answers.wrong)
     elif flat:
         what, texts, cure = why_no_signal(m, first, answers)
-        yield what, f"no_signal/{first} accuracy", cure, texts
+        yield what, f"no_signal/{first} all_right all_wrong", cure, texts
     for name in names[1:]:
         marks = MARKS.get(name.removeprefix("soft_"))
         if marks and m[f"reward/{name}"].most == 0:
