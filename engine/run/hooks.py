@@ -11,7 +11,7 @@ functions.
         already is in it, without a mean reward. rng: a random.Random, the same on every device.
     metrics(step) → {name: number}
         what is logged of a Step (records.py) as the metric own/NAME: in metrics.jsonl, in
-        curves.png and by the tracker. If there are several devices, each has a Step of its own,
+        curves.png. If there are several devices, each has a Step of its own,
         and the mean over the questions of all devices is logged.
 """
 
