@@ -288,7 +288,7 @@ def see_train(run_dir, config, algorithm):
                         "own: the microscope shows algorithms with one for each completion.")
     device, sampling = ranks.start(), config.sampling
     rows = rows_of_run(config.data)
-    run, networks, reward_functions, _, _ = train.set_up(config, algorithm, device, rows)
+    run, networks, reward_functions, *_ = train.set_up(config, algorithm, device, rows)
     if run.finished:
         raise UserError(f"{run_dir} has made all its steps: there is no next one.")
     run.follow_schedule()
