@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import signal
+import weakref
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -368,7 +369,13 @@ def test_a_reference_a_critic_and_the_past_survive_a_resume(
 def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, monkeypatch, capsys):
     """Without β, which changes nothing else; and after a resume, with the same limit and a larger
     one."""
-    real, evaluated = train.examine, {}
+    real, evaluated, real_set_up, models = train.examine, {}, train.set_up, []
+
+    def set_up(*words):
+        assert not any(model() for model in models)  # no two are in memory at once
+        found = real_set_up(*words)
+        models.append(weakref.ref(found[1].model))
+        return found
 
     def examine(sampler, *words, label, **more):
         weights = sampler.model.state_dict().items()
@@ -377,6 +384,7 @@ def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, mon
 
     monkeypatch.setattr(train, "load_rewards", lambda *_: named(number_of_digits))
     monkeypatch.setattr(train, "examine", examine)
+    monkeypatch.setattr(train, "set_up", set_up)
     words = ["--beta", "0", "--seed", "1", "--save_every", "3", "--minibatches", "1"]
     go(small, tmp_path / "free", *words, steps=9)
     rows, _, _ = run_of(tmp_path / "free")
