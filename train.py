@@ -82,7 +82,7 @@ def train_step(
         networks.sampler.free_memory()  # until `refresh`
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
-            if algorithm.beta:
+            if networks.reference:  # if β > 0, or --stop_kl needs it
                 for batch in minibatches:
                     batch.ref_logp = compute(networks.reference.logprobs, batch)
             # the first update gives those of π_old for free, because π_θ is then still π_old
@@ -106,6 +106,7 @@ def networks_of(config, algorithm, source, device, folder=None):
     return build(
         source, device, config.devices, config.sampling, config.update, algorithm,
         critic_lr=task_of(config.data.dataset).critic_lr,
+        stop_kl=config.run.stop_kl,
         longest=config.data.max_prompt_tokens + config.sampling.max_new_tokens,
         seed=config.run.seed, folder=folder)
 
@@ -157,9 +158,7 @@ def train(config, algorithm, device, rows, notes):
         while not run.finished and not interrupt.asked:
             # the schedule, if there is one, and the learning rate
             run.follow_schedule()
-            groups = networks.optimizer.param_groups
-            for group, peak in zip(groups, networks.peaks, strict=True):
-                group["lr"] = run.learning_rate(peak, config.update.warmup)
+            lr = networks.follow(run.learning_rate)
             # the step: its random numbers follow from the seed and its number
             rng = random.Random(f"{run.seed} {state.step + 1} 0")
             moment = Moment(state.step + 1, run.progress, run.mean_rewards)
@@ -168,20 +167,23 @@ def train(config, algorithm, device, rows, notes):
             run.count(step)
             # the log
             step.metrics.update(run.hooks.measure(step))
-            log.write(state.step, step, groups[0]["lr"])
+            log.write(state.step, step, lr)
             logs.show_step(shown, run, step.metrics)
             log.show(state.step, run.finished)
             refuse_failing_updates(state, folder)
-            # the checkpoint; while updates fail, the last good one stays the newest
+            # the checkpoint
             interrupt.agree(device)
             last = run.finished or interrupt.asked
-            due = state.step % config.run.save_every == 0 and not state.skipped_in_a_row
-            if (due or last) and not checkpoint.save(folder, networks, state) and last:
+            if run.saves(last) and not checkpoint.save(folder, networks, state) and last:
                 raise UserError(f"the run has ended at step {state.step}. What it learned after "
                                 "its last checkpoint is lost.")
-    log.close()
     if not run.finished:
         return interrupt.tell(state.step, run.steps, folder)
+    log.close()
+    if run.went_too_far:
+        notes.append(run.go_back())
+        del networks, evaluate, ask, log  # before they are built again, as in the checkpoint
+        _, _, _, evaluate, *_ = set_up(config, algorithm, device, rows)
     after = evaluate(label="evaluation after")
     logs.finish(config, algorithm, run, after, notes)
     return 0

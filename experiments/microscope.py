@@ -292,8 +292,7 @@ def see_train(run_dir, config, algorithm):
     if run.finished:
         raise UserError(f"{run_dir} has made all its steps: there is no next one.")
     run.follow_schedule()
-    for group, peak in zip(networks.optimizer.param_groups, networks.peaks, strict=True):
-        group["lr"] = run.learning_rate(peak, config.update.warmup)
+    networks.follow(run.learning_rate)
     number, limits = run.state.step + 1, update.Limits(config.devices.micro_batch_tokens)
     rng = random.Random(f"{run.seed} {number} 0")
     moment = Moment(number, run.progress, run.mean_rewards)

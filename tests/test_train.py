@@ -4,9 +4,12 @@ import copy
 import json
 import math
 import re
+import shutil
 import signal
+import weakref
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 import pytest
 import torch
@@ -361,6 +364,53 @@ def test_a_reference_a_critic_and_the_past_survive_a_resume(
         assert kls[0] == 0 < min(kls[1:])
         # policy and reference have the sampler's temperature
         assert max(row["sampler_gap_max"] for row in rows) < 1e-3
+
+
+def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, monkeypatch, capsys):
+    """Without β, which changes nothing else; and after a resume, with the same limit and a larger
+    one."""
+    real, evaluated, real_set_up, models = train.examine, {}, train.set_up, []
+
+    def set_up(*words):
+        assert not any(model() for model in models)  # no two are in memory at once
+        found = real_set_up(*words)
+        models.append(weakref.ref(found[1].model))
+        return found
+
+    def examine(sampler, *words, label, **more):
+        weights = sampler.model.state_dict().items()
+        evaluated[label] = {name: weight.clone() for name, weight in weights}
+        return real(sampler, *words, label=label, **more)
+
+    monkeypatch.setattr(train, "load_rewards", lambda *_: named(number_of_digits))
+    monkeypatch.setattr(train, "examine", examine)
+    monkeypatch.setattr(train, "set_up", set_up)
+    words = ["--beta", "0", "--seed", "1", "--save_every", "3", "--minibatches", "1"]
+    go(small, tmp_path / "free", *words, steps=9)
+    rows, _, _ = run_of(tmp_path / "free")
+    folder = tmp_path / "run"
+    go(small, folder, *words, "--stop_kl", "1e9", steps=9)
+    measured, _, _ = run_of(folder)
+    kls = [row["kl"] for row in measured]
+    assert [row | {"kl": 0} for row in measured] == rows and min(kls[1:]) > 0
+    means = [fmean(kls[i - 4 : i]) for i in range(4, 10)]  # of the steps 4 … 9
+    limit = str((means[3] + means[4]) / 2)  # steps 7 and 8
+    assert max(means[:4]) < float(limit) < means[4]
+
+    shutil.rmtree(folder)
+    capsys.readouterr()
+    assert go(small, folder, *words, "--stop_kl", limit, steps=9) == 0
+    for words in (["--stop_kl", limit], ["--stop_kl", "1e9"]):
+        assert run_of(folder)[0] == measured[:8]
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["checkpoint"].endswith("checkpoint-000006") and summary["step"] == 8
+        [sentence] = [s for s in summary["notes"] if "ends the run at step 8" in s]
+        assert sentence in capsys.readouterr().out and "checkpoint-000006" in sentence
+        saved = load_file(folder / "checkpoint-000006/model.safetensors")
+        after = evaluated.pop("evaluation after")
+        assert all(torch.equal(weight, after[name]) for name, weight in saved.items())
+        train.main(["--output_dir", str(folder), "--resume", *words])
+    assert run_of(folder)[0] == measured and checkpoint.newest(folder).name == "checkpoint-000009"
 
 
 def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ class Networks:
     tokenizer: object  # of transformers
     sampler: Sampler | VLLM | None = None
     optimizer: torch.optim.Optimizer | None = None
-    reference: Policy | None = None  # None if β is 0
+    reference: Policy | None = None  # None if β is 0 and nothing else needs the KL
     critic: Critic | None = None
     peaks: list[float] = ()  # the highest learning rate of each parameter group of the optimizer
 
@@ -62,24 +62,34 @@ class Networks:
     def learners(self):
         return [network for network in (self.model, self.critic) if network]
 
+    def follow(self, schedule):
+        """Set the learning rates to schedule(peak). Returns the policy's."""
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = schedule(peak)
+        return schedule(self.peaks[0])
+
 
 def build(
     source, device, devices, sampling, update, algorithm,
-    *, critic_lr=None, longest=None, seed=0, folder=None,
+    *, stop_kl=None, critic_lr=None, longest=None, seed=0, folder=None,
 ):  # fmt: skip
     """The Networks of a run.
 
     source: the model that the run starts from. folder: the checkpoint to resume from, or None.
-    devices, sampling, update: these records of the options. critic_lr: the highest learning rate of
-    the critic. longest, seed: as in contract.py.
+    devices, sampling, update: these records of the options. stop_kl: if it is not None, there
+    is a reference even if β is 0. critic_lr: the highest learning rate of the critic. longest,
+    seed: as in contract.py.
 
     Weights that are trained are float32; all others have the dtype of the policy's arithmetic. Each
     copy is made in its final precision, so that a device never holds more than in training.
     """
+    compares = bool(stop_kl or algorithm.beta)  # with a reference
     if devices.shard == "full":
-        networks = sharded_networks(source, device, devices.dtype, sampling, algorithm, folder)
+        networks = sharded_networks(
+            source, device, devices.dtype, sampling, algorithm, compares, folder)
     else:
-        networks = whole_networks(source, device, devices, sampling, algorithm, seed, folder)
+        networks = whole_networks(
+            source, device, devices, sampling, algorithm, compares, seed, folder)
     kind = sampler_class(sampling.rollout)
     if sampling.rollout != "own" and uses_own(sampling.rollout):
         networks.sampler = kind(networks.sampler, networks.tokenizer, sampling)
@@ -94,12 +104,12 @@ def build(
     return networks
 
 
-def whole_networks(source, device, devices, sampling, algorithm, seed, folder):
+def whole_networks(source, device, devices, sampling, algorithm, compares, seed, folder):
     """Networks without an optimizer. Each device holds them whole."""
     load = partial(
         load_policy, device=device, dtype=devices.dtype, temperature=sampling.temperature)
     first = None
-    if algorithm.beta and folder and not devices.lora:
+    if compares and folder and not devices.lora:
         # the reference of a resumed run is the model that the run started from
         first, _ = load(source, frozen=True)
     start = source if devices.lora else folder or source
@@ -107,9 +117,9 @@ def whole_networks(source, device, devices, sampling, algorithm, seed, folder):
     networks = Networks(policy, tokenizer)
     if devices.lora:
         add_adapter(policy.model, devices.lora, seed, folder)
-    if algorithm.beta and devices.lora:
+    if compares and devices.lora:
         networks.reference = replace(policy, without_adapter=True)
-    elif algorithm.beta:
+    elif compares:
         networks.reference = first or frozen(policy)
     if uses_own(sampling.rollout):
         networks.sampler = own_sampler(policy, tokenizer)
@@ -144,7 +154,7 @@ def first_critic(policy):
     return Critic(deepcopy(policy.model.base_model), policy.dtype, policy.shares_prompts)
 
 
-def sharded_networks(source, device, dtype, sampling, algorithm, folder):
+def sharded_networks(source, device, dtype, sampling, algorithm, compares, folder):
     """Networks of `--shard full`, without an optimizer: each device holds a part of each network,
     and a whole copy to sample from.
 
@@ -166,7 +176,7 @@ def sharded_networks(source, device, dtype, sampling, algorithm, folder):
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
         networks.sampler = Sampler(copy, tokenizer, copy=True)
         networks.sampler.refresh(shards.whole_weights(policy.model, computed))
-    if algorithm.beta:
+    if compares:
         if folder:
             del whole  # before the next model is read, so that the host never holds two
             whole, _ = read_on_first_rank(source, device, dtype)

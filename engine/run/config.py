@@ -111,7 +111,7 @@ def algorithm_with(config, changed):
     if others:
         raise UserError(f"a schedule cannot change {', '.join(others)}: it can change "
                         f"{', '.join(sorted(ALGORITHM_OPTIONS))}.")
-    if changed.get("beta") and not config.row.beta:
+    if changed.get("beta") and not (config.row.beta or config.run.stop_kl):
         raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
                         "start the run with a --beta above 0.")
     check_limits(Config, changed)

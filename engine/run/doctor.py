@@ -77,7 +77,8 @@ def seen(metrics, names, texts=()):
     words = []
     for name in names.split():
         m = metrics[name]
-        words.append(f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g})")
+        if m.count:  # earlier versions measured less
+            words.append(f"{name} {m.start:.2g} → {m.end:.2g} (at most {m.most:.2g})")
     if texts:
         words.append(f"as {texts[len(texts) // 2]!r:.120}")
     return "; ".join(words)
@@ -115,7 +116,7 @@ def findings(m, options, samples, steps, below=""):
                f"show in --system_prompt a form that {first} reads", answers.wrong)
     elif flat:
         what, texts, cure = why_no_signal(m, first, answers)
-        yield what, f"no_signal/{first} accuracy", cure, texts
+        yield what, f"no_signal/{first} all_right all_wrong accuracy", cure, texts
     for name in names[1:]:
         marks = MARKS.get(name.removeprefix("soft_"))
         if marks and m[f"reward/{name}"].most == 0:

@@ -5,7 +5,8 @@ The sum is over the phases of a step on one device. N: parameters; Q questions o
 completions each, of which k are kept. Attention, evaluations, checkpoints and what devices send to
 each other are left out.
 
-    update      (6μ + 2 if β > 0) · N operations for each token of the Q prompts and Q·k completions
+    update      (6μ + 2 if there is a reference) · N operations for each token of the Q prompts and
+                Q·k completions
     sampling    2N operations for each token of the prompts. Then a token of every completion at a
                 time: the GPU reads the weights, and the keys and values of all rows so far. If
                 there are very many rows, their 2N operations each take longer than that. Our own
@@ -72,7 +73,7 @@ def step_seconds(p, gpu, share, length=1.0):
 
     networks = 2 if p.algorithm.critic else 1
     passes = 3 * networks * o.mu  # a backward pass counts twice
-    if o.beta:
+    if o.beta or o.stop_kl:
         passes += 1
     kept = p.algorithm.k * completion
     tokens = p.questions * (prompt + kept)

@@ -46,6 +46,7 @@ def summarize(rollout, advantages, rows):
     advantages: (Q, G). rows: the kept completions.
     """
     named = dict(zip(rollout.reward_names, rollout.rewards))
+    right = rollout.rewards[0] > 0  # (Q, G)
     answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
     trained = rollout.mask if rollout.prefix_weights is None else rollout.prefix_weights
     sums = {
@@ -56,7 +57,7 @@ def summarize(rollout, advantages, rows):
         "tokens_trained": trained[rows].count_nonzero(),
         "tokens_without_logp": rollout.logp.isnan().sum(),
         "entropy": -rollout.logp.nansum(),
-        "accuracy": (rollout.rewards[0] > 0).sum(),
+        "accuracy": right.sum(),
         "reward": rollout.total.sum(),
         "reward_failures": rollout.failures,
         "truncated": rollout.truncated.sum(),
@@ -71,13 +72,15 @@ def summarize(rollout, advantages, rows):
     groups = {"no_signal": advantages}
     for name, values in named.items():
         groups[f"no_signal/{name}"] = values
-    for name, values in groups.items():
-        sums[name] = (~has_signal(values)).sum()
+    shares = {name: ~has_signal(values) for name, values in groups.items()}
+    shares |= {"all_right": right.all(1), "all_wrong": ~right.any(1)}
+    for name, found in shares.items():  # of the questions
+        sums[name] = found.sum()
 
     sums = ranks.all_sum(sums, rollout.tokens.device)
     metrics = {name: int(sums.pop(name)) for name in COUNTS}
     metrics["rollouts"] = rollout.rollouts
-    for name in groups:
+    for name in shares:
         metrics[name] = sums.pop(name) / metrics["questions"]
     metrics["length"] = metrics["tokens_generated"] / metrics["completions"]
     known = metrics["tokens_generated"] - metrics["tokens_without_logp"]

@@ -150,6 +150,10 @@ class RunOptions:
         None, "passes over the questions; else the data set's (1 for most)", limits="(0, ∞)")
     steps: int | None = option(
         None, "stop after this many steps, if the epochs are not over before", limits="[1, ∞)")
+    stop_kl: float | None = option(
+        None, "end the run when KL(π_θ ‖ π_ref), the mean of 4 steps, exceeds this; its model is "
+        "the newest checkpoint from before; with --beta 0 this costs the memory and the forward "
+        "pass of a reference", limits="(0, ∞)")
     save_every: int = option(50, "steps between checkpoints", limits="[1, ∞)")
     log: str | None = option(
         None, "also log to this tracker, which must be installed; JSON lines are always written",

@@ -10,7 +10,7 @@ there are no copies.
     gradients        4    of trained parameters, in the update only; and that of the largest tensor
                           twice more, while it is new
     optimizer        8    of trained parameters: AdamW's two moments
-    reference        2    if β > 0. LoRA: 0, because it is the policy without its adapters
+    reference        2    if β > 0 or --stop_kl. LoRA: 0, because it is the policy without adapters
     compute copy     2    of trained parameters, in the update only: autocast's casts
     rollout copy     2    a copy to sample from; it has no memory during the update. LoRA: 0
 
@@ -148,7 +148,7 @@ def parameter_items(model, compute, options, devices, critic):
     trained = total = model.num_parameters()
     sharing = 1  # devices that divide a network
     rollout = casts = compute * total if compute == 2 else 0
-    reference = compute * total if options.beta else 0
+    reference = compute * total if options.beta or options.stop_kl else 0
     # of the largest tensor: it comes twice, before it is added to that of earlier micro-batches
     new_gradient = 8 * max(p.numel() for p in model.parameters())
     if options.shard == "full":

@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from algorithms import Algorithm
 from engine.base import progress, ranks
@@ -17,6 +18,7 @@ from engine.scoring.golds import Golds
 
 PROJECT = Path(__file__).parents[2]
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
+WINDOW = 4  # --stop_kl compares the mean KL of this many steps that made an update
 
 
 @dataclass
@@ -35,6 +37,7 @@ class State:
     no_signal_steps: int = 0
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
+    recent_kl: list = field(default_factory=list)  # of the last WINDOW steps that made an update
     skipped_questions: int = 0  # that could not be asked
     lost_questions: int = 0  # that were asked, although no completion can win their gold answer
     # (number of a question, its mean reward), each time that one was asked: for GFPO's adaptive k
@@ -87,8 +90,14 @@ class Run:
         return [mean_reward for _, mean_reward in self.state.past]
 
     @property
+    def went_too_far(self):
+        """Whether --stop_kl ends the run. The KL is that over all devices, so all agree."""
+        most, kls = self.config.run.stop_kl, self.state.recent_kl
+        return most is not None and len(kls) == WINDOW and fmean(kls) > most
+
+    @property
     def finished(self):
-        return self.state.step >= self.steps
+        return self.went_too_far or self.state.step >= self.steps
 
     def next_questions(self, count=None):
         """This device's share of the next `count` questions, or None if none are left.
@@ -145,11 +154,11 @@ class Run:
         return numbers_of(state.position, min(count, len(self.questions)), len(self.questions),
                           self.seed)
 
-    def learning_rate(self, peak, warmup):
+    def learning_rate(self, peak):
         """The learning rate of the next step."""
         state = self.state
         done = run_progress(state.step, self.steps, state.position, self.total, self.per_step)
-        return learning_rate(done, peak, warmup)
+        return learning_rate(done, peak, self.config.update.warmup)
 
     def count(self, of_step):
         """Add a Step."""
@@ -158,12 +167,37 @@ class Run:
         state.seconds += of_step.metrics["seconds/total"]
         state.no_signal_steps += of_step.metrics["loss"] is None
         state.skipped_updates += of_step.metrics["skipped_updates"]
+        if of_step.metrics["kl"] is not None:
+            state.recent_kl = [*state.recent_kl, of_step.metrics["kl"]][-WINDOW:]
         for skipped in of_step.skipped:
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
         if self.algorithm.ks or self.hooks.curriculum:
             mean_rewards = of_step.rollout.total.mean(1).tolist()
             state.past += ranks.gather([*zip(self.own_numbers, mean_rewards)])
         self.own_numbers.clear()
+
+    def saves(self, last):
+        """Whether there is a checkpoint of this step. last: the run ends with it.
+
+        While updates fail, the last good one stays the newest. If --stop_kl ends the run, the one
+        from before does.
+        """
+        due = self.state.step % self.config.run.save_every == 0 and not self.state.skipped_in_a_row
+        return (due or last) and not self.went_too_far
+
+    def go_back(self):
+        """After --stop_kl has ended the run: its model is the newest checkpoint, which `set_up`
+        loads from now on. Says so, and returns the sentence."""
+        options = self.config.run
+        options.resume = True
+        sentence = (
+            f"--stop_kl {options.stop_kl:g} ends the run at step {self.state.step}, because the KL "
+            f"to the reference was {fmean(self.state.recent_kl):.3g} on average over the last "
+            f"{WINDOW} steps with an update; the model of the run is "
+            f"{checkpoint.newest(options.output_dir).name}, and --resume with a larger --stop_kl "
+            "goes on from there.")
+        progress.note(sentence)
+        return sentence
 
     def follow_schedule(self):
         """Take the Algorithm of the next step, if a schedule changes it."""

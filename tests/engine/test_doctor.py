@@ -432,14 +432,16 @@ def test_train_says_the_same_at_its_end_also_if_it_stops(words, what, found, cap
 
 
 def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, capsys):
-    logged(tmp_path, accuracy=[0.005] * 10, no_signal=[0.9] * 10)
+    looked = ("reward_failures", "skipped_updates", "group_gap", "sampler_gap")
+    zeros = dict.fromkeys(looked, [0.0] * 10)
+    logged(tmp_path, accuracy=[0.005] * 10, no_signal=[0.9] * 10, **zeros)
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
     main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("3 steps are too few to judge the accuracy: that takes 8. Only these ")
-    looked = ("reward_failures", "skipped_updates", "group_gap", "sampler_gap")
     assert all(f"{name} 0 → 0" in said for name in looked)
+    assert "unreadable" not in said  # an earlier version did not measure it
     assert "Nothing was found" not in said
 
 

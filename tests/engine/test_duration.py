@@ -43,6 +43,7 @@ def test_more_work_takes_longer():
     N, tokens, speed = 1_543_714_304, 8 * 512 + 16 * 1024, 0.25 * 312e12
     assert usual - seconds(mu=1) == pytest.approx(6 * N * tokens / speed)
     assert usual - seconds(beta=0.0) == pytest.approx(2 * N * tokens / speed)
+    assert usual == seconds(beta=0.0, stop_kl=0.5)
     # PPO updates two networks, and keeps all completions of its one question
     ppo, grpo = (seconds(algorithm=name, pruning_rate=0.0, mu=2, beta=0.04)
                  for name in ("ppo", "grpo"))

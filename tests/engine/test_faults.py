@@ -5,6 +5,7 @@ pytest starts torchrun on this very file, whose __main__ trains as train.py does
 places named on its command line.
 """
 
+import json
 import os
 import re
 import shutil
@@ -112,6 +113,15 @@ def test_preemption_saves_and_exits_0_and_the_run_goes_on(small, undisturbed, tm
     assert "To go on from checkpoint-000003" in done.stdout + done.stderr
     assert job(tmp_path, small, "--resume").returncode == 0
     assert result(tmp_path) == result(undisturbed)
+
+
+def test_all_ranks_stop_at_the_same_kl_and_evaluate_the_checkpoint_from_before(small, tmp_path):
+    done = job(tmp_path, small, "--stop_kl", "1e-12", "--beta", "0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (done.stdout + done.stderr).count("ends the run at step 4,") == 1
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["checkpoint"] == "run/checkpoint-000002" and summary["after"]
+    assert [row["step"] for row in metrics(tmp_path)] == [1, 2, 3, 4]
 
 
 def may_mount():

@@ -93,6 +93,8 @@ def test_a_schedule_cannot_ask_for_a_reference_that_is_not_there():
     config, _ = config_of({"dataset": "toy", "algorithm": "dapo"})
     with pytest.raises(UserError, match="has no reference"):
         algorithm_with(config, {"beta": 0.1})
+    config, _ = config_of({"dataset": "toy", "algorithm": "dapo", "stop_kl": 0.5})
+    assert algorithm_with(config, {"beta": 0.1}).beta == 0.1
 
 
 # --- the curriculum ---

@@ -103,6 +103,7 @@ def test_the_bytes_of_a_parameter():
     assert items["compute copy"] == (0, 2 * W_SMALL)
     assert items["rollout copy"] == (2 * W_SMALL, 0)
     assert planned(beta=0.0).items["reference"] == (0, 0)
+    assert planned(beta=0.0, stop_kl=0.5).items["reference"] == items["reference"]
     exact = planned(dtype="float32").items
     assert exact["compute copy"] == exact["rollout copy"] == (0, 0)
     assert exact["reference"] == exact["weights"]

@@ -484,6 +484,14 @@ def test_an_answer_is_found_as_the_accuracy_reads_it(reward, text, answer):
     assert metrics["unreadable"] == (0.5 if answer else 1.0)
 
 
+def test_groups_that_are_all_right_and_all_wrong_are_counted_by_the_accuracy_alone():
+    """Of four questions: all right with different rewards, all wrong, mixed, all wrong."""
+    accuracy, other = [[1, 2], [0, -1], [1, 0], [0, 0]], [[0, 1], [0, 0], [0, 1], [0, 1]]
+    rollout = a_rollout(torch.tensor([accuracy, other]).float())
+    metrics = summarize(rollout, rollout.total, torch.arange(8))
+    assert (metrics["all_right"], metrics["all_wrong"]) == (1 / 4, 2 / 4)
+
+
 def test_check_rewards_shows_what_the_first_step_of_the_run_sees(small, tmp_path, capsys):
     go(small, tmp_path / "run")
     row = metrics_of(tmp_path / "run")[0]
