@@ -114,11 +114,12 @@ def kept_share(W, A, products, k):
 
 
 def advantage(stage, seed, count):
+    """({figure: number}, points of the picture), over the groups whose rewards differ."""
     of_each, rewards, lengths = gradients_of(stage, seed, count)
     products = torch.stack([group @ group.T for group in of_each.split(G)])
     rewards, lengths = rewards.view(-1, G), lengths.view(-1, G)
     A = group_advantages(rewards)
-    some = A.any(1)  # groups whose rewards differ
+    some = A.any(1)
     products, A, lengths, right = products[some], A[some], lengths[some], rewards[some] > 0
     norms = products.diagonal(dim1=1, dim2=2).sqrt()
     figures, points = {}, {}
@@ -139,14 +140,21 @@ def advantage(stage, seed, count):
             values = [x.mean() for x in kept_share(W, A, products, k)]
             for label, value in zip(("share of the norms", "norm of the sum", "cosine"), values):
                 figures[f"{name}: k = {k}: {label}"] = value
-        for kind, those in (("right", right), ("wrong", ~right)):
-            points[f"{name}, {kind}"] = [
-                [A[those & (n == right.sum(1, keepdim=True))].abs().mean().item(),
-                 weighed[those & (n == right.sum(1, keepdim=True))].mean().item()]
-                for n in range(1, G) if (right.sum(1) == n).any()]
+        points[f"{name}, right"] = points_of(A, weighed, right, right.sum(1))
+        points[f"{name}, wrong"] = points_of(A, weighed, ~right, right.sum(1))
     figures["tokens of a right completion"] = lengths[right].mean()
     figures["tokens of a wrong completion"] = lengths[~right].mean()
     return {name: value.item() for name, value in figures.items()}, points
+
+
+def points_of(A, norms, those, count_right):
+    """[|A|, mean norm of those completions], for groups with 1, 2, … G−1 right completions."""
+    points = []
+    for n in range(1, G):
+        chosen = those & (count_right == n)[:, None]
+        if chosen.any():
+            points.append([A[chosen].abs().mean().item(), norms[chosen].mean().item()])
+    return points
 
 
 def mean_of(x, those):
@@ -184,6 +192,7 @@ def variance(W, of_each, size):
 
 
 def pairs(stage, seed, count):
+    """({figure: number}, no points). noise: variance over the squared norm of the mean."""
     of_each, rewards, lengths = gradients_of(stage, seed, count)
     figures = {}
     for size in SIZES:
@@ -230,6 +239,7 @@ def whole_logprobs(model, batch):
 
 
 def kl(stage, seed, count):
+    """({figure: number}, no points). base: random distributions. later: the trained policy."""
     figures = {}
     if stage == "base":  # far and near, without a model
         rng = torch.Generator().manual_seed(seed)
