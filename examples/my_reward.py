@@ -1,4 +1,4 @@
-"""Two rewards of your own. The first one helps, the second one is gamed.
+"""Two rewards of your own. The first one helps, the second one harms CPPO.
 
     torchrun train.py --rewards toy_accuracy examples/my_reward.py:shows_steps:0.1
     torchrun train.py --rewards toy_accuracy examples/my_reward.py:brevity:0.1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from experiments import limit, plot, real, reproduce
+from experiments import claims, limit, plot, real, reproduce
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -20,9 +20,11 @@ def stored(name):
 
 
 def draw(name):
-    """Draw one picture, or the two of Table 1."""
+    """Draw one picture, or the two of Table 1 or of the claims."""
     picture = RESULTS / f"{name}.png"
-    if name == "limit":
+    if name == "claims":
+        claims.draw(stored(name), RESULTS)
+    elif name == "limit":
         limit.picture(stored(name), picture)
     elif name in ("real", "real_second"):
         real.picture(stored(name)["rows"], picture, real.TITLES[name])
@@ -37,9 +39,9 @@ def draw(name):
 def main(names):
     tables = ["table1" if name == "1" else name for name in reproduce.TABLES]
     drawn = [name for name in tables if (RESULTS / f"{name}.json").is_file()]
-    for name in names or [*drawn, "limit", "real", "real_second"]:
+    for name in names or [*drawn, "claims", "limit", "real", "real_second"]:
         draw(name)
-        print(f"written: {RESULTS / name}.png")
+        print(f"drawn again: {name}")
 
 
 if __name__ == "__main__":

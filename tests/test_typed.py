@@ -194,6 +194,7 @@ def check_train(words):
 
 # options that name a row of a table of their program
 ROWS = {
+    "experiments/claims.py": ("claim", lambda module: module.CLAIMS),
     "experiments/generation.py": ("models", lambda module: module.NAMES),
     "experiments/plan.py": ("cases", lambda module: module.CASES),
     "experiments/real.py": ("methods", lambda module: {**module.METHODS, **module.SECOND}),

@@ -1,0 +1,105 @@
+"""What experiments/claims.py computes, beside loops over explicit gradients and enumerations."""
+
+import json
+import math
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+import torch
+
+from cppo import prune
+from experiments import claims
+from grpo import group_advantages, grpo_loss, kl_k1, kl_k3
+from tests.examples import F64, seeded
+
+R = torch.tensor([[1.0, 0, 0, 0, 1, 0], [0, 1, 1, 1, 1, 1]], dtype=F64)
+OF_EACH = torch.randn(2, 6, 5, generator=seeded(0), dtype=F64)  # ∇ log π(o) of each completion
+
+
+def test_the_share_of_the_kept_is_that_of_explicit_gradients():
+    A, lengths = group_advantages(R), torch.arange(1.0, 13, dtype=F64).view(2, 6)
+    found = claims.kept_share(A / lengths, A, OF_EACH @ OF_EACH.mT, 2)
+    for q, kept in enumerate(prune(A, 2).tolist()):
+        parts = [A[q, i] / lengths[q, i] * OF_EACH[q, i] for i in range(6)]
+        of_kept, whole = sum(parts[i] for i in kept), sum(parts)
+        norms = [part.norm() for part in parts]
+        expected = [sum(norms[i] for i in kept) / sum(norms), of_kept.norm() / whole.norm(),
+                    torch.cosine_similarity(of_kept, whole, dim=0)]
+        torch.testing.assert_close([x[q] for x in found], expected)
+
+
+def test_the_sum_over_pairs_is_the_gradient_of_the_loss():
+    """A policy of one token for each completion; at the first update all ratios are 1."""
+    logits = torch.randn(6, 4, generator=seeded(1), dtype=F64, requires_grad=True)
+    logp, mask = logits.log_softmax(1)[:, :1], torch.ones(6, 1, dtype=torch.bool)
+    for rewards in R:
+        A = group_advantages(rewards[None])[0]
+        loss, _ = grpo_loss(logp, logp.detach(), A, mask, beta=0.0)
+        [gradient] = torch.autograd.grad(-loss, logits, retain_graph=True)
+        each = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in logp[:, 0]]
+        pairs = sum((rewards[i] - rewards[j]) * (each[i] - each[j])
+                    for i, j in combinations(range(6), 2)) / 6 / (rewards.std() + 1e-4)
+        torch.testing.assert_close(pairs / 6, gradient)
+        factors = claims.from_pairs(rewards[None])[0]
+        torch.testing.assert_close(sum(f * s for f, s in zip(factors, each)), pairs)
+
+
+def test_the_variance_is_that_of_all_samples():
+    """Two questions, each with three answers; a group has 2 of them. The mean of the estimate over
+    all samples is the variance over all groups."""
+    chances = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=F64)
+    of_answer = torch.randn(2, 3, 4, generator=seeded(2), dtype=F64)
+    of_question = list(product(range(3), repeat=2))  # the answers in a group of 2
+    groups = [(chances[q, a] * chances[q, b] / 2, of_answer[q, [a, b]])
+              for q in range(2) for a, b in of_question]
+    W = torch.tensor([[0.7, -0.2]], dtype=F64)
+    gradients = [(p, (W @ s)[0]) for p, s in groups]
+    mean = sum(p * g for p, g in gradients)
+    expected = sum(p * (g - mean).square().sum() for p, g in gradients), mean.square().sum()
+    found = torch.zeros(2, dtype=F64)
+    for (p, s), (p2, s2) in product(groups, groups):
+        both = torch.cat([s, s2])
+        found += p * p2 * torch.stack(claims.variance(W.expand(2, 2), both, 2))
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
+def test_the_moments_of_the_estimators_are_sums_over_the_words():
+    logp, ref = torch.randn(2, 3, 5, generator=seeded(3), dtype=F64).log_softmax(2)
+    for estimator, formula in ((kl_k1, lambda x: x), (kl_k3, lambda x: math.exp(-x) + x - 1)):
+        cases = [(math.exp(a) / 3, formula(a - b)) for row, other in zip(logp, ref)
+                 for a, b in zip(row.tolist(), other.tolist())]
+        mean = sum(p * k for p, k in cases)
+        std = math.sqrt(sum(p * (k - mean) ** 2 for p, k in cases))
+        found = claims.moments(estimator, logp, ref)
+        assert [x.item() for x in found] == pytest.approx([mean, std])
+    # both are unbiased
+    assert claims.compare(logp, ref)["k3 − KL"].item() == pytest.approx(0, abs=1e-12)
+
+
+def test_a_token_of_two_answers():
+    figures, _ = claims.tokens("base", 1, 0)
+    assert figures["1/|o|: a token of the short answer"] == pytest.approx(1 / (2 * 6))
+    assert figures["1/|o|: a token of the long answer"] == pytest.approx(1 / (2 * 35))
+    assert figures["token mean: a token of the long answer"] == pytest.approx(1 / 41)
+    assert figures["constant: a token of the short answer"] == pytest.approx(1 / (2 * 48))
+    assert figures["constant: share of the long answer"] == pytest.approx(35 / 41)
+
+
+def test_the_page_says_what_was_stored():
+    """The figures of each claim, in the order of the page."""
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "experiments/results/claims.json").read_text())
+    text = " ".join((root / "docs/claims.md").read_text().split())
+    noise = [f"G = {size}: noise of 64 completions" for size in (2, 4, 8, 16, 64)]
+    two = ["1/|o|: k = 2: share of the norms", "1/|o|: k = 2: cosine",
+           "token mean: k = 2: share of the norms"]
+    first = "after 100 steps, without the first token: std of k"
+    stds = ["after 100 steps: std of k3", "after 100 steps: std of k1", f"{first}3", f"{first}1"]
+    shown = [("advantage", stage, two, 3) for stage in claims.STAGES]
+    shown += [("pairs", stage, noise, 1) for stage in claims.STAGES] + [("kl", "later", stds, 3)]
+    for claim, stage, names, digits in shown:
+        section = text.split(f"python experiments/claims.py --claim {claim}")[0]
+        for name in names:
+            of = result[claim]["figures"][stage][name]
+            assert f" {of['mean']:.{digits}f} ± {of['std']:.{digits}f}" in section, name
