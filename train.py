@@ -177,9 +177,9 @@ def train(config, algorithm, device, rows, notes):
             if run.saves(last) and not checkpoint.save(folder, networks, state) and last:
                 raise UserError(f"the run has ended at step {state.step}. What it learned after "
                                 "its last checkpoint is lost.")
+    log.close()
     if not run.finished:
         return interrupt.tell(state.step, run.steps, folder)
-    log.close()
     if run.went_too_far:
         notes.append(run.go_back())
         del networks, evaluate, ask, log  # before they are built again, as in the checkpoint

@@ -132,7 +132,7 @@ SIZES = {name: size(tree) for name, tree in TREES.items()}
 
 
 @pytest.mark.parametrize("room, nodes, density", [
-    ("engine.", 25_530, 7.3), ("", 11_610, 7.7), ("tasks.", 955, 7.7),
+    ("engine.", 25_780, 7.3), ("", 11_610, 7.7), ("tasks.", 955, 7.7),
 ])  # fmt: skip
 def test_engine_and_ground_floor_have_room_to_breathe(room, nodes, density):
     """density: syntax nodes in a statement. nanochat has 7.2, CleanRL 7.8."""
