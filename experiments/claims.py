@@ -113,7 +113,7 @@ def kept_share(W, A, products, k):
     return share, of_kept / of_all, cosine
 
 
-def advantage(stage, seed, count):
+def advantages_and_norms(stage, seed, count):
     """({figure: number}, points of the picture), over the groups whose rewards differ."""
     of_each, rewards, lengths = gradients_of(stage, seed, count)
     products = torch.stack([group @ group.T for group in of_each.split(G)])
@@ -132,9 +132,9 @@ def advantage(stage, seed, count):
     for name, divisor in divisors.items():
         W = A / divisor
         weighed = W.abs() * norms
-        ratio = mean_of(weighed, few)[~tied] / mean_of(weighed, ~few)[~tied]
+        ratio = mean_among(weighed, few)[~tied] / mean_among(weighed, ~few)[~tied]
         figures[f"{name}: norm with the larger |A| / with the smaller"] = ratio.median()
-        of_A = (mean_of(A.abs(), few) / mean_of(A.abs(), ~few))[~tied]
+        of_A = (mean_among(A.abs(), few) / mean_among(A.abs(), ~few))[~tied]
         figures["the larger |A| / the smaller"] = of_A.median()
         for k in KEPT:
             values = [x.mean() for x in kept_share(W, A, products, k)]
@@ -157,7 +157,7 @@ def points_of(A, norms, those, count_right):
     return points
 
 
-def mean_of(x, those):
+def mean_among(x, those):
     """The mean of each row over those entries."""
     return (x * those).sum(1) / those.sum(1)
 
@@ -213,7 +213,7 @@ def pairs(stage, seed, count):
 # --- "k3 estimates the KL better than k1" ---
 
 
-def moments(estimator, logp, ref_logp):
+def mean_and_std(estimator, logp, ref_logp):
     """(mean, standard deviation) of an estimator over all words of each row, exactly, each row
     counting the same. logp, ref_logp: (rows, V), the whole distributions."""
     p, k = logp.exp(), estimator(logp, ref_logp)
@@ -223,9 +223,9 @@ def moments(estimator, logp, ref_logp):
 
 def compare(logp, ref_logp):
     """{figure: number} of the two estimators. logp, ref_logp: (rows, V), whole distributions."""
-    KL, std_k1 = moments(kl_k1, logp, ref_logp)
-    k3, std_k3 = moments(kl_k3, logp, ref_logp)
-    k2, _ = moments(kl_k2, logp, ref_logp)
+    KL, std_k1 = mean_and_std(kl_k1, logp, ref_logp)
+    k3, std_k3 = mean_and_std(kl_k3, logp, ref_logp)
+    k2, _ = mean_and_std(kl_k2, logp, ref_logp)
     return {"KL": KL, "k3 − KL": k3 - KL, "k2 − KL": k2 - KL, "std of k1": std_k1,
             "std of k3": std_k3}
 
@@ -281,7 +281,7 @@ def tokens(stage, seed, count):
 
 # --- the page and the pictures ---
 
-CLAIMS = {"advantage": advantage, "pairs": pairs, "kl": kl, "tokens": tokens}
+CLAIMS = {"advantage": advantages_and_norms, "pairs": pairs, "kl": kl, "tokens": tokens}
 
 
 def measure(names, count):
