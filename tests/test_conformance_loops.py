@@ -293,6 +293,7 @@ ALL = "range(len(A))"
     ("✗ the largest A are kept", BY.format("-A[i]")),
 ])
 def test_the_choice_of_the_kept_completions_is_judged_by_all_rewards(words, kept):
+    torch.manual_seed(0)  # else two random choices are equal in one run of 216
     assert said(made((f"kept = {ALL}", f"kept = {kept}"))).startswith(words)
 
 
