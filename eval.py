@@ -334,11 +334,12 @@ def check(chosen):
     for name in config.benchmark:
         check_dataset(name, config.model)
     stems = {Path(name).stem for name in config.benchmark}
+    bases = {task_of(name).base or TASKS["toy"].base for name in config.benchmark}
     refuse([
         (config.compare and len(config.compare) != 2, "--compare takes two files of answers."),
         (len(stems) < len(config.benchmark),
          "--benchmark names two of the same name: their results would overwrite each other."),
-        (config.model == "toy" and len({task_of(name).base or "" for name in config.benchmark}) > 1,
+        (config.model == "toy" and len(bases) > 1,
          "--model toy is another base model for each of these data sets: evaluate them one by one, "
          "or name a --model."),
         (not uses_own(config.rollout),

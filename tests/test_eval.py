@@ -213,3 +213,9 @@ def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         evaluation.main(words.split())
+
+
+def test_a_file_of_ones_own_is_evaluated_beside_the_toy(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "1+1=?", "answer": "2"}')
+    assert evaluation.check({"benchmark": ["toy", str(path)]}).model == "toy"

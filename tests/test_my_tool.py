@@ -199,7 +199,7 @@ def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
 
 @pytest.mark.parametrize("words, message", [
     (["--rollout", "examples/my_tool.py:Nothing"], "has no function 'Nothing'"),
-    (["--rollout", "vlm"], "unknown sampler --rollout vlm"),
+    (["--rollout", "vlm"], "--rollout: unknown sampler 'vlm': did you mean vllm"),
     (["--rollout", "none.py:WithCalculator"], "none.py does not exist"),
 ])
 def test_a_sampler_that_is_not_there_is_refused(words, message):

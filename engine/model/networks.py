@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from engine.base import ranks
-from engine.base.errors import UserError
+from engine.base.errors import UserError, unknown
 from engine.base.files import own_function
 from engine.model import shards
 from engine.model.contract import stop_tokens
@@ -34,8 +34,7 @@ def sampler_class(word):
     if word in SAMPLERS:
         return SAMPLERS[word]
     if not word.partition(":")[0].endswith(".py"):
-        raise UserError(f"unknown sampler --rollout {word}: there are {', '.join(SAMPLERS)}, and "
-                        "FILE.py:CLASS.")
+        raise UserError(f"--rollout: {unknown('sampler', word, SAMPLERS)}, and FILE.py:CLASS.")
     return own_function(word, "--rollout")
 
 

@@ -42,7 +42,7 @@ def curves(folder, algorithm="cppo"):
 
 def page(row, x):
     """(figure, {metric: panel}, strip): large panels above a strip. row: of the metrics. x: what
-    stands on the x axis."""
+    the x axis shows."""
     titles = PANELS | {name: name for name in row if name.startswith("own/")}
     figure = Figure((4.7 * len(titles), 5.4))
     # fixed margins are faster than a computed layout

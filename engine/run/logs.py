@@ -94,8 +94,7 @@ def describe_step(algorithm, rule, questions):
     devices."""
     G = algorithm.group_size
     k = algorithm.k
-    noun = "question" if questions == 1 else "questions"
-    line = f"Each step: {questions} {noun} × {G} completions"
+    line = f"Each step: {progress.count(questions, 'question')} × {G} completions"
     if algorithm.max_rollouts > 1:
         line += f", up to {algorithm.max_rollouts} times"
     if k == G:

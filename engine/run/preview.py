@@ -1,7 +1,7 @@
 """`train.py --check_rewards`: the completions of the first step, and their rewards."""
 
 from answers import gold_answer
-from engine.base import ranks
+from engine.base import progress, ranks
 from engine.run.doctor import conclusions, findings, metrics_of
 from engine.run.metrics import summarize
 from engine.scoring.score import read
@@ -30,9 +30,10 @@ def show(rollout, algorithm, options, tokenizer):
         answer = read(rollout.reward_names[0], text)
         print(f"read: {answer!r:.60}  {text!r:.400}")
 
-    print(f"\n{questions} questions × {completions} completions: {metrics['length']:.0f} tokens "
-          f"long, {metrics['truncated']:.0%} cut off, {metrics['unreadable']:.0%} without an "
-          f"answer; {rollout.failures} calls of a reward failed.")
+    print(f"\n{progress.count(questions, 'question')} × {completions} completions: "
+          f"{metrics['length']:.0f} tokens long, {metrics['truncated']:.0%} cut off, "
+          f"{metrics['unreadable']:.0%} without an answer; "
+          f"{rollout.failures} calls of a reward failed.")
     for name, weight, values in zip(rollout.reward_names, rollout.reward_weights, rollout.rewards):
         print(f"{name}, weight {weight:g}: mean {metrics[f'reward/{name}']:.3f}, "
               f"from {values.min():g} to {values.max():g}")

@@ -26,12 +26,17 @@ class Golds:
         """[a sentence, if some of these gold answers cannot be won]. Only those that are judged for
         the first time count. rows: {number: row}. what: which gold answers these are."""
         new = [number for number in rows if number not in self.won]
-        self.won.update(zip(new, winnable(self.reward, [rows[number] for number in new])))
+        won = winnable(self.reward, [rows[number] for number in new])
+        self.won.update(zip(new, won))
         lost = [number for number in new if not self.won[number]]
-        shown = ", ".join(f"row {number + 1}: {rows[number]['answer']!r:.60}"
-                          for number in lost[:3])
-        return [f"{len(lost)} of {what} cannot be won with {self.reward.name} ({shown}): leave "
-                "these rows out, or take another reward, such as math_accuracy."] if lost else []
+        if not lost:
+            return []
+        shown = []
+        for number in lost[:3]:
+            shown.append(f"row {number + 1}: {rows[number]['answer']!r:.60}")
+        return [f"{len(lost)} of {what} cannot be won with {self.reward.name} "
+                f"({', '.join(shown)}): leave these rows out, or take another reward, such as "
+                "math_accuracy."]
 
     def lost(self, asked):
         """How many of the questions of a step cannot be won. The first ones that were not judged
