@@ -252,13 +252,15 @@ def check_dataset(name, model=None, rows=()):
 def refuse_unknown(name):
     """Refuse a name that is no file, no folder, and no OWNER/NAME of the hub."""
     path = Path(name)
+    has_format = any(suffix in FORMATS for suffix in path.suffixes)
     if path.is_file():
-        if not any(suffix in FORMATS for suffix in path.suffixes):
+        if not has_format:
             raise UserError(f"{name} is no file of questions: its name must end with "
                             f"{', '.join(FORMATS)}, or one of these and .gz.")
         return
-    of_the_hub = name.count("/") == 1 and not name.startswith((".", "/", "~", "runs/"))
-    if not path.is_dir() and not (of_the_hub and not any(s in FORMATS for s in path.suffixes)):
+    is_path = has_format or name.startswith((".", "/", "~", "runs/"))
+    of_the_hub = name.count("/") == 1 and not is_path
+    if not path.is_dir() and not of_the_hub:
         raise UserError(
             f"{unknown('data set', name, TASKS)}. A file of questions ({', '.join(FORMATS)}) with "
             "this name does not exist, and a data set of the hub is called OWNER/NAME.")

@@ -137,9 +137,6 @@ def restore(folder, networks):
     of ranks may have changed. The files may be a stranger's: safetensors hold no code."""
     import torch.distributed.checkpoint as dcp
 
-    if Path(folder, "networks/.metadata").exists():
-        raise UserError(f"{folder} was saved by an earlier version of train.py: finish its run "
-                        "with that version, or start a new run.")
     reader = dcp.HuggingFaceStorageReader(Path(folder, "networks"))
     names = reader.read_metadata().state_dict_metadata
     trained = any(name.startswith("optimizer.") for name in names)

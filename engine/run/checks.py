@@ -14,6 +14,7 @@ from engine.model.networks import sampler_class
 from engine.model.vllm import INSTALL
 from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
+from tasks.table import base_model
 
 ADAPTER = "adapter_config.json"
 # values of --log, and names of the packages that they need
@@ -39,6 +40,9 @@ def check_options(o, unusual):
     ])
     for name in filter(None, [o.dataset, o.eval_dataset]):
         check_dataset(name, o.model)
+        if base_model(o.model, name) != base_model(o.model, o.dataset):
+            raise UserError(f"the toy has one base model for {o.dataset} and another for {name}: "
+                            "leave out --eval_dataset.")
     load_rewards(o.rewards)
     load_hooks(o.hooks)
     # the plan needs only its config.json

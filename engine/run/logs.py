@@ -169,11 +169,8 @@ def finish(config, algorithm, run, after, notes):
     state = asdict(run.state)
     del state["past"]
     summary = {"algorithm": algorithm.name, "k": algorithm.k, "per_step": run.per_step}
-    summary |= state | {"notes": notes}
-    summary["after"] = after
-    for name in COUNTS:
-        summary[name] = sum(row[name] for row in rows)
-    summary["phases"] = phase_totals(rows)
+    summary |= state | {"notes": notes, "after": after, "phases": phase_totals(rows)}
+    summary |= {name: sum(row[name] for row in rows) for name in COUNTS}
     summary["checkpoint"] = str(checkpoint.newest(folder))
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)

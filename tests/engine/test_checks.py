@@ -79,6 +79,17 @@ def test_a_name_that_is_nearly_right_leads_to_the_right_one(words, meant):
         open_run(words.split())
 
 
+@pytest.mark.parametrize("words", [
+    "--dataset toy --eval_dataset toy_tool", "--dataset toy_code --eval_dataset toy",
+    "--dataset mine.jsonl --eval_dataset toy_code",
+])
+def test_the_toy_is_not_evaluated_where_it_has_another_base_model(words, tmp_path, monkeypatch):
+    (tmp_path / "mine.jsonl").write_text('{"question": "1+1=?", "answer": "2"}\n')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="leave out --eval_dataset"):
+        open_run(words.split())
+
+
 @pytest.mark.parametrize("words, twice", [
     ("--lr 1e-3 --lr=1e-4", ["--lr"]), ("--group-size 8 --lr 1 --group_size 4", ["--group_size"]),
     ("--lr 5 --beta 5", []),
