@@ -21,7 +21,7 @@ import torch
 
 from answers import extract_answer, to_number
 from engine.base import files, progress, ranks
-from engine.base.errors import CANNOT_WRITE, UserError, refuse
+from engine.base.errors import CANNOT_WRITE, UserError
 from engine.data.questions import fingerprint, reward_columns, with_prompts
 from engine.data.rows import check_dataset, open_file, read_rows
 from engine.model.contract import Sampling
@@ -334,17 +334,18 @@ def check(chosen):
     for name in config.benchmark:
         check_dataset(name, config.model)
     stems = {Path(name).stem for name in config.benchmark}
-    bases = {task_of(name).base or TASKS["toy"].base for name in config.benchmark}
-    refuse([
-        (config.compare and len(config.compare) != 2, "--compare takes two files of answers."),
-        (len(stems) < len(config.benchmark),
-         "--benchmark names two of the same name: their results would overwrite each other."),
-        (config.model == "toy" and len(bases) > 1,
-         "--model toy is another base model for each of these data sets: evaluate them one by one, "
-         "or name a --model."),
-        (not uses_own(config.rollout),
-         f"--rollout {config.rollout} is not built on the project's own sampler: leave it out."),
-    ])
+    bases = {base_model(config.model, name) for name in config.benchmark}
+    if config.compare and len(config.compare) != 2:
+        raise UserError("--compare takes two files of answers.")
+    if len(stems) < len(config.benchmark):
+        raise UserError(
+            "--benchmark names two of the same name: their results would overwrite each other.")
+    if len(bases) > 1:
+        raise UserError("--model toy is another base model for each of these data sets: evaluate "
+                        "them one by one, or name a --model.")
+    if not uses_own(config.rollout):
+        raise UserError(
+            f"--rollout {config.rollout} is not built on the project's own sampler: leave it out.")
     if config.judge:
         load_rewards([config.judge], option="--judge")
     return config

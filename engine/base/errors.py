@@ -18,14 +18,6 @@ class UserError(Exception):
     """A mistake that the user can correct: one sentence with the cause and the cure."""
 
 
-def refuse(mistakes):
-    """Raise UserError with the first sentence whose condition holds. mistakes: (condition,
-    sentence) each."""
-    for wrong, sentence in mistakes:
-        if wrong:
-            raise UserError(sentence)
-
-
 def nearest(word, names, cutoff=0.6):
     """The names that `word` may mean: the one that is written most alike, or none."""
     return difflib.get_close_matches(word, names, n=1, cutoff=cutoff)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import linear
 
-from engine.base.errors import UserError, one_line, refuse
+from engine.base.errors import UserError, one_line
 from engine.model.contract import Sampling
 from engine.model.folders import resolve_model
 from engine.model.precision import TINY, choose_dtype
@@ -73,16 +73,16 @@ def read(name, dtype):
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
         raise UserError(f"the model {name} cannot be loaded: {one_line(error)}") from None
-    refuse([
-        (loading["missing_keys"],  # transformers has filled these with random numbers
-         f"the weights of {name} lack {min(loading['missing_keys'], default='')}: name a complete "
-         "causal language model."),
-        (tokenizer.vocab_size < 10,  # transformers has made it from nothing
-         f"the model {name} holds no tokenizer: save its tokenizer in the folder too."),
-        (tokenizer.eos_token_id is None,
-         f"the tokenizer of {name} has no end-of-sequence token, so no completion would end: set "
-         "its eos_token."),
-    ])
+    missing = sorted(loading["missing_keys"])
+    if missing:  # transformers has filled these with random numbers
+        raise UserError(
+            f"the weights of {name} lack {missing[0]}: name a complete causal language model.")
+    if tokenizer.vocab_size < 10:  # transformers has made it from nothing
+        raise UserError(
+            f"the model {name} holds no tokenizer: save its tokenizer in the folder too.")
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {name} has no end-of-sequence token, so no completion "
+                        "would end: set its eos_token.")
     return model, tokenizer
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from engine.base import ranks
-from engine.base.errors import UserError, one_line, refuse
+from engine.base.errors import UserError, one_line
 from engine.model.contract import Completions, Sampling
 from engine.model.folders import context_of, resolve_model
 from engine.model.logprobs import completion_mask
@@ -40,14 +40,13 @@ class VLLM:
     @staticmethod
     def check(options):
         own = "or use --rollout own."
-        refuse([
-            (options.lora, f"--rollout vllm does not take adapters: leave out --lora, {own}"),
-            (find_spec("vllm") is None and options.plan is None,
-             f"--rollout vllm needs vLLM: {INSTALL}."),
-            (not 0.01 <= options.temperature <= 2,
-             "--rollout vllm takes a --temperature in [0.01, 2], not "
-             f"{options.temperature}: change it, {own}"),
-        ])
+        if options.lora:
+            raise UserError(f"--rollout vllm does not take adapters: leave out --lora, {own}")
+        if find_spec("vllm") is None and options.plan is None:
+            raise UserError(f"--rollout vllm needs vLLM: {INSTALL}.")
+        if not 0.01 <= options.temperature <= 2:
+            raise UserError("--rollout vllm takes a --temperature in [0.01, 2], not "
+                            f"{options.temperature}: change it, {own}")
 
     def __init__(self, source, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
         # one process, so that weights are not copied

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from algorithms import ALGORITHMS, KEEP, OVER_KEPT, Row, rule_name
-from engine.base.errors import UserError, refuse, unknown
+from engine.base.errors import UserError, unknown
 from engine.base.files import own_function
 from engine.data.rows import check_dataset
 from engine.model.folders import resolve_model
@@ -28,16 +28,16 @@ def check_options(o, unusual):
     check_allowed(o, unusual, row)
     check_rule(o, row)
     sampler_class(o.rollout).check(o)
-    refuse([
-        (o.lora and o.shard == "full",
-         "--lora cannot be combined with --shard full: leave one of them out."),
-        (o.lora and row.critic, "--lora cannot be combined with PPO: leave one of them out."),
-        (o.overlong_cache and o.overlong_cache > o.max_new_tokens,
-         f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), not "
-         f"{o.overlong_cache}."),
-        (o.log and not is_installed(o.log),
-         f"--log {o.log} needs a package that is not installed: pip install {o.log}"),
-    ])
+    if o.lora and o.shard == "full":
+        raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
+    if o.lora and row.critic:
+        raise UserError("--lora cannot be combined with PPO: leave one of them out.")
+    if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
+        raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
+                        f"not {o.overlong_cache}.")
+    if o.log and not is_installed(o.log):
+        raise UserError(
+            f"--log {o.log} needs a package that is not installed: pip install {o.log}")
     for name in filter(None, [o.dataset, o.eval_dataset]):
         check_dataset(name, o.model)
         if base_model(o.model, name) != base_model(o.model, o.dataset):
@@ -75,29 +75,22 @@ def check_rule(o, row):
         own_function(keep, "--keep")
     elif keep not in KEEP and keep != usual:
         raise UserError(f"--keep: {unknown('rule', keep, KEEP)}, and FILE.py:FUNCTION.")
+    if usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT):
+        raise UserError(
+            f"{name} keeps completions by {usual}: it cannot be combined with --keep {keep}.")
+    if row.ks and keep == "max_variance":
+        raise UserError(
+            f"{name} keeps completions by --keep shortest or efficiency, not by max_variance.")
+    if o.pruning_rate and keep == "all":
+        raise UserError(f"{name} with --keep all keeps every completion: set --pruning_rate 0, or "
+                        "give a rule, for example --keep largest_abs.")
+    if o.group_size == 1 and not row.critic:
+        raise UserError("--group_size must be at least 2, not 1: an advantage compares completions "
+                        "of one question.")
     most = max(row.ks, default=0)
-    refuse([
-        (usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT),
-         f"{name} keeps completions by {usual}: it cannot be combined with --keep {keep}."),
-        (row.ks and keep == "max_variance",
-         f"{name} keeps completions by --keep shortest or efficiency, not by max_variance."),
-        (o.pruning_rate and keep == "all",
-         f"{name} with --keep all keeps every completion: set --pruning_rate 0, or give a rule, "
-         "for example --keep largest_abs."),
-        (o.group_size == 1 and not row.critic,
-         "--group_size must be at least 2, not 1: an advantage compares completions of one "
-         "question."),
-        (o.group_size < most,
-         f"{name} keeps up to {most} completions of a question: --group_size {o.group_size} is "
-         "too small."),
-    ])
-
-
-def check_algorithm(o, algorithm):
-    """Refuse what only the Algorithm of the run shows."""
-    if algorithm.over_kept and algorithm.k < 2:
-        raise UserError(f"{o.keep} keeps 1 completion of a question, which has nothing to be "
-                        "compared with: lower --pruning_rate.")
+    if o.group_size < most:
+        raise UserError(f"{name} keeps up to {most} completions of a question: --group_size "
+                        f"{o.group_size} is too small.")
 
 
 # --- what is allowed, and worth a note ---

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import algorithms
-from engine.base.errors import UserError, refuse, unknown
+from engine.base.errors import UserError, unknown
 from engine.base.files import own_function
 from engine.run import checks, folder
 from engine.run.command_line import check_limits, compose, flat, given, given_twice
@@ -100,9 +100,13 @@ def algorithm_of(options):
         keep = own_rule(own_function(keep, "--keep"), keep)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
-        return algorithms.resolve(options.algorithm, keep=keep, **others)
+        algorithm = algorithms.resolve(options.algorithm, keep=keep, **others)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
+    if algorithm.over_kept and algorithm.k < 2:
+        raise UserError(f"{options.keep} keeps 1 completion of a question, which has nothing to be "
+                        "compared with: lower --pruning_rate.")
+    return algorithm
 
 
 def algorithm_with(config, changed):
@@ -120,9 +124,7 @@ def algorithm_with(config, changed):
     row = algorithms.ALGORITHMS[options.algorithm]
     checks.check_allowed(options, unusual(values), row)
     checks.check_rule(options, row)
-    algorithm = algorithm_of(options)
-    checks.check_algorithm(options, algorithm)
-    return algorithm
+    return algorithm_of(options)
 
 
 def config_of(chosen):
@@ -136,9 +138,7 @@ def config_of(chosen):
     values = layers(chosen)
     options = SimpleNamespace(**values)
     checks.check_options(options, unusual(values))
-    algorithm = algorithm_of(options)
-    checks.check_algorithm(options, algorithm)
-    return compose(Config, values), algorithm
+    return compose(Config, values), algorithm_of(options)
 
 
 def notes_on_options(config):
@@ -162,13 +162,12 @@ def open_run(argv):
     # allowed restarts, not past ones: the machines of a job may count past restarts differently
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     sharded = config.devices.shard == "full" and plan is None
-    refuse([
-        (restarts and not run.output_dir,
-         "--max-restarts needs --output_dir, by which a restarted job finds its run again."),
-        (sharded and "WORLD_SIZE" not in os.environ,
-         "--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with the number of "
-         "your GPUs."),
-    ])
+    if restarts and not run.output_dir:
+        raise UserError(
+            "--max-restarts needs --output_dir, by which a restarted job finds its run again.")
+    if sharded and "WORLD_SIZE" not in os.environ:
+        raise UserError("--shard full needs torchrun: torchrun --nproc-per-node 2 train.py …, with "
+                        "the number of your GPUs.")
     if run.output_dir and not run.resume and trains:
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
     return config, algorithm, given_twice(argv) + notes_on_options(config)
