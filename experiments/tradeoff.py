@@ -39,7 +39,7 @@ from grpo import group_advantages
 from rewards import toy_accuracy
 from tasks import toy
 
-WEIGHTS = (0.25, 0.5, 1.0)  # of `short`; toy_accuracy has 1
+WEIGHTS = (0.5, 0.75, 1.0)  # of `short`; toy_accuracy has 1
 KINDS = {  # kind: what it earns of toy_accuracy and of short
     "lucky guess": (1, 1), "wrong guess": (0, 1), "right thought": (1, 0), "wrong thought": (0, 0),
 }
