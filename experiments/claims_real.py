@@ -28,16 +28,18 @@ from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
-from experiments.bench import heading, markdown_table, pm, report, spread
+from experiments.bench import heading, markdown_table, pm, report
 from experiments.claims import SEEDS, STAGES, G, of_groups
 from experiments.plot import foot, panels, plain
 from experiments.real import LR, SETTING
 from experiments.reproduce import one_run
+from experiments.tradeoff import over_seeds
 from grpo import group_advantages
 from records import Batch
 from rewards import number_accuracy
 from tasks import arithmetic
 
+FOLDER, STEPS = "runs/claims_real", 20  # of the runs of GRPO
 ASKED = 64  # questions of a seed, at most
 TOGETHER = 8  # questions that are sampled together
 
@@ -46,20 +48,18 @@ TOGETHER = 8  # questions that are sampled together
 class Options:
     model: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of a chat model")
     groups: int = option(4, "groups of each seed", limits="[1, ∞)")
-    steps: int = option(20, "steps of the runs of GRPO", limits="[4, ∞)")
-    folder: str = option("runs/claims_real", "folder of these runs")
     output: str = option("experiments/results", "folder of the page and of the picture")
 
 
-def model_of(stage, seed, options):
+def model_of(stage, seed, name):
     """(model, tokenizer). A run that is not there yet is made."""
-    source = options.model
     if stage == "later":
-        source = Path(options.folder, str(seed))
-        one_run(source, SETTING | {
-            "algorithm": "grpo", "model": options.model, "lr": LR, "steps": options.steps,
-            "seed": seed, "eval_dataset": "arithmetic", "eval_questions": 32})
-    return load_model(str(source), torch.device("cpu"))
+        options = SETTING | {
+            "algorithm": "grpo", "model": name, "lr": LR, "steps": STEPS, "seed": seed,
+            "eval_dataset": "arithmetic", "eval_questions": 32}
+        name = f"{FOLDER}/{seed}"
+        one_run(Path(name), options)
+    return load_model(name, torch.device("cpu"))
 
 
 def inner_products(model, batch):
@@ -108,16 +108,16 @@ def measure(options):
     for stage in STAGES:
         of_seeds, points[stage] = [], []
         for seed in tqdm(SEEDS, desc=stage):
-            model, tokenizer = model_of(stage, seed, options)
+            model, tokenizer = model_of(stage, seed, options.model)
             groups, right = groups_of(model, tokenizer, seed, options.groups)
-            own, _ = of_groups(*groups)
-            of_seeds.append(own | {"share of right completions": right})
             products, rewards, lengths = groups
+            of_seed, _ = of_groups(products, rewards, lengths)
+            of_seeds.append(of_seed | {"share of right completions": right})
             A = group_advantages(rewards).abs()
             norms = A / lengths * products.diagonal(dim1=1, dim2=2).sqrt()
             columns = torch.stack([A, norms, rewards]).flatten(1)
             points[stage] += [[round(x, 4) for x in point] for point in columns.T.tolist()]
-        figures[stage] = {name: spread([own[name] for own in of_seeds]) for name in of_seeds[0]}
+        figures[stage] = over_seeds(of_seeds)
     return {"figures": figures, "points": points}
 
 

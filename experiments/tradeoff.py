@@ -25,32 +25,26 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.data.questions import load_questions
-from engine.model.contract import Sampling
-from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
 from experiments.bench import heading, markdown_table, pm, report, spread
-from experiments.claims import NAMES, SAMPLED, SEEDS, STAGES, G, model_of
-from experiments.plot import foot, panels, plain
+from experiments.claims import NAMES, SEEDS, STAGES, G, model_of, sampled
+from experiments.plot import foot, name_lines, panels, plain
 from experiments.reproduce import PROTOCOL, one_run, own
 from family.gdpo import decoupled_advantages
 from grpo import group_advantages
-from rewards import toy_accuracy
-from tasks import toy
 
 WEIGHTS = (0.5, 0.75, 1.0)  # of `short`; toy_accuracy has 1
 KINDS = {  # kind: what it earns of toy_accuracy and of short
     "lucky guess": (1, 1), "wrong guess": (0, 1), "right thought": (1, 0), "wrong thought": (0, 0),
 }
 COLOURS = {"grpo": GRPO, "gdpo": CPPO}
+TITLES = ("A of each kind, the base", "A of each kind, after 100 steps", "accuracy", "sum")
 
 
 @dataclass
 class Options:
     questions: int = option(64, "questions of a set", limits="[2, ∞)")
-    train_questions: int = option(1024, "questions of a run", limits="[16, ∞)")
-    folder: str = option("runs/tradeoff", "folder of the runs")
     output: str = option("experiments/results", "folder of the results")
 
 
@@ -66,12 +60,9 @@ def short(completions, **columns):
 def rewards_of(stage, seed, count):
     """What the completions of set `seed` earn: (2, groups, G), toy_accuracy and short."""
     model, tokenizer = model_of(stage, seed)
-    questions = load_questions("toy", tokenizer, limit=seed * count)[0][-count:]
-    prompts = [question["prompt"] for question in questions]
-    drawn = Sampler(model, tokenizer).sample(prompts, SAMPLED, Sampling(toy.MAX_NEW_TOKENS), seed)
-    texts = drawn.texts(tokenizer, questions)
-    answers = [question["answer"] for question in questions for _ in range(SAMPLED)]
-    return torch.tensor([toy_accuracy(texts, answer=answers), short(texts)]).view(2, -1, G)
+    batch, right, _ = sampled(model, tokenizer, seed, count)
+    texts = tokenizer.batch_decode(batch.tokens, skip_special_tokens=True)
+    return torch.stack([right, torch.tensor(short(texts))]).view(2, -1, G)
 
 
 def advantages_of(rewards, weight):
@@ -113,17 +104,16 @@ def kinds(stage, seed, count):
 # --- the runs ---
 
 
-def run_of(name, weight, seed, options):
+def run_of(name, weight, seed):
     """{figure: number} of one run."""
-    folder = Path(options.folder, f"{name}-{weight:g}-{seed}")
-    run = one_run(folder, PROTOCOL | own(name).options | {
-        "rewards": ["toy_accuracy", f"{__file__}:short:{weight:g}"], "seed": seed,
-        "epochs": options.train_questions / toy.TRAIN_QUESTIONS, "save_every": 500})
+    rewards = ["toy_accuracy", f"{__file__}:short:{weight:g}"]
+    options = PROTOCOL | own(name).options | {
+        "rewards": rewards, "seed": seed, "epochs": 0.5, "save_every": 500}
+    run = one_run(Path(f"runs/tradeoff/{name}-{weight:g}-{seed}"), options)
     right, is_short = run["course"]["reward/toy_accuracy"], run["course"]["reward/short"]
     return {
-        "accuracy": run["sampled"], "greedy": run["greedy"], "tokens": run["length"],
-        "short, last quarter": is_short[-1], "right, last quarter": right[-1],
-        "sum, last quarter": right[-1] + weight * is_short[-1],
+        "accuracy": run["sampled"], "tokens": run["length"], "short, last quarter": is_short[-1],
+        "right, last quarter": right[-1], "sum, last quarter": right[-1] + weight * is_short[-1],
     }
 
 
@@ -132,18 +122,19 @@ def run_of(name, weight, seed, options):
 
 def over_seeds(found):
     """{figure: spread} of dicts, one of each seed."""
-    return {name: spread([own[name] for own in found]) for name in found[0]}
+    return {name: spread([one[name] for one in found]) for name in found[0]}
 
 
 def measure(options):
-    jobs = tqdm(list(product(STAGES, SEEDS)), "advantages")
-    found = {job: kinds(*job, options.questions) for job in jobs}
-    runs = {(name, weight): [] for weight, name in product(WEIGHTS, COLOURS)}
-    for seed, (name, weight) in tqdm(list(product(SEEDS, runs)), "runs"):
-        runs[name, weight].append(run_of(name, weight, seed, options))
+    advantages, runs = {}, {}
+    for stage in STAGES:
+        of_seeds = [kinds(stage, seed, options.questions) for seed in SEEDS]
+        advantages[stage] = over_seeds(of_seeds)
+    for seed, weight, name in tqdm(list(product(SEEDS, WEIGHTS, COLOURS)), "runs"):
+        found = runs.setdefault(f"{name}, {weight:g}", [])
+        found.append(run_of(name, weight, seed))
     return {
-        "kinds": {stage: over_seeds([found[stage, seed] for seed in SEEDS]) for stage in STAGES},
-        "runs": {f"{name}, {weight:g}": over_seeds(own) for (name, weight), own in runs.items()},
+        "kinds": advantages, "runs": {name: over_seeds(found) for name, found in runs.items()},
     }
 
 
@@ -161,35 +152,36 @@ def table_of_kinds(figures):
 
 
 def page(result):
-    runs = result["runs"]
-    columns = list(runs[f"grpo, {WEIGHTS[0]:g}"])
-    lines = [["", *columns]]
-    lines += [[name, *(pm(own[column]) for column in columns)] for name, own in runs.items()]
     text = heading("Two rewards that trade off: GRPO and GDPO", result)
     text += "\n[What the figures are](../tradeoff.py). Mean ± standard deviation over 3 seeds. "
     text += "A number after a name is the weight of `short`.\n"
     for stage in STAGES:
         text += f"\nThe mean advantage of each kind, {NAMES[stage]}:\n\n"
-        text += f"{table_of_kinds(result['kinds'][stage])}\n"
+        text += table_of_kinds(result["kinds"][stage]) + "\n"
+    lines = [["", *result["runs"]["grpo, 1"]]]
+    for name, figures in result["runs"].items():
+        lines.append([name, *(pm(figure) for figure in figures.values())])
     return text + f"\nThe runs:\n\n{markdown_table(lines)}\n\n![Both](tradeoff.png)\n"
 
 
 def draw_kinds(axis, figures):
     """The mean advantage of each kind against the weight."""
+    ends = []
     for (name, colour), kind in product(COLOURS.items(), KINDS):
         means = [figures[f"{name}, {weight:g}: A of a {kind}"]["mean"] for weight in WEIGHTS]
         axis.plot(means, "o-", color=colour, linewidth=2)
         if name == "gdpo":
-            axis.annotate(kind, (0, means[0]), (0, 9), textcoords="offset points", fontsize=11)
+            ends.append((means[-1], kind, "black"))
     axis.axhline(0, color="black", linewidth=0.8)
     axis.set_ylabel("mean advantage")
+    name_lines(axis, ends)
 
 
 def draw_runs(axis, runs, figure):
     for name, colour in COLOURS.items():
-        own = [runs[f"{name}, {weight:g}"][figure] for weight in WEIGHTS]
-        axis.plot([x["mean"] for x in own], "-", color=colour, linewidth=2, label=name.upper())
-        for i, x in enumerate(own):
+        spreads = [runs[f"{name}, {weight:g}"][figure] for weight in WEIGHTS]
+        axis.plot([x["mean"] for x in spreads], "-", color=colour, linewidth=2, label=name.upper())
+        for i, x in enumerate(spreads):
             axis.plot([i] * len(x["values"]), x["values"], "o", color=colour, alpha=0.7)
     axis.set_ylim(bottom=0)
 
@@ -201,13 +193,12 @@ def picture(result, output):
     draw_runs(axes[2], result["runs"], "accuracy")
     draw_runs(axes[3], result["runs"], "sum, last quarter")
     axes[2].legend(frameon=False)
-    titles = ("the base", "after 100 steps", "accuracy", "sum")
-    for axis, title in zip(axes, titles):
+    for axis, title in zip(axes, TITLES):
         axis.set_title(title, fontsize=13)
-        axis.set_xticks(range(len(WEIGHTS)), [f"{weight:g}" for weight in WEIGHTS])
+        axis.set_xticks(range(len(WEIGHTS)), WEIGHTS)
         axis.set_xlabel("weight of the reward for short answers")
         plain(axis)
-    foot(figure, "dots: 3 seeds")
+    foot(figure, "grey: GRPO, blue: GDPO; mean of 3 seeds; in the two right panels a dot is a seed")
     figure.savefig(output, dpi=DPI)
 
 

@@ -62,8 +62,9 @@ def test_a_run_on_a_model_makes_the_page(small, tmp_path, monkeypatch):
     """The toy's model cannot do these word problems, so another reward pays."""
     monkeypatch.setattr(claims_real, "number_accuracy",
                         lambda texts, answer: [float(i % 3 == 0) for i, _ in enumerate(texts)])
-    claims_real.main(["--model", small, "--groups", "1", "--steps", "4",
-                      "--folder", str(tmp_path / "runs"), "--output", str(tmp_path)])
+    monkeypatch.setattr(claims_real, "FOLDER", str(tmp_path / "runs"))
+    monkeypatch.setattr(claims_real, "STEPS", 4)
+    claims_real.main(["--model", small, "--groups", "1", "--output", str(tmp_path)])
     figures = json.loads((tmp_path / "claims_real.json").read_text())["figures"]
     # 6 of 16 are right: |A| of a right one is 10/6 of the others', and 2 or 4 are ties among these
     assert figures["base"]["the larger |A| / the smaller"]["mean"] == pytest.approx(10 / 6)
