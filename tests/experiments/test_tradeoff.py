@@ -57,6 +57,20 @@ def test_the_products_are_those_of_the_gradients(loaded):
                                rtol=0, atol=2e-3)
 
 
+def test_the_page_of_claims_says_what_was_stored():
+    result = json.loads((ROOT / "experiments/results/tradeoff.json").read_text())
+    text = " ".join((ROOT / "docs/claims.md").read_text().split()).replace("−", "-")
+    shown = [(result["runs"][f"{name}, {weight:g}"][figure], 3)
+             for name in tradeoff.COLOURS for weight in tradeoff.WEIGHTS
+             for figure in ("accuracy", "sum, last quarter")]
+    for name in tradeoff.COLOURS:
+        shown.append((result["kinds"]["base"][f"{name}, 1: different groups"], 0))
+        for stage in claims.STAGES:
+            shown.append((result["kinds"][stage][f"{name}, 0.75: A of a wrong guess"], 2))
+    for of, digits in shown:
+        assert f" {of['mean']:.{digits}f} ± {of['std']:.{digits}f}" in text, of
+
+
 @pytest.mark.slow
 def test_a_run_on_a_model_makes_the_page(small, tmp_path, monkeypatch):
     """The toy's model cannot do these word problems, so another reward pays."""
