@@ -68,7 +68,7 @@ def test_the_page_of_claims_says_what_was_stored():
         for stage in claims.STAGES:
             shown.append((result["kinds"][stage][f"{name}, 0.75: A of a wrong guess"], 2))
     for of, digits in shown:
-        assert f" {of['mean']:.{digits}f} ± {of['std']:.{digits}f}" in text, of
+        assert f"{of['mean']:.{digits}f} ± {of['std']:.{digits}f}" in text, of
 
 
 @pytest.mark.slow
