@@ -71,7 +71,7 @@ def inner_products(model, batch):
         Policy(model).logprobs(batch.rows([i])).sum().backward()
         row.copy_(torch.cat([p.grad.flatten() for p in model.parameters()]))
     products = torch.zeros(len(of_each), len(of_each))
-    for part in of_each.split(2**20, dim=1):
+    for part in of_each.split(2**16, dim=1):
         products += part.float() @ part.float().T
     return products
 

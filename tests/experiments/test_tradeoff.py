@@ -12,17 +12,17 @@ from experiments.gradients import scores
 from rewards import toy_accuracy
 
 ROOT = Path(__file__).parents[2]
-THOUGHT = "<think>7+8=15;15-3=12;12+9=21;21-2=19;</think>\n<answer>{}</answer>"
+THOUGHT = "<think>1+1=2;2+1=3;3+5=8;8+1=9;</think>\n<answer>{}</answer>"  # the shortest there is
 TEXTS = {
-    "lucky guess": "<answer>19</answer>", "wrong guess": "<answer>18</answer>",
-    "right thought": THOUGHT.format(19), "wrong thought": THOUGHT.format(18),
+    "lucky guess": "<answer>9</answer>", "wrong guess": "<answer>10</answer>",
+    "right thought": THOUGHT.format(9), "wrong thought": THOUGHT.format(8),
 }
 
 
 def rewarded(*names):
     """One group of these kinds: (2, 1, G)."""
     texts = [TEXTS[name] for name in names]
-    rewards = [toy_accuracy(texts, answer=["19"] * len(texts)), tradeoff.short(texts)]
+    rewards = [toy_accuracy(texts, answer=["9"] * len(texts)), tradeoff.short(texts)]
     return torch.tensor(rewards)[:, None]
 
 
