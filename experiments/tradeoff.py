@@ -3,8 +3,9 @@
     python experiments/tradeoff.py      15 minutes; writes tradeoff.json, .md and .png in results/
 
 The rewards of the toy: `toy_accuracy` pays 1 for a right answer, and `short` below pays a weight
-for a completion of at most 20 characters. So a guess is short, a thought is not, and there are four
-kinds of completion. Nobody earns both by thinking.
+for a completion of at most 20 characters. So a guess is short, and a thought is not: there are four
+kinds of completion. (All that is not short counts as a thought.) The weights 0.5 and 1 came first.
+In seed 1 they ended in thoughts and in guesses, so 0.75 was added between them.
 
 First the advantages of the four kinds, on the sets of questions of claims.py: 3 sets of 64
 questions, each answered 64 times in groups of 16. "base": the toy's base model. "later": runs of
@@ -50,7 +51,7 @@ class Options:
 
 
 def short(completions, **columns):
-    """1.0 for at most 20 characters, else 0.0. `<answer>19</answer>` has 19, a thought 50 or
+    """1.0 for at most 20 characters, else 0.0. `<answer>19</answer>` has 19, a whole thought 58 or
     more."""
     return [float(len(text) <= 20) for text in completions]
 
