@@ -1,6 +1,6 @@
 """The claim "a completion with a small |A| contributes little", measured on a real chat model.
 
-    python experiments/claims_real.py --model DIR      DIR: SmolLM2-135M-Instruct; 25 minutes
+    python experiments/claims_real.py --model DIR      DIR: SmolLM2-135M-Instruct; 30 minutes
 
 Writes claims_real.json, claims_real.md and claims_real.png in results/. The setting is that of
 real.py: `--dataset arithmetic`, groups of 16, the reward is 1 if the answer is right.
@@ -12,7 +12,7 @@ bfloat16, because 16 of them in float32 take 8.6 GB. Their products are added up
 """
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -40,6 +40,7 @@ from rewards import number_accuracy
 from tasks import arithmetic
 
 FOLDER, STEPS = "runs/claims_real", 20  # of the runs of GRPO
+TITLES = {"base": "the base", "later": f"after {STEPS} steps"}
 ASKED = 64  # questions of a seed, at most
 TOGETHER = 8  # questions that are sampled together
 
@@ -136,18 +137,19 @@ def picture(result, output):
         for kind, colour, is_right in (("right", CPPO, 1.0), ("wrong", GRPO, 0.0)):
             own = [point[:2] for point in result["points"][stage] if point[2] == is_right]
             axis.plot(*zip(*own), "o", color=colour, alpha=0.6, label=f"{kind} completions")
-        axis.set_title(stage, fontsize=13)
+        axis.set_title(TITLES[stage], fontsize=13)
         axis.set_xlabel("|A|")
         plain(axis)
     axes[0].legend(frameon=False)
     axes[0].set_ylabel("norm of a completion's gradient, weight 1/|o|")
+    figure.suptitle("SmolLM2: a completion with a larger |A| moves the weights more", fontsize=14)
     foot(figure, "a dot: one completion; all groups of 3 seeds")
     figure.savefig(output, dpi=DPI)
 
 
 def main(argv):
     options = parse(Options, argv)
-    result = asdict(options) | measure(options)
+    result = measure(options)
     report(options, "claims_real", result, page)
     picture(result, Path(options.output, "claims_real.png"))
 

@@ -67,6 +67,10 @@ def test_the_page_of_claims_says_what_was_stored():
         shown.append((result["kinds"]["base"][f"{name}, 1: different groups"], 0))
         for stage in claims.STAGES:
             shown.append((result["kinds"][stage][f"{name}, 0.75: A of a wrong guess"], 2))
+    real = json.loads((ROOT / "experiments/results/claims_real.json").read_text())["figures"]
+    for stage in claims.STAGES:
+        shown += [(real[stage][f"1/|o|: k = 2: {what}"], 3)
+                  for what in ("share of the norms", "cosine")]
     for of, digits in shown:
         assert f"{of['mean']:.{digits}f} ± {of['std']:.{digits}f}" in text, of
 
