@@ -57,7 +57,7 @@ def model_of(stage, seed, name):
     if stage == "later":
         options = SETTING | {
             "algorithm": "grpo", "model": name, "lr": LR, "steps": STEPS, "seed": seed,
-            "eval_dataset": "arithmetic", "eval_questions": 32}
+            "eval_dataset": "arithmetic", "eval_questions": 32}  # one_run wants an evaluation
         name = f"{FOLDER}/{seed}"
         one_run(Path(name), options)
     return load_model(name, torch.device("cpu"))
@@ -104,7 +104,8 @@ def groups_of(model, tokenizer, seed, count):
 
 
 def measure(options):
-    """({stage: {figure: spread}}, {stage: [|A|, norm, whether it is right] of each completion})"""
+    """The figures of each stage, and the points of the picture: [|A|, norm, 1.0 if it is right] of
+    each completion."""
     figures, points = {}, {}
     for stage in STAGES:
         of_seeds, points[stage] = [], []
