@@ -117,7 +117,14 @@ def advantages_and_norms(stage, seed, count):
     """({figure: number}, points of the picture), over the groups whose rewards differ."""
     of_each, rewards, lengths = gradients_of(stage, seed, count)
     products = torch.stack([group @ group.T for group in of_each.split(G)])
-    rewards, lengths = rewards.view(-1, G), lengths.view(-1, G)
+    return of_groups(products, rewards.view(-1, G), lengths.view(-1, G))
+
+
+def of_groups(products, rewards, lengths):
+    """The same from the inner products of the ∇ log π(o) of each group, (groups, G, G).
+
+    rewards, lengths: (groups, G).
+    """
     A = group_advantages(rewards)
     some = A.any(1)
     products, A, lengths, right = products[some], A[some], lengths[some], rewards[some] > 0
