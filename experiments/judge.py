@@ -1,6 +1,6 @@
 """A learned reward model, hacked by the policy that it trains; and a stop by the KL to the base.
 
-    python experiments/judge.py         everything, 20 minutes on one core
+    python experiments/judge.py         everything, half an hour on one core
 
 Writes judge.json, judge.md, judge.png and judge_stop.png in results/. Finished runs are kept under
 runs/judge/: after an interruption the same command goes on. docs/claims.md says what it shows.
@@ -14,7 +14,6 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
@@ -32,11 +31,11 @@ from engine.model.contract import Sampling
 from engine.model.loading import load_model
 from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
-from engine.run.curves import CPPO, DPI, FAILS, GRPO
+from engine.run.curves import DPI, FAILS, GRPO
 from engine.run.state import WINDOW
 from examples import my_reward_model
 from experiments.bench import heading, markdown_table, pm, setting, spread, write
-from experiments.plot import foot, name_lines, panels, plain
+from experiments.plot import OTHER, foot, name_lines, panels, plain
 from experiments.reproduce import one_run
 from experiments.toy_model import make_tokenizer
 from rewards import toy_accuracy
@@ -49,8 +48,7 @@ SEEDS = (1, 2, 3)
 LABELLED = 1024  # questions of the judge, 4 answers to each
 ANSWERS = 4
 BETAS = (0.0, 0.04, 0.5)
-# doubled again and again: no look at the true accuracy
-STOPS = (0.05, 0.1, 0.2, 0.4, 0.8)
+STOPS = (0.1, 0.2, 0.4)  # each is twice the one before
 NEVER = 1e9  # stops nothing, but with it the KL is logged if β = 0, too
 REWARDS = {
     "rule": ["toy_accuracy"],
@@ -58,6 +56,7 @@ REWARDS = {
     "off by one": ["toy_accuracy:0", "experiments/off_by_one.py:off_by_one"],
 }
 WHOLE = [("rule", 0.0), *(("judge", beta) for beta in BETAS), ("off by one", 0.0)]
+STOPPED = [*(("judge", X) for X in STOPS), ("off by one", 0.2)]
 PAID = {"rule": "toy_accuracy", "judge": "judged", "off by one": "off_by_one"}  # metric reward/…
 
 
@@ -110,7 +109,9 @@ def train_judge(answers, folder, seed, steps=400, lr=1e-3):
 def use(folder):
     """From now on rewards and evaluations ask the judge in this folder."""
     os.environ["REWARD_MODEL"] = str(folder)
-    files.own_function.cache_clear()  # a process keeps the function, and the function its judge
+    # a process keeps the files and functions that it has loaded, and these their judge
+    files.own_module.cache_clear()
+    files.own_function.cache_clear()
     my_reward_model.classifier.cache_clear()
 
 
@@ -155,7 +156,8 @@ def judge_of(seed):
 
 def run(reward, beta, seed, stop=NEVER):
     """The figures of one run of 128 steps with 8 questions each."""
-    use(judge_of(seed)[0])
+    if reward == "judge":
+        use(judge_of(seed)[0])
     folder = FOLDER / f"{reward}-{beta}-{stop:g}-{seed}".replace(" ", "-")
     options = {"algorithm": "grpo", "beta": beta, "seed": seed, "stop_kl": stop, "save_every": 4,
                "rewards": REWARDS[reward]}
@@ -187,8 +189,12 @@ def figures(rows, paid):
         "median KL": median(kl[len(kl) // 2 :]),  # of the second half
         "largest kl_old": max(row["kl_old"] or 0.0 for row in rows),
         "reward, first": reward[0], "reward, last": reward[-1],
-        "curves": {"accuracy": accuracy, "reward": reward, "kl": kl},
+        "curves": {"accuracy": rounded(accuracy), "reward": rounded(reward), "kl": rounded(kl)},
     }
+
+
+def rounded(values):
+    return [round(value, 5) for value in values]
 
 
 def stopped(curves, X):
@@ -205,9 +211,9 @@ def measure():
     for reward, beta in WHOLE:
         whole[f"{reward}, β = {beta:g}"] = [run(reward, beta, seed) for seed in SEEDS]
     stops = {}
-    for X, reward in product(STOPS, ("judge", "off by one")):
-        runs = [run(reward, 0.0, seed, X) for seed in SEEDS]
-        stops[f"{reward}, X = {X:g}"] = summary_of(runs)
+    for reward, X in STOPPED:
+        runs = summary_of([run(reward, 0.0, seed, X) for seed in SEEDS])
+        stops[f"{reward}, X = {X:g}"] = {key: runs[key] for key in ("steps", "held-out")}
     for X in STOPS:  # from the logs of the whole runs
         found = [stopped(one["curves"], X) for one in whole["rule, β = 0"]]
         stops[f"rule, X = {X:g}"] = {"steps": spread([step for step, _ in found]),
@@ -249,16 +255,13 @@ def page(result):
         lines.append([name, *(pm(own[key], digits) for key, digits in SHOWN.items())])
     text += markdown_table(lines)
     text += (
-        "\n\n## Stopped runs, β = 0\n\nStep of the stop (128: none), and the accuracy: held-out, "
-        "of the model that the run keeps; for the rule of the samples at that step.\n\n")
-    lines = [["X", "judge", "accuracy", "off by one", "accuracy", "rule", "accuracy"]]
-    for X in STOPS:
-        line = [f"{X:g}"]
-        for reward in ("judge", "off by one", "rule"):
-            own = result["stops"][f"{reward}, X = {X:g}"]
-            steps = ", ".join(map(str, own["steps"]["values"]))
-            line += [steps, pm(own["sampled" if reward == "rule" else "held-out"])]
-        lines.append(line)
+        "\n\n## Stopped runs, β = 0\n\nThe accuracy of judge and off by one is held-out, of the "
+        "model that the run keeps. That of the rule is from the log, at the step at which X would "
+        "end the run.\n\n")
+    lines = [["run", "step of the stop, each seed", "accuracy"]]
+    for name, own in result["stops"].items():
+        steps = ", ".join(map(str, own["steps"]["values"]))
+        lines.append([name, steps, pm(own["held-out" if "held-out" in own else "sampled"])])
     text += markdown_table(lines) + "\n\n## What the policies write at the end\n\n"
     for name, own in result["runs"].items():
         for seed, example in zip(SEEDS, own["example"]):
@@ -316,7 +319,8 @@ def draw_stop(result, output):
             left.plot(range(1, len(curves["kl"]) + 1), curves["kl"], color=colour, linewidth=1.3)
         ends.append((own["last KL"]["mean"], reward, colour))
     for X in STOPS:
-        left.axhline(X, color="#c3cad2", linewidth=1, zorder=0)
+        left.axhline(X, color="black", linewidth=0.8, zorder=0)
+        left.text(1, X * 1.05, f"X = {X:g}", fontsize=10)
     left.set_yscale("log")
     left.set_ylim(bottom=0.005)
     left.set_xlabel("step")
@@ -326,13 +330,14 @@ def draw_stop(result, output):
         left.annotate(name, (128, value), (6, 0), textcoords="offset points", color=colour,
                       va="center", fontsize=11)
     for reward, colour, key in (("rule", GRPO, "sampled"), ("judge", FAILS, "held-out"),
-                                ("off by one", CPPO, "held-out")):
-        own = [result["stops"][f"{reward}, X = {X:g}"][key] for X in STOPS]
-        own.append(runs[f"{reward}, β = 0"]["held-out"])
-        right.plot([one["mean"] for one in own], "-", color=colour, linewidth=2)
-        for x, one in enumerate(own):
+                                ("off by one", OTHER, "held-out")):
+        places = [x for x, X in enumerate(STOPS) if f"{reward}, X = {X:g}" in result["stops"]]
+        own = [result["stops"][f"{reward}, X = {STOPS[x]:g}"][key] for x in places]
+        places, own = [*places, len(STOPS)], [*own, runs[f"{reward}, β = 0"]["held-out"]]
+        right.plot(places, [one["mean"] for one in own], color=colour, linewidth=2)
+        for x, one in zip(places, own):
             right.plot([x] * len(one["values"]), one["values"], "o", color=colour, markersize=5)
-        right.annotate(reward, (len(STOPS), own[-1]["mean"]), (8, 0), textcoords="offset points",
+        right.annotate(reward, (places[-1], own[-1]["mean"]), (8, 0), textcoords="offset points",
                        color=colour, va="center", fontsize=11)
     right.set_xticks(range(len(STOPS) + 1), [*map("{:g}".format, STOPS), "no stop"])
     right.set_xlabel("X of --stop_kl")

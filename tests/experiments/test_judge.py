@@ -1,5 +1,8 @@
 """What experiments/judge.py trains, and what it reads from a run."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -62,6 +65,18 @@ def test_the_figures_of_a_run_are_means_of_four_steps():
     assert curves["kl"] == pytest.approx([0, 0, 0, 0.15, 0.15, 0.25, 0.5, 1.0])
     assert found["best"] == pytest.approx(0.8) and found["step of the best"] == 7
     assert found["KL at the best"] == pytest.approx(0.5)
-    assert found["reward, last"] == 55 and found["largest kl_old"] == 0.022
+    assert found["reward, last"] == 55 and found["largest kl_old"] == pytest.approx(0.022)
     assert judge.stopped(curves, 0.2) == (6, pytest.approx(0.75))
     assert judge.stopped(curves, 1.5) == (8, pytest.approx(0.6))  # never: the last step
+
+
+def test_the_page_says_what_was_stored():
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "experiments/results/judge.json").read_text())
+    text = " ".join((root / "docs/claims.md").read_text().split())
+    shown = [result["runs"][name]["held-out"] for name in result["runs"]]
+    shown += [result["stops"][f"judge, X = {X:g}"]["held-out"] for X in judge.STOPS]
+    shown += [result["stops"][f"rule, X = {X:g}"]["sampled"] for X in judge.STOPS]
+    shown += [result["judge"]["accuracy"], result["runs"]["judge, β = 0"]["best"]]
+    for of in shown:
+        assert f" {of['mean']:.3f} ± {of['std']:.3f}" in text
