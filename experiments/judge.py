@@ -295,7 +295,7 @@ def draw(result, output):
         right.plot(own["steps"]["values"], own["held-out"]["values"], "o", color="black",
                    markersize=5, zorder=4)
     left.set_title("What the judge pays rises", fontsize=13)
-    right.set_title("The true accuracy falls", fontsize=13)
+    right.set_title("The true accuracy falls, but not with β = 0.5", fontsize=13)
     left.set_ylabel("logit of the judge")
     right.set_ylabel("accuracy")
     right.set_ylim(0, 1)
@@ -343,10 +343,11 @@ def draw_stop(result, output):
     right.set_xlabel("X of --stop_kl")
     right.set_ylabel("accuracy of the model that is kept")
     right.set_ylim(0, 1)
-    right.set_title("Stopped early, the hacked run keeps much", fontsize=13)
+    right.set_title("X = 0.2 saves the hacked run, X = 0.4 does not", fontsize=13)
     for axis in (left, right):
         plain(axis)
-    foot(figure, "β = 0; a line on the left and a dot on the right: one seed")
+    foot(figure, "β = 0; a line on the left and a dot on the right: one seed; "
+                 "rule: accuracy of the samples at the step where X would end the run")
     figure.savefig(Path(output, "judge_stop.png"), dpi=DPI)
 
 
