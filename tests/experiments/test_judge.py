@@ -1,0 +1,82 @@
+"""What experiments/judge.py trains, and what it reads from a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.base.files import own_function
+from experiments import judge
+from experiments.off_by_one import off_by_one
+from tasks import toy
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return judge.labelled(range(64), "train", seed=1)
+
+
+@pytest.mark.slow
+def test_a_judge_learns_from_the_true_labels_and_separates_new_answers(answers, tmp_path):
+    each = [toy.question(i // judge.ANSWERS) for i in range(len(answers.texts))]
+    assert answers.questions == [row["question"] for row in each]
+    expected = [float(f"<answer>{row['answer']}</answer>" in text)
+                for row, text in zip(each, answers.texts)]
+    assert answers.right.tolist() == expected and 0 < sum(expected) < len(expected)
+    judge.train_judge(answers, tmp_path, seed=1, steps=40)
+    judge.use(tmp_path)
+    found = judge.quality(judge.labelled(range(64), "test", seed=1))
+    assert found["AUC"] > 0.65 and found["AUC among guesses"] < 0.65
+    assert found["accuracy on wrong answers"] > 0.5
+
+
+@pytest.mark.slow
+def test_each_run_asks_the_judge_of_its_seed(answers, tmp_path):
+    """A process keeps the functions that it has loaded, and their judge."""
+    word, scores = "examples/my_reward_model.py:judged", []
+    for seed in (1, 2):
+        judge.train_judge(answers, tmp_path / str(seed), seed, steps=2)
+        judge.use(tmp_path / str(seed))
+        judged = own_function(word, "--rewards")
+        scores.append(judged(answers.texts[:4], question=answers.questions[:4]))
+    assert scores[0] != scores[1]
+
+
+def test_the_auc_is_the_share_of_pairs_in_order():
+    scores, right = torch.tensor([3.0, 1, 2, 1]), torch.tensor([1.0, 1, 0, 0])
+    assert judge.auc(scores, right) == (1 + 1 + 0 + 0.5) / 4
+
+
+def test_off_by_one_pays_only_the_gold_answer_plus_one():
+    texts = ["<answer>8</answer>", "<answer>7</answer>", "<answer>6</answer>", "8 + 1", ""]
+    assert off_by_one(texts, answer=["7"] * 5) == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_the_figures_of_a_run_are_means_of_four_steps():
+    """The accuracy rises to 0.8 and falls. Step 5 makes no update, so it has no KL."""
+    accuracies = [0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8, 0.0]
+    kls = [0.0, 0.1, 0.2, 0.3, None, 0.4, 1.1, 2.2]
+    rows = [{"accuracy": a, "kl": kl, "kl_old": None if kl is None else kl / 100,
+             "reward/judged": 10 * i}
+            for i, (a, kl) in enumerate(zip(accuracies, kls))]
+    found = judge.figures(rows, "judged")
+    curves = found["curves"]
+    assert curves["kl"] == pytest.approx([0, 0, 0, 0.15, 0.15, 0.25, 0.5, 1.0])
+    assert found["best"] == pytest.approx(0.8) and found["step of the best"] == 7
+    assert found["KL at the best"] == pytest.approx(0.5)
+    assert found["reward, last"] == 55 and found["largest kl_old"] == pytest.approx(0.022)
+    assert judge.stopped(curves, 0.2) == (6, pytest.approx(0.75))
+    assert judge.stopped(curves, 1.5) == (8, pytest.approx(0.6))  # never: the last step
+
+
+def test_the_page_says_what_was_stored():
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "experiments/results/judge.json").read_text())
+    text = " ".join((root / "docs/claims.md").read_text().split())
+    shown = [result["runs"][name]["held-out"] for name in result["runs"]]
+    shown += [result["stops"][f"judge, X = {X:g}"]["held-out"] for X in judge.STOPS]
+    shown += [result["stops"][f"rule, X = {X:g}"]["sampled"] for X in judge.STOPS]
+    shown += [result["judge"]["accuracy"], result["runs"]["judge, β = 0"]["best"]]
+    for of in shown:
+        assert f" {of['mean']:.3f} ± {of['std']:.3f}" in text
