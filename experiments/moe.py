@@ -70,9 +70,9 @@ OF_QWEN2 = (  # what the toy's base and ours have in common
     "pad_token_id", "eos_token_id", "bos_token_id",
 )
 SEEDS = (1, 2, 3)
-LRS = (1e-4, 3e-4, 1e-3, 3e-3)  # of the ratios; the toy's is 3e-4
-RUN_LRS = (3e-4, 1e-3)
-STEPS, QUESTIONS = 8, 4  # of the ratios: batches, and questions of a batch
+LRS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)  # of the ratios; the toy has 3e-4
+RUN_LRS = (3e-4, 6e-4)
+STEPS, QUESTIONS = 6, 4  # of the ratios: batches, and questions of a batch
 UPDATES = (1, 4, 8)  # after so many the ratios are measured
 ALGORITHMS = ("grpo", "gspo", "gspo_token")
 RUN = {  # 8 updates on each batch, without KL: only ratio and clip differ

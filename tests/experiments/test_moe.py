@@ -1,5 +1,5 @@
-"""What experiments/moe.py computes: the replay of the old experts, the share of changed choices, and
-the bases."""
+"""What experiments/moe.py computes: the replay of the old experts, the share of changed choices,
+and the bases."""
 
 import math
 
