@@ -61,17 +61,18 @@ KINDS = {
 }
 MIXTURE, MANY, DENSE, SMALL = KINDS
 MIXTURES = (MIXTURE, MANY)
-SHORT = {MIXTURE: "8 experts", MANY: "32 experts", DENSE: "dense", SMALL: "dense, small"}
-COLOURS = {MIXTURE: CPPO, MANY: "#6c93c0", DENSE: GRPO, SMALL: "#c3cad2"}
-TRAINED = (MIXTURE, DENSE)  # by train.py
+SHORT = {MIXTURE: "8 experts", MANY: "32 experts", DENSE: "dense, total", SMALL: "dense, active"}
+COLOURS = {MIXTURE: CPPO, MANY: "#6c93c0", DENSE: GRPO, SMALL: "#b5bcc4"}
+TRAINED = (MIXTURE, DENSE, SMALL)  # by train.py
 OF_QWEN2 = (  # what the toy's base and ours have in common
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings", "tie_word_embeddings", "initializer_range", "rope_parameters",
     "pad_token_id", "eos_token_id", "bos_token_id",
 )
 SEEDS = (1, 2, 3)
-LRS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)  # of the ratios; the toy has 3e-4
-RUN_LRS = (3e-4, 6e-4)
+LRS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)  # of the ratios
+LR = 3e-4  # the toy's
+RUN_LRS = (1e-4, LR)
 STEPS, QUESTIONS = 6, 4  # of the ratios: batches, and questions of a batch
 UPDATES = (1, 4, 8)  # after so many the ratios are measured
 ALGORITHMS = ("grpo", "gspo", "gspo_token")
@@ -124,16 +125,15 @@ def base(kind, seed):
 
 
 def measure_base(kind, seed):
-    """{figure: number}: its parameters, and its accuracy, sampled, on held-out questions."""
+    """{figure: number}: accuracy, sampled, on held-out questions; of a mixture, experts in use."""
     model, tokenizer = load_model(base(kind, seed), torch.device("cpu"))
-    total, active = parameters(model)
     questions, _ = load_questions("toy", tokenizer, split="test", limit=toy.TEST_QUESTIONS)
     prompts = [question["prompt"] for question in questions]
     with routing(model) as choices:
         drawn = Sampler(model, tokenizer).sample(prompts, 1, Sampling(toy.MAX_NEW_TOKENS), seed=0)
     answers = [question["answer"] for question in questions]
     rewards = toy_accuracy(drawn.texts(tokenizer, questions), answer=answers)
-    figures = {"parameters": total, "active": active, "accuracy": sum(rewards) / len(rewards)}
+    figures = {"accuracy": sum(rewards) / len(rewards)}
     if choices:  # each pass has added one of each layer
         layers = model.config.num_hidden_layers
         counts = [in_use(torch.cat(choices[i::layers])) for i in range(layers)]
@@ -308,7 +308,9 @@ def measure_all():
     bases, of_ratios, runs = [], [], []
     for kind in KINDS:
         of_seeds = [once(measure_base, kind, seed) for seed in SEEDS]
-        bases.append({"base": kind} | over_seeds(of_seeds))
+        total, active = parameters(network(kind, toy_model.make_tokenizer()))
+        row = {"base": kind, "parameters": f"{total:,}", "active": f"{active:,}"}
+        bases.append(row | over_seeds(of_seeds))
     for lr, kind in product(LRS, KINDS):
         of_seeds = [once(measure_ratios, kind, seed, lr) for seed in SEEDS]
         for way in of_seeds[0]:
@@ -336,55 +338,50 @@ def page(result):
         "[What the figures are](../moe.py). Mean ± standard deviation over 3 bases of each kind.\n"
         f"\n{in_a_table(result['bases'], 3)}\n"
         "\n## Ratios\n\nThe medians and 99th percentiles are those of |log ratio|.\n"
-        f"\n{in_a_table(result['ratios'], 4)}\n"
+        f"\n{in_a_table(result['ratios'], 5)}\n"
         f"\n## Runs of {RUN['steps']} steps\n\n{in_a_table(result['runs'], 3)}\n"
     )
 
 
 def draw(result, output):
-    """Both ratios against the learning rate, and the accuracy of runs."""
-    figure, axes = panels(3, 5.2, width=19)
-    for axis, name in zip(axes, ("tokens", "sequences")):
-        draw_ratios(axis, result["ratios"], f"{name}, 99 %")
-    axes[0].set_title("Tokens: the dense one moves as far as the mixtures", fontsize=13)
-    axes[1].set_title("Sequences: calmer, in both alike", fontsize=13)
+    """Both ratios after 8 updates, and the accuracy of runs, at the toy's learning rate."""
+    figure, axes = panels(3, 4.6, width=17)
+    at_lr = [row for row in result["ratios"] if row["learning rate"] == LR]
+    after_8 = [row for row in at_lr if row["updates, choices"].startswith("8")]
+    draw_ratios(axes[0], after_8, "tokens, 99 %")
+    draw_ratios(axes[1], after_8, "sequences, 99 %")
+    axes[0].set_title("Tokens: little of the spread is routing", fontsize=13)
+    axes[1].set_title("Completions: none of it is", fontsize=13)
     lines = []
     for row in result["runs"]:
-        if row["learning rate"] == RUN_LRS[-1] and row["algorithm"] != "gspo_token":
-            kind, algorithm = row["base"], row["algorithm"].upper()
-            style = "-" if algorithm == "GRPO" else "--"
-            last = band(axes[2], row["curve"], 1, COLOURS[kind], style)
-            lines.append((last, f"{SHORT[kind]}, {algorithm}", COLOURS[kind]))
+        if row["learning rate"] == LR and row["algorithm"] != "gspo_token":
+            style = "-" if row["algorithm"] == "grpo" else "--"
+            colour = COLOURS[row["base"]]
+            last = band(axes[2], row["curve"], 1, colour, style)
+            lines.append((last, f"{SHORT[row['base']]}, {row['algorithm'].upper()}", colour))
     axes[2].set(xlabel="completions sampled", ylabel="accuracy, sampled (moving mean)")
-    axes[2].set_title(f"Runs at {RUN_LRS[-1]:g}", fontsize=13)
+    axes[2].set_title("GSPO beside GRPO", fontsize=13)
     name_lines(axes[2], lines)
     plain(axes[2])
-    foot(figure, "line: mean over 3 bases; band: lowest to highest; dashed on the left: replay")
+    foot(figure, "dots: bases; |: their mean; line and band: mean, lowest and highest of 3 runs")
     figure.savefig(output, dpi=DPI)
 
 
 def draw_ratios(axis, rows, name):
-    """A figure after 8 updates against the learning rate, with the share of changed choices."""
-    lines = []
-    for kind, way in product(SHORT, ("8, own", "8, replay")):
-        own = [row for row in rows if row["base"] == kind and row["updates, choices"] == way]
-        if own:
-            of = [row[name] for row in own]
-            axis.plot(LRS, [one["mean"] for one in of], "o-" if way == "8, own" else "o--",
-                      color=COLOURS[kind], linewidth=2.5)
-            axis.fill_between(LRS, [one["min"] for one in of], [one["max"] for one in of],
-                              color=COLOURS[kind], alpha=0.12, linewidth=0)
-            if way == "8, own":
-                lines.append((of[-1]["mean"], SHORT[kind], COLOURS[kind]))
-            if kind == MIXTURE and way == "8, own":
-                ticks = [f"{lr:g}\n{row['changed choices']['mean']:.1%}"
-                         for lr, row in zip(LRS, own)]
-    axis.set(xscale="log", yscale="log", ylabel="|log ratio|, 99th percentile")
-    axis.set_xticks(LRS, ticks)
-    axis.minorticks_off()
-    axis.set_xlabel("learning rate, and the share of the 8 experts' choices that changed")
-    name_lines(axis, lines)
-    plain(axis)
+    """A line for each kind and each way, with a dot for each base."""
+    labels = []
+    for y, row in enumerate(rows):
+        replay = row["updates, choices"].endswith("replay")
+        labels.append(SHORT[row["base"]] + ", replay" * replay)
+        of, colour = row[name], COLOURS[row["base"]]
+        axis.scatter(of["values"], [y] * len(of["values"]), s=50, edgecolors=colour,
+                     facecolors="white" if replay else colour)
+        axis.plot([of["mean"]], [y], "|", color="black", markersize=14)
+    axis.set_yticks(range(len(rows)), labels, fontsize=11)
+    axis.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
+    axis.set_xlim(left=0)
+    axis.set_xlabel("|log ratio| after 8 updates, 99th percentile")
+    plain(axis, "x")
 
 
 def main(argv):
