@@ -49,8 +49,8 @@ from grpo import grpo_loss
 from rewards import toy_accuracy
 from tasks import toy
 
-# what the MLP of a base is. The two mixtures have 183,000 and 186,000 parameters, and as many as
-# the first one has, in total and active, have the dense ones
+# the MLP of each kind. The first mixture has 183,000 parameters, of which a token uses 72,000. The
+# second one has 186,000 and uses 57,000. The dense ones have the two numbers of the first mixture
 KINDS = {
     "8 experts, 2 active": {
         "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
@@ -60,11 +60,10 @@ KINDS = {
     "dense, as many active": {"intermediate_size": 99},
 }
 MIXTURE, MANY, DENSE, SMALL = KINDS
-MIXTURES = (MIXTURE, MANY)
 SHORT = {MIXTURE: "8 experts", MANY: "32 experts", DENSE: "dense, total", SMALL: "dense, active"}
 COLOURS = {MIXTURE: CPPO, MANY: "#6c93c0", DENSE: GRPO, SMALL: "#b5bcc4"}
 TRAINED = (MIXTURE, DENSE)  # by train.py
-OF_QWEN2 = (  # what the toy's base and ours have in common
+IN_COMMON = (  # with the toy's base
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings", "tie_word_embeddings", "initializer_range", "rope_parameters",
     "pad_token_id", "eos_token_id", "bos_token_id",
@@ -94,7 +93,7 @@ class Options:
 def network(kind, tokenizer):
     """A Qwen3 of this kind with random weights: dense, or a mixture of experts."""
     common = toy_model.make_config(tokenizer).to_dict()
-    shape = {name: common[name] for name in OF_QWEN2} | {"head_dim": 16} | KINDS[kind]
+    shape = {name: common[name] for name in IN_COMMON} | {"head_dim": 16} | KINDS[kind]
     if "num_experts" in shape:
         # as in Qwen's own mixtures: the weights of the chosen experts add up to 1
         return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, norm_topk_prob=True))
