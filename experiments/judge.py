@@ -49,6 +49,7 @@ LABELLED = 1024  # questions of the judge, 4 answers to each
 ANSWERS = 4
 BETAS = (0.0, 0.04, 0.5)
 STOPS = (0.1, 0.2, 0.4)  # each is twice the one before
+MANY = 16  # steps of a median, which a few steps with a large KL do not move
 NEVER = 1e9  # stops nothing, but with it the KL is logged if β = 0, too
 REWARDS = {
     "rule": ["toy_accuracy"],
@@ -171,17 +172,18 @@ def run(reward, beta, seed, stop=NEVER):
 def figures(rows, paid):
     """Of metrics.jsonl: the curves of a run, and what they end with.
 
-    curves: at each step the mean of the last WINDOW steps, the KL as --stop_kl computes it. paid:
-    the reward that the run trains on.
+    curves: at each step the mean of the last WINDOW steps, the KL as --stop_kl computes it, and the
+    median of the last MANY KLs. paid: the reward that the run trains on.
     """
-    accuracy, reward, kl, recent = [], [], [], []
+    accuracy, reward, kl, medians, recent = [], [], [], [], []
     for i, row in enumerate(rows):
         last = rows[max(0, i + 1 - WINDOW) : i + 1]
         accuracy.append(fmean(one["accuracy"] for one in last))
         reward.append(fmean(one[f"reward/{paid}"] for one in last))
         if row["kl"] is not None:  # the step made an update
-            recent = [*recent, row["kl"]][-WINDOW:]
-        kl.append(fmean(recent) if len(recent) == WINDOW else 0.0)
+            recent.append(row["kl"])
+        kl.append(fmean(recent[-WINDOW:]) if len(recent) >= WINDOW else 0.0)
+        medians.append(median(recent[-MANY:]) if len(recent) >= MANY else 0.0)
     best = max(range(len(rows)), key=lambda i: accuracy[i])
     return {
         "steps": len(rows), "best": accuracy[best], "step of the best": best + 1,
@@ -189,7 +191,8 @@ def figures(rows, paid):
         "median KL": median(kl[len(kl) // 2 :]),  # of the second half
         "largest kl_old": max(row["kl_old"] or 0.0 for row in rows),
         "reward, first": reward[0], "reward, last": reward[-1],
-        "curves": {"accuracy": rounded(accuracy), "reward": rounded(reward), "kl": rounded(kl)},
+        "curves": {"accuracy": rounded(accuracy), "reward": rounded(reward), "kl": rounded(kl),
+                   "median": rounded(medians)},
     }
 
 
@@ -197,9 +200,10 @@ def rounded(values):
     return [round(value, 5) for value in values]
 
 
-def stopped(curves, X):
-    """(step at which --stop_kl X would end a run, its accuracy there), or of the last step."""
-    kl = curves["kl"]
+def stopped(curves, X, name="kl"):
+    """(step at which --stop_kl X would end a run, its accuracy there), or of the last step. name:
+    of the curve that is compared with X."""
+    kl = curves[name]
     i = next((i for i, value in enumerate(kl) if value > X), len(kl) - 1)
     return i + 1, curves["accuracy"][i]
 
@@ -214,14 +218,22 @@ def measure():
     for reward, X in STOPPED:
         runs = summary_of([run(reward, 0.0, seed, X) for seed in SEEDS])
         stops[f"{reward}, X = {X:g}"] = {key: runs[key] for key in ("steps", "held-out")}
-    for X in STOPS:  # from the logs of the whole runs
-        found = [stopped(one["curves"], X) for one in whole["rule, β = 0"]]
-        stops[f"rule, X = {X:g}"] = {"steps": spread([step for step, _ in found]),
-                                     "sampled": spread([accuracy for _, accuracy in found])}
+    for X in STOPS:
+        stops[f"rule, X = {X:g}"] = stops_in_the_logs(whole["rule, β = 0"], X)
+    # the smallest X that lets every run with the rule finish, if the median is compared
+    X = max(max(one["curves"]["median"]) for one in whole["rule, β = 0"])
     return {
         "judge": {name: spread([one[name] for one in judges]) for name in judges[0]},
         "runs": {name: summary_of(runs) for name, runs in whole.items()}, "stops": stops,
+        "median": {"X": X} | stops_in_the_logs(whole["judge, β = 0"], X, "median"),
     }
+
+
+def stops_in_the_logs(runs, X, name="kl"):
+    """Where whole runs would have ended: {"steps": spread, "sampled": spread}."""
+    found = [stopped(run["curves"], X, name) for run in runs]
+    return {"steps": spread([step for step, _ in found]),
+            "sampled": spread([accuracy for _, accuracy in found])}
 
 
 def summary_of(runs):
@@ -262,7 +274,14 @@ def page(result):
     for name, own in result["stops"].items():
         steps = ", ".join(map(str, own["steps"]["values"]))
         lines.append([name, steps, pm(own["held-out" if "held-out" in own else "sampled"])])
-    text += markdown_table(lines) + "\n\n## What the policies write at the end\n\n"
+    own = result["median"]
+    steps = ", ".join(map(str, own["steps"]["values"]))
+    text += markdown_table(lines)
+    text += (
+        f"\n\nIf the median of {MANY} steps is compared in place of the mean of {WINDOW}: "
+        f"X = {own['X']:.3f} lets each run with the rule finish, and ends those with the judge at "
+        f"the steps {steps}, with the accuracy {pm(own['sampled'])} (of the samples)."
+        "\n\n## What the policies write at the end\n\n")
     for name, own in result["runs"].items():
         for seed, example in zip(SEEDS, own["example"]):
             written = example["completion"].replace("\n", " ")

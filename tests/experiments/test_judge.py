@@ -68,6 +68,16 @@ def test_the_figures_of_a_run_are_means_of_four_steps():
     assert found["reward, last"] == 55 and found["largest kl_old"] == pytest.approx(0.022)
     assert judge.stopped(curves, 0.2) == (6, pytest.approx(0.75))
     assert judge.stopped(curves, 1.5) == (8, pytest.approx(0.6))  # never: the last step
+    assert not any(curves["median"])  # of fewer than 16 steps with a KL
+
+
+def test_a_few_large_values_do_not_move_the_median():
+    kls = [0.1] * 16 + [9.0, 9.0] + [0.3] * 16
+    rows = [{"accuracy": i / 100, "kl": kl, "kl_old": None, "reward/judged": 0}
+            for i, kl in enumerate(kls)]
+    curves = judge.figures(rows, "judged")["curves"]
+    assert curves["median"][14:18] == [0.0, 0.1, 0.1, 0.1] and curves["median"][-1] == 0.3
+    assert judge.stopped(curves, 0.25, "median")[0] == 25  # 9 of its 16 values are above 0.25
 
 
 def test_the_page_says_what_was_stored():
