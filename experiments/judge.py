@@ -300,7 +300,13 @@ def draw_curve(axis, runs, curve, colour, style="-", name=None):
     return means[-1], name, colour
 
 
-def draw(result, output):
+def draw(result, folder):
+    """Both pictures."""
+    draw_runs(result, Path(folder, "judge.png"))
+    draw_stop(result, Path(folder, "judge_stop.png"))
+
+
+def draw_runs(result, output):
     """The reward of the judge and the true accuracy, at three β, beside the rule."""
     figure, (left, right) = panels(2, sharex=True)
     runs, rewards, truths = result["runs"], [], []
@@ -325,7 +331,7 @@ def draw(result, output):
     name_lines(right, truths)
     foot(figure, f"means of {WINDOW} steps; line and band: mean and range of {len(SEEDS)} seeds; "
                  "black dots: --stop_kl with β = 0, held-out accuracy of the model that is kept")
-    figure.savefig(Path(output, "judge.png"), dpi=DPI)
+    figure.savefig(output, dpi=DPI)
 
 
 def draw_stop(result, output):
@@ -367,7 +373,7 @@ def draw_stop(result, output):
         plain(axis)
     foot(figure, "β = 0; a line on the left and a dot on the right: one seed; "
                  "rule: accuracy of the samples at the step where X would end the run")
-    figure.savefig(Path(output, "judge_stop.png"), dpi=DPI)
+    figure.savefig(output, dpi=DPI)
 
 
 def main(argv):
@@ -376,7 +382,6 @@ def main(argv):
     result = setting() | measure()
     write(options.output, "judge", result, page(result))
     draw(result, options.output)
-    draw_stop(result, options.output)
 
 
 if __name__ == "__main__":

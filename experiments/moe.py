@@ -62,7 +62,7 @@ KINDS = {
 MIXTURE, MANY, DENSE, SMALL = KINDS
 SHORT = {MIXTURE: "8 experts", MANY: "32 experts", DENSE: "dense, total", SMALL: "dense, active"}
 COLOURS = {MIXTURE: CPPO, MANY: "#6c93c0", DENSE: GRPO, SMALL: "#b5bcc4"}
-TRAINED = (MIXTURE, DENSE)  # by train.py
+TRAINED = (MIXTURE, DENSE, SMALL)
 IN_COMMON = (  # with the toy's base
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings", "tie_word_embeddings", "initializer_range", "rope_parameters",
@@ -343,7 +343,7 @@ def page(result):
     )
 
 
-def draw(result, output):
+def picture(result, output):
     """Both ratios after 8 updates at the toy's learning rate, and runs at the edge."""
     figure, axes = panels(3, 4.6, width=17)
     at_lr = [row for row in result["ratios"] if row["learning rate"] == LR]
@@ -355,7 +355,7 @@ def draw(result, output):
     lines = []
     for row in result["runs"]:
         kind, lr, algorithm = row["base"], row["learning rate"], row["algorithm"].upper()
-        if lr == EDGE[kind] and algorithm in ("GRPO", "GSPO"):
+        if lr == EDGE.get(kind) and algorithm in ("GRPO", "GSPO"):
             style = "-" if algorithm == "GRPO" else "--"
             last = band(axes[2], row["curve"], 1, COLOURS[kind], style)
             lines.append((last, f"{SHORT[kind]}, {lr:g}, {algorithm}", COLOURS[kind]))
@@ -389,7 +389,7 @@ def main(argv):
     torch.set_num_threads(1)
     result = setting() | measure_all()
     write(options.output, "moe", result, page(result))
-    draw(result, Path(options.output, "moe.png"))
+    picture(result, Path(options.output, "moe.png"))
 
 
 if __name__ == "__main__":

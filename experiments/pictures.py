@@ -10,9 +10,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from experiments import claims, limit, plot, real, reproduce
+from experiments import (
+    claims,
+    claims_real,
+    collapse,
+    dynamic,
+    judge,
+    limit,
+    moe,
+    plot,
+    real,
+    reproduce,
+    tradeoff,
+)
 
 RESULTS = Path(__file__).with_name("results")
+ONE = {  # of these the picture has the name of the results
+    "claims_real": claims_real, "collapse": collapse, "dynamic": dynamic, "limit": limit,
+    "moe": moe, "tradeoff": tradeoff,
+}
+SEVERAL = {"claims": claims, "judge": judge}
 
 
 def stored(name):
@@ -20,12 +37,12 @@ def stored(name):
 
 
 def draw(name):
-    """Draw one picture, or the two of Table 1 or of the claims."""
+    """Draw one picture, or the two of Table 1, of the claims or of the judge."""
     picture = RESULTS / f"{name}.png"
-    if name == "claims":
-        claims.draw(stored(name), RESULTS)
-    elif name == "limit":
-        limit.picture(stored(name), picture)
+    if name in SEVERAL:
+        SEVERAL[name].draw(stored(name), RESULTS)
+    elif name in ONE:
+        ONE[name].picture(stored(name), picture)
     elif name in ("real", "real_second"):
         real.picture(stored(name)["rows"], picture, real.TITLES[name])
     else:
@@ -39,7 +56,7 @@ def draw(name):
 def main(names):
     tables = ["table1" if name == "1" else name for name in reproduce.TABLES]
     drawn = [name for name in tables if (RESULTS / f"{name}.json").is_file()]
-    for name in names or [*drawn, "claims", "limit", "real", "real_second"]:
+    for name in names or [*drawn, *ONE, *SEVERAL, "real", "real_second"]:
         draw(name)
         print(f"drawn again: {name}")
 

@@ -3,6 +3,8 @@ goes.
 
     python experiments/reproduce.py --table 1 --seeds 3    pruning rates; accuracy against time
     python experiments/reproduce.py --table all            every table, one after the other
+    python experiments/reproduce.py --table claims         what docs/claims.md has besides these
+                                                           tables; two to three hours
     python experiments/reproduce.py --quick                all of them, small, in about 5 minutes:
                                                            not a result
 
@@ -28,6 +30,7 @@ runs/reproduce/. To continue after an interruption, run the same command again.
 """
 
 import contextlib
+import importlib
 import io
 import json
 import math
@@ -83,12 +86,15 @@ PAPER = {
 class Config:
     table: str = option(
         "all", "1, speed, keep, group, family, two, unbiased, ppo, length, controls, together, "
-        "factorial, code, tool, or all"
+        "factorial, code, tool, all (of these), or claims"
     )
     seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
     quick: bool = option(
         False, "one seed and 16 questions, into runs/reproduce-quick/: these are no results"
     )
+
+
+CLAIMS = ("claims", "collapse", "dynamic", "judge", "moe", "tradeoff")  # files beside this one
 
 
 class Method(NamedTuple):
@@ -668,8 +674,15 @@ def reproduce(name, config):
 
 def main(argv):
     config = parse(Config, argv)
+    if config.table == "claims":
+        if config.quick:
+            raise UserError("--quick makes only tables: leave it out, or name another --table.")
+        for name in CLAIMS:
+            importlib.import_module(f"experiments.{name}").main([])
+        return
     if config.table not in (*TABLES, "all"):
-        raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, or all.")
+        raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, all (of "
+                        "these), and claims.")
     for name in TABLES if config.table == "all" else [config.table]:
         reproduce(name, config)
 

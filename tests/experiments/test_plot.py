@@ -109,3 +109,9 @@ def test_all_pictures_of_the_stored_results_are_drawn_again(figures):
     left = family.axes[0]
     assert left.get_xlim()[0] == 0.86 and "◂ 0.34" in left.texts[0].get_text()
     assert len(table.axes[1].patches) == 50 and len(limit.axes) == 4
+
+
+def test_the_pictures_of_the_claims_are_drawn_again(figures):
+    names = [*pictures.ONE, *pictures.SEVERAL]
+    pictures.main(names)
+    assert len(figures) == len(names) + len(pictures.SEVERAL)

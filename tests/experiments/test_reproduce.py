@@ -1,9 +1,12 @@
 """reproduce.py: its arithmetic, what it does after an interruption, and the whole of it, small."""
 
+import importlib
 import json
 import os
+import re
 import statistics
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -128,6 +131,20 @@ def test_a_finished_run_is_kept_and_an_interrupted_one_goes_on(small, tmp_path, 
     assert one_run(folder, tiny(small)) == result
     with pytest.raises(UserError, match="other options"):
         one_run(folder, tiny(small) | {"lr": 2e-4})
+
+
+def test_all_figures_of_the_claims_come_from_one_command(monkeypatch):
+    made = []
+    for name in reproduce.CLAIMS:
+        module = importlib.import_module(f"experiments.{name}")
+        monkeypatch.setattr(module, "main", lambda argv, name=name: made.append((name, argv)))
+    main(["--table", "claims"])
+    assert made == [(name, []) for name in reproduce.CLAIMS]
+    text = Path(__file__).parents[2].joinpath("docs/claims.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^    python experiments/(\w+)\.py", text, re.M))
+    assert named - {"reproduce", "claims_real"} == set(reproduce.CLAIMS)  # or a --model is needed
+    with pytest.raises(UserError, match="--quick"):
+        main(["--table", "claims", "--quick"])
 
 
 @pytest.mark.parametrize("name", ["1", "ppo", "factorial"])
