@@ -4,7 +4,7 @@
 
 The bare setting has 8 completions of one question in a step, μ = 4, no KL, no clip of the ratio,
 and no limit on the gradient's norm. Each other row adds one guard to it, or changes one number.
-Every row runs at six learning rates, with 3 seeds. A run has collapsed if it is less accurate than
+Every row runs at seven learning rates, with 3 seeds. A run has collapsed if it is less accurate than
 the base, both sampled on the same held-out questions.
 
 Then the collapsed runs of the bare setting go on in a healthy one, and at a small learning rate.
@@ -33,7 +33,7 @@ from experiments.reproduce import mean_over, name_of, one_run
 from update import Limits
 
 SEEDS = (1, 2, 3)
-RATES = (1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 1e-3)
+RATES = (1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 1e-3, 2e-3)
 STEPS = 96
 FOLDER = Path("runs/collapse")
 # a ratio is never below 1 − 1e9, and not above 1 + 1e9 here: so the loss has no clip
@@ -48,17 +48,16 @@ GUARDS = {  # what each row changes
     "KL, β = 0.04": {"beta": 0.04},
     "target_kl 0.01": {"target_kl": 0.01},
     "ratio clip 0.2": {"clip_low": 0.2, "clip_high": 0.2},
-    "8 questions, as many updates": {"questions_per_step": 8},
-    "8 questions, as many completions": {"questions_per_step": 8, "steps": STEPS // 8},
-    "μ = 1, as many updates": {"mu": 1, "steps": STEPS * 4},
-    "μ = 1, as many completions": {"mu": 1},
+    "4 questions, as many updates": {"questions_per_step": 4},
+    "4 questions, as many completions": {"questions_per_step": 4, "steps": STEPS // 4},
+    "μ = 1": {"mu": 1},
 }
-COLLAPSED = 1e-3  # the learning rate of the runs that go on
-# how they go on: as `train.py --algorithm grpo` trains the base, and as bare as before
-BACK = {
-    "healthy": {"algorithm": "grpo", "steps": 64},
-    "healthy, twice as long": {"algorithm": "grpo", "steps": 128},
-    "bare, learning rate 1e-4": BARE | {"lr": 1e-4},
+COLLAPSED = (4e-4, 1e-3)  # the learning rates of the bare runs that go on
+BACK = {  # how they go on
+    # as `train.py --algorithm grpo` trains the base. There is no KL term: its reference would be
+    # the collapsed model
+    "healthy": {"algorithm": "grpo", "beta": 0},
+    "bare, 0.0001": BARE | {"lr": 1e-4},
 }
 LOGGED = ("accuracy", "entropy", "all_wrong", "all_right", "length")
 
@@ -74,7 +73,7 @@ def without_gradient_clip():
 
 
 def has_collapsed(run):
-    """Whether a run is less accurate than the base, or than the model that it started from."""
+    """Whether a run is less accurate than the base."""
     return run["sampled"] < run["base"]
 
 
@@ -88,19 +87,23 @@ def train_or_read(folder, options, clipped):
     return {name: run[name] for name in ("base", "greedy", "sampled", "length")} | logged
 
 
+def folder_of(guard, rate, seed):
+    return FOLDER / name_of(f"{guard}, {rate:g}", seed)
+
+
 def of_guard(guard, rate, seed):
     options = BARE | GUARDS[guard] | {"lr": rate, "seed": seed}
-    folder = FOLDER / name_of(f"{guard}, {rate:g}", seed)
-    return train_or_read(folder, options, clipped=guard == GRADIENT_CLIP)
+    return train_or_read(folder_of(guard, rate, seed), options, clipped=guard == GRADIENT_CLIP)
 
 
-def of_back(way, seed):
-    """A collapsed run goes on. `base` is the toy's base model here too, not the collapsed one."""
-    before = of_guard("bare", COLLAPSED, seed)
-    start = FOLDER / name_of(f"bare, {COLLAPSED:g}", seed)
-    options = BACK[way] | {"model": str(start), "seed": seed}
-    run = train_or_read(FOLDER / name_of(f"back, {way}", seed), options, way.startswith("healthy"))
-    return run | {"base": before["base"], "collapsed": run["base"]}
+def of_back(way, rate, seed):
+    """A collapsed run goes on. `base` is the toy's base here, too; `before` is the collapsed model.
+    """
+    base = of_guard("bare", rate, seed)["base"]
+    options = BACK[way] | {"model": str(folder_of("bare", rate, seed)), "seed": seed}
+    folder = FOLDER / name_of(f"back, {way}, {rate:g}", seed)
+    run = train_or_read(folder, options, clipped=way == "healthy")
+    return run | {"base": base, "before": run["base"]}
 
 
 def answer_of(folder):
@@ -110,14 +113,16 @@ def answer_of(folder):
 
 
 def measure():
-    """{"rows": {guard: {rate: runs}}, "back": {way: runs}, "answer": of a collapsed run}"""
-    rows = {guard: {f"{rate:g}": [of_guard(guard, rate, seed) for seed in SEEDS]
-                    for rate in RATES} for guard in GUARDS}
-    return {
-        "rows": rows,
-        "back": {way: [of_back(way, seed) for seed in SEEDS] for way in BACK},
-        "answer": answer_of(FOLDER / name_of(f"bare, {COLLAPSED:g}", SEEDS[0])),
-    }
+    """{"rows": {guard: {rate: runs}}, "back": {way: {rate: runs}}, "answer": of a collapsed run}"""
+    rows, back = {}, {}
+    for guard in GUARDS:
+        rows[guard] = {
+            f"{rate:g}": [of_guard(guard, rate, seed) for seed in SEEDS] for rate in RATES}
+    for way in BACK:
+        back[way] = {
+            f"{rate:g}": [of_back(way, rate, seed) for seed in SEEDS] for rate in COLLAPSED}
+    answer = answer_of(folder_of("bare", COLLAPSED[-1], SEEDS[0]))
+    return {"rows": rows, "back": back, "answer": answer}
 
 
 def edge(of_rates):
@@ -152,13 +157,14 @@ def page(result):
     first += [[guard, *map(seeds_of, of_rates.values()), edge(of_rates)]
               for guard, of_rates in rows.items()]
     second = [["learning rate of the bare setting", *LOGGED]]
-    third = [["from the collapsed runs", "before", "after"]]
+    third = [["learning rate that collapsed", "how it goes on", "before", "after"]]
     for rate, runs in rows["bare"].items():
         second.append(
             [rate, *(f"{mean(runs, name, 0)} → {mean(runs, name, 1)}" for name in LOGGED)])
-    for way, runs in result["back"].items():
-        before = " · ".join(f"{run['collapsed']:.2f}" for run in runs)
-        third.append([way, before, seeds_of(runs)])
+    for way, of_rates in result["back"].items():
+        for rate, runs in of_rates.items():
+            before = " · ".join(f"{run['before']:.2f}" for run in runs)
+            third.append([rate, way, before, seeds_of(runs)])
     answer = result["answer"]
     base = spread([run["base"] for run in rows["bare"][rates[0]]])
     return f"""# Collapse
@@ -174,8 +180,7 @@ Means of the first quarter of a run → means of the last quarter:
 
 {markdown_table(second)}
 
-Does a collapsed run (bare, learning rate {COLLAPSED:g}) come back? Bold: it is still below the \
-base.
+Does a collapsed run of the bare setting come back? Bold: it is still below the base.
 
 {markdown_table(third)}
 

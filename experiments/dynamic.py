@@ -50,6 +50,7 @@ ROWS = {
 METHODS = {"GRPO": "grpo", "GRPO again": "grpo", "dynamic sampling": "grpo, dynamic sampling",
            "left out": "grpo, left out"}
 SAME = {"beta": 0, "questions_per_step": 4, "minibatches": 1, "lr": 3e-4}
+PHASES = ("generate", "update")  # whose seconds are shown
 AXES = {"steps": 3, "completions": 1, "seconds": 0}  # column of a curve
 
 
@@ -67,7 +68,9 @@ def run(name, seed):
     steps = [step for step, *_ in curve([row | {"seconds/total": 1} for row in metrics])]
     points = [(*point, step) for point, step in zip(curve(metrics), steps, strict=True)]
     names = ("steps", "completions", "tokens_trained", "seconds", "sampled")
-    return {key: found[key] for key in names} | {"curve": points}
+    phases = {key: found["phases"][key] for key in PHASES}
+    rounds = {"samplings in a step": statistics.fmean(row["rollouts"] for row in metrics)}
+    return {key: found[key] for key in names} | phases | rounds | {"curve": points}
 
 
 def mean_accuracy(points, column, end):
@@ -99,15 +102,16 @@ def ends(runs):
 def page(result):
     runs, common = result["runs"], ends(result["runs"])
     head = [f"mean accuracy in {end:,.0f} {axis}" for axis, end in common.items()]
-    lines = [["", "steps", "completions", "tokens trained", "seconds", "of GRPO's seconds",
-              "sampled at the end", *head]]
+    lines = [["", "steps", "completions", "samplings in a step", "tokens trained", "seconds",
+              "of GRPO's seconds", *PHASES, "sampled at the end", *head]]
     for name, own in runs.items():
         of = {key: spread([one[key] for one in own]) for key in own[0] if key != "curve"}
         ratios = [one["seconds"] / other["seconds"] for one, other in zip(own, runs["GRPO"])]
         line = [name, pm(of["steps"], 0), f"{of['completions']['mean']:.0f}",
-                pm(of["tokens_trained"], 0), pm(of["seconds"], 1),
+                pm(of["samplings in a step"], 1), pm(of["tokens_trained"], 0),
+                pm(of["seconds"], 1),
                 f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-                pm(of["sampled"])]
+                *(pm(of[phase], 1) for phase in PHASES), pm(of["sampled"])]
         for axis, column in AXES.items():
             line.append(pm(spread(
                 [mean_accuracy(one["curve"], column, common[axis]) for one in own])))
@@ -128,14 +132,16 @@ def draw(result, output):
     figure, axes = panels(3, 4.8, sharey=True)
     looks = {"GRPO": (GRPO, "-"), "dynamic sampling": (CPPO, "-"),
              "left out": (PALER["P=0.75"], "--")}
-    titles = ("A step is worth more …", "… a completion is not …", "… a second is")
+    titles = ("A step is worth more …", "… a completion hardly …", "… and a second not")
     for axis, (x, column), title in zip(axes, AXES.items(), titles):
         lines = []
         for name, (colour, style) in looks.items():
             curves = [one["curve"] for one in result["runs"][name]]
             last = band(axis, curves, column, colour, style)
-            lines.append((last, name, colour))
+            words = "equal groups left out" if name == "left out" else name
+            lines.append((last, words, colour))
         axis.set_xlim(left=0)
+        axis.locator_params(axis="x", nbins=5)
         axis.set_xlabel(x)
         axis.set_title(title, fontsize=13)
         plain(axis)
