@@ -1,6 +1,6 @@
 """When does GRPO collapse, and which guard moves the edge? On the toy, one guard at a time.
 
-    python experiments/collapse.py       all runs, pages and the picture: about 40 minutes
+    python experiments/collapse.py       all runs, the page and the picture: half an hour or more
 
 The bare setting has 8 completions of one question in a step, μ = 4, no KL, no clip of the ratio,
 and no limit on the gradient's norm. Each other row adds one guard to it, or changes one number.
@@ -56,7 +56,7 @@ COLLAPSED = (4e-4, 1e-3)  # the learning rates of the bare runs that go on
 BACK = {  # how they go on
     # as `train.py --algorithm grpo` trains the base. There is no KL term: its reference would be
     # the collapsed model
-    "healthy": {"algorithm": "grpo", "beta": 0},
+    "healthy": {"algorithm": "grpo", "beta": 0, "steps": 64},
     "bare, 0.0001": BARE | {"lr": 1e-4},
 }
 LOGGED = ("accuracy", "entropy", "all_wrong", "all_right", "length")
@@ -193,7 +193,7 @@ An answer of a collapsed run. {answer['question']} (right: {answer['answer']})
 COLOURS = ("#0e2c53", CPPO, PALER["P=0.75"], PALER["P=0.5"])
 HALVES = {  # the two panels: what they show, and the rows besides the bare setting
     "A clip of the gradient does not help, of the ratio it does": tuple(GUARDS)[1:5],
-    "A larger batch hardly helps, fewer updates do": tuple(GUARDS)[5:],
+    "A larger batch helps a little, fewer updates more": tuple(GUARDS)[5:],
 }
 
 

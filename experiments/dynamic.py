@@ -1,6 +1,6 @@
 """Dynamic sampling alone: is it worth more for each step, each completion, each second?
 
-    python experiments/dynamic.py        all runs, the page and the picture: about ten minutes
+    python experiments/dynamic.py        all runs, the page and the picture: ten minutes or more
 
 Four methods on the toy, each with 3 seeds, without KL (β = 0), with the same questions:
 
