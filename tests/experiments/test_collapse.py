@@ -1,9 +1,13 @@
 """experiments/collapse.py: the guard is really lifted, and what counts as collapsed."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from engine.model import shards
 from experiments import collapse
+from experiments.bench import pm, spread
 
 
 @pytest.mark.parametrize("guard", ["bare", collapse.GRADIENT_CLIP])
@@ -34,3 +38,14 @@ def test_the_edge_is_before_the_first_collapsed_run():
     assert collapse.edge(of_rates) == "0.2"
     assert collapse.edge({"0.1": [bad, good]}) == "none"
     assert collapse.seeds_of([good, bad]) == "0.41 · **0.39**"
+
+
+def test_the_page_says_what_was_stored():
+    """The edge of each row and its accuracy at 0.0004, in the order of the page."""
+    root = Path(__file__).parents[2]
+    stored = json.loads((root / "experiments/results/collapse.json").read_text())
+    section = (root / "docs/claims.md").read_text().split("and collapses\n")[1]
+    lines = [line.split(" | ")[1:] for line in section.splitlines() if line.startswith("| ")][1:9]
+    for line, runs in zip(lines, stored["rows"].values(), strict=True):
+        accuracy = pm(spread([run["sampled"] for run in runs["0.0004"]]))
+        assert line == [collapse.edge(runs), f"{accuracy} |"]
