@@ -197,7 +197,7 @@ HALVES = {  # the two panels: what they show, and the rows besides the bare sett
 }
 
 
-def draw(result, output):
+def picture(result, output):
     figure, axes = panels(2, 6.4, sharey=True)
     rows = result["rows"]
     base = spread([run["base"] for run in rows["bare"][f"{RATES[0]:g}"]])["mean"]
@@ -230,7 +230,7 @@ def main(argv):
     options = parse(Options, argv)
     result = measure()
     report(options, "collapse", result, page)
-    draw(result, Path(options.output, "collapse.png"))
+    picture(result, Path(options.output, "collapse.png"))
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ more, and its mean is taken up to where the first run ends.
 """
 
 
-def draw(result, output):
+def picture(result, output):
     figure, axes = panels(3, 4.8, sharey=True)
     looks = {"GRPO": (GRPO, "-"), "dynamic sampling": (CPPO, "-"),
              "left out": (PALER["P=0.75"], "--")}
@@ -156,7 +156,7 @@ def main(argv):
     options = parse(Options, argv)
     result = measure()
     report(options, "dynamic", result, page)
-    draw(result, Path(options.output, "dynamic.png"))
+    picture(result, Path(options.output, "dynamic.png"))
 
 
 if __name__ == "__main__":
