@@ -198,7 +198,8 @@ ROWS = {
     "experiments/generation.py": ("models", lambda module: module.NAMES),
     "experiments/plan.py": ("cases", lambda module: module.CASES),
     "experiments/real.py": ("methods", lambda module: {**module.METHODS, **module.SECOND}),
-    "experiments/reproduce.py": ("table", lambda module: {**module.TABLES, "all": None, "claims": None}),
+    "experiments/reproduce.py": (
+        "table", lambda module: {**module.TABLES, "all": None, "claims": None}),
 }
 
 
