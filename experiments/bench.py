@@ -76,6 +76,16 @@ def spread(values):
     }
 
 
+def over_seeds(found):
+    """{figure: its spread}. found: a dict {figure: number} of each seed. What is no number, as a
+    curve, becomes the list of all seeds' ones."""
+    figures = {}
+    for name, first in found[0].items():
+        values = [one[name] for one in found]
+        figures[name] = spread(values) if isinstance(first, (int, float)) else values
+    return figures
+
+
 def pm(value, digits=3):
     return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"
 

@@ -34,7 +34,7 @@ from engine.model.loading import load_model
 from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
-from experiments.bench import heading, markdown_table, pm, setting, spread, write
+from experiments.bench import heading, markdown_table, over_seeds, pm, setting, write
 from experiments.gradients import scores
 from experiments.plot import foot, panels, plain
 from family.dapo import token_mean_weights
@@ -300,7 +300,7 @@ def measure(names, count):
     for name, stages in found.items():
         figures, points = {}, {}
         for stage, own in stages.items():
-            figures[stage] = {key: spread([one[key] for one, _ in own]) for key in own[0][0]}
+            figures[stage] = over_seeds([one for one, _ in own])
             points[stage] = own[0][1]
         result[name] = {"figures": figures, "points": points}
     return result

@@ -34,7 +34,7 @@ from engine.run.command_line import option, parse, run_program
 from engine.run.curves import DPI, FAILS, GRPO
 from engine.run.state import WINDOW
 from examples import my_reward_model
-from experiments.bench import heading, markdown_table, pm, setting, spread, write
+from experiments.bench import heading, markdown_table, over_seeds, pm, setting, write
 from experiments.plot import OTHER, foot, name_lines, panels, plain
 from experiments.reproduce import one_run
 from experiments.toy_model import make_tokenizer
@@ -216,15 +216,15 @@ def measure():
         whole[f"{reward}, β = {beta:g}"] = [run(reward, beta, seed) for seed in SEEDS]
     stops = {}
     for reward, X in STOPPED:
-        runs = summary_of([run(reward, 0.0, seed, X) for seed in SEEDS])
+        runs = over_seeds([run(reward, 0.0, seed, X) for seed in SEEDS])
         stops[f"{reward}, X = {X:g}"] = {key: runs[key] for key in ("steps", "held-out")}
     for X in STOPS:
         stops[f"rule, X = {X:g}"] = stops_in_the_logs(whole["rule, β = 0"], X)
     # the smallest X that lets every run with the rule finish, if the median is compared
     X = max(max(one["curves"]["median"]) for one in whole["rule, β = 0"])
     return {
-        "judge": {name: spread([one[name] for one in judges]) for name in judges[0]},
-        "runs": {name: summary_of(runs) for name, runs in whole.items()}, "stops": stops,
+        "judge": over_seeds(judges),
+        "runs": {name: over_seeds(runs) for name, runs in whole.items()}, "stops": stops,
         "median": {"X": X} | stops_in_the_logs(whole["judge, β = 0"], X, "median"),
     }
 
@@ -232,15 +232,7 @@ def measure():
 def stops_in_the_logs(runs, X, name="kl"):
     """Where whole runs would have ended: {"steps": spread, "sampled": spread}."""
     found = [stopped(run["curves"], X, name) for run in runs]
-    return {"steps": spread([step for step, _ in found]),
-            "sampled": spread([accuracy for _, accuracy in found])}
-
-
-def summary_of(runs):
-    """Spreads of the figures; curves and examples of each seed."""
-    each = {name: [one[name] for one in runs] for name in runs[0]}
-    return {name: values if name in ("curves", "example") else spread(values)
-            for name, values in each.items()}
+    return over_seeds([{"steps": step, "sampled": accuracy} for step, accuracy in found])
 
 
 # --- the page and the pictures ---

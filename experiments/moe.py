@@ -40,7 +40,7 @@ from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
 from experiments import toy_model
-from experiments.bench import heading, markdown_table, pm, setting, spread, write
+from experiments.bench import heading, markdown_table, over_seeds, pm, setting, write
 from experiments.gradients import sampled
 from experiments.plot import band, foot, name_lines, panels, plain
 from experiments.reproduce import one_run
@@ -292,15 +292,6 @@ def once(measure, *arguments):
     if not kept.exists():
         files.write(kept, json.dumps(measure(*arguments)))
     return json.loads(kept.read_text())
-
-
-def over_seeds(rows):
-    """{figure: spread} of a row {figure: number} of each seed; a curve of each stays as it is."""
-    figures = {}
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        figures[name] = values if name == "curve" else spread(values)
-    return figures
 
 
 def measure_all():

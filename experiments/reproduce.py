@@ -3,8 +3,8 @@ goes.
 
     python experiments/reproduce.py --table 1 --seeds 3    pruning rates; accuracy against time
     python experiments/reproduce.py --table all            every table, one after the other
-    python experiments/reproduce.py --table claims         what docs/claims.md has besides these
-                                                           tables; two to three hours
+    python experiments/reproduce.py --table claims         the programs that were written for
+                                                           docs/claims.md; two to three hours
     python experiments/reproduce.py --quick                all of them, small, in about 5 minutes:
                                                            not a result
 

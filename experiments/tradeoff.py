@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
-from experiments.bench import heading, markdown_table, pm, report, spread
+from experiments.bench import heading, markdown_table, over_seeds, pm, report
 from experiments.claims import NAMES, SEEDS, STAGES, G, model_of, sampled
 from experiments.plot import foot, name_lines, panels, plain
 from experiments.reproduce import PROTOCOL, one_run, own
@@ -122,11 +122,6 @@ def run_of(name, weight, seed):
 
 
 # --- the page and the picture ---
-
-
-def over_seeds(found):
-    """{figure: spread} of dicts, one of each seed."""
-    return {name: spread([one[name] for one in found]) for name in found[0]}
 
 
 def measure(options):
