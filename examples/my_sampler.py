@@ -6,7 +6,7 @@
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.base.errors import refuse
+from engine.base.errors import UserError
 from engine.model.contract import Completions
 from engine.model.folders import resolve_model
 from engine.model.logprobs import completion_mask
@@ -17,7 +17,8 @@ class Generate:
 
     @staticmethod
     def check(options):
-        refuse([(options.lora, "--rollout Generate does not take adapters: leave out --lora.")])
+        if options.lora:
+            raise UserError("--rollout Generate does not take adapters: leave out --lora.")
 
     def __init__(self, source, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
         from transformers import AutoModelForCausalLM, GenerationConfig  # takes seconds

@@ -94,7 +94,7 @@ def test_a_wrong_file_is_refused_before_the_model_is_loaded(line, message, tmp_p
     """And nothing is left behind."""
     monkeypatch.chdir(tmp_path)
     for module in (training, evaluation):
-        monkeypatch.setattr(module, "base_model", None)
+        monkeypatch.setattr(module, "resolve_model", None)
     Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\n' + line)
     for main, words in [
         (training.main, ["--dataset", "mine.jsonl"]),
