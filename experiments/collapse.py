@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+from tqdm import tqdm
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import train
@@ -115,10 +117,10 @@ def answer_of(folder):
 def measure():
     """{"rows": {guard: {rate: runs}}, "back": {way: {rate: runs}}, "answer": of a collapsed run}"""
     rows, back = {}, {}
-    for guard in GUARDS:
+    for guard in tqdm(GUARDS, "guards"):
         rows[guard] = {
             f"{rate:g}": [of_guard(guard, rate, seed) for seed in SEEDS] for rate in RATES}
-    for way in BACK:
+    for way in tqdm(BACK, "collapsed runs go on"):
         back[way] = {
             f"{rate:g}": [of_back(way, rate, seed) for seed in SEEDS] for rate in COLLAPSED}
     answer = answer_of(folder_of("bare", COLLAPSED[-1], SEEDS[0]))

@@ -21,6 +21,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
@@ -84,7 +85,7 @@ def mean_accuracy(points, column, end):
 def measure():
     """{name: runs, one of each seed}. All methods run with one seed, then all with the next."""
     found = {name: [] for name in METHODS}
-    for seed in SEEDS:
+    for seed in tqdm(SEEDS, "seeds"):
         for name in METHODS:
             found[name].append(run(name, seed))
     return {"runs": found}

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 from transformers import Qwen2ForSequenceClassification
 from transformers.utils import logging
 
@@ -212,10 +213,10 @@ def measure():
     """All figures. A spread is over the seeds."""
     judges = [judge_of(seed)[1] for seed in SEEDS]
     whole = {}
-    for reward, beta in WHOLE:
+    for reward, beta in tqdm(WHOLE, "whole runs"):
         whole[f"{reward}, β = {beta:g}"] = [run(reward, beta, seed) for seed in SEEDS]
     stops = {}
-    for reward, X in STOPPED:
+    for reward, X in tqdm(STOPPED, "stopped runs"):
         runs = over_seeds([run(reward, 0.0, seed, X) for seed in SEEDS])
         stops[f"{reward}, X = {X:g}"] = {key: runs[key] for key in ("steps", "held-out")}
     for X in STOPS:

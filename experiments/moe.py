@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from tqdm import tqdm
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
@@ -297,17 +298,18 @@ def once(measure, *arguments):
 def measure_all():
     """{"bases": rows, "ratios": rows, "runs": rows}"""
     bases, of_ratios, runs = [], [], []
-    for kind in KINDS:
+    for kind in tqdm(KINDS, "bases"):
         of_seeds = [once(measure_base, kind, seed) for seed in SEEDS]
         total, active = parameters(network(kind, toy_model.make_tokenizer()))
         row = {"base": kind, "parameters": f"{total:,}", "active": f"{active:,}"}
         bases.append(row | over_seeds(of_seeds))
-    for lr, kind in product(LRS, KINDS):
+    for lr, kind in tqdm(list(product(LRS, KINDS)), "ratios"):
         of_seeds = [once(measure_ratios, kind, seed, lr) for seed in SEEDS]
         for way in of_seeds[0]:
             row = {"learning rate": lr, "base": kind, "updates, choices": way}
             of_ratios.append(row | over_seeds([of_seed[way] for of_seed in of_seeds]))
-    for lr, kind, algorithm in product(RUN_LRS, TRAINED, ALGORITHMS):
+    jobs = list(product(RUN_LRS, TRAINED, ALGORITHMS))
+    for lr, kind, algorithm in tqdm(jobs, "runs"):
         row = {"learning rate": lr, "base": kind, "algorithm": algorithm}
         runs.append(row | over_seeds([measure_run(kind, seed, lr, algorithm) for seed in SEEDS]))
     return {"bases": bases, "ratios": of_ratios, "runs": runs}
