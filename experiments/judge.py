@@ -1,6 +1,6 @@
 """A learned reward model, hacked by the policy that it trains; and a stop by the KL to the base.
 
-    python experiments/judge.py         everything, half an hour on one core
+    python experiments/judge.py         everything, 20 minutes on one core
 
 Writes judge.json, judge.md, judge.png and judge_stop.png in results/. Finished runs are kept under
 runs/judge/: after an interruption the same command goes on. docs/claims.md says what it shows.
