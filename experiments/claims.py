@@ -29,19 +29,17 @@ import train
 from cppo import prune
 from engine.base.errors import UserError
 from engine.data.questions import load_questions
-from engine.model.contract import Sampling
 from engine.model.loading import load_model
-from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
 from experiments.bench import heading, markdown_table, over_seeds, pm, setting, write
 from experiments.gradients import scores
 from experiments.plot import foot, panels, plain
+from experiments.toy_model import answered
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
 from grpo import group_advantages, kl_k1, kl_k2, kl_k3, sequence_mean_weights
 from records import Batch
-from rewards import toy_accuracy
 from tasks import toy
 
 SEEDS = (1, 2, 3)
@@ -76,12 +74,8 @@ def model_of(stage, seed):
 def sampled(model, tokenizer, seed, count):
     """(Batch of count·SAMPLED completions, their rewards, their lengths) on set `seed`."""
     questions = load_questions("toy", tokenizer, limit=seed * count)[0][-count:]
-    prompts = [question["prompt"] for question in questions]
-    drawn = Sampler(model, tokenizer).sample(
-        prompts, SAMPLED, Sampling(toy.MAX_NEW_TOKENS), seed)
-    answers = [question["answer"] for question in questions for _ in range(SAMPLED)]
-    rewards = torch.tensor(toy_accuracy(drawn.texts(tokenizer, questions), answer=answers))
-    each = [prompt for prompt in prompts for _ in range(SAMPLED)]
+    drawn, _, rewards = answered(model, tokenizer, questions, SAMPLED, seed)
+    each = [question["prompt"] for question in questions for _ in range(SAMPLED)]
     return Batch(each, drawn.tokens, drawn.mask, rewards), rewards, drawn.lengths.float()
 
 

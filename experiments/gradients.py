@@ -36,15 +36,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from cppo import prune
 from engine.data.questions import load_questions
-from engine.model.contract import Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from experiments.bench import heading, markdown_table, report
+from experiments.toy_model import answered
 from grpo import group_advantages
 from records import Batch
-from rewards import toy_accuracy
 from tasks import toy
 
 G = 16
@@ -110,12 +108,9 @@ def sampled(model, tokenizer, number, count):
     """Set `number` of the toy's questions, answered: (Batch of count·G completions, advantages,
     lengths (count, G))."""
     questions = load_questions("toy", tokenizer, limit=(number + 1) * count)[0][-count:]
-    prompts = [q["prompt"] for q in questions]
-    drawn = Sampler(model, tokenizer).sample(prompts, G, Sampling(toy.MAX_NEW_TOKENS), number)
-    answers = [q["answer"] for q in questions for _ in range(G)]
-    rewards = toy_accuracy(drawn.texts(tokenizer, questions), answer=answers)
-    advantages = group_advantages(torch.tensor(rewards).view(count, G))
-    each = [prompt for prompt in prompts for _ in range(G)]
+    drawn, _, rewards = answered(model, tokenizer, questions, G, number)
+    advantages = group_advantages(rewards.view(count, G))
+    each = [question["prompt"] for question in questions for _ in range(G)]
     batch = Batch(each, drawn.tokens, drawn.mask, advantages.flatten())
     return batch, advantages, drawn.lengths.view(count, G).float()
 

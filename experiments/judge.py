@@ -28,9 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
 from engine.data.questions import with_prompts
-from engine.model.contract import Sampling
 from engine.model.loading import load_model
-from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import DPI, FAILS, GRPO
 from engine.run.state import WINDOW
@@ -38,8 +36,7 @@ from examples import my_reward_model
 from experiments.bench import heading, markdown_table, over_seeds, pm, setting, write
 from experiments.plot import OTHER, foot, name_lines, panels, plain
 from experiments.reproduce import one_run
-from experiments.toy_model import make_tokenizer
-from rewards import toy_accuracy
+from experiments.toy_model import answered, make_tokenizer
 from tasks import toy
 
 logging.set_verbosity_error()  # no warning that the head of the judge is new
@@ -75,13 +72,9 @@ def labelled(numbers, split, seed):
     has ANSWERS of them. numbers: of the questions in the split."""
     model, tokenizer = load_model(toy.BASE, torch.device("cpu"))
     rows, _ = with_prompts([toy.question(i, split) for i in numbers], "toy", tokenizer)
-    prompts = [row["prompt"] for row in rows]
-    drawn = Sampler(model, tokenizer).sample(prompts, ANSWERS, Sampling(toy.MAX_NEW_TOKENS), seed)
-    texts = drawn.texts(tokenizer, rows)
-    each = [row for row in rows for _ in range(ANSWERS)]
-    right = toy_accuracy(texts, answer=[row["answer"] for row in each])
-    return SimpleNamespace(
-        questions=[row["question"] for row in each], texts=texts, right=torch.tensor(right))
+    _, texts, right = answered(model, tokenizer, rows, ANSWERS, seed)
+    questions = [row["question"] for row in rows for _ in range(ANSWERS)]
+    return SimpleNamespace(questions=questions, texts=texts, right=right)
 
 
 def train_judge(answers, folder, seed, steps=400, lr=1e-3):

@@ -34,10 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
 from engine.data.questions import load_questions
-from engine.model.contract import Sampling
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
-from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
 from experiments import toy_model
@@ -47,7 +45,6 @@ from experiments.plot import band, foot, name_lines, panels, plain
 from experiments.reproduce import one_run
 from family.gspo import gspo_loss, sequence_ratio
 from grpo import grpo_loss
-from rewards import toy_accuracy
 from tasks import toy
 
 # the MLP of each kind. The first mixture has 183,000 parameters, of which a token uses 72,000. The
@@ -129,12 +126,9 @@ def measure_base(kind, seed):
     """{figure: number}: accuracy, sampled, on held-out questions; of a mixture, experts in use."""
     model, tokenizer = load_model(base(kind, seed), torch.device("cpu"))
     questions, _ = load_questions("toy", tokenizer, split="test", limit=toy.TEST_QUESTIONS)
-    prompts = [question["prompt"] for question in questions]
     with routing(model) as choices:
-        drawn = Sampler(model, tokenizer).sample(prompts, 1, Sampling(toy.MAX_NEW_TOKENS), seed=0)
-    answers = [question["answer"] for question in questions]
-    rewards = toy_accuracy(drawn.texts(tokenizer, questions), answer=answers)
-    figures = {"accuracy": sum(rewards) / len(rewards)}
+        _, _, rewards = toy_model.answered(model, tokenizer, questions, 1, seed=0)
+    figures = {"accuracy": rewards.mean().item()}
     if choices:  # each pass has added one of each layer
         layers = model.config.num_hidden_layers
         counts = [in_use(torch.cat(choices[i::layers])) for i in range(layers)]

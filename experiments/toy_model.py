@@ -25,8 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from allocate import micro_batches
 from engine.base import progress
+from engine.model.contract import Sampling
 from engine.model.logprobs import completion_logprobs, completion_mask
+from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
+from rewards import toy_accuracy
 from tasks import toy, toy_tool
 
 logging.disable_progress_bar()  # of saving weights
@@ -103,6 +106,16 @@ def written_by_tool(tokens, tokenizer):
     opened = (tokens == opening).cumsum(1)
     closed = (tokens == closing).cumsum(1)
     return (opened > closed) | (tokens == closing)
+
+
+def answered(model, tokenizer, questions, count, seed):
+    """(Completions, their texts, their rewards (N,) of toy_accuracy): `count` to each question of
+    the toy."""
+    prompts = [question["prompt"] for question in questions]
+    drawn = Sampler(model, tokenizer).sample(prompts, count, Sampling(toy.MAX_NEW_TOKENS), seed)
+    texts = drawn.texts(tokenizer, questions)
+    answers = [question["answer"] for question in questions for _ in range(count)]
+    return drawn, texts, torch.tensor(toy_accuracy(texts, answer=answers))
 
 
 def make_tokenizer(kind="base"):
