@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ["base", "model", "data", "scoring", "run"]  # each knows itself and those before it
 PAPER = ["grpo", "cppo", "allocate", "answers", "rewards", "scores"]
 LABORATORY = {"experiments", "conformance", "examples", "notebooks", "tests"}
-FOLDERS = (".", "family", "tasks", "engine/*")
+FOLDERS = (".", "family", "tasks", "judges", "tools", "engine/*")
 FILES = [
     path.relative_to(ROOT)
     for folder in FOLDERS for path in sorted(ROOT.glob(f"{folder}/*.py"))]
@@ -53,6 +53,21 @@ def test_the_paper_the_family_and_the_table_do_not_know_the_machine():
         if name in PAPER or name.startswith("family."):
             assert others <= {"answers"} if name == "rewards" else others <= {"grpo"}, name
     assert not [other for other in GRAPH["algorithms"] if other.startswith("engine.")]
+
+
+def test_a_judge_is_copied_with_the_answers_alone():
+    for name, others in GRAPH.items():
+        if name.startswith("judges."):
+            ours = {other for other in others if not other.startswith("judges.")}
+            assert ours <= {"answers"}, name
+    for name in ("answers", "rewards"):
+        assert not [other for other in IMPORTED[name] if other.startswith("judges")]
+
+
+def test_only_programs_know_the_tools():
+    for name, others in GRAPH.items():
+        if name not in ("train", "eval") and not name.startswith("tools."):
+            assert not [other for other in others if other.startswith("tools.")], name
 
 
 def test_a_data_set_is_plain_python():

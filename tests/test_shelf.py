@@ -20,20 +20,29 @@ def ranges(lines):
 
 def test_the_project_needs_what_requirements_txt_installs():
     pinned = ranges((ROOT / "requirements.txt").read_text().splitlines())
-    needed = ranges(PROJECT["dependencies"] + PYPROJECT["dependency-groups"]["dev"])
+    tests = PYPROJECT["dependency-groups"]["dev"]
+    needed = ranges(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["train"] + tests)
     [torch] = pinned.pop("torch")  # requirements.txt pins it, and the project takes a range
     assert torch.operator == "==" and torch.version in needed.pop("torch")
     assert needed == pinned
 
 
-def test_an_editable_install_finds_every_module():
+def test_a_wheel_holds_what_people_copy_and_all_of_it():
+    """Nobody installs a training script. What it holds imports nothing that it lacks."""
     setuptools = PYPROJECT["tool"]["setuptools"]
-    assert setuptools["py-modules"] == sorted(path.stem for path in ROOT.glob("*.py"))
-    folders = {path.parent for path in ROOT.glob("[a-z]*/**/*.py")}
-    packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    ours = {name for name in packages if name.split(".")[0] in setuptools["packages"]}
-    tests = {"conformance.tests", "conformance.tests.concepts"}
-    assert set(setuptools["packages"]) == ours | tests
+    packages, modules = setuptools["packages"], setuptools["py-modules"]
+    assert modules == ["allocate", "answers", "cppo", "grpo", "rewards", "scores"]
+    rooms = {name.split(".")[0] for name in packages}
+    assert rooms == {"conformance", "family", "judges"}
+    files = [ROOT / f"{module}.py" for module in modules]
+    for room in sorted(rooms):
+        files += (ROOT / room).rglob("*.py")
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in files} - {""}
+    assert folders | {"conformance.tests", "conformance.tests.concepts"} == set(packages)
+    trains = {"algorithms", "engine", "eval", "experiments", "nano", "tasks", "train", "update"}
+    for path in files:
+        found = re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+        assert not set(found) & trains, path
 
 
 def test_the_citation_and_the_changes_name_this_version_and_its_authors():

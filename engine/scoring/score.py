@@ -20,8 +20,8 @@ from answers import after_thoughts, extract_answer, extract_code, last_number
 from engine.base import progress
 from engine.base.errors import UserError, one_line, unknown
 from engine.base.files import own_function
-from engine.scoring.mathematics import math_accuracy
-from engine.scoring.programs import code_accuracy, code_runs
+from judges.mathematics import math_accuracy
+from judges.programs import code_accuracy, code_runs
 from tasks.table import task_of
 
 REWARDS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from answers import extract_answer, to_number
-from engine.scoring.mathematics import math_accuracy
+from judges.mathematics import math_accuracy
 from rewards import (
     format_reward,
     gsm8k_accuracy,

@@ -20,8 +20,8 @@ from engine.run.command_line import given
 from engine.run.config import Config, config_of
 from engine.run.interrupt import Interrupt
 from engine.run.metrics import summarize
-from engine.scoring.mathematics import math_accuracy
-from engine.scoring.programs import code_accuracy
+from judges.mathematics import math_accuracy
+from judges.programs import code_accuracy
 from engine.scoring.score import (
     REWARDS,
     Hung,

@@ -170,8 +170,8 @@ def _process():
     """Start the process that judges. sympy may work for hours; from any thread, only a process can
     be stopped."""
     verifier = subprocess.Popen(
-        [sys.executable, "-m", "engine.scoring.verifier", str(MATH_MEMORY)],
-        cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "judges.verifier", str(MATH_MEMORY)],
+        cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
     )
     if verifier.stdout.readline() != "ready\n":

@@ -5,7 +5,7 @@ import functools
 from fractions import Fraction
 
 from answers import extract_code, gold_answer, same_number, to_number
-from engine.scoring.sandbox import run_many
+from judges.sandbox import run_many
 
 
 def code_accuracy(completions, answer, **columns):

@@ -1,4 +1,4 @@
-"""engine/scoring/sandbox.py: what a program can do, and all that it cannot: attacks, and after each
+"""judges/sandbox.py: what a program can do, and all that it cannot: attacks, and after each
 of them the caller is as it was."""
 
 import contextlib
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.scoring import sandbox
-from engine.scoring.sandbox import protections, run_many, run_python
+from judges import sandbox
+from judges.sandbox import protections, run_many, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -337,7 +337,7 @@ def test_nobody_can_be_signalled(attack):
 NATIVE = """
 import ctypes, errno, os, sys
 sys.path.insert(0, {root!r})
-from engine.scoring import sandbox
+from judges import sandbox
 libc = ctypes.CDLL(None, use_errno=True)
 sandbox._confine_on_linux({folder!r})
 for name, numbers in sandbox.SYSCALLS.items():
@@ -462,7 +462,7 @@ import signal, sys, tempfile
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may ignore it
 sys.path.insert(0, {root!r})
 tempfile.tempdir = {temp!r}
-from engine.scoring.sandbox import run_many
+from judges.sandbox import run_many
 {before}
 results = run_many({codes!r}, timeout={timeout})
 print([(r.ok, r.stdout, r.error) for r in results])

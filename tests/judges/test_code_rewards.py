@@ -1,12 +1,12 @@
-"""engine/scoring/programs.py: a program as the answer."""
+"""judges/programs.py: a program as the answer."""
 
 from collections import Counter
 
 import pytest
 
 from answers import extract_code
-from engine.scoring import programs
-from engine.scoring.programs import code_accuracy, code_runs
+from judges import programs
+from judges.programs import code_accuracy, code_runs
 from rewards import code_format, soft_code_format
 
 pytestmark = pytest.mark.slow

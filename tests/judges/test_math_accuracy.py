@@ -1,4 +1,4 @@
-"""engine/scoring/mathematics.py: equal in mathematics, by math-verify, within a time limit and in
+"""judges/mathematics.py: equal in mathematics, by math-verify, within a time limit and in
 any thread."""
 
 import re
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.scoring import mathematics
-from engine.scoring.mathematics import math_accuracy
+from judges import mathematics
+from judges.mathematics import math_accuracy
 
 pytestmark = pytest.mark.slow
 
@@ -122,8 +122,8 @@ def test_what_cannot_be_parsed_is_wrong_and_such_a_gold_answer_is_named():
 
 @pytest.fixture(scope="module")
 def verdicts():
-    """verdict(gold, given) of engine/scoring/verifier.py, here and not in its process."""
-    return pytest.importorskip("engine.scoring.verifier")
+    """verdict(gold, given) of judges/verifier.py, here and not in its process."""
+    return pytest.importorskip("judges.verifier")
 
 
 @pytest.mark.parametrize("value, fraction", [
