@@ -20,8 +20,6 @@ from engine.run.command_line import given
 from engine.run.config import Config, config_of
 from engine.run.interrupt import Interrupt
 from engine.run.metrics import summarize
-from judges.mathematics import math_accuracy
-from judges.programs import code_accuracy
 from engine.scoring.score import (
     REWARDS,
     Hung,
@@ -32,6 +30,8 @@ from engine.scoring.score import (
     score,
     try_out,
 )
+from judges.mathematics import math_accuracy
+from judges.programs import code_accuracy
 from rewards import gsm8k_accuracy
 from tests.examples import named
 from tests.training import a_rollout
