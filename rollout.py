@@ -15,20 +15,17 @@ from records import FIRST, Rollout, join
 
 
 def sample_and_score(
-    next_questions, networks, algorithm, reward_functions, sampling, rng, clock, moment=FIRST
+    questions, networks, algorithm, reward_functions, sampling, rng, clock, moment=FIRST, more=None
 ):
-    """Steps 1 and 2 for this device's share of the next questions. Returns a Rollout.
-
-    next_questions(n): this device's share of the next n questions; None: of a step's questions.
-    """
+    """Steps 1 and 2 for this device's questions. Returns a Rollout. more: as for `train_step`."""
     sample_batch = partial(
         roll_out, networks=networks, algorithm=algorithm, reward_functions=reward_functions,
         sampling=sampling, rng=rng, clock=clock, moment=moment,
     )
     if algorithm.max_rollouts > 1:
-        rollout = dynamic_sampling(sample_batch, next_questions, algorithm.max_rollouts)
+        rollout = dynamic_sampling(sample_batch, questions, more, algorithm.max_rollouts)
     else:
-        rollout = sample_batch(next_questions(None))
+        rollout = sample_batch(questions)
     if algorithm.mask_truncated:
         rollout = replace(rollout, trainable=rollout.trainable & ~rollout.truncated)
     if algorithm.overlong_cache:
@@ -89,16 +86,14 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
 # --- DAPO's changes of a rollout (family/dapo.py) ---
 
 
-def dynamic_sampling(sample_batch, next_questions, max_rollouts):
+def dynamic_sampling(sample_batch, questions, more, max_rollouts):
     """Sample again, for further questions, until the step is full of groups with unequal rewards.
 
-    sample_batch: questions → Rollout. At most `max_rollouts` times. Returns all as one Rollout.
+    sample_batch: questions → Rollout. more: as for `train_step`. At most `max_rollouts` times.
+    Returns all as one Rollout.
     """
-    rollouts, missing = [], None
-    while missing != 0:
-        questions = next_questions(missing)
-        if questions is None:  # none are left
-            break
+    rollouts = []
+    while questions is not None:
         rollout = sample_batch(questions)
         signal = has_signal(rollout.total)
         # its questions come after those of the earlier rollouts
@@ -108,7 +103,8 @@ def dynamic_sampling(sample_batch, next_questions, max_rollouts):
         own = (~signal).sum().item()
         counts = ranks.all_sum({"without": own}, rollout.tokens.device)
         without = int(counts["without"])
-        missing = without if len(rollouts) < max_rollouts else 0
+        again = without and len(rollouts) < max_rollouts
+        questions = more(without) if again else None  # None, too, if no question is left
     if without and ranks.rank() == 0:
         tqdm.write(f"Groups whose rewards are all equal after sampling {len(rollouts)} times: "
                    f"{without}. The step trains on the others.")

@@ -26,203 +26,161 @@ questions were shared out.
 import random
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from engine.base import progress, ranks
-from engine.base.errors import UserError
-from engine.data.questions import questions_of_run, rows_of_run
-from engine.model import shards
+from engine.data.questions import rows_of_run
 from engine.model.critic import estimate
-from engine.model.folders import resolve_model
-from engine.model.networks import build
-from engine.run import checkpoint, logs, plan_command
-from engine.run.command_line import flat, run_program
+from engine.run import checkpoint, logs
+from engine.run.begin import begin
+from engine.run.command_line import run_program
 from engine.run.config import open_run
-from engine.run.doctor import diagnosis
 from engine.run.folder import alone, keep_options, run_folder
 from engine.run.interrupt import Interrupt, in_one_sentence
 from engine.run.metrics import Clock, summarize
+from engine.run.plan_command import print_plan
 from engine.run.preview import show
-from engine.run.state import open_state, refuse_failing_updates
-from engine.scoring.golds import before_a_run
-from engine.scoring.score import accuracy_reward, load_rewards
 from eval import examine, sample_batch
 from records import FIRST, Moment, Step
 from rollout import sample_and_score
-from tasks.table import base_model, task_of
+from tools.doctor import first_sentence, of_one_step
 from update import NO_UPDATE, Limits, compute_minibatch, cut_into_minibatches, update
 
 
 def train_step(
-    networks, algorithm, reward_functions, sampling, limits, next_questions, rng, moment=FIRST
+    networks, algorithm, reward_functions, sampling, limits, questions, rng, moment=FIRST, more=None
 ):
     """One turn of the algorithm box. Returns a Step.
 
-    next_questions(n): this device's share of the next n questions; None: of a step's questions.
-    rng: the source of all random numbers. moment: the number of the step, and how far the run is.
+    questions: those of this device. rng: the source of all random numbers. moment: the number of
+    the step, and how far the run is. more(n): this device's share of the next n questions, for
+    algorithms that sample again.
     """
-    model, clock = networks.model, Clock(networks.model.device)
+    clock = Clock(networks.model.device)
     # 1 sample G completions of each question, 2 score them
     rollout = sample_and_score(
-        next_questions, networks, algorithm, reward_functions, sampling, rng, clock, moment)
+        questions, networks, algorithm, reward_functions, sampling, rng, clock, moment, more)
     # 3 advantages A over all G completions of a question; GRPO, CPPO: grpo.group_advantages
     advantages = algorithm.advantages(rollout)
     # 4 keep all of them (GRPO), or the k with the largest |A| (CPPO: cppo.prune)
     rows, advantages = algorithm.keep_completions(rollout, advantages)
-    metrics = summarize(rollout, advantages, rows) | NO_UPDATE
-    skipped = []
     minibatches = cut_into_minibatches(
         rollout, advantages, rows, algorithm, sampling.max_new_tokens)
-
-    compute = partial(compute_minibatch, networks=networks, limits=limits)
-
+    stats, skipped = {}, []
     if minibatches:  # else nobody has anything to learn
-        networks.sampler.free_memory()  # until `refresh`
+        policy, reference, critic = networks.policy, networks.reference, networks.critic
+        networks.sampler.free_memory()  # until it is refreshed
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
-            if networks.reference:  # if β > 0, or --stop_kl needs it
+            if reference:  # if β > 0, or --stop_kl needs it
                 for batch in minibatches:
-                    batch.ref_logp = compute(networks.reference.logprobs, batch)
+                    batch.ref_logp = compute_minibatch(reference.logprobs, batch, policy, limits)
             # the first update gives those of π_old for free, because π_θ is then still π_old
-            later = minibatches if networks.critic else minibatches[1:]
-            for batch in later:
-                batch.old_logp = compute(networks.policy.logprobs, batch)
-            if networks.critic:  # PPO: the scores become advantages
+            for batch in minibatches if critic else minibatches[1:]:
+                batch.old_logp = compute_minibatch(policy.logprobs, batch, policy, limits)
+            if critic:  # PPO: the scores become advantages
                 for batch in minibatches:
-                    batch.old_values = compute(networks.critic, batch)
-                estimate(minibatches, model.device, beta=algorithm.beta, lam=algorithm.lam)
+                    batch.old_values = compute_minibatch(critic, batch, policy, limits)
+                estimate(minibatches, networks.model.device, beta=algorithm.beta, lam=algorithm.lam)
         with clock.phase("update"):
             # 6 μ updates on the kept completions
             stats, skipped = update(networks, minibatches, algorithm, limits)
-            networks.sampler.refresh(shards.whole_weights(model, networks.sampler.dtype))
-        metrics |= stats
-    return Step(metrics | clock.seconds(), rollout, advantages, rows, skipped)
-
-
-def networks_of(config, algorithm, source, device, folder=None):
-    """The Networks of a run. source, folder: as for `build`."""
-    return build(
-        source, device, config.devices, config.sampling, config.update, algorithm,
-        critic_lr=task_of(config.data.dataset).critic_lr,
-        stop_kl=config.run.stop_kl,
-        longest=config.data.max_prompt_tokens + config.sampling.max_new_tokens,
-        seed=config.run.seed, folder=folder)
-
-
-def set_up(config, algorithm, device, rows):
-    """What a run needs: (run, networks, reward_functions, evaluate, ask, notes).
-
-    rows: as of `rows_of_run`. ask(start=i) → [the greedy answer to test question i, a record].
-    """
-    data, sampling = config.data, config.sampling
-    begin, saved, notes = None, None, []
-    if config.run.resume:
-        begin, saved, notes = checkpoint.resume(config.run.output_dir)
-    source = resolve_model(base_model(data.model, data.dataset))
-    networks = networks_of(config, algorithm, source, device, begin)
-    questions, test, more_notes = questions_of_run(
-        data, rows, sampling.max_new_tokens, networks.tokenizer, networks.model)
-    run = open_state(config, algorithm, questions, source, saved)
-    if saved:
-        checkpoint.restore(begin, networks)
-    reward_functions = load_rewards(data.rewards)
-    eval_dataset = data.eval_dataset or data.dataset
-    run.golds, lost = before_a_run(reward_functions, questions, run.numbers_ahead())
-    is_right = accuracy_reward(reward_functions, data.dataset, eval_dataset)
-    asked = (networks.sampler, networks.tokenizer, test, is_right)
-    evaluate = partial(examine, *asked, sampling, seed=run.seed)
-    greedy = replace(sampling, temperature=0.0)
-    ask = partial(sample_batch, *asked, greedy, samples=1, size=1, seed=run.seed)
-    return run, networks, reward_functions, evaluate, ask, notes + more_notes + lost
+            networks.refresh_sampler()
+    metrics = summarize(rollout, advantages, rows) | NO_UPDATE | stats | clock.seconds()
+    return Step(metrics, rollout, advantages, rows, skipped)
 
 
 def train(config, algorithm, device, rows, notes):
     """The whole run. Returns the exit code: 130 after Ctrl-C, otherwise 0 (also after SIGTERM)."""
-    run, networks, reward_functions, evaluate, ask, more_notes = set_up(
-        config, algorithm, device, rows)
+    run, more_notes = begin(config, algorithm, device, rows)
     state, folder, notes = run.state, config.run.output_dir, notes + more_notes
     limits = Limits(config.devices.micro_batch_tokens)
-    logs.announce(config, run, networks.model, notes)
-    keep_options(folder, flat(config))
+    logs.announce(config, run, notes)
+    keep_options(folder, config)
     if not config.run.resume:
-        state.before = evaluate(label="evaluation before")
-        if not checkpoint.save(folder, networks, state):
-            raise UserError("stopped, because this run cannot be saved. Free the disk, or name "
-                            "another --output_dir.")
+        state.before = evaluate(run, "evaluation before")
+        checkpoint.save_or_stop(folder, run.networks, state)
 
-    log = logs.Logs(config, state, networks.tokenizer, ask)
+    log = logs.Logs(config, state, run.networks.tokenizer, partial(greedy_answer, run))
     bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step)
     with Interrupt() as interrupt, bar as shown:
         while not run.finished and not interrupt.asked:
             # the schedule, if there is one, and the learning rate
             run.follow_schedule()
-            lr = networks.follow(run.learning_rate)
+            lr = run.networks.follow(run.learning_rate)
+            questions = run.next_questions()
             # the step: its random numbers follow from the seed and its number
             rng = random.Random(f"{run.seed} {state.step + 1} 0")
             moment = Moment(state.step + 1, run.progress, run.mean_rewards)
-            step = train_step(networks, run.algorithm, reward_functions, config.sampling, limits,
-                              run.next_questions, rng, moment)
+            step = train_step(run.networks, run.algorithm, run.reward_functions, config.sampling,
+                              limits, questions, rng, moment, run.next_questions)
             run.count(step)
             # the log
             step.metrics.update(run.hooks.measure(step))
             log.write(state.step, step, lr)
             logs.show_step(shown, run, step.metrics)
             log.show(state.step, run.finished)
-            refuse_failing_updates(state, folder)
+            run.refuse_failing_updates()
             # the checkpoint
             interrupt.agree(device)
-            last = run.finished or interrupt.asked
-            if run.saves(last) and not checkpoint.save(folder, networks, state) and last:
-                raise UserError(f"the run has ended at step {state.step}. What it learned after "
-                                "its last checkpoint is lost.")
+            run.save(last=run.finished or interrupt.asked)
     log.close()
     if not run.finished:
         return interrupt.tell(state.step, run.steps, folder)
     if run.went_too_far:
         notes.append(run.go_back())
-        del networks, evaluate, ask, log  # before they are built again, as in the checkpoint
-        _, _, _, evaluate, *_ = set_up(config, algorithm, device, rows)
-    after = evaluate(label="evaluation after")
-    logs.finish(config, algorithm, run, after, notes)
+    logs.finish(config, algorithm, run, evaluate(run, "evaluation after"), notes)
     return 0
+
+
+def evaluate(run, label):
+    """The scores of the policy on the test questions of a run; {} if it has none."""
+    networks = run.networks
+    return examine(networks.sampler, networks.tokenizer, run.test, run.is_right,
+                   run.config.sampling, seed=run.seed, label=label)
+
+
+def greedy_answer(run, i):
+    """The record of the policy's greedy answer to test question i."""
+    networks, greedy = run.networks, replace(run.config.sampling, temperature=0.0)
+    [record] = sample_batch(networks.sampler, networks.tokenizer, run.test, run.is_right, greedy,
+                            samples=1, start=i, size=1, seed=run.seed)
+    return record
 
 
 def check_rewards(config, algorithm, device, rows):
     """--check_rewards: steps 1 and 2 of the first step, printed."""
-    run, networks, reward_functions, _, _, notes = set_up(config, algorithm, device, rows)
-    logs.announce(config, run, networks.model, notes)
+    run, notes = begin(config, algorithm, device, rows)
+    logs.announce(config, run, notes)
     rollout = sample_and_score(
-        run.next_questions, networks, algorithm, reward_functions, config.sampling,
-        random.Random(f"{run.seed} 1 0"), Clock(device))
-    show(rollout, run.algorithm, flat(config), networks.tokenizer)
+        run.next_questions(), run.networks, algorithm, run.reward_functions, config.sampling,
+        random.Random(f"{run.seed} 1 0"), Clock(device), more=run.next_questions)
+    metrics, samples = show(rollout, run.algorithm, run.networks.tokenizer)
+    for sentence in of_one_step(metrics, samples, config.options):
+        progress.note(sentence)
 
 
 def main(argv):
     config, algorithm, notes = open_run(argv)
-    run, preview = config.run, config.preview
     device = ranks.start()
-    if preview.plan is not None:
-        return plan_command.print_plan(config, argv, notes)
+    if config.preview.plan is not None:
+        return print_plan(config, argv, notes)
     rows = rows_of_run(config.data)  # a wrong line is refused before any slow work
-    if preview.check_rewards:
+    if config.preview.check_rewards:
         return check_rewards(config, algorithm, device, rows)
-    stem = f"{Path(config.data.dataset).stem}-{algorithm.name}"
-    run.output_dir = ranks.from_first(
-        run_folder(run.output_dir, stem) if ranks.rank() == 0 else None)
-    with alone(run.output_dir):
+    folder = config.run.output_dir = run_folder(config)
+    with alone(folder):
         try:
             code = train(config, algorithm, device, rows, notes)
         except KeyboardInterrupt:
-            progress.note(f"stopped at once. {checkpoint.how_to_resume(run.output_dir)}")
+            progress.note(f"stopped at once. {checkpoint.how_to_resume(folder)}")
             code = 130
         except (RuntimeError, OSError, FloatingPointError) as error:
-            raise in_one_sentence(error, run.output_dir) from None
+            raise in_one_sentence(error, folder) from None
         finally:
-            if ranks.rank() == 0:
-                for sentence in diagnosis(run.output_dir)[0]:
-                    progress.note(sentence)
+            for sentence in first_sentence(folder):
+                progress.note(sentence)
     ranks.stop()
     return code
 

@@ -40,10 +40,11 @@ MAXIMA = ("ratio_max", "sampler_gap_max")
 NO_UPDATE = dict.fromkeys(("loss", *MEANS, *MAXIMA, "grad_norm")) | {"skipped_updates": 0}
 
 
-def compute_minibatch(function, minibatch, networks, limits):
-    """function(Batch) → (N, T) of a whole mini-batch, computed one micro-batch at a time."""
+def compute_minibatch(function, minibatch, policy, limits):
+    """function(Batch) → (N, T) of a whole mini-batch, computed one micro-batch at a time. policy:
+    says how the mini-batch is cut."""
     whole = torch.zeros(minibatch.tokens.shape, device=minibatch.tokens.device)
-    cut = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
+    cut = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, policy)
     for rows, batch in cut:
         whole[rows, : batch.tokens.shape[1]] = function(batch)
     return whole

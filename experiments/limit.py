@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 import train
 from engine.data.questions import rows_of_run
+from engine.run.begin import begin
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import open_run
 from engine.run.curves import DPI
@@ -167,15 +168,15 @@ def measure(model, name, steps):
     argv += CPPO if name == "cppo" else []
     config, algorithm, _ = open_run(argv)
     device = torch.device("cpu")
-    run, networks, rewards, *_ = train.set_up(
-        config, algorithm, device, rows_of_run(config.data))
+    run, _ = begin(config, algorithm, device, rows_of_run(config.data))
+    networks, rewards = run.networks, run.reward_functions
     for group in networks.optimizer.param_groups:
         group["lr"] = 0.0  # so that a step can be made again
     limits = Limits(config.devices.micro_batch_tokens)
 
     def step(seed, asked):
         return train.train_step(
-            networks, algorithm, rewards, config.sampling, limits, lambda n: asked,
+            networks, algorithm, rewards, config.sampling, limits, asked,
             random.Random(seed)).metrics
 
     timed, calls = [], Calls()

@@ -169,7 +169,7 @@ def one_step(options, hidden_size, device):
     add_optimizer(networks, config.update, task_of("toy").critic_lr)
     train_step(
         networks, algorithm, [Reward("digits", digits)], Sampling(32), Limits(),
-        lambda missing: questions, random.Random(1),
+        questions, random.Random(1),
     )
     reference = [networks.reference.model] if networks.reference else []
     everything = networks.learners + reference

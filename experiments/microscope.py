@@ -35,6 +35,7 @@ from engine.base.errors import UserError, one_line
 from engine.data.questions import rows_of_run
 from engine.model.folders import checkpoints
 from engine.run import checkpoint
+from engine.run.begin import begin
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import open_run
 from family.deepseek_v32 import unbiased_kl
@@ -288,7 +289,8 @@ def see_train(run_dir, config, algorithm):
                         "own: the microscope shows algorithms with one for each completion.")
     device, sampling = ranks.start(), config.sampling
     rows = rows_of_run(config.data)
-    run, networks, reward_functions, *_ = train.set_up(config, algorithm, device, rows)
+    run, _ = begin(config, algorithm, device, rows)
+    networks, reward_functions = run.networks, run.reward_functions
     if run.finished:
         raise UserError(f"{run_dir} has made all its steps: there is no next one.")
     run.follow_schedule()
@@ -300,14 +302,15 @@ def see_train(run_dir, config, algorithm):
     def record():
         with watching(update.accumulate, update.with_token_weights, *LOSS) as calls:
             step = train.train_step(networks, run.algorithm, reward_functions, sampling, limits,
-                                    run.next_questions, rng, moment)
+                                    run.next_questions(), rng, moment, run.next_questions)
         return calls, step
 
     def score(recorded):
         rollout = recorded[1].rollout
         prompts = [q["prompt"] for q in rollout.questions for _ in range(run.algorithm.group_size)]
         batch = Batch(prompts, rollout.tokens, rollout.mask, rollout.total.flatten())
-        return update.compute_minibatch(networks.policy.logprobs, batch, networks, limits).cpu()
+        return update.compute_minibatch(
+            networks.policy.logprobs, batch, networks.policy, limits).cpu()
 
     (calls, step), before, after = weights_before_and_after(networks.model, score, record)
     if not calls[update.accumulate]:
@@ -361,9 +364,9 @@ def lines_of(table, of_loss=()):
     of_loss: [{code, key}], the lines below the call of the loss.
     """
     shown = []
-    for function, begin, key in table:
+    for function, start, key in table:
         source = [line.strip() for line in getsourcelines(function)[0]]
-        [at, *_] = [i for i, line in enumerate(source) if line.startswith(begin)]
+        [at, *_] = [i for i, line in enumerate(source) if line.startswith(start)]
         comments = [line for line in source[:at] if re.match(r"# \d", line)]
         if comments and {"code": comments[-1], "key": None} not in shown:
             shown.append({"code": comments[-1], "key": None})

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.model.networks import build
 from engine.run import checkpoint
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
@@ -36,7 +37,7 @@ from engine.run.state import State
 from engine.scoring.score import Reward
 from experiments import toy_model
 from experiments.bench import heading, markdown_table, qwen, setting, write
-from train import networks_of, train_step
+from train import train_step
 from update import Limits
 
 WIDE = {
@@ -99,7 +100,7 @@ def longest_steps(networks, config, algorithm):
     for number in (1, 2):
         step = train_step(
             networks, algorithm, [Reward("every second", every_second)], config.sampling,
-            Limits(config.devices.micro_batch_tokens), lambda missing: questions,
+            Limits(config.devices.micro_batch_tokens), questions,
             random.Random(number))
         yield step.metrics
 
@@ -143,7 +144,7 @@ def tracked(folder, config, algorithm, device):
     """{phase: bytes} of building, two steps, saving and resuming a run from the model in
     `folder`."""
     tracker = Tracker()
-    networks = networks_of(config, algorithm, folder, device)
+    networks = build(config, algorithm, folder, device)
     tracker.close("building")
     tracker.watch(networks.optimizer)
     with patch.object(Clock, "phase", lambda clock, name: tracker.phase(name)):
@@ -156,7 +157,7 @@ def tracked(folder, config, algorithm, device):
     gc.collect()
     tracker.close("saving")
     saved = str(checkpoint.newest(run_dir))
-    networks = networks_of(config, algorithm, folder, device, saved)
+    networks = build(config, algorithm, folder, device, saved)
     checkpoint.restore(saved, networks)
     tracker.close("resuming")
     return tracker.peaks

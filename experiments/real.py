@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.base.errors import UserError
 from engine.data.questions import load_questions, take
+from engine.model.networks import build
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.run.curves import DPI, FAILS
@@ -55,7 +56,7 @@ from experiments.plot import (
 )
 from experiments.reproduce import RULES, curve, name_of
 from tasks.table import base_model
-from train import networks_of, train_step
+from train import train_step
 from update import Limits
 
 SETTING = {
@@ -196,7 +197,7 @@ def train_for(config, algorithm, label):
     for each."""
     data, sampling, per_step = config.data, config.sampling, algorithm.questions_per_step
     source = base_model(data.model, data.dataset)
-    networks = networks_of(config, algorithm, source, torch.device("cpu"))
+    networks = build(config, algorithm, source, torch.device("cpu"))
     torch.set_num_threads(1)
     prompts = {"tokenizer": networks.tokenizer, "system_prompt": data.system_prompt}
     questions, _ = load_questions(data.dataset, **prompts)
@@ -214,7 +215,7 @@ def train_for(config, algorithm, label):
         asked = take(questions, len(steps) * per_step, per_step, config.run.seed)
         rng = random.Random(f"{config.run.seed} {len(steps) + 1}")
         metrics, rollout, *_ = train_step(
-            networks, algorithm, rewards, sampling, Limits(), lambda missing, own=asked: own, rng
+            networks, algorithm, rewards, sampling, Limits(), asked, rng
         )
         last = time.process_time() - begin
         while len(evaluations) < len(AT) and seconds + last > AT[len(evaluations)]:

@@ -116,7 +116,7 @@ class Ours:
         )
         metrics, *_ = train_step(
             self.networks, self.algorithm, [Reward("digits", digits)],
-            self.sampling, Limits(), lambda missing: questions,
+            self.sampling, Limits(), questions,
             random.Random(steps + 1),
         )
         assert metrics["length"] == self.sampling.max_new_tokens

@@ -112,7 +112,7 @@ def of_train(policy, questions, sampler, reward, **options):
     asked = [{"prompt": prompt, "question": digits(prompt)} for prompt in questions]
     train_step(
         networks, algorithm, rule, Sampling(sampler.longest, sampler.temperature),
-        Limits(micro_batch_tokens=24), lambda _: asked, random.Random(0))
+        Limits(micro_batch_tokens=24), asked, random.Random(0))
 
 
 def planted(*changes):

@@ -61,7 +61,7 @@ def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, mo
     algorithm = resolve("cppo", pruning_rate=pruning_rate, mu=nano.MU, beta=nano.BETA)
     metrics, *_ = train_step(
         networks, algorithm, named(rewards.toy_accuracy), Sampling(toy.MAX_NEW_TOKENS), Limits(),
-        lambda _: questions, random.Random(0),
+        questions, random.Random(0),
     )
     assert accuracy == pytest.approx(metrics["accuracy"]) and 0 < accuracy < 1
     assert text == tokenizer.decode(tokens[0, : lengths[0]], skip_special_tokens=True)

@@ -25,7 +25,7 @@ from engine.data import questions as questions_module
 from engine.model import shards
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
-from engine.run import checkpoint
+from engine.run import begin, checkpoint, state
 from engine.run.metrics import first_group
 from engine.run.state import learning_rate, run_progress
 from tasks.table import task_of
@@ -172,11 +172,11 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
 ):
     asked, given = [], noted_updates(monkeypatch)
 
-    # 4 questions in all at first, then as many as are missing; the supply ends after 9
-    def next_questions(missing):
+    # 4 questions at first, then as many as are missing; the supply ends after 9
+    def more(missing):
+        left = 9 - 4 - sum(asked)
         asked.append(missing)
-        left = 9 - sum(n or 4 for n in asked[:-1])
-        return (step_inputs[2] * 3)[: min(missing or 4, left)] or None
+        return (step_inputs[2] * 3)[: min(missing, left)] or None
 
     def signal_in_every_second_group(completions, **columns):
         return [float(i // 4 % 2 and i % 4) for i in range(len(completions))]
@@ -184,11 +184,11 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
     def step(max_rollouts):
         make = stepper(*step_inputs, [signal_in_every_second_group], "dapo", group_size=4,
                        max_rollouts=max_rollouts)
-        return make(1, next_questions)[0]
+        return make(1, step_inputs[2], more=more)[0]
 
     metrics = step(5)
     # 4 gave 2, then 2 gave 1, then one question at a time gave none
-    assert asked == [None, 2, 1, 1, 1] and metrics["rollouts"] == 5
+    assert asked == [2, 1, 1, 1] and metrics["rollouts"] == 5
     assert (metrics["questions"], metrics["completions"], metrics["kept"]) == (9, 36, 12)
     assert metrics["no_signal"] == pytest.approx(6 / 9)
     [batch] = given
@@ -347,7 +347,7 @@ def stop_after(step, monkeypatch):
 def test_a_reference_a_critic_and_the_past_survive_a_resume(
     small, tmp_path, monkeypatch, options
 ):
-    monkeypatch.setattr(train, "load_rewards", lambda *_: named(number_of_digits))
+    monkeypatch.setattr(begin, "load_rewards", lambda *_: named(number_of_digits))
     go(small, tmp_path / "straight", *options, steps=4)
     stop_after(2, monkeypatch)
     assert go(small, tmp_path / "resumed", *options, steps=4) == 130
@@ -369,22 +369,23 @@ def test_a_reference_a_critic_and_the_past_survive_a_resume(
 def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, monkeypatch, capsys):
     """Without β, which changes nothing else; and after a resume, with the same limit and a larger
     one."""
-    real, evaluated, real_set_up, models = train.examine, {}, train.set_up, []
+    real, evaluated, real_build, models = train.examine, {}, state.build, []
 
-    def set_up(*words):
+    def build(*words):
         assert not any(model() for model in models)  # no two are in memory at once
-        found = real_set_up(*words)
-        models.append(weakref.ref(found[1].model))
-        return found
+        networks = real_build(*words)
+        models.append(weakref.ref(networks.model))
+        return networks
 
     def examine(sampler, *words, label, **more):
         weights = sampler.model.state_dict().items()
         evaluated[label] = {name: weight.clone() for name, weight in weights}
         return real(sampler, *words, label=label, **more)
 
-    monkeypatch.setattr(train, "load_rewards", lambda *_: named(number_of_digits))
+    monkeypatch.setattr(begin, "load_rewards", lambda *_: named(number_of_digits))
     monkeypatch.setattr(train, "examine", examine)
-    monkeypatch.setattr(train, "set_up", set_up)
+    monkeypatch.setattr(begin, "build", build)
+    monkeypatch.setattr(state, "build", build)
     words = ["--beta", "0", "--seed", "1", "--save_every", "3", "--minibatches", "1"]
     go(small, tmp_path / "free", *words, steps=9)
     rows, _, _ = run_of(tmp_path / "free")

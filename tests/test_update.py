@@ -212,7 +212,8 @@ def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):
     monkeypatch.setattr(update_module, "rows_of_micro_batches", counted)
     networks, limits = Networks(Policy(model), None), Limits(micro_batch_tokens=30)
     with torch.no_grad():
-        batch.ref_logp = compute_minibatch(networks.policy.logprobs, batch, networks, limits)
+        batch.ref_logp = compute_minibatch(
+            networks.policy.logprobs, batch, networks.policy, limits)
     updated(model, sgd(model, 0.1), [batch], resolve("grpo", mu=3), limits=limits)
     assert cuts == [30]
     limits.micro_batch_tokens = 60

@@ -134,11 +134,10 @@ def stepper(
         reference=reference and replace(policy, model=reference),
     )
 
-    def step(number=1, next_questions=lambda count: questions, moment=FIRST):
+    def step(number=1, asked=questions, moment=FIRST, more=lambda count: questions):
         return train.train_step(
             networks, algorithm, named(*rewards), Sampling(max_new_tokens, temperature),
-            Limits(micro_batch_tokens), next_questions, random.Random(f"42 {number} 0"), moment,
-        )
+            Limits(micro_batch_tokens), asked, random.Random(f"42 {number} 0"), moment, more)
 
     return step
 

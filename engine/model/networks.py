@@ -20,6 +20,7 @@ from engine.model.precision import choose_dtype, frozen_copy, with_parameters
 from engine.model.prompts import shares_prompts
 from engine.model.sampling import Sampler
 from engine.model.vllm import VLLM
+from tasks.table import task_of
 
 # only this name of activation checkpointing is known to every version of transformers 5, and to
 # peft
@@ -61,6 +62,10 @@ class Networks:
     def learners(self):
         return [network for network in (self.model, self.critic) if network]
 
+    def refresh_sampler(self):
+        """Let the sampler sample from the policy's weights of now."""
+        self.sampler.refresh(shards.whole_weights(self.model, self.sampler.dtype))
+
     def follow(self, schedule):
         """Set the learning rates to schedule(peak). Returns the policy's."""
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
@@ -68,21 +73,17 @@ class Networks:
         return schedule(self.peaks[0])
 
 
-def build(
-    source, device, devices, sampling, update, algorithm,
-    *, stop_kl=None, critic_lr=None, longest=None, seed=0, folder=None,
-):  # fmt: skip
+def build(config, algorithm, source, device, folder=None):
     """The Networks of a run.
 
-    source: the model that the run starts from. folder: the checkpoint to resume from, or None.
-    devices, sampling, update: these records of the options. stop_kl: if it is not None, there
-    is a reference even if β is 0. critic_lr: the highest learning rate of the critic. longest,
-    seed: as in contract.py.
+    config: the run's, of which data, sampling, update, devices and run are read. source: the model
+    that the run starts from. folder: the checkpoint to resume from, or None.
 
     Weights that are trained are float32; all others have the dtype of the policy's arithmetic. Each
     copy is made in its final precision, so that a device never holds more than in training.
     """
-    compares = bool(stop_kl or algorithm.beta)  # with a reference
+    devices, sampling, seed = config.devices, config.sampling, config.run.seed
+    compares = bool(config.run.stop_kl or algorithm.beta)  # with a reference
     if devices.shard == "full":
         networks = sharded_networks(
             source, device, devices.dtype, sampling, algorithm, compares, folder)
@@ -95,8 +96,9 @@ def build(
     elif sampling.rollout != "own":
         networks.sampler = kind(
             folder or source, networks.tokenizer, networks.policy.dtype, sampling,
-            stop_ids=stop_tokens(networks.model, networks.tokenizer), longest=longest, seed=seed)
-    add_optimizer(networks, update, critic_lr)
+            stop_ids=stop_tokens(networks.model, networks.tokenizer),
+            longest=config.data.max_prompt_tokens + sampling.max_new_tokens, seed=seed)
+    add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
     for network in networks.learners if devices.gradient_checkpointing else ():
         backbone = getattr(network, "backbone", network)
         backbone.gradient_checkpointing_enable({"use_reentrant": False})
@@ -200,7 +202,8 @@ def add_optimizer(networks, update, critic_lr=None):
     """Make the optimizer. Another one needs `step`, `zero_grad` and `param_groups`, and for
     checkpoints what torch.distributed.checkpoint reads of a torch optimizer (`state`).
 
-    update, critic_lr: as for `build`. The policy and the critic have one parameter group each.
+    update: a record of the options. critic_lr: the highest learning rate of the critic. The policy
+    and the critic have one parameter group each.
     """
     networks.peaks = [update.lr, critic_lr] if networks.critic else [update.lr]
     groups = []

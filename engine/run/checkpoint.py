@@ -65,6 +65,13 @@ def save(run_dir, networks, state):
     return not problem
 
 
+def save_or_stop(run_dir, networks, state):
+    """`save` before the first step: a run that cannot be saved does not begin."""
+    if not save(run_dir, networks, state):
+        raise UserError("stopped, because this run cannot be saved. Free the disk, or name another "
+                        "--output_dir.")
+
+
 def problem_of(work, folder, *others):
     """Call work(folder, *others) on every rank. Returns the same on every rank: why it failed on
     one of them, or None."""

@@ -18,25 +18,34 @@ from pathlib import Path
 from engine.base import files, progress, ranks
 from engine.base.errors import UserError
 from engine.model.folders import checkpoints
+from engine.run.command_line import flat
 
 # two runs that differ only in these are the same run
 NOT_COMPARED = ("output_dir", "resume", "recipe")
 
 
-def run_folder(output_dir, stem):
-    """The folder of the run: --output_dir, which is made if it does not exist; or runs/STEM-N with
-    the first free N, so that every run gets a folder of its own."""
-    try:
-        if output_dir:
-            Path(output_dir).mkdir(parents=True, exist_ok=True)  # a file of this name: an OSError
-            return output_dir
-        for n in itertools.count(1):
-            with contextlib.suppress(FileExistsError):
-                Path(f"runs/{stem}-{n}").mkdir(parents=True)
-                return f"runs/{stem}-{n}"
-    except OSError as error:
-        raise UserError(f"the folder {output_dir or 'runs'} of the run cannot be made "
-                        f"({error.strerror}): name another --output_dir.") from None
+def run_folder(config):
+    """The folder of the run, the same on every rank: --output_dir, which is made if it does not
+    exist; or runs/DATA-ALGORITHM-N with the first free N, so that every run gets its own."""
+    folder = None
+    if ranks.rank() == 0:
+        stem = f"{Path(config.data.dataset).stem}-{config.row.algorithm}"
+        try:
+            folder = make_folder(config.run.output_dir, stem)
+        except OSError as error:
+            raise UserError(f"the folder {config.run.output_dir or 'runs'} of the run cannot be "
+                            f"made ({error.strerror}): name another --output_dir.") from None
+    return ranks.from_first(folder)
+
+
+def make_folder(output_dir, stem):
+    if output_dir:
+        Path(output_dir).mkdir(parents=True, exist_ok=True)  # a file of this name: an OSError
+        return output_dir
+    for n in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
+            Path(f"runs/{stem}-{n}").mkdir(parents=True)
+            return f"runs/{stem}-{n}"
 
 
 def options_of(run_dir):
@@ -67,10 +76,10 @@ def holds_run(output_dir, options, restarts):
     return True
 
 
-def keep_options(run_dir, options):
+def keep_options(run_dir, config):
     """Write run.json, on the first rank. Whether the run was resumed is no option of the run."""
     if ranks.rank() == 0:
-        own = options | {"resume": False}
+        own = flat(config) | {"resume": False}
         files.write(Path(run_dir, "run.json"), files.as_json(own, indent=2))
 
 

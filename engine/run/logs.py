@@ -36,7 +36,7 @@ class Logs:
 
     The evaluation before training has three examples. The table shows the answers to the first of
     them that was answered wrong, if answers are short.
-    ask(start=i) → [the model's greedy answer to test question i, a record]; every rank asks.
+    ask(i) → the model's greedy answer to test question i, a record; every rank asks.
     """
 
     def __init__(self, config, state, tokenizer, ask):
@@ -65,7 +65,7 @@ class Logs:
         since the line above, and what the model answers now."""
         start = 2 ** (step - 1).bit_length() // 2  # the largest power of 2 below `step`
         if step in (1, 2 * start) or is_last:
-            answer = self.example and self.ask(start=self.example["index"])[0]
+            answer = self.example and self.ask(self.example["index"])
             if self.first:
                 rows = files.read(self.folder / "metrics.jsonl")[start:step]
                 means = {name: fmean(row[name] for row in rows) for name in ("accuracy", "length")}
@@ -104,8 +104,9 @@ def describe_step(algorithm, rule, questions):
     return f"{line}; {number} of each {G} {chosen} are trained on."
 
 
-def announce(config, run, model, notes):
+def announce(config, run, notes):
     """Print what is trained, the notes, and what the next step does."""
+    model = run.networks.model
     parameters = sum(p.numel() for p in model.parameters())
     progress.note(f"{run.algorithm.name.upper()} on {Path(config.data.dataset).stem}: "
                   f"{model.config.model_type}, {parameters:,} parameters. "

@@ -2,19 +2,22 @@
 
 from answers import gold_answer
 from engine.base import progress, ranks
-from engine.run.doctor import conclusions, findings, metrics_of
 from engine.run.metrics import summarize
 from engine.scoring.score import read
 
 
-def show(rollout, algorithm, options, tokenizer):
+def show(rollout, algorithm, tokenizer):
     """Print the first prompt, its completions with their rewards and what was read as the answer,
-    the mean of each reward, and what the doctor says. options: of the run."""
+    and the mean of each reward.
+
+    Returns (the metrics, the questions with their completions), for the doctor; on the other ranks
+    the latter are [].
+    """
     advantages = algorithm.advantages(rollout)
     rows, advantages = algorithm.keep_completions(rollout, advantages)
     metrics = summarize(rollout, advantages, rows)
     if ranks.rank() > 0:
-        return
+        return metrics, []
     question = rollout.questions[0]
     prompt = tokenizer.decode(question["prompt"])
     gold = gold_answer(question["answer"])
@@ -43,6 +46,4 @@ def show(rollout, algorithm, options, tokenizer):
         texts = rollout.texts[i * completions : (i + 1) * completions]
         own = [{"completion": text} for text in texts]
         samples.append({**question, "prompt": prompt, "completions": own})
-    m = metrics_of([metrics])
-    for sentence in conclusions(findings(m, options, samples, 1), m, 1):
-        print(sentence)
+    return metrics, samples

@@ -2,21 +2,22 @@
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean
 
 from algorithms import Algorithm
 from engine.base import progress, ranks
 from engine.base.errors import UserError
 from engine.data.questions import Questions, numbers_of
+from engine.model.folders import resolve_model
+from engine.model.networks import Networks, build
 from engine.run import checkpoint
 from engine.run.config import Config, algorithm_with
-from engine.run.duration import questions_of_all_epochs
-from engine.run.hooks import Hooks, load_hooks
-from engine.scoring.golds import Golds
+from engine.run.hooks import Hooks
+from engine.scoring.score import Reward
+from tasks.table import base_model
 
-PROJECT = Path(__file__).parents[2]
 BAD_UPDATES = 5  # the run ends after this many updates in a row that are not finite
 WINDOW = 4  # --stop_kl compares the mean KL of this many steps that made an update
 
@@ -39,7 +40,6 @@ class State:
     skipped_in_a_row: int = 0
     recent_kl: list = field(default_factory=list)  # of the last WINDOW steps that made an update
     skipped_questions: int = 0  # that could not be asked
-    lost_questions: int = 0  # that were asked, although no completion can win their gold answer
     # (number of a question, its mean reward), each time that one was asked: for GFPO's adaptive k
     # and for a curriculum
     past: list = field(default_factory=list)
@@ -48,15 +48,18 @@ class State:
 
 @dataclass
 class Run:
-    """A run between two steps. A step is made by train.train_step."""
+    """A run between two steps. A step is made by train.train_step. engine/run/begin.py makes it."""
 
     config: Config
     algorithm: Algorithm  # of the next step
     state: State
     questions: Questions
     hooks: Hooks = Hooks()
+    networks: Networks | None = None
+    reward_functions: list[Reward] = ()
+    test: list[dict] = ()  # the questions of the evaluation
+    is_right: Callable | None = None  # the reward that says whether a completion is right
     own_numbers: list[int] = field(default_factory=list)  # of the questions of this step and device
-    golds: Golds | None = None  # None: nobody looks at the gold answers
 
     @property
     def seed(self):
@@ -65,7 +68,7 @@ class Run:
     @property
     def total(self):
         """Questions of all epochs."""
-        return questions_of_all_epochs(self.config.run, len(self.questions))
+        return max(1, round(self.config.run.epochs * len(self.questions)))
 
     @property
     def per_step(self):
@@ -119,8 +122,6 @@ class Run:
                 raise UserError(f"the curriculum in {self.hooks.path} asks only questions whose "
                                 "prompts are too long: raise --max_prompt_tokens.")
         self.skip(tried - count)
-        if self.golds:
-            self.state.lost_questions += self.golds.lost(dict(asked))
         own = ranks.share(asked)
         self.own_numbers += [number for number, _ in own]
         return [question for _, question in own]
@@ -176,26 +177,43 @@ class Run:
             state.past += ranks.gather([*zip(self.own_numbers, mean_rewards)])
         self.own_numbers.clear()
 
-    def saves(self, last):
-        """Whether there is a checkpoint of this step. last: the run ends with it.
+    def save(self, last):
+        """Write a checkpoint of this step, if one is due. last: the run ends with this step.
 
-        While updates fail, the last good one stays the newest. If --stop_kl ends the run, the one
-        from before does.
+        While updates fail, the last good checkpoint stays the newest. If --stop_kl ends the run,
+        the one from before does.
         """
         due = self.state.step % self.config.run.save_every == 0 and not self.state.skipped_in_a_row
-        return (due or last) and not self.went_too_far
+        if self.went_too_far or not (due or last):
+            return
+        saved = checkpoint.save(self.config.run.output_dir, self.networks, self.state)
+        if last and not saved:
+            raise UserError(f"the run has ended at step {self.state.step}. What it learned after "
+                            "its last checkpoint is lost.")
+
+    def refuse_failing_updates(self):
+        """End a run whose updates fail one after the other. Its last good checkpoint stays the
+        newest."""
+        failed = self.state.skipped_in_a_row
+        if failed >= BAD_UPDATES:
+            raise UserError(
+                f"stopped at step {self.state.step}: {failed} updates in a row had a loss or a "
+                "gradient that is not finite, and were skipped. Lower --lr, or look into "
+                f"samples.jsonl. {checkpoint.how_to_resume(self.config.run.output_dir)}")
 
     def go_back(self):
-        """After --stop_kl has ended the run: its model is the newest checkpoint, which `set_up`
-        loads from now on. Says so, and returns the sentence."""
+        """After --stop_kl has ended the run: take the networks of the newest checkpoint. Says so,
+        and returns the sentence."""
         options = self.config.run
-        options.resume = True
+        newest = checkpoint.newest(options.output_dir)
+        source, device = model_of(self.config), self.networks.model.device
+        self.networks = None  # the old ones leave the memory before the others are loaded
+        self.networks = build(self.config, self.algorithm, source, device, str(newest))
         sentence = (
             f"--stop_kl {options.stop_kl:g} ends the run at step {self.state.step}, because the KL "
             f"to the reference was {fmean(self.state.recent_kl):.3g} on average over the last "
-            f"{WINDOW} steps with an update; the model of the run is "
-            f"{checkpoint.newest(options.output_dir).name}, and --resume with a larger --stop_kl "
-            "goes on from there.")
+            f"{WINDOW} steps with an update; the model of the run is {newest.name}, and --resume "
+            "with a larger --stop_kl goes on from there.")
         progress.note(sentence)
         return sentence
 
@@ -206,40 +224,9 @@ class Run:
             self.algorithm = algorithm_with(self.config, changed)
 
 
-def open_state(config, algorithm, questions, source, saved):
-    """The Run that begins, or goes on from `saved`, the state in a checkpoint."""
-    folder = config.run.output_dir
-    world = ranks.world_size()
-    # a model of the project is the same one in another copy of the project
-    source = source.removeprefix(f"{PROJECT}/")
-    state = State(source, questions.fingerprint(), world)
-    if saved:
-        for name, what in [("source", "model"), ("data", "data set")]:
-            was, now = saved[name], getattr(state, name)
-            if was != now:
-                raise UserError(f"{folder} was started with another {what} ({was}, not {now}): put "
-                                "that back, or start a new run.")
-        state = State(**saved)
-    run = Run(config, algorithm, state, questions, load_hooks(config.run.hooks))
-    run.follow_schedule()
-    few = min(run.per_step, run.total)
-    if world > few:
-        raise UserError(f"{world} devices for {few} questions: start at most one process per "
-                        "question.")
-    if saved and run.finished and checkpoint.has_finished(folder):
-        raise UserError(f"{folder} has finished its {state.step} steps: ask for more with --steps "
-                        "or --epochs, or start a new run.")
-    return run
-
-
-def refuse_failing_updates(state, folder):
-    """End a run whose updates fail one after the other. Its last good checkpoint stays the
-    newest."""
-    if state.skipped_in_a_row >= BAD_UPDATES:
-        raise UserError(
-            f"stopped at step {state.step}: {state.skipped_in_a_row} updates in a row had a loss "
-            "or a gradient that is not finite, and were skipped. Lower --lr, or look into "
-            f"samples.jsonl. {checkpoint.how_to_resume(folder)}")
+def model_of(config):
+    """The hub name or folder that a run starts from."""
+    return resolve_model(base_model(config.data.model, config.data.dataset))
 
 
 def learning_rate(done, peak, warmup):

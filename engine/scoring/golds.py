@@ -1,12 +1,11 @@
 """Gold answers that no completion can win: a run would train on them in vain."""
 
 from answers import gold_answer, to_number
-from engine.base import progress
 from engine.base.errors import UserError
 from engine.data.questions import reward_columns
 from engine.scoring.score import try_out, values_of
 
-LOOKED_AT = 1_000  # questions before a run; the others are judged when they are taken
+LOOKED_AT = 1_000  # gold answers that are judged before a run
 NO_ANSWERS = ("proof", "notfound", "not found", "n/a", "none", "-")  # of NuminaMath and others
 NUMBERS_ONLY = ("gsm8k_accuracy", "number_accuracy")  # rewards that judge numbers
 OPTION = tuple("ABCDEFGHIJ")
@@ -14,43 +13,12 @@ OPTION = tuple("ABCDEFGHIJ")
 FORMS = ("<think>\n\n</think>\n<answer>\n{}\n</answer>", "\\boxed{{{}}}")
 
 
-class Golds:
-    """The gold answers of a run, each judged once. reward: the accuracy."""
+def notes_on_golds(reward_functions, questions, numbers):
+    """Sentences about gold answers that cannot be won, and about those that are not judged. Before,
+    each reward is tried on a question.
 
-    def __init__(self, reward):
-        self.reward = reward
-        self.won = {}  # {number of a question: whether a completion can win its gold answer}
-        self.told = False
-
-    def note(self, rows, what):
-        """[a sentence, if some of these gold answers cannot be won]. Only those that are judged for
-        the first time count. rows: {number: row}. what: which gold answers these are."""
-        new = [number for number in rows if number not in self.won]
-        won = winnable(self.reward, [rows[number] for number in new])
-        self.won.update(zip(new, won))
-        lost = [number for number in new if not self.won[number]]
-        if not lost:
-            return []
-        shown = []
-        for number in lost[:3]:
-            shown.append(f"row {number + 1}: {rows[number]['answer']!r:.60}")
-        return [f"{len(lost)} of {what} cannot be won with {self.reward.name} "
-                f"({', '.join(shown)}): leave these rows out, or take another reward, such as "
-                "math_accuracy."]
-
-    def lost(self, asked):
-        """How many of the questions of a step cannot be won. The first ones that were not judged
-        before the run are told."""
-        for note in self.note(asked, f"the {len(asked)} gold answers of this step"):
-            if not self.told:
-                progress.note(f"note: {note} summary.json counts them.")
-            self.told = True
-        return [self.won[number] for number in asked].count(False)
-
-
-def before_a_run(reward_functions, questions, numbers):
-    """(Golds, notes). Tries the rewards on a question, and judges the first gold answers.
-    questions: of the run. numbers: those that it asks first."""
+    questions: of the run. numbers: those that it asks.
+    """
     first = questions.first()
     texts = [form.format(gold_answer(first["answer"])) for form in FORMS]
     try_out(reward_functions, texts, reward_columns([first], len(texts)))
@@ -60,8 +28,20 @@ def before_a_run(reward_functions, questions, numbers):
             rows[number] = questions[number]
         except ValueError:  # a row that is not asked either
             continue
-    golds = Golds(reward_functions[0])
-    return golds, golds.note(rows, f"the first {len(rows)} gold answers")
+    notes = []
+    lost = []
+    for number, won in zip(rows, winnable(reward_functions[0], [*rows.values()])):
+        if not won:
+            lost.append(f"row {number + 1}: {rows[number]['answer']!r:.60}")
+    if lost:
+        notes.append(
+            f"{len(lost)} of the first {len(rows)} gold answers cannot be won with "
+            f"{reward_functions[0].name} ({', '.join(lost[:3])}): leave these rows out, or take "
+            "another reward, such as math_accuracy.")
+    later = len(numbers) - LOOKED_AT
+    if later > 0:
+        notes.append(f"{later} later gold answers are not judged.")
+    return notes
 
 
 def winnable(reward, rows):

@@ -184,7 +184,7 @@ if __name__ == "__main__":
     train_step = train.train_step
 
     def noting(networks, *words):
-        run = words[4].__self__  # of its next_questions
+        run = words[7].__self__  # of its next_questions
         now["step"] = run.state.step + 1
         done = train_step(networks, *words)
         total = sum(p.detach().double().abs().sum() for p in networks.model.parameters())

@@ -18,7 +18,7 @@ from engine.base.errors import UserError
 from engine.model.folders import checkpoints
 from engine.model.loading import load_model
 from engine.run.config import open_run
-from engine.run.folder import alone, run_folder
+from engine.run.folder import alone, make_folder
 from tasks import toy
 from tests.engine.test_ranks import ROOT, torchrun
 
@@ -106,7 +106,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path, name):
 def test_a_run_without_output_dir_takes_the_first_free_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/toy-cppo-2").mkdir(parents=True)
-    found = [run_folder(None, "toy-cppo") for _ in range(2)]
+    found = [make_folder(None, "toy-cppo") for _ in range(2)]
     assert found == ["runs/toy-cppo-1", "runs/toy-cppo-3"]
 
 
@@ -182,7 +182,7 @@ def test_a_run_of_the_toy_goes_on_in_another_copy_of_the_project(tmp_path, monke
     train.main([*words, "--steps", "1"])
     copy = tmp_path / "copy"
     base = shutil.copytree(toy.BASE, copy / "tasks/toy_base")
-    monkeypatch.setattr("engine.run.state.PROJECT", copy)
+    monkeypatch.setattr("engine.run.begin.PROJECT", copy)
     monkeypatch.setattr(train, "base_model", lambda *_: str(base))
     train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "2"])
     assert "the run goes on after step 1." in "".join(capsys.readouterr())

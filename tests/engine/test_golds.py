@@ -4,7 +4,7 @@ import pytest
 
 import engine.scoring.golds as golds_module
 from engine.base import files
-from engine.scoring.golds import Golds, winnable
+from engine.scoring.golds import notes_on_golds, winnable
 from engine.scoring.score import REWARDS, Reward
 from train import main
 
@@ -35,20 +35,24 @@ def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewh
         assert winnable(broken, []) == []
 
 
-def test_the_first_three_are_named_with_their_rows_and_each_is_judged_once(capsys):
-    answers = ("1", "a b", "2", "c d", "e f", "g h")
-    rows = {number: {"question": "?", "answer": answers[number]} for number in (5, 0, 1, 2, 3, 4)}
-    golds = Golds(Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"]))
-    [note] = golds.note(rows, "the first 6 gold answers")
+class Given(list):
+    """Questions, the first of which can be asked."""
+
+    def first(self):
+        return self[0]
+
+
+def test_the_first_three_are_named_with_their_rows_and_the_others_are_counted(monkeypatch):
+    answers = ("1", "a b", "2", "c d", "e f", "g h", "i j", "3")
+    questions = Given({"question": "?", "answer": answer} for answer in answers)
+    reward = [Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])]
+    [note] = notes_on_golds(reward, questions, [5, 0, 1, 2, 3, 4])
     assert note.startswith("4 of the first 6 gold answers cannot be won with gsm8k_accuracy")
     assert "row 6: 'g h', row 2: 'a b', row 4: 'c d')" in note and "'e f'" not in note
-    assert golds.note(rows, "the same") == []
-    # in a step: those that were told before are only counted
-    more = {number: {"question": "?", "answer": "i j"} for number in (6, 7)}
-    assert golds.lost({0: rows[0], 1: rows[1], 2: rows[2]}) == 1 and not capsys.readouterr().out
-    assert golds.lost({6: more[6], 1: rows[1]}) == 2
-    assert "1 of the 2 gold answers of this step cannot be won" in capsys.readouterr().out
-    assert golds.lost(more) == 2 and not capsys.readouterr().out  # one note is enough
+    monkeypatch.setattr(golds_module, "LOOKED_AT", 3)
+    [note, later] = notes_on_golds(reward, questions, [1, 0, 2, 3, 4])
+    assert note.startswith("1 of the first 3 ") and later == "2 later gold answers are not judged."
+    assert notes_on_golds(reward, questions, [0, 2, 7]) == []
 
 
 @pytest.mark.parametrize("option", [[], ["--check_rewards"]])
@@ -62,20 +66,3 @@ def test_a_run_and_its_preview_say_so(small, tmp_path, capsys, option):
     printed = "".join(capsys.readouterr())
     assert "4 of the first 8 gold answers cannot be won" in printed
     assert ("read: " in printed) == bool(option)
-
-
-def test_gold_answers_that_come_later_are_counted_when_they_are_taken(
-    small, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(golds_module, "LOOKED_AT", 2)
-    rows = [{"question": f"{i}+1=?", "answer": "none of 1, 2" if i % 2 else str(i + 1)}
-            for i in range(8)]
-    (tmp_path / "x.jsonl").write_text(files.as_lines(rows))
-    words = ["--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--max_new_tokens", "4",
-             "--group_size", "4", "--questions_per_step", "2", "--algorithm", "grpo",
-             "--epochs", "2", "--output_dir", str(tmp_path / "run")]
-    for more in (["--steps", "3"], ["--resume", "--steps", "8"]):
-        main([*words, *more])
-    summary = files.read(tmp_path / "run/metrics.jsonl"), (tmp_path / "run/summary.json")
-    assert len(summary[0]) == 8 and '"lost_questions": 8' in summary[1].read_text()
-    assert capsys.readouterr().out.count("summary.json counts them") <= 2

@@ -43,7 +43,7 @@ def changed(model, before):
 
 def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(small):
     config, algorithm = config_of({"algorithm": "grpo", "beta": 0.04, "lora": 4, "lr": 1e-2})
-    networks = build(small, CPU, config.devices, config.sampling, config.update, algorithm)
+    networks = build(config, algorithm, small, CPU)
     policy, reference, model = networks.policy, networks.reference, networks.model
     batch = completions(networks.tokenizer)
     base = load_policy(small, CPU, "auto")[0].logprobs(batch).detach()
@@ -91,9 +91,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_p
     )
     assert adapted.model.active_adapters()
     config, algorithm = config_of({"lora": 4})
-    resumed = build(
-        small, CPU, config.devices, config.sampling, config.update, algorithm,
-        folder=str(folder)).model
+    resumed = build(config, algorithm, small, CPU, str(folder)).model
     torch.testing.assert_close(adapter_of(resumed), adapter_of(adapted.model), rtol=0, atol=0)
     assert [*merged.model.state_dict()] == [*base.model.state_dict()]
     trained, as_one, before = (
@@ -153,9 +151,7 @@ def bytes_per_parameter(folder, start):
 
     def build_from(name, start):
         folder_of = start and f"{folder}/{start}"
-        built.append(build(
-            f"{folder}/{name}", CPU, config.devices, config.sampling, config.update, algorithm,
-            folder=folder_of))
+        built.append(build(config, algorithm, f"{folder}/{name}", CPU, folder_of))
 
     build_from("small", "small")  # what the first call allocates for good
     return_what_is_freed()
@@ -202,7 +198,7 @@ def test_the_copy_rests_during_the_update(loaded, monkeypatch):
     rewards = named(lambda completions, **_: [float(len(c)) for c in completions])
     train.train_step(
         networks, resolve("cppo", beta=0.0), rewards, Sampling(12), Limits(),
-        lambda count: [question], random.Random(1),
+        [question], random.Random(1),
     )
     assert held == [0]
     assert sum(p.untyped_storage().nbytes() for p in copy.model.parameters()) == before

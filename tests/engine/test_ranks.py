@@ -57,9 +57,7 @@ def fixed(
         "mu": mu,
     })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
-    networks = build(
-        folder, device, config.devices, config.sampling, config.update, algorithm, critic_lr=1e-3,
-        seed=1, folder=saved)
+    networks = build(config, algorithm, folder, device, saved)
     if saved:
         checkpoint.restore(saved, networks)
     return networks, algorithm
@@ -84,15 +82,16 @@ def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
     minibatches = [batch] = minibatches_of(own, replace(algorithm, minibatches=1), share)
     with torch.no_grad():
         reference = networks.reference.logprobs
-        batch.ref_logp = compute_minibatch(reference, batch, networks, limits) - 0.05
+        batch.ref_logp = compute_minibatch(reference, batch, networks.policy, limits) - 0.05
         # no backward pass follows, and still its embedding and head are given up again
         if shards.is_sharded(model):
             assert all(isinstance(p, DTensor) for p in networks.reference.model.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
                 p.copy_(0.1 * torch.ones_like(p))
-            batch.old_logp = compute_minibatch(networks.policy.logprobs, batch, networks, limits)
-            batch.old_values = compute_minibatch(critic, batch, networks, limits)
+            batch.old_logp = compute_minibatch(
+                networks.policy.logprobs, batch, networks.policy, limits)
+            batch.old_values = compute_minibatch(critic, batch, networks.policy, limits)
             estimate(minibatches, model.device, beta=algorithm.beta, lam=algorithm.lam)
     return updated(networks, minibatches, algorithm, optimizer)
 

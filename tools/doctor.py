@@ -1,23 +1,30 @@
 """Why does my reward not rise? The doctor reads the logs of a run and says what is wrong.
 
-    python experiments/doctor.py runs/toy-cppo-1
+    python tools/doctor.py runs/toy-cppo-1
 
 A finding is (what, names of the metrics that show it, cure, and maybe completions that show it).
 The functions yield findings, a cause before its effects.
-"Healthy" in a comment: the extreme of full toy runs. train.py says the same at the end of a run.
+"Healthy" in a comment: the extreme of full toy runs. At the end of a run train.py prints the first
+sentence of the doctor, or names this program.
 """
 
 import json
+import shlex
+import sys
 from collections import defaultdict, namedtuple
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, pvariance
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+
 from answers import extract_answer, gold_answer, same_number
 from engine.base import files
+from engine.base.errors import UserError
+from engine.run.command_line import run_program
 from engine.run.folder import options_of
-from engine.scoring.forms import MARKS, nearest_miss
 from engine.scoring.score import read
+from tools.forms import MARKS, nearest_miss
 
 # AdamW moves a weight by at most about the learning rate in each update; CPPO's recipe adds up to
 # 1e-3
@@ -266,6 +273,12 @@ def diagnosis(run_dir):
     return conclusions(found, m, steps), m, steps
 
 
+def of_one_step(metrics, samples, options):
+    """The conclusions of the first step of a run (--check_rewards). options: as attributes."""
+    m = metrics_of([metrics])
+    return conclusions(findings(m, vars(options), samples, 1), m, 1)
+
+
 def conclusions(found, m, steps):
     """The three likeliest findings as sentences."""
     sentences = []
@@ -287,3 +300,36 @@ def ends_below(run_dir, accuracy):
         end = summary["after"]["greedy"]["accuracy"]
         falls = end < start
     return f"{kind} accuracy {start:.3f} → {end:.3f}" if falls else ""
+
+
+# --- the program ---
+
+
+def first_sentence(run_dir):
+    """What train.py prints at the end of a run: [the likeliest finding, or how to ask for one]."""
+    sentences, _, steps = diagnosis(run_dir)
+    command = f"python tools/doctor.py {shlex.quote(str(run_dir))}"
+    if sentences:
+        return [f"{sentences[0]} More: {command}"]
+    return [f"doctor    {command}"] if steps else []
+
+
+def nothing_found(metrics, steps):
+    """What is said if there is no finding."""
+    if steps >= STEPS:
+        return f"Nothing was found in {steps} steps: {seen(metrics, 'accuracy')}."
+    looked = seen(
+        metrics, "truncated unreadable reward_failures skipped_updates group_gap sampler_gap")
+    return (f"{steps} steps are too few to judge the accuracy: that takes {STEPS}. Only "
+            f"these were looked at, and nothing is wrong with them: {looked}.")
+
+
+def main(argv):
+    sentences, metrics, steps = diagnosis(argv[0]) if len(argv) == 1 else ([], {}, 0)
+    if not steps:
+        raise UserError("name the folder of a run with at least one step: doctor.py runs/NAME.")
+    print("\n".join(sentences) or nothing_found(metrics, steps))
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -12,13 +12,14 @@ from engine.base.errors import UserError
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
-from engine.run import curves, doctor
+from engine.run import curves
 from engine.run.metrics import group_gap
 from experiments import toy_model
-from experiments.doctor import main, nothing_found
 from tasks import toy
 from tasks.table import TASKS
 from tests.training import CPU, a_rollout
+from tools import doctor
+from tools.doctor import main, nothing_found
 
 REWARDS = '''
 from rewards import extract_answer
@@ -425,10 +426,11 @@ def test_a_rise_is_more_than_the_steps_vary():
     ("--rewards own:zero", "The reward never fires"),
     ("--lr 1e9 --rewards own:even", "Updates are skipped"),
 ])
-def test_train_says_the_same_at_its_end_also_if_it_stops(words, what, found, capsys):
+def test_train_says_the_first_at_its_end_also_if_it_stops(words, what, found, capsys, tmp_path):
     findings = found(words)
     named_first(findings, what)
-    assert capsys.readouterr().out.splitlines()[-len(findings):] == findings
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"{findings[0]} More: python tools/doctor.py {tmp_path}/run"
 
 
 def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, capsys):
@@ -453,3 +455,5 @@ def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
     main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("Nothing was found in 10 steps: accuracy 0.15 → 0.75")
+    assert doctor.first_sentence(tmp_path) == [f"doctor    python tools/doctor.py {tmp_path}"]
+    assert doctor.first_sentence(tmp_path / "none") == []
