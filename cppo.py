@@ -63,7 +63,7 @@ def prune(advantages, k, *, rule="largest_abs", generator=None, allowed=None):
 
         advantages  −1.5  0.3  0.2  1.0          k = 2 keeps [0, 3]
     """
-    check_groups(advantages=advantages)
+    check_groups(advantages, "advantages")
     if not 1 <= k <= advantages.shape[1]:
         raise ValueError(f"k must lie in 1 … {advantages.shape[1]}, not {k}")
     if rule == "largest_abs":
@@ -109,7 +109,7 @@ def prune_pooled(advantages, n_keep, *, allowed=None):
     ascending. If |A| are equal, the lower row is kept. This function shows how the published code
     differs from `prune`. Raises ValueError as `prune` does, and for an n_keep outside 0 … Q·G.
     """
-    check_groups(advantages=advantages)
+    check_groups(advantages, "advantages")
     if not 0 <= n_keep <= advantages.numel():
         raise ValueError(f"n_keep must lie in 0 … {advantages.numel()}, not {n_keep}")
     score = advantages.abs()

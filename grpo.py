@@ -129,24 +129,17 @@ def kl_k3(logp, ref_logp):
     return torch.expm1(log_r) - log_r
 
 
-def bounded_exp(log_ratio):
-    """exp(log_ratio), where a log-ratio above LARGEST_LOG_RATIO counts as LARGEST_LOG_RATIO.
-
-    The shape of log_ratio. Up to the bound this is exp with its gradient. Above the bound the
-    gradient is 0, so nothing overflows, also not where a clip multiplies the gradient by 0.
-    """
-    return log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
-
-
 def importance_ratio(logp, old_logp, mask):
     """ρ = π_θ / π_old of each token, and 1 on padding. logp, old_logp, mask: (N, T). (N, T)
 
-    Only logp gets a gradient. The ratio is bounded (`bounded_exp`).
+    Only logp gets a gradient. A log-ratio above LARGEST_LOG_RATIO counts as LARGEST_LOG_RATIO,
+    without a gradient. So nothing overflows, also not where a clip multiplies the gradient by 0.
     Raises ValueError if the shapes differ.
     """
-    check_shapes(logp=logp, old_logp=old_logp, mask=mask)
+    check_shapes("logp, old_logp, mask", logp, old_logp, mask)
+    log_ratio = (logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0)
     # ρ = π_θ / π_old = exp(log π_θ − log π_old)
-    return bounded_exp((logp - old_logp.detach()).masked_fill(~mask.bool(), 0.0))
+    return log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
 
 
 def clipped_surrogate(ratio, advantages, *, clip_low=0.2, clip_high=None):
@@ -192,8 +185,9 @@ def surrogate_loss(
     advantages: (N,) or (N, T). mask: (N, T) bool. The other arguments are those of `grpo_loss`.
     Returns (loss, stats), as `grpo_loss` does. Raises ValueError for other shapes.
     """
-    check_shapes(logp=logp, ratio=ratio, mask=mask, weights=weights, ref_logp=ref_logp)
-    advantages = per_token(advantages, logp)
+    check_shapes(
+        "logp, ratio, mask, weights, ref_logp", logp, ratio, mask, weights, ref_logp)
+    advantages = with_token_axis(advantages, logp)
     mask = mask.bool()
     if clip_high is None:
         clip_high = clip_low
@@ -210,26 +204,22 @@ def surrogate_loss(
     # loss = −Σ weights · (surrogate − β KL)
     loss = -(weights * objective).sum()
 
-    return loss, _statistics(ratio, advantages, kl, mask, weights, clip_low, clip_high)
-
-
-@torch.no_grad()
-def _statistics(ratio, advantages, kl, mask, weights, clip_low, clip_high):
-    """The statistics of a loss: a dict, see `grpo_loss`. advantages: (N, 1) or (N, T)."""
-    # the two cases in which the clip ends the gradient
-    above = (advantages > 0) & (ratio > 1 + clip_high)
-    below = (advantages < 0) & (ratio < 1 - clip_low)
-    clipped = above | below
-    total = weights.sum().clamp(min=1e-12)
-    largest = ratio.new_zeros(())
-    if ratio.numel():
-        largest = ratio.masked_fill(~mask, 0.0).max()
-    return {
-        "kl": (weights * kl).sum() / total,
-        "clip_fraction": (weights * clipped).sum() / total,
-        "ratio_mean": (weights * ratio).sum() / total,
-        "ratio_max": largest,
-    }
+    with torch.no_grad():
+        # the two cases in which the clip ends the gradient
+        above = (advantages > 0) & (ratio > 1 + clip_high)
+        below = (advantages < 0) & (ratio < 1 - clip_low)
+        clipped = above | below
+        total = weights.sum().clamp(min=1e-12)
+        largest = ratio.new_zeros(())
+        if ratio.numel():
+            largest = ratio.masked_fill(~mask, 0.0).max()
+        stats = {
+            "kl": (weights * kl).sum() / total,
+            "clip_fraction": (weights * clipped).sum() / total,
+            "ratio_mean": (weights * ratio).sum() / total,
+            "ratio_max": largest,
+        }
+    return loss, stats
 
 
 def grpo_loss(
@@ -255,8 +245,9 @@ def grpo_loss(
     ratio = importance_ratio(logp, old_logp, mask)
     if weights is None:
         weights = sequence_mean_weights(mask)
-    options = {"ref_logp": ref_logp, "beta": beta, "clip_low": clip_low, "clip_high": clip_high}
-    return surrogate_loss(ratio, advantages, logp, mask, weights, **options)
+    return surrogate_loss(
+        ratio, advantages, logp, mask, weights,
+        ref_logp=ref_logp, beta=beta, clip_low=clip_low, clip_high=clip_high)
 
 
 # --- what a function takes ---
@@ -272,33 +263,23 @@ def _at_temperature(logits, temperature):
     return logits.float() / temperature
 
 
-def check_shapes(**tensors):
+def check_shapes(names, *tensors):
     """Raises ValueError if a tensor does not have the shape of the first one. None is left out.
 
-    torch repeats a (1, T) or an (N, 1) to (N, T) in silence. Then sums are many times too large.
+    names: of the tensors, with commas. torch repeats a (1, T) or an (N, 1) to (N, T) in silence.
+    Then sums are many times too large.
     """
-    (first, expected), *others = tensors.items()
-    for name, tensor in others:
-        if tensor is not None and tensor.shape != expected.shape:
+    first, *others = names.split(", ")
+    expected = tensors[0].shape
+    for name, tensor in zip(others, tensors[1:]):
+        if tensor is not None and tensor.shape != expected:
             raise ValueError(
-                f"{name} must have the shape of {first}, {tuple(expected.shape)}, "
+                f"{name} must have the shape of {first}, {tuple(expected)}, "
                 f"not {tuple(tensor.shape)}"
             )
 
 
-def check_groups(**values):
-    """Raises ValueError if values are not (Q, G), one row per question, or if one is NaN."""
-    [(name, x)] = values.items()
-    if x.dim() != 2:
-        raise ValueError(
-            f"{name} must be (Q, G), one row per question, not {tuple(x.shape)}: "
-            f"use {name}.view(-1, G)"
-        )
-    if x.isnan().any():
-        raise ValueError(f"{name} must not be NaN: is a reward NaN, or a std 0 without an eps?")
-
-
-def per_token(advantages, logp):
+def with_token_axis(advantages, logp):
     """Advantages (N,), (N, 1) or (N, T) as (N, 1) or (N, T), for a logp of (N, T).
 
     Raises ValueError for another shape.
@@ -310,3 +291,14 @@ def per_token(advantages, logp):
             f"not {tuple(advantages.shape)}"
         )
     return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+
+
+def check_groups(x, name):
+    """Raises ValueError if x is not (Q, G), one row per question, or if a value is NaN."""
+    if x.dim() != 2:
+        raise ValueError(
+            f"{name} must be (Q, G), one row per question, not {tuple(x.shape)}: "
+            f"use {name}.view(-1, G)"
+        )
+    if x.isnan().any():
+        raise ValueError(f"{name} must not be NaN: is a reward NaN, or a std 0 without an eps?")

@@ -47,7 +47,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "step.html"
 DATA = re.compile(r'(<script id="data" type="application/json">).*?(</script>)', re.DOTALL)
 MOVED = 0.02  # a token has moved if its log π has changed by more than this
 # what is recorded of every loss
-LOSS = (grpo.surrogate_loss, grpo._statistics, grpo.clipped_surrogate, grpo.kl_k3, unbiased_kl,
+LOSS = (grpo.surrogate_loss, grpo.clipped_surrogate, grpo.kl_k3, unbiased_kl,
         grpo.importance_ratio, sequence_ratio, grpo.sequence_mean_weights)
 # the lines that the page shows: (function, how the line begins, what it computes)
 NANO = [
@@ -156,8 +156,7 @@ def values_of_losses(calls, beta):
     ratios = calls[grpo.importance_ratio] or calls[sequence_ratio]
     # DeepSeek's KL is not in surrogate_loss
     own_kls = calls[unbiased_kl] or itertools.repeat(None)
-    each = zip(calls[grpo.surrogate_loss], ratios, calls[grpo._statistics], own_kls)
-    for loss, ratio, statistics, own_kl in each:
+    for loss, ratio, own_kl in zip(calls[grpo.surrogate_loss], ratios, own_kls):
         kl, ref = loss.inside["kl"], loss.given["ref_logp"]
         if own_kl:
             kl, ref = own_kl.value, own_kl.given["ref_logp"]
@@ -165,7 +164,7 @@ def values_of_losses(calls, beta):
         values = {
             "ref": ref, "old": ratio.given["old_logp"], "logp": loss.given["logp"],
             "ratio": ratio.value.view(len(kl), -1).expand(shape),
-            "surrogate": surrogate, "clipped": statistics.inside["clipped"], "kl": kl,
+            "surrogate": surrogate, "clipped": loss.inside["clipped"], "kl": kl,
             "weight": weight, "part": -weight * (surrogate - beta * kl),
             "gradient": loss.given["logp"].grad,
         }

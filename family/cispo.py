@@ -39,8 +39,9 @@ def cispo_loss(
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     # sg(ρ̂) log π replaces the ratio, and is not clipped again
     weighted_logp = bounded * logp.masked_fill(padding, 0.0)
-    options = {"ref_logp": ref_logp, "beta": beta, "clip_low": torch.inf, "clip_high": torch.inf}
-    loss, stats = surrogate_loss(weighted_logp, advantages, logp, mask, weights, **options)
+    loss, stats = surrogate_loss(
+        weighted_logp, advantages, logp, mask, weights,
+        ref_logp=ref_logp, beta=beta, clip_low=torch.inf, clip_high=torch.inf)
     total = weights.sum().clamp(min=1e-12)
     stats["clip_fraction"] = (weights * (ratio != bounded)).sum() / total
     stats["ratio_mean"] = (weights * ratio).sum() / total

@@ -60,15 +60,14 @@ def overlong_penalty(lengths, *, max_length, cache):
 
 
 def dapo_loss(
-    logp, old_logp, advantages, mask, *, beta=0.0, clip_low=0.2, clip_high=0.28, weights=None,
-    **options,
-):
+    logp, old_logp, advantages, mask, *,
+    ref_logp=None, beta=0.0, clip_low=0.2, clip_high=0.28, weights=None,
+):  # fmt: skip
     """−J of DAPO (eq. 8). It takes the arguments of `grpo_loss`, and it returns the same.
 
     advantages: (N,), GRPO's. weights: (N, T); None means `token_mean_weights(mask)`.
     """
     weights = token_mean_weights(mask) if weights is None else weights
     return grpo_loss(
-        logp, old_logp, advantages, mask, beta=beta, clip_low=clip_low, clip_high=clip_high,
-        weights=weights, **options,
-    )
+        logp, old_logp, advantages, mask,
+        ref_logp=ref_logp, beta=beta, clip_low=clip_low, clip_high=clip_high, weights=weights)

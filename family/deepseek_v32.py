@@ -27,13 +27,13 @@ what others quote. The report gives neither β nor δ. TRL's example has δ = 0.
 import torch
 
 from grpo import (
-    bounded_exp,
+    LARGEST_LOG_RATIO,
     check_shapes,
     grpo_loss,
     kl_k3,
-    per_token,
     sequence_mean_weights,
     token_logprobs,
+    with_token_axis,
 )
 
 
@@ -43,8 +43,9 @@ def unbiased_kl(logp, old_logp, ref_logp):
     Given the tokens before it, the mean over o_t ~ π_old is KL(π_θ ‖ π_ref), and the mean gradient
     is its gradient. So ρ keeps its gradient here, also where its value is 1.
     """
+    log_ratio = (logp - old_logp.detach()).clamp(max=LARGEST_LOG_RATIO)
     # ρ k3
-    return bounded_exp(logp - old_logp.detach()) * kl_k3(logp, ref_logp)
+    return log_ratio.exp() * kl_k3(logp, ref_logp)
 
 
 def off_policy_mask(advantages, logp, sampled_logp, mask, *, threshold=0.5):
@@ -56,9 +57,9 @@ def off_policy_mask(advantages, logp, sampled_logp, mask, *, threshold=0.5):
     NaN counts as one that has not moved. Raises ValueError if the shapes differ.
     Example: A = −1, and each token has become e times less likely. The mean is 1 > 0.5, so M = 0.
     """
-    check_shapes(logp=logp, sampled_logp=sampled_logp, mask=mask)
+    check_shapes("logp, sampled_logp, mask", logp, sampled_logp, mask)
     mask = mask.bool()
-    advantages = per_token(advantages, logp)
+    advantages = with_token_axis(advantages, logp)
     moved = (sampled_logp - logp).detach().masked_fill(~mask, 0.0).nan_to_num(nan=0.0)
     # 1/|o| Σ_t log π_old/π_θ
     mean = moved.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
@@ -75,11 +76,13 @@ def deepseek_v32_loss(
     `masked_fraction` the share of the tokens with M = 0. sampled_logp: as of `off_policy_mask`;
     None means old_logp. threshold: δ.
     """
-    check_shapes(logp=logp, old_logp=old_logp, mask=mask, weights=weights, ref_logp=ref_logp)
+    check_shapes(
+        "logp, old_logp, mask, weights, ref_logp",
+        logp, old_logp, mask, weights, ref_logp)
     weights = sequence_mean_weights(mask) if weights is None else weights
     drawn = old_logp if sampled_logp is None else sampled_logp
     kept = off_policy_mask(advantages, logp, drawn, mask, threshold=threshold)
-    advantages = per_token(advantages, logp)
+    advantages = with_token_axis(advantages, logp)
     loss, stats = grpo_loss(
         logp, old_logp, (advantages * kept).expand_as(logp), mask, beta=0.0, clip_low=clip_low,
         clip_high=clip_high, weights=weights,

@@ -29,8 +29,9 @@ def constant_weights(mask, *, max_tokens, num_sequences=None):
 
 
 def drgrpo_loss(
-    logp, old_logp, advantages, mask, *, max_tokens=None, beta=0.0, weights=None, **options
-):
+    logp, old_logp, advantages, mask, *,
+    max_tokens=None, ref_logp=None, beta=0.0, clip_low=0.2, clip_high=None, weights=None,
+):  # fmt: skip
     """−J of Dr. GRPO. It takes the arguments of `grpo_loss`, and it returns the same.
 
     advantages: (N,), without the division by the std. max_tokens: L.
@@ -41,4 +42,6 @@ def drgrpo_loss(
         if max_tokens is None:
             raise ValueError("drgrpo_loss needs max_tokens, its constant divisor, or weights")
         weights = constant_weights(mask, max_tokens=max_tokens)
-    return grpo_loss(logp, old_logp, advantages, mask, beta=beta, weights=weights, **options)
+    return grpo_loss(
+        logp, old_logp, advantages, mask,
+        ref_logp=ref_logp, beta=beta, clip_low=clip_low, clip_high=clip_high, weights=weights)

@@ -26,7 +26,7 @@ def retain(metric, k, *, largest=False):
     not (Q, G) or holds NaN.
     Example: lengths of 30, 10, 20 and 40 with k = 2 give the indices 1 and 2.
     """
-    check_groups(metric=metric)
+    check_groups(metric, "metric")
     if not 1 <= k <= metric.shape[1]:
         raise ValueError(f"k must lie in 1 … {metric.shape[1]}, not {k}")
     return metric.argsort(dim=1, descending=largest, stable=True)[:, :k].sort(dim=1).values

@@ -14,21 +14,22 @@ GSPO-token (eq. 13, 14) allows A to differ from token to token. If A is one numb
 and all tokens of a completion weigh the same, GSPO-token has the value and the gradient of GSPO.
 """
 
-from grpo import bounded_exp, check_shapes, sequence_mean_weights, surrogate_loss
+from grpo import LARGEST_LOG_RATIO, check_shapes, sequence_mean_weights, surrogate_loss
 
 
 def sequence_ratio(logp, old_logp, mask):
     """s_i = exp(1/|o_i| Σ_t (log π_θ − log π_old)). (2507.18071 eq. 7)
 
     logp, old_logp: (N, T). mask: (N, T) bool or 0/1. Returns (N,). An empty row gets 1. The ratio
-    is bounded (`grpo.bounded_exp`). Raises ValueError if the shapes differ.
+    is bounded, as in `grpo.importance_ratio`. Raises ValueError if the shapes differ.
     Example: a completion of two tokens with the ratios 2 and 8 gets √(2·8) = 4.
     """
-    check_shapes(logp=logp, old_logp=old_logp, mask=mask)
+    check_shapes("logp, old_logp, mask", logp, old_logp, mask)
     mask = mask.bool()
     log_ratio = (logp - old_logp.detach()).masked_fill(~mask, 0.0)
     # s_i = exp(1/|o_i| Σ_t log π_θ/π_old)
-    return bounded_exp(log_ratio.sum(dim=1) / mask.sum(dim=1).clamp(min=1))
+    mean = log_ratio.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    return mean.clamp(max=LARGEST_LOG_RATIO).exp()
 
 
 def token_ratio(logp, old_logp, mask):

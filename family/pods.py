@@ -24,7 +24,7 @@ def max_variance_subset(rewards, m):
     Raises ValueError if m is outside 1 … G, and if the rewards are not (Q, G) or hold NaN.
     Example: rewards of 5, 1, 4, 9, 6 and 0 with m = 4 give the indices 1, 3, 4 and 5.
     """
-    check_groups(rewards=rewards)
+    check_groups(rewards, "rewards")
     group_size = rewards.shape[1]
     if not 1 <= m <= group_size:
         raise ValueError(f"m must lie in 1 … {group_size}, not {m}")

@@ -33,7 +33,7 @@ def token_rewards(scores, logp, ref_logp, mask, *, beta):
     The score of an empty row is lost, because there is no token to carry it.
     Raises ValueError if the shapes differ.
     """
-    check_shapes(logp=logp, ref_logp=ref_logp, mask=mask)
+    check_shapes("logp, ref_logp, mask", logp, ref_logp, mask)
     mask = mask.bool()
     # r_t = −β (log π − log π_ref)
     rewards = (-beta * (logp - ref_logp)).masked_fill(~mask, 0.0)
@@ -50,7 +50,7 @@ def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     (advantages, returns), both (N, T), 0 outside of the mask. They are targets, so they have no
     gradient. The advantages are not whitened. Raises ValueError if the shapes differ.
     """
-    check_shapes(rewards=rewards, values=values, mask=mask)
+    check_shapes("rewards, values, mask", rewards, values, mask)
     mask = mask.bool()
     rewards = rewards.detach().masked_fill(~mask, 0.0)
     values = values.detach().masked_fill(~mask, 0.0)
@@ -111,7 +111,8 @@ def value_loss(values, old_values, returns, mask, *, clip=0.2, weights=None):
     moves more than `clip` away from V_old. Raises ValueError if the shapes differ.
     """
     check_shapes(
-        values=values, old_values=old_values, returns=returns, mask=mask, weights=weights)
+        "values, old_values, returns, mask, weights",
+        values, old_values, returns, mask, weights)
     if weights is None:
         weights = mask.float() / mask.sum().clamp(min=1)
     # 0 on padding

@@ -13,7 +13,7 @@ paper.
 
 import torch
 
-from grpo import importance_ratio, per_token, sequence_mean_weights, surrogate_loss
+from grpo import importance_ratio, sequence_mean_weights, surrogate_loss, with_token_axis
 
 
 def sapo_loss(
@@ -30,12 +30,13 @@ def sapo_loss(
         weights = sequence_mean_weights(mask)
     # ρ = π_θ / π_old; on padding ρ is 1
     ratio = importance_ratio(logp, old_logp, mask)
-    advantages = per_token(advantages, logp)
+    advantages = with_token_axis(advantages, logp)
     tau = torch.where(advantages > 0, tau_positive, tau_negative)
     # f(ρ) = 4/τ · sigmoid(τ (ρ − 1))
     gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))
-    options = {"ref_logp": ref_logp, "beta": beta, "clip_low": torch.inf, "clip_high": torch.inf}
-    loss, stats = surrogate_loss(gate, advantages, logp, mask, weights, **options)
+    loss, stats = surrogate_loss(
+        gate, advantages, logp, mask, weights,
+        ref_logp=ref_logp, beta=beta, clip_low=torch.inf, clip_high=torch.inf)
     with torch.no_grad():
         total = weights.sum().clamp(min=1e-12)
         stats["ratio_mean"] = (weights * ratio).sum() / total

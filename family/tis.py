@@ -62,7 +62,7 @@ def truncated_importance_weights(old_logp, sampled_logp, mask, *, cap, low=None)
 
 def _log_ratio(old_logp, sampled_logp, mask):
     """log π_old − log π_sampler, and 0 for a token that the sampler has not reported. (N, T)"""
-    check_shapes(old_logp=old_logp, sampled_logp=sampled_logp, mask=mask)
+    check_shapes("old_logp, sampled_logp, mask", old_logp, sampled_logp, mask)
     return (old_logp - sampled_logp).nan_to_num(nan=0.0)
 
 

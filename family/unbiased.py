@@ -38,7 +38,7 @@ def chances(scores, k, *, allowed=None):
     not (Q, G) or hold NaN.
     Example: scores of 3, 1, 1 and 1 with k = 2 give 1, ⅓, ⅓ and ⅓; 5, 0, 0 and 0 give the same.
     """
-    check_groups(scores=scores)
+    check_groups(scores, "scores")
     allowed = torch.ones_like(scores) if allowed is None else allowed
     allowed = allowed.bool()
     positive = allowed & (scores > 0)
