@@ -1,10 +1,11 @@
-"""The table of algorithms. Each has one row. The row holds everything in which algorithms differ.
+"""The table of algorithms. Each has one row. The row holds what it changes.
 
     python algorithms.py                    prints the table
 
 A row says how rewards become advantages, which completions are kept, what the ratio is (the loss),
-how much each token counts, and the numbers: β, the clip range, μ, … PPO's critic is a second
-network, so PPO's row only switches it on. `resolve` turns a row into the Algorithm of a run.
+how much each token counts, and the numbers: β, the clip range, μ, … Two things follow from a row:
+the advantages of some rules (OVER_KEPT) compare only the kept completions, and PPO's critic puts β
+into the rewards. `resolve` turns a row into the Algorithm of a run.
 
 To try an idea of your own, write one function and change one row:
 
@@ -15,7 +16,6 @@ A rule may also return (rows, advantages of these rows). Then a kept completion 
 less than before. For example, a completion that was drawn may count the inverse of its chance.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,30 +38,36 @@ from family.ppo import ppo_loss
 from family.rloo import leave_one_out_advantages
 from family.sapo import sapo_loss
 from family.tis import CORRECTIONS
-from family.unbiased import chances, draw, weighed
+from family.unbiased import draw, keep_probabilities, reweighted
 from grpo import group_advantages, grpo_loss, sequence_mean_weights
 
 # --- step 3: advantages(rollout) → (Q, G) ---
 
 
-def compare_sums(rollout, function=group_advantages, **options):
-    """GRPO: add the rewards up, then compare the sums within each group."""
-    return function(rollout.total, **options)
+def grpo_advantages(rollout, *, divide_by_std=True, ddof=1):
+    """Add the rewards up, then compare the sums within each group."""
+    return group_advantages(rollout.total, divide_by_std=divide_by_std, ddof=ddof)
 
 
-def compare_each_reward(rollout):
-    """GDPO: compare each reward by itself. The last normalisation is over all devices."""
-    decoupled = partial(decoupled_advantages, weights=rollout.reward_weights)
-    return rollout.over_all_devices(decoupled)
+def rloo_advantages(rollout):
+    return leave_one_out_advantages(rollout.total)
 
 
-def compare_in_the_batch(rollout):
-    """Lite PPO: add the rewards up, then compare with the group. The std is over all devices."""
-    return rollout.over_all_devices(
-        lambda rewards: batch_std_advantages(replace(rollout, rewards=rewards).total))
+def maxrl_advantages(rollout):
+    return mean_normalized_advantages(rollout.total)
 
 
-def scores(rollout):
+def gdpo_advantages(rollout):
+    """Compare each reward by itself. The last normalisation is over the whole batch."""
+    return decoupled_advantages(rollout.rewards, weights=rollout.reward_weights)
+
+
+def lite_ppo_advantages(rollout):
+    """Add the rewards up, then compare with the group. The std is that of the whole batch."""
+    return batch_std_advantages(rollout.total)
+
+
+def ppo_scores(rollout):
     """PPO has no advantages yet, only scores. The critic makes the advantages in step 5."""
     return rollout.total
 
@@ -70,34 +76,33 @@ def scores(rollout):
 # Completions that may not be trained on (`rollout.trainable`) come last in every rule.
 
 
-def every(rollout, advantages, k):
+def keep_all(rollout, advantages, k):
     return torch.arange(advantages.numel())
 
 
-def by_advantage(rollout, advantages, k, *, rule):
+def keep_by_advantage(rollout, advantages, k, *, rule):
     """CPPO (largest_abs), and the rules of its ablation."""
     generator = torch.Generator().manual_seed(rollout.seed)
-    options = {"rule": rule, "generator": generator, "allowed": rollout.trainable}
-    return batch_rows(prune(advantages, k, **options), advantages.shape[1])
+    kept = prune(advantages, k, rule=rule, generator=generator, allowed=rollout.trainable)
+    return batch_rows(kept, advantages.shape[1])
 
 
-def pooled(rollout, advantages, k):
+def keep_pooled(rollout, advantages, k):
     """CPPO's published code: the largest |A| of all questions of the device together."""
     return prune_pooled(advantages, len(advantages) * k, allowed=rollout.trainable)
 
 
-def unbiased(rollout, advantages, k):
+def keep_unbiased(rollout, advantages, k):
     """Draw completions with chances in proportion to |A|. Each counts the inverse of its chance."""
     generator = torch.Generator().manual_seed(rollout.seed)
     sizes = advantages.abs().double()
-    p = chances(sizes, k, allowed=rollout.trainable)
+    p = keep_probabilities(sizes, k, allowed=rollout.trainable)
     u = torch.rand((len(p), 1), dtype=p.dtype, generator=generator)
     rows = rows_where(draw(p, u))
-    weighted = weighed(advantages, p).flatten()
-    return rows, weighted[rows]
+    return rows, reweighted(advantages, p).flatten()[rows]
 
 
-def smallest(rollout, advantages, k, *, metric):
+def keep_smallest(rollout, advantages, k, *, metric):
     """GFPO: the k completions of each question with the smallest metric. k: a number, or (Q,).
 
     metric: rollout → (Q, G).
@@ -111,7 +116,7 @@ def smallest(rollout, advantages, k, *, metric):
     return rows_where(kept)
 
 
-def max_variance(rollout, advantages, k):
+def keep_max_variance(rollout, advantages, k):
     """PODS: the rewards that vary the most."""
     kept = torch.zeros_like(rollout.trainable)
     for q, rewards in enumerate(rollout.total):
@@ -130,15 +135,15 @@ def rows_where(kept):
 
 
 KEEP = {
-    "all": every,
-    "largest_abs": partial(by_advantage, rule="largest_abs"),
-    "largest": partial(by_advantage, rule="largest"),
-    "smallest_abs": partial(by_advantage, rule="smallest_abs"),
-    "random": partial(by_advantage, rule="random"),
-    "pooled": pooled, "unbiased": unbiased, "max_variance": max_variance,
-    "shortest": partial(smallest, metric=lambda rollout: rollout.lengths),
+    "all": keep_all,
+    "largest_abs": partial(keep_by_advantage, rule="largest_abs"),
+    "largest": partial(keep_by_advantage, rule="largest"),
+    "smallest_abs": partial(keep_by_advantage, rule="smallest_abs"),
+    "random": partial(keep_by_advantage, rule="random"),
+    "pooled": keep_pooled, "unbiased": keep_unbiased, "max_variance": keep_max_variance,
+    "shortest": partial(keep_smallest, metric=lambda rollout: rollout.lengths),
     "efficiency": partial(  # the most reward per token
-        smallest, metric=lambda rollout: -token_efficiency(rollout.total, rollout.lengths)),
+        keep_smallest, metric=lambda rollout: -token_efficiency(rollout.total, rollout.lengths)),
 }
 # GFPO's and PODS's rules: the advantages take the mean and the std over the kept completions
 OVER_KEPT = ("shortest", "efficiency", "max_variance")
@@ -164,7 +169,7 @@ def constant(mask, n, tokens, max_tokens):  # 1 / (N L)
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: everything in which algorithms differ."""
+    """A row of the table: what an algorithm changes."""
 
     loss: Callable  # (logp, old_logp, advantages, mask, …) → (loss, stats)
     token_weights: Callable
@@ -172,7 +177,8 @@ class Row:
     clip_low: float | None  # ε_low: the ratio is clipped below 1 − ε_low; None: no clip
     clip_high: float | None  # ε_high: the ratio is clipped above 1 + ε_high
     group_size: int = 16  # G, completions sampled per question
-    advantages: Callable = compare_sums
+    advantages: Callable = grpo_advantages
+    over_all_devices: bool = False  # whether `advantages` compares the groups of all devices
     keep: str | Callable = "all"  # a rule of KEEP, or a function
     pruning_rate: float = 0.0  # P, the share that is pruned: k = ⌊G(1−P)⌋
     ks: tuple[int, ...] = ()  # GFPO: k of an easy, medium, hard, very hard question
@@ -182,62 +188,76 @@ class Row:
     max_rollouts: int = 1  # above 1: dynamic sampling; a step samples at most so often
     critic: bool = False  # a second network makes an advantage for every token
     lam: float = 0.95  # PPO's λ
+    words: str = ""  # what it changes in GRPO, for the printed table
+    wants: tuple[str, ...] = ()  # what the loss takes besides: entropy, sampled_logp, (N, T) each
     # of the options that only some rows allow
     allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "shortest_prefix")
 
 
-grpo = Row(grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2)
+grpo = Row(
+    grpo_loss, sequence_mean, beta=0.04, clip_low=0.2, clip_high=0.2,
+    words="(·: as in this row)")
 # rows whose loss looks at the whole completion: their options have no --shortest_prefix
 WHOLE = ("keep", "pruning_rate", "allocation")
-gspo = Row(  # its ratio
+gspo = Row(
     gspo_loss, sequence_mean, beta=0.0, clip_low=3e-4, clip_high=4e-4, minibatches=4,
-    allowed_options=WHOLE,
-)
+    allowed_options=WHOLE, words="a ratio per completion, no KL")
 gfpo = Row(
     grpo_loss, token_mean, beta=0.001, clip_low=0.2, clip_high=0.2,
-    advantages=partial(compare_sums, ddof=0), keep="shortest", pruning_rate=0.5, allocation=False,
-)
+    advantages=partial(grpo_advantages, ddof=0), keep="shortest", pruning_rate=0.5,
+    allocation=False, words="trains on the shortest only")
 ALGORITHMS = {
     "grpo": grpo,
-    "2grpo": replace(grpo, group_size=2),
-    "cppo": replace(grpo, keep="largest_abs", pruning_rate=0.75),
-    # the code that made the tables of CPPO's paper
-    "cppo_published": replace(grpo, token_weights=token_mean, keep="pooled", pruning_rate=0.75),
+    "2grpo": replace(grpo, group_size=2, words="two completions per question"),
+    "cppo": replace(
+        grpo, keep="largest_abs", pruning_rate=0.75, words="trains on the largest |A| only"),
+    "cppo_published": replace(  # the code that made the tables of CPPO's paper
+        grpo, token_weights=token_mean, keep="pooled", pruning_rate=0.75,
+        words="CPPO's code: |A| of the whole step"),
     "drgrpo": Row(
         drgrpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2,
-        advantages=partial(compare_sums, divide_by_std=False),
-    ),
+        advantages=partial(grpo_advantages, divide_by_std=False),
+        words="no std, no length, no KL"),
     "dapo": Row(
-        dapo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.28, max_rollouts=4),
-    "cispo": Row(cispo_loss, token_mean, beta=0.0, clip_low=1.0, clip_high=4.0),
-    "sapo": Row(sapo_loss, sequence_mean, beta=0.0, clip_low=None, clip_high=None),
-    # with one update every ratio is 1, so the clip never acts: REINFORCE
-    "rloo": Row(
+        dapo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.28, max_rollouts=4,
+        words="clips higher, samples again, no KL"),
+    "cispo": Row(
+        cispo_loss, token_mean, beta=0.0, clip_low=1.0, clip_high=4.0,
+        words="the ratio is only a weight, no KL"),
+    "sapo": Row(
+        sapo_loss, sequence_mean, beta=0.0, clip_low=None, clip_high=None,
+        words="a soft gate for the clip, no KL"),
+    "rloo": Row(  # with one update every ratio is 1, so the clip never acts: REINFORCE
         grpo_loss, constant, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
-        advantages=partial(compare_sums, function=leave_one_out_advantages),
-    ),
+        advantages=rloo_advantages, words="A from the other completions, no KL"),
     "lite_ppo": Row(
         grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
-        advantages=compare_in_the_batch,
-    ),
+        advantages=lite_ppo_advantages, over_all_devices=True,
+        words="the std of the whole batch, no KL"),
     "maxrl": Row(
         grpo_loss, token_mean, beta=0.0, clip_low=0.2, clip_high=0.2, mu=1,
-        advantages=partial(compare_sums, function=mean_normalized_advantages),
-    ),
+        advantages=maxrl_advantages, words="A divided by the mean, no KL"),
     "gspo": gspo,
-    "gspo_token": replace(gspo, loss=partial(gspo_loss, token_level=True)),
+    "gspo_token": replace(
+        gspo, loss=partial(gspo_loss, token_level=True), words="GSPO, A may differ by token"),
     "gfpo": gfpo,
     "gfpo_adaptive": replace(
-        gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep", "shortest_prefix")),
-    "gdpo": replace(grpo, advantages=compare_each_reward),
-    "deepseek_v32": replace(  # its mask of negative completions
-        grpo, loss=deepseek_v32_loss, advantages=partial(compare_sums, divide_by_std=False),
-        allowed_options=WHOLE),
-    "pods": replace(grpo, keep="max_variance", pruning_rate=0.75, allocation=False),
+        gfpo, pruning_rate=0.0, ks=(4, 6, 8, 8), allowed_options=("keep", "shortest_prefix"),
+        words="GFPO, k by difficulty"),
+    "gdpo": replace(
+        grpo, advantages=gdpo_advantages, over_all_devices=True,
+        words="normalises each reward alone"),
+    "deepseek_v32": replace(
+        grpo, loss=deepseek_v32_loss, wants=("sampled_logp",),
+        advantages=partial(grpo_advantages, divide_by_std=False), allowed_options=WHOLE,
+        words="no std, another KL, masks stale A < 0"),
+    "pods": replace(
+        grpo, keep="max_variance", pruning_rate=0.75, allocation=False,
+        words="trains on the most varied rewards"),
     "ppo": Row(
-        ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=scores, mu=4,
+        ppo_loss, token_mean, beta=0.02, clip_low=0.2, clip_high=0.2, advantages=ppo_scores, mu=4,
         critic=True, allocation=False, allowed_options=(),
-    ),
+        words="a critic in place of the group"),
 }
 
 
@@ -262,7 +282,6 @@ class Algorithm(Row):
     k: int  # completions that are kept per question; if the row has `ks`, the most
     questions_per_step: int  # of a device, after allocation
     over_kept: bool  # the advantages are compared only with the kept completions
-    wants: set[str]  # those of `entropy` and `sampled_logp` that the loss takes
 
     # what a run adds to its row; None: off
     target_kl: float | None  # end the updates on a batch when KL(π_old ‖ π_θ) exceeds this
@@ -277,19 +296,13 @@ class Algorithm(Row):
         if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
             k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
         kept = self.keep(rollout, advantages, k)
-        rows, advantages = rows_and_advantages(kept, advantages)
+        rows = kept
+        if isinstance(kept, tuple):  # the rule returns rows with their advantages
+            rows, own = kept
+            advantages = advantages.flatten().index_copy(0, rows, own).view_as(advantages)
         if self.over_kept:  # GFPO and PODS
             advantages = advantages_over_kept(self, rollout, rows)
         return rows[rollout.trainable.flatten()[rows]], advantages
-
-
-def rows_and_advantages(kept, advantages):
-    """(rows, advantages (Q, G) of the step) from what a rule returns: rows, or rows with their
-    advantages."""
-    if not isinstance(kept, tuple):
-        return kept, advantages
-    rows, own = kept
-    return rows, advantages.flatten().index_copy(0, rows, own).view_as(advantages)
 
 
 def advantages_over_kept(algorithm, rollout, rows):
@@ -329,11 +342,10 @@ def resolve(
     numbers = {"clip_low": row.clip_low, "clip_high": row.clip_high}
     if not row.critic:  # PPO's β is in its rewards
         numbers["beta"] = row.beta
-    wants = {"entropy", "sampled_logp"} & set(inspect.signature(row.loss).parameters)
     row = replace(row, keep=KEEP.get(rule, rule), loss=partial(row.loss, **numbers))
     return Algorithm(
         **vars(row), name=name, k=k, questions_per_step=B, over_kept=rule in OVER_KEPT,
-        wants=wants, target_kl=target_kl, importance_weights=CORRECTIONS.get(importance_weights),
+        target_kl=target_kl, importance_weights=CORRECTIONS.get(importance_weights),
         shortest_prefix=shortest_prefix, overlong_cache=overlong_cache,
         mask_truncated=mask_truncated)
 
@@ -343,30 +355,6 @@ def usual_pruning_rate(row, rule):
     completions (GSPO, DAPO, …), it is CPPO's rate."""
     added = row.keep == "all" and rule not in (None, "all")
     return ALGORITHMS["cppo"].pruning_rate if added else row.pruning_rate
-
-
-# what a row changes in GRPO
-WORDS = {
-    "grpo": "(·: as in this row)",
-    "2grpo": "two completions per question",
-    "cppo": "trains on the largest |A| only",
-    "cppo_published": "CPPO's code: |A| of the whole step",
-    "drgrpo": "no std, no length, no KL",
-    "dapo": "clips higher, samples again, no KL",
-    "cispo": "the ratio is only a weight, no KL",
-    "sapo": "a soft gate for the clip, no KL",
-    "rloo": "A from the other completions, no KL",
-    "lite_ppo": "the std of the whole batch, no KL",
-    "maxrl": "A divided by the mean, no KL",
-    "gspo": "a ratio per completion, no KL",
-    "gspo_token": "GSPO, A may differ by token",
-    "gfpo": "trains on the shortest only",
-    "gfpo_adaptive": "GFPO, k by difficulty",
-    "gdpo": "normalises each reward alone",
-    "deepseek_v32": "no std, another KL, masks stale A < 0",
-    "pods": "trains on the most varied rewards",
-    "ppo": "a critic in place of the group",
-}
 
 
 def table():
@@ -379,7 +367,7 @@ def table():
         cells = [cell(getattr(row, field)) for field in fields.split()]
         if row is not grpo:
             cells = ["·" if own == other else own for own, other in zip(cells, usual)]
-        lines.append([name, WORDS.get(name, ""), *cells])
+        lines.append([name, row.words, *cells])
     widths = [max(map(len, column)) for column in zip(*lines)]
     rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     more = "mini-batches: at least so many; a data set may ask for more (the toy asks for 2)."

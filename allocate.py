@@ -7,8 +7,10 @@ pruned to k. A step lasts as long as its busiest device (the bucket effect),
 so every device should get as much to do as the others. A device computes its completions in
 micro-batches. The papers do not say how it cuts them.
 
-Training uses `questions_per_step` and `micro_batches`. The code that trains does not use `fill`,
-`balance` and `step_time`: they are here to be copied. Plain Python, no torch.
+Training uses `questions_per_step`. It uses `micro_batches` for models that cannot compute a prompt
+once for all its completions; for the others engine/model/costs.py has a cut that counts a prompt
+once. The code that trains does not use `fill`, `balance` and `step_time`: they are here to be
+copied. Plain Python, no torch.
 """
 
 import heapq

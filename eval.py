@@ -22,7 +22,7 @@ import torch
 from answers import extract_answer, to_number
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError
-from engine.data.questions import fingerprint, reward_columns, with_prompts
+from engine.data.questions import fingerprint, with_prompts
 from engine.data.rows import check_dataset, open_file, read_rows
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
@@ -30,7 +30,7 @@ from engine.model.loading import load_model
 from engine.model.networks import sampler_class, uses_own
 from engine.model.sampling import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
-from engine.scoring.score import Reward, load_rewards, score
+from engine.scoring.score import Reward, load_rewards, reward_columns, score
 from scores import group_by_question, mean_value, paired, summarize
 from tasks.table import TASKS, base_model, task_of
 

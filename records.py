@@ -8,7 +8,6 @@ The functions of an algorithm take the rollout: `advantages(rollout)` and
 rewards. This file needs only torch, so a rule and its Rollout can be copied together.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,17 +26,12 @@ class Moment(NamedTuple):
 FIRST = Moment()
 
 
-def on_one_device(advantages, rewards):
-    """The advantages of the rewards (R, Q, G), if there is no other device."""
-    return advantages(rewards)
-
-
 @dataclass
 class Rollout:
     """What was sampled for Q questions: G completions of each, R rewards of each completion.
 
     Completion i of question q is row q·G + i of `tokens`, `logp` and `texts`.
-    `tokens` and `logp` are on the device, all else is on the CPU.
+    `tokens`, `logp` and `prefix_weights` are on the device, all else is on the CPU.
     """
 
     questions: list[dict]  # Q rows of the data set
@@ -60,8 +54,6 @@ class Rollout:
     prefix_weights: torch.Tensor | None = None  # NAT: (Q·G, T), 0 outside of the random prefixes
     failures: int = 0  # calls of a reward function that failed
     rollouts: int = 1  # how often the step has sampled
-    # (advantages, rewards of this device) → (Q, G): a function that knows the other devices
-    over_all_groups: Callable = on_one_device
 
     @property
     def total(self):
@@ -70,10 +62,6 @@ class Rollout:
         for weight, rewards in zip(self.reward_weights, self.rewards):
             total = total + weight * rewards
         return total
-
-    def over_all_devices(self, advantages):
-        """`advantages` of the rewards (R, …, G) of all devices. Returns this device's (Q, G)."""
-        return self.over_all_groups(advantages, self.rewards)
 
 
 def join(rollouts):

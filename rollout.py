@@ -7,8 +7,7 @@ import torch
 from tqdm import tqdm
 
 from engine.base import ranks
-from engine.data.questions import reward_columns
-from engine.scoring.score import score
+from engine.scoring.score import reward_columns, score
 from family.dapo import has_signal, overlong_penalty
 from family.nat import prefix_factors
 from records import FIRST, Rollout, join
@@ -74,12 +73,9 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
         rewards=rewards.view(len(values), *shape),
         reward_names=list(values),
         reward_weights=[reward.weight for reward in reward_functions],
-        step=moment.step,
-        progress=moment.progress,
-        history=moment.history,
+        **moment._asdict(),
         seed=rule_seed + ranks.rank(),
         failures=failures,
-        over_all_groups=ranks.over_all_groups,
     )
 
 
@@ -101,7 +97,7 @@ def dynamic_sampling(sample_batch, questions, more, max_rollouts):
         trainable = rollout.trainable & signal.unsqueeze(1)
         rollouts.append(replace(rollout, trainable=trainable, question_numbers=numbers))
         own = (~signal).sum().item()
-        counts = ranks.all_sum({"without": own}, rollout.tokens.device)
+        counts = ranks.all_reduce(rollout.tokens.device, {"without": own})
         without = int(counts["without"])
         again = without and len(rollouts) < max_rollouts
         questions = more(without) if again else None  # None, too, if no question is left

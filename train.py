@@ -57,7 +57,9 @@ def train_step(
     the step, and how far the run is. more(n): this device's share of the next n questions, for
     algorithms that sample again.
     """
-    clock = Clock(networks.model.device)
+    policy, reference, critic = networks.policy, networks.reference, networks.critic
+    device = policy.model.device
+    clock = Clock(device)
     # 1 sample G completions of each question, 2 score them
     rollout = sample_and_score(
         questions, networks, algorithm, reward_functions, sampling, rng, clock, moment, more)
@@ -69,7 +71,6 @@ def train_step(
         rollout, advantages, rows, algorithm, sampling.max_new_tokens)
     stats, skipped = {}, []
     if minibatches:  # else nobody has anything to learn
-        policy, reference, critic = networks.policy, networks.reference, networks.critic
         networks.sampler.free_memory()  # until it is refreshed
         with clock.phase("logprobs"), torch.no_grad():
             # 5 log-probabilities of the reference policy, for the kept completions only
@@ -82,7 +83,7 @@ def train_step(
             if critic:  # PPO: the scores become advantages
                 for batch in minibatches:
                     batch.old_values = compute_minibatch(critic, batch, policy, limits)
-                estimate(minibatches, networks.model.device, beta=algorithm.beta, lam=algorithm.lam)
+                estimate(minibatches, device, beta=algorithm.beta, lam=algorithm.lam)
         with clock.phase("update"):
             # 6 μ updates on the kept completions
             stats, skipped = update(networks, minibatches, algorithm, limits)

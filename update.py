@@ -92,7 +92,7 @@ def gradient(networks, minibatch, algorithm, limits):
             break
         except torch.OutOfMemoryError:
             # devices with shards compute together, so one of them cannot repeat alone
-            if shards.is_sharded(networks.model) or limits.micro_batch_tokens <= LEAST_TOKENS:
+            if networks.policy.sharded or limits.micro_batch_tokens <= LEAST_TOKENS:
                 raise
         limits.micro_batch_tokens = max(LEAST_TOKENS, limits.micro_batch_tokens // 2)
         tqdm.write("out of memory in an update. The update is repeated. From now on "
@@ -101,7 +101,7 @@ def gradient(networks, minibatch, algorithm, limits):
     for network in networks.learners:
         shards.sum_gradients(network)
         norms.append(shards.clip_gradients(network, limits.max_grad_norm))
-    norms = ranks.all_sum({}, networks.model.device, dict(enumerate(norms)))
+    norms = ranks.all_reduce(networks.model.device, maxima=enumerate(norms))
     return {"grad_norm": norms[0]} | tally.read(), list(norms.values())
 
 
@@ -111,14 +111,14 @@ def accumulate(networks, minibatch, algorithm, limits):
     In the first update on a mini-batch π_θ is still π_old, so its log-probabilities are kept as
     `old_logp`.
     """
-    device = networks.model.device
+    device = minibatch.tokens.device
     tally = Tally(device)
     old_logp = torch.zeros(minibatch.tokens.shape, device=device)
     cut = cut_into_micro_batches(minibatch, limits.micro_batch_tokens, networks.policy)
     for i, (rows, batch) in enumerate(cut, 1):
         progress.say("update", i, len(cut), "micro-batches")
         mask = batch.mask.to(device, non_blocking=True)
-        learn_policy(networks.policy, batch, mask, algorithm, tally)
+        batch = learn_policy(networks.policy, batch, mask, algorithm, tally)
         if networks.critic:
             learn_critic(networks.critic, batch, mask, tally)
         old_logp[rows, : batch.tokens.shape[1]] = batch.old_logp
@@ -130,28 +130,25 @@ def accumulate(networks, minibatch, algorithm, limits):
 def learn_policy(policy, batch, mask, algorithm, tally):
     """The policy's forward and backward pass over a micro-batch.
 
-    It sets the micro-batch's `old_logp`, if there is none, and corrects its `weights` if the
-    algorithm does so.
+    Returns the micro-batch with the `old_logp`, the `sampled_logp` and the `weights` that counted.
     """
     logp, entropy = policy.logprobs(batch, with_entropy=True)
-    if batch.old_logp is None:
-        batch.old_logp = logp.detach()
-    if batch.sampled_logp is None:
-        batch.sampled_logp = batch.old_logp
+    old_logp = logp.detach() if batch.old_logp is None else batch.old_logp
+    sampled_logp = old_logp if batch.sampled_logp is None else batch.sampled_logp
     # if the sampler did not report a token (NaN), its ratio is 1
-    unknown = batch.sampled_logp.isnan()
-    batch.sampled_logp = torch.where(unknown, batch.old_logp, batch.sampled_logp)
+    sampled_logp = torch.where(sampled_logp.isnan(), old_logp, sampled_logp)
+    weights = batch.weights
     if algorithm.importance_weights:
-        ratio = algorithm.importance_weights(batch.old_logp, batch.sampled_logp, mask)
-        batch.weights = batch.weights * ratio
-    known = {"entropy": entropy, "sampled_logp": batch.sampled_logp}
-    options = {name: known[name] for name in algorithm.wants}
+        weights = weights * algorithm.importance_weights(old_logp, sampled_logp, mask)
+    known = {"entropy": entropy, "sampled_logp": sampled_logp}
+    wanted = {name: known[name] for name in algorithm.wants}
     loss, stats = algorithm.loss(
-        logp, batch.old_logp, batch.advantages, mask,
-        ref_logp=batch.ref_logp, weights=batch.weights, **options)
+        logp, old_logp, batch.advantages, mask, ref_logp=batch.ref_logp, weights=weights, **wanted)
     loss.backward()
+    batch = replace(batch, old_logp=old_logp, sampled_logp=sampled_logp, weights=weights)
     measured = measure(batch, logp.detach(), entropy.detach(), stats)
     tally.add(measured | {"loss": loss.detach()})
+    return batch
 
 
 def learn_critic(critic, batch, mask, tally):
@@ -204,7 +201,7 @@ class Tally:
 
     def read(self):
         """{name: number} over all devices."""
-        stats = ranks.all_sum(self.sums, self.zero.device, self.maxima)
+        stats = ranks.all_reduce(self.zero.device, self.sums, self.maxima)
         weight = max(stats.pop("weight"), 1e-12)
         for name in stats:
             if name not in (*LOSSES, *MAXIMA):
@@ -258,11 +255,11 @@ def with_token_weights(batch, algorithm, max_new_tokens):
     because AdamW remembers earlier gradients.
     """
     device = batch.tokens.device
-    counts = ranks.all_sum({
+    counts = ranks.all_reduce(device, {
         "completions": len(batch.prompts),
         "tokens": batch.mask.sum(),
         "signals": (batch.advantages != 0).sum(),
-    }, device)
+    })
     n = int(counts["completions"])
     tokens = int(counts["tokens"])
     if counts["signals"] or (algorithm.critic and n):
@@ -282,7 +279,8 @@ def prefixes(batch):
 
 def cut_into_micro_batches(batch, max_tokens, policy):
     """Cut a batch. Returns [(rows, Batch of these rows)], at least one pair. For each pair a model
-    computes at most `max_tokens` tokens, padding included. rows: on the device.
+    computes at most `max_tokens` tokens, padding included; a completion that is longer is alone in
+    its pair. rows: on the device.
 
     The batch keeps its cut. So the reference, π_old and all μ passes share one cut, until
     `max_tokens` changes.
@@ -307,10 +305,10 @@ def rows_of_micro_batches(batch, max_tokens, policy):
         whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
         cut = micro_batches(whole, max_tokens)
     count = max(1, len(cut))
-    sharded = shards.is_sharded(policy.model)
+    sharded = policy.sharded
     if sharded:
         # devices gather weights together, so each needs as many micro-batches as the others
-        most = ranks.all_sum({}, batch.tokens.device, maxima={"count": count})
+        most = ranks.all_reduce(batch.tokens.device, maxima={"count": count})
         count = int(most["count"])
     cut += [[]] * (count - len(cut))
     pairs = []

@@ -11,8 +11,8 @@ A loss takes, in the order and with the names below:
     ref_logp         (N, T), or None if β is 0
     weights          (N, T), how much each token counts, from the row's token_weights; 0 on padding
     beta, clip_low, clip_high      numbers: those of the row; --beta and the others change them
-    entropy          (N, T), the entropy of π_θ at each token, with a gradient; only if the loss
-                     names it
+    entropy          (N, T), the entropy of π_θ at each token, with a gradient; only if the row
+                     wants it
 
 It returns (loss, stats): a scalar that is a sum over these completions, because micro-batches and
 devices add up; and a dict of detached means under `weights`, for metrics.jsonl.
@@ -60,5 +60,6 @@ def with_entropy(logp, *rest, weights, entropy, **options):
 
 if __name__ == "__main__":
     dual_clip = replace(ALGORITHMS["grpo"], loss=dual_clip_loss)
-    ALGORITHMS |= {"dual_clip": dual_clip, "with_entropy": replace(dual_clip, loss=with_entropy)}
+    bonus = replace(dual_clip, loss=with_entropy, wants=("entropy",))
+    ALGORITHMS |= {"dual_clip": dual_clip, "with_entropy": bonus}
     run_program(train.main)

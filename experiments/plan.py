@@ -182,7 +182,7 @@ def measure(name, device):
     return {
         "name": name, "devices": world, "trained": p.trained,
         "planned": dict(zip(PHASES, p.peaks)),
-        "tracked": ranks.all_sum({}, device, maxima=peaks),
+        "tracked": ranks.all_reduce(device, maxima=peaks),
     }
 
 

@@ -7,7 +7,7 @@ counts.
 import torch
 
 from algorithms import KEEP
-from family.unbiased import chances, draw, weighed
+from family.unbiased import draw, keep_probabilities, reweighted
 
 
 def distinct(rollout, advantages, k):
@@ -44,12 +44,12 @@ def half_of_each_sign(rollout, advantages, k):
     # those of one sign are side by side, so that k/2 of them are drawn and not only k/2 on
     # average
     order = advantages.argsort(1)
-    p = chances(weights, k, allowed=trainable)
+    p = keep_probabilities(weights, k, allowed=trainable)
     u = torch.rand(
         (len(p), 1), dtype=p.dtype, generator=torch.Generator().manual_seed(rollout.seed))
     kept = draw(p.gather(1, order), u)
     rows = torch.zeros_like(kept).scatter(1, order, kept).flatten().nonzero()[:, 0]
-    return rows, weighed(advantages, p).flatten()[rows]
+    return rows, reweighted(advantages, p).flatten()[rows]
 
 
 # --- the mean length of the group's G completions in place of |o_i| ---

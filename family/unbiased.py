@@ -28,7 +28,7 @@ import torch
 from grpo import check_groups
 
 
-def chances(scores, k, *, allowed=None):
+def keep_probabilities(scores, k, *, allowed=None):
     """p = min(1, c · score) with Σ p = k in each row: the chance of each completion to be kept.
 
     scores: (Q, G), at least 0, for example |A|. Returns (Q, G). If a row has fewer than k positive
@@ -71,11 +71,11 @@ def draw(p, u):
     return (ends - u).ceil() > (ends - p - u).ceil()
 
 
-def weighed(advantages, p):
+def reweighted(advantages, p):
     """A k/(G p): in the mean over the k kept, they count on average as A in the mean over all G.
 
-    advantages, p: (Q, G), with Σ p = k in each row. Returns (Q, G). The KL term of a loss is not
-    weighed.
+    advantages, p: (Q, G), with Σ p = k in each row. Returns (Q, G). The KL term of a loss keeps
+    its weight.
     """
     k = p.sum(1, keepdim=True)
     return (advantages * k / (advantages.shape[1] * p.clamp(min=1e-12))).to(advantages.dtype)

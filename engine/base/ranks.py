@@ -4,6 +4,7 @@ unchanged."""
 import atexit
 import os
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -59,21 +60,22 @@ def world_size():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def all_sum(values, device, maxima=None):
-    """A dict of floats: `values` summed over the ranks, and the largest of `maxima`, another dict.
-    Every rank must pass the same keys.
+def all_reduce(device, sums=(), maxima=()):
+    """`sums` added up over the ranks, and the largest of `maxima`, in one dict of floats. Every
+    rank must pass the same keys.
 
-    Both hold numbers, or 0-dimensional tensors. They are read off the device all at once.
+    Both are dicts of numbers, or of 0-dimensional tensors. They are read off the device all at
+    once.
     """
-    maxima = maxima or {}
-    packed = torch.zeros(len(values) + len(maxima), dtype=torch.float64, device=device)
-    for i, value in enumerate([*values.values(), *maxima.values()]):
+    sums, maxima = dict(sums), dict(maxima)
+    packed = torch.zeros(len(sums) + len(maxima), dtype=torch.float64, device=device)
+    for i, value in enumerate([*sums.values(), *maxima.values()]):
         packed[i].fill_(value)  # the host waits for no number that is on the device
     if world_size() > 1:
-        dist.all_reduce(packed[: len(values)])
+        dist.all_reduce(packed[: len(sums)])
         if maxima:
-            dist.all_reduce(packed[len(values) :], op=dist.ReduceOp.MAX)
-    return dict(zip([*values, *maxima], packed.tolist()))
+            dist.all_reduce(packed[len(sums) :], op=dist.ReduceOp.MAX)
+    return dict(zip([*sums, *maxima], packed.tolist()))
 
 
 def gather(rows):
@@ -85,17 +87,15 @@ def gather(rows):
     return [row for rows_of_rank in lists for row in rows_of_rank]
 
 
-def over_all_groups(advantages, rewards):
-    """Call `advantages` with the groups of all ranks, to normalise over the whole batch. Returns
-    the rows of this rank.
-
-    rewards: (R, Q, G), of this rank. advantages: a function (R, Q, G) → (Q, G).
-    """
+def over_all_groups(advantages, rollout):
+    """`advantages(rollout)`, but over the groups of all ranks. Returns those of this rank, (Q, G).
+    Only the rewards of the rollout are those of all ranks."""
     if world_size() == 1:
-        return advantages(rewards)
-    groups = gather([(rank(), group) for group in rewards.unbind(1)])
+        return advantages(rollout)
+    groups = gather([(rank(), group) for group in rollout.rewards.unbind(1)])
     of_this_rank = [i for i, (owner, _) in enumerate(groups) if owner == rank()]
-    return advantages(torch.stack([group for _, group in groups], dim=1))[of_this_rank]
+    rewards = torch.stack([group for _, group in groups], dim=1)
+    return advantages(replace(rollout, rewards=rewards))[of_this_rank]
 
 
 def share(things):

@@ -17,8 +17,6 @@ from engine.model.contract import notes_on_stops
 from engine.model.folders import prompt_room
 from tasks.table import SYSTEM_PROMPT, task_of
 
-NOT_FOR_REWARDS = ("prompt", "begun", "system_prompt")
-
 
 @dataclass
 class Questions:
@@ -181,16 +179,6 @@ def questions_of_run(data, rows, max_new_tokens, tokenizer, model):
         return questions, [], notes
     eval_questions, more = with_prompts(rows[1], data.eval_dataset, tokenizer, **prompts)
     return questions, eval_questions, notes + more
-
-
-def reward_columns(questions, group_size=1):
-    """The columns that a reward gets besides the completions: {name: values}, a value for each
-    completion."""
-    columns = {}
-    for name in questions[0] if questions else ():
-        if name not in NOT_FOR_REWARDS:
-            columns[name] = [row[name] for row in questions for _ in range(group_size)]
-    return columns
 
 
 def take(questions, position, count, seed):

@@ -29,9 +29,7 @@ class Critic(torch.nn.Module):
         on padding."""
         half = self.dtype != torch.float32
         with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
-            states, _, positions = completion_states(
-                self.backbone, batch.prompts, batch.tokens, batch.mask, self.shares_prompts,
-                batch.reads_prompts_once)
+            states, _, positions = completion_states(self.backbone, batch, self.shares_prompts)
         # float32, because the advantages depend on this one number
         values = self.head(states.float()).squeeze(-1)
         return spread(values, positions, batch.tokens.shape)
@@ -52,12 +50,12 @@ def estimate(minibatches, device, *, beta, lam):
         batch.advantages, batch.returns = gae(rewards, batch.old_values, mask, lam=lam)
         tokens = tokens + mask.sum()
         total = total + batch.advantages.sum()  # no mask is needed: gae returns 0 on padding
-    sums = ranks.all_sum({"tokens": tokens, "total": total}, device)
+    sums = ranks.all_reduce(device, {"tokens": tokens, "total": total})
     n = max(sums["tokens"], 1)
     mean = sums["total"] / n
     for batch, mask in zip(minibatches, masks):
         distance = (batch.advantages - mean) * mask
         squares = squares + distance.pow(2).sum()
-    variance = ranks.all_sum({"squares": squares}, device)["squares"] / n
+    variance = ranks.all_reduce(device, {"squares": squares})["squares"] / n
     for batch, mask in zip(minibatches, masks):
         batch.advantages = whiten(batch.advantages, mask, mean=mean, variance=variance)

@@ -119,7 +119,7 @@ def adapters_in_float32(model, folder=None):
 def check_model(model, tokenizer, name):
     """Refuse a model that cannot be scored or sampled from here.
 
-    `completion_logprobs` multiplies by the output head's weight itself, so the logits must be this
+    `Policy.logprobs` multiplies by the output head's weight itself, so the logits must be this
     product. Sampling needs a cache of keys and values in which it can repeat the prompts.
     """
     ids = torch.arange(4, device=model.device).unsqueeze(0)

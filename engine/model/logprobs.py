@@ -1,7 +1,6 @@
 """Log-probabilities that a causal language model gives to sampled completions, without ever holding
 all logits."""
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,22 +25,35 @@ class Policy:
     shares_prompts: bool = True  # whether it can compute a prompt once for several completions
     temperature: float = 1.0  # the sampler's
     without_adapter: bool = False  # LoRA's reference: the same model with its adapter switched off
+    sharded: bool = False  # whether the devices divide its weights
 
     def logprobs(self, batch, with_entropy=False):
-        """`completion_logprobs` under this policy of the completions of a Batch: (N, T)."""
-        half = self.dtype != torch.float32
+        """log π(o_t | q, o_<t) of the completions of a Batch: (N, T) float32, 0 outside the mask.
+
+        with_entropy: returns a pair; its second entry is the entropies of π(· | q, o_<t), (N, T)
+        float32 in nats.
+
+        Only hidden states that predict a token in the mask go through the output head, one chunk
+        at a time. The backward pass computes each chunk again. So the logits of all tokens never
+        exist together.
+        """
+        model = self.model
         if self.without_adapter:
-            self.model.disable_adapters()
+            model.disable_adapters()
         try:
+            half = self.dtype != torch.float32
             with torch.autocast(batch.tokens.device.type, self.dtype, enabled=half):
-                return completion_logprobs(
-                    self.model, batch.prompts, batch.tokens, batch.mask,
-                    temperature=self.temperature, with_entropy=with_entropy,
-                    shares_prompts=self.shares_prompts,
-                    reads_prompts_once=batch.reads_prompts_once)
+                states, targets, positions = completion_states(
+                    model.base_model, batch, self.shares_prompts)
+                head = model.get_output_embeddings()
+                size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
+                scores = ThroughHead.apply(
+                    states, targets, head.weight, head.bias, size, self.temperature, with_entropy)
         finally:
             if self.without_adapter:
-                self.model.enable_adapters()
+                model.enable_adapters()
+        scores = [spread(x, positions, batch.tokens.shape) for x in scores]
+        return tuple(scores) if with_entropy else scores[0]
 
 
 def completion_mask(tokens, lengths):
@@ -56,49 +68,40 @@ def computed_lengths(mask):
     return (pad(mask, (1, 0)) * lengths).amax(1)
 
 
-@contextmanager
-def layers_recomputed(model):
-    """Gradient checkpointing, if it is on: keep only each layer's input; the backward pass computes
-    the layer again.
+def recompute_layers(network):
+    """Gradient checkpointing: if a gradient is needed, keep only the input of each layer, and
+    compute the layer again in the backward pass.
 
     transformers' layers do this by themselves, but only in training mode, in which some layers turn
-    their dropout on. So this block does it without training mode. Outside the block the layers are
-    unchanged: the sampler needs their cache.
+    their dropout on.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = [
-        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
-        and m.gradient_checkpointing and torch.is_grad_enabled()
-    ]
-    for layer in layers:
-        layer.forward = partial(
-            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
-        )
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
+    for layer in network.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = partial(recomputed, layer.forward)
 
 
-def completion_states(
-    backbone, prompts, tokens, mask, shares_prompts=True, reads_prompts_once=False
-):
+def recomputed(forward, *args, **options):
+    if not torch.is_grad_enabled():  # the sampler needs the layer's cache
+        return forward(*args, **options)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def completion_states(backbone, batch, shares_prompts=True):
     """(states (M, H), targets (M,), positions (M,)): the hidden states that predict the M tokens
-    in the mask, row by row.
+    in the mask of a Batch, row by row.
 
-    prompts: N token lists. tokens: (N, T) int64, padded on the right by any token of the model.
-    mask: (N, T) bool, on the CPU: to read a mask on a GPU, the host would wait. targets: the
-    tokens. positions: where they are in tokens.flatten(). reads_prompts_once: compute each
-    different prompt once, in a first pass. shares_prompts: whether the model could do so.
+    Its mask is on the CPU: to read a mask on a GPU, the host would wait. targets: the tokens.
+    positions: where they are in tokens.flatten(). If `batch.reads_prompts_once`, each different
+    prompt is computed once, in a first pass. shares_prompts: whether the model could do so.
     """
+    prompts, tokens, mask = batch.prompts, batch.tokens, batch.mask
     lengths = computed_lengths(mask)
-    with layers_recomputed(backbone):
-        if reads_prompts_once:
-            hidden, before = read_prompts_once(backbone, prompts, tokens, lengths)
-        else:
-            hidden, before = read_rows(backbone, prompts, tokens, lengths, shares_prompts)
+    if batch.reads_prompts_once:
+        hidden, before = read_prompts_once(backbone, prompts, tokens, lengths)
+    else:
+        hidden, before = read_rows(backbone, prompts, tokens, lengths, shares_prompts)
     row, t = mask.nonzero(as_tuple=True)
     # token t of a row is predicted by the state in column before[row] + t
     sources = row * hidden.shape[1] + before[row] + t
@@ -175,29 +178,3 @@ class ThroughHead(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0, dtype=torch.float32)
         return grad_states, None, grad_weight, grad_bias, None, None, None
-
-
-def completion_logprobs(
-    model, prompts, tokens, mask, *,
-    temperature=1.0, with_entropy=False, shares_prompts=True, reads_prompts_once=False,
-):  # fmt: skip
-    """log π(o_t | q, o_<t) of completions under `model`: (N, T) float32, 0 outside the mask.
-
-    prompts, tokens, mask, shares_prompts, reads_prompts_once: as for `completion_states`.
-    temperature: the sampler's. with_entropy: returns a pair; its second entry is the entropies of
-    π(· | q, o_<t), (N, T) float32 in nats.
-
-    Only hidden states that predict a token in the mask go through the output head, one chunk at a
-    time. The backward pass computes each chunk again. So the logits of all tokens never exist
-    together.
-    """
-    states, targets, positions = completion_states(
-        model.base_model, prompts, tokens, mask, shares_prompts, reads_prompts_once
-    )
-    head = model.get_output_embeddings()
-    size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
-    scores = ThroughHead.apply(
-        states, targets, head.weight, head.bias, size, temperature, with_entropy
-    )
-    scores = [spread(x, positions, tokens.shape) for x in scores]
-    return tuple(scores) if with_entropy else scores[0]

@@ -1,7 +1,6 @@
 """Building the networks of a run: the policy that learns, PPO's critic, the sampler, the
 reference."""
 
-import warnings
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,16 +14,12 @@ from engine.model import shards
 from engine.model.contract import stop_tokens
 from engine.model.critic import Critic
 from engine.model.loading import adapters_in_float32, load_model
-from engine.model.logprobs import Policy
+from engine.model.logprobs import Policy, recompute_layers
 from engine.model.precision import choose_dtype, frozen_copy, with_parameters
 from engine.model.prompts import shares_prompts
 from engine.model.sampling import Sampler
 from engine.model.vllm import VLLM
 from tasks.table import task_of
-
-# only this name of activation checkpointing is known to every version of transformers 5, and to
-# peft
-warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated")
 
 # --rollout NAME; contract.py says what a sampler does
 SAMPLERS = {"own": Sampler, "vllm": VLLM}
@@ -100,8 +95,7 @@ def build(config, algorithm, source, device, folder=None):
             longest=config.data.max_prompt_tokens + sampling.max_new_tokens, seed=seed)
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
     for network in networks.learners if devices.gradient_checkpointing else ():
-        backbone = getattr(network, "backbone", network)
-        backbone.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(network)
     return networks
 
 
@@ -166,7 +160,7 @@ def sharded_networks(source, device, dtype, sampling, algorithm, compares, folde
     computed, shares, tokenizer = about
     policy = Policy(
         shards.hand_out(whole, device, torch.float32, computed), computed, shares,
-        sampling.temperature)
+        sampling.temperature, sharded=True)
     policy.logprobs = shards.with_whole_weights(policy.model, policy.logprobs)
     networks = Networks(policy, tokenizer)
     if algorithm.critic:

@@ -6,11 +6,13 @@ Options are layers. Each layer wins over those before it:
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import algorithms
+from engine.base import ranks
 from engine.base.errors import UserError, unknown
 from engine.base.files import own_function
 from engine.run import checks, folder
@@ -103,6 +105,9 @@ def algorithm_of(options):
         algorithm = algorithms.resolve(options.algorithm, keep=keep, **others)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
+    if algorithm.over_all_devices:
+        gathered = partial(ranks.over_all_groups, algorithm.advantages)
+        algorithm = replace(algorithm, advantages=gathered)
     if algorithm.over_kept and algorithm.k < 2:
         raise UserError(f"{options.keep} keeps 1 completion of a question, which has nothing to be "
                         "compared with: lower --pruning_rate.")

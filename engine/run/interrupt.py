@@ -47,7 +47,7 @@ class Interrupt:
     def agree(self, device):
         """Tell all ranks what one rank was asked. No rank obeys before, so all ranks end after the
         same step."""
-        self.asked = int(ranks.all_sum({}, device, maxima={"noted": self.noted})["noted"])
+        self.asked = int(ranks.all_reduce(device, maxima={"noted": self.noted})["noted"])
 
     def tell(self, step, steps, run_dir):
         """Say how to go on. Returns the exit code: 130 after Ctrl-C, and 0 after SIGTERM, because a

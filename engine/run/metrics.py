@@ -77,7 +77,7 @@ def summarize(rollout, advantages, rows):
     for name, found in shares.items():  # of the questions
         sums[name] = found.sum()
 
-    sums = ranks.all_sum(sums, rollout.tokens.device)
+    sums = ranks.all_reduce(rollout.tokens.device, sums)
     metrics = {name: int(sums.pop(name)) for name in COUNTS}
     metrics["rollouts"] = rollout.rollouts
     for name in shares:

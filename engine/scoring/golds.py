@@ -2,8 +2,7 @@
 
 from answers import gold_answer, to_number
 from engine.base.errors import UserError
-from engine.data.questions import reward_columns
-from engine.scoring.score import try_out, values_of
+from engine.scoring.score import reward_columns, try_out, values_of
 
 LOOKED_AT = 1_000  # gold answers that are judged before a run
 NO_ANSWERS = ("proof", "notfound", "not found", "n/a", "none", "-")  # of NuminaMath and others

@@ -34,6 +34,7 @@ REWARDS = {
 }
 # what Python says of c[0]["content"], c.content and the like if c is a text
 AS_MESSAGES = re.compile("string indices|'str' object has no attribute '(content|role|get)'")
+NOT_FOR_REWARDS = ("prompt", "begun", "system_prompt")  # columns of a question
 TIMEOUT = 60  # seconds that a call of a reward of one's own may take
 
 
@@ -149,25 +150,32 @@ def limited(function, seconds):
     return call
 
 
-def call(function, texts, columns):
-    """Call a reward as TRL's trainers do: the completions by name, and `prompts`, the questions, if
-    it asks for them."""
-    names = inspect.signature(function).parameters
-    if "prompts" in names:
-        columns["prompts"] = columns["question"]
-    if "completions" in names:
-        return function(completions=texts, **columns)
-    return function(texts, **columns)
+def reward_columns(questions, group_size=1):
+    """The columns that a reward gets besides the completions: {name: values}, a value for each
+    completion."""
+    columns = {}
+    for name in questions[0] if questions else ():
+        if name not in NOT_FOR_REWARDS:
+            columns[name] = [row[name] for row in questions for _ in range(group_size)]
+    return columns
 
 
 def values_of(reward, texts, columns):
-    """(a float for each text, None), or (None, the error) if the reward fails. The reward gets
-    copies: what it changes in them, no other reward sees.
+    """(a float for each text, None), or (None, the error) if the reward fails.
 
-    Raises UserError if the values are not one finite number for each text.
+    It is called as TRL's trainers do: the completions by name, and `prompts`, the questions, if it
+    asks for them. It gets copies: what it changes in them, no other reward sees. Raises UserError
+    if the values are not one finite number for each text.
     """
+    names = inspect.signature(reward.function).parameters
     try:
-        returned = call(reward.function, list(texts), copy.deepcopy(columns))
+        own = copy.deepcopy(columns)
+        if "prompts" in names:
+            own["prompts"] = own["question"]
+        if "completions" in names:
+            returned = reward.function(completions=list(texts), **own)
+        else:
+            returned = reward.function(list(texts), **own)
         if not hasattr(returned, "__iter__"):
             raise TypeError(
                 f"it returned {returned!r:.80}, a list of {len(texts)} numbers is needed")

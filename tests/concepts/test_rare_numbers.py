@@ -20,7 +20,7 @@ from family.pods import max_variance_subset
 from family.ppo import gae, ppo_loss, token_rewards, value_loss
 from family.sapo import sapo_loss
 from family.tis import CORRECTIONS
-from family.unbiased import chances
+from family.unbiased import keep_probabilities
 from grpo import (
     LARGEST_LOG_RATIO,
     group_advantages,
@@ -206,7 +206,8 @@ def test_only_allowed_completions_are_kept(dtype):
     assert prune_pooled(A, 3, allowed=allowed).tolist() == [2, 3, 5]
     # |A| = 0 comes before all that may not be kept
     assert prune_pooled(A, 6, allowed=allowed).tolist() == [0, 2, 3, 5, 6, 7]
-    assert chances(A.abs(), 2, allowed=allowed).tolist() == [[0, 0, 1, 1], [0, 1, 0.5, 0.5]]
+    p = keep_probabilities(A.abs(), 2, allowed=allowed)
+    assert p.tolist() == [[0, 0, 1, 1], [0, 1, 0.5, 0.5]]
 
 
 def test_others_are_kept_only_if_too_few_are_allowed():
@@ -218,7 +219,7 @@ def test_others_are_kept_only_if_too_few_are_allowed():
 RULES = {
     "prune": lambda x: prune(x, 1), "prune_pooled": lambda x: prune_pooled(x, 1),
     "retain": lambda x: retain(x, 1), "max_variance_subset": lambda x: max_variance_subset(x, 1),
-    "chances": lambda x: chances(x, 1),
+    "keep_probabilities": lambda x: keep_probabilities(x, 1),
 }
 
 

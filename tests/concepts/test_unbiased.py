@@ -9,7 +9,7 @@ from itertools import combinations_with_replacement
 import pytest
 import torch
 
-from family.unbiased import chances, draw, weighed
+from family.unbiased import draw, keep_probabilities, reweighted
 from grpo import group_advantages, sequence_mean_weights
 from tests.examples import F64, seeded
 
@@ -21,7 +21,7 @@ F = torch.randn(16, 3, generator=seeded(5), dtype=F64)  # a gradient of three pa
 
 
 def test_the_chances_are_in_proportion_up_to_1():
-    p = chances(torch.tensor([[3.0, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=F64), 2)
+    p = keep_probabilities(torch.tensor([[3.0, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=F64), 2)
     third = 1 / 3
     expected = [[1.0, third, third, third], [0.5] * 4, [0.5] * 4]
     torch.testing.assert_close(p, torch.tensor(expected, dtype=F64))
@@ -30,7 +30,7 @@ def test_the_chances_are_in_proportion_up_to_1():
 @ADVANTAGES
 @pytest.mark.parametrize("k", [1, 2, 4, 8, 16])
 def test_the_chances_add_up_to_k_and_keep_the_order(A, k):
-    p = chances(A.abs(), k)
+    p = keep_probabilities(A.abs(), k)
     torch.testing.assert_close(p.sum(1), torch.full((4,), float(k), dtype=F64))
     for row, a in zip(p, A.abs()):
         ratio = (row / a)[row < 1]
@@ -52,8 +52,8 @@ def every_draw(p):
 def test_over_all_draws_the_weighed_mean_of_the_kept_is_the_mean_of_all(A, k):
     """Whatever f a completion has: Σ over the kept of A k/(G p) f / k is Σ over all of A f / G."""
     for a in A:
-        p = chances(a.abs()[None], k)
-        counts, mean, chance = weighed(a[None], p)[0], 0.0, torch.zeros(16, dtype=F64)
+        p = keep_probabilities(a.abs()[None], k)
+        counts, mean, chance = reweighted(a[None], p)[0], 0.0, torch.zeros(16, dtype=F64)
         for width, kept in every_draw(p[0]):
             assert kept.sum() == k or width < 1e-9
             mean += width * ((counts * kept) @ F) / k
@@ -83,8 +83,8 @@ def expected_coefficients(A, k, allowed):
     The draws of two questions are independent. As in a step, kept completions that are not allowed
     are left out, and the loss divides by the number of the others.
     """
-    p = chances(A.abs(), k, allowed=allowed)
-    counts, expected = weighed(A, p).flatten(), torch.zeros(A.numel(), dtype=F64)
+    p = keep_probabilities(A.abs(), k, allowed=allowed)
+    counts, expected = reweighted(A, p).flatten(), torch.zeros(A.numel(), dtype=F64)
     for width, first in every_draw(p[0]):
         for other_width, second in every_draw(p[1]):
             rows = (torch.cat([first, second]) & allowed.flatten()).nonzero()[:, 0]
@@ -122,7 +122,7 @@ def test_if_some_may_not_be_trained_on_the_coefficients_are_grpos_times_one_numb
 def test_places_that_are_left_are_shared_by_those_without_a_score_then_by_those_not_allowed(dtype):
     scores = torch.tensor([[0, 2, 0, 1]] * 3, dtype=dtype)
     allowed = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 0]]).bool()
-    p = chances(scores, 3, allowed=allowed)
+    p = keep_probabilities(scores, 3, allowed=allowed)
     third = 2 / 3
     expected = [[0.5, 1, 0.5, 1], [0, 1, 1, 1], [third, 1, third, third]]
     torch.testing.assert_close(p, torch.tensor(expected, dtype=dtype))

@@ -9,11 +9,12 @@ import torch
 import eval as evaluation
 import train
 from engine.base import files
-from engine.data.questions import fingerprint, load_questions, opened_thought, reward_columns
+from engine.data.questions import fingerprint, load_questions, opened_thought
 from engine.model.contract import Completions, notes_on_stops, stop_tokens
 from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
+from engine.scoring.score import reward_columns
 from experiments.toy_model import make_tokenizer
 from tasks.table import SYSTEM_PROMPT
 
