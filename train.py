@@ -25,7 +25,6 @@ questions were shared out.
 
 import random
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -103,7 +102,7 @@ def train(config, algorithm, device, rows, notes):
         state.before = evaluate(run, "evaluation before")
         checkpoint.save_or_stop(folder, run.networks, state)
 
-    log = logs.Logs(config, state, run.networks.tokenizer, partial(greedy_answer, run))
+    log = logs.Logs(config, state, run.networks.tokenizer, lambda i: greedy_answer(run, i))
     bar = progress.bar(algorithm.name, run.steps, "steps", done=state.step)
     with Interrupt() as interrupt, bar as shown:
         while not run.finished and not interrupt.asked:

@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from allocate import micro_batches
 from engine.base import progress
 from engine.model.contract import Sampling
-from engine.model.logprobs import completion_logprobs, completion_mask
+from engine.model.logprobs import Policy, completion_mask
 from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
+from records import Batch
 from rewards import toy_accuracy
 from tasks import toy, toy_tool
 
@@ -175,7 +176,7 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
             mask = completion_mask(tokens, lengths)
             if kind == "tool":
                 mask &= ~written_by_tool(tokens, tokenizer)
-            logp = completion_logprobs(model, [prompts[i] for i in batch], tokens, mask)
+            logp = Policy(model).logprobs(Batch([prompts[i] for i in batch], tokens, mask, None))
             loss = -logp.sum() / total  # the mean over all tokens of the step
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -12,6 +12,7 @@ import torch
 from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve
 from engine.base import ranks
 from engine.base.errors import UserError
+from engine.model.logprobs import Policy
 from engine.run.config import own_rule
 from experiments.rules import half_of_each_sign
 from family.gdpo import decoupled_advantages
@@ -140,12 +141,15 @@ def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised()
 
 
 @pytest.mark.parametrize("name", ["gdpo", "lite_ppo"])
-def test_gdpo_and_lite_ppo_normalise_over_the_groups_of_all_devices(name):
+def test_gdpo_and_lite_ppo_normalise_over_the_groups_of_all_devices(name, monkeypatch):
+    """As if this device had the first group, and another one the second."""
     whole = a_rollout([[1.0, 0.0], [5.0, 9.0]])
-    first, algorithm = replace(whole, rewards=whole.rewards[:, :1]), resolve(name)
-    expected, alone = algorithm.advantages(whole)[:1], algorithm.advantages(first)
-    first.over_all_groups = lambda function, own: function(whole.rewards)[:1]
-    torch.testing.assert_close(algorithm.advantages(first), expected)
+    first, advantages = replace(whole, rewards=whole.rewards[:, :1]), resolve(name).advantages
+    expected, alone = advantages(whole)[:1], advantages(first)
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    others = [(1, whole.rewards[:, 1])]
+    monkeypatch.setattr(ranks, "gather", lambda own: own + others)
+    torch.testing.assert_close(ranks.over_all_groups(advantages, first), expected)
     assert not torch.allclose(expected, alone)
 
 
@@ -259,7 +263,7 @@ def minibatches_of(rows, count, numbers=(0, 1)):
 
 def cut(batch, max_tokens, shares_prompts=True):
     """[(rows, lengths) of each micro-batch]"""
-    policy = SimpleNamespace(model=torch.nn.Identity(), shares_prompts=shares_prompts)
+    policy = Policy(torch.nn.Identity(), shares_prompts=shares_prompts)
     return [(rows.tolist(), part.mask.sum(1).tolist())
             for rows, part in cut_into_micro_batches(batch, max_tokens, policy)]
 
@@ -291,7 +295,7 @@ def test_a_mini_batch_is_cut_in_the_order_of_the_questions_of_all_devices(monkey
     fourth."""
     monkeypatch.setattr(ranks, "gather", lambda numbers: [*numbers, 0, 1, 4, 5])
     monkeypatch.setattr(
-        ranks, "all_sum", lambda counts, device: {name: n + 2 for name, n in counts.items()}
+        ranks, "all_reduce", lambda device, sums: {name: n + 2 for name, n in sums.items()}
     )
     first, second = minibatches_of([0, 1, 2, 3], 2, numbers=(1, 3))
     assert first.prompts == [[7], [7]] and second.prompts == [[8, 8], [8, 8]]

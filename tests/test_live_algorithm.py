@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from allocate import questions_per_step
 from cppo import batch_rows, keep_count, prune, prune_pooled
-from engine.model.logprobs import completion_logprobs, completion_mask
+from engine.model.logprobs import completion_mask
 from experiments import toy_model
 from family.drgrpo import constant_weights
 from grpo import group_advantages, grpo_loss
@@ -23,6 +23,7 @@ from tests.live import (
     run_js,
     weights_in_base64,
 )
+from tests.training import completion_logprobs
 
 pytestmark = needs_node
 F64 = torch.float64

@@ -13,7 +13,7 @@ import train
 from engine.base.errors import UserError
 from engine.model.contract import Completions, Sampling
 from engine.model.loading import load_model
-from engine.model.logprobs import completion_logprobs, completion_mask
+from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
 from engine.run.metrics import calls, results_of_tool
 from examples import my_tool
@@ -21,6 +21,7 @@ from examples.my_tool import WithCalculator, answer_call, calculate
 from experiments import toy_model
 from rewards import number_accuracy, toy_accuracy
 from tasks import toy_tool
+from tests.training import completion_logprobs
 
 TOOL = "examples/my_tool.py:WithCalculator"
 ROOM = Sampling(toy_tool.MAX_NEW_TOKENS)

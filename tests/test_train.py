@@ -23,14 +23,15 @@ from engine.base import files, ranks
 from engine.base.errors import UserError
 from engine.data import questions as questions_module
 from engine.model import shards
-from engine.model.logprobs import completion_logprobs
+from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
 from engine.run import begin, checkpoint, state
+from engine.run.config import config_of
 from engine.run.metrics import first_group
 from engine.run.state import learning_rate, run_progress
 from tasks.table import task_of
 from tests.examples import named
-from tests.training import LONGEST, logprobs, stepper
+from tests.training import LONGEST, a_rollout, logprobs, stepper
 
 # --- one step ---
 
@@ -70,13 +71,13 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
 ):
     """The reference once, and the policy μ times; PPO's also before its updates, for π_old. At
     another temperature than the sampler's each ratio would be wrong."""
-    scored, real = [], completion_logprobs
+    scored, real = [], Policy.logprobs
 
-    def score(model, prompts, *rest, temperature, **options):
-        scored.append((len(prompts), temperature))
-        return real(model, prompts, *rest, temperature=temperature, **options)
+    def score(policy, batch, *options, **more):
+        scored.append((len(batch.prompts), policy.temperature))
+        return real(policy, batch, *options, **more)
 
-    monkeypatch.setattr("engine.model.logprobs.completion_logprobs", score)
+    monkeypatch.setattr(Policy, "logprobs", score)
     options = {"group_size": 8, "temperature": 0.7, "micro_batch_tokens": 10**6}
     metrics, sample = run_step(step_inputs, [number_of_digits], algorithm, **options)
     k = resolve(algorithm, group_size=8).k
@@ -90,15 +91,15 @@ def test_every_pass_is_made_for_the_kept_only_at_the_temperature_of_the_sampler(
 
 @pytest.mark.parametrize("share, most", [(0.0, 0.7), (0.8, 0.99), (1.0, 1.0)])
 def test_a_step_on_random_prefixes_computes_only_these(step_inputs, monkeypatch, share, most):
-    computed, real = [], completion_logprobs
+    computed, real = [], Policy.logprobs
 
-    def count(model, prompts, tokens, mask, *rest, **options):
-        computed.append(int(mask.sum()))
-        return real(model, prompts, tokens, mask, *rest, **options)
+    def count(policy, batch, *options, **more):
+        computed.append(int(batch.mask.sum()))
+        return real(policy, batch, *options, **more)
 
     options = {"group_size": 8, "micro_batch_tokens": 10**6, "pruning_rate": 0.5, "mu": 1}
     whole, _ = run_step(copy.deepcopy(step_inputs), [number_of_digits], "cppo", **options)
-    monkeypatch.setattr("engine.model.logprobs.completion_logprobs", count)
+    monkeypatch.setattr(Policy, "logprobs", count)
     metrics, _ = run_step(
         step_inputs, [number_of_digits], "cppo", shortest_prefix=share, **options)
     assert metrics["kept"] == whole["kept"]
@@ -266,14 +267,15 @@ def few_digits(completions, **columns):
     return [32.0 - sum(c.isdigit() for c in text) for text in completions]
 
 
-@pytest.mark.parametrize("algorithm", ["gdpo", "lite_ppo"])
-def test_a_step_compares_with_the_groups_of_all_devices(step_inputs, algorithm, monkeypatch):
-    own, calls = ranks.over_all_groups, []
-    monkeypatch.setattr(
-        ranks, "over_all_groups", lambda *given: calls.append(given) or own(*given))
-    run_step(step_inputs, [few_digits], algorithm, group_size=4)
-    [(_, rewards)] = calls
-    assert rewards.shape == (1, 4, 4)  # of this device
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_two_algorithms_compare_with_the_groups_of_all_devices(name, monkeypatch):
+    called = []
+    monkeypatch.setattr(ranks, "over_all_groups", lambda *given: called.append(given))
+    _, algorithm = config_of({"algorithm": name})
+    rollout = a_rollout([[1.0, 0.0], [5.0, 9.0]])
+    algorithm.advantages(rollout)
+    wanted = [(resolve(name).advantages, rollout)] if name in ("gdpo", "lite_ppo") else []
+    assert called == wanted
 
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))

@@ -6,7 +6,6 @@ import inspect
 import math
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import torch
 import update as update_module
 from algorithms import ALGORITHMS, resolve
 from engine.base import ranks
-from engine.model import loading, shards
+from engine.model import loading
 from engine.model.critic import Critic
 from engine.model.logprobs import Policy, computed_lengths
 from engine.model.networks import Networks
@@ -172,32 +171,29 @@ def test_a_completion_without_a_token_that_fills_up_a_device_counts_nowhere(smal
         stats = updated(model, sgd(model, 1.0), [batch], resolve("grpo", mu=2))
         return weights_of(model), stats, len(cut_into_micro_batches(batch, 10**6, Policy(model)))
 
-    sharded = {**vars(shards), "is_sharded": lambda model: True}
-    monkeypatch.setattr(update_module, "shards", SimpleNamespace(**sharded))
+    monkeypatch.setattr(Policy, "sharded", property(lambda policy: True, lambda *_: None))
     *expected, count = results()
-    own = ranks.all_sum
+    own = ranks.all_reduce
 
-    def more(sums, device, maxima):
-        found = own(sums, device, maxima)
+    def more(device, sums=(), maxima=()):
+        found = own(device, sums, maxima)
         return found | {"count": found["count"] + 1} if "count" in found else found
 
-    monkeypatch.setattr(ranks, "all_sum", more)
+    monkeypatch.setattr(ranks, "all_reduce", more)
     *found, filled = results()
     torch.testing.assert_close(found, expected)
     assert filled == count + 1
 
 
-def test_devices_with_shards_make_equally_many_passes(six, monkeypatch):
+def test_devices_with_shards_make_equally_many_passes(six):
     """In each micro-batch, too. These prompts are too short for a second pass to pay."""
-    def passes(shares_prompts):
-        policy = Policy(six[0], shares_prompts=shares_prompts)
+    def passes(shares_prompts, sharded=False):
+        policy = Policy(six[0], shares_prompts=shares_prompts, sharded=sharded)
         cut = cut_into_micro_batches(replace(six[1], cut=None), 30, policy)
         return {micro_batch.reads_prompts_once for _, micro_batch in cut}
 
     assert passes(True) == passes(False) == {False}
-    sharded = {**vars(shards), "is_sharded": lambda model: True}
-    monkeypatch.setattr(update_module, "shards", SimpleNamespace(**sharded))
-    assert passes(True) == {True} and passes(False) == {False}
+    assert passes(True, sharded=True) == {True} and passes(False, sharded=True) == {False}
 
 
 def test_a_mini_batch_is_cut_once_until_the_limit_changes(six, monkeypatch):

@@ -41,6 +41,17 @@ def logprobs(model, batch):
         return Policy(model).logprobs(batch)
 
 
+def completion_logprobs(
+    model, prompts, tokens, mask, *,
+    dtype=torch.float32, temperature=1.0, with_entropy=False, shares_prompts=True,
+    reads_prompts_once=False,
+):  # fmt: skip
+    """`Policy.logprobs` of completions that are no Batch yet."""
+    batch = Batch(prompts, tokens, mask, None, reads_prompts_once=reads_prompts_once)
+    policy = Policy(model, dtype, shares_prompts, temperature)
+    return policy.logprobs(batch, with_entropy)
+
+
 def with_reference(batch, model):
     """The batch with a reference that differs from the policy."""
     batch.ref_logp = logprobs(model, batch) - 0.1 * batch.mask

@@ -3,6 +3,7 @@
 import math
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,12 +20,13 @@ COUNTS = (
     "questions", "completions", "kept", "tokens_generated", "tokens_trained", "tokens_without_logp")
 
 
+@dataclass
 class Clock:
     """Seconds spent in each phase of a step."""
 
-    def __init__(self, device):
-        self.device, self.start = device, time.perf_counter()
-        self.spent = dict.fromkeys(WORDS, 0.0)
+    device: torch.device
+    start: float = field(default_factory=time.perf_counter)
+    spent: dict = field(default_factory=lambda: dict.fromkeys(WORDS, 0.0))
 
     @contextmanager
     def phase(self, name):

@@ -60,9 +60,7 @@ def test_the_head_is_computed_in_float32_whatever_the_backbone_is(loaded):
     critic, batch = critic_of(model), completions(tokenizer)
     critic.dtype = torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
-        states, _, places = completion_states(
-            critic.backbone, batch.prompts, batch.tokens, batch.mask
-        )
+        states, _, places = completion_states(critic.backbone, batch)
     exact = states.double() @ critic.head.weight.double().T + critic.head.bias.double()
     torch.testing.assert_close(
         critic(batch).flatten()[places].double(), exact.squeeze(-1), rtol=1e-5, atol=1e-6

@@ -9,9 +9,9 @@ from transformers.cache_utils import DynamicCache
 
 from engine.model.contract import Sampling
 from engine.model.kv_cache import RoomyLayer, keep_rows
-from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
 from tests.engine.test_logprobs import make
+from tests.training import completion_logprobs
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20, 21]]
 

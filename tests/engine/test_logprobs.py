@@ -19,9 +19,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.model import logprobs
 from engine.model.critic import Critic
-from engine.model.logprobs import Policy, completion_logprobs, completion_mask
+from engine.model.logprobs import Policy, completion_mask, recompute_layers
 from engine.model.prompts import shares_prompts
 from records import Batch
+from tests.training import completion_logprobs
 from update import cut_into_micro_batches
 
 SIZES = {
@@ -133,12 +134,11 @@ def wide():
     return make("sharp"), ([[3, 4, 5]] * 8, tokens, completion_mask(tokens, torch.tensor(lengths)))
 
 
-def heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=False):
+def heads_gradient(model, args, tokens_per_chunk, monkeypatch, dtype=torch.float32):
     """The gradients of the head's weight and bias, as one vector each."""
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 500 * tokens_per_chunk)
     model.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        logp = completion_logprobs(model, *args)
+    logp = completion_logprobs(model, *args, dtype=dtype)
     (logp * torch.linspace(-1, 1, logp.numel()).view_as(logp)).sum().backward()
     return [p.grad.clone() for p in model.lm_head.parameters()]
 
@@ -155,7 +155,7 @@ def test_the_error_of_the_heads_gradients_does_not_grow_with_the_chunks(wide, mo
     monkeypatch.setattr(logprobs, "completion_states", in_float32)
     errors = []
     for tokens_per_chunk in (500, 20, 1):
-        gradients = heads_gradient(model, args, tokens_per_chunk, monkeypatch, autocast=True)
+        gradients = heads_gradient(model, args, tokens_per_chunk, monkeypatch, torch.bfloat16)
         assert {gradient.dtype for gradient in gradients} == {torch.float32}
         errors.append([(g - x).norm() / x.norm() for g, x in zip(gradients, exact)])
     for first, *others in zip(*errors):
@@ -259,7 +259,7 @@ def test_a_prompt_is_computed_once_with_gradient_checkpointing_too():
     its own."""
     model, rows = make("qwen2, tied"), in_groups((2, 5, 3))
     plain = scored(model, rows, once=False)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_layers(model)
     runs = count_of_layers_run(model)
     once = scored(model, rows, once=True)
     assert_equal_scores(once, plain)
@@ -334,9 +334,7 @@ def test_gradient_checkpointing_leaves_dropout_off():
         logp = completion_logprobs(model, *args)
         logp.sum().backward()
         results.append([logp.detach(), *(p.grad.clone() for p in model.parameters())])
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model)
     assert len(calls) == 2 * 3  # the second time each of two layers was computed again
     torch.testing.assert_close(*results, rtol=0, atol=0)
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     assert not any(m.training for m in model.modules())
-    assert not any("forward" in vars(layer) for layer in layers)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2For
 
 from engine.base import ranks
 from engine.base.errors import UserError
-from engine.model.logprobs import Policy
+from engine.model.logprobs import Policy, recompute_layers
 from engine.model.networks import add_adapter
 from engine.run import plan as planning
 from engine.run.config import config_of
@@ -312,7 +312,7 @@ def steps(shape, given):
         Policy(model), toy_model.make_tokenizer(), lr=config.update.lr, beta=algorithm.beta,
         critic=algorithm.critic)
     if devices.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model)
     for metrics in longest_steps(networks, config, algorithm):
         completions = p.questions * algorithm.group_size
         assert metrics["tokens_generated"] == completions * given["max_new_tokens"]

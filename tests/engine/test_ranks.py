@@ -29,7 +29,7 @@ from engine.run.config import config_of
 from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
-from tests.training import minibatches_of
+from tests.training import a_rollout, minibatches_of
 from update import Limits, compute_minibatch, gradient, update
 
 ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
@@ -369,6 +369,7 @@ if __name__ == "__main__":
         result = update_with_signal_in_one(folder, SHARES["signal"][rank], shard)
         torch.save(result, out / f"signal-{shard}-{rank}.pt")
     share = some_rewards().split([4, 1], dim=1)[rank]
-    torch.save(ranks.over_all_groups(decoupled_advantages, share), out / f"gdpo-{rank}.pt")
+    own = ranks.over_all_groups(resolve("gdpo").advantages, a_rollout(share))
+    torch.save(own, out / f"gdpo-{rank}.pt")
     ranks.barrier()  # a rank that leaves early would end the talk of the other
     ranks.stop()

@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.contract import Sampling, stop_tokens
-from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import ASK_EVERY, Sampler, sample_token
+from tests.training import completion_logprobs
 
 
 # how often the device is asked which completions have ended: as on a CPU and as on a GPU. Nothing

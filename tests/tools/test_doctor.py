@@ -10,18 +10,18 @@ import train
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model.loading import load_model
-from engine.model.logprobs import completion_logprobs
 from engine.model.sampling import Sampler
 from engine.run import curves
 from engine.run.metrics import group_gap
 from experiments import toy_model
 from tasks import toy
 from tasks.table import TASKS
-from tests.training import CPU, a_rollout
+from tests.training import CPU, a_rollout, completion_logprobs
 from tools import doctor
 from tools.doctor import main, nothing_found
 
 REWARDS = '''
+from tests.training import completion_logprobs
 from rewards import extract_answer
 
 def even(completions, **columns):
