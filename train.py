@@ -204,7 +204,7 @@ def main(argv):
     run, preview = config.run, config.preview
     device = ranks.start()
     if preview.plan is not None:
-        return plan_command.print_plan(config, argv, notes)
+        return plan_command.print_plan(config.options, notes)
     rows = rows_of_run(config.data)  # a wrong line is refused before any slow work
     if preview.check_rewards:
         return check_rewards(config, algorithm, device, rows)

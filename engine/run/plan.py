@@ -30,41 +30,27 @@ from dataclasses import dataclass
 import torch
 
 from engine.base import ranks
-from engine.base.errors import UserError
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
 from engine.run.config import algorithm_of
-from engine.run.duration import GB
 from engine.run.shapes import skeleton, widths
 
+GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between
 # tensors
 USABLE = 0.95
-TOO_SMALL = (
-    "--vllm_share of a device does not hold the sampler's weights and the cache of one completion: "
-    "raise it, or use a smaller model.")
 
 
 @dataclass
 class Plan:
-    options: object  # of the run
-    algorithm: object
     devices: int
     device: int  # bytes of a device
-    compute: int  # bytes per number in products
-    parameters: int  # of the policy
     trained: int  # parameters
-    layers: int
-    prompt: int  # tokens of the longest prompt
-    cache: int  # bytes of the keys and values of a token
-    at_once: int  # questions of a device that are sampled together
+    questions: int  # of a step, on each device
+    at_once: int  # of these, questions that are sampled together
+    sampler_starts: bool  # False: its share of a device does not hold its weights and a completion
     items: dict  # {name: (bytes in the generation, bytes in the update)} on each device
-
-    @property
-    def questions(self):
-        """Of a step, on each device."""
-        return self.algorithm.questions_per_step
 
     @property
     def peaks(self):
@@ -73,14 +59,14 @@ class Plan:
 
     @property
     def fits(self):
-        return max(self.peaks) <= USABLE * self.device
+        return self.sampler_starts and max(self.peaks) <= USABLE * self.device
 
 
 def plan(options, devices=None):
     """The Plan of a run. options: all of its options, as attributes. devices: how many; None: as
     many as torchrun has started.
 
-    Raises UserError if the model cannot be planned, or if its sampler cannot start.
+    Raises UserError if the model cannot be planned.
     """
     algorithm = algorithm_of(options)
     model = skeleton(options.model)
@@ -93,11 +79,12 @@ def plan(options, devices=None):
     prompt = prompt_room(model, completion, options.max_prompt_tokens)
     row = prompt + completion
     _, _, keys, _ = widths(shape)
-    layers = shape.num_hidden_layers
-    cache = 2 * compute * keys * layers
-    # of one token: logits, their log-softmax in float32, and sums of probabilities in float64
-    sampled = cache * row + shape.vocab_size * (compute + 4 + 8)
-    at_once = algorithm.questions_per_step
+    # of one completion: the keys and values of its row; and for one token the logits, their
+    # log-softmax in float32, and sums of probabilities in float64
+    cache = 2 * compute * keys * shape.num_hidden_layers * row
+    sampled = cache + shape.vocab_size * (compute + 4 + 8)
+    questions = at_once = algorithm.questions_per_step
+    sampler_starts = True
     if options.rollout != "vllm":  # one of the user's own is taken for ours
         sampled *= options.group_size
         free = USABLE * device - sum(generation for generation, _ in items.values())
@@ -106,8 +93,7 @@ def plan(options, devices=None):
         items["KV cache"] = (at_once * sampled, 0)
     else:
         share = options.vllm_share * device
-        if share < sampled + compute * model.num_parameters():
-            raise UserError(TOO_SMALL)
+        sampler_starts = share >= sampled + compute * model.num_parameters()
         items["sampler"] = (share, share)
 
     most = minibatch_tokens(algorithm, devices, prompt, completion)
@@ -122,8 +108,7 @@ def plan(options, devices=None):
     # for a chunk of completion tokens, in float32: logits, logits / temperature, log-softmax
     chunk = min(CHUNK_ELEMENTS, tokens * completion // row * shape.vocab_size)
     items["logits"] = (0, 12 * chunk)
-    return Plan(options, algorithm, devices, device, compute, model.num_parameters(), trained,
-                layers, prompt, cache, at_once, items)
+    return Plan(devices, device, trained, questions, at_once, sampler_starts, items)
 
 
 def device_of(gigabytes, dtype):

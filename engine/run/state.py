@@ -12,7 +12,6 @@ from engine.base.errors import UserError
 from engine.data.questions import Questions, numbers_of
 from engine.run import checkpoint
 from engine.run.config import Config, algorithm_with
-from engine.run.duration import questions_of_all_epochs
 from engine.run.hooks import Hooks, load_hooks
 from engine.scoring.golds import Golds
 
@@ -65,7 +64,7 @@ class Run:
     @property
     def total(self):
         """Questions of all epochs."""
-        return questions_of_all_epochs(self.config.run, len(self.questions))
+        return max(1, round(self.config.run.epochs * len(self.questions)))
 
     @property
     def per_step(self):
