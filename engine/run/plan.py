@@ -132,13 +132,14 @@ def parameter_items(model, compute, options, devices, critic):
     """
     trained = total = model.num_parameters()
     sharing = 1  # devices that divide a network
-    rollout = casts = compute * total if compute == 2 else 0
-    reference = compute * total if options.beta or options.stop_kl else 0
+    copy = compute * total
+    rollout = casts = copy if compute == 2 else 0
+    reference = copy if options.beta or options.stop_kl else 0
     # of the largest tensor: it comes twice, before it is added to that of earlier micro-batches
     new_gradient = 8 * max(p.numel() for p in model.parameters())
     if options.shard == "full":
         sharing = devices
-        rollout = compute * total
+        rollout = copy
         # the gathered weights, and their gradients before the devices divide them
         casts = 2 * compute * gathered_parameters(model)
         new_gradient = 0
@@ -152,7 +153,7 @@ def parameter_items(model, compute, options, devices, critic):
     reference //= sharing
     gradients = weights = 4 * trained // sharing
     if options.lora:
-        weights += compute * total  # frozen
+        weights += copy  # frozen
     return trained, {
         "weights": (weights, weights),
         "gradients": (0, gradients),

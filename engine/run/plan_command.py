@@ -1,4 +1,4 @@
-"""What `train.py --plan` prints: the memory of a run, whether it fits, and what each lever saves."""
+"""What `train.py --plan` prints: the memory of a run, and what each lever saves."""
 
 from types import SimpleNamespace
 
