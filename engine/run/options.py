@@ -169,5 +169,5 @@ class PreviewOptions:
         "reward")
     plan: float | None = option(
         None, "print the memory that the run needs per device, and whether it fits a device of so "
-        "many GB (without a number: this machine's GPU, or 80); also what each lever alone would "
-        "save; exit code 3: the run does not fit", limits="[0, ∞)", alone=0.0)
+        "many GB (without a number: this machine's GPU, or 80); also what each of "
+        "five changes would save; exit code 3: the run does not fit", limits="[0, ∞)", alone=0.0)

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.base import ranks
+from engine.model.costs import two_pass_cost
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
@@ -193,10 +194,8 @@ def minibatch_tokens(algorithm, devices, prompt, completion):
     questions = math.ceil(algorithm.questions_per_step / algorithm.minibatches)
     whole = devices * algorithm.questions_per_step * algorithm.k / algorithm.minibatches
     kept = min(questions * algorithm.k, math.ceil(whole))
-    row = prompt + completion
-    # the keys and values of a row count an eighth
-    shared = questions * prompt + kept * completion + kept * row // 8
-    return min(kept * row, shared)
+    two_passes = two_pass_cost(questions, prompt, kept, completion)
+    return min(kept * (prompt + completion), two_passes)
 
 
 def token_memory(shape, compute, options):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from algorithms import ALGORITHMS
-from engine.base import progress
+from engine.base.progress import count, note
 from engine.run.command_line import given
 from engine.run.config import Config
 from engine.run.plan import GB, USABLE, plan
@@ -24,32 +24,36 @@ def print_plan(options, notes):
     Returns the exit code: 0: the run fits; 3: it does not fit.
     """
     p = plan(options)
-    questions = progress.count(p.questions, "question")
+    print_table(options, p)
+    if not torch.cuda.is_available():
+        note(f"note: {NO_GPU}")
+    for sentence in notes:
+        note(f"note: {sentence}")
     room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
     if not p.sampler_starts:
         room = TOO_SMALL
-    if not torch.cuda.is_available():
-        notes = [NO_GPU, *notes]
+    note(f"\nIt {verdict(p)}: {room}")
 
-    lines = [
-        f"{options.algorithm}, {options.model}: {p.trained:,} trained parameters",
-        f"devices: {p.devices} of {p.device / GB:.3g} GB",
-        f"a step on each device: {questions}, {p.at_once} sampled at a time",
-        "\nGB per device   generation      update",
-        *(row(name, moments) for name, moments in p.items.items()),
-        row("peak", p.peaks),
-        *(f"note: {note}" for note in notes),
-        f"\nIt {verdict(p)}: {room}",
-        "\nGB at the peak  generation      update   with one change",
-    ]
+    note("\nGB at the peak  generation      update   with one change")
     for words, devices in levers(options, p.devices):
         changes = given(Config, words.split())
         changed = plan(SimpleNamespace(**vars(options) | changes), devices)
         if devices > p.devices:
             words += f" on {devices} devices"
-        lines.append(f"{row(verdict(changed), changed.peaks)}   {words}")
-    progress.note("\n".join(lines))
+        note(f"{row(verdict(changed), changed.peaks)}   {words}")
     return 0 if p.fits else 3
+
+
+def print_table(options, p):
+    """What a step holds, and the memory of each item."""
+    questions = count(p.questions, "question")
+    note(f"{options.algorithm}, {options.model}: {p.trained:,} trained parameters")
+    note(f"devices: {p.devices} of {p.device / GB:.3g} GB")
+    note(f"a step on each device: {questions}, {p.at_once} sampled at a time")
+    note("\nGB per device   generation      update")
+    for name, moments in p.items.items():
+        note(row(name, moments))
+    note(row("peak", p.peaks))
 
 
 def row(name, moments):
