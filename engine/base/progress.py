@@ -31,14 +31,6 @@ def note(text):
         sys.stdout.flush()  # a file gets the line now, and not with the next 8 KB
 
 
-def duration(seconds):
-    """ "10 s", "12 min", "1 h 20 min". """
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
 def count(number, noun):
     """ "1 step", "1,024 steps". """
     return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -169,6 +169,5 @@ class PreviewOptions:
         "reward")
     plan: float | None = option(
         None, "print the memory that the run needs per device, and whether it fits a device of so "
-        "many GB (without a number: this machine's GPU, or 80); for one GPU, several and two "
-        "machines a command that fits, its steps and a calculated time; exit code 3: the run as "
-        "given does not fit", limits="[0, ∞)", alone=0.0)
+        "many GB (without a number: this machine's GPU, or 80); also what each of "
+        "five changes would save; exit code 3: the run does not fit", limits="[0, ∞)", alone=0.0)

@@ -30,41 +30,28 @@ from dataclasses import dataclass
 import torch
 
 from engine.base import ranks
-from engine.base.errors import UserError
+from engine.model.costs import two_pass_cost
 from engine.model.folders import prompt_room
 from engine.model.logprobs import CHUNK_ELEMENTS
 from engine.model.precision import TINY, choose_dtype
 from engine.run.config import algorithm_of
-from engine.run.duration import GB
 from engine.run.shapes import skeleton, widths
 
+GB = 10**9
 # share of a device's memory; the rest is for CUDA's context, NCCL's buffers and gaps between
 # tensors
 USABLE = 0.95
-TOO_SMALL = (
-    "--vllm_share of a device does not hold the sampler's weights and the cache of one completion: "
-    "raise it, or use a smaller model.")
 
 
 @dataclass
 class Plan:
-    options: object  # of the run
-    algorithm: object
     devices: int
     device: int  # bytes of a device
-    compute: int  # bytes per number in products
-    parameters: int  # of the policy
     trained: int  # parameters
-    layers: int
-    prompt: int  # tokens of the longest prompt
-    cache: int  # bytes of the keys and values of a token
-    at_once: int  # questions of a device that are sampled together
+    questions: int  # of a step, on each device
+    at_once: int  # of these, questions that are sampled together
+    sampler_starts: bool  # False: its share of a device does not hold its weights and a completion
     items: dict  # {name: (bytes in the generation, bytes in the update)} on each device
-
-    @property
-    def questions(self):
-        """Of a step, on each device."""
-        return self.algorithm.questions_per_step
 
     @property
     def peaks(self):
@@ -73,14 +60,14 @@ class Plan:
 
     @property
     def fits(self):
-        return max(self.peaks) <= USABLE * self.device
+        return self.sampler_starts and max(self.peaks) <= USABLE * self.device
 
 
 def plan(options, devices=None):
     """The Plan of a run. options: all of its options, as attributes. devices: how many; None: as
     many as torchrun has started.
 
-    Raises UserError if the model cannot be planned, or if its sampler cannot start.
+    Raises UserError if the model cannot be planned.
     """
     algorithm = algorithm_of(options)
     model = skeleton(options.model)
@@ -93,11 +80,12 @@ def plan(options, devices=None):
     prompt = prompt_room(model, completion, options.max_prompt_tokens)
     row = prompt + completion
     _, _, keys, _ = widths(shape)
-    layers = shape.num_hidden_layers
-    cache = 2 * compute * keys * layers
-    # of one token: logits, their log-softmax in float32, and sums of probabilities in float64
-    sampled = cache * row + shape.vocab_size * (compute + 4 + 8)
-    at_once = algorithm.questions_per_step
+    # of one completion: the keys and values of its row; and for one token the logits, their
+    # log-softmax in float32, and sums of probabilities in float64
+    cache = 2 * compute * keys * shape.num_hidden_layers * row
+    sampled = cache + shape.vocab_size * (compute + 4 + 8)
+    questions = at_once = algorithm.questions_per_step
+    sampler_starts = True
     if options.rollout != "vllm":  # one of the user's own is taken for ours
         sampled *= options.group_size
         free = USABLE * device - sum(generation for generation, _ in items.values())
@@ -106,8 +94,7 @@ def plan(options, devices=None):
         items["KV cache"] = (at_once * sampled, 0)
     else:
         share = options.vllm_share * device
-        if share < sampled + compute * model.num_parameters():
-            raise UserError(TOO_SMALL)
+        sampler_starts = share >= sampled + compute * model.num_parameters()
         items["sampler"] = (share, share)
 
     most = minibatch_tokens(algorithm, devices, prompt, completion)
@@ -122,8 +109,7 @@ def plan(options, devices=None):
     # for a chunk of completion tokens, in float32: logits, logits / temperature, log-softmax
     chunk = min(CHUNK_ELEMENTS, tokens * completion // row * shape.vocab_size)
     items["logits"] = (0, 12 * chunk)
-    return Plan(options, algorithm, devices, device, compute, model.num_parameters(), trained,
-                layers, prompt, cache, at_once, items)
+    return Plan(devices, device, trained, questions, at_once, sampler_starts, items)
 
 
 def device_of(gigabytes, dtype):
@@ -147,13 +133,14 @@ def parameter_items(model, compute, options, devices, critic):
     """
     trained = total = model.num_parameters()
     sharing = 1  # devices that divide a network
-    rollout = casts = compute * total if compute == 2 else 0
-    reference = compute * total if options.beta or options.stop_kl else 0
+    copy = compute * total
+    rollout = casts = copy if compute == 2 else 0
+    reference = copy if options.beta or options.stop_kl else 0
     # of the largest tensor: it comes twice, before it is added to that of earlier micro-batches
     new_gradient = 8 * max(p.numel() for p in model.parameters())
     if options.shard == "full":
         sharing = devices
-        rollout = compute * total
+        rollout = copy
         # the gathered weights, and their gradients before the devices divide them
         casts = 2 * compute * gathered_parameters(model)
         new_gradient = 0
@@ -167,7 +154,7 @@ def parameter_items(model, compute, options, devices, critic):
     reference //= sharing
     gradients = weights = 4 * trained // sharing
     if options.lora:
-        weights += compute * total  # frozen
+        weights += copy  # frozen
     return trained, {
         "weights": (weights, weights),
         "gradients": (0, gradients),
@@ -207,10 +194,8 @@ def minibatch_tokens(algorithm, devices, prompt, completion):
     questions = math.ceil(algorithm.questions_per_step / algorithm.minibatches)
     whole = devices * algorithm.questions_per_step * algorithm.k / algorithm.minibatches
     kept = min(questions * algorithm.k, math.ceil(whole))
-    row = prompt + completion
-    # the keys and values of a row count an eighth
-    shared = questions * prompt + kept * completion + kept * row // 8
-    return min(kept * row, shared)
+    two_passes = two_pass_cost(questions, prompt, kept, completion)
+    return min(kept * (prompt + completion), two_passes)
 
 
 def token_memory(shape, compute, options):

@@ -1,138 +1,85 @@
-"""What `train.py --plan` prints: the memory of a run; and for one GPU, several, and two machines a
-command that fits, its steps and updates, and how long they take."""
+"""What `train.py --plan` prints: the memory of a run, and what each lever saves."""
 
-import re
-import shlex
 from types import SimpleNamespace
 
 import torch
 
 from algorithms import ALGORITHMS
-from engine.base import ranks
-from engine.base.errors import UserError
-from engine.base.progress import count, duration
-from engine.data.rows import read_rows
-from engine.run.duration import SHARES, gpus_of, length_of_run, step_seconds
+from engine.base.progress import count, note
+from engine.run.command_line import given
+from engine.run.config import Config
 from engine.run.plan import GB, USABLE, plan
-from tasks.table import task_of
 
-TOKENS = 1024  # of the micro-batches that are proposed
-SEVERAL = 8  # devices of a machine, if torchrun has started one process
-TIMES = """
-What to type, and how long it takes if every prompt and completion is as long as allowed (in
-brackets: a quarter as long). Calculated from 25 to 45 % of a GPU's published speed, and not
-measured:"""
-NO_GPU = (
-    "this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no size. How long the "
-    "run takes on this CPU is not planned: start it, and see the time left in its progress bar.")
+TOKENS = 1024  # of the smaller micro-batches
+NO_GPU = "this machine has no GPU. The plan is for GPUs, of 80 GB if --plan names no size."
+TOO_SMALL = (
+    "--vllm_share of a device does not hold the sampler's weights and the cache of one completion: "
+    "raise it, or use a smaller model.")
 
 
-def print_plan(config, argv, notes):
-    """Print the plan of a run on GPUs. argv: its command line. notes: sentences about it.
+def print_plan(options, notes):
+    """Print the plan of a run on GPUs. options: all of its options, as attributes. notes: sentences
+    about it.
 
-    Returns the exit code: 0: it fits; 3: another command fits. Raises UserError if no command was
-    found that fits.
+    Returns the exit code: 0: the run fits; 3: it does not fit.
     """
-    o = config.options
-    p = plan(o)
-    verdict = "It fits" if p.fits else "It does not fit"
+    p = plan(options)
+    print_table(options, p)
     if not torch.cuda.is_available():
-        notes = [NO_GPU, *notes]
-    lines = table(p) + [f"note: {note}" for note in notes]
-    lines += [f"\n{verdict}: a device has {USABLE * p.device / GB:.1f} GB for the peak.", TIMES]
-    questions = task_of(o.dataset).train_questions or len(read_rows(o.dataset))
-    several = p.devices if p.devices > 1 else SEVERAL
-    for machines, each in ((1, 1), (1, several), (2, several)):
-        lines += way(argv, plan(o, machines * each), machines, questions)
-    if ranks.rank() == 0:
-        print("\n".join(lines), flush=True)
-    if not mildest(p):
-        raise UserError(
-            "the run does not fit, and no command was found that fits: plan it for more devices "
-            "(torchrun --nproc-per-node 4 train.py --plan --shard full), or use a smaller model.")
+        note(f"note: {NO_GPU}")
+    for sentence in notes:
+        note(f"note: {sentence}")
+    room = f"a device has {USABLE * p.device / GB:.1f} GB for the peak."
+    if not p.sampler_starts:
+        room = TOO_SMALL
+    note(f"\nIt {verdict(p)}: {room}")
+
+    note("\nGB at the peak  generation      update   with one change")
+    for words, devices in levers(options, p.devices):
+        changes = given(Config, words.split())
+        changed = plan(SimpleNamespace(**vars(options) | changes), devices)
+        if devices > p.devices:
+            words += f" on {devices} devices"
+        note(f"{row(verdict(changed), changed.peaks)}   {words}")
     return 0 if p.fits else 3
 
 
-def table(p):
-    """Lines: what a step holds, and the memory of each item."""
-    o = p.options
-    lines = [
-        f"{o.algorithm}, {o.model}: {p.trained:,} trained parameters",
-        f"devices: {p.devices} of {p.device / GB:.3g} GB",
-        f"a step on each device: {count(p.questions, 'question')}, {p.at_once} sampled at a time",
-        "\nGB per device   generation      update",
-    ]
-    for name, (generation, update) in (p.items | {"peak": p.peaks}).items():
-        lines.append(f"{name:14}{generation / GB:12.2f}{update / GB:12.2f}")
-    return lines
+def print_table(options, p):
+    """What a step holds, and the memory of each item."""
+    questions = count(p.questions, "question")
+    note(f"{options.algorithm}, {options.model}: {p.trained:,} trained parameters")
+    note(f"devices: {p.devices} of {p.device / GB:.3g} GB")
+    note(f"a step on each device: {questions}, {p.at_once} sampled at a time")
+    note("\nGB per device   generation      update")
+    for name, moments in p.items.items():
+        note(row(name, moments))
+    note(row("peak", p.peaks))
 
 
-# --- a command that fits, and its time ---
+def row(name, moments):
+    """A line of the table. moments: bytes in the (generation, update)."""
+    generation, update = moments
+    return f"{name:14}{generation / GB:12.2f}{update / GB:12.2f}"
 
 
-def way(argv, p, machines, questions):
-    """Lines: a command that fits on the devices of these machines, and what it takes. questions: of
-    an epoch."""
-    where = count(p.devices, "GPU")
-    if machines > 1:
-        where += f" of {machines} machines, the command on each"
-    fitting = mildest(p)
-    if not fitting:
-        return [f"\n{where}: no command was found that fits"]
-    per_step = fitting.questions * p.devices
-    o = fitting.options
-    steps = length_of_run(o, questions, per_step)
-    updates = steps * o.mu * o.minibatches
-    lines = [f"\n{where}: {count(steps, 'step')} of {count(per_step, 'question')}, at most "
-             f"{updates:,} updates", f"    {command(argv, p, fitting, machines)}"]
-    for gpu in gpus_of(p.device):
-        spans = []
-        for length in (1, 1 / 4):
-            seconds = [steps * step_seconds(fitting, gpu, share, length) for share in SHARES]
-            spans.append(" to ".join(dict.fromkeys(map(duration, seconds))))
-        lines.append("    {}: {} ({})".format(gpu.name, *spans))
-    return lines
+def verdict(p):
+    return "fits" if p.fits else "does not fit"
 
 
-def ladder(p):
-    """Changes of the run, the mildest first: {option: value} each. p: the run's Plan."""
-    o = p.options
-    smaller = {"micro_batch_tokens": min(TOKENS, o.micro_batch_tokens)}
-    least = smaller | {"gradient_checkpointing": True}
-    changes = [{}, smaller, least]
-    if p.devices > 1 and not o.lora:
-        least = least | {"shard": "full"}
-        changes += [{"shard": "full"}, least]
-    # from here on, the training changes
-    changes.append(least | {"beta": 0.0})
-    if o.rollout != "vllm" and not o.lora and not ALGORITHMS[o.algorithm].critic:
-        lora = {"shard": "none", "lora": 16, "lr": float(f"{10 * o.lr:g}")}
-        changes += [lora, least | lora]
-    return changes
+def levers(o, devices):
+    """Yields (what to type, on how many devices): each change that saves memory, alone.
 
-
-def mildest(p):
-    """The Plan with the mildest changes with which a run fits on its devices. None: nothing
-    helps."""
-    for changes in ladder(p):
-        changed = plan(SimpleNamespace(**vars(p.options) | changes), p.devices)
-        if changed.fits:
-            return changed
-
-
-def command(argv, p, fitting, machines=1):
-    """The command line `argv` with the changes from a Plan to one that fits, to paste into a shell.
-    Of an option that is given twice, the last value holds."""
-    start = f"torchrun --nproc-per-node {p.devices // machines}"
-    if p.devices == 1 and fitting.options.shard == "none":
-        start = "python"
-    if machines > 1:
-        start += f" --nnodes {machines} --rdzv-backend c10d --rdzv-endpoint NODE0:29500"
-        start += " --rdzv-id 1"
-    given = re.sub(r" --plan\b[^-]*", " ", f" {shlex.join(argv)}").rstrip()
-    line = f"{start} train.py{given}"
-    before = vars(p.options)
-    for name, value in vars(fitting.options).items():
-        if value != before[name]:
-            line += f" --{name} {value}"
-    return line
+    Left out is what the run already has or does not take. o: its options. devices: their number
+    now.
+    """
+    smaller = TOKENS if o.micro_batch_tokens > TOKENS else o.micro_batch_tokens // 2
+    if smaller:
+        yield f"--micro_batch_tokens {smaller}", devices
+    if not o.gradient_checkpointing:
+        yield "--gradient_checkpointing", devices
+    if o.beta:
+        yield "--beta 0", devices
+    if not o.lora and o.shard == "none":
+        if o.rollout != "vllm" and not ALGORITHMS[o.algorithm].critic:
+            yield "--lora 16", devices
+        yield "--shard full", max(2, devices)

@@ -15,7 +15,7 @@ from engine.base.errors import UserError, one_line
 from engine.model.folders import resolve_model
 
 
-@functools.cache  # the search for a command that fits asks again and again
+@functools.cache  # a plan asks for each lever
 def skeleton(name):
     """The causal language model `name` on the `meta` device.
 

@@ -155,11 +155,13 @@ def test_if_memory_is_short_fewer_questions_are_sampled_at_a_time():
 def test_another_sampler_has_its_share_which_must_hold_weights_and_a_completion():
     least = 2 * W_MIDDLE + COMPLETION
     enough, less = ((least + n) / GB / 0.3 for n in (1e6, -1e6))
-    items = planned("1.5B", rollout="vllm", plan=enough).items
-    assert items["sampler"] == pytest.approx((least + 1e6, least + 1e6))
-    assert items["rollout copy"] == (0, 0) and "KV cache" not in items
-    with pytest.raises(UserError, match="--vllm_share"):
-        planned("1.5B", rollout="vllm", plan=less)
+    p = planned("1.5B", rollout="vllm", plan=enough)
+    assert p.items["sampler"] == pytest.approx((least + 1e6, least + 1e6))
+    assert p.items["rollout copy"] == (0, 0) and "KV cache" not in p.items and p.sampler_starts
+    assert not planned("1.5B", rollout="vllm", plan=less).sampler_starts
+    # although the device holds the peak
+    small_share = planned("1.5B", rollout="vllm", vllm_share=0.03)
+    assert max(small_share.peaks) < USABLE * 80 * GB and not small_share.fits
 
 
 @pytest.mark.parametrize("in_hardware, size", [(True, 2), (False, 4)])

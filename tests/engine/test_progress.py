@@ -56,14 +56,6 @@ def test_a_file_gets_a_line_a_minute_and_no_bar(capsys):
     assert capsys.readouterr() == (lines, "")
 
 
-@pytest.mark.parametrize("seconds, words", [
-    (0.3, "0 s"), (59.4, "59 s"), (60, "1 min"), (719, "12 min"), (3599, "1 h 0 min"),
-    (4810, "1 h 20 min"), (86400, "24 h 0 min"),
-])
-def test_a_duration_has_its_unit(seconds, words):
-    assert progress.duration(seconds) == words
-
-
 @pytest.mark.parametrize("name, rule, words", [
     ("grpo", "all", "Each step: 2 questions × 16 completions; all are trained on."),
     ("cppo", "largest_abs", "Each step: 8 questions × 16 completions; the 4 of each 16 with the "
