@@ -109,10 +109,10 @@ def train(config, algorithm, device, rows, notes):
             # the schedule, if there is one, and the learning rate
             run.follow_schedule()
             lr = run.networks.follow(run.learning_rate)
-            questions = run.next_questions()
             # the step: its random numbers follow from the seed and its number
             rng = random.Random(f"{run.seed} {state.step + 1} 0")
             moment = Moment(state.step + 1, run.progress, run.mean_rewards)
+            questions = run.next_questions()
             step = train_step(run.networks, run.algorithm, run.reward_functions, config.sampling,
                               limits, questions, rng, moment, run.next_questions)
             run.count(step)

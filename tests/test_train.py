@@ -416,6 +416,17 @@ def test_stop_kl_ends_a_run_with_the_checkpoint_from_before(small, tmp_path, mon
     assert run_of(folder)[0] == measured and checkpoint.newest(folder).name == "checkpoint-000009"
 
 
+def test_a_step_knows_how_far_the_run_is_before_it(small, tmp_path, monkeypatch):
+    """Its own questions, a third of all, do not count yet."""
+    real, moments = train.train_step, []
+    monkeypatch.setattr(
+        train, "train_step", lambda *given: moments.append(given[7]) or real(*given))
+    epochs = 12 / task_of("toy").train_questions
+    words = ["--questions_per_step", "4", "--allocation", "false", "--epochs", str(epochs)]
+    go(small, tmp_path / "run", *words, steps=99)
+    assert [moment.progress for moment in moments] == pytest.approx([0, 1 / 3, 2 / 3])
+
+
 def test_policy_and_critic_follow_the_schedule_each_from_its_own_peak(small, tmp_path, monkeypatch):
     real, rates = train.train_step, []
     monkeypatch.setattr(train, "train_step", lambda networks, *rest: rates.append(

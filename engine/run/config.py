@@ -57,11 +57,11 @@ class Config:
 
 def layers(chosen):
     """{name: value} of all options. chosen: those that were given."""
-    values = flat(Config()) | chosen
-    task = task_of(values["dataset"])
-    row = algorithms.ALGORITHMS[values["algorithm"]]
-    of_data = task_layer(task, values["dataset"])
-    return flat(Config()) | of_data | row_layer(row, task, chosen) | chosen
+    defaults = flat(Config())
+    name = chosen.get("dataset", defaults["dataset"])
+    row = algorithms.ALGORITHMS[chosen.get("algorithm", defaults["algorithm"])]
+    task = task_of(name)
+    return defaults | task_layer(task, name) | row_layer(row, task, chosen) | chosen
 
 
 def unusual(values):
