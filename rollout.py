@@ -29,7 +29,7 @@ def sample_and_score(
         rollout = replace(rollout, trainable=rollout.trainable & ~rollout.truncated)
     if algorithm.overlong_cache:
         rollout = with_overlong_penalty(
-            rollout, max_length=sampling.max_new_tokens, cache=algorithm.overlong_cache)
+            rollout, sampling.max_new_tokens, algorithm.overlong_cache)
     if algorithm.shortest_prefix is not None:
         # a seed of its own: a rule draws from rollout.seed
         seed = rng.getrandbits(62) + ranks.rank()
@@ -107,12 +107,13 @@ def dynamic_sampling(sample_batch, questions, more, max_rollouts):
     return join(rollouts)
 
 
-def with_overlong_penalty(rollout, **options):
-    """The rollout with a penalty for long completions as one more reward.
+def with_overlong_penalty(rollout, max_length, cache):
+    """The rollout with a penalty for long completions as one more reward. max_length, cache: as for
+    `overlong_penalty`.
 
     It comes after `has_signal`. Otherwise a group of right answers would look informative.
     """
-    penalty = overlong_penalty(rollout.lengths, **options)
+    penalty = overlong_penalty(rollout.lengths, max_length=max_length, cache=cache)
     rewards = torch.cat([rollout.rewards, penalty.unsqueeze(0)])
     names = [*rollout.reward_names, "overlong"]
     weights = [*rollout.reward_weights, 1.0]
