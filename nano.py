@@ -39,7 +39,7 @@ autocast = torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda")
 
 
 def total(x):
-    """The sum of a tensor over all ranks, which are the processes of torchrun. It replaces x."""
+    """The sum of a tensor over all ranks, torchrun's processes. It is written into x."""
     if dist.is_initialized():
         dist.all_reduce(x)
     return x
@@ -95,9 +95,9 @@ def step(model, reference, optimizer, tokenizer, task, reward, questions):
     A, m, T = advantages.flatten()[rows], mask[rows], mask.shape[1]
     whole = torch.cat([asked, completions], dim=1)[rows]
     seen = torch.cat([asked_mask, mask], dim=1)[rows]
-    kept, signals = total(A.new_tensor([len(A), A.count_nonzero()]))  # of all ranks
-    if signals:  # else nothing can be learned, but AdamW would still move the weights
-        w = sequence_mean_weights(m, num_sequences=kept)  # so gradients only add up
+    kept, nonzero = total(A.new_tensor([len(A), A.count_nonzero()]))  # of all ranks
+    if nonzero:  # else nothing can be learned, but AdamW would still move the weights
+        w = sequence_mean_weights(m, num_sequences=kept)  # 1 / (N |o|): gradients only add up
         micro_batches = torch.arange(len(A), device=A.device).split(ROWS)
         # 5 log-probabilities of the reference
         with torch.no_grad():
