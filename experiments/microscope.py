@@ -55,7 +55,7 @@ NANO = [
     (nano.step, "rows =", "kept"),
     (nano.step, "ref_logp =", "ref"),
     (nano.step, "logp =", "logp"),
-    (nano.step, "old_logp = logp", "old"),
+    (nano.step, "old_logp[i] =", "old"),
     (nano.step, "loss, _ =", "part"),
     (nano.step, "loss.backward()", "gradient"),
     (nano.step, "optimizer.step()", "moved"),
@@ -230,20 +230,22 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, reward,
 
     calls, before, after = weights_before_and_after(model, score, record)
     inside = calls[step][0].inside
-    if not inside["A"].any():
+    if not inside["nonzero"]:
         raise UserError(f"step {number} of nano.py has nothing to learn from: in each question all "
                         "completions have the same reward. Name another --step.")
-    rows, rewards, passes = inside["rows"].tolist(), inside["scores"].flatten(), []
-    for i, values in enumerate(values_of_losses(calls, nano.BETA)):
-        loss = calls[grpo.surrogate_loss][i].value[0].item()
-        passes.append(Pass(i + 1, rows, inside["m"], values, loss))
+    rows, rewards, passes = inside["rows"], inside["scores"].flatten(), []
+    # each update goes through all micro-batches
+    each = itertools.product(range(1, nano.MU + 1), inside["micro_batches"])
+    for (nth, i), values in zip(each, values_of_losses(calls, nano.BETA)):
+        loss = values["part"].sum().item()
+        passes.append(Pass(nth, rows[i].tolist(), inside["m"][i], values, loss))
     weights = calls[grpo.sequence_mean_weights][0].line
     lines = lines_of(NANO, lines_of_loss(calls, weights))
     about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
              "weight": "1 / (N |o_i|)"}
     return Seen(about, lines, questions, inside["completions"], inside["mask"], rewards,
-                rewards > 0, inside["advantages"].flatten(), rows, passes, before, after, model,
-                tokenizer)
+                rewards > 0, inside["advantages"].flatten(), rows.tolist(), passes, before, after,
+                model, tokenizer)
 
 
 # --- a run of train.py ---

@@ -55,12 +55,13 @@ def logprobs(model, tokens, mask, T):
 
 
 def train_step(model, reference, optimizer, tokenizer, task, reward, questions):
-    """One step of CPPO: `nano.step`, cut into micro-batches. Returns its metrics, numbers by name.
+    """One step of CPPO, as `nano.step` makes it on one device. Returns metrics, numbers by name.
 
     Write it from nano.prompts, nano.sample (only its completions), the functions above and those of
-    the paper, with nano.G, P, MU, BETA and LONGEST. The arguments are those of `nano.step`. In each
-    of the μ updates the kept rows go through the model in the parts that `micro_batches(lengths,
-    MAX_TOKENS)` gives, and the gradients of the parts add up to that of the whole.
+    the paper, with nano.G, P, MU, BETA and MAX_GRAD_NORM. The arguments are those of `nano.step`.
+    In each of the μ updates the kept rows go through the model in the parts that
+    `micro_batches(lengths, MAX_TOKENS)` gives, and the gradients of the parts add up to that of the
+    whole.
 
     accuracy: share of the scores above 0. length: tokens of a completion. ended: share of the
     completions with an EOS. Of the kept ones, in the first update: logp (mean over the tokens of
@@ -88,7 +89,7 @@ def train_step(model, reference, optimizer, tokenizer, task, reward, questions):
                 ref_logp=ref_logp[i], beta=nano.BETA, weights=weights[i])
             loss.backward()
             first += [(loss.item(), stats["ratio_max"].item())] if update == 0 else []
-        torch.nn.utils.clip_grad_norm_(model.parameters(), nano.LONGEST)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), nano.MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad()
     return {
