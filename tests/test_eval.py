@@ -1,9 +1,8 @@
-"""Evaluation: verdicts on completions, resuming, ranks, and the comparison of two models."""
+"""Evaluation: verdicts on completions, resuming, and ranks."""
 
 import errno
 import json
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -67,7 +66,10 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path):
     for cut in (1, 5, 16, 31):  # after so many lines, and in the middle of the next one
         text = "\n".join([*whole[:cut], *whole[cut : cut + 1]])
         (tmp_path / "a/eval-toy.jsonl").write_text(text[:-30] if cut < 31 else text)
-        assert sorted(go(small, tmp_path / "a")) == sorted(whole) and score() == first
+        assert go(small, tmp_path / "a") == whole and score() == first
+    for lines in (whole[:14] + whole[15:], whole[:14] + whole[13:]):  # one is lost, one is doubled
+        (tmp_path / "a/eval-toy.jsonl").write_text("\n".join(lines))
+        assert go(small, tmp_path / "a") == whole and score() == first
     with pytest.raises(UserError, match="temperature.* --output_dir"):
         go(small, tmp_path / "a", "--temperature", "0.5")
 
@@ -121,8 +123,9 @@ def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
 
 
 def test_each_number_is_said_in_words_with_its_interval(small, tmp_path, capsys):
-    go(small, tmp_path)
+    go(small, tmp_path, "--samples", "2")
     shown = capsys.readouterr().out
+    assert shown.startswith("note: --samples is given more than once: the last one counts.")
     scores = json.loads((tmp_path / "eval-toy.json").read_text())
     for part, name, title, words in (
         ("greedy", "accuracy", "greedy", "the most likely answer is right"),
@@ -135,64 +138,16 @@ def test_each_number_is_said_in_words_with_its_interval(small, tmp_path, capsys)
     assert max(map(len, shown.splitlines()[:-1])) <= 100  # the last one names the files
 
 
-def test_completions_of_another_program_are_scored(tmp_path, capsys):
-    answers = {"2": ["<answer>2</answer>", "<answer>3</answer>", "the answer is 2.0"],
-               "4": ["#### 5", "\\boxed{5}", "<answer>4</answer>"]}  # fmt: skip
-    many = [{"question": a, "answer": f"#### {a}", "completions": c} for a, c in answers.items()]
-    single = [{"question": a, "answer": a, "completion": x} for a, c in answers.items() for x in c]
-    for lines in (many, random.Random(0).sample(single, 6), [many[0], *single[3:]]):
-        (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        evaluation.main(["--from_file", "none", "--from_file", str(tmp_path / "x.jsonl")])
-        assert "note: --from_file is given more than once: the last" in capsys.readouterr().out
-        summary = json.loads((tmp_path / "scored-x.json").read_text())["sampled"]
-        assert (summary["accuracy"], summary["samples"], summary["questions"]) == (0.5, 3, 2)
-        assert summary["pass@2"] == pytest.approx((1 + 2 / 3) / 2) and summary["maj@3"] == 0.5
-
-
-@pytest.mark.parametrize("bad", [
-    '"completion": "3", "completions": ["3"]', '"completion": 3', '"completions": "3"',
-    '"completions": 3', '"completions": []', '"text": "3"',
-])  # fmt: skip
-def test_completions_that_are_no_texts_are_refused(tmp_path, bad):
-    (tmp_path / "x.jsonl").write_text('{"question": "1", "answer": "1", ' + bad + "}\n")
-    with pytest.raises(UserError, match="completions"):
-        evaluation.main(["--from_file", str(tmp_path / "x.jsonl")])
-
-
-def test_results_go_beside_what_is_evaluated_or_under_runs(tmp_path, monkeypatch):
+def test_results_go_to_the_model_or_under_runs(tmp_path, monkeypatch):
     """Under runs/ go those of a model of the hub, and if the folder is read-only."""
     def folder(**options):
         return str(evaluation.results_folder(evaluation.Config(**options)))
 
-    assert folder(model=str(tmp_path)) == folder(from_file=f"{tmp_path}/x.jsonl") == str(tmp_path)
+    assert folder(model=str(tmp_path)) == str(tmp_path)
     assert folder(model=str(tmp_path), output_dir="out") == "out"
     assert folder(model="Me/Model-1B") == "runs/eval-Model-1B"
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    assert folder(from_file=f"{tmp_path}/x.jsonl") == "runs/eval-x"
-
-
-def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, capsys):
-    paths = [str(tmp_path / name / "eval-toy.jsonl") for name in "abc"]
-    go(small, tmp_path / "a")
-    go(small, tmp_path / "b", "--seed", "7", "--top_p", "0.9")
-    go(small, tmp_path / "c", "--questions", "9")
-    capsys.readouterr()
-    evaluation.main(["--compare", *paths[:2]])
-    _, _, note, greedy, sampled = capsys.readouterr().out.splitlines()
-    assert note.startswith("note: not the same top_p: 1.0 and 0.9")  # and no note of the seed
-    assert "+0.0000 [-0.2775, +0.2775], p = 1.0000, 10 questions" in greedy
-    assert sampled.startswith("sampled")
-    with pytest.raises(UserError, match="the same questions"):
-        evaluation.main(["--compare", *paths[1:]])
-
-
-@pytest.mark.parametrize("content", [
-    b"\xff\xc0", b"1" * 5000, b"[" * 100_000, b'{"question": "1"}',
-])  # fmt: skip
-def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
-    (tmp_path / "other").write_bytes(content)
-    with pytest.raises(UserError, match="other is no file of answers"):
-        evaluation.main(["--compare", str(tmp_path / "other"), str(tmp_path / "other")])
+    assert folder(model=f"{tmp_path}/.") == f"runs/eval-{tmp_path.name}"
 
 
 @pytest.mark.parametrize("words, message", [
@@ -203,11 +158,6 @@ def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
     ("--temperature 0", "--temperature"), ("--temperature nan", "--temperature"),
     ("--dataset toy", "--dataset"), ("--judge nobody", "nobody"),
     (f"--judge {ROOT}/examples/my_reward.py", "--judge.*:FUNCTION"),
-    ("--compare a.jsonl", "--compare"), ("--compare a.jsonl b.jsonl", "is no file of answers"),
-    ("--compare . .", "is no file of answers"),
-    ("--compare a.jsonl b.jsonl --samples 2", "--samples .*--compare"),
-    ("--from_file a.jsonl --model toy2", "--model .*--from_file"),
-    ("--from_file none", "--from_file: the file none does not exist"),
 ])  # fmt: skip
 def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -75,7 +75,7 @@ def text_of(path):
 PAGES = [ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "README.md", "README.zh.md")]
 PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.md")]
 FOLDERS = [".github", "conformance", "docs", "engine", "examples", "experiments", "family",
-           "notebooks", "recipes", "tasks", "tests"]  # fmt: skip
+           "notebooks", "recipes", "tasks", "tests", "tools"]  # fmt: skip
 FILES = [*PAGES, *ROOT.glob("*.py")] + [
     path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*")
     if path.suffix in (".py", ".ipynb", ".yaml", ".yml", ".sh") and "mine" not in path.parts]
@@ -303,7 +303,8 @@ def test_a_command_works(line, pytestconfig):
 def parsers_of():
     """{option: parsers that know it} of all programs, and of torchrun."""
     files = [Path(p) for p in ("train.py", "eval.py", "conformance/__main__.py")]
-    scripts = [*Path().glob("ex*/*.py"), *Path().glob("notebooks/exercises/*.py")]
+    scripts = [path for folder in ("ex*", "notebooks/exercises", "tools")
+               for path in Path().glob(f"{folder}/*.py")]
     files += [path for path in scripts if "\ndef main(" in path.read_text()]
     parsers, known = [parser_of(str(path)) for path in files], {}
     for parser in [*filter(None, parsers), get_args_parser()]:

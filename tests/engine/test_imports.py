@@ -22,12 +22,13 @@ ASK = f"""
 import contextlib, sys
 import algorithms, eval, train
 from engine.base.errors import UserError
+from tools import compare
 for words in {MISTAKES}:
     try:
         train.main(words.split())
     except UserError as error:
         print(error)
-for main in (eval.main, train.main):
+for main in (eval.main, train.main, compare.main):
     with contextlib.suppress(SystemExit):
         main(["--help"])
 print(algorithms.table())
@@ -41,4 +42,5 @@ def test_mistakes_help_and_the_table_are_told_before_anything_slow_is_imported()
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
     assert lines[len(MISTAKES)].startswith("usage: ") and lines[-1] == "heavy: []"
-    assert "--compare" in done.stdout and "gspo_token" in done.stdout
+    assert "--benchmark" in done.stdout and "--judge REWARD" in done.stdout
+    assert "gspo_token" in done.stdout

@@ -109,9 +109,9 @@ def test_train_and_eval_judge_the_answer_after_the_thought_that_the_prompt_opene
     (sample,) = files.read(Path(out, "samples.jsonl"))
     assert [c["completion"] for c in sample["completions"]] == TEXTS * 2
     evaluation.main([*words, "--benchmark", questions, "--samples", "4"])
-    _, records = evaluation.read_answers(Path(out, "eval-x.jsonl"))
-    assert [r["completion"] for r in records if r["part"] == "sampled"] == TEXTS * 16
-    assert [r["correct"] for r in records if r["part"] == "sampled"] == [True, False] * 16
+    _, answers = evaluation.read_answers(Path(out, "eval-x.jsonl"))
+    assert [r["completion"] for r in answers["sampled"]] == TEXTS * 16
+    assert [r["correct"] for r in answers["sampled"]] == [True, False] * 16
 
 
 # --- special tokens ---
