@@ -19,10 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base import files
 from engine.base.errors import UserError
-from engine.data.questions import reward_columns
 from engine.data.rows import open_file
 from engine.run.command_line import run_program
-from engine.scoring.score import load_rewards, score
+from engine.scoring.score import load_rewards, reward_columns, score
 from eval import answer_of, read_answers, report, writing_into
 from scores import group_by_question, mean_value, paired, summarize
 
