@@ -12,7 +12,7 @@ from engine.base.errors import UserError
 from tests.test_eval import go
 from tools.compare import main
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FEW = '{"question": "1", "answer": "1", '
 
 
