@@ -41,6 +41,14 @@ def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
     assert len({r["completion"] for r in sampled[:3]}) > 1  # not repeated
 
 
+def test_batches_draw_differently(loaded):
+    model, tokenizer = loaded
+    questions, _ = load_questions("toy", tokenizer, split="test", limit=1)
+    records = evaluation.evaluate(
+        Sampler(model, tokenizer), tokenizer, questions * 4, always("1"), Sampling(8), batch_size=1)
+    assert len({record["completion"] for record in records}) > 1
+
+
 @pytest.mark.parametrize("completion, answer", [
     ("<answer>5.0</answer>", 5), ("the answer is $5", 5), ("<answer>x = y</answer>", "x = y"),
     ("<answer>0</answer>", 0), ("no answer", None),

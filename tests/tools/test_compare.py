@@ -49,8 +49,13 @@ def test_two_models_are_compared_on_the_same_questions_only(small, tmp_path, cap
     assert sampled.startswith("sampled")
     with pytest.raises(UserError, match="the same questions"):
         main(paths[1:])
-    path = tmp_path / "b/eval-toy.jsonl"  # killed after 5 of 20 sampled answers
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[: 1 + 10 + 5]))
+    path = tmp_path / "b/eval-toy.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    question = json.loads(lines[1])["question"]
+    path.write_text("".join(lines).replace(question, "1+1=?"))
+    with pytest.raises(UserError, match="the same questions .greedy"):
+        main(paths[:2])
+    path.write_text("".join(lines[: 1 + 10 + 5]))  # killed after 5 of 20 sampled answers
     with pytest.raises(UserError, match="the same questions .sampled.* that have ended"):
         main(paths[:2])
 
