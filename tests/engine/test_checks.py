@@ -47,6 +47,8 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--shortest_prefix 0 --importance_weights sequence_mask",
     "--shortest_prefix 0 --importance_weights sequence_truncate",
     "--shortest_prefix 1.5", "--importance_weights 2",
+    "--columns question=q", "--dataset mine/data.jsonl --columns q",
+    "--dataset math --model mine/no --eval_dataset gsm8k --columns answer=solution",
 ]
 
 
@@ -57,6 +59,7 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
         (tmp_path / "mine" / name).touch()
     (tmp_path / "mine/by_length.py").write_text("def by_length(*given):\n    pass\n")
+    (tmp_path / "mine/data.jsonl").write_text('{"q": "1", "a": "1"}')
     for work in ("train", "build"):
         monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
     monkeypatch.setattr(
