@@ -40,8 +40,7 @@ def print_plan(config, argv, notes):
         notes = [NO_GPU, *notes]
     lines = table(p) + [f"note: {note}" for note in notes]
     lines += [f"\n{verdict}: a device has {USABLE * p.device / GB:.1f} GB for the peak.", TIMES]
-    questions = task_of(o.dataset).train_questions or len(
-        read_rows(o.dataset, columns=o.columns))
+    questions = task_of(o.dataset).train_questions or len(read_rows(o.dataset))
     several = p.devices if p.devices > 1 else SEVERAL
     for machines, each in ((1, 1), (1, several), (2, several)):
         lines += way(argv, plan(o, machines * each), machines, questions)
