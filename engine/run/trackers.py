@@ -33,7 +33,7 @@ class Tracker:
 
     def log(self, step, metrics):
         """Log the metrics. Those that are None, as after a step without an update, are left out."""
-        numbers = {key: x for key, x in metrics.items() }
+        numbers = {key: x for key, x in metrics.items() if x is not None}
         if self.run:
             self.run.log(numbers, step=step)
         if self.writer:
