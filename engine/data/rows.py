@@ -117,7 +117,7 @@ def find_columns(dataset, name, named):
         words = [f"{what}={column or other}" for what, column in found.items()]
         raise UserError(f"{name} has no column for the {' and the '.join(missing)}: it has {there}."
                         f" Name it: --columns {shlex.join(words)}")
-    return found["question"], found["answer"]
+    return tuple(found.values())
 
 
 def turns(messages):
