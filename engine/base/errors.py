@@ -18,9 +18,9 @@ class UserError(Exception):
     """A mistake that the user can correct: one sentence with the cause and the cure."""
 
 
-def nearest(word, names, cutoff=0.6):
+def nearest(word, names):
     """The names that `word` may mean: the one that is written most alike, or none."""
-    return difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+    return difflib.get_close_matches(word, names, n=1)
 
 
 def unknown(what, word, names):

@@ -9,13 +9,14 @@ import functools
 import hashlib
 import json
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.base.errors import UserError, one_line
 from engine.data.rows import Rows, read_rows
 from engine.model.contract import notes_on_stops
 from engine.model.folders import prompt_room
-from tasks.table import SYSTEM_PROMPT, task_of
+from tasks.table import SYSTEM_PROMPT, TASKS, task_of
 
 
 @dataclass
@@ -42,12 +43,8 @@ class Questions:
         """
         rows = {}
         for number in numbers:
-            try:
-                row = self.rows[number]
-            except ValueError:
-                continue
-            if row["question"].strip() and row["answer"].strip():
-                rows[number] = row
+            with suppress(ValueError):
+                rows[number] = self.rows[number]
         examples = task_of(self.name).examples
         texts = prompt_texts(self.tokenizer, [*rows.values()], self.system_prompt, examples)
         # a chat template writes the special tokens itself
@@ -78,7 +75,11 @@ class Questions:
 
     def notes(self):
         """What the user should know."""
-        notes = self.rows.notes() if isinstance(self.rows, Rows) else []
+        notes = []
+        question, answer = getattr(self.rows, "columns", ("question", "answer"))
+        if self.name not in TASKS and (question, answer) != ("question", "answer"):
+            notes.append(
+                f"{self.name}: the question is the column '{question}', the answer is '{answer}'.")
         if self.tokenizer.chat_template is None:
             notes.append("the model has no chat template: prompts are plain text, "
                          "'User: … Assistant:'.")
@@ -161,10 +162,11 @@ def opened_thought(text, question):
 
 def rows_of_run(data):
     """(rows for training, rows for the evaluation) of a run."""
-    rows = read_rows(data.dataset, model=data.model)
+    rows = read_rows(data.dataset, model=data.model, columns=data.columns)
     if not data.eval_dataset:
         return rows, []
-    return rows, read_rows(data.eval_dataset, "test", data.eval_questions, data.model)
+    return rows, read_rows(
+        data.eval_dataset, "test", data.eval_questions, data.model, data.columns)
 
 
 def questions_of_run(data, rows, max_new_tokens, tokenizer, model):

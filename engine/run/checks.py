@@ -8,13 +8,13 @@ import torch
 from algorithms import ALGORITHMS, KEEP, OVER_KEPT, Row, rule_name
 from engine.base.errors import UserError, unknown
 from engine.base.files import own_function
-from engine.data.rows import check_dataset
+from engine.data.rows import check_dataset, named_columns
 from engine.model.folders import resolve_model
 from engine.model.networks import sampler_class
 from engine.model.vllm import INSTALL
 from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
-from tasks.table import base_model
+from tasks.table import TASKS, base_model
 
 ADAPTER = "adapter_config.json"
 # values of --log, and names of the packages that they need
@@ -43,6 +43,10 @@ def check_options(o, unusual):
         if base_model(o.model, name) != base_model(o.model, o.dataset):
             raise UserError(f"the toy has one base model for {o.dataset} and another for {name}: "
                             "leave out --eval_dataset.")
+    named_columns(o.columns)
+    if o.columns and {o.dataset, o.eval_dataset} <= {None, *TASKS}:
+        raise UserError(f"--columns has no effect on {o.dataset}, whose columns are known: leave "
+                        "--columns out, or name a file.")
     load_rewards(o.rewards)
     load_hooks(o.hooks)
     # the plan needs only its config.json

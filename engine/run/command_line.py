@@ -4,12 +4,13 @@ sentence."""
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections import Counter
 from dataclasses import field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from types import UnionType
 from typing import get_args, get_origin
 
 import yaml
@@ -17,15 +18,16 @@ import yaml
 from engine.base import files
 from engine.base.errors import UserError, nearest, one_line
 
-LARGEST = 10**12  # no option needs more, and a seed times a million still fits 64 bits
+NAMES = Path(__file__).parents[2] / "docs/names.md"  # our names, and those of TRL and verl
 
 
 def option(default, help, *, limits=None, choices=None, alone=None):
     """A dataclass field with a line of help.
 
     limits: the interval of its numbers, as "[0, 1)", in which 0 belongs to it and 1 does not; ∞ is
-    LARGEST. None means off, or that another layer says it. choices: the words that are allowed.
-    alone: the value if the option is given without one.
+    10¹²: no option needs more, and a seed times a million still fits 64 bits. None means off, or
+    that another layer says it. choices: the words that are allowed. alone: the value if the option
+    is given without one.
     """
     about = {"help": help, "limits": limits, "choices": choices, "alone": alone}
     return field(default=default, metadata=about)
@@ -40,15 +42,14 @@ def records(config):
     return found or [config]
 
 
-def options_in(record):
-    """The fields of a record that are options."""
-    return [f for f in fields(record) if f.metadata]
+def options_of(config):
+    """[(record, field)] of all options of a config."""
+    return [(record, f) for record in records(config) for f in fields(record) if f.metadata]
 
 
 def flat(config):
     """{name: value} of all options of a config."""
-    return {
-        f.name: getattr(record, f.name) for record in records(config) for f in options_in(record)}
+    return {f.name: getattr(record, f.name) for record, f in options_of(config)}
 
 
 def compose(config_class, values):
@@ -73,54 +74,41 @@ def truth(word):
 def parser_of(config_class):
     """The parser of the options. It returns only what was given.
 
-    In `--help` the config's `most_used` options come first. Then each record is a group.
+    In `--help` the config's `most_used` options come first. Then each record is a group. The lines
+    have 100 columns, an option and its words stand in one line if they fit.
     """
     # as transformers' HfArgumentParser, whose import would take as long as a user is ready to wait
     # for `--help`
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [--OPTION VALUE ...]", formatter_class=help_layout, allow_abbrev=False,
-        exit_on_error=False, argument_default=argparse.SUPPRESS)
+        usage="%(prog)s [--OPTION VALUE ...]", allow_abbrev=False, exit_on_error=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=26, width=100))
     most_used = getattr(config_class, "most_used", ())
     first = parser.add_argument_group("most used")
     for record in records(config_class()):
         group = parser.add_argument_group(getattr(record, "_argument_group_name", None))
-        for f in options_in(record):
+        for _, f in options_of(record):
             place = first if f.name in most_used else group
             place.add_argument(f"--{f.name}", **argument_of(f))
     return parser
 
 
-def help_layout(prog):
-    """How `--help` is laid out: 100 columns, an option and its words in one line if they fit."""
-    return argparse.HelpFormatter(prog, max_help_position=26, width=100)
-
-
-def with_underscores(word):
-    """An option may be written with hyphens: in its name they become underscores."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
-
-
 def argument_of(f):
-    """How argparse reads a field. Its type is X or list[X], each also with | None."""
-    about, kind = f.metadata, f.type
+    """How argparse reads a field. Its type is X, X | None, or list[X] | None."""
+    about = f.metadata
+    kind, *_ = get_args(f.type) or [f.type]
     help = about["help"].replace("%", "%%")
     if f.default is not None:
         help += f" (default: {f.default})"
-    argument = {"help": help, "choices": about["choices"]}
-    if not about["choices"]:
-        argument["metavar"] = "X"
-    if isinstance(kind, UnionType):
-        kind = get_args(kind)[0]
+    choices = about["choices"]
+    argument = {"help": help, "choices": choices, "metavar": None if choices else "X", "type": kind}
+    if get_origin(kind) is list:
+        return argument | {"type": get_args(kind)[0], "nargs": "+"}
     if kind is bool:
         return argument | {"type": truth, "nargs": "?", "const": True}
     if about["alone"] is not None:
-        return argument | {"type": kind, "nargs": "?", "const": about["alone"]}
-    if get_origin(kind) is list:
-        return argument | {"type": get_args(kind)[0], "nargs": "+"}
-    return argument | {"type": kind}
+        return argument | {"nargs": "?", "const": about["alone"]}
+    return argument
 
 
 def given(config_class, argv):
@@ -132,7 +120,7 @@ def given(config_class, argv):
     parser = parser_of(config_class)
     values = read(parser, argv)
     if recipe := values.get("recipe"):
-        values = read(parser, as_words(read_recipe(recipe)), f"the recipe {recipe}: ") | values
+        values = read(parser, words_of(recipe), f"the recipe {recipe}: ") | values
     check_limits(config_class, values)
     return values
 
@@ -145,43 +133,59 @@ def parse(config_class, argv):
 def read(parser, words, source=""):
     """{name: value} of words. source: where they come from, for a message."""
     try:
-        values, unknown = parser.parse_known_args(map(with_underscores, words))
+        values, unknown = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise UserError(f"{source}{error}. `--help` lists all options.") from None
     if unknown:
-        raise UserError(f"{source}{hint(parser, unknown[0].split('=')[0])}")
+        raise UserError(f"{source}unknown option {hint(parser, unknown[0].split('=')[0])}")
     return vars(values)
 
 
 def given_twice(argv):
     """Sentences about options that a command line gives more than once."""
-    names = repeated(with_underscores(word).partition("=")[0] for word in argv)
-    return [f"{name} is given more than once: the last one counts."
-            for name in names if name.startswith("--")]
+    return [f"{name} is given more than once: the last one counts." for name in repeated(argv)]
 
 
-def repeated(names):
-    """The names that are there more than once."""
-    return [name for name, times in Counter(names).items() if times > 1]
+def repeated(words):
+    """The options that are among the words more than once."""
+    times = Counter(word.partition("=")[0] for word in words)
+    return [name for name in times if name.startswith("--") and times[name] > 1]
 
 
 def hint(parser, word):
-    """What to say about a word that is no option."""
-    ours = {action.dest: action for action in parser._actions}
+    """A word that is no option, and what to say about it."""
     name = word.lstrip("-").replace("-", "_")
-    switch = ours.get(name.removeprefix("no_"))
-    if name.startswith("no_") and switch and switch.const is True:
-        return f"unknown option {word}: to switch it off, write --{switch.dest} false."
-    longer = [other for other in ours if other.startswith(f"{name}_")]
-    near = longer or nearest(name, ours, 0.85)
-    if near:
-        return f"unknown option {word}: did you mean --{' or --'.join(near)}?"
-    return (f"unknown option {word}: `--help` lists all options; docs/names.md lists those that "
-            "ended, and those of TRL and verl.")
+    if here := in_names(name):
+        return f"{word}. docs/names.md says: {here}"
+    near = nearest(name, [action.dest for action in parser._actions])
+    if near and not name.startswith("no_"):  # --no_resume does not mean --resume
+        return f"{word}: did you mean --{near[0]}?"
+    return f"{word}: `--help` lists all options."
 
 
-def as_words(values):
-    """Options {name: value} as words of a command line, so that one parser checks both."""
+def in_names(name):
+    """What docs/names.md says of a name of TRL or verl, or of an option that ended; else None."""
+    text = NAMES.read_text(encoding="utf-8") if NAMES.is_file() else ""
+    word = f"`{re.escape(name.removeprefix('actor_rollout_ref.'))}`"
+    # | here | papers | TRL | verl |, or | ended | now |
+    row = re.search(
+        rf"^\| ([^|`]*`[^|]+) \|.*{word}|^\| {word} \| (.+) \|", text, re.MULTILINE)
+    return row and re.sub(r"`|\[|\]\(.*?\)", "", row[1] or row[2])
+
+
+def words_of(recipe):
+    """The lines of a YAML file as words of a command line, so that one parser checks both."""
+    try:
+        text = Path(recipe).read_text(encoding="utf-8")
+        values, root = yaml.safe_load(text), yaml.compose(text)
+    # ValueError: no UTF-8; 5,000 digits
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"the recipe {recipe} cannot be read as YAML: {one_line(error)}") from None
+    if not isinstance(values, dict) or "recipe" in values:
+        raise UserError(f"the recipe {recipe} must hold lines of the form 'option: value', without "
+                        "another recipe.")
+    for name in repeated(f"--{key.value}" for key, _ in root.value):
+        raise UserError(f"the recipe {recipe} gives {name} more than once: keep one of its lines.")
     words = []
     for name, value in values.items():
         if isinstance(value, list):
@@ -191,39 +195,17 @@ def as_words(values):
     return words
 
 
-def read_recipe(path):
-    """{option: value} of a YAML file."""
-    if not Path(path).is_file():
-        raise UserError(f"the recipe {path} does not exist: those of the project are in recipes/.")
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        values, node = yaml.safe_load(text), yaml.compose(text)
-    # ValueError: no UTF-8; 5,000 digits
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"the recipe {path} cannot be read as YAML: {one_line(error)}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"the recipe {path} must hold lines of the form 'option: value'.")
-    for name in repeated(key.value for key, _ in node.value):
-        raise UserError(f"the recipe {path} gives {name} more than once: keep one of its lines.")
-    if "recipe" in values:
-        raise UserError(f"the recipe {path} names another recipe: copy the lines of that recipe "
-                        "into this one.")
-    return values
-
-
 def check_limits(config_class, values):
     """Refuse a number outside the limits of its option. values: {name: value}."""
-    for record in records(config_class()):
-        for f in options_in(record):
-            limits, value = f.metadata["limits"], values.get(f.name)
-            if limits and value is not None and not within(limits, value):
-                raise UserError(
-                    f"--{f.name} must lie in {limits.replace('∞', '10¹²')}, not {value}.")
+    for _, f in options_of(config_class()):
+        limits, value = f.metadata["limits"], values.get(f.name)
+        if limits and value is not None and not within(limits, value):
+            raise UserError(f"--{f.name} must lie in {limits.replace('∞', '10¹²')}, not {value}.")
 
 
 def within(limits, value):
     """Whether a number lies in an interval as of `option`."""
-    low, high = map(float, limits[1:-1].replace("∞", str(LARGEST)).split(", "))
+    low, high = map(float, limits[1:-1].replace("∞", "1e12").split(", "))
     if value == low:
         return limits[0] == "["
     if value == high:
@@ -265,9 +247,8 @@ def tell(sentence):
             Path(file).parents[1].joinpath("told").touch(exist_ok=False)
         except FileExistsError:
             return 0
-        more = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
         # as a whole: torchrun may end this process at any moment, and fails on a part of a report
-        files.write(file, json.dumps({"message": {"message": sentence, "extraInfo": more}}))
+        files.write(file, json.dumps({"message": sentence, "timestamp": int(time.time())}))
     print(sentence, file=sys.stderr, flush=True)
     time.sleep(1 if file else 0)  # the others end first: torchrun would report whom it has to kill
     return 2

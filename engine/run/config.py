@@ -193,7 +193,8 @@ def saved_options(chosen):
         raise UserError(
             f"{run_dir} was started by another version of train.py, with other options "
             f"({', '.join(sorted(other))}): finish it with that version, or start a new run.")
-    fixed = ("model", "algorithm", "dataset", "group_size", "questions_per_step", "seed", "lora")
+    fixed = ("model", "algorithm", "dataset", "columns", "group_size", "questions_per_step", "seed",
+             "lora")
     for name in fixed:
         if chosen.get(name, saved[name]) != saved[name]:
             raise UserError(f"{run_dir} was started {folder.as_started(name, saved[name])}: resume "

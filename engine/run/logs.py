@@ -1,5 +1,6 @@
 """What a run writes and prints: the lines of its steps, its summary, its picture."""
 
+import shlex
 import shutil
 from dataclasses import asdict
 from operator import itemgetter
@@ -11,6 +12,7 @@ from engine.run import checkpoint
 from engine.run.command_line import flat
 from engine.run.metrics import COUNTS, WORDS, first_group, phase_totals
 from engine.run.trackers import Tracker
+from tasks.table import TASKS
 
 MERGE = """
 # The checkpoint holds only adapters. To merge them into their model:
@@ -197,8 +199,11 @@ def report(summary, config):
     other = "cppo" if summary["algorithm"] == "grpo" else "grpo"
     print("compare   the same command with --algorithm", other)
     command = f"python eval.py --model {folder}"
-    if config.data.dataset != "toy":
-        command += f" --benchmark {config.data.eval_dataset or config.data.dataset}"
+    benchmark = config.data.eval_dataset or config.data.dataset
+    if benchmark != "toy":
+        command += f" --benchmark {benchmark}"
+    if config.data.columns and benchmark not in TASKS:
+        command += f" --columns {shlex.join(config.data.columns)}"
     if config.sampling.rollout not in ("own", "vllm"):
         command += f" --rollout {config.sampling.rollout}"
     print(f"evaluate  {command}")

@@ -19,6 +19,10 @@ class DataOptions:
         "toy (its base model)")
     dataset: str = option(
         "toy", f"{', '.join(TASKS)}, or a .jsonl file of questions")
+    columns: list[str] | None = option(
+        None, "question=NAME answer=NAME, or one of the two: what these columns are called in the "
+        "files (or data sets of the hub) that --dataset and --eval_dataset name; a.b: the field b "
+        "of the column a")
     rewards: list[str] | None = option(
         None, "NAME or FILE.py:FUNCTION, each with an optional :WEIGHT; the first is the accuracy; "
         "else the data set's")

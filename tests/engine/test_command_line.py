@@ -1,13 +1,16 @@
 """engine/run/command_line.py: command line, recipe, and a user's mistakes as one sentence each."""
 
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from engine.base.errors import UserError
+from engine.run import command_line
 from engine.run.command_line import compose, flat, given, option, parse, run_program, tell
 from engine.run.config import Config as RunConfig
 
@@ -62,15 +65,17 @@ def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed,
         ("--step 3", "--steps"), ("--lrr=3", "--lr"), ("--zzzzzz 3", "--zzzzzz"),
         ("steps", "steps"), ("--steps many", "many"), ("--steps 1.5", "1.5"),
         ("--steps", "--steps"), ("--resume perhaps", "perhaps"), ("--seeds one", "--seeds"),
-        ("--recipe none.yaml", "none.yaml does not exist"), ("--recipe .", "does not exist"),
+        ("--recipe none.yaml", "none.yaml cannot be read"), ("--recipe .", "IsADirectoryError"),
     ]),
     *((text.encode(), "", named) for text, named in [
         ("step: 3", "steps"), ("learning_rate: 1e-6", "docs/names.md"), ("7: 3", "--7"),
-        ("steps: [3", "YAML"), ("steps: " + "1" * 5000, "YAML"), ("steps: " + "[" * 5000, "YAML"),
+        ("steps: [3", "YAML"), ("steps: " + "1" * 5000, "YAML"),
+        ("steps: " + "[" * 5000, "YAML"),
         ("", "option: value"), ("- steps\n- 3", "option: value"), ("steps: [3, 4]", " 4"),
-        ("lr: 1\nsteps: 3\nsteps: 4", "gives steps more than once"),
-        ("steps: 3\nrecipe: other.yaml", "names another recipe"),
-        ("lr:\n  peak: 1", "--lr"), ("steps: many", "--steps"), ("resume: perhaps", "--resume"),
+        ("lr: 1\nsteps: 3\nsteps: 4", "gives --steps more than once"),
+        ("steps: 3\nrecipe: other.yaml", "without another recipe"),
+        ("lr:\n  peak: 1", "--lr: invalid float value: \"{'peak': 1}\""),
+        ("steps: many", "--steps"), ("resume: perhaps", "--resume"),
     ]),
     (b"\xff\xfe\x00", "", "YAML"),
 ], ids=lambda value: str(value)[:30])
@@ -111,13 +116,27 @@ def test_a_number_outside_its_limits_is_refused(word, fits):
         parse(Outer, [word])
 
 
-@pytest.mark.parametrize("word, cure", [
-    ("--no-allocation", "write --allocation false"), ("--no_resume=1", "write --resume false"),
-    ("--no-limit", "`--help` lists"),  # it is no switch
+@pytest.mark.parametrize("word, said", [
+    ("--no-allocation", "`--help` lists"), ("--no_resume=1", "`--help` lists"),  # not its opposite
+    ("--al", "`--help` lists"), ("--alocation", "did you mean --allocation[?]"),
+    ("--recipe-s", "did you mean --recipe[?]"),
+    ("--num_generations=8", "[.] docs/names.md says: --group_size$"),
+    ("--num-generations", "[.] docs/names.md says: --group_size$"),
+    ("actor_rollout_ref.rollout.n=8", "[.] docs/names.md says: --group_size$"),
+    ("data.max_response_length=8", "[.] docs/names.md says: --max_new_tokens$"),
+    ("--max_grad_norm", "[.] docs/names.md says: 1.0: Limits in update.py$"),
+    ("--save_total_limit", "says: --save_every, --log; two checkpoints are kept$"),
+    ("--lam", "[.] docs/names.md says: a number of the row, in algorithms.py$"),
 ])
-def test_a_switch_is_not_said_to_be_its_opposite(word, cure):
-    with pytest.raises(UserError, match=cure):
+def test_a_word_that_is_no_option_leads_to_one(word, said):
+    with pytest.raises(UserError, match=f"^unknown option {word.split('=')[0]}.*{said}"):
         parse(Config, [word])
+
+
+def test_without_the_page_of_names_the_help_is_named(monkeypatch):
+    monkeypatch.setattr(command_line, "NAMES", Path("nowhere"))
+    with pytest.raises(UserError, match="^unknown option --num_generations: `--help` lists"):
+        parse(Config, ["--num_generations", "8"])
 
 
 def test_help_lists_every_option_with_its_line(capsys):
@@ -137,12 +156,6 @@ def test_what_is_used_most_comes_first_and_each_option_once(capsys):
     assert shown[:6] == [f"--{name}" for name in RunConfig.most_used]
     assert sorted(shown) == sorted(f"--{name}" for name in flat(RunConfig()))
     assert max(map(len, lines)) <= 100 and "usage: " in lines[0]
-
-
-def test_an_option_may_be_written_with_hyphens():
-    words = ["--group-size=8", "--micro-batch-tokens", "99", "--output_dir=a-b"]
-    assert given(RunConfig, words) == {
-        "group_size": 8, "micro_batch_tokens": 99, "output_dir": "a-b"}
 
 
 def raising(error):
@@ -182,3 +195,4 @@ def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_t
     failure = ProcessFailure(1, 1, 2, str(tmp_path / "attempt_0/1/error.json"))
     report = ChildFailedError("train.py", {1: failure}).format_msg()
     assert "traceback : error: no model: name one.\n====" in report
+    assert f"time      : {time.strftime('%Y-%m-%d')}" in report  # the first one is reported

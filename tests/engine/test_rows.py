@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shlex
 
 import datasets
 import pytest
@@ -74,77 +75,115 @@ def chat(question, system=None):
     return [{"role": "system", "content": system}, *turns] if system else turns
 
 
-SHAPES = {  # as these data sets are published: (a row, its question and its answer)
+SHAPES = {  # as these data sets are published: (a row, its question, its answer, their columns)
     "DAPO-Math-17k": ({"data_source": "math_dapo", "prompt": chat("Q"),
-                       "reward_model": {"ground_truth": "34", "style": "rule"}}, "34"),
+                       "reward_model": {"ground_truth": "34", "style": "rule"}}, "Q", "34",
+                      ("prompt", "reward_model.ground_truth")),
     "verl's gsm8k": ({"data_source": "openai/gsm8k", "prompt": chat("Q"),
                       "reward_model": {"style": "rule", "ground_truth": "72"},
-                      "extra_info": {"answer": "long #### 72", "question": "q"}}, "72"),
-    "TRL": ({"prompt": chat("Q"), "solution": "1/2"}, "1/2"),
-    "OpenR1-Math": ({"problem": "Q", "solution": "long", "answer": "3"}, "3"),
-    "MetaMathQA": ({"query": "Q", "original_question": "O", "response": "It is 10"}, "It is 10"),
-    "Big-Math": ({"prompt": "Q", "solution": "4", "llama8b_solve_rate": 0.5}, "4"),
-    "alpaca": ({"instruction": "Q", "input": "", "output": "3"}, "3"),
-    "ORZ": ({"0": {"from": "human", "value": "Q"},
-             "1": {"from": "assistant", "ground_truth": {"value": "5"}}}, "5"),
-    "messages": ({"messages": chat("Q"), "ground_truth": 7.0}, "7"),
-    "one in a list": ({"Question": "Q", "answer": ["27"]}, "27"),
+                      "extra_info": {"answer": "long #### 72", "question": "q"}}, "Q", "72",
+                     ("prompt", "reward_model.ground_truth")),
+    "TRL": ({"prompt": chat("Q"), "solution": "1/2"}, "Q", "1/2", ("prompt", "solution")),
+    "OpenR1-Math": (
+        {"problem": "Q", "solution": "long", "answer": "3"}, "Q", "3", ("problem", "answer")),
+    "messages": (
+        {"messages": chat("Q"), "ground_truth": 7.0}, "Q", "7", ("messages", "ground_truth")),
+    "extra_info": ({"question": "Q", "extra_info": {"answer": "3"}}, "Q", "3",
+                   ("question", "extra_info.answer")),
+    "alpaca": ({"instruction": "Q", "input": "1, 2", "answer": "3"}, "Q\n\n1, 2", "3",
+               ("instruction", "answer")),
+    "alpaca, empty": (
+        {"instruction": "Q", "input": "", "answer": "3"}, "Q", "3", ("instruction", "answer")),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_columns_of_published_data_sets_are_found(write, shape):
-    row, answer = SHAPES[shape]
+    row, question, answer, columns = SHAPES[shape]
     rows = open_file(write([row], "x.parquet"))
-    assert (rows[0]["question"], rows[0]["answer"]) == ("Q", answer)
-    question, column = rows.columns
-    if (question, column) != ("question", "answer"):
-        [note] = rows.notes()
-        assert f"'{question}'" in note and f"'{column}'" in note
+    assert rows.columns == columns
+    assert (rows[0]["question"], rows[0]["answer"]) == (question, answer)
     assert "prompt" not in rows[0]  # it will hold the tokens
 
 
-def test_the_system_turn_of_a_chat_is_kept_and_alpacas_input_belongs_to_the_question(write):
+ODD = {"Frage": "1+1=?", "meta": {"final": {"number": 2.0}, "level": 3}, "a b": "4"}
+
+
+@pytest.mark.parametrize("row, words, expected", [
+    (ODD, "question=Frage,answer=meta.final.number", ("1+1=?", "2")),
+    (ODD, "answer=a b,question=Frage", ("1+1=?", "4")),
+    (ONE | {"a": "3"}, "answer=a", ("1+1=?", "3")),  # the other one is looked for
+    (ONE | {"chat": chat("Q")}, "question=chat", ("Q", "2")),
+    ({"meta.q": "Q", "meta.a": "3"}, "question=meta.q,answer=meta.a", ("Q", "3")),
+])
+def test_columns_may_be_named(write, row, words, expected):
+    for name in ("x.jsonl", "y.parquet"):
+        [found] = open_file(write([row], name), columns=words.split(","))
+        assert (found["question"], found["answer"]) == expected
+        others = row.keys() - {"question", "answer"}
+        assert {name: found[name] for name in others} == {name: row[name] for name in others}
+
+
+def test_the_system_turn_of_a_chat_is_kept(write):
     row = open_file(write([{"prompt": chat("Q", "Be kind."), "answer": "1"}], "x.json"))[0]
     assert row["system_prompt"] == "Be kind."
-    row = open_file(write([{"instruction": "Add", "input": "1, 2", "output": "3"}], "y.json"))[0]
-    assert row["question"] == "Add\n\n1, 2"
 
 
-@pytest.mark.parametrize("row, what", [
-    ({"text": "a", "answer": "1"}, "question"), ({"question": "a", "label": "1"}, "answer"),
+@pytest.mark.parametrize("row, words, what, named", [
+    ({"q": "a", "a": "1", "level": 3}, ["question=q"], "the answer", "question=q answer=a"),
+    ({"problem": "a", "label": "1", "level": 3}, None, "the answer",
+     "question=problem answer=label"),
+    ({"chat": chat("a"), "answer": "1"}, None, "the question", "question=chat answer=answer"),
+    ({"question": "a", "my label": "1"}, None, "the answer",
+     "question=question 'answer=my label'"),
+    ({"question": "a", "x": "1", "y": "2"}, None, "the answer", "question=question answer=NAME"),
+    ({"question": "a", "meta": {"x": "1"}}, None, "the answer",
+     "question=question answer=meta.x"),
+    ({"text": "a", "n": 1}, None, "the question and the answer", "question=NAME answer=NAME"),
 ])  # fmt: skip
-def test_a_missing_column_is_named_with_those_that_are_there(write, row, what):
-    with pytest.raises(UserError, match=f"no column for the {what}: it has {', '.join(row)}"):
-        open_file(write([row]))
+def test_a_missing_column_is_told_with_words_to_paste(write, row, words, what, named):
+    with pytest.raises(UserError) as error:
+        open_file(path := write([row]), columns=words)
+    there = ", ".join("meta.x" if name == "meta" else name for name in row)
+    assert str(error.value) == (
+        f"{path} has no column for {what}: it has {there}. Name it: --columns {named}")
+    if "NAME" not in named:  # it can be pasted
+        assert list(open_file(path, columns=shlex.split(named)))
 
 
-def test_copies_are_counted(write):
-    [note] = open_file(write([ONE, ONE, ONE | {"question": "2"}])).notes()
-    assert "only 2 of 3 questions are different" in note
-    rows = [{"instruction": "Add", "input": x, "output": "3"} for x in ("1, 2", "0, 3", "0, 3")]
-    assert "only 2 of 3 questions are different" in open_file(write(rows, "y.json")).notes()[1]
+@pytest.mark.parametrize("words, reason", [
+    (["question=q"], "no column 'q', which --columns names .* it has question, answer[.]"),
+    (["answer=question.x"], "no column 'question.x'"), (["question"], "'question' must be"),
+    (["a=b"], "'a=b' must be"), (["answer="], "'answer=' must be"), (["=a"], "'=a' must be"),
+    (["answer=a", "answer=b"], "'answer=b' must be .* at most once"),
+])  # fmt: skip
+def test_a_mistake_in_the_names_of_columns_is_one_sentence(write, words, reason):
+    with pytest.raises(UserError, match=reason):
+        read_rows(write([ONE]), columns=words)
 
 
 # --- mistakes ---
 
 
 @pytest.mark.parametrize("content, reason", [
-    ("", "empty"), ("\n  \n", "empty"), (b'\n{"question": "caf\xe9", "answer": "1"}', "line 2"),
+    ("", "empty"), ("\n  \n", "no data"),
+    (b'\n{"question": "caf\xe9", "answer": "1"}', "row 1.*utf-8"),
     ('{"question": "a", "answer": "1"}\n\n{"question": "b",', "line 3"),
-    ("question,answer\na,1", "line 1"), ('["a", "1"]', "no column"), ("17", "line 1"),
+    ("question,answer\na,1", "line 1"), ('["a", "1"]', "no column"), ("17", "row 0"),
     ('{"question": "a", "answer": "1"}\n{"text": "a", "answer": "1"}', "row 2.*missing"),
     ('{"question": "a", "answer": "1"}\n{"question": "a", "answer": " \\n"}', "row 2.*empty"),
     ('{"question": "\\t", "answer": "1"}', "row 1.*empty"),
-    ('{"question": null, "answer": "1"}', "no column for the question"),
-    ('{"question": "a", "answer": ' + "1" * 5000 + "}", "neither a text nor a number"),
-    ('{"question": "a", "answer": 12345678901234567890123}', "row 1.*lost digits"),
+    ('{"question": null, "answer": "1"}', "row 1.*empty"),
+    ('{"question": "a", "answer": {"a": 1}}', "it has question, answer.a[.]"),
+    *(('{"question": "a", "answer": ' + answer + "}", "row 1.*no exact number")
+      for answer in ("1" * 5000, "12345678901234567890123", "NaN")),
     ('{"question": "a \\ud800", "answer": "1"}', "surrogate"),
     ('{"question": "a", "answer": "1"}\n' + "[" * 10**5 + "]" * 10**5, "line 2.*RecursionError"),
-    *(('{"question": "a", "answer": ' + answer + "}", "row 1.*neither a text nor a number")
-      for answer in ("[1, 2]", '{"a": 1}', "NaN")),
-    ('{"question": ["a"], "answer": "1"}', "row 1.*no message of a chat"),
-], ids=range(19))
+    ('{"question": "a", "answer": ["1"]}', "row 1.*neither a text nor a number"),
+    *(('{"question": ' + question + ', "answer": "1"}', "row 1.*no chat")
+      for question in ('["a"]', '[{"from": "human", "value": "a"}]')),
+    ('{"question": [{"role": "system", "content": "a"}], "answer": "1"}', "row 1.*empty"),
+], ids=range(21))
 def test_a_broken_file_is_named_with_the_line(write, content, reason):
     with pytest.raises(UserError, match=reason) as error:
         read_rows(write(content))
@@ -159,11 +198,12 @@ def test_a_row_that_comes_late_is_left_out(write, monkeypatch):
         rows[1]
 
 
-def test_a_name_that_is_no_data_set_is_refused(write):
-    for name in ("missing.jsonl", "a/b/c", "runs/missing", "./x", "gsm9k"):
-        with pytest.raises(UserError, match=f"'{re.escape(name)}': .*here are toy, "):
+def test_a_name_that_is_no_data_set_is_refused(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write("a", "mine/x.txt")
+    no_format = ["mine/x.txt", write("a", "x.txt"), write([ONE], "x.jsonl.bak")]
+    for name in ("missing.jsonl", "a/b/c", "a/missing.csv.gz", "./x", "gsm9k", *no_format):
+        with pytest.raises(UserError, match=f"'{re.escape(name)}': .*here are toy, .*ends with"):
             check_dataset(name)
-    with pytest.raises(UserError, match="must end with .jsonl, "):
-        check_dataset(write("a", "x.txt"))
     for name in (*TASKS, write([ONE]), "owner/name"):
         check_dataset(name)
