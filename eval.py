@@ -219,6 +219,9 @@ class Config:
     model: str = option("toy", "hub name, model folder, folder of a run, or toy: its base model")
     benchmark: list[str] | None = option(
         None, f"{', '.join(TASKS)}, .jsonl files; none: toy")
+    columns: list[str] | None = option(
+        None, "question=NAME answer=NAME, or one of the two: what these columns are called in the "
+        "files (or data sets of the hub) of --benchmark; a.b: the field b of the column a")
     questions: int = option(
         0, "how many of each, from the first one on; 0: all of them", limits="[0, ∞)"
     )
@@ -360,7 +363,8 @@ def main(argv):
     folder = results_folder(config)
     limit = config.questions or None
     # a wrong line of a file is refused before the model is loaded
-    rows = [read_rows(name, "test", limit, config.model) for name in config.benchmark]
+    rows = [read_rows(name, "test", limit, config.model, config.columns)
+            for name in config.benchmark]
     source = resolve_model(base_model(config.model, config.benchmark[0]))
     try:
         with writing_into(folder):
