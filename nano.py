@@ -2,7 +2,7 @@
 
     python nano.py                        a toy model discovers that thinking pays, in a minute
     python nano.py MODEL                  a chat model learns word problems: a hub name, or a folder
-    torchrun --nproc-per-node 2 nano.py   two GPUs, or two CPUs: a step has twice as many questions
+    torchrun --nproc-per-node 2 nano.py   two processes, on two GPUs or a CPU: twice the questions
 
 transformers samples, the paper's files compute, and `step` is the algorithm box. With P = 0 `step`
 is GRPO. The model is saved in runs/nano. train.py makes the same step, and adds what long runs

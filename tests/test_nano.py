@@ -4,6 +4,7 @@ the questions shared out.
 pytest starts torchrun on this very file, whose __main__ is what each rank does.
 """
 
+import math
 import random
 import re
 import shutil
@@ -124,6 +125,7 @@ def test_micro_batches_of_any_size_give_the_same_gradient(rows, loaded, monkeypa
     model, tokenizer = loaded
     reference, moved = another(model), []
     monkeypatch.setattr(nano, "MU", 1)
+    monkeypatch.setattr(nano, "MAX_GRAD_NORM", math.inf)  # it would hide that one is longer
     for together in (16, rows):
         monkeypatch.setattr(nano, "ROWS", together)
         torch.manual_seed(0)
@@ -148,14 +150,14 @@ def sample_by_question(model, tokens, mask, longest, tokenizer):
 
 def shared_steps(folder, rank=0, ranks=1):
     """{name of SHARED: `sgd_step` on this rank's share of the questions}"""
-    nano.sample = sample_by_question
+    nano.sample, nano.MAX_GRAD_NORM = sample_by_question, math.inf
     try:
         model, tokenizer = load_model(folder, CPU)
         return {
             name: sgd_step(model, another(model), tokenizer, toy_questions(8, none)[rank::ranks])
             for name, none in SHARED.items()}
     finally:
-        nano.sample = SAMPLE
+        nano.sample, nano.MAX_GRAD_NORM = SAMPLE, 1.0
 
 
 @pytest.fixture(scope="module")

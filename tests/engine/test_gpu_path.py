@@ -21,7 +21,10 @@ import torch
 from algorithms import ALGORITHMS
 from engine.base import files, ranks
 from engine.base.errors import UserError
+from engine.model.loading import load_model
+from tasks import toy
 from tests.engine.test_ranks import SHARES, sgd_update
+from tests.training import weights_of
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT.parent / "shared/tools/pretend_gpu.py"
@@ -100,6 +103,26 @@ def updates(small, out, device):
             torch.save(weights.cpu(), out / f"{algorithm}-{shard}-{rank}-of-{world}.pt")
 
 
+def nano_run(out):
+    """Two steps of nano.py, in micro-batches. Every rank's weights, to files."""
+    import nano
+    token_logprobs, step, dtypes = nano.token_logprobs, nano.step, set()
+
+    def recorded(logits, *own, **more):
+        dtypes.add(logits.dtype)
+        return token_logprobs(logits, *own, **more)
+
+    def saved(model, *own):
+        done = step(model, *own)
+        torch.save(weights_of(model).cpu(), out / f"weights-{ranks.rank()}.pt")
+        return done
+
+    nano.token_logprobs, nano.step = recorded, saved
+    nano.STEPS, nano.ROWS, nano.FOLDER = 2, 5, str(out / "model")
+    nano.main([])
+    assert dtypes == {torch.bfloat16}
+
+
 # --- the tests ---
 
 
@@ -142,6 +165,21 @@ def test_in_float32_an_update_is_that_of_a_cpu(small, tmp_path, ranks):
                 torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nano_computes_in_bfloat16_and_learns_in_float32(tmp_path, ranks):
+    if GPUS and ranks > GPUS:
+        pytest.skip(f"needs {ranks} GPUs")
+    on_gpu(__file__, "nano", "-", tmp_path, ranks=ranks)
+    base = weights_of(load_model(toy.BASE, torch.device("cpu"))[0])
+    saved = weights_of(load_model(tmp_path / "model", torch.device("cpu"))[0])
+    for rank in range(ranks):
+        weights = torch.load(tmp_path / f"weights-{rank}.pt")
+        assert torch.equal(weights, saved) and weights.dtype == torch.float32
+    # an update at this learning rate is lost in bfloat16, which has 8 bits
+    moved = (saved - base).abs()
+    assert 0 < moved.max() < 1e-2 and (moved > 0).float().mean() > 0.9
+
+
 CASES = {
     1: ["wide, tied", "GSPO", "PPO", "LoRA", "many rows", "float32, long prompts"],
     2: ["deep, checkpointed"],
@@ -175,8 +213,11 @@ def test_more_processes_than_gpus_is_one_sentence():
 
 
 if __name__ == "__main__":
-    device = ranks.start()
     job, small, out = sys.argv[1:]
+    if job == "nano":
+        nano_run(Path(out))  # it joins the other ranks itself
+        sys.exit()
+    device = ranks.start()
     if job == "runs":
         runs(small, Path(out))
     else:
