@@ -9,6 +9,7 @@ import torch
 import train
 from engine.base import files
 from engine.base.errors import UserError
+from engine.model import networks
 from engine.model.loading import load_model
 from engine.model.sampling import Sampler
 from engine.run import curves
@@ -285,7 +286,7 @@ def test_a_chat_template_that_is_not_applied(template, found, tmp_path, monkeypa
 ])
 def test_a_run_that_learns_gets_no_finding(algorithm, found, tmp_path, monkeypatch):
     # PPO's critic learns at the toy's rate: the questions come from a file, whose rate is GSM8K's
-    monkeypatch.setattr(train, "task_of", lambda name: TASKS["toy"])
+    monkeypatch.setattr(networks, "task_of", lambda name: TASKS["toy"])
     assert not found(
         f"--algorithm {algorithm} --questions_per_step 4 --steps 32", model=toy.BASE)
     metrics = doctor.metrics_of(files.read(tmp_path / "run/metrics.jsonl"))
