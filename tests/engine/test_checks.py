@@ -60,10 +60,8 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
         (tmp_path / "mine" / name).touch()
     (tmp_path / "mine/by_length.py").write_text("def by_length(*given):\n    pass\n")
     (tmp_path / "mine/data.jsonl").write_text('{"q": "1", "a": "1"}')
-    for work in ("train", "begin"):
+    for work in ("train", "begin", "print_plan"):
         monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
-    monkeypatch.setattr(
-        train.plan_command, "print_plan", lambda *_: pytest.fail("it was not refused"))
     with pytest.raises(UserError) as error:
         train.main(words.split())
     named = {word.partition(":")[0].lstrip("-") for word in words.split()}
