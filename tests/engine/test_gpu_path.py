@@ -169,7 +169,7 @@ def test_in_float32_an_update_is_that_of_a_cpu(small, tmp_path, ranks):
 def test_nano_computes_in_bfloat16_and_learns_in_float32(tmp_path, ranks):
     if GPUS and ranks > GPUS:
         pytest.skip(f"needs {ranks} GPUs")
-    on_gpu(__file__, "nano", "-", tmp_path, ranks=ranks)
+    on_gpu(__file__, "nano", toy.BASE, tmp_path, ranks=ranks)
     base = weights_of(load_model(toy.BASE, torch.device("cpu"))[0])
     saved = weights_of(load_model(tmp_path / "model", torch.device("cpu"))[0])
     for rank in range(ranks):
