@@ -8,8 +8,7 @@ from functools import partial
 import torch
 
 from engine.base import ranks
-from engine.base.errors import UserError, unknown
-from engine.base.files import own_function
+from engine.base.files import known_or_own
 from engine.model import shards
 from engine.model.contract import stop_tokens
 from engine.model.critic import Critic
@@ -27,11 +26,7 @@ SAMPLERS = {"own": Sampler, "vllm": VLLM}
 
 def sampler_class(word):
     """The class that `--rollout` names: a name of SAMPLERS, or FILE.py:CLASS."""
-    if word in SAMPLERS:
-        return SAMPLERS[word]
-    if not word.partition(":")[0].endswith(".py"):
-        raise UserError(f"--rollout: {unknown('sampler', word, SAMPLERS)}, and FILE.py:CLASS.")
-    return own_function(word, "--rollout")
+    return known_or_own(word, SAMPLERS, "sampler", "--rollout")
 
 
 def uses_own(word):

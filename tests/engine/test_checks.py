@@ -57,10 +57,8 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
     for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
         (tmp_path / "mine" / name).touch()
     (tmp_path / "mine/by_length.py").write_text("def by_length(*given):\n    pass\n")
-    for work in ("train", "build"):
-        monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
-    monkeypatch.setattr(
-        train.plan_command, "print_plan", lambda *_: pytest.fail("it was not refused"))
+    for work in ("train.train", "train.print_plan", "engine.run.begin.build"):
+        monkeypatch.setattr(work, lambda *_, **__: pytest.fail("it was not refused"))
     with pytest.raises(UserError) as error:
         train.main(words.split())
     named = {word.partition(":")[0].lstrip("-") for word in words.split()}
