@@ -183,11 +183,11 @@ def test_a_run_of_the_toy_goes_on_in_another_copy_of_the_project(tmp_path, monke
     copy = tmp_path / "copy"
     base = shutil.copytree(toy.BASE, copy / "tasks/toy_base")
     monkeypatch.setattr("engine.run.begin.PROJECT", copy)
-    monkeypatch.setattr(train, "base_model", lambda *_: str(base))
+    monkeypatch.setattr("engine.run.state.base_model", lambda *_: str(base))
     train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "2"])
     assert "the run goes on after step 1." in "".join(capsys.readouterr())
     other = shutil.copytree(toy.BASE, tmp_path / "other")
-    monkeypatch.setattr(train, "base_model", lambda *_: str(other))
+    monkeypatch.setattr("engine.run.state.base_model", lambda *_: str(other))
     with pytest.raises(UserError, match=f"another model .tasks/toy_base, not {other}"):
         train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "3"])
 

@@ -93,8 +93,8 @@ def test_the_toy_is_not_asked_in_words(name):
 def test_a_wrong_file_is_refused_before_the_model_is_loaded(line, message, tmp_path, monkeypatch):
     """And nothing is left behind."""
     monkeypatch.chdir(tmp_path)
-    for module in (training, evaluation):
-        monkeypatch.setattr(module, "resolve_model", None)
+    for module in ("engine.run.state", "eval"):
+        monkeypatch.setattr(f"{module}.resolve_model", None)
     Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\n' + line)
     for main, words in [
         (training.main, ["--dataset", "mine.jsonl"]),
