@@ -171,8 +171,10 @@ def sharded_networks(source, device, dtype, sampling, algorithm, compares, folde
         if folder:
             del whole  # before the next model is read, so that the host never holds two
             whole, *_ = load(source)
-        model = shards.hand_out(whole, device, computed, computed, reshard_after_forward=True)
-        reference = replace(policy, model=model.requires_grad_(False))
+        model = shards.hand_out(whole, device, computed, computed).requires_grad_(False)
+        # no backward pass would free the weights outside the layers
+        model.set_reshard_after_forward(True)
+        reference = replace(policy, model=model)
         reference.logprobs = shards.with_whole_weights(model, reference.logprobs)
         networks.reference = reference
     return networks
