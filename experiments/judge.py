@@ -106,7 +106,6 @@ def use(folder):
     os.environ["REWARD_MODEL"] = str(folder)
     # a process keeps the files and functions that it has loaded, and these their judge
     files.own_module.cache_clear()
-    files.own_function.cache_clear()
     my_reward_model.classifier.cache_clear()
 
 

@@ -172,13 +172,13 @@ def measure(name, device):
         if ranks.rank() == 0:
             qwen(**shape).save_pretrained(folder)
             toy_model.make_tokenizer().save_pretrained(folder)
-        ranks.barrier()
+        ranks.gather([])  # the other ranks wait for the folder
         chosen = {"model": folder, "dataset": "toy", "mu": 1, "plan": 0.0}
         chosen["shard"] = "full" if world > 1 else "none"
         config, algorithm = config_of(chosen | STEP | options)
         p = plan(config.options)
         peaks = tracked(folder, config, algorithm, device)
-        ranks.barrier()
+        ranks.gather([])  # the first rank, too, before it removes the folder
     return {
         "name": name, "devices": world, "trained": p.trained,
         "planned": dict(zip(PHASES, p.peaks)),
@@ -229,7 +229,7 @@ def main(argv):
             rows.sort(key=lambda row: (row["devices"], list(CASES).index(row["name"])))
             result = setting() | {"device": torch.cuda.get_device_name(), "rows": rows}
             write(options.output, "plan", result, page(result))
-    ranks.barrier()
+    ranks.gather([])  # a rank that leaves early would end the talk of the others
     ranks.stop()
 
 

@@ -147,7 +147,7 @@ def test_gdpo_and_lite_ppo_normalise_over_the_groups_of_all_devices(name, monkey
     first, advantages = replace(whole, rewards=whole.rewards[:, :1]), resolve(name).advantages
     expected, alone = advantages(whole)[:1], advantages(first)
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
-    others = [(1, whole.rewards[:, 1])]
+    others = [whole.rewards[:, 1:]]
     monkeypatch.setattr(ranks, "gather", lambda own: own + others)
     torch.testing.assert_close(ranks.over_all_groups(advantages, first), expected)
     assert not torch.allclose(expected, alone)

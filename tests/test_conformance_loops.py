@@ -108,7 +108,7 @@ def of_train(policy, questions, sampler, reward, **options):
         policy.optimizer, scorer(deepcopy(model)))
     algorithm = resolve(
         "cppo", group_size=sampler.group_size, mu=2, beta=BETA, questions_per_step=3, **options)
-    rule = named(lambda texts, question: [*map(reward, question, texts)])
+    rule = named(lambda completions, question, **_: [*map(reward, question, completions)])
     asked = [{"prompt": prompt, "question": digits(prompt)} for prompt in questions]
     train_step(
         networks, algorithm, rule, Sampling(sampler.longest, sampler.temperature),

@@ -9,6 +9,7 @@ import signal
 import weakref
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from statistics import fmean
 
 import pytest
@@ -204,7 +205,7 @@ def test_dynamic_sampling_replaces_groups_without_signal_until_the_step_is_full(
 
 def rewarded(*values):
     """Functions as rewards, each the values of two completions in turn."""
-    return [lambda texts, pair=pair, **_: [float(pair[j % 2]) for j in range(len(texts))]
+    return [lambda completions, pair=pair, **_: [float(x) for _, x in zip(completions, cycle(pair))]
             for pair in values]
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from engine.base.errors import UserError, one_line
+from engine.base.errors import UserError, one_line, unknown
 
 
 def as_json(value, **options):
@@ -64,7 +64,20 @@ def own_module(path, option):
     return module
 
 
-@functools.cache
+def known_or_own(word, known, kind, option):
+    """The function or class that `word` names: one of `known`, {name: function}, or that of the
+    user's own file, FILE.py:NAME.
+
+    kind: what it is, for the error message. option: as for `own_module`. Raises UserError if there
+    is no such function.
+    """
+    if word in known:
+        return known[word]
+    if not word.partition(":")[0].endswith(".py"):
+        raise UserError(f"{option}: {unknown(kind, word, known)}, and FILE.py:NAME.")
+    return own_function(word, option)
+
+
 def own_function(word, option):
     """The function or class that `word`, FILE.py:NAME, names. option: as for `own_module`.
 

@@ -18,14 +18,12 @@ def start():
     CPUs by gloo."""
     local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if gpus and local >= gpus:
-        raise UserError(
-            f"this machine has {gpus} GPU{'s' * (gpus > 1)}, and torchrun started more processes: "
-            f"--nproc-per-node {gpus}."
-        )
+        raise UserError(f"this machine has {gpus} GPU(s), and torchrun started more processes: "
+                        f"--nproc-per-node {gpus}.")
     device = torch.device("cuda", local) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         store, number, size = next(dist.rendezvous("env://"))
         # torchrun keeps one store for all restarts of a job: it still holds the addresses of dead
         # processes
@@ -90,12 +88,10 @@ def gather(rows):
 def over_all_groups(advantages, rollout):
     """`advantages(rollout)`, but over the groups of all ranks. Returns those of this rank, (Q, G).
     Only the rewards of the rollout are those of all ranks."""
-    if world_size() == 1:
-        return advantages(rollout)
-    groups = gather([(rank(), group) for group in rollout.rewards.unbind(1)])
-    of_this_rank = [i for i, (owner, _) in enumerate(groups) if owner == rank()]
-    rewards = torch.stack([group for _, group in groups], dim=1)
-    return advantages(replace(rollout, rewards=rewards))[of_this_rank]
+    parts = gather([rollout.rewards])
+    rewards = torch.cat(parts, dim=1)
+    questions = [part.shape[1] for part in parts]
+    return advantages(replace(rollout, rewards=rewards)).split(questions)[rank()]
 
 
 def share(things):
@@ -109,8 +105,3 @@ def from_first(value):
     if world_size() > 1:
         dist.broadcast_object_list(box, src=0)
     return box[0]
-
-
-def barrier():
-    if world_size() > 1:
-        dist.barrier()

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from engine.base.errors import UserError, one_line
 from engine.data.rows import Rows, read_rows
-from engine.model.contract import notes_on_stops
 from engine.model.folders import prompt_room
 from tasks.table import SYSTEM_PROMPT, TASKS, task_of
 
@@ -176,7 +175,7 @@ def questions_of_run(data, rows, max_new_tokens, tokenizer, model):
     prompts = {"system_prompt": data.system_prompt, "max_prompt_tokens": room}
     questions = Questions(rows[0], data.dataset, tokenizer, **prompts)
     questions.first()  # so that a mistake is told before any slow work
-    notes = questions.notes() + notes_on_stops(model, tokenizer)
+    notes = questions.notes()
     if not data.eval_dataset:
         return questions, [], notes
     eval_questions, more = with_prompts(rows[1], data.eval_dataset, tokenizer, **prompts)

@@ -91,15 +91,9 @@ class Completions:
 def stop_tokens(model, tokenizer):
     """The ids that end a completion: the tokenizer's EOS, all EOS of the model's generation config,
     and the token with which the chat template ends the assistant's turn."""
-    ids = configured_stops(model, tokenizer)
-    return sorted({*ids, end_of_turn(tokenizer)} - {None})
-
-
-def configured_stops(model, tokenizer):
-    """The ids that end a completion, as the tokenizer and the model's generation config say."""
     configured = model.generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
-    return {*ids, tokenizer.eos_token_id} - {None}
+    return sorted({*ids, tokenizer.eos_token_id, end_of_turn(tokenizer)} - {None})
 
 
 def end_of_turn(tokenizer):
@@ -117,12 +111,3 @@ def end_of_turn(tokenizer):
     _, found, after = text.rpartition(answer)
     ids = tokenizer(after, add_special_tokens=False).input_ids if found and after else []
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
-
-
-def notes_on_stops(model, tokenizer):
-    """A sentence if the end of a turn is no configured EOS."""
-    token = end_of_turn(tokenizer)
-    if token is None or token in configured_stops(model, tokenizer):
-        return []
-    return [f"a completion also ends with {tokenizer.decode([token])!r}: it ends the assistant's "
-            "turn in the model's chat template, but it is no EOS of the model."]

@@ -2,6 +2,7 @@
 be."""
 
 import functools
+import math
 import os
 import re
 from pathlib import Path
@@ -21,28 +22,21 @@ def resolve_model(name):
     """The hub name or folder that `load_model` loads for `name`.
 
     name: a hub name, a model's folder, or a run's folder, which stands for its newest checkpoint.
+    Raises UserError if `name` looks like a folder that does not exist, or is one without a model.
     """
-    find(name)
-    return str([Path(name), *checkpoints(name)][-1])
-
-
-def find(name):
-    """Raise UserError if `name` looks like a folder that does not exist, or is one without a model.
-    If it is a name of the hub, see whether the hub answers."""
-    if Path(name).is_dir():
-        if not [*checkpoints(name), *Path(name).glob("*config.json")]:
+    path, saved = Path(name), checkpoints(name)
+    of_hub = re.fullmatch(r"(?!runs/)\w[\w.-]*(/[\w.-]+)?", name)  # NAME or OWNER/NAME
+    if path.is_dir():
+        if not [*saved, *path.glob("*config.json")]:
             raise UserError(f"the folder {name} holds no model: name a folder with a config.json, "
                             "or the folder of a run.")
-        return
-    if Path(name).is_file():
+    elif path.is_file():
         raise UserError(f"the model {name} is a file: name the folder that holds it.")
-    first, *others = name.split("/")
-    # a name of the hub is NAME or OWNER/NAME
-    a_path = name.startswith((".", "/", "~")) or len(others) > 1
-    in_a_folder = others and (first == "runs" or Path(first).is_dir())
-    if a_path or in_a_folder:
+    elif not of_hub or ("/" in name and path.parent.is_dir()):
         raise UserError(f"the model folder {name} does not exist.")
-    ask_hub(name)
+    else:
+        ask_hub(name)
+    return str([path, *saved][-1])
 
 
 @functools.cache
@@ -64,7 +58,7 @@ def ask_hub(name, kind="model"):
 
 
 def context_of(config):
-    """The longest prompt + completion that a model's config allows, in tokens; None: it names no
+    """The longest prompt + completion that a model's config allows, in tokens; ∞: it names no
     limit.
 
     LongRoPE (Phi-3.5, Phi-4-mini) turns all rows of a batch by other angles if one row is longer
@@ -75,15 +69,13 @@ def context_of(config):
     rope = getattr(shape, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         return rope["original_max_position_embeddings"]
-    return getattr(shape, "max_position_embeddings", None)
+    return getattr(shape, "max_position_embeddings", None) or math.inf
 
 
 def prompt_room(model, max_new_tokens, max_prompt_tokens):
     """The longest prompt, in tokens: max_prompt_tokens, or less, so that prompt and completion fit
     in `context_of`."""
     context = context_of(model.config)
-    if context is None:
-        return max_prompt_tokens
     if context <= max_new_tokens:
         raise UserError(
             f"with --max_new_tokens {max_new_tokens} the model's context of {context} tokens "

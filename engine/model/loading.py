@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from engine.base.errors import UserError, one_line
 from engine.model.contract import Sampling
 from engine.model.folders import resolve_model
-from engine.model.precision import TINY, choose_dtype
+from engine.model.precision import TINY, choose_dtype, nearly_equal
 from engine.model.sampling import Sampler
 
 
@@ -35,7 +35,7 @@ def load_model(name, device, dtype="auto", *, frozen=False, place=None):
     if frozen and choose_dtype(dtype, device, model.num_parameters()) != weights:
         # a tiny model: its weights would be rounded for nothing
         return load_model(name, device, "float32", frozen=True)
-    if weights != torch.float32 and Path(name, "adapter_config.json").exists():
+    if Path(name, "adapter_config.json").exists():
         adapters_in_float32(model, name)
     model.to(place or device).eval()
     if tokenizer.pad_token_id is None:
@@ -65,18 +65,16 @@ def read(name, dtype):
     """(model, tokenizer) as transformers reads them. Code that a model brings is never run."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    own = {"trust_remote_code": False}  # without it transformers asks on the terminal
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **own)
+    try:  # without trust_remote_code transformers asks on the terminal
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         model, loading = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, output_loading_info=True, **own)
+            name, dtype=dtype, output_loading_info=True, trust_remote_code=False)
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
         raise UserError(f"the model {name} cannot be loaded: {one_line(error)}") from None
-    missing = sorted(loading["missing_keys"])
-    if missing:  # transformers has filled these with random numbers
+    for missing in loading["missing_keys"]:  # transformers has filled them with random numbers
         raise UserError(
-            f"the weights of {name} lack {missing[0]}: name a complete causal language model.")
+            f"the weights of {name} lack {missing}: name a complete causal language model.")
     if tokenizer.vocab_size < 10:  # transformers has made it from nothing
         raise UserError(
             f"the model {name} holds no tokenizer: save its tokenizer in the folder too.")
@@ -131,12 +129,9 @@ def check_model(model, tokenizer, name):
             "Use an earlier checkpoint, or get the model again.")
     head = model.get_output_embeddings()
     product = linear(states, head.weight, head.bias)
-    tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
-    same = torch.allclose(product, logits, rtol=tolerance, atol=tolerance)
-    # small logits hardly change
-    config = model.config.get_text_config()
-    capped = getattr(config, "final_logit_softcapping", None)
-    if capped or not same:
+    # a cap hardly changes small logits
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    if capped or not nearly_equal(product, logits):
         raise UserError(
             f"the model {name} rescales its logits after the output head, which is not supported: "
             "use another model.")

@@ -8,8 +8,7 @@ from functools import partial
 import torch
 
 from engine.base import ranks
-from engine.base.errors import UserError, unknown
-from engine.base.files import own_function
+from engine.base.files import known_or_own
 from engine.model import shards
 from engine.model.contract import stop_tokens
 from engine.model.critic import Critic
@@ -27,11 +26,7 @@ SAMPLERS = {"own": Sampler, "vllm": VLLM}
 
 def sampler_class(word):
     """The class that `--rollout` names: a name of SAMPLERS, or FILE.py:CLASS."""
-    if word in SAMPLERS:
-        return SAMPLERS[word]
-    if not word.partition(":")[0].endswith(".py"):
-        raise UserError(f"--rollout: {unknown('sampler', word, SAMPLERS)}, and FILE.py:CLASS.")
-    return own_function(word, "--rollout")
+    return known_or_own(word, SAMPLERS, "sampler", "--rollout")
 
 
 def uses_own(word):
@@ -43,11 +38,10 @@ def uses_own(word):
 class Networks:
     policy: Policy  # it learns
     tokenizer: object  # of transformers
-    sampler: Sampler | VLLM | None = None
+    sampler: object = None  # as contract.py says
     optimizer: torch.optim.Optimizer | None = None
     reference: Policy | None = None  # None if β is 0 and nothing else needs the KL
     critic: Critic | None = None
-    peaks: list[float] = ()  # the highest learning rate of each parameter group of the optimizer
 
     @property
     def model(self):
@@ -63,9 +57,10 @@ class Networks:
 
     def follow(self, schedule):
         """Set the learning rates to schedule(peak). Returns the policy's."""
-        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            group["lr"] = schedule(peak)
-        return schedule(self.peaks[0])
+        groups = self.optimizer.param_groups
+        for group in groups:
+            group["lr"] = schedule(group["peak"])
+        return groups[0]["lr"]
 
 
 def build(config, algorithm, source, device, folder=None):
@@ -78,7 +73,7 @@ def build(config, algorithm, source, device, folder=None):
     copy is made in its final precision, so that a device never holds more than in training.
     """
     devices, sampling, seed = config.devices, config.sampling, config.run.seed
-    compares = bool(config.run.stop_kl or algorithm.beta)  # with a reference
+    compares = config.run.stop_kl or algorithm.beta  # with a reference
     if devices.shard == "full":
         networks = sharded_networks(
             source, device, devices.dtype, sampling, algorithm, compares, folder)
@@ -86,13 +81,13 @@ def build(config, algorithm, source, device, folder=None):
         networks = whole_networks(
             source, device, devices, sampling, algorithm, compares, seed, folder)
     kind = sampler_class(sampling.rollout)
-    if sampling.rollout != "own" and uses_own(sampling.rollout):
-        networks.sampler = kind(networks.sampler, networks.tokenizer, sampling)
-    elif sampling.rollout != "own":
+    if not uses_own(sampling.rollout):
         networks.sampler = kind(
             folder or source, networks.tokenizer, networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer),
             longest=config.data.max_prompt_tokens + sampling.max_new_tokens, seed=seed)
+    elif sampling.rollout != "own":
+        networks.sampler = kind(networks.sampler, networks.tokenizer, sampling)
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
     for network in networks.learners if devices.gradient_checkpointing else ():
         recompute_layers(network)
@@ -105,10 +100,11 @@ def whole_networks(source, device, devices, sampling, algorithm, compares, seed,
         load_policy, device=device, dtype=devices.dtype, temperature=sampling.temperature)
     first = None
     if compares and folder and not devices.lora:
-        # the reference of a resumed run is the model that the run started from
+        # the reference of a resumed run is the model that the run started from. It is read before
+        # the policy is in memory, because reading takes more memory than keeping
         first, _ = load(source, frozen=True)
     start = source if devices.lora else folder or source
-    policy, tokenizer = load(start, frozen=bool(devices.lora))
+    policy, tokenizer = load(start, frozen=devices.lora)
     networks = Networks(policy, tokenizer)
     if devices.lora:
         add_adapter(policy.model, devices.lora, seed, folder)
@@ -156,15 +152,15 @@ def sharded_networks(source, device, dtype, sampling, algorithm, compares, folde
     The first rank reads a model into the host's memory and sends each device its part, one tensor
     at a time.
     """
-    whole, about = read_on_first_rank(folder or source, device, dtype)
-    computed, shares, tokenizer = about
-    policy = Policy(
-        shards.hand_out(whole, device, torch.float32, computed), computed, shares,
-        sampling.temperature, sharded=True)
+    load = partial(
+        read_on_first_rank, device=device, dtype=dtype, temperature=sampling.temperature)
+    whole, policy, tokenizer = load(folder or source)
+    computed = policy.dtype
+    policy.model = shards.hand_out(whole, device, torch.float32, computed)
     policy.logprobs = shards.with_whole_weights(policy.model, policy.logprobs)
     networks = Networks(policy, tokenizer)
     if algorithm.critic:
-        critic = whole and Critic(whole.base_model, computed, shares)
+        critic = whole and Critic(whole.base_model, computed, policy.shares_prompts)
         networks.critic = shards.hand_out(critic, device, torch.float32, computed, exact=["head"])
     if uses_own(sampling.rollout):
         empty = shards.without_weights(whole, computed)
@@ -174,22 +170,26 @@ def sharded_networks(source, device, dtype, sampling, algorithm, compares, folde
     if compares:
         if folder:
             del whole  # before the next model is read, so that the host never holds two
-            whole, _ = read_on_first_rank(source, device, dtype)
-        model = shards.hand_out(whole, device, computed, computed, reshard_after_forward=True)
-        reference = replace(policy, model=model.requires_grad_(False))
+            whole, *_ = load(source)
+        model = shards.hand_out(whole, device, computed, computed).requires_grad_(False)
+        # no backward pass would free the weights outside the layers
+        model.set_reshard_after_forward(True)
+        reference = replace(policy, model=model)
         reference.logprobs = shards.with_whole_weights(model, reference.logprobs)
         networks.reference = reference
     return networks
 
 
-def read_on_first_rank(name, device, dtype):
-    """(whole model, (dtype of its arithmetic, shares_prompts, tokenizer)). The model is in the
-    memory of the first rank's host; the other ranks get None in its place."""
-    model = about = None
+def read_on_first_rank(name, **options):
+    """(whole model, Policy without its model, tokenizer). The model is in the memory of the first
+    rank's host; the other ranks get None in its place. options: as for `load_policy`."""
+    model = policy = tokenizer = None
     if ranks.rank() == 0:
-        policy, tokenizer = load_policy(name, device, dtype, place="cpu")
-        model, about = policy.model, (policy.dtype, policy.shares_prompts, tokenizer)
-    return model, ranks.from_first(about)
+        policy, tokenizer = load_policy(name, place="cpu", **options)
+        model, policy.model = policy.model, None
+    policy, tokenizer = ranks.from_first((policy, tokenizer))
+    policy.sharded = True
+    return model, policy, tokenizer
 
 
 def add_optimizer(networks, update, critic_lr=None):
@@ -197,13 +197,12 @@ def add_optimizer(networks, update, critic_lr=None):
     checkpoints what torch.distributed.checkpoint reads of a torch optimizer (`state`).
 
     update: a record of the options. critic_lr: the highest learning rate of the critic. The policy
-    and the critic have one parameter group each.
+    and the critic have one parameter group each, with its highest learning rate as "peak".
     """
-    networks.peaks = [update.lr, critic_lr] if networks.critic else [update.lr]
     groups = []
-    for network, lr in zip(networks.learners, networks.peaks):
+    for network, lr in zip(networks.learners, [update.lr, critic_lr]):
         learning = [p for p in network.parameters() if p.requires_grad]
-        groups.append({"params": learning, "lr": lr})
+        groups.append({"params": learning, "lr": lr, "peak": lr})
     networks.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
 
 
@@ -218,8 +217,5 @@ def add_adapter(model, rank, seed, folder=None):
     from peft import LoraConfig  # takes a second to import, and few runs need it
 
     torch.manual_seed(seed)
-    model.add_adapter(
-        LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear")
-    )
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
     adapters_in_float32(model, folder)
-    model.eval()

@@ -25,6 +25,12 @@ def choose_dtype(choice, device, parameters):
     return torch.bfloat16 if fast else torch.float32
 
 
+def nearly_equal(one, other):
+    """Whether two tensors differ by no more than the rounding of their dtype."""
+    tolerance = 1e-3 if one.dtype == torch.float32 else 0.1
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
 def with_parameters(network, make):
     """A copy of a network with make(p) for each parameter p.
 

@@ -13,27 +13,22 @@ from engine.model.precision import with_parameters
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 
-def shard(module, dtype, exact=(), **options):
+def shard(module, dtype, exact=()):
     """FSDP2: split the weights of `module`, their gradients and the optimizer's moments over the
     ranks.
 
     A layer's weights are gathered just before the layer is computed, in `dtype`, and freed
     afterwards. Gradients are added up in float32. exact: names of submodules that are computed in
-    float32. options: of `fully_shard`, for weights outside the layers.
+    float32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    as_stored = MixedPrecisionPolicy()
-    mixed = as_stored if dtype == torch.float32 else MixedPrecisionPolicy(dtype, torch.float32)
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
-    parts = [
-        *((layer, mixed, {}) for layer in layers),
-        *((module.get_submodule(name), as_stored, {}) for name in exact),
-        (module, mixed, options),
-    ]
-    for part, precision, given in parts:
-        fully_shard(part, mp_policy=precision, **given)
+    exact = [module.get_submodule(name) for name in exact]
+    for part in [*layers, *exact, module]:
+        computed = torch.float32 if part in exact else dtype
+        fully_shard(part, mp_policy=MixedPrecisionPolicy(computed, torch.float32))
         # a sum over the ranks, not a mean: the loss weights are already those of the whole batch
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
@@ -59,32 +54,32 @@ def without_weights(network, dtype):
     return ranks.from_first(network and with_parameters(network, lambda p: p.to("meta", dtype)))
 
 
-def hand_out(network, device, stored, computed, **options):
+def hand_out(network, device, stored, computed, exact=()):
     """A network split over the devices, from the whole network in the host's memory of the first
     rank.
 
     network: that whole network; None on the other ranks. A device holds its part, and at most one
     whole tensor at a time. stored, computed: the dtypes of the weights and of the arithmetic.
-    options: those of `shard`.
+    exact: as for `shard`.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     empty = without_weights(network, stored)
-    shard(empty, computed, **options)  # this moves the buffers to the device
-    buffers = {name: buffer.clone() for name, buffer in empty.named_buffers()}
+    shard(empty, computed, exact)  # this moves the buffers to the device
+    buffers = [buffer.clone() for buffer in empty.buffers()]
     empty.to_empty(device=device)
-    for name, buffer in empty.named_buffers():
-        buffer.copy_(buffers[name])
+    for buffer, loaded in zip(empty.buffers(), buffers):
+        buffer.copy_(loaded)
     whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(empty, network.state_dict() if network else {}, options=whole)
     return empty
 
 
 def is_sharded(module):
-    """Whether the weights of a module, or of a part of it, are split over the devices."""
+    """Whether the weights of a module are split over the devices."""
     from torch.distributed.fsdp import FSDPModule
 
-    return any(isinstance(part, FSDPModule) for part in module.modules())
+    return isinstance(module, FSDPModule)
 
 
 def whole_weights(model, dtype=None):

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from algorithms import ALGORITHMS, KEEP, OVER_KEPT, Row, rule_name
-from engine.base.errors import UserError, unknown
-from engine.base.files import own_function
+from engine.base.errors import UserError
+from engine.base.files import known_or_own
 from engine.data.rows import check_dataset, named_columns
 from engine.model.folders import resolve_model
 from engine.model.networks import sampler_class
@@ -75,10 +75,8 @@ def check_allowed(o, unusual, row):
 def check_rule(o, row):
     """Refuse a pruning rule that does not fit the algorithm."""
     name, keep, usual = o.algorithm, o.keep, rule_name(row.keep)
-    if keep.partition(":")[0].endswith(".py"):
-        own_function(keep, "--keep")
-    elif keep not in KEEP and keep != usual:
-        raise UserError(f"--keep: {unknown('rule', keep, KEEP)}, and FILE.py:FUNCTION.")
+    if keep != usual:
+        known_or_own(keep, KEEP, "rule", "--keep")
     if usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT):
         raise UserError(
             f"{name} keeps completions by {usual}: it cannot be combined with --keep {keep}.")

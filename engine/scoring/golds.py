@@ -1,7 +1,6 @@
 """Gold answers that no completion can win: a run would train on them in vain."""
 
 from answers import gold_answer, to_number
-from engine.base.errors import UserError
 from engine.scoring.score import reward_columns, try_out, values_of
 
 LOOKED_AT = 1_000  # gold answers that are judged before a run
@@ -51,15 +50,12 @@ def winnable(reward, rows):
     if reward.name in NUMBERS_ONLY:
         return [one and (to_number(gold) is not None or gold in OPTION)
                 for one, gold in zip(won, golds)]
-    if not rows or reward.name == "code_accuracy":  # each answer would be a program to run
+    if reward.name == "code_accuracy":  # each answer would be a program to run
         return won
     paid = [False] * len(rows)
     for form in FORMS:
-        try:
-            values, error = values_of(
-                reward, [form.format(gold) for gold in golds], reward_columns(rows))
-        except UserError as mistake:
-            error = mistake
+        texts = [form.format(gold) for gold in golds]
+        values, error = values_of(reward, texts, reward_columns(rows))
         if error:  # if a completion has this fault too, the run says so
             return won
         paid = [before or value > 0 for before, value in zip(paid, values)]

@@ -5,9 +5,7 @@ import copy
 import functools
 import inspect
 import math
-import re
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +15,8 @@ from tqdm import tqdm
 
 import rewards
 from answers import after_thoughts, extract_answer, extract_code, last_number
-from engine.base import progress
-from engine.base.errors import UserError, one_line, unknown
-from engine.base.files import own_function
+from engine.base.errors import UserError, one_line
+from engine.base.files import known_or_own
 from judges.mathematics import math_accuracy
 from judges.programs import code_accuracy, code_runs
 from tasks.table import task_of
@@ -32,8 +29,6 @@ REWARDS = {
         rewards.soft_code_format, code_runs,
     )
 }
-# what Python says of c[0]["content"], c.content and the like if c is a text
-AS_MESSAGES = re.compile("string indices|'str' object has no attribute '(content|role|get)'")
 NOT_FOR_REWARDS = ("prompt", "begun", "system_prompt")  # columns of a question
 TIMEOUT = 60  # seconds that a call of a reward of one's own may take
 
@@ -61,18 +56,10 @@ def load_rewards(words, option="--rewards"):
             weight = math.nan
         if not math.isfinite(weight):  # nan and inf may be names of functions
             name, weight = word, 1.0
-        kind, _, rest = name.partition(":")
-        if kind.endswith(".py"):  # without a function, too: own_function says what is missing
-            function = own_function(name, option)
+        function = known_or_own(name, REWARDS, "reward", option)
+        if name not in REWARDS:
             check_signature(f"{option} {name}", function)
-            name, function = rest, limited(function, TIMEOUT)
-        elif name in REWARDS:
-            function = REWARDS[name]
-        else:
-            raise UserError(
-                f"{option}: {unknown('reward', word, REWARDS)}, and FILE.py:FUNCTION. A finite "
-                "weight may follow: format_reward:0.5."
-            )
+            name, function = name.partition(":")[2], limited(function, TIMEOUT)
         if name in (*chosen, "overlong"):
             raise UserError(f"{option} {word}: two rewards must not have one name (overlong is "
                             "DAPO's penalty).")
@@ -81,16 +68,8 @@ def load_rewards(words, option="--rewards"):
 
 
 def check_signature(name, function):
-    """Refuse a reward of the user's own that cannot be called as rewards are called here."""
+    """Refuse a reward of the user's own that does not take all columns."""
     parameters = inspect.signature(function).parameters
-    if {"solution_str", "ground_truth"} <= parameters.keys():
-        raise UserError(
-            f"{name} is a compute_score of verl, which judges one completion. Name a function that "
-            "calls it for each: def reward(completions, answer, **columns): return "
-            "[compute_score(None, c, a) for c, a in zip(completions, answer)].")
-    if inspect.iscoroutinefunction(function):
-        raise UserError(f"{name} is async: rewards are called one after the other. Write def, and "
-                        "asyncio.run(…) in it.")
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise UserError(f"{name} must take **columns, because it is given all columns of the data "
                         f"set by name: def {function.__name__}(completions, **columns).")
@@ -127,17 +106,14 @@ def limited(function, seconds):
 
     An alarm (SIGALRM) interrupts a loop in Python, a sleep, a wait for the network, or a regular
     expression. It cannot interrupt C code that does not look for signals, such as a long call of
-    numpy: the alarm waits until it returns. There is no limit outside the main thread, and none
-    after the function sets its own alarm, as math-verify does. Threads and processes that the
-    function has started live on.
+    numpy: the alarm waits until it returns. There is no limit after the function sets its own
+    alarm, as math-verify does. Threads and processes that the function has started live on.
     """
     def ring(number, frame):
         raise Hung(f"it took longer than {seconds:g} s: make it faster")
 
     @functools.wraps(function)
     def call(*args, **columns):
-        if threading.current_thread() is not threading.main_thread():
-            return function(*args, **columns)
         handler = signal.signal(signal.SIGALRM, ring)
         # the alarm rings again every second, because a bare `except:` may catch the first ring
         signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
@@ -163,19 +139,14 @@ def reward_columns(questions, group_size=1):
 def values_of(reward, texts, columns):
     """(a float for each text, None), or (None, the error) if the reward fails.
 
-    It is called as TRL's trainers do: the completions by name, and `prompts`, the questions, if it
-    asks for them. It gets copies: what it changes in them, no other reward sees. Raises UserError
-    if the values are not one finite number for each text.
+    It is called as TRL's trainers do: the completions, `prompts` (the questions) and all columns by
+    name. It gets copies: what it changes in them, no other reward sees. Raises UserError if the
+    values are not one finite number for each text.
     """
-    names = inspect.signature(reward.function).parameters
     try:
         own = copy.deepcopy(columns)
-        if "prompts" in names:
-            own["prompts"] = own["question"]
-        if "completions" in names:
-            returned = reward.function(completions=list(texts), **own)
-        else:
-            returned = reward.function(list(texts), **own)
+        own["prompts"] = own.get("question")
+        returned = reward.function(completions=list(texts), **own)
         if not hasattr(returned, "__iter__"):
             raise TypeError(
                 f"it returned {returned!r:.80}, a list of {len(texts)} numbers is needed")
@@ -205,22 +176,16 @@ def one_by_one(reward, texts, columns, first):
     several completions, or hangs on three.
     """
     values, hung = [], 0
-    if isinstance(first, Hung):
-        progress.note(f"the reward {reward.name} took longer than {TIMEOUT} s. It is called again, "
-                      "for each completion by itself, until it has hung on three.")
     for i, text in enumerate(texts):
         value, error = values_of(reward, [text], {name: [x[i]] for name, x in columns.items()})
         values += value or [None]
         hung += isinstance(error, Hung)
         failed = values.count(None)
         if failed == i + 1 == len(texts) > 1 or hung == 3:
-            form = ("It is called with completions, a list of texts, and the columns "
-                    f"{', '.join(columns)}, by name.")
-            if AS_MESSAGES.search(str(first)):
-                form = ("Here a completion is a text, and not a list of messages: write c in place "
-                        "of c[0]['content'].")
-            raise UserError(f"the reward {reward.name} failed on {failed} of {i + 1} completions: "
-                            f"{one_line(first)}. {form}")
+            raise UserError(
+                f"the reward {reward.name} failed on {failed} of {i + 1} completions: "
+                f"{one_line(first)}. It is called with completions, a list of texts, and the "
+                f"columns {', '.join(columns)}, by name.")
     return values
 
 

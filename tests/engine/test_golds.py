@@ -29,10 +29,8 @@ def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewh
     rows = [{"question": "?", "answer": gold} for gold in ("2", "3")]
     boxed = Reward("mine", lambda completions, **_: [float("boxed{2}" in c) for c in completions])
     assert winnable(boxed, rows) == [True, False]
-    for fault in (lambda completions, **_: 1 / 0, lambda completions, **_: [float("nan")] * 2):
-        broken = Reward("mine", fault)
-        assert winnable(broken, rows) == [True, True]
-        assert winnable(broken, []) == []
+    broken = Reward("mine", lambda completions, **_: 1 / 0)
+    assert winnable(broken, rows) == [True, True] and winnable(broken, []) == []
 
 
 class Given(list):

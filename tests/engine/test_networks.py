@@ -62,7 +62,7 @@ def merge_as_is_printed(run, printed):
     [lines] = {
         code for page in pages for language, code in FENCED.findall(page) if language == "python"
     }
-    shown = printed[printed.rindex("import torch\n") :]
+    shown, _, _ = printed[printed.rindex("import torch\n") :].partition("doctor ")
     assert [line for line in shown.splitlines() if not line.startswith("SOURCE, ")] == (
         lines.splitlines())
     exec(shown, found := {})

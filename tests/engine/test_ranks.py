@@ -99,7 +99,7 @@ def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
 def updated(networks, minibatches, algorithm, optimizer):
     networks.optimizer = optimizer
     stats, skipped = update(networks, minibatches, algorithm, Limits(micro_batch_tokens=40))
-    ranks.barrier()
+    ranks.gather([])
     weights = [
         tensor.flatten() for network in networks.learners
         for _, tensor in shards.whole_weights(network)
@@ -371,5 +371,5 @@ if __name__ == "__main__":
     share = some_rewards().split([4, 1], dim=1)[rank]
     own = ranks.over_all_groups(resolve("gdpo").advantages, a_rollout(share))
     torch.save(own, out / f"gdpo-{rank}.pt")
-    ranks.barrier()  # a rank that leaves early would end the talk of the other
+    ranks.gather([])  # a rank that leaves early would end the talk of the other
     ranks.stop()

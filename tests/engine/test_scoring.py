@@ -7,7 +7,6 @@ import signal
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,7 +76,8 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
 
 @pytest.mark.parametrize("words, named", [
     ("gsm9k", "gsm9k"), ("re", "re"),  # a name inside rewards.py that is no reward
-    ("format_reward:nan", "format_reward:nan"), (":2", ":2"), ("none.py:f", "none.py"),
+    ("format_reward:nan", "format_reward:nan"), (":2", "unknown reward ''"),
+    ("none.py:f", "none.py"),
     ("MINE:long", "no function .long.: write MINE:FUNCTION"), ("MINE", "MINE:FUNCTION"),
     ("MINE:0.5", "MINE:FUNCTION"),
     ("format_reward format_reward:2", "format_reward:2"),
@@ -250,10 +250,9 @@ def test_a_reward_that_does_not_apply_adds_nothing():
 
 
 @pytest.mark.parametrize("line, sentence", [
-    ("async def f(completions, **columns): return []", "is async"),
     ("def f(completions, answer): return []", "must take .*columns"),
     ("def f(data_source, solution_str, ground_truth, extra_info=None): return 0.0",
-     "a compute_score of verl"),
+     "must take .*columns"),
 ])  # fmt: skip
 def test_a_reward_of_another_form_is_refused_before_the_run(mine, line, sentence):
     Path(mine).write_text(line)
@@ -262,8 +261,8 @@ def test_a_reward_of_another_form_is_refused_before_the_run(mine, line, sentence
 
 
 @pytest.mark.parametrize("line, sentence", [
-    ("return [float('18' in c[0]['content']) for c in completions]", "write c in place of c.0."),
-    ("return [len(c.content) for c in completions]", "write c in place of c.0."),
+    ("return [float('18' in c[0]['content']) for c in completions]", "indices.* a list of texts,"),
+    ("return [len(c.content) for c in completions]", "'content'.* a list of texts,"),
     ("return [columns['gold'][0]] * len(completions)", "KeyError: 'gold'.* columns question,"),
     ("return 1.0", "a list of 2 numbers"), ("return [1.0]", "1 values for 2"),
     ("return [float('nan')] * 2", "returned nan"),
@@ -339,10 +338,9 @@ def test_what_swallows_the_alarm_is_interrupted_again():
     assert stuck(ignores)(["x"]) == [0.0] and time.monotonic() - start < 20
 
 
-def test_a_reward_that_hangs_on_three_completions_ends_the_run(capsys):
+def test_a_reward_that_hangs_on_three_completions_ends_the_run():
     with pytest.raises(UserError, match="slow failed on 3 of 4 .*longer than 0.2"):
         score(named(stuck(sleeps)), ["a", *["x"] * 255], {})
-    assert "until it has hung on three" in "".join(capsys.readouterr())
 
 
 def test_a_signal_ends_a_reward_that_hangs_and_lets_another_one_finish(monkeypatch):
@@ -369,12 +367,6 @@ def test_after_the_call_there_is_no_alarm_and_the_handler_is_as_before():
         stuck(sleeps)(["x"])
     assert signal.getsignal(signal.SIGALRM) == handler
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-
-
-def test_outside_the_main_thread_there_is_no_limit():
-    nap = lambda *_: time.sleep(0.2) or [1.0]
-    with ThreadPoolExecutor() as pool:
-        assert pool.submit(limited(nap, 0.05), ["a"]).result() == [1.0]
 
 
 def test_only_a_users_own_function_is_limited(mine, monkeypatch):
