@@ -298,8 +298,8 @@ class Algorithm(Row):
         kept = self.keep(rollout, advantages, k)
         rows = kept
         if isinstance(kept, tuple):  # the rule returns rows with their advantages
-            rows, own = kept
-            advantages = advantages.flatten().index_copy(0, rows, own).view_as(advantages)
+            rows, theirs = kept
+            advantages = advantages.flatten().index_copy(0, rows, theirs).view_as(advantages)
         if self.over_kept:  # GFPO and PODS
             advantages = advantages_over_kept(self, rollout, rows)
         return rows[rollout.trainable.flatten()[rows]], advantages
@@ -366,7 +366,7 @@ def table():
     for name, row in ALGORITHMS.items():
         cells = [cell(getattr(row, field)) for field in fields.split()]
         if row is not grpo:
-            cells = ["·" if own == other else own for own, other in zip(cells, usual)]
+            cells = ["·" if x == y else x for x, y in zip(cells, usual)]
         lines.append([name, row.words, *cells])
     widths = [max(map(len, column)) for column in zip(*lines)]
     rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

@@ -26,7 +26,7 @@ from engine.data.rows import check_dataset, read_rows
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
-from engine.model.networks import sampler_class, uses_own
+from engine.model.networks import sampler_class, uses_ours
 from engine.model.sampling import Sampler
 from engine.run.command_line import compose, given, given_twice, option, run_program
 from engine.scoring.score import Reward, load_rewards, reward_columns, score
@@ -244,8 +244,8 @@ class Config:
         256, "completions sampled at a time; the draws depend on it", limits="[1, ∞)"
     )
     system_prompt: str | None = option(None, "of the chat; none: the benchmark's")
-    rollout: str = option(
-        "own", "the sampler: own, or FILE.py:CLASS, one that is built on it (with a tool)")
+    sampler: str = option(
+        "ours", "ours, or FILE.py:CLASS, one that is built on it (with a tool)")
     judge: str | None = option(
         None, "the reward by which a completion is right, above 0, as in train.py's --rewards; "
         "none: the benchmark's")
@@ -273,9 +273,9 @@ def check(chosen):
     if len(bases) > 1:
         raise UserError("--model toy is another base model for each of these data sets: evaluate "
                         "them one by one, or name a --model.")
-    if not uses_own(config.rollout):
+    if not uses_ours(config.sampler):
         raise UserError(
-            f"--rollout {config.rollout} is not built on the project's own sampler: leave it out.")
+            f"--sampler {config.sampler} is not built on the project's sampler: leave it out.")
     if config.judge is not None:
         load_rewards([config.judge], option="--judge")
     return config
@@ -310,8 +310,8 @@ def evaluate_benchmark(benchmark, rows, config, source, model, tokenizer, folder
     earlier = open_answers(path, setting) if ranks.rank() == 0 else None
     [reward] = load_rewards([config.judge])
     sampler = Sampler(model, tokenizer)
-    if config.rollout != "own":
-        sampler = sampler_class(config.rollout)(sampler, tokenizer, sampling)
+    if config.sampler != "ours":
+        sampler = sampler_class(config.sampler)(sampler, tokenizer, sampling)
     summary = examine(
         sampler, tokenizer, questions, reward.function, sampling,
         samples=config.samples, batch_size=config.batch_size, seed=config.seed, label=benchmark,
@@ -331,7 +331,7 @@ def setting_of(config, source, benchmark, questions, sampling, dtype):
         "system_prompt": config.system_prompt,
         **asdict(sampling),
         "samples": config.samples,
-        "rollout": config.rollout,
+        "sampler": config.sampler,
         "seed": config.seed,
         "batch_size": config.batch_size,
         "dtype": str(dtype).removeprefix("torch."),

@@ -146,8 +146,8 @@ class Batch:
         longest = 1 + max(columns.tolist(), default=-1)
         chosen = {}
         for name, tensor in self.tensors.items():
-            own = on_device if tensor.dim() == 1 else (on_device, slice(longest))
-            chosen[name] = tensor[own]
+            part = on_device if tensor.dim() == 1 else (on_device, slice(longest))
+            chosen[name] = tensor[part]
         prompts = [self.prompts[i] for i in indices]
         return Batch(prompts, mask=mask[:, :longest], **chosen)
 

@@ -96,8 +96,8 @@ def dynamic_sampling(sample_batch, questions, more, max_rollouts):
         numbers = rollout.question_numbers + 2**32 * len(rollouts)
         trainable = rollout.trainable & signal.unsqueeze(1)
         rollouts.append(replace(rollout, trainable=trainable, question_numbers=numbers))
-        own = (~signal).sum().item()
-        counts = ranks.all_reduce(rollout.tokens.device, {"without": own})
+        equal = (~signal).sum().item()
+        counts = ranks.all_reduce(rollout.tokens.device, {"without": equal})
         without = int(counts["without"])
         again = without and len(rollouts) < max_rollouts
         questions = more(without) if again else None  # None, too, if no question is left

@@ -239,8 +239,8 @@ def cut_into_minibatches(rollout, advantages, rows, algorithm, max_new_tokens):
     all_numbers = torch.tensor(sorted(all_numbers), dtype=torch.long)
     minibatches = []
     for chosen in all_numbers.tensor_split(algorithm.minibatches):
-        own = rows[torch.isin(numbers, chosen)]
-        minibatch = with_token_weights(everything.rows(own), algorithm, max_new_tokens)
+        rows_here = rows[torch.isin(numbers, chosen)]
+        minibatch = with_token_weights(everything.rows(rows_here), algorithm, max_new_tokens)
         if minibatch is not None:
             minibatches.append(minibatch)
     return minibatches

@@ -1,6 +1,6 @@
 """A sampler of your own: transformers' `generate`, behind the contract of engine/model/contract.py.
 
-    torchrun train.py --rollout examples/my_sampler.py:Generate --steps 4
+    torchrun train.py --sampler examples/my_sampler.py:Generate --steps 4
 """
 
 import torch
@@ -18,7 +18,7 @@ class Generate:
     @staticmethod
     def check(options):
         if options.lora:
-            raise UserError("--rollout Generate does not take adapters: leave out --lora.")
+            raise UserError("--sampler Generate does not take adapters: leave out --lora.")
 
     def __init__(self, source, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
         from transformers import AutoModelForCausalLM, GenerationConfig  # takes seconds

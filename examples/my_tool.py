@@ -1,8 +1,8 @@
 """A tool: the policy calls a calculator, reads the result, and writes on.
 
-    torchrun train.py --dataset toy_tool --rollout examples/my_tool.py:WithCalculator
+    torchrun train.py --dataset toy_tool --sampler examples/my_tool.py:WithCalculator
     python eval.py --model runs/toy_tool-cppo-1 --benchmark toy_tool \\
-        --rollout examples/my_tool.py:WithCalculator
+        --sampler examples/my_tool.py:WithCalculator
 
 The policy writes `<tool>27*43</tool>`, and the sampler writes `<result>1161</result>` after it. The
 tool's tokens are not in the mask, so nothing trains on them, but they take room. For a tool of your
@@ -67,7 +67,7 @@ class Turns:
 class WithCalculator:
     """The project's own sampler, with a calculator (the contract: engine/model/contract.py)."""
 
-    wraps_own = True
+    wraps_ours = True
 
     @staticmethod
     def check(options):

@@ -33,7 +33,7 @@ from algorithms import resolve
 from engine.data.questions import load_questions
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
-from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
+from engine.model.networks import Networks, add_optimizer, first_critic, frozen, our_sampler
 from engine.model.precision import choose_dtype
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
@@ -161,7 +161,7 @@ def one_step(options, hidden_size, device):
         eos_token_id=tokenizer.eos_token_id,
     ).to(device)
     policy = Policy(model, choose_dtype("auto", device, 0))  # on every CPU float32
-    networks = Networks(policy, tokenizer, own_sampler(policy, tokenizer))
+    networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
     if algorithm.beta:
         networks.reference = frozen(policy)
     if algorithm.critic:

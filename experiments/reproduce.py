@@ -275,10 +275,10 @@ for name in ("CPPO, no loose reward", "CPPO, both"):
 # a calculator (examples/my_tool.py), as `train.py --dataset toy_tool` has it
 CALCULATOR = "examples/my_tool.py:WithCalculator"
 TOOL_RUN = {"dataset": "toy_tool", "questions_per_step": 8, "minibatches": 2, "lr": 3e-4}
-TOOL = {"GRPO": grpo(rollout=CALCULATOR, **TOOL_RUN),
-        "CPPO, P=0.75": cppo("both", 0.75, rollout=CALCULATOR, **TOOL_RUN)}
+TOOL = {"GRPO": grpo(sampler=CALCULATOR, **TOOL_RUN),
+        "CPPO, P=0.75": cppo("both", 0.75, sampler=CALCULATOR, **TOOL_RUN)}
 for name, method in list(TOOL.items()):
-    options = method.options | {"rollout": "experiments/tool.py:TrainsOnResults"}
+    options = method.options | {"sampler": "experiments/tool.py:TrainsOnResults"}
     TOOL[f"{name}, trained on results"] = method._replace(options=options)
 
 

@@ -45,7 +45,7 @@ from engine.base.errors import UserError
 from engine.data import questions as questions_module
 from engine.model.loading import keep_freed_memory
 from engine.model.logprobs import Policy
-from engine.model.networks import Networks, add_optimizer, frozen, own_sampler
+from engine.model.networks import Networks, add_optimizer, frozen, our_sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.scoring.score import Reward
@@ -103,7 +103,7 @@ class Ours:
         self.sampling = config.sampling
         self.per_step = self.algorithm.questions_per_step
         policy = Policy(deepcopy(model))
-        self.networks = Networks(policy, tokenizer, own_sampler(policy, tokenizer))
+        self.networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
         if self.algorithm.beta:
             self.networks.reference = frozen(policy)
         add_optimizer(self.networks, config.update)

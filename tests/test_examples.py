@@ -111,7 +111,7 @@ def test_a_run_takes_a_data_set_of_ones_own(small, tmp_path, monkeypatch):
 def test_a_run_takes_a_sampler_of_ones_own(small, tmp_path):
     """transformers' generate. Its log-probabilities are the trainer's, also after an update: with
     old weights the gap would be about `kl_old`."""
-    words = ["--rollout", "examples/my_sampler.py:Generate", "--eval_questions", "2",
+    words = ["--sampler", "examples/my_sampler.py:Generate", "--eval_questions", "2",
              "--lr", "1e-3", "--warmup", "0", "--model", small, "--questions_per_step", "1"]
     assert train.main([*words, "--steps", "2", "--output_dir", str(tmp_path)]) == 0
     first, second = files.read(tmp_path / "metrics.jsonl")

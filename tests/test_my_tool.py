@@ -171,7 +171,7 @@ def test_logp_is_that_of_the_whole_completion_with_its_results(base):
 
 
 def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
-    options = ["--dataset", "toy_tool", "--rollout", TOOL, "--questions_per_step", "2",
+    options = ["--dataset", "toy_tool", "--sampler", TOOL, "--questions_per_step", "2",
                "--eval_questions", "16", "--save_every", "2", "--steps", "4"]
     assert train.main([*options, "--output_dir", str(tmp_path / "run")]) == 0
     killed = tmp_path / "killed"  # as if step 4 had not been saved
@@ -188,7 +188,7 @@ def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
     assert '"written_by_tool": ["<result>' in samples
 
     evaluation.main(["--model", str(killed), "--benchmark", "toy_tool", "--questions", "16",
-                     "--rollout", TOOL])
+                     "--sampler", TOOL])
     answers = [json.loads(line) for line in (killed / "eval-toy_tool.jsonl").open()][1:]
     called = [row for row in answers if "<result>" in row["completion"]]
     for row in called:  # without the tool's tokens, with the EOS
@@ -199,9 +199,9 @@ def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
 
 
 @pytest.mark.parametrize("words, message", [
-    (["--rollout", "examples/my_tool.py:Nothing"], "has no function 'Nothing'"),
-    (["--rollout", "vlm"], "--rollout: unknown sampler 'vlm': did you mean vllm"),
-    (["--rollout", "none.py:WithCalculator"], "none.py does not exist"),
+    (["--sampler", "examples/my_tool.py:Nothing"], "has no function 'Nothing'"),
+    (["--sampler", "vlm"], "--sampler: unknown sampler 'vlm': did you mean vllm"),
+    (["--sampler", "none.py:WithCalculator"], "none.py does not exist"),
 ])
 def test_a_sampler_that_is_not_there_is_refused(words, message):
     with pytest.raises(UserError, match=message):

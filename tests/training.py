@@ -15,7 +15,7 @@ import train
 from algorithms import resolve
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy, completion_mask
-from engine.model.networks import Networks, add_optimizer, first_critic, frozen, own_sampler
+from engine.model.networks import Networks, add_optimizer, first_critic, frozen, our_sampler
 from records import FIRST, Batch, Rollout
 from tests.examples import named
 from update import Limits, cut_into_minibatches, update
@@ -123,7 +123,7 @@ def updated(model, optimizer, minibatches, algorithm, *, critic=None, limits=Non
 
 def networks_around(policy, tokenizer, *, lr, beta=0.0, critic=False, reference=None):
     """The Networks of a policy that is in memory."""
-    networks = Networks(policy, tokenizer, own_sampler(policy, tokenizer))
+    networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
     if beta:
         networks.reference = reference or frozen(policy)
     if critic:

@@ -161,7 +161,7 @@ def findings_of_any_run(m, options):
     # healthy: 3e-7 in float32, 0.008 in bfloat16; weights off by a tenth: 0.08
     elif gap > 0.03:
         yield ("Sampler and trainer disagree about the same tokens.", "sampler_gap",
-               "--rollout own, or another --dtype; or --importance_weights token_truncate")
+               "--sampler ours, or another --dtype; or --importance_weights token_truncate")
 
 
 def findings_of_its_start(m, options):

@@ -1,7 +1,7 @@
 """The contract of a sampler, and the records that go through it.
 
-The project's own sampler (sampling.py) keeps the contract, and so does vLLM's (vllm.py). One of
-your own is a class in a file: --rollout FILE.py:CLASS takes it.
+The project's sampler (sampling.py) keeps the contract, and so does vLLM's (vllm.py). One of
+your own is a class in a file: --sampler FILE.py:CLASS takes it.
 
     Class.check(options)
         refuses options of a run that it cannot serve (UserError). options: all, as attributes.
@@ -9,8 +9,8 @@ your own is a class in a file: --rollout FILE.py:CLASS takes it.
         samples from the weights of `source`, a hub name or a folder, until `refresh`. dtype: what
         it computes in. sampling: the run's. stop_ids: only these ids end a completion. longest:
         tokens of prompt and completion together.
-    Class(own, tokenizer, sampling), if `Class.wraps_own` is True
-        samples with `own`, the project's own sampler of the policy, for example to call a tool
+    Class(ours, tokenizer, sampling), if `Class.wraps_ours` is True
+        samples with `ours`, the project's sampler of the policy, for example to call a tool
         (examples/my_tool.py).
     sample(prompts, group_size, sampling, seed, places=None) → Completions
         samples `group_size` completions of each prompt. prompts: token lists, maybe none; nothing

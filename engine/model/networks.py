@@ -20,18 +20,18 @@ from engine.model.sampling import Sampler
 from engine.model.vllm import VLLM
 from tasks.table import task_of
 
-# --rollout NAME; contract.py says what a sampler does
-SAMPLERS = {"own": Sampler, "vllm": VLLM}
+# --sampler NAME; contract.py says what a sampler does
+SAMPLERS = {"ours": Sampler, "vllm": VLLM}
 
 
 def sampler_class(word):
-    """The class that `--rollout` names: a name of SAMPLERS, or FILE.py:CLASS."""
-    return known_or_own(word, SAMPLERS, "sampler", "--rollout")
+    """The class that `--sampler` names: a name of SAMPLERS, or FILE.py:CLASS."""
+    return known_or_own(word, SAMPLERS, "sampler", "--sampler")
 
 
-def uses_own(word):
-    """Whether `--rollout` names the project's own sampler, or a class that is built on it."""
-    return word == "own" or getattr(sampler_class(word), "wraps_own", False)
+def uses_ours(word):
+    """Whether `--sampler` names the project's sampler, or a class that is built on it."""
+    return word == "ours" or getattr(sampler_class(word), "wraps_ours", False)
 
 
 @dataclass
@@ -80,13 +80,13 @@ def build(config, algorithm, source, device, folder=None):
     else:
         networks = whole_networks(
             source, device, devices, sampling, algorithm, compares, seed, folder)
-    kind = sampler_class(sampling.rollout)
-    if not uses_own(sampling.rollout):
+    kind = sampler_class(sampling.sampler)
+    if not uses_ours(sampling.sampler):
         networks.sampler = kind(
             folder or source, networks.tokenizer, networks.policy.dtype, sampling,
             stop_ids=stop_tokens(networks.model, networks.tokenizer),
             longest=config.data.max_prompt_tokens + sampling.max_new_tokens, seed=seed)
-    elif sampling.rollout != "own":
+    elif sampling.sampler != "ours":
         networks.sampler = kind(networks.sampler, networks.tokenizer, sampling)
     add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
     for network in networks.learners if devices.gradient_checkpointing else ():
@@ -112,8 +112,8 @@ def whole_networks(source, device, devices, sampling, algorithm, compares, seed,
         networks.reference = replace(policy, without_adapter=True)
     elif compares:
         networks.reference = first or frozen(policy)
-    if uses_own(sampling.rollout):
-        networks.sampler = own_sampler(policy, tokenizer)
+    if uses_ours(sampling.sampler):
+        networks.sampler = our_sampler(policy, tokenizer)
     if algorithm.critic:
         networks.critic = first_critic(policy)
     return networks
@@ -132,7 +132,7 @@ def frozen(policy):
     return replace(policy, model=frozen_copy(policy.model, policy.dtype))
 
 
-def own_sampler(policy, tokenizer):
+def our_sampler(policy, tokenizer):
     """Our sampler. If the policy's weights have another dtype than its arithmetic, it samples from
     a copy: each of its small steps would cast the weights again."""
     if policy.model.dtype == policy.dtype:
@@ -162,7 +162,7 @@ def sharded_networks(source, device, dtype, sampling, algorithm, compares, folde
     if algorithm.critic:
         critic = whole and Critic(whole.base_model, computed, policy.shares_prompts)
         networks.critic = shards.hand_out(critic, device, torch.float32, computed, exact=["head"])
-    if uses_own(sampling.rollout):
+    if uses_ours(sampling.sampler):
         empty = shards.without_weights(whole, computed)
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
         networks.sampler = Sampler(copy, tokenizer, copy=True)

@@ -1,4 +1,4 @@
-"""Sampling completions from the policy: the project's own sampler. contract.py says what every
+"""Sampling completions from the policy: the project's sampler. contract.py says what every
 sampler does."""
 
 import math
@@ -19,7 +19,7 @@ ASK_EVERY = {"cpu": 1, "cuda": 8}
 
 
 class Sampler:
-    """The project's own sampler. It samples from the policy, or from a copy that `refresh` keeps up
+    """The project's sampler. It samples from the policy, or from a copy that `refresh` keeps up
     to date."""
 
     def __init__(self, model, tokenizer, copy=False):

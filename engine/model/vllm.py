@@ -1,4 +1,4 @@
-"""Sampling with vLLM (`--rollout vllm`), if it is installed. contract.py has the contract that it
+"""Sampling with vLLM (`--sampler vllm`), if it is installed. contract.py has the contract that it
 keeps.
 
 vLLM runs inside the training process: one engine per rank, on the rank's own device. It has its own
@@ -39,14 +39,14 @@ class VLLM:
 
     @staticmethod
     def check(options):
-        own = "or use --rollout own."
+        cure = "or use --sampler ours."
         if options.lora:
-            raise UserError(f"--rollout vllm does not take adapters: leave out --lora, {own}")
+            raise UserError(f"--sampler vllm does not take adapters: leave out --lora, {cure}")
         if find_spec("vllm") is None and options.plan is None:
-            raise UserError(f"--rollout vllm needs vLLM: {INSTALL}.")
+            raise UserError(f"--sampler vllm needs vLLM: {INSTALL}.")
         if not 0.01 <= options.temperature <= 2:
-            raise UserError("--rollout vllm takes a --temperature in [0.01, 2], not "
-                            f"{options.temperature}: change it, {own}")
+            raise UserError("--sampler vllm takes a --temperature in [0.01, 2], not "
+                            f"{options.temperature}: change it, {cure}")
 
     def __init__(self, source, tokenizer, dtype, sampling, *, stop_ids, longest, seed):
         # one process, so that weights are not copied

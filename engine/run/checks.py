@@ -27,7 +27,7 @@ def check_options(o, unusual):
     row = ALGORITHMS[o.algorithm]
     check_allowed(o, unusual, row)
     check_rule(o, row)
-    sampler_class(o.rollout).check(o)
+    sampler_class(o.sampler).check(o)
     if o.lora and o.shard == "full":
         raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
     if o.lora and row.critic:
@@ -109,12 +109,12 @@ def notes_on_options(o, unusual):
          "own. Log-probabilities follow the temperature."),
         (slow_sampler(o),
          "vLLM is not installed. On a GPU it samples several times as fast: "
-         f"{INSTALL}, then add --rollout vllm."),
+         f"{INSTALL}, then add --sampler vllm."),
     ]
     return [note for surprises, note in notes if surprises]
 
 
 def slow_sampler(o):
     """Whether there is a GPU, and vLLM could sample on it but is not installed."""
-    own = o.rollout == "own" and not o.lora and o.model != "toy"
-    return torch.cuda.is_available() and own and not find_spec("vllm")
+    slow = o.sampler == "ours" and not o.lora and o.model != "toy"
+    return torch.cuda.is_available() and slow and not find_spec("vllm")

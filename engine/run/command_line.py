@@ -54,13 +54,13 @@ def flat(config):
 
 def compose(config_class, values):
     """A config with these options, each in the record that has it. values: {name: value}."""
-    own = {}
+    chosen = {}
     for f in fields(config_class):
         if is_dataclass(f.type):
-            own[f.name] = compose(f.type, values)
+            chosen[f.name] = compose(f.type, values)
         elif f.name in values:
-            own[f.name] = values[f.name]
-    return config_class(**own)
+            chosen[f.name] = values[f.name]
+    return config_class(**chosen)
 
 
 # --- from words and files ---

@@ -79,8 +79,8 @@ def holds_run(output_dir, options, restarts):
 def keep_options(run_dir, config):
     """Write run.json, on the first rank. Whether the run was resumed is no option of the run."""
     if ranks.rank() == 0:
-        own = flat(config) | {"resume": False}
-        files.write(Path(run_dir, "run.json"), files.as_json(own, indent=2))
+        options = flat(config) | {"resume": False}
+        files.write(Path(run_dir, "run.json"), files.as_json(options, indent=2))
 
 
 def as_started(name, value):

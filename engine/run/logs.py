@@ -204,6 +204,6 @@ def report(summary, config):
         command += f" --benchmark {benchmark}"
     if config.data.columns and benchmark not in TASKS:
         command += f" --columns {shlex.join(config.data.columns)}"
-    if config.sampling.rollout not in ("own", "vllm"):
-        command += f" --rollout {config.sampling.rollout}"
+    if config.sampling.sampler not in ("ours", "vllm"):
+        command += f" --sampler {config.sampling.sampler}"
     print(f"evaluate  {command}")

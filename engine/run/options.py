@@ -99,8 +99,8 @@ class SamplingOptions(Sampling):
     max_new_tokens: int | None = option(
         None, "longest completion in tokens; else the data set's (1024 for most)",
         limits="[1, ∞)")
-    rollout: str = option(
-        "own", "the sampler: own is engine/model/sampling.py; vllm needs its package; or "
+    sampler: str = option(
+        "ours", "ours is engine/model/sampling.py; vllm needs its package; or "
         "FILE.py:CLASS, one of your own")
     vllm_share: float = option(
         0.3, "share of a GPU's memory for vLLM's weights, activations and cache", limits="(0, 1)")

@@ -86,7 +86,7 @@ def plan(options, devices=None):
     sampled = cache + shape.vocab_size * (compute + 4 + 8)
     questions = at_once = algorithm.questions_per_step
     sampler_starts = True
-    if options.rollout != "vllm":  # one of the user's own is taken for ours
+    if options.sampler != "vllm":  # one of the user's own is taken for ours
         sampled *= options.group_size
         free = USABLE * device - sum(generation for generation, _ in items.values())
         while at_once > 1 and at_once * sampled > free:  # so does our sampler
@@ -147,7 +147,7 @@ def parameter_items(model, compute, options, devices, critic):
     if options.lora:
         trained = adapter_parameters(model, options.lora)
         rollout = casts = reference = new_gradient = 0
-    if options.rollout == "vllm":
+    if options.sampler == "vllm":
         rollout = 0
     if critic:
         trained += model.base_model.num_parameters()

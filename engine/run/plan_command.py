@@ -80,6 +80,6 @@ def levers(o, devices):
     if o.beta:
         yield "--beta 0", devices
     if not o.lora and o.shard == "none":
-        if o.rollout != "vllm" and not ALGORITHMS[o.algorithm].critic:
+        if o.sampler != "vllm" and not ALGORITHMS[o.algorithm].critic:
             yield "--lora 16", devices
         yield "--shard full", max(2, devices)

@@ -44,6 +44,6 @@ def show(rollout, algorithm, tokenizer):
     samples = []
     for i, question in enumerate(rollout.questions):
         texts = rollout.texts[i * completions : (i + 1) * completions]
-        own = [{"completion": text} for text in texts]
-        samples.append({**question, "prompt": prompt, "completions": own})
+        completed = [{"completion": text} for text in texts]
+        samples.append({**question, "prompt": prompt, "completions": completed})
     return metrics, samples

@@ -122,9 +122,9 @@ class Run:
                 raise UserError(f"the curriculum in {self.hooks.path} asks only questions whose "
                                 "prompts are too long: raise --max_prompt_tokens.")
         self.skip(tried - count)
-        own = ranks.share(asked)
-        self.own_numbers += [number for number, _ in own]
-        return [question for _, question in own]
+        share = ranks.share(asked)
+        self.own_numbers += [number for number, _ in share]
+        return [question for _, question in share]
 
     def skip(self, count):
         """Count questions that could not be asked. The first ones are told."""

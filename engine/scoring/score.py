@@ -144,9 +144,9 @@ def values_of(reward, texts, columns):
     values are not one finite number for each text.
     """
     try:
-        own = copy.deepcopy(columns)
-        own["prompts"] = own.get("question")
-        returned = reward.function(completions=list(texts), **own)
+        columns = copy.deepcopy(columns)
+        columns["prompts"] = columns.get("question")
+        returned = reward.function(completions=list(texts), **columns)
         if not hasattr(returned, "__iter__"):
             raise TypeError(
                 f"it returned {returned!r:.80}, a list of {len(texts)} numbers is needed")

@@ -32,7 +32,7 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
     "--algorithm ppo --keep random",
     "--algorithm ppo --pruning_rate 0.5", "--algorithm ppo --allocation true",
     "--algorithm gfpo_adaptive --pruning_rate 0.5", "--algorithm gfpo_adaptive --allocation true",
-    "--rollout vllm", "--group_size 1",
+    "--sampler vllm", "--group_size 1",
     "--overlong_cache 49", "--target_kl 0", "--epochs -1", "--epochs inf",
     "--seed 9223372036854775807", "--steps 0", "--steps many", "--lr nan",
     "--warmup 1", "--temperature 0", "--plan -1", "--shard half", "--lora 4 --shard full",

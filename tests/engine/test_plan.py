@@ -155,12 +155,12 @@ def test_if_memory_is_short_fewer_questions_are_sampled_at_a_time():
 def test_another_sampler_has_its_share_which_must_hold_weights_and_a_completion():
     least = 2 * W_MIDDLE + COMPLETION
     enough, less = ((least + n) / GB / 0.3 for n in (1e6, -1e6))
-    p = planned("1.5B", rollout="vllm", plan=enough)
+    p = planned("1.5B", sampler="vllm", plan=enough)
     assert p.items["sampler"] == pytest.approx((least + 1e6, least + 1e6))
     assert p.items["rollout copy"] == (0, 0) and "KV cache" not in p.items and p.sampler_starts
-    assert not planned("1.5B", rollout="vllm", plan=less).sampler_starts
+    assert not planned("1.5B", sampler="vllm", plan=less).sampler_starts
     # although the device holds the peak
-    small_share = planned("1.5B", rollout="vllm", vllm_share=0.03)
+    small_share = planned("1.5B", sampler="vllm", vllm_share=0.03)
     assert max(small_share.peaks) < USABLE * 80 * GB and not small_share.fits
 
 

@@ -84,7 +84,7 @@ LEVERS = [  # processes, options, what may be changed
     (2, "--shard full", [*SAFE, "--beta 0"]),
     (1, "--lora 8", [*SAFE, "--beta 0"]),
     (1, "--algorithm ppo", [*SAFE, "--beta 0", SHARDS]),
-    (1, "--rollout vllm", [*SAFE, "--beta 0", SHARDS]),
+    (1, "--sampler vllm", [*SAFE, "--beta 0", SHARDS]),
     (1, "--beta 0 --gradient_checkpointing --micro_batch_tokens 1024",
      ["--micro_batch_tokens 512", "--lora 16", SHARDS]),
     (1, "--beta 0 --gradient_checkpointing --micro_batch_tokens 1", ["--lora 16", SHARDS]),
@@ -108,7 +108,7 @@ def test_each_lever_is_the_plan_of_the_run_with_it(processes, given, expected, d
 
 @pytest.mark.parametrize("words, why", [
     ("--algorithm ppo", "a device has 11.4 GB for the peak."),
-    ("--rollout vllm", "--vllm_share of a device does not hold"),
+    ("--sampler vllm", "--vllm_share of a device does not hold"),
 ])
 def test_a_run_that_nothing_helps_ends_with_code_3(words, why, capsys):
     words = f"--plan 12 --model {LARGE} --dataset gsm8k_zh {words}".split()

@@ -211,7 +211,7 @@ def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path, laun
     run_dir = tmp_path / "run"
     argv = [
         "--model", world.folder, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir",
-        str(run_dir), "--rollout", "vllm", "--algorithm", "drgrpo", "--rewards",
+        str(run_dir), "--sampler", "vllm", "--algorithm", "drgrpo", "--rewards",
         f"{tmp_path}/r.py:r", "--lr", "1e-2", "--warmup", "0", "--max_new_tokens", "12",
         "--group_size", "8", "--importance_weights", "sequence_truncate", "--save_every", "2",
         "--epochs", "2",
