@@ -331,7 +331,8 @@ def see_train(run_dir, config, algorithm):
 
 def passes_of(calls, beta):
     """The Passes of a step of train.py: one for each micro-batch of each update."""
-    rows_of = {id(call.value): call.of_caller["rows_here"] for call in calls[update.with_token_weights]}
+    cuts = calls[update.with_token_weights]
+    rows_of = {id(call.value): call.of_caller["rows_here"] for call in cuts}
     each, passes = iter(values_of_losses(calls, beta)), []
     for number, call in enumerate(calls[update.accumulate], 1):
         own = rows_of[id(call.given["minibatch"])]
