@@ -21,7 +21,7 @@ import torch
 
 from answers import extract_answer, to_number
 from engine.base import files, progress, ranks
-from engine.base.errors import CANNOT_WRITE, UserError
+from engine.base.errors import UserError, one_line
 from engine.data.questions import fingerprint, with_prompts
 from engine.data.rows import check_dataset, open_file, read_rows
 from engine.model.contract import Sampling
@@ -482,10 +482,8 @@ def main(argv):
     except torch.OutOfMemoryError:
         raise UserError(f"out of memory: lower --batch_size {config.batch_size}.") from None
     except OSError as error:
-        if error.errno in CANNOT_WRITE:
-            raise UserError(f"{CANNOT_WRITE[error.errno]}, or name another --output_dir than "
-                            f"{folder}.") from None
-        raise
+        raise UserError(f"stopped by the system: {one_line(error)}. The results go to {folder}: "
+                        "make room there, or name another --output_dir.") from None
     ranks.stop()
 
 

@@ -1,17 +1,7 @@
 """What a user can correct: one sentence with the cause and the cure, in place of a traceback."""
 
 import difflib
-import errno
 from textwrap import shorten
-
-CANNOT_WRITE = {  # the number of an OSError: what it means to the user
-    **dict.fromkeys(
-        [errno.ENOSPC, errno.EDQUOT], "the disk is full, and nothing can be written: make room"),
-    **dict.fromkeys(
-        [errno.EACCES, errno.EPERM, errno.EROFS], "the folder is read-only: make it writable"),
-    **dict.fromkeys(
-        [errno.EEXIST, errno.ENOTDIR], "there is a file in place of the folder: move the file"),
-}
 
 
 class UserError(Exception):

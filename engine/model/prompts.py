@@ -79,9 +79,10 @@ def read_prompts_once(backbone, prompts, tokens):
 def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
     """`read_prompts_once` in one forward pass, which computes prompt + completion of each row.
 
-    lengths: (N,), of the completions, on the CPU. All padding is on the right. A causal model never looks to the right, so no attention mask is
-    needed. with_cache: give the model a cache, which stays empty. Without a cache transformers
-    looks at the positions, in case they begin again within a row, and a GPU makes the host wait.
+    lengths: (N,), of the completions, on the CPU. All padding is on the right. A causal model never
+    looks to the right, so no attention mask is needed. with_cache: give the model a cache, which
+    stays empty. Without a cache transformers looks at the positions, in case they begin again
+    within a row, and a GPU makes the host wait.
     """
     from transformers.cache_utils import Cache
 

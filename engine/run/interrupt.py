@@ -6,7 +6,7 @@ import time
 import torch
 
 from engine.base import progress, ranks
-from engine.base.errors import CANNOT_WRITE, UserError, one_line
+from engine.base.errors import UserError, one_line
 from engine.run import checkpoint
 
 PATIENCE = 20  # seconds that a reward of the user's own has after a signal; many schedulers wait 30
@@ -59,7 +59,6 @@ class Interrupt:
 def in_one_sentence(error, run_dir):
     """A UserError, if the user can change what the error means, or if another rank has ended; else
     the error."""
-    number = getattr(error, "errno", None)
     if isinstance(error, torch.OutOfMemoryError):
         reason = f"out of memory ({one_line(error)}): `--plan` shows what takes it."
     elif isinstance(error, FloatingPointError):
@@ -67,8 +66,8 @@ def in_one_sentence(error, run_dir):
                   "lower --lr.")
     elif isinstance(error, BrokenPipeError):
         reason = "stopped, because the program that read the output has ended."
-    elif isinstance(error, OSError) and number in CANNOT_WRITE:
-        reason = f"{CANNOT_WRITE[number]}."
+    elif isinstance(error, OSError):  # a full disk, a folder that may not be written
+        reason = f"stopped by the system: {one_line(error)}."
     elif ranks.is_alone(error):
         # torchrun is about to end this process, which first says why
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
