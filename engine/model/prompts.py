@@ -6,9 +6,11 @@ of its prompt.
 """
 
 from copy import copy
+from functools import partial
 
 import torch
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from engine.model.precision import nearly_equal
 
@@ -16,12 +18,10 @@ from engine.model.precision import nearly_equal
 def left_pad(prompts, pad_id, device):
     """(ids, mask), both (Q, L), of Q token lists: padded on the left, so that all prompts end in
     the same column."""
-    longest = max(map(len, prompts))
-    ids, mask = [], []
-    for prompt in prompts:
-        padding = longest - len(prompt)
-        ids.append([pad_id] * padding + list(prompt))
-        mask.append([0] * padding + [1] * len(prompt))
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    padded = partial(pad_sequence, batch_first=True, padding_side="left")
+    ids = padded(rows, padding_value=pad_id)
+    mask = padded([torch.ones_like(row) for row in rows])
     return on_device(ids, device), on_device(mask, device)
 
 
@@ -89,8 +89,7 @@ def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
     from engine.model.kv_cache import CACHE, EmptyLayer
 
     starts = torch.tensor([len(prompt) for prompt in prompts])
-    longest = int(starts.max())
-    ids = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
+    ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
     ids = on_device(ids, tokens.device)
     # the tokens of row i begin at column starts[i]
     T = tokens.shape[1]

@@ -4,7 +4,6 @@ completions."""
 import copy
 import functools
 import inspect
-import math
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,8 +52,6 @@ def load_rewards(words, option="--rewards"):
         try:
             weight = float(last)
         except ValueError:
-            weight = math.nan
-        if not math.isfinite(weight):  # nan and inf may be names of functions
             name, weight = word, 1.0
         function = known_or_own(name, REWARDS, "reward", option)
         if name not in REWARDS:
@@ -187,15 +184,6 @@ def one_by_one(reward, texts, columns, first):
                 f"{one_line(first)}. It is called with completions, a list of texts, and the "
                 f"columns {', '.join(columns)}, by name.")
     return values
-
-
-def try_out(reward_functions, texts, columns):
-    """Call each reward before a run, on a few completions: a reward that fails on all of them, or
-    returns something else than a finite number for each, is a UserError."""
-    for reward in reward_functions:
-        _, error = values_of(reward, texts, columns)
-        if error:
-            one_by_one(reward, texts, columns, error)
 
 
 def score(reward_functions, texts, columns):

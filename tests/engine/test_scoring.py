@@ -27,7 +27,6 @@ from engine.scoring.score import (
     load_rewards,
     read,
     score,
-    try_out,
 )
 from judges.mathematics import math_accuracy
 from judges.programs import code_accuracy
@@ -45,11 +44,6 @@ def short(completions, **columns):
 
 def picky(completions, **columns):
     return [1.0 if text.isdigit() else 1 / 0 for text in completions]
-
-def nan(completions, **columns):
-    return [2.0] * len(completions)
-
-inf = nan
 """
 
 
@@ -69,15 +63,11 @@ def test_rewards_are_named_with_or_without_a_weight(mine):
         ("gsm8k_accuracy", 1.0), ("format_reward", 0.5), ("short", 1.0), ("picky", -0.2),
     ]
     assert chosen[0].function is gsm8k_accuracy and chosen[2].function(["abc"]) == [-3.0]
-    for word, weight in (("nan", 1.0), ("inf", 1.0), ("nan:0.5", 0.5)):  # names, and no weights
-        [reward] = load_rewards([f"{mine}:{word}"])
-        assert reward.weight == weight and reward.function(["a"]) == [2.0]
 
 
 @pytest.mark.parametrize("words, named", [
     ("gsm9k", "gsm9k"), ("re", "re"),  # a name inside rewards.py that is no reward
-    ("format_reward:nan", "format_reward:nan"), (":2", "unknown reward ''"),
-    ("none.py:f", "none.py"),
+    (":2", "unknown reward ''"), ("none.py:f", "none.py"),
     ("MINE:long", "no function .long.: write MINE:FUNCTION"), ("MINE", "MINE:FUNCTION"),
     ("MINE:0.5", "MINE:FUNCTION"),
     ("format_reward format_reward:2", "format_reward:2"),
@@ -274,9 +264,9 @@ def test_a_fault_that_a_call_shows_is_told_in_one_sentence(mine, line, sentence)
     both = ["<answer>18</answer>", "\\boxed{18}"], {"question": ["?"] * 2, "answer": ["18"] * 2}
     if sentence:
         with pytest.raises(UserError, match=f"the reward f .*{sentence}"):
-            try_out(chosen, *both)
+            score(chosen, *both)
     else:
-        try_out(chosen, *both)
+        score(chosen, *both)
 
 
 @pytest.mark.parametrize("option", [[], ["--check_rewards"]])
