@@ -29,11 +29,9 @@ def start():
         # processes
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         # nccl gets its GPU here: otherwise each rank would guess one at its first message
-        backend, gpu = ("nccl", device) if gpus else ("gloo", None)
         dist.init_process_group(
-            backend, store=store, rank=number, world_size=size, timeout=timedelta(hours=1),
-            device_id=gpu,
-        )
+            "nccl" if gpus else "gloo", store=store, rank=number, world_size=size,
+            timeout=timedelta(hours=1), device_id=device if gpus else None)
         # a thread of gloo needs Python's lock to free the last tensors: if Python has ended before,
         # the process aborts
         atexit.register(time.sleep, 0.2)
@@ -62,18 +60,18 @@ def all_reduce(device, sums=(), maxima=()):
     """`sums` added up over the ranks, and the largest of `maxima`, in one dict of floats. Every
     rank must pass the same keys.
 
-    Both are dicts of numbers, or of 0-dimensional tensors. They are read off the device all at
-    once.
+    Both are dicts of numbers, or of 0-dimensional tensors, with different keys. They are read off
+    the device all at once.
     """
-    sums, maxima = dict(sums), dict(maxima)
-    packed = torch.zeros(len(sums) + len(maxima), dtype=torch.float64, device=device)
-    for i, value in enumerate([*sums.values(), *maxima.values()]):
+    values = dict(sums) | dict(maxima)
+    packed = torch.zeros(len(values), dtype=torch.float64, device=device)
+    for i, value in enumerate(values.values()):
         packed[i].fill_(value)  # the host waits for no number that is on the device
     if world_size() > 1:
         dist.all_reduce(packed[: len(sums)])
         if maxima:
             dist.all_reduce(packed[len(sums) :], op=dist.ReduceOp.MAX)
-    return dict(zip([*sums, *maxima], packed.tolist()))
+    return dict(zip(values, packed.tolist()))
 
 
 def gather(rows):

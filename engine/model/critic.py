@@ -42,9 +42,9 @@ def estimate(minibatches, device, *, beta, lam):
     Sets `advantages`, whitened over all devices, and `returns`, both (N, T). The mini-batches need
     old_logp and old_values, and ref_logp if beta is not 0.
     """
-    masks = [batch.mask.to(device) for batch in minibatches]
     tokens = total = squares = torch.zeros((), dtype=torch.float64, device=device)
-    for batch, mask in zip(minibatches, masks):
+    masked = [(batch, batch.mask.to(device)) for batch in minibatches]
+    for batch, mask in masked:
         ref_logp = batch.old_logp if batch.ref_logp is None else batch.ref_logp
         rewards = token_rewards(batch.scores, batch.old_logp, ref_logp, mask, beta=beta)
         batch.advantages, batch.returns = gae(rewards, batch.old_values, mask, lam=lam)
@@ -53,9 +53,9 @@ def estimate(minibatches, device, *, beta, lam):
     sums = ranks.all_reduce(device, {"tokens": tokens, "total": total})
     n = max(sums["tokens"], 1)
     mean = sums["total"] / n
-    for batch, mask in zip(minibatches, masks):
+    for batch, mask in masked:
         distance = (batch.advantages - mean) * mask
         squares = squares + distance.pow(2).sum()
     variance = ranks.all_reduce(device, {"squares": squares})["squares"] / n
-    for batch, mask in zip(minibatches, masks):
+    for batch, mask in masked:
         batch.advantages = whiten(batch.advantages, mask, mean=mean, variance=variance)

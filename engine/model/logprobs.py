@@ -46,7 +46,7 @@ class Policy:
                 states, targets, positions = completion_states(
                     model.base_model, batch, self.shares_prompts)
                 head = model.get_output_embeddings()
-                size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
+                size = max(1, CHUNK_ELEMENTS // len(head.weight))
                 scores = ThroughHead.apply(
                     states, targets, head.weight, head.bias, size, self.temperature, with_entropy)
         finally:
@@ -97,10 +97,10 @@ def completion_states(backbone, batch, shares_prompts=True):
     prompt is computed once, in a first pass. shares_prompts: whether the model could do so.
     """
     prompts, tokens, mask = batch.prompts, batch.tokens, batch.mask
-    lengths = computed_lengths(mask)
     if batch.reads_prompts_once:
-        hidden, before = read_prompts_once(backbone, prompts, tokens, lengths)
+        hidden, before = read_prompts_once(backbone, prompts, tokens)
     else:
+        lengths = computed_lengths(mask)
         hidden, before = read_rows(backbone, prompts, tokens, lengths, shares_prompts)
     row, t = mask.nonzero(as_tuple=True)
     # token t of a row is predicted by the state in column before[row] + t
@@ -160,7 +160,6 @@ class ThroughHead(torch.autograd.Function):
             target = targets[chunk].unsqueeze(1)
             g = grad_logp[chunk].unsqueeze(1) / ctx.temperature
             logp = torch.log_softmax(linear(s, weight, bias).float() / ctx.temperature, -1)
-            entropy_part = None
             if grad_entropy is not None:
                 # ∂ H / ∂ logits_v = −π(v) (log π(v) + H) / temperature, and 0 if π(v) is 0
                 h = grad_entropy[chunk].unsqueeze(1) / ctx.temperature
@@ -169,7 +168,7 @@ class ThroughHead(torch.autograd.Function):
                 entropy_part = -h * logp.exp() * (finite - minus_entropy)
             # ∂ log π(o) / ∂ logits_v = (1[v = o] − π(v)) / temperature
             grad_logits = logp.exp_().mul_(-g).scatter_add_(1, target, g)
-            if entropy_part is not None:
+            if grad_entropy is not None:
                 grad_logits = grad_logits + entropy_part
             grad_logits = grad_logits.to(weight.dtype)
             grad_states[chunk] = grad_logits @ weight

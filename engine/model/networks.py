@@ -166,7 +166,7 @@ def sharded_networks(source, device, dtype, sampling, algorithm, compares, folde
         empty = shards.without_weights(whole, computed)
         copy = with_parameters(empty, lambda p: torch.empty_like(p, device=device)).to(device)
         networks.sampler = Sampler(copy, tokenizer, copy=True)
-        networks.sampler.refresh(shards.whole_weights(policy.model, computed))
+        networks.refresh_sampler()
     if compares:
         if folder:
             del whole  # before the next model is read, so that the host never holds two

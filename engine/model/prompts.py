@@ -6,9 +6,11 @@ of its prompt.
 """
 
 from copy import copy
+from functools import partial
 
 import torch
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from engine.model.precision import nearly_equal
 
@@ -16,12 +18,10 @@ from engine.model.precision import nearly_equal
 def left_pad(prompts, pad_id, device):
     """(ids, mask), both (Q, L), of Q token lists: padded on the left, so that all prompts end in
     the same column."""
-    longest = max(map(len, prompts))
-    ids, mask = [], []
-    for prompt in prompts:
-        padding = longest - len(prompt)
-        ids.append([pad_id] * padding + list(prompt))
-        mask.append([0] * padding + [1] * len(prompt))
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    padded = partial(pad_sequence, batch_first=True, padding_side="left")
+    ids = padded(rows, padding_value=pad_id)
+    mask = padded([torch.ones_like(row) for row in rows])
     return on_device(ids, device), on_device(mask, device)
 
 
@@ -30,13 +30,13 @@ def on_device(numbers, device):
     return torch.as_tensor(numbers).to(device, non_blocking=True)
 
 
-def read_prompts_once(backbone, prompts, tokens, lengths):
+def read_prompts_once(backbone, prompts, tokens):
     """(hidden states (N, T', H), before (N,)): token t of row i is predicted by hidden[i, before[i]
     + t].
 
-    prompts: N token lists; equal ones are computed once. tokens: (N, T) int64, 0 on padding.
-    lengths: (N,), on the CPU. The gradient flows from a completion through the keys and values of
-    its prompt. There are two forward passes, even if T is 0 or 1.
+    prompts: N token lists; equal ones are computed once. tokens: (N, T) int64, 0 on padding. The
+    gradient flows from a completion through the keys and values of its prompt. There are two
+    forward passes, even if T is 0 or 1.
     """
     from transformers.cache_utils import Cache
 
@@ -79,17 +79,17 @@ def read_prompts_once(backbone, prompts, tokens, lengths):
 def read_rows(backbone, prompts, tokens, lengths, with_cache=False):
     """`read_prompts_once` in one forward pass, which computes prompt + completion of each row.
 
-    All padding is on the right. A causal model never looks to the right, so no attention mask is
-    needed. with_cache: give the model a cache, which stays empty. Without a cache transformers
-    looks at the positions, in case they begin again within a row, and a GPU makes the host wait.
+    lengths: (N,), of the completions, on the CPU. All padding is on the right. A causal model never
+    looks to the right, so no attention mask is needed. with_cache: give the model a cache, which
+    stays empty. Without a cache transformers looks at the positions, in case they begin again
+    within a row, and a GPU makes the host wait.
     """
     from transformers.cache_utils import Cache
 
     from engine.model.kv_cache import CACHE, EmptyLayer
 
     starts = torch.tensor([len(prompt) for prompt in prompts])
-    longest = int(starts.max())
-    ids = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
+    ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
     ids = on_device(ids, tokens.device)
     # the tokens of row i begin at column starts[i]
     T = tokens.shape[1]
@@ -107,11 +107,10 @@ def shares_prompts(backbone):
     keys and values, so it does not."""
     prompts = [[0, 1], [0]]
     tokens = torch.tensor([[2, 3], [1, 2]], device=backbone.device)
-    lengths = torch.tensor([2, 2])
-    whole, before = read_rows(backbone, prompts, tokens, lengths)
-    expected = torch.stack([whole[i, before[i] : before[i] + 2] for i in range(2)])
+    whole, _ = read_rows(backbone, prompts, tokens, torch.tensor([2, 2]))
+    expected = torch.stack([whole[0, 1:3], whole[1, 0:2]])  # they predict the four tokens
     try:
-        states, _ = read_prompts_once(backbone, prompts, tokens, lengths)
+        states, _ = read_prompts_once(backbone, prompts, tokens)
     except (AttributeError, IndexError, TypeError, ValueError):
         return False
     return nearly_equal(states, expected)

@@ -1,7 +1,7 @@
 """Gold answers that no completion can win: a run would train on them in vain."""
 
 from answers import gold_answer, to_number
-from engine.scoring.score import reward_columns, try_out, values_of
+from engine.scoring.score import reward_columns, score, values_of
 
 LOOKED_AT = 1_000  # gold answers that are judged before a run
 NO_ANSWERS = ("proof", "notfound", "not found", "n/a", "none", "-")  # of NuminaMath and others
@@ -13,13 +13,13 @@ FORMS = ("<think>\n\n</think>\n<answer>\n{}\n</answer>", "\\boxed{{{}}}")
 
 def notes_on_golds(reward_functions, questions, numbers):
     """Sentences about gold answers that cannot be won, and about those that are not judged. Before,
-    each reward is tried on a question.
+    each reward is tried on a question: a fault of its own ends the run here.
 
     questions: of the run. numbers: those that it asks.
     """
     first = questions.first()
     texts = [form.format(gold_answer(first["answer"])) for form in FORMS]
-    try_out(reward_functions, texts, reward_columns([first], len(texts)))
+    score(reward_functions, texts, reward_columns([first], len(texts)))
     rows = {}
     for number in numbers[:LOOKED_AT]:
         try:

@@ -189,15 +189,6 @@ def one_by_one(reward, texts, columns, first):
     return values
 
 
-def try_out(reward_functions, texts, columns):
-    """Call each reward before a run, on a few completions: a reward that fails on all of them, or
-    returns something else than a finite number for each, is a UserError."""
-    for reward in reward_functions:
-        _, error = values_of(reward, texts, columns)
-        if error:
-            one_by_one(reward, texts, columns, error)
-
-
 def score(reward_functions, texts, columns):
     """Every reward of every completion. Returns ({name: (N,) float32}, how often a reward failed on
     a completion).

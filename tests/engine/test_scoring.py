@@ -27,7 +27,6 @@ from engine.scoring.score import (
     load_rewards,
     read,
     score,
-    try_out,
 )
 from judges.mathematics import math_accuracy
 from judges.programs import code_accuracy
@@ -274,9 +273,9 @@ def test_a_fault_that_a_call_shows_is_told_in_one_sentence(mine, line, sentence)
     both = ["<answer>18</answer>", "\\boxed{18}"], {"question": ["?"] * 2, "answer": ["18"] * 2}
     if sentence:
         with pytest.raises(UserError, match=f"the reward f .*{sentence}"):
-            try_out(chosen, *both)
+            score(chosen, *both)
     else:
-        try_out(chosen, *both)
+        score(chosen, *both)
 
 
 @pytest.mark.parametrize("option", [[], ["--check_rewards"]])
