@@ -1,4 +1,5 @@
-"""The table of algorithms. Each has one row. The row holds what it changes.
+"""The table of algorithms. Each has one row. The row holds what the algorithm
+changes in GRPO.
 
     python algorithms.py                    prints the table
 
@@ -189,7 +190,8 @@ class Row:
     critic: bool = False  # a second network makes an advantage for every token
     lam: float = 0.95  # PPO's λ
     words: str = ""  # what it changes in GRPO, for the printed table
-    wants: tuple[str, ...] = ()  # what the loss takes besides: entropy, sampled_logp, (N, T) each
+    # what the loss takes besides, (N, T) each: "entropy", "sampled_logp". Only these are handed in
+    wants: tuple[str, ...] = ()
     # of the options that only some rows allow
     allowed_options: tuple[str, ...] = ("keep", "pruning_rate", "allocation", "shortest_prefix")
 
@@ -295,11 +297,10 @@ class Algorithm(Row):
         k = self.k
         if self.ks:  # GFPO's adaptive k: one of each question, (Q,)
             k = adaptive_k(rollout.total.mean(1), torch.tensor(rollout.history), ks=self.ks)
-        kept = self.keep(rollout, advantages, k)
-        rows = kept
-        if isinstance(kept, tuple):  # the rule returns rows with their advantages
-            rows, theirs = kept
-            advantages = advantages.flatten().index_copy(0, rows, theirs).view_as(advantages)
+        rows = self.keep(rollout, advantages, k)
+        if isinstance(rows, tuple):  # the rule also says what these rows count
+            rows, changed = rows
+            advantages = advantages.flatten().index_copy(0, rows, changed).view_as(advantages)
         if self.over_kept:  # GFPO and PODS
             advantages = advantages_over_kept(self, rollout, rows)
         return rows[rollout.trainable.flatten()[rows]], advantages

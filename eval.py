@@ -22,7 +22,7 @@ from answers import extract_answer, to_number
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError
 from engine.data.questions import fingerprint, with_prompts
-from engine.data.rows import check_dataset, read_rows
+from engine.data.rows import check_dataset, named_columns, read_rows
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
@@ -48,9 +48,7 @@ def evaluate(
     `open_answers`, which are not made again.
     Returns one dict per completion, in the order of the questions, on every process.
     """
-    records = []
-    if earlier:
-        records += earlier.get(part, [])
+    records = list(earlier.get(part, ())) if earlier else []
     size = questions_in_a_batch(batch_size, samples)
     firsts = range(len(records) // samples, len(questions), size * ranks.world_size())
     for first in progress.over(firsts, f"{label}, {part}", "batches"):
@@ -148,7 +146,7 @@ def open_answers(path, setting):
     setting.
     """
     earlier, answers = setting, {}
-    if path.is_file():
+    if path.is_file() and path.stat().st_size:
         earlier, answers = read_answers(path)
     changed = [
         f"{key} {earlier.get(key)!r:.60}" for key in setting if earlier.get(key) != setting[key]]
@@ -276,6 +274,8 @@ def check(chosen):
     if not uses_ours(config.sampler):
         raise UserError(
             f"--sampler {config.sampler} is not built on the project's sampler: leave it out.")
+    if named_columns(config.columns) and set(config.benchmark) <= set(TASKS):
+        raise UserError("--columns has no effect on the data sets of this project's table.")
     if config.judge is not None:
         load_rewards([config.judge], option="--judge")
     return config

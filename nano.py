@@ -5,12 +5,12 @@
     torchrun --nproc-per-node 2 nano.py   two processes, on two GPUs or a CPU: twice the questions
 
 transformers samples, the paper's files compute, and `step` is the algorithm box. With P = 0 `step`
-is GRPO. The model is saved in runs/nano. train.py makes the same step, and adds what long runs
-need: logs, checkpoints, shards, a faster sampler, less memory, other algorithms.
+is GRPO. The model is saved in runs/nano. train.py makes the same step, as long runs need it.
 """
 
 import copy
 import os
+import shutil
 import sys
 
 import torch
@@ -113,7 +113,7 @@ def step(model, reference, optimizer, tokenizer, task, reward, questions):
                     logp, old_logp[i], A[i], m[i], ref_logp=ref_logp[i], beta=BETA, weights=w[i])
                 loss.backward()
             for p in model.parameters():
-                total(p.grad)
+                p.grad = total(torch.zeros_like(p) if p.grad is None else p.grad)
             torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
             optimizer.step()
             optimizer.zero_grad()
@@ -129,10 +129,9 @@ def main(argv):
         dist.init_process_group()  # nccl on GPUs, gloo on CPUs
     torch.manual_seed(SEED + rank)
     logging.disable_progress_bar()  # of loading and saving weights
-    name = "arithmetic" if argv else "toy"
+    name, source = ("arithmetic", argv[0]) if argv else ("toy", TASKS["toy"].base)
     task = TASKS[name]
     reward = getattr(rewards, task.rewards[0])
-    source = argv[0] if argv else task.base
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(DEVICE).eval()
@@ -149,6 +148,7 @@ def main(argv):
             print(f"step {number:3}   {lines[-1]}", flush=True)
     if rank == 0:
         print(f"\nIt learned: {lines[0]}  →  {lines[-1]}", asked[0]["question"], text, sep="\n")
+        shutil.rmtree(FOLDER, ignore_errors=True)  # an earlier model, and its scores
         model.save_pretrained(FOLDER)
         tokenizer.save_pretrained(FOLDER)
         print(f"\nSaved. To score it: python eval.py --model {FOLDER} --benchmark {name}")

@@ -179,7 +179,7 @@ def main(argv):
         except (RuntimeError, OSError, FloatingPointError) as error:
             raise in_one_sentence(error, folder) from None
         finally:
-            for sentence in first_sentence(folder):
+            if ranks.rank() == 0 and (sentence := first_sentence(folder)):
                 progress.note(sentence)
     ranks.stop()
     return code

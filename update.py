@@ -305,18 +305,17 @@ def rows_of_micro_batches(batch, max_tokens, policy):
         whole = [len(prompt) + n for prompt, n in zip(batch.prompts, lengths)]
         cut = micro_batches(whole, max_tokens)
     count = max(1, len(cut))
-    sharded = policy.sharded
-    if sharded:
+    if policy.sharded:
         # devices gather weights together, so each needs as many micro-batches as the others
         most = ranks.all_reduce(batch.tokens.device, maxima={"count": count})
         count = int(most["count"])
     cut += [[]] * (count - len(cut))
     pairs = []
     for rows in cut:
-        if rows and not sharded:
+        if rows and not policy.sharded:
             _, once = forward_cost(batch.prompts, lengths, rows)
         else:
-            once = sharded  # and as many passes as the others in each
+            once = policy.sharded  # and as many passes as the others in each
         pairs.append((torch.tensor(rows, dtype=torch.long), once and policy.shares_prompts))
     return pairs
 

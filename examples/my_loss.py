@@ -12,7 +12,8 @@ A loss takes, in the order and with the names below:
     weights          (N, T), how much each token counts, from the row's token_weights; 0 on padding
     beta, clip_low, clip_high      numbers: those of the row; --beta and the others change them
     entropy          (N, T), the entropy of π_θ at each token, with a gradient; only if the row
-                     wants it
+                     wants it: wants=("entropy",)
+    sampled_logp     (N, T), log π_old as the sampler computed it; only if the row wants it
 
 It returns (loss, stats): a scalar that is a sum over these completions, because micro-batches and
 devices add up; and a dict of detached means under `weights`, for metrics.jsonl.

@@ -65,7 +65,7 @@ class Turns:
 
 
 class WithCalculator:
-    """The project's own sampler, with a calculator (the contract: engine/model/contract.py)."""
+    """The project's sampler, with a calculator (the contract: engine/model/contract.py)."""
 
     wraps_ours = True
 
@@ -73,18 +73,18 @@ class WithCalculator:
     def check(options):
         """It serves every run."""
 
-    def __init__(self, own, tokenizer, sampling):
+    def __init__(self, ours, tokenizer, sampling):
         ids = tokenizer.convert_tokens_to_ids(list(TAGS))
         if None in ids or tokenizer.unk_token_id in ids:
             raise UserError(f"the model has no tokens {' and '.join(TAGS)}: change TAGS in "
                             "examples/my_tool.py to tokens that it has.")
-        self.own, self.tokenizer, self.dtype = own, tokenizer, own.dtype
-        self.stop_ids, self.end_of_call = own.stop_ids, ids[1]
-        self.refresh, self.free_memory = own.refresh, own.free_memory
+        self.ours, self.tokenizer, self.dtype = ours, tokenizer, ours.dtype
+        self.stop_ids, self.end_of_call = ours.stop_ids, ids[1]
+        self.refresh, self.free_memory = ours.refresh, ours.free_memory
 
     def sample(self, prompts, group_size, sampling, seed, places=None):
-        self.own.stop_ids = [*self.stop_ids, self.end_of_call]
-        drawn = self.own.sample(prompts, group_size, sampling, seed, places)
+        self.ours.stop_ids = [*self.stop_ids, self.end_of_call]
+        drawn = self.ours.sample(prompts, group_size, sampling, seed, places)
         completions = []
         for place, prompt in zip(places or range(len(prompts)), prompts):
             completions += [Turns(prompt, place * group_size + i) for i in range(group_size)]
@@ -93,9 +93,9 @@ class WithCalculator:
             self.answer(calling, sampling.max_new_tokens)
             calling = [c for c in calling if not c.truncated]
             if turn == MAX_CALLS:
-                self.own.stop_ids = self.stop_ids
+                self.ours.stop_ids = self.stop_ids
             # each has the whole room: so its random numbers do not depend on the other completions
-            written = self.own.sample(
+            written = self.ours.sample(
                 [c.prompt + c.tokens for c in calling], 1, sampling, seed + turn * TURN,
                 [c.place for c in calling])
             calling = self.read(calling, written, sampling.max_new_tokens)

@@ -170,7 +170,7 @@ def test_an_option_that_our_function_only_hands_on_is_named_too():
     theirs = Theirs(lambda logp, old_logp, advantages, mask: logp.sum(), OURS["dapo_loss"])
     diagnose("dapo_loss", theirs)
     assert theirs.why_left_out() == (
-        "no argument beta, clip_low, clip_high, weights, ref_logp")
+        "no argument ref_logp, beta, clip_low, clip_high, weights")
 
 
 def test_kept_completions_may_stand_in_any_order():

@@ -77,8 +77,9 @@ def test_a_loss_of_ones_own_may_ask_for_the_entropy(loaded, monkeypatch):
     model, tokenizer = loaded
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     losses, entropies = [], []
-    for loss in (dual_clip_loss, with_entropy):
-        monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["dapo"], loss=loss))
+    for loss, wants in [(dual_clip_loss, ()), (with_entropy, ("entropy",))]:
+        row = replace(ALGORITHMS["dapo"], loss=loss, wants=wants)
+        monkeypatch.setitem(ALGORITHMS, "mine", row)
         stats = updated(model, still, [completions(tokenizer)], resolve("mine"))
         losses.append(stats["loss"])
         entropies.append(stats["entropy_trained"])

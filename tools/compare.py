@@ -28,10 +28,10 @@ from scores import group_by_question, mean_value, paired, summarize
 # --- one file of completions ---
 
 
-def judge_file(path, judge, output_dir):
+def judge_file(path, judge, columns, output_dir):
     """Judge the completions of a file, print their scores, and write them into a folder."""
     [reward] = load_rewards([judge], option="--judge")
-    records, rows = read_completions(path)
+    records, rows = read_completions(path, columns)
     texts = [record["completion"] for record in records]
     scores, _ = score([reward], texts, reward_columns(rows))
     for record, value in zip(records, scores[reward.name].tolist()):
@@ -46,11 +46,11 @@ def judge_file(path, judge, output_dir):
     print(f"judged by {judge}; written: {scored}")
 
 
-def read_completions(path):
+def read_completions(path, columns):
     """(a record of each completion of a file, the columns of its question)."""
     records, rows = [], []
     numbers = {}  # {question: its number}
-    data = open_file(path, reserved=["prompt"])
+    data = open_file(path, reserved=["prompt"], columns=columns)
     for line in range(len(data)):
         try:
             row = data[line]
@@ -72,6 +72,9 @@ def read_completions(path):
 
 # --- two files of answers ---
 
+# what is compared; and what only makes other draws of the same kind
+DRAWN = ("model", "seed", "batch_size", "torch", "transformers")
+
 
 def compare(paths):
     """Print the difference between two files of answers to the same questions."""
@@ -81,7 +84,7 @@ def compare(paths):
     print(f"{other['model']}: {paths[1]}")
     for key in setting:
         one, two = setting[key], other.get(key)
-        if one != two and key != "model":
+        if one != two and key not in DRAWN:
             print(f"note: not the same {key}: {one!r:.60} and {two!r:.60}.")
     for part in first:
         if part in second:
@@ -121,6 +124,9 @@ def main(argv):
         help="the reward by which a completion is right, above 0, as in train.py's --rewards "
         "(default: gsm8k_accuracy)")
     parser.add_argument(
+        "--columns", nargs="+", metavar="X",
+        help="question=NAME answer=NAME, or one of the two, of one file: as in train.py")
+    parser.add_argument(
         "--output_dir", metavar="FOLDER",
         help="where the scores of one file go (default: the folder of the file)")
     options = parser.parse_intermixed_args(argv)
@@ -129,13 +135,14 @@ def main(argv):
             raise UserError(f"the file {path} does not exist: name a .jsonl file of question, "
                             "answer, and completion or completions, or two files of answers.")
     if len(options.paths) == 1:
-        return judge_file(options.paths[0], options.judge or "gsm8k_accuracy", options.output_dir)
+        judge = options.judge or "gsm8k_accuracy"
+        return judge_file(options.paths[0], judge, options.columns, options.output_dir)
     if len(options.paths) > 2:
         raise UserError("these are more than two files: name one to judge it, or two to compare "
                         "them.")
-    if options.judge or options.output_dir:
-        raise UserError("--judge and --output_dir have no effect with two files: the answers are "
-                        "judged already, and nothing is written.")
+    if options.judge or options.columns or options.output_dir:
+        raise UserError("--judge, --columns and --output_dir have no effect with two files: the "
+                        "answers are judged already, and nothing is written.")
     compare(options.paths)
 
 

@@ -5,7 +5,7 @@
 A finding is (what, names of the metrics that show it, cure, and maybe completions that show it).
 The functions yield findings, a cause before its effects.
 "Healthy" in a comment: the extreme of full toy runs. At the end of a run train.py prints the first
-sentence of the doctor, or names this program.
+finding; if there is none, it prints the command of this program.
 """
 
 import json
@@ -306,12 +306,13 @@ def ends_below(run_dir, accuracy):
 
 
 def first_sentence(run_dir):
-    """What train.py prints at the end of a run: [the likeliest finding, or how to ask for one]."""
+    """What train.py prints at the end of a run: the likeliest finding, or how to ask for one; None
+    before the first step."""
     sentences, _, steps = diagnosis(run_dir)
     command = f"python tools/doctor.py {shlex.quote(str(run_dir))}"
     if sentences:
-        return [f"{sentences[0]} More: {command}"]
-    return [f"doctor    {command}"] if steps else []
+        return f"{sentences[0]} More: {command}"
+    return f"doctor    {command}" if steps else None
 
 
 def nothing_found(metrics, steps):

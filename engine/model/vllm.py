@@ -66,7 +66,7 @@ class VLLM:
                 skip_tokenizer_init=True,
                 generation_config="vllm",
                 dtype=self.dtype,
-                max_model_len=min(longest, context or longest),
+                max_model_len=min(longest, context),
                 gpu_memory_utilization=sampling.vllm_share,
                 kv_cache_memory_bytes=None if gpu else CPU_CACHE,
                 enable_prefix_caching=True,  # the G completions of a question share its prompt

@@ -456,5 +456,5 @@ def test_a_healthy_run_and_a_folder_without_a_run(tmp_path, capsys):
     main([str(tmp_path)])
     said = capsys.readouterr().out
     assert said.startswith("Nothing was found in 10 steps: accuracy 0.15 → 0.75")
-    assert doctor.first_sentence(tmp_path) == [f"doctor    python tools/doctor.py {tmp_path}"]
-    assert doctor.first_sentence(tmp_path / "none") == []
+    assert doctor.first_sentence(tmp_path / "none") is None
+    assert doctor.first_sentence(tmp_path) == f"doctor    python tools/doctor.py {tmp_path}"
