@@ -12,8 +12,8 @@ FORMS = ("<think>\n\n</think>\n<answer>\n{}\n</answer>", "\\boxed{{{}}}")
 
 
 def notes_on_golds(reward_functions, questions, numbers):
-    """Sentences about gold answers that cannot be won, and about those that are not judged. Before,
-    each reward is tried on a question: a fault of its own ends the run here.
+    """Sentences about gold answers that cannot be won, and about those that are not judged. First
+    each reward is called on one question: a fault of its own ends the run here.
 
     questions: of the run. numbers: those that it asks.
     """
@@ -33,12 +33,12 @@ def notes_on_golds(reward_functions, questions, numbers):
             lost.append(f"row {number + 1}: {rows[number]['answer']!r:.60}")
     if lost:
         notes.append(
-            f"{len(lost)} of the first {len(rows)} gold answers cannot be won with "
+            f"{len(lost)} of the {len(rows)} gold answers that were judged cannot be won with "
             f"{reward_functions[0].name} ({', '.join(lost[:3])}): leave these rows out, or take "
             "another reward, such as math_accuracy.")
     later = len(numbers) - LOOKED_AT
     if later > 0:
-        notes.append(f"{later} later gold answers are not judged.")
+        notes.append(f"{later} gold answers are not judged.")
     return notes
 
 

@@ -45,11 +45,11 @@ def test_the_first_three_are_named_with_their_rows_and_the_others_are_counted(mo
     questions = Given({"question": "?", "answer": answer} for answer in answers)
     reward = [Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])]
     [note] = notes_on_golds(reward, questions, [5, 0, 1, 2, 3, 4])
-    assert note.startswith("4 of the first 6 gold answers cannot be won with gsm8k_accuracy")
+    assert note.startswith("4 of the 6 gold answers that were judged cannot be won with gsm8k_accuracy")
     assert "row 6: 'g h', row 2: 'a b', row 4: 'c d')" in note and "'e f'" not in note
     monkeypatch.setattr(golds_module, "LOOKED_AT", 3)
     [note, later] = notes_on_golds(reward, questions, [1, 0, 2, 3, 4])
-    assert note.startswith("1 of the first 3 ") and later == "2 later gold answers are not judged."
+    assert note.startswith("1 of the 3 ") and later == "2 gold answers are not judged."
     assert notes_on_golds(reward, questions, [0, 2, 7]) == []
 
 
@@ -62,5 +62,5 @@ def test_a_run_and_its_preview_say_so(small, tmp_path, capsys, option):
           "--steps", "1", "--group_size", "4", "--questions_per_step", "8", "--allocation", "false",
           "--output_dir", str(tmp_path / "run"), *option])
     printed = "".join(capsys.readouterr())
-    assert "4 of the first 8 gold answers cannot be won" in printed
+    assert "4 of the 8 gold answers that were judged cannot be won" in printed
     assert ("read: " in printed) == bool(option)
