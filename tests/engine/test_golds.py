@@ -45,7 +45,7 @@ def test_the_first_three_are_named_with_their_rows_and_the_others_are_counted(mo
     questions = Given({"question": "?", "answer": answer} for answer in answers)
     reward = [Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])]
     [note] = notes_on_golds(reward, questions, [5, 0, 1, 2, 3, 4])
-    assert note.startswith("4 of the 6 gold answers that were judged cannot be won with gsm8k_accuracy")
+    assert note.startswith("4 of the 6 gold answers that were judged cannot be won with gsm8k_acc")
     assert "row 6: 'g h', row 2: 'a b', row 4: 'c d')" in note and "'e f'" not in note
     monkeypatch.setattr(golds_module, "LOOKED_AT", 3)
     [note, later] = notes_on_golds(reward, questions, [1, 0, 2, 3, 4])
