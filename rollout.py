@@ -46,7 +46,8 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
     # rank fix what a rule draws (--keep random).
     seed = rng.getrandbits(62)
     rule_seed = rng.getrandbits(62)
-    numbers = ranks.share(range(len(questions) * ranks.world_size()))
+    world = ranks.world_size()
+    numbers = range(ranks.rank(), len(questions) * world, world)
     with clock.phase("generate"):  # 1 sample
         prompts = [question["prompt"] for question in questions]
         sampled = networks.sampler.sample(prompts, G, sampling, seed, numbers)
@@ -62,7 +63,7 @@ def roll_out(questions, networks, algorithm, reward_functions, sampling, rng, cl
     rewards = torch.stack(list(values.values()))
     return Rollout(
         questions=questions,
-        question_numbers=torch.tensor(numbers, dtype=torch.long),
+        question_numbers=torch.tensor(list(numbers), dtype=torch.long),
         tokens=sampled.tokens,
         logp=logp,
         mask=mask,
