@@ -14,23 +14,19 @@ from engine.model.networks import sampler_class
 from engine.model.vllm import INSTALL
 from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
-from tasks.table import TASKS, base_model
+from tasks.table import TASKS, base_model, task_of
 
 ADAPTER = "adapter_config.json"
 # values of --log, and names of the packages that they need
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def check_options(o, unusual):
-    """Refuse the mistakes that the options alone show. o: all options, as attributes. unusual:
-    {name: value} of those that are not as usual for this algorithm and data set."""
-    row = ALGORITHMS[o.algorithm]
-    check_allowed(o, unusual, row)
-    check_rule(o, row)
+def check_options(o):
+    """Refuse the mistakes that the options alone show. o: all options, as attributes."""
     sampler_class(o.sampler).check(o)
     if o.lora and o.shard == "full":
         raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
-    if o.lora and row.critic:
+    if o.lora and ALGORITHMS[o.algorithm].critic:
         raise UserError("--lora cannot be combined with PPO: leave one of them out.")
     if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
@@ -61,20 +57,18 @@ def is_installed(package):
     return found is not None and found.origin is not None
 
 
-def check_allowed(o, unusual, row):
-    """Refuse options that the algorithm does not take."""
+def check_algorithm(o):
+    """Refuse options that the algorithm does not take, and a pruning rule that does not fit it."""
+    name, keep, row = o.algorithm, o.keep, ALGORITHMS[o.algorithm]
+    usual = rule_name(row.keep)
+    of_row = vars(row) | {"keep": usual, "shortest_prefix": None}
     for option in Row.allowed_options:  # all that some row allows
-        if option in unusual and option not in row.allowed_options:
-            raise UserError(f"--{option} does not fit {o.algorithm}: leave it out, or take another "
+        if getattr(o, option) != of_row[option] and option not in row.allowed_options:
+            raise UserError(f"--{option} does not fit {name}: leave it out, or take another "
                             "--algorithm.")
     if o.shortest_prefix is not None and str(o.importance_weights).startswith("sequence"):
         raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
                         "leave out --shortest_prefix, or take a token_ correction.")
-
-
-def check_rule(o, row):
-    """Refuse a pruning rule that does not fit the algorithm."""
-    name, keep, usual = o.algorithm, o.keep, rule_name(row.keep)
     if keep != usual:
         known_or_own(keep, KEEP, "rule", "--keep")
     if usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT):
@@ -98,10 +92,10 @@ def check_rule(o, row):
 # --- what is allowed, and worth a note ---
 
 
-def notes_on_options(o, unusual):
-    """Sentences about LoRA, the temperature and vLLM. Arguments: as for `check_options`."""
+def notes_on_options(o):
+    """Sentences about LoRA, the temperature and vLLM. o: as for `check_options`."""
     notes = [
-        (o.lora and "lr" not in unusual,
+        (o.lora and o.lr == task_of(o.dataset).lr,
          f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters usually need about "
          f"ten times as much: --lr {10 * o.lr:g}."),
         (o.temperature != 1,
