@@ -8,7 +8,7 @@ import torch
 from algorithms import ALGORITHMS, KEEP, OVER_KEPT, Row, rule_name
 from engine.base.errors import UserError
 from engine.base.files import known_or_own
-from engine.data.rows import check_dataset, named_columns
+from engine.data.rows import check_dataset
 from engine.model.folders import resolve_model
 from engine.model.networks import sampler_class
 from engine.model.vllm import INSTALL
@@ -31,7 +31,8 @@ def check_options(o):
     if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
                         f"not {o.overlong_cache}.")
-    if o.log and not is_installed(o.log):
+    # a folder of the package's name, which wandb leaves, has no origin
+    if o.log and not getattr(find_spec(o.log), "origin", None):
         raise UserError(
             f"--log {o.log} needs a package that is not installed: pip install {o.log}")
     for name in filter(None, [o.dataset, o.eval_dataset]):
@@ -39,7 +40,6 @@ def check_options(o):
         if base_model(o.model, name) != base_model(o.model, o.dataset):
             raise UserError(f"the toy has one base model for {o.dataset} and another for {name}: "
                             "leave out --eval_dataset.")
-    named_columns(o.columns)
     if o.columns and {o.dataset, o.eval_dataset} <= {None, *TASKS}:
         raise UserError(f"--columns has no effect on {o.dataset}, whose columns are known: leave "
                         "--columns out, or name a file.")
@@ -49,12 +49,6 @@ def check_options(o):
     if o.model != "toy" and o.plan is None and Path(resolve_model(o.model), ADAPTER).exists():
         raise UserError(f"{o.model} holds adapters, not a whole model: merge them into their model "
                         "first, as docs/gpus.md shows.")
-
-
-def is_installed(package):
-    """Whether there is such a package. A folder of its name, which wandb leaves, is none."""
-    found = find_spec(package)
-    return found is not None and found.origin is not None
 
 
 def check_algorithm(o):

@@ -121,19 +121,15 @@ class Run:
             if tried > count + len(self.questions):
                 raise UserError(f"the curriculum in {self.hooks.path} asks only questions whose "
                                 "prompts are too long: raise --max_prompt_tokens.")
-        self.skip(tried - count)
-        share = ranks.share(asked)
-        self.own_numbers += [number for number, _ in share]
-        return [question for _, question in share]
-
-    def skip(self, count):
-        """Count questions that could not be asked. The first ones are told."""
-        if count and not self.state.skipped_questions:
+        if tried > count and not self.state.skipped_questions:
             progress.note(f"note: a question of {self.questions.name} is left out, because its "
                           f"prompt is longer than {self.questions.max_prompt_tokens} tokens, or "
                           "something is empty; the next one is asked instead. summary.json counts "
                           "them.")
-        self.state.skipped_questions += count
+        self.state.skipped_questions += tried - count
+        share = ranks.share(asked)
+        self.own_numbers += [number for number, _ in share]
+        return [question for _, question in share]
 
     def next_numbers(self, count):
         """The numbers of the next `count` questions, over all devices."""
