@@ -54,11 +54,11 @@ class Run:
     algorithm: Algorithm  # of the next step
     state: State
     questions: Questions
-    hooks: Hooks = Hooks()
-    networks: Networks | None = None
-    reward_functions: list[Reward] = ()
-    test: list[dict] = ()  # the questions of the evaluation
-    is_right: Callable | None = None  # the reward that says whether a completion is right
+    test: list[dict]  # the questions of the evaluation
+    networks: Networks
+    reward_functions: list[Reward]
+    is_right: Callable  # the reward that says whether a completion is right
+    hooks: Hooks
     own_numbers: list[int] = field(default_factory=list)  # of the questions of this step and device
 
     @property
