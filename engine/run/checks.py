@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from algorithms import ALGORITHMS, KEEP, OVER_KEPT, Row, rule_name
+from algorithms import ALGORITHMS, OVER_KEPT, Row, rule_name
 from engine.base.errors import UserError
-from engine.base.files import known_or_own
 from engine.data.rows import check_dataset
 from engine.model.folders import resolve_model
 from engine.model.networks import sampler_class
@@ -63,8 +62,6 @@ def check_algorithm(o):
     if o.shortest_prefix is not None and str(o.importance_weights).startswith("sequence"):
         raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
                         "leave out --shortest_prefix, or take a token_ correction.")
-    if keep != usual:
-        known_or_own(keep, KEEP, "rule", "--keep")
     if usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT):
         raise UserError(
             f"{name} keeps completions by {usual}: it cannot be combined with --keep {keep}.")

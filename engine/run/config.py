@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from algorithms import ALGORITHMS, KEEP, resolve, rule_name, usual_pruning_rate
 from engine.base import ranks
 from engine.base.errors import UserError, unknown
-from engine.base.files import own_function
+from engine.base.files import known_or_own
 from engine.run import checks, folder
 from engine.run.command_line import check_limits, compose, flat, given, given_twice
 from engine.run.options import (
@@ -84,12 +84,12 @@ def algorithm_of(options):
 
     Raises UserError if they do not fit.
     """
-    checks.check_algorithm(options)
     keep = options.keep
     if keep == rule_name(ALGORITHMS[options.algorithm].keep):
         keep = None  # it is the row's own rule, which may be a function
     elif keep not in KEEP:
-        keep = own_rule(own_function(keep, "--keep"), keep)
+        keep = own_rule(known_or_own(keep, KEEP, "rule", "--keep"), keep)
+    checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
         algorithm = resolve(options.algorithm, keep=keep, **others)

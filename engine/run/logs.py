@@ -74,9 +74,6 @@ class Logs:
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
                 show_line(steps, means, answer)
 
-    def close(self):
-        self.tracker.close()
-
 
 def begin(run_dir, last_step):
     """Remove the lines of later steps, which the resumed run writes again, and the summary, which
