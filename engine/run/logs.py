@@ -79,8 +79,7 @@ def begin(run_dir, last_step):
     """Remove the lines of later steps, which the resumed run writes again, and the summary, which
     marks a finished run."""
     for name in LINES:
-        rows = files.read(run_dir / name)
-        kept = [row for row in rows if isinstance(row, dict) and row["step"] <= last_step]
+        kept = [row for row in files.read(run_dir / name) if row["step"] <= last_step]
         files.write(run_dir / name, files.as_lines(kept))
     (run_dir / checkpoint.SUMMARY).unlink(missing_ok=True)
 
