@@ -23,10 +23,10 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 def check_options(o):
     """Refuse the mistakes that the options alone show. o: all options, as attributes."""
     sampler_class(o.sampler).check(o)
-    if o.lora and o.shard == "full":
-        raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
-    if o.lora and ALGORITHMS[o.algorithm].critic:
-        raise UserError("--lora cannot be combined with PPO: leave one of them out.")
+    if o.lora and (o.shard == "full" or ALGORITHMS[o.algorithm].critic):
+        raise UserError(
+            "--lora cannot be combined with --shard full, nor with --algorithm ppo: leave one of "
+            "them out.")
     if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
                         f"not {o.overlong_cache}.")
@@ -62,12 +62,10 @@ def check_algorithm(o):
     if o.shortest_prefix is not None and str(o.importance_weights).startswith("sequence"):
         raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
                         "leave out --shortest_prefix, or take a token_ correction.")
-    if usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT):
+    compares_others = usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT)
+    if compares_others or row.ks and keep == "max_variance":
         raise UserError(
             f"{name} keeps completions by {usual}: it cannot be combined with --keep {keep}.")
-    if row.ks and keep == "max_variance":
-        raise UserError(
-            f"{name} keeps completions by --keep shortest or efficiency, not by max_variance.")
     if o.pruning_rate and keep == "all":
         raise UserError(f"{name} with --keep all keeps every completion: set --pruning_rate 0, or "
                         "give a rule, for example --keep largest_abs.")
