@@ -145,9 +145,11 @@ def show_line(steps, scores, answer):
     """Print a line of the table. scores: the accuracy and the length. answer: its record."""
     accuracy = scores["accuracy"]
     line = f"{steps:>7}  {accuracy:.2f} {'█' * round(10 * accuracy):10}{scores['length']:7.1f}"
+    text = ""
     if answer:
         line += "  right  " if answer["correct"] else "  wrong  "
-    in_one_row(line, " ".join(answer["completion"].split()) if answer else "")
+        text = " ".join(answer["completion"].split())
+    in_one_row(line, text)
 
 
 def in_one_row(line, text):
@@ -165,12 +167,12 @@ def finish(config, algorithm, run, after, notes):
 
     folder = Path(config.run.output_dir)
     rows = files.read(folder / "metrics.jsonl")
-    state = asdict(run.state)
-    del state["past"]
-    summary = {"algorithm": algorithm.name, "k": algorithm.k, "per_step": run.per_step}
-    summary |= state | {"notes": notes, "after": after, "phases": phase_totals(rows)}
-    summary |= {name: sum(row[name] for row in rows) for name in COUNTS}
-    summary["checkpoint"] = str(checkpoint.newest(folder))
+    counts = {name: sum(row[name] for row in rows) for name in COUNTS}
+    summary = {
+        "algorithm": algorithm.name, "k": algorithm.k, "per_step": run.per_step,
+        **asdict(run.state), "notes": notes, "after": after, "phases": phase_totals(rows),
+        **counts, "checkpoint": str(checkpoint.newest(folder))}
+    del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)
     report(summary, config)
