@@ -62,8 +62,8 @@ def check_algorithm(o):
     if o.shortest_prefix is not None and str(o.importance_weights).startswith("sequence"):
         raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
                         "leave out --shortest_prefix, or take a token_ correction.")
-    compares_others = usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT)
-    if compares_others or row.ks and keep == "max_variance":
+    other_kind = usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT)
+    if other_kind or row.ks and keep == "max_variance":
         raise UserError(
             f"{name} keeps completions by {usual}: it cannot be combined with --keep {keep}.")
     if o.pruning_rate and keep == "all":
@@ -83,6 +83,7 @@ def check_algorithm(o):
 
 def notes_on_options(o):
     """Sentences about LoRA, the temperature and vLLM. o: as for `check_options`."""
+    could_be_vllm = o.sampler == "ours" and not o.lora and o.model != "toy"
     notes = [
         (o.lora and o.lr == task_of(o.dataset).lr,
          f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters usually need about "
@@ -90,14 +91,8 @@ def notes_on_options(o):
         (o.temperature != 1,
          "--temperature is not 1: completions are sampled from a policy that is not the model's "
          "own. Log-probabilities follow the temperature."),
-        (slow_sampler(o),
+        (torch.cuda.is_available() and could_be_vllm and not find_spec("vllm"),
          "vLLM is not installed. On a GPU it samples several times as fast: "
          f"{INSTALL}, then add --sampler vllm."),
     ]
     return [note for surprises, note in notes if surprises]
-
-
-def slow_sampler(o):
-    """Whether there is a GPU, and vLLM could sample on it but is not installed."""
-    slow = o.sampler == "ours" and not o.lora and o.model != "toy"
-    return torch.cuda.is_available() and slow and not find_spec("vllm")
