@@ -174,6 +174,6 @@ def saved_options(chosen):
              "lora")
     for name in fixed:
         if chosen.get(name, saved[name]) != saved[name]:
-            raise UserError(f"{run_dir} was started with {name} {saved[name]}, not {chosen[name]}: "
-                            "leave that out, or start a new run.")
+            raise UserError(f"{run_dir} was started with --{name} {saved[name]}, not "
+                            f"{chosen[name]}: leave that out, or start a new run.")
     return saved

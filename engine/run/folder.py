@@ -70,7 +70,7 @@ def holds_run(output_dir, options, restarts):
     now = options_of(run_dir)
     for name, value in options.items():
         if name in now and name not in NOT_COMPARED and value != now[name]:
-            raise UserError(f"{run_dir} holds a run whose {name} is {now[name]}, not {value}: a "
+            raise UserError(f"{run_dir} holds a run whose --{name} is {now[name]}, not {value}: a "
                             "restarted job needs the options that its run was started with; for "
                             "other options name another --output_dir.")
     return True

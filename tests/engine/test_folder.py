@@ -129,7 +129,7 @@ def test_a_restarted_job_goes_on_only_with_the_options_of_its_run(run, restarts,
         ("--lr", "0.1", "lr is 0.001, not 0.1"), ("--target_kl", "0.5", "target_kl is None"),
         ("--rewards", "format_reward", r"rewards is \['toy_accuracy'\]"),
     ]:
-        with pytest.raises(UserError, match=f"holds a run whose {started}"):
+        with pytest.raises(UserError, match=f"holds a run whose --{started}"):
             open_run([*words, option, value])
 
 
