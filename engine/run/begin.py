@@ -25,38 +25,34 @@ def begin(config, algorithm, device, rows):
     networks = build(config, algorithm, source, device, folder)
     questions, test, of_questions = questions_of_run(
         data, rows, config.sampling.max_new_tokens, networks.tokenizer, networks.model)
-    run = open_state(config, algorithm, networks, questions, source, saved)
-    if saved:
-        checkpoint.restore(folder, networks)
-    run.reward_functions = load_rewards(data.rewards)
-    run.test = test
-    eval_dataset = data.eval_dataset or data.dataset
-    of_golds = notes_on_golds(run.reward_functions, questions, run.numbers_ahead())
-    run.is_right = accuracy_reward(run.reward_functions, data.dataset, eval_dataset)
-    return run, notes + of_questions + of_golds
-
-
-def open_state(config, algorithm, networks, questions, source, saved):
-    """The Run that begins, or goes on from `saved`, the state in a checkpoint."""
-    folder = config.run.output_dir
-    world = ranks.world_size()
     # a model of the project is the same one in another copy of the project
-    source = source.removeprefix(f"{PROJECT}/")
-    state = State(source, questions.fingerprint(), world)
+    state = State(
+        source.removeprefix(f"{PROJECT}/"), questions.fingerprint(), ranks.world_size())
     if saved:
         for name, what in [("source", "model"), ("data", "data set")]:
             was, now = saved[name], getattr(state, name)
             if was != now:
-                raise UserError(f"{folder} was started with another {what} ({was}, not {now}): put "
-                                "that back, or start a new run.")
+                raise UserError(f"{config.run.output_dir} was started with another {what} ({was}, "
+                                f"not {now}): put that back, or start a new run.")
         state = State(**saved)
-    run = Run(config, algorithm, state, questions, load_hooks(config.run.hooks), networks)
+        checkpoint.restore(folder, networks)
+    reward_functions = load_rewards(data.rewards)
+    is_right = accuracy_reward(reward_functions, data.dataset, data.eval_dataset or data.dataset)
+    hooks = load_hooks(config.run.hooks)
+    run = Run(
+        config, algorithm, state, questions, test, networks, reward_functions, is_right, hooks)
     run.follow_schedule()
-    few = min(run.per_step, run.total)
+    refuse_nothing_to_do(run)
+    of_golds = notes_on_golds(reward_functions, questions, run.numbers_ahead())
+    return run, notes + of_questions + of_golds
+
+
+def refuse_nothing_to_do(run):
+    """Refuse processes without a question, and a run that has made all of its steps."""
+    few, world, folder = min(run.per_step, run.total), ranks.world_size(), run.config.run.output_dir
     if world > few:
         raise UserError(f"{world} devices for {few} questions: start at most one process per "
                         "question.")
-    if saved and run.finished and checkpoint.has_finished(folder):
-        raise UserError(f"{folder} has finished its {state.step} steps: ask for more with --steps "
-                        "or --epochs, or start a new run.")
-    return run
+    if run.config.run.resume and run.finished and checkpoint.has_finished(folder):
+        raise UserError(f"{folder} has finished its {run.state.step} steps: ask for more with "
+                        "--steps or --epochs, or start a new run.")

@@ -5,37 +5,33 @@ from pathlib import Path
 
 import torch
 
-from algorithms import ALGORITHMS, KEEP, OVER_KEPT, Row, rule_name
+from algorithms import ALGORITHMS, OVER_KEPT, Row, rule_name
 from engine.base.errors import UserError
-from engine.base.files import known_or_own
-from engine.data.rows import check_dataset, named_columns
+from engine.data.rows import check_dataset
 from engine.model.folders import resolve_model
 from engine.model.networks import sampler_class
 from engine.model.vllm import INSTALL
 from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
-from tasks.table import TASKS, base_model
+from tasks.table import TASKS, base_model, task_of
 
 ADAPTER = "adapter_config.json"
 # values of --log, and names of the packages that they need
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def check_options(o, unusual):
-    """Refuse the mistakes that the options alone show. o: all options, as attributes. unusual:
-    {name: value} of those that are not as usual for this algorithm and data set."""
-    row = ALGORITHMS[o.algorithm]
-    check_allowed(o, unusual, row)
-    check_rule(o, row)
+def check_options(o):
+    """Refuse the mistakes that the options alone show. o: all options, as attributes."""
     sampler_class(o.sampler).check(o)
-    if o.lora and o.shard == "full":
-        raise UserError("--lora cannot be combined with --shard full: leave one of them out.")
-    if o.lora and row.critic:
-        raise UserError("--lora cannot be combined with PPO: leave one of them out.")
+    if o.lora and (o.shard == "full" or ALGORITHMS[o.algorithm].critic):
+        raise UserError(
+            "--lora cannot be combined with --shard full, nor with --algorithm ppo: leave one of "
+            "them out.")
     if o.overlong_cache and o.overlong_cache > o.max_new_tokens:
         raise UserError(f"--overlong_cache must lie in 1 … --max_new_tokens ({o.max_new_tokens}), "
                         f"not {o.overlong_cache}.")
-    if o.log and not is_installed(o.log):
+    # a folder of the package's name, which wandb leaves, has no origin
+    if o.log and not getattr(find_spec(o.log), "origin", None):
         raise UserError(
             f"--log {o.log} needs a package that is not installed: pip install {o.log}")
     for name in filter(None, [o.dataset, o.eval_dataset]):
@@ -43,7 +39,6 @@ def check_options(o, unusual):
         if base_model(o.model, name) != base_model(o.model, o.dataset):
             raise UserError(f"the toy has one base model for {o.dataset} and another for {name}: "
                             "leave out --eval_dataset.")
-    named_columns(o.columns)
     if o.columns and {o.dataset, o.eval_dataset} <= {None, *TASKS}:
         raise UserError(f"--columns has no effect on {o.dataset}, whose columns are known: leave "
                         "--columns out, or name a file.")
@@ -55,34 +50,22 @@ def check_options(o, unusual):
                         "first, as docs/gpus.md shows.")
 
 
-def is_installed(package):
-    """Whether there is such a package. A folder of its name, which wandb leaves, is none."""
-    found = find_spec(package)
-    return found is not None and found.origin is not None
-
-
-def check_allowed(o, unusual, row):
-    """Refuse options that the algorithm does not take."""
+def check_algorithm(o):
+    """Refuse options that the algorithm does not take, and a pruning rule that does not fit it."""
+    name, keep, row = o.algorithm, o.keep, ALGORITHMS[o.algorithm]
+    usual = rule_name(row.keep)
+    of_row = vars(row) | {"keep": usual, "shortest_prefix": None}
     for option in Row.allowed_options:  # all that some row allows
-        if option in unusual and option not in row.allowed_options:
-            raise UserError(f"--{option} does not fit {o.algorithm}: leave it out, or take another "
+        if getattr(o, option) != of_row[option] and option not in row.allowed_options:
+            raise UserError(f"--{option} does not fit {name}: leave it out, or take another "
                             "--algorithm.")
     if o.shortest_prefix is not None and str(o.importance_weights).startswith("sequence"):
         raise UserError(f"--importance_weights {o.importance_weights} needs the whole completion: "
                         "leave out --shortest_prefix, or take a token_ correction.")
-
-
-def check_rule(o, row):
-    """Refuse a pruning rule that does not fit the algorithm."""
-    name, keep, usual = o.algorithm, o.keep, rule_name(row.keep)
-    if keep != usual:
-        known_or_own(keep, KEEP, "rule", "--keep")
-    if usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT):
+    other_kind = usual != "all" and (keep in OVER_KEPT) != (usual in OVER_KEPT)
+    if other_kind or row.ks and keep == "max_variance":
         raise UserError(
             f"{name} keeps completions by {usual}: it cannot be combined with --keep {keep}.")
-    if row.ks and keep == "max_variance":
-        raise UserError(
-            f"{name} keeps completions by --keep shortest or efficiency, not by max_variance.")
     if o.pruning_rate and keep == "all":
         raise UserError(f"{name} with --keep all keeps every completion: set --pruning_rate 0, or "
                         "give a rule, for example --keep largest_abs.")
@@ -98,23 +81,18 @@ def check_rule(o, row):
 # --- what is allowed, and worth a note ---
 
 
-def notes_on_options(o, unusual):
-    """Sentences about LoRA, the temperature and vLLM. Arguments: as for `check_options`."""
+def notes_on_options(o):
+    """Sentences about LoRA, the temperature and vLLM. o: as for `check_options`."""
+    could_be_vllm = o.sampler == "ours" and not o.lora and o.model != "toy"
     notes = [
-        (o.lora and "lr" not in unusual,
+        (o.lora and o.lr == task_of(o.dataset).lr,
          f"--lora: the learning rate is {o.lr:g}, that of all weights. Adapters usually need about "
          f"ten times as much: --lr {10 * o.lr:g}."),
         (o.temperature != 1,
          "--temperature is not 1: completions are sampled from a policy that is not the model's "
          "own. Log-probabilities follow the temperature."),
-        (slow_sampler(o),
+        (torch.cuda.is_available() and could_be_vllm and not find_spec("vllm"),
          "vLLM is not installed. On a GPU it samples several times as fast: "
          f"{INSTALL}, then add --sampler vllm."),
     ]
     return [note for surprises, note in notes if surprises]
-
-
-def slow_sampler(o):
-    """Whether there is a GPU, and vLLM could sample on it but is not installed."""
-    slow = o.sampler == "ours" and not o.lora and o.model != "toy"
-    return torch.cuda.is_available() and slow and not find_spec("vllm")

@@ -95,19 +95,18 @@ def parser_of(config_class):
 
 def argument_of(f):
     """How argparse reads a field. Its type is X, X | None, or list[X] | None."""
-    about = f.metadata
     kind, *_ = get_args(f.type) or [f.type]
-    help = about["help"].replace("%", "%%")
+    help = f.metadata["help"].replace("%", "%%")
     if f.default is not None:
         help += f" (default: {f.default})"
-    choices = about["choices"]
+    choices, alone = f.metadata["choices"], f.metadata["alone"]
+    if kind is bool:
+        kind, alone = truth, True
     argument = {"help": help, "choices": choices, "metavar": None if choices else "X", "type": kind}
     if get_origin(kind) is list:
-        return argument | {"type": get_args(kind)[0], "nargs": "+"}
-    if kind is bool:
-        return argument | {"type": truth, "nargs": "?", "const": True}
-    if about["alone"] is not None:
-        return argument | {"nargs": "?", "const": about["alone"]}
+        argument |= {"type": get_args(kind)[0], "nargs": "+"}
+    if alone is not None:
+        argument |= {"nargs": "?", "const": alone}
     return argument
 
 

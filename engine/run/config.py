@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import algorithms
+from algorithms import ALGORITHMS, KEEP, resolve, rule_name, usual_pruning_rate
 from engine.base import ranks
 from engine.base.errors import UserError, unknown
-from engine.base.files import own_function
+from engine.base.files import known_or_own
 from engine.run import checks, folder
 from engine.run.command_line import check_limits, compose, flat, given, given_twice
 from engine.run.options import (
@@ -58,36 +58,25 @@ class Config:
 def layers(chosen):
     """{name: value} of all options. chosen: those that were given."""
     defaults = flat(Config())
-    name = chosen.get("dataset", defaults["dataset"])
-    row = algorithms.ALGORITHMS[chosen.get("algorithm", defaults["algorithm"])]
-    task = task_of(name)
-    return defaults | task_layer(task, name) | row_layer(row, task, chosen) | chosen
-
-
-def unusual(values):
-    """The options that differ from a run of the same algorithm on the same data set."""
-    usual = layers({name: values[name] for name in ("algorithm", "dataset")})
-    return {name: value for name, value in values.items() if value != usual[name]}
-
-
-def task_layer(task, name):
-    return {
+    name = chosen.get("algorithm", defaults["algorithm"])
+    dataset = chosen.get("dataset", defaults["dataset"])
+    if name not in ALGORITHMS:
+        raise UserError(f"{unknown('algorithm', name, ALGORITHMS)}.")
+    row, task = ALGORITHMS[name], task_of(dataset)
+    of_task = {
         "rewards": list(task.rewards),
         "system_prompt": task.system_prompt,
-        "eval_dataset": name if task.evaluated else None,
+        "eval_dataset": dataset if task.evaluated else None,
         "questions_per_step": task.questions_per_step,
         "max_new_tokens": task.max_new_tokens,
         "lr": task.lr,
         "epochs": task.epochs,
     }
-
-
-def row_layer(row, task, chosen):
-    values = {name: getattr(row, name) for name in ROW_FIELDS}
-    values["keep"] = algorithms.rule_name(row.keep)
-    values["pruning_rate"] = algorithms.usual_pruning_rate(row, chosen.get("keep"))
-    values["minibatches"] = max(row.minibatches, task.minibatches)
-    return values
+    of_row = {name: getattr(row, name) for name in ROW_FIELDS}
+    of_row["keep"] = rule_name(row.keep)
+    of_row["pruning_rate"] = usual_pruning_rate(row, chosen.get("keep"))
+    of_row["minibatches"] = max(row.minibatches, task.minibatches)
+    return defaults | of_task | of_row | chosen
 
 
 def algorithm_of(options):
@@ -96,13 +85,14 @@ def algorithm_of(options):
     Raises UserError if they do not fit.
     """
     keep = options.keep
-    if keep == algorithms.rule_name(algorithms.ALGORITHMS[options.algorithm].keep):
+    if keep == rule_name(ALGORITHMS[options.algorithm].keep):
         keep = None  # it is the row's own rule, which may be a function
-    elif keep not in algorithms.KEEP:
-        keep = own_rule(own_function(keep, "--keep"), keep)
+    elif keep not in KEEP:
+        keep = own_rule(known_or_own(keep, KEEP, "rule", "--keep"), keep)
+    checks.check_algorithm(options)
     others = {name: getattr(options, name) for name in ALGORITHM_OPTIONS - {"keep"}}
     try:
-        algorithm = algorithms.resolve(options.algorithm, keep=keep, **others)
+        algorithm = resolve(options.algorithm, keep=keep, **others)
     except ValueError as error:
         raise UserError(f"{error}: lower --pruning_rate.") from None
     if algorithm.over_all_devices:
@@ -124,12 +114,7 @@ def algorithm_with(config, changed):
         raise UserError("a schedule cannot raise beta above 0 in a run that has no reference: "
                         "start the run with a --beta above 0.")
     check_limits(Config, changed)
-    values = flat(config) | changed
-    options = SimpleNamespace(**values)
-    row = algorithms.ALGORITHMS[options.algorithm]
-    checks.check_allowed(options, unusual(values), row)
-    checks.check_rule(options, row)
-    return algorithm_of(options)
+    return algorithm_of(SimpleNamespace(**flat(config) | changed))
 
 
 def config_of(chosen):
@@ -137,18 +122,10 @@ def config_of(chosen):
 
     chosen: {name: value} of the options that were given.
     """
-    name = chosen.get("algorithm", "cppo")
-    if name not in algorithms.ALGORITHMS:
-        raise UserError(f"{unknown('algorithm', name, algorithms.ALGORITHMS)}.")
-    values = layers(chosen)
-    options = SimpleNamespace(**values)
-    checks.check_options(options, unusual(values))
-    return compose(Config, values), algorithm_of(options)
-
-
-def notes_on_options(config):
-    """Sentences about options that surprise people."""
-    return checks.notes_on_options(config.options, unusual(flat(config)))
+    config = compose(Config, layers(chosen))
+    algorithm = algorithm_of(config.options)
+    checks.check_options(config.options)
+    return config, algorithm
 
 
 # --- a new run, or one that goes on ---
@@ -175,7 +152,7 @@ def open_run(argv):
                         "the number of your GPUs.")
     if run.output_dir and not run.resume and trains:
         run.resume = folder.holds_run(run.output_dir, flat(config), restarts)
-    return config, algorithm, given_twice(argv) + notes_on_options(config)
+    return config, algorithm, given_twice(argv) + checks.notes_on_options(config.options)
 
 
 def saved_options(chosen):
@@ -197,6 +174,6 @@ def saved_options(chosen):
              "lora")
     for name in fixed:
         if chosen.get(name, saved[name]) != saved[name]:
-            raise UserError(f"{run_dir} was started {folder.as_started(name, saved[name])}: resume "
-                            "it like that, or start a new run.")
+            raise UserError(f"{run_dir} was started with --{name} {saved[name]}, not "
+                            f"{chosen[name]}: leave that out, or start a new run.")
     return saved

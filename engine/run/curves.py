@@ -20,7 +20,7 @@ SHADES = {"generate": "#c3cad2", "score": "#848e9a", "logprobs": "#dfe3e8", "upd
 DPI = 80
 
 
-def curves(folder, algorithm="cppo"):
+def curves(folder, algorithm):
     """Draw metrics of a run against the questions that it was trained on, and the seconds of each
     phase: `curves.png`. Metrics of the user have panels of their own.
 

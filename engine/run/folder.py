@@ -70,9 +70,9 @@ def holds_run(output_dir, options, restarts):
     now = options_of(run_dir)
     for name, value in options.items():
         if name in now and name not in NOT_COMPARED and value != now[name]:
-            raise UserError(f"{run_dir} holds a run {as_started(name, now[name])}: a restarted job "
-                            "needs the options that its run was started with; for other options "
-                            "name another --output_dir.")
+            raise UserError(f"{run_dir} holds a run whose --{name} is {now[name]}, not {value}: a "
+                            "restarted job needs the options that its run was started with; for "
+                            "other options name another --output_dir.")
     return True
 
 
@@ -81,12 +81,6 @@ def keep_options(run_dir, config):
     if ranks.rank() == 0:
         options = flat(config) | {"resume": False}
         files.write(Path(run_dir, "run.json"), files.as_json(options, indent=2))
-
-
-def as_started(name, value):
-    """ "without --lora", "with --beta 0.04", "with --rewards a b". """
-    words = " ".join(map(str, value)) if isinstance(value, list) else value
-    return f"without --{name}" if value is None else f"with --{name} {words}"
 
 
 @contextlib.contextmanager

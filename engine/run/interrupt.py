@@ -67,7 +67,7 @@ def in_one_sentence(error, run_dir):
                   "lower --lr.")
     elif isinstance(error, BrokenPipeError):
         reason = "stopped, because the program that read the output has ended."
-    elif isinstance(error, OSError) and number in CANNOT_WRITE:
+    elif number in CANNOT_WRITE:
         reason = f"{CANNOT_WRITE[number]}."
     elif ranks.is_alone(error):
         # torchrun is about to end this process, which first says why

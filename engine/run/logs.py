@@ -74,16 +74,12 @@ class Logs:
                 steps = f"{start + 1}–{step}" if step > start + 1 else step
                 show_line(steps, means, answer)
 
-    def close(self):
-        self.tracker.close()
-
 
 def begin(run_dir, last_step):
     """Remove the lines of later steps, which the resumed run writes again, and the summary, which
     marks a finished run."""
     for name in LINES:
-        rows = files.read(run_dir / name)
-        kept = [row for row in rows if isinstance(row, dict) and row["step"] <= last_step]
+        kept = [row for row in files.read(run_dir / name) if row["step"] <= last_step]
         files.write(run_dir / name, files.as_lines(kept))
     (run_dir / checkpoint.SUMMARY).unlink(missing_ok=True)
 
@@ -149,9 +145,11 @@ def show_line(steps, scores, answer):
     """Print a line of the table. scores: the accuracy and the length. answer: its record."""
     accuracy = scores["accuracy"]
     line = f"{steps:>7}  {accuracy:.2f} {'█' * round(10 * accuracy):10}{scores['length']:7.1f}"
+    text = ""
     if answer:
         line += "  right  " if answer["correct"] else "  wrong  "
-    in_one_row(line, " ".join(answer["completion"].split()) if answer else "")
+        text = " ".join(answer["completion"].split())
+    in_one_row(line, text)
 
 
 def in_one_row(line, text):
@@ -169,12 +167,12 @@ def finish(config, algorithm, run, after, notes):
 
     folder = Path(config.run.output_dir)
     rows = files.read(folder / "metrics.jsonl")
-    state = asdict(run.state)
-    del state["past"]
-    summary = {"algorithm": algorithm.name, "k": algorithm.k, "per_step": run.per_step}
-    summary |= state | {"notes": notes, "after": after, "phases": phase_totals(rows)}
-    summary |= {name: sum(row[name] for row in rows) for name in COUNTS}
-    summary["checkpoint"] = str(checkpoint.newest(folder))
+    counts = {name: sum(row[name] for row in rows) for name in COUNTS}
+    summary = {
+        "algorithm": algorithm.name, "k": algorithm.k, "per_step": run.per_step,
+        **asdict(run.state), "notes": notes, "after": after, "phases": phase_totals(rows),
+        **counts, "checkpoint": str(checkpoint.newest(folder))}
+    del summary["past"]
     files.write(folder / checkpoint.SUMMARY, files.as_json(summary, indent=2))
     curves(folder, algorithm.name)
     report(summary, config)

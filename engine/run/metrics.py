@@ -47,7 +47,6 @@ def summarize(rollout, advantages, rows):
 
     advantages: (Q, G). rows: the kept completions.
     """
-    named = dict(zip(rollout.reward_names, rollout.rewards))
     right = rollout.rewards[0] > 0  # (Q, G)
     answers = [read(rollout.reward_names[0], text) for text in rollout.texts]
     trained = rollout.mask if rollout.prefix_weights is None else rollout.prefix_weights
@@ -67,14 +66,12 @@ def summarize(rollout, advantages, rows):
         "group_gap": group_gap(rollout),
         "calls": calls(rollout.mask).sum(),
     }
-    for name, values in named.items():
-        sums[f"reward/{name}"] = values.sum()
     # the advantages of a group add up to 0: if they are equal, each is 0 (PPO: here they are the
     # scores)
-    groups = {"no_signal": advantages}
-    for name, values in named.items():
-        groups[f"no_signal/{name}"] = values
-    shares = {name: ~has_signal(values) for name, values in groups.items()}
+    shares = {"no_signal": ~has_signal(advantages)}
+    for name, values in zip(rollout.reward_names, rollout.rewards):
+        sums[f"reward/{name}"] = values.sum()
+        shares[f"no_signal/{name}"] = ~has_signal(values)
     shares |= {"all_right": right.all(1), "all_wrong": ~right.any(1)}
     for name, found in shares.items():  # of the questions
         sums[name] = found.sum()
@@ -105,11 +102,9 @@ def group_gap(rollout):
     tokens = rollout.tokens.view(shape)
     logp = rollout.logp.view(shape)
     written = rollout.mask.to(tokens.device, non_blocking=True).view(shape)
-    alike = ((tokens == tokens[:, :1]) & written).cumprod(-1)
-    gaps = (logp - logp[:, :1]).abs()
-    alike = alike * ~gaps.isnan()
-    gaps = alike * gaps.nan_to_num()
-    return (gaps.sum(-1) / alike.sum(-1).clamp(min=1)).sum()
+    alike = ((tokens == tokens[:, :1]) & written).cumprod(-1).bool()
+    gaps = (logp - logp[:, :1]).abs().where(alike, math.nan)
+    return gaps.nanmean(-1).nansum()
 
 
 def calls(mask):
@@ -137,11 +132,11 @@ def first_group(step, tokenizer):
     For PPO the score is given, not an advantage.
     """
     rollout = step.rollout
-    question = (rollout.questions or [{}])[0]
+    question = rollout.questions[0]
     kept = step.rows.tolist()
     completions = []
-    rewards = rollout.total[:1].flatten().tolist()
-    advantages = step.advantages[:1].flatten().tolist()
+    rewards = rollout.total[0].tolist()
+    advantages = step.advantages[0].tolist()
     for i, advantage in enumerate(advantages):
         completions.append({
             "completion": rollout.texts[i],
@@ -153,19 +148,13 @@ def first_group(step, tokenizer):
         if results:
             completions[i]["written_by_tool"] = results
     return {
-        "question": question.get("question"),
-        "answer": question.get("answer"),
-        "prompt": tokenizer.decode(question.get("prompt", [])),
+        "question": question["question"],
+        "answer": question["answer"],
+        "prompt": tokenizer.decode(question["prompt"]),
         "completions": completions,
     }
 
 
 def phase_totals(rows):
     """{phase: seconds}, added up over the rows of a run's metrics."""
-    totals = {}
-    for row in rows:
-        for name, seconds in row.items():
-            if name.startswith("seconds/"):
-                phase = name.removeprefix("seconds/")
-                totals[phase] = totals.get(phase, 0.0) + seconds
-    return totals
+    return {name: sum(row[f"seconds/{name}"] for row in rows) for name in [*WORDS, "total"]}

@@ -24,7 +24,14 @@ def print_plan(options, notes):
     Returns the exit code: 0: the run fits; 3: it does not fit.
     """
     p = plan(options)
-    print_table(options, p)
+    questions = count(p.questions, "question")
+    note(f"{options.algorithm}, {options.model}: {p.trained:,} trained parameters")
+    note(f"devices: {p.devices} of {p.device / GB:.3g} GB")
+    note(f"a step on each device: {questions}, {p.at_once} sampled at a time")
+    note("\nGB per device   generation      update")
+    for name, moments in p.items.items():
+        note(row(name, moments))
+    note(row("peak", p.peaks))
     if not torch.cuda.is_available():
         note(f"note: {NO_GPU}")
     for sentence in notes:
@@ -42,18 +49,6 @@ def print_plan(options, notes):
             words += f" on {devices} devices"
         note(f"{row(verdict(changed), changed.peaks)}   {words}")
     return 0 if p.fits else 3
-
-
-def print_table(options, p):
-    """What a step holds, and the memory of each item."""
-    questions = count(p.questions, "question")
-    note(f"{options.algorithm}, {options.model}: {p.trained:,} trained parameters")
-    note(f"devices: {p.devices} of {p.device / GB:.3g} GB")
-    note(f"a step on each device: {questions}, {p.at_once} sampled at a time")
-    note("\nGB per device   generation      update")
-    for name, moments in p.items.items():
-        note(row(name, moments))
-    note(row("peak", p.peaks))
 
 
 def row(name, moments):

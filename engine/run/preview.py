@@ -27,8 +27,7 @@ def show(rollout, algorithm, tokenizer):
     questions, completions = rollout.lengths.shape
     for i in range(completions):
         for name, values in zip(rollout.reward_names, rollout.rewards):
-            value = values[0, i].item()
-            print(f"{name} {value:g}", end="  ")
+            print(f"{name} {values[0, i]:g}", end="  ")
         text = rollout.texts[i]
         answer = read(rollout.reward_names[0], text)
         print(f"read: {answer!r:.60}  {text!r:.400}")

@@ -54,11 +54,11 @@ class Run:
     algorithm: Algorithm  # of the next step
     state: State
     questions: Questions
-    hooks: Hooks = Hooks()
-    networks: Networks | None = None
-    reward_functions: list[Reward] = ()
-    test: list[dict] = ()  # the questions of the evaluation
-    is_right: Callable | None = None  # the reward that says whether a completion is right
+    test: list[dict]  # the questions of the evaluation
+    networks: Networks
+    reward_functions: list[Reward]
+    is_right: Callable  # the reward that says whether a completion is right
+    hooks: Hooks
     own_numbers: list[int] = field(default_factory=list)  # of the questions of this step and device
 
     @property
@@ -121,19 +121,15 @@ class Run:
             if tried > count + len(self.questions):
                 raise UserError(f"the curriculum in {self.hooks.path} asks only questions whose "
                                 "prompts are too long: raise --max_prompt_tokens.")
-        self.skip(tried - count)
-        share = ranks.share(asked)
-        self.own_numbers += [number for number, _ in share]
-        return [question for _, question in share]
-
-    def skip(self, count):
-        """Count questions that could not be asked. The first ones are told."""
-        if count and not self.state.skipped_questions:
+        if tried > count and not self.state.skipped_questions:
             progress.note(f"note: a question of {self.questions.name} is left out, because its "
                           f"prompt is longer than {self.questions.max_prompt_tokens} tokens, or "
                           "something is empty; the next one is asked instead. summary.json counts "
                           "them.")
-        self.state.skipped_questions += count
+        self.state.skipped_questions += tried - count
+        share = ranks.share(asked)
+        self.own_numbers += [number for number, _ in share]
+        return [question for _, question in share]
 
     def next_numbers(self, count):
         """The numbers of the next `count` questions, over all devices."""

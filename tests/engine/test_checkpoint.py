@@ -124,7 +124,7 @@ def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(loaded,
 def test_logs_are_cut_to_the_checkpoint_and_lose_only_lines_that_cannot_be_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(
-        b'{"step": 1}\n{"step": 2, "loss\x00\xff\n17\n{"step": 3}\n{"step": 4}\n{"ste')
+        b'{"step": 1}\n{"step": 2, "loss\x00\xff\n{"step": 3}\n{"step": 4}\n{"ste')
     files.append(tmp_path / "samples.jsonl", {"step": 3}, {"step": 4})
     (tmp_path / "summary.json").touch()  # the run goes on, so it is not finished
     logs.begin(tmp_path, 3)

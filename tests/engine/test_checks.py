@@ -12,8 +12,9 @@ import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError, one_line
 from engine.model.loading import load_model
+from engine.run.checks import notes_on_options
 from engine.run.command_line import flat, given
-from engine.run.config import Config, config_of, notes_on_options, open_run
+from engine.run.config import Config, config_of, open_run
 from engine.run.interrupt import in_one_sentence
 from tasks import toy
 from tasks.table import TASKS
@@ -154,11 +155,11 @@ def test_a_long_message_is_cut_between_two_words():
 ])
 def test_an_option_that_surprises_is_noted_and_no_other(words, option):
     config, _ = config_of(given(Config, words.split()))
-    notes = notes_on_options(config)
+    notes = notes_on_options(config.options)
     assert [note.split()[0].strip(":") for note in notes] == [option] * bool(option)
     # a resumed run reads its options with all values filled in
     again, _ = config_of(flat(config))
-    assert notes_on_options(again) == notes
+    assert notes_on_options(again.options) == notes
 
 
 def test_each_layer_wins_over_those_before_it(tmp_path):

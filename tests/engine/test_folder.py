@@ -126,10 +126,10 @@ def test_a_restarted_job_goes_on_only_with_the_options_of_its_run(run, restarts,
     others = words[:at] + words[at + 4 :] + ["--recipe", str(tmp_path / "recipe.yaml")]
     assert open_run(words)[0].run.resume and open_run(others)[0].run.resume
     for option, value, started in [
-        ("--lr", "0.1", "with --lr 0.001"), ("--target_kl", "0.5", "without --target_kl"),
-        ("--rewards", "format_reward", "with --rewards toy_accuracy"),
+        ("--lr", "0.1", "lr is 0.001, not 0.1"), ("--target_kl", "0.5", "target_kl is None"),
+        ("--rewards", "format_reward", r"rewards is \['toy_accuracy'\]"),
     ]:
-        with pytest.raises(UserError, match=f"holds a run {started}: "):
+        with pytest.raises(UserError, match=f"holds a run whose --{started}"):
             open_run([*words, option, value])
 
 
