@@ -154,22 +154,28 @@ def repeated(words):
 def hint(parser, word):
     """A word that is no option, and what to say about it."""
     name = word.lstrip("-").replace("-", "_")
-    if here := in_names(name):
+    options = [action.dest for action in parser._actions]
+    if here := in_names(name, options):
         return f"{word}. docs/names.md says: {here}"
-    near = nearest(name, [action.dest for action in parser._actions])
+    near = nearest(name, options)
     if near and not name.startswith("no_"):  # --no_resume does not mean --resume
         return f"{word}: did you mean --{near[0]}?"
     return f"{word}: `--help` lists all options."
 
 
-def in_names(name):
-    """What docs/names.md says of a name of TRL or verl, or of an option that ended; else None."""
+def in_names(name, options):
+    """What docs/names.md says of a name of TRL or verl, or of an option that ended; None: nothing,
+    or it names only options of another program."""
     text = NAMES.read_text(encoding="utf-8") if NAMES.is_file() else ""
     word = f"`{re.escape(name.removeprefix('actor_rollout_ref.'))}`"
     # | here | papers | TRL | verl |, or | ended | now |
     row = re.search(
         rf"^\| ([^|`]*`[^|]+) \|.*{word}|^\| {word} \| (.+) \|", text, re.MULTILINE)
-    return row and re.sub(r"`|\[|\]\(.*?\)", "", row[1] or row[2])
+    if not row:
+        return None
+    here = re.sub(r"`|\[|\]\(.*?\)", "", row[1] or row[2])
+    named = re.findall(r"--(\w+)", here)
+    return here if not named or set(named) & set(options) else None
 
 
 def words_of(recipe):
@@ -179,7 +185,7 @@ def words_of(recipe):
         values, root = yaml.safe_load(text), yaml.compose(text)
     # ValueError: no UTF-8; 5,000 digits
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"the recipe {recipe} cannot be read as YAML: {one_line(error)}") from None
+        raise UserError(f"the recipe {recipe} cannot be read: {one_line(error)}") from None
     if not isinstance(values, dict) or "recipe" in values:
         raise UserError(f"the recipe {recipe} must hold lines of the form 'option: value', without "
                         "another recipe.")

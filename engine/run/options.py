@@ -173,5 +173,5 @@ class PreviewOptions:
         "reward")
     plan: float | None = option(
         None, "print the memory that the run needs per device, and whether it fits a device of so "
-        "many GB (without a number: this machine's GPU, or 80); also what each of "
-        "five changes would save; exit code 3: the run does not fit", limits="[0, ∞)", alone=0.0)
+        "many GB (without a number: this machine's GPU, or 80); also the peak with each of "
+        "up to five changes; exit code 3: the run does not fit", limits="[0, ∞)", alone=0.0)

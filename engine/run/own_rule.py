@@ -19,18 +19,18 @@ def own_rule(function, name):
         try:
             returned = function(copy.deepcopy(rollout), advantages.clone(), k)
             pair = isinstance(returned, tuple)
-            rows, weighted = returned if pair else (returned, returned)
+            rows, changed = returned if pair else (returned, returned)
             rows = torch.as_tensor(rows).cpu()
-            weighted = torch.as_tensor(weighted).to("cpu", torch.float32)
+            changed = torch.as_tensor(changed).to("cpu", torch.float32)
         except (Exception, SystemExit) as error:
             raise UserError(f"--keep {name} failed: {one_line(error)}.") from error
-        if not are_rows(rows, n) or weighted.shape != rows.shape or not weighted.isfinite().all():
+        if not are_rows(rows, n) or changed.shape != rows.shape or not changed.isfinite().all():
             raise UserError(
                 f"--keep {name} must return rows of the batch, whole numbers from 0 to {n - 1} and "
                 "each once, as cppo.batch_rows makes them; or such rows and one finite advantage "
                 "for each.")
         rows, order = rows.long().sort()
-        return (rows, weighted[order]) if pair else rows
+        return (rows, changed[order]) if pair else rows
 
     return keep
 

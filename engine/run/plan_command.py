@@ -1,4 +1,5 @@
-"""What `train.py --plan` prints: the memory of a run, and what each lever saves."""
+"""What `train.py --plan` prints: the memory of a run, and its peak with each of up to
+five changes."""
 
 from types import SimpleNamespace
 
@@ -72,7 +73,8 @@ def levers(o, devices):
         yield f"--micro_batch_tokens {smaller}", devices
     if not o.gradient_checkpointing:
         yield "--gradient_checkpointing", devices
-    if o.beta:
+    # with adapters the reference takes no memory, and --stop_kl needs it, too
+    if o.beta and not o.lora and not o.stop_kl:
         yield "--beta 0", devices
     if not o.lora and o.shard == "none":
         if o.sampler != "vllm" and not ALGORITHMS[o.algorithm].critic:

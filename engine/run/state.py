@@ -1,9 +1,11 @@
 """How far a run is, and what follows from it: its learning rate, its next questions, its end."""
 
+import gc
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 
 from algorithms import Algorithm
@@ -48,7 +50,7 @@ class State:
 
 @dataclass
 class Run:
-    """A run between two steps. A step is made by train.train_step. engine/run/begin.py makes it."""
+    """A run between two steps. A step is made by train.train_step, the Run by begin.py."""
 
     config: Config
     algorithm: Algorithm  # of the next step
@@ -201,15 +203,16 @@ class Run:
         """After --stop_kl has ended the run: take the networks of the newest checkpoint. Says so,
         and returns the sentence."""
         options = self.config.run
-        newest = checkpoint.newest(options.output_dir)
+        folder, *_ = checkpoint.resume(options.output_dir)
         source, device = model_of(self.config), self.networks.model.device
         self.networks = None  # the old ones leave the memory before the others are loaded
-        self.networks = build(self.config, self.algorithm, source, device, str(newest))
+        gc.collect()  # a layer that is recomputed refers to itself
+        self.networks = build(self.config, self.algorithm, source, device, folder)
         sentence = (
             f"--stop_kl {options.stop_kl:g} ends the run at step {self.state.step}, because the KL "
             f"to the reference was {fmean(self.state.recent_kl):.3g} on average over the last "
-            f"{WINDOW} steps with an update; the model of the run is {newest.name}, and --resume "
-            "with a larger --stop_kl goes on from there.")
+            f"{WINDOW} steps with an update; the model of the run is {Path(folder).name}, and "
+            "--resume with a larger --stop_kl goes on from there.")
         progress.note(sentence)
         return sentence
 

@@ -130,7 +130,7 @@ def test_a_number_outside_its_limits_is_refused(word, fits):
 ])
 def test_a_word_that_is_no_option_leads_to_one(word, said):
     with pytest.raises(UserError, match=f"^unknown option {word.split('=')[0]}.*{said}"):
-        parse(Config, [word])
+        parse(RunConfig, [word])
 
 
 def test_without_the_page_of_names_the_help_is_named(monkeypatch):

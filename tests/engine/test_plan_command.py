@@ -82,7 +82,7 @@ LEVERS = [  # processes, options, what may be changed
     (1, "", [*SAFE, "--beta 0", "--lora 16", SHARDS]),
     (3, "", [*SAFE, "--beta 0", "--lora 16", "--shard full"]),
     (2, "--shard full", [*SAFE, "--beta 0"]),
-    (1, "--lora 8", [*SAFE, "--beta 0"]),
+    (1, "--lora 8", SAFE),
     (1, "--algorithm ppo", [*SAFE, "--beta 0", SHARDS]),
     (1, "--sampler vllm", [*SAFE, "--beta 0", SHARDS]),
     (1, "--beta 0 --gradient_checkpointing --micro_batch_tokens 1024",
