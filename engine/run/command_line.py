@@ -185,7 +185,7 @@ def words_of(recipe):
         values, root = yaml.safe_load(text), yaml.compose(text)
     # ValueError: no UTF-8; 5,000 digits
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"the recipe {recipe} cannot be read: {one_line(error)}") from None
+        raise UserError(f"the recipe {recipe} cannot be read as YAML: {one_line(error)}") from None
     if not isinstance(values, dict) or "recipe" in values:
         raise UserError(f"the recipe {recipe} must hold lines of the form 'option: value', without "
                         "another recipe.")
