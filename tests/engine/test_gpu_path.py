@@ -168,7 +168,7 @@ def test_nano_computes_in_bfloat16_and_learns_in_float32(tmp_path, ranks):
     needs(ranks)
     on_gpu(__file__, "nano", toy.BASE, tmp_path, ranks=ranks)
     base, saved = (
-        weights_of(load_model(folder, torch.device("cpu"))[0])
+        weights_of(load_model(str(folder), torch.device("cpu"))[0])
         for folder in (toy.BASE, tmp_path / "model"))
     # an update at this learning rate is lost in bfloat16, which has 8 bits
     moved = (saved - base).abs()
