@@ -16,6 +16,7 @@ from experiments import toy_model
 from rewards import format_reward
 from tasks import toy
 from tasks.table import SYSTEM_PROMPT
+from tests.training import one_step
 
 ONE = {"question": "1+1=?", "answer": "2"}
 
@@ -248,7 +249,8 @@ def test_a_run_keeps_the_names_of_the_columns(small, tmp_path, capsys):
     (path := tmp_path / "x.jsonl").write_text(files.as_lines(rows))
     one_step(
         small, run := tmp_path / "run", "--dataset", str(path), "--eval_dataset", str(path),
-        "--columns", "question=q", "answer=true.a", "--rewards", "number_accuracy")
+        "--columns", "question=q", "answer=true.a", "--rewards", "number_accuracy",
+        "--algorithm", "grpo", "--max_new_tokens", "4")
     out = capsys.readouterr().out
     assert "the question is the column 'q', the answer is 'true.a'" in out
     assert f"--benchmark {path} --columns question=q answer=true.a\n" in out
