@@ -73,7 +73,7 @@ def test_what_eval_has_not_written_is_not_compared(tmp_path, content):
         '"completions": 3', '"completions": []', '"text": "3"',
     )),
     ("a.jsonl", FEW + '"completion": "3"}\n{"question": null}', "question 2: .* name both"),
-    ("a.jsonl", '{"setting": {}}\n' + FEW + "}", "question 1: .* is missing .* name both"),
+    ("a.jsonl", '{"setting": {}}\n' + FEW + '"completion": "3"}', "question 1: .* name both"),
     ("a.jsonl", "", "empty"), ("a.jsonl", "no", "JSON object"),
     ("none", "", "the file none does not exist"), ("a.jsonl none", "", "the file none does not"),
     ("a.jsonl a.jsonl a.jsonl", "", "more than two files"),
