@@ -116,7 +116,7 @@ def test_the_number_of_ranks_changes_nothing(small, tmp_path):
 def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
     rows = [{"question": "1+1=?", "answer": "One and one.\n#### 2"},
             {"question": "2+2=?", "answer": "4", "level": 1}]
-    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.jsonl").write_text(files.as_lines(rows))
     evaluation.main([
         "--model", small, "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
         "--output_dir", f"{tmp_path}/out", "--benchmark", f"{tmp_path}/mine.jsonl", "toy"])

@@ -7,7 +7,6 @@ pytest starts torchrun on this very file, whose __main__ is what each rank does.
 import math
 import random
 import re
-import shutil
 import sys
 from copy import deepcopy
 from dataclasses import replace
@@ -16,8 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 import eval as evaluation
 import nano
@@ -44,58 +41,6 @@ def test_nano_is_one_page():
     assert len(text.splitlines()) <= 160 and not re.search("import engine|from engine", text)
 
 
-@pytest.mark.parametrize("pruning_rate", [0.875, 0.0], ids=["CPPO", "GRPO"])
-def test_one_step_changes_the_weights_as_train_step_does(pruning_rate, small, monkeypatch):
-    """The same completions, the same rows: the same μ = 2 updates."""
-    monkeypatch.setattr(nano, "P", pruning_rate)
-    model, tokenizer = load_model(small, CPU)
-    before, drawn = weights_of(model), []
-    monkeypatch.setattr(nano, "sample", lambda *own: drawn.append(SAMPLE(*own)) or drawn[-1])
-    questions, _ = load_questions("toy", tokenizer, limit=nano.Q - 1)
-    questions.append({"question": "1+2=?", "answer": "3", "thoughts": "", "begun": "",
-                      "prompt": tokenizer("1+2=?").input_ids})  # a shorter one
-    torch.manual_seed(0)
-
-    one = deepcopy(model)
-    # AdamW would make a whole step of a rounding error
-    sgd = torch.optim.SGD(one.parameters(), lr=0.1)
-    accuracy, length, text = nano.step(
-        one, deepcopy(model), sgd, tokenizer, TASKS["toy"], rewards.toy_accuracy, questions
-    )
-
-    [(tokens, _)] = drawn
-    ends = tokens == tokenizer.eos_token_id
-    # EOS counts
-    lengths = (ends.cumsum(1) == 0).sum(1).add(1).clamp(max=tokens.shape[1])
-    networks = networks_around(Policy(model), tokenizer, lr=0.1, beta=nano.BETA)
-    networks.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    logp, mask = torch.zeros(tokens.shape), completion_mask(tokens, lengths)
-    given = Completions(tokens, lengths, ~ends.any(1), logp, mask)
-    networks.sampler.sample = lambda *_: given
-    algorithm = resolve("cppo", pruning_rate=pruning_rate, mu=nano.MU, beta=nano.BETA)
-    metrics, *_ = train_step(
-        networks, algorithm, named(rewards.toy_accuracy), Sampling(toy.MAX_NEW_TOKENS), Limits(),
-        questions, random.Random(0),
-    )
-    assert accuracy == pytest.approx(metrics["accuracy"]) and 0 < accuracy < 1
-    assert text == tokenizer.decode(tokens[0, : lengths[0]], skip_special_tokens=True)
-    assert length == pytest.approx(metrics["length"]) and lengths.min() < lengths.max()
-    moved, difference = weights_of(one) - before, weights_of(one) - weights_of(model)
-    assert moved.norm() > 0.01 and difference.norm() < 1e-4 * moved.norm()
-
-
-def test_a_step_without_a_signal_leaves_the_weights(loaded):
-    model, tokenizer = loaded
-    before, optimizer = weights_of(model), torch.optim.AdamW(model.parameters(), lr=1.0)
-    questions, _ = load_questions("toy", tokenizer, limit=2)
-    ones = lambda texts, answer: [1.0] * len(texts)
-    nano.step(model, model, optimizer, tokenizer, TASKS["toy"], ones, questions)
-    assert torch.equal(weights_of(model), before)
-
-
-# --- the rows cut into micro-batches, the questions shared out ---
-
-
 @torch.no_grad()
 def another(model):
     """A reference that is not the model, so that the KL has a gradient."""
@@ -105,160 +50,145 @@ def another(model):
     return reference
 
 
-def toy_questions(n, without_answer=()):
-    """Questions of the toy. Those without an answer are answered wrongly by every completion."""
-    found = [toy.question(i) for i in range(n)]
-    return [q | {"answer": "none"} if i in without_answer else q for i, q in enumerate(found)]
+def sgd_step(model, tokenizer, reward, questions):
+    """(how far a step of SGD moves the weights, accuracy, mean length, the first completion).
 
-
-def sgd_step(model, reference, tokenizer, questions):
-    """(how far a step of SGD moves the weights, accuracy, mean length)"""
+    AdamW would make a whole step of a rounding error.
+    """
     own = deepcopy(model)
     sgd = torch.optim.SGD(own.parameters(), lr=0.1)
-    task, reward = TASKS["toy"], rewards.toy_accuracy
-    accuracy, length, _ = STEP(own, reference, sgd, tokenizer, task, reward, questions)
-    return weights_of(own) - weights_of(model), accuracy, length
+    metrics = STEP(own, another(model), sgd, tokenizer, TASKS["toy"], reward, questions)
+    return weights_of(own) - weights_of(model), *metrics
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-def test_micro_batches_of_any_size_give_the_same_gradient(rows, loaded, monkeypatch):
+# without a limit a gradient that is too long is seen
+@pytest.mark.parametrize("numbers", [
+    (0.875, 16, 0.5), (0.875, 5, math.inf), (0.0, 1, math.inf),
+])  # fmt: skip
+def test_one_step_moves_the_weights_as_train_step_does(numbers, loaded, monkeypatch):
+    """The same completions, the same μ = 2 updates, in micro-batches of any size."""
     model, tokenizer = loaded
-    reference, moved = another(model), []
-    monkeypatch.setattr(nano, "MU", 1)
-    monkeypatch.setattr(nano, "MAX_GRAD_NORM", math.inf)  # it would hide that one is longer
-    for together in (16, rows):
-        monkeypatch.setattr(nano, "ROWS", together)
-        torch.manual_seed(0)
-        moved.append(sgd_step(model, reference, tokenizer, toy_questions(nano.Q))[0])
-    assert (moved[0] - moved[1]).norm() < 1e-5 * moved[0].norm()
+    before, drawn = weights_of(model), []
+    for name, value in zip(("P", "ROWS", "MAX_GRAD_NORM"), numbers):
+        monkeypatch.setattr(nano, name, value)
+    monkeypatch.setattr(nano, "sample", lambda *own: drawn.append(SAMPLE(*own)) or drawn[-1])
+    questions, _ = load_questions("toy", tokenizer, limit=nano.Q)
+    # a shorter one
+    questions[-1] |= {"question": "1+2=?", "answer": "3", "prompt": tokenizer("1+2=?").input_ids}
+    torch.manual_seed(0)
+    moved, accuracy, length, text = sgd_step(model, tokenizer, rewards.toy_accuracy, questions)
 
+    [(tokens, _)] = drawn
+    ends = tokens == tokenizer.eos_token_id
+    # EOS counts
+    lengths = (ends.cumsum(1) == 0).sum(1).add(1).clamp(max=tokens.shape[1])
+    networks = networks_around(
+        Policy(model), tokenizer, lr=0.1, beta=nano.BETA, reference=Policy(another(model)))
+    networks.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    logp, mask = torch.zeros(tokens.shape), completion_mask(tokens, lengths)
+    given = Completions(tokens, lengths, ~ends.any(1), logp, mask)
+    networks.sampler.sample = lambda *_: given
+    algorithm = resolve("cppo", pruning_rate=nano.P, mu=nano.MU, beta=nano.BETA)
+    metrics, *_ = train_step(
+        networks, algorithm, named(rewards.toy_accuracy), Sampling(toy.MAX_NEW_TOKENS),
+        Limits(max_grad_norm=nano.MAX_GRAD_NORM), questions, random.Random(0),
+    )
+    assert accuracy == pytest.approx(metrics["accuracy"]) and 0 < accuracy < 1
+    assert text == tokenizer.decode(tokens[0, : lengths[0]], skip_special_tokens=True)
+    assert length == pytest.approx(metrics["length"]) and lengths.min() < lengths.max()
+    difference = before + moved - weights_of(model)
+    assert moved.norm() > 0.01 and difference.norm() < 1e-4 * moved.norm()
+
+
+# --- the questions shared out ---
 
 # which of eight questions have no right answer; rank 0 is asked the even ones, rank 1 the odd ones
 SHARED = {"all teach": [], "rank 1 has nothing": [1, 3, 5, 7], "nobody has anything": range(8)}
 
 
-def sample_by_question(model, tokens, mask, longest, tokenizer):
-    """nano.sample, but what is drawn for a question does not depend on the others of the batch."""
-    drawn = []
-    for group, its_mask in zip(tokens.split(nano.G), mask.split(nano.G)):
-        torch.manual_seed(int(group[0].sum()))
-        completions, seen = SAMPLE(model, group, its_mask, longest, tokenizer)
-        missing = (0, longest - completions.shape[1])
-        drawn.append([torch.nn.functional.pad(x, missing) for x in (completions, seen)])
-    return [torch.cat(group) for group in zip(*drawn)]
+def sample(model, tokens, *_):
+    """Completions that depend on their question and their number alone, not on the batch."""
+    number, at = torch.arange(len(tokens))[:, None] % nano.G, torch.arange(8)
+    kind = tokens.sum(1, keepdim=True) + number
+    return kind * (at + 1) % 20 + 2, at <= kind % 8
 
 
 def shared_steps(folder, rank=0, ranks=1):
     """{name of SHARED: `sgd_step` on this rank's share of the questions}"""
-    nano.sample, nano.MAX_GRAD_NORM = sample_by_question, math.inf
-    try:
-        model, tokenizer = load_model(folder, CPU)
-        return {
-            name: sgd_step(model, another(model), tokenizer, toy_questions(8, none)[rank::ranks])
-            for name, none in SHARED.items()}
-    finally:
-        nano.sample, nano.MAX_GRAD_NORM = SAMPLE, 1.0
-
-
-@pytest.fixture(scope="module")
-def by_two(small, tmp_path_factory):
-    """(folder of what two ranks made, what torchrun printed)"""
-    out = tmp_path_factory.mktemp("by_two")
+    model, tokenizer = load_model(folder, CPU)
+    reward = lambda texts, answer: [float(len(x) * known > 4) for x, known in zip(texts, answer)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # two ranks need two GPUs, or none
-        done = torchrun("-m", "tests.test_nano", small, out)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return out, done.stdout
+        patch.setattr(nano, "sample", sample)
+        patch.setattr(nano, "MAX_GRAD_NORM", math.inf)
+        patch.setattr(nano, "MU", 1)  # without a limit the second one would be enormous
+        return {
+            name: sgd_step(model, tokenizer, reward, [
+                toy.question(i) | {"answer": i not in none} for i in range(rank, 8, ranks)])
+            for name, none in SHARED.items()}
 
 
-def test_two_processes_make_the_update_of_one(small, by_two):
+def test_two_processes_make_the_update_of_one(small, tmp_path, monkeypatch):
     """Also if one of them has nothing to learn, and if none has. Otherwise they wait for ever."""
-    one = shared_steps(small)
-    first, second = (torch.load(by_two[0] / f"steps-{rank}.pt") for rank in (0, 1))
-    for name, (moved, *metrics) in one.items():
-        assert torch.equal(first[name][0], second[name][0]), name
-        assert (first[name][0] - moved).norm() <= 1e-5 * moved.norm(), name
-        assert (moved.norm() > 0.01) == (name != "nobody has anything")
-        assert first[name][1:] == second[name][1:] == pytest.approx(tuple(metrics))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # two ranks need two GPUs, or none
+    done = torchrun("-m", "tests.test_nano", small, tmp_path)
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    (asked, weights, seed, first), (asked_too, same, other_seed, second) = found
+    for name, (moved, *metrics, _) in shared_steps(small).items():
+        (one, *its, _), (other, *others, _) = first[name], second[name]
+        assert torch.equal(one, other) and its == others == pytest.approx(metrics), name
+        assert (one - moved).norm() <= 1e-5 * moved.norm(), name
+        assert moved.any() == (name != "nobody has anything")
 
-
-def test_two_processes_ask_their_own_questions_and_the_first_one_prints_and_saves(by_two):
-    out, printed = by_two
-    (first, weights, seed), (second, other_weights, other_seed) = (
-        torch.load(out / f"run-{rank}.pt") for rank in (0, 1))
-    numbers = [[toy.question(i)["question"] for i in range(rank, 32, 2)] for rank in (0, 1)]
-    assert [first, second] == numbers and seed != other_seed
-    assert torch.equal(weights, other_weights)
-    saved = load_file(out / "model/model.safetensors")
-    assert saved and all(weight.dtype == torch.float32 for weight in saved.values())
-    assert printed.count("step   2") == 1 and printed.count("Saved") == 1
+    # in the run each asks its own questions; the first one prints, and saves the trained model
+    assert asked + asked_too == [toy.question(i) for i in [*range(0, 32, 2), *range(1, 32, 2)]]
+    assert seed != other_seed and torch.equal(weights, same)
+    saved, untrained = (weights_of(load_model(str(x), CPU)[0]) for x in (tmp_path / "model", small))
+    assert torch.equal(saved, weights) and not torch.equal(saved, untrained)
+    assert done.stdout.count("step   2") == done.stdout.count("Saved") == 1
 
 
 # --- the program ---
 
 
-def small_task(monkeypatch, folder, out):
-    """Two steps of the toy; its model reads no words, so it stands for the word problems, too."""
-    own = replace(TASKS["toy"], base=str(folder))
+def test_it_runs_as_its_first_lines_say_and_eval_reads_what_it_saved(
+    loaded, tmp_path, monkeypatch, capsys
+):
+    """The toy's model reads no words, so it stands for the word problems, too. It has no token for
+    padding."""
+    model, tokenizer = loaded
+    tokenizer.pad_token = None
+    base, out = str(tmp_path / "base"), tmp_path / "nano"
+    for part in loaded:
+        part.save_pretrained(base)
     for name in ("toy", "arithmetic"):
-        monkeypatch.setitem(TASKS, name, own)
+        monkeypatch.setitem(TASKS, name, replace(TASKS["toy"], base=base))
     monkeypatch.setattr(nano, "STEPS", 2)
     monkeypatch.setattr(nano, "FOLDER", str(out))
-
-
-def test_it_runs_as_its_first_lines_say(small, tmp_path, monkeypatch, capsys):
-    small_task(monkeypatch, small, tmp_path)
-    for words, name in (([], "toy"), ([small], "arithmetic")):
+    for words, name in (([], "toy"), ([base], "arithmetic")):
         nano.main(words)
         lines = capsys.readouterr().out.splitlines()
-        assert len(lines) >= 7 and lines[1].startswith("step   2   accuracy ")
-        first, last = (line.removeprefix(f"step   {i}   ") for i, line in enumerate(lines[:2], 1))
-        assert lines[3] == f"It learned: {first}  →  {last}"
-        assert lines[4].endswith("=?")
-        assert lines[-1].endswith(f"python eval.py --model {tmp_path} --benchmark {name}")
-
-
-def test_the_model_that_it_saves_is_the_trained_one_and_eval_reads_it(
-    small, tmp_path, monkeypatch, capsys
-):
-    small_task(monkeypatch, small, tmp_path / "nano")
-    models = []
-    monkeypatch.setattr(
-        nano, "step", lambda model, *own: models.append(model) or STEP(model, *own))
-    nano.main([])
-    saved, _ = load_model(str(tmp_path / "nano"), CPU)
-    assert torch.equal(weights_of(saved), weights_of(models[-1]).cpu())
-    assert not torch.equal(weights_of(saved), weights_of(load_model(small, CPU)[0]))
-    capsys.readouterr()
-    command = f"--model {tmp_path}/nano --benchmark toy --questions 4 --samples 0"
-    evaluation.main(command.split())
-    assert "greedy" in capsys.readouterr().out
-
-
-def test_a_tokenizer_without_padding_gets_one(small, tmp_path, monkeypatch):
-    folder = shutil.copytree(small, tmp_path / "small")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(folder)
-    assert AutoTokenizer.from_pretrained(folder).pad_token is None
-    small_task(monkeypatch, folder, tmp_path / "nano")
-    nano.main([])
-    saved = AutoTokenizer.from_pretrained(tmp_path / "nano")
-    assert saved.pad_token == saved.eos_token
+        first, last = (line.split(maxsplit=2)[2] for line in lines[:2])  # without the number
+        assert lines[3] == f"It learned: {first}  →  {last}" and lines[4].endswith("=?")
+        assert not list(out.glob("eval-*"))  # the scores of an earlier model
+        command = lines[-1].partition("python eval.py ")[2]
+        assert command == f"--model {out} --benchmark {name}"
+        evaluation.main([*command.split(), "--questions", "4", "--samples", "0"])
+        assert "greedy" in capsys.readouterr().out
 
 
 if __name__ == "__main__":
     folder, out = sys.argv[1], Path(sys.argv[2])
-    asked = []
+    asked, models = [], []
 
     def recorded(model, *own):
-        """A step of the run. After the last one, while the ranks are joined: the shared steps."""
-        asked.extend(question["question"] for question in own[-1])
-        done, rank = STEP(model, *own), dist.get_rank()
-        if len(asked) == 2 * nano.Q:
-            torch.save((asked, weights_of(model), torch.initial_seed()), out / f"run-{rank}.pt")
-            torch.save(shared_steps(folder, rank, 2), out / f"steps-{rank}.pt")
-        return done
+        models.append(model)
+        asked.extend(own[-1])
+        return STEP(model, *own)
 
     nano.step, nano.STEPS, nano.FOLDER = recorded, 2, str(out / "model")
+    dist.destroy_process_group = lambda: None  # the ranks stay joined for the shared steps
     nano.main([])
+    rank = dist.get_rank()
+    found = asked, weights_of(models[-1]), torch.initial_seed(), shared_steps(folder, rank, 2)
+    torch.save(found, out / f"{rank}.pt")

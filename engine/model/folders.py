@@ -25,14 +25,14 @@ def resolve_model(name):
     Raises UserError if `name` looks like a folder that does not exist, or is one without a model.
     """
     path, saved = Path(name), checkpoints(name)
-    of_hub = re.fullmatch(r"(?!runs/)\w[\w.-]*(/[\w.-]+)?", name)  # NAME or OWNER/NAME
+    of_hub = re.fullmatch(r"(?!runs/)\w[\w.-]*(/[\w.-]+)?", str(name))  # OWNER/NAME
     if path.is_dir():
         if not [*saved, *path.glob("*config.json")]:
             raise UserError(f"the folder {name} holds no model: name a folder with a config.json, "
                             "or the folder of a run.")
     elif path.is_file():
         raise UserError(f"the model {name} is a file: name the folder that holds it.")
-    elif not of_hub or ("/" in name and path.parent.is_dir()):
+    elif not of_hub or ("/" in of_hub[0] and path.parent.is_dir()):
         raise UserError(f"the model folder {name} does not exist.")
     else:
         ask_hub(name)

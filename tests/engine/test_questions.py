@@ -16,6 +16,7 @@ from experiments import toy_model
 from rewards import format_reward
 from tasks import toy
 from tasks.table import SYSTEM_PROMPT
+from tests.training import one_step
 
 ONE = {"question": "1+1=?", "answer": "2"}
 
@@ -246,15 +247,14 @@ def test_in_a_run_the_next_question_is_asked_instead(small, tmp_path, capsys):
 def test_a_run_keeps_the_names_of_the_columns(small, tmp_path, capsys):
     rows = [{"q": "1+1=?", "true": {"a": "2"}}, {"q": "1+2=?", "true": {"a": "3"}}]
     (path := tmp_path / "x.jsonl").write_text(files.as_lines(rows))
-    columns = ["--columns", "question=q", "answer=true.a"]
-    run = ["--output_dir", str(tmp_path / "run")]
-    train.main(["--model", small, "--dataset", str(path), "--eval_dataset", str(path), *columns,
-                "--rewards", "number_accuracy", "--algorithm", "grpo", "--questions_per_step", "1",
-                "--group_size", "4", "--max_new_tokens", "4", "--steps", "1", *run])
+    one_step(
+        small, run := tmp_path / "run", "--dataset", str(path), "--eval_dataset", str(path),
+        "--columns", "question=q", "answer=true.a", "--rewards", "number_accuracy",
+        "--algorithm", "grpo", "--max_new_tokens", "4")
     out = capsys.readouterr().out
     assert "the question is the column 'q', the answer is 'true.a'" in out
     assert f"--benchmark {path} --columns question=q answer=true.a\n" in out
-    train.main([*run, "--resume", "--steps", "2"])
-    assert json.loads((tmp_path / "run/summary.json").read_text())["step"] == 2
+    resume = ["--output_dir", str(run), "--resume"]
+    assert train.main([*resume, "--steps", "2"]) == 0
     with pytest.raises(UserError, match=r"with --columns \[.question=q., .answer=true.a.\], not"):
-        train.main([*run, "--resume", "--columns", "question=q", "answer=q"])
+        train.main([*resume, "--columns", "question=q", "answer=q"])

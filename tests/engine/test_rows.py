@@ -75,6 +75,7 @@ def chat(question, system=None):
     return [{"role": "system", "content": system}, *turns] if system else turns
 
 
+SYSTEM = "Be kind."
 SHAPES = {  # as these data sets are published: (a row, its question, its answer, their columns)
     "DAPO-Math-17k": ({"data_source": "math_dapo", "prompt": chat("Q"),
                        "reward_model": {"ground_truth": "34", "style": "rule"}}, "Q", "34",
@@ -83,7 +84,7 @@ SHAPES = {  # as these data sets are published: (a row, its question, its answer
                       "reward_model": {"style": "rule", "ground_truth": "72"},
                       "extra_info": {"answer": "long #### 72", "question": "q"}}, "Q", "72",
                      ("prompt", "reward_model.ground_truth")),
-    "TRL": ({"prompt": chat("Q"), "solution": "1/2"}, "Q", "1/2", ("prompt", "solution")),
+    "TRL": ({"prompt": chat("Q", SYSTEM), "solution": "1/2"}, "Q", "1/2", ("prompt", "solution")),
     "OpenR1-Math": (
         {"problem": "Q", "solution": "long", "answer": "3"}, "Q", "3", ("problem", "answer")),
     "messages": (
@@ -104,6 +105,7 @@ def test_the_columns_of_published_data_sets_are_found(write, shape):
     assert rows.columns == columns
     assert (rows[0]["question"], rows[0]["answer"]) == (question, answer)
     assert "prompt" not in rows[0]  # it will hold the tokens
+    assert rows[0].get("system_prompt") == (SYSTEM if shape == "TRL" else None)
 
 
 ODD = {"Frage": "1+1=?", "meta": {"final": {"number": 2.0}, "level": 3}, "a b": "4"}
@@ -124,27 +126,19 @@ def test_columns_may_be_named(write, row, words, expected):
         assert {name: found[name] for name in others} == {name: row[name] for name in others}
 
 
-def test_the_system_turn_of_a_chat_is_kept(write):
-    row = open_file(write([{"prompt": chat("Q", "Be kind."), "answer": "1"}], "x.json"))[0]
-    assert row["system_prompt"] == "Be kind."
-
-
-@pytest.mark.parametrize("row, words, what, named", [
-    ({"q": "a", "a": "1", "level": 3}, ["question=q"], "the answer", "question=q answer=a"),
-    ({"problem": "a", "label": "1", "level": 3}, None, "the answer",
-     "question=problem answer=label"),
-    ({"chat": chat("a"), "answer": "1"}, None, "the question", "question=chat answer=answer"),
-    ({"question": "a", "my label": "1"}, None, "the answer",
-     "question=question 'answer=my label'"),
-    ({"question": "a", "x": "1", "y": "2"}, None, "the answer", "question=question answer=NAME"),
-    ({"question": "a", "meta": {"x": "1"}}, None, "the answer",
-     "question=question answer=meta.x"),
-    ({"text": "a", "n": 1}, None, "the question and the answer", "question=NAME answer=NAME"),
+@pytest.mark.parametrize("row, what, named", [
+    ({"q": "a", "a": "1", "level": 3}, "the answer", "question=q answer=a"),
+    ({"problem": "a", "label": "1", "level": 3}, "the answer", "question=problem answer=label"),
+    ({"chat": chat("a"), "answer": "1"}, "the question", "question=chat answer=answer"),
+    ({"question": "a", "my label": "1"}, "the answer", "question=question 'answer=my label'"),
+    ({"question": "a", "x": "1", "y": "2"}, "the answer", "question=question answer=NAME"),
+    ({"question": "a", "meta": {"x": "1"}}, "the answer", "question=question answer=meta.x"),
+    ({"text": "a", "n": 1}, "the question and the answer", "question=NAME answer=NAME"),
 ])  # fmt: skip
-def test_a_missing_column_is_told_with_words_to_paste(write, row, words, what, named):
+def test_a_missing_column_is_told_with_words_to_paste(write, row, what, named):
     with pytest.raises(UserError) as error:
-        open_file(path := write([row]), columns=words)
-    there = ", ".join("meta.x" if name == "meta" else name for name in row)
+        open_file(path := write([row]), columns=["question=q"] if "q" in row else None)
+    there = ", ".join(row).replace("meta", "meta.x")
     assert str(error.value) == (
         f"{path} has no column for {what}: it has {there}. Name it: --columns {named}")
     if "NAME" not in named:  # it can be pasted

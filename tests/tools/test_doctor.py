@@ -134,7 +134,7 @@ def test_what_is_certain_needs_no_eight_steps(words, what, found):
 
 @pytest.mark.parametrize("share, said", [(0.6, True), (0.4, False)])
 def test_a_few_steps_in_which_most_completions_are_cut_off(share, said, tmp_path):
-    logged(tmp_path, truncated=[share] * 10)
+    logged(tmp_path, truncated=share)
     log = tmp_path / "metrics.jsonl"
     files.write(log, files.as_lines(files.read(log)[:3]))
     findings = doctor.diagnosis(tmp_path)[0]
@@ -298,11 +298,13 @@ def test_a_run_that_learns_gets_no_finding(algorithm, found, tmp_path, monkeypat
 
 def rows_of(first="a", **metrics):
     """The rows of a run in which nothing else is wrong. first: the name of its reward. metrics:
-    {name: values of the steps}."""
+    {name: its value in all steps, or a list of its values}."""
     usual = {"accuracy": 0.5, "reward": 0.5, f"reward/{first}": 0.5, "no_signal": 0.1,
              f"no_signal/{first}": 0.1, "length": 9.0, "truncated": 0.0, "entropy": 0.3, "kl": 0.1,
              "kl_old": 0.001, "clip_fraction": 0.01, "grad_norm": 1.0, "lr": 1e-3}
-    return [usual | {"step": i + 1} | {name: values[i] for name, values in metrics.items()}
+    lists = {name: value if isinstance(value, list) else [value] * 10
+             for name, value in (usual | metrics).items()}
+    return [{"step": i + 1} | {name: values[i] for name, values in lists.items()}
             for i in range(10)]
 
 
@@ -316,18 +318,25 @@ def logged(folder, completion="<answer>2</answer>", first="a", **metrics):
 
 FALLS = [0.3] * 5 + [0.1] * 5
 RISES = [0.1] * 5 + [0.8] * 5
+CUT, LARGE = "Answers are cut off", "The updates are too large"
+NO_ANSWER = {"unreadable": 0.6, "no_signal/a": 1.0}
 
 
 @pytest.mark.parametrize("metrics, what", [
-    ({"kl_old": [0.0] * 9 + [0.09]}, None),
-    ({"kl_old": [0.0] * 9 + [0.11]}, "The updates are too large"),
-    ({"kl": [0.0] * 9 + [9.0]}, None),
-    ({"kl": [0.0] * 9 + [11.0]}, "The updates are too large"),
-    ({"grad_norm": [1.0] * 9 + [90.0]}, None),
-    ({"grad_norm": [1.0] * 9 + [110.0]}, "The updates are too large"),
+    *(({name: [*[0.0] * 9, value]}, what) for name, value, what in (
+        ("kl_old", 0.09, None), ("kl_old", 0.11, LARGE), ("kl", 9.0, None), ("kl", 11.0, LARGE))),
+    ({"grad_norm": [1.0] * 9 + [90.0]}, None), ({"grad_norm": [1.0] * 9 + [110.0]}, LARGE),
     ({"entropy": FALLS}, None),
     ({"entropy": FALLS, "no_signal": RISES}, "The entropy collapses"),
     ({"entropy": FALLS, "no_signal": RISES, "accuracy": RISES}, None),
+    ({"truncated": 0.11, "accuracy": 0.4}, CUT),
+    ({"truncated": 0.09, "accuracy": 0.4}, None),
+    ({"truncated": 0.15, "accuracy": RISES}, None),  # it may begin so, and rise
+    ({"truncated": 0.25, "accuracy": [0.1] * 5 + [0.3] * 5}, CUT),
+    ({"group_gap": 0.02, "sampler_gap": 0.6}, "A group is not one question"),
+    ({"group_gap": 0.02, "sampler_gap": 0.02}, None),
+    ({"group_gap": 0.0, "sampler_gap": 0.6}, "Sampler and trainer disagree"),
+    ({"accuracy": [0.6] * 5 + [0.5] * 5}, "The run ends below its start: sampled accuracy 0.6"),
 ])
 def test_the_limits_one_by_one(metrics, what, tmp_path):
     logged(tmp_path, **metrics)
@@ -339,22 +348,18 @@ def test_the_limits_one_by_one(metrics, what, tmp_path):
         assert not findings and said.startswith("Nothing was found in 10 steps: accuracy")
 
 
-@pytest.mark.parametrize("unreadable, accuracy, what", [
-    (0.6, 0.0, "In most completions no answer is found"),
-    (0.6, 0.05, "In most completions no answer is found"),
-    (0.4, 0.0, "The questions are too hard"),
-    (1.0, 0.15, "A question is always right or always wrong"),  # its reward reads otherwise
+@pytest.mark.parametrize("metrics, what", [
+    (NO_ANSWER | {"accuracy": 0.0}, "In most completions no answer is found"),
+    (NO_ANSWER | {"accuracy": 0.05}, "In most completions no answer is found"),
+    (NO_ANSWER | {"accuracy": 0.0, "unreadable": 0.4}, "The questions are too hard"),
+    # its reward reads otherwise
+    (NO_ANSWER | {"accuracy": 0.15, "unreadable": 1.0}, "A question is always right or always"),
+    ({"accuracy": [0.0] * 5 + [0.15] * 5, "unreadable": 0.9}, None),  # it learns to answer
 ])  # fmt: skip
-def test_completions_without_an_answer_are_not_called_wrong(unreadable, accuracy, what, tmp_path):
-    logged(tmp_path, "12", accuracy=[accuracy] * 10, unreadable=[unreadable] * 10,
-           **{"no_signal/a": [1.0] * 10})
-    [finding] = doctor.diagnosis(tmp_path)[0]
-    assert finding.startswith(what)
-
-
-def test_a_run_that_learns_to_answer_is_healthy(tmp_path):
-    logged(tmp_path, "12", accuracy=[0.0] * 5 + [0.15] * 5, unreadable=[0.9] * 10)
-    assert doctor.diagnosis(tmp_path)[0] == []
+def test_completions_without_an_answer_are_not_called_wrong(metrics, what, tmp_path):
+    logged(tmp_path, "12", **metrics)
+    findings = doctor.diagnosis(tmp_path)[0]
+    assert [what and finding.startswith(what) for finding in findings] == [True] * bool(what)
 
 
 QWEN3 = "<think>so</think>\n\n\n<answer>2</answer>"
@@ -374,7 +379,7 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
     reward, completion, what, tmp_path
 ):
     """Also if the accuracy rises."""
-    logged(tmp_path, "2", accuracy=RISES, **{f"reward/{reward}": [0.0] * 10})
+    logged(tmp_path, "2", accuracy=RISES, **{f"reward/{reward}": 0.0})
     sample = {"answer": "2", "completions": [{"completion": text} for text in ("2", completion)]}
     files.append(tmp_path / "samples.jsonl", sample)
     [finding] = doctor.diagnosis(tmp_path)[0]
@@ -384,25 +389,8 @@ def test_a_form_that_is_never_met_is_shown_by_the_nearest_completion(
 
 def test_a_form_that_is_met_once_or_not_known_is_no_finding(tmp_path):
     logged(tmp_path, accuracy=RISES, **{
-        "reward/format_reward": [0.0] * 9 + [0.1], "reward/my_format": [0.0] * 10})
+        "reward/format_reward": [0.0] * 9 + [0.1], "reward/my_format": 0.0})
     assert doctor.diagnosis(tmp_path)[0] == []
-
-
-@pytest.mark.parametrize("metrics, what", [
-    ({"truncated": [0.11] * 10, "accuracy": [0.4] * 10}, "Answers are cut off"),
-    ({"truncated": [0.09] * 10, "accuracy": [0.4] * 10}, None),
-    ({"truncated": [0.15] * 10, "accuracy": RISES}, None),  # it may begin so, and rise
-    ({"truncated": [0.25] * 10, "accuracy": [0.1] * 5 + [0.3] * 5}, "Answers are cut off"),
-    ({"group_gap": [0.02] * 10, "sampler_gap": [0.6] * 10}, "A group is not one question"),
-    ({"group_gap": [0.02] * 10, "sampler_gap": [0.02] * 10}, None),
-    ({"group_gap": [0.0] * 10, "sampler_gap": [0.6] * 10}, "Sampler and trainer disagree"),
-    ({"accuracy": [0.6] * 5 + [0.5] * 5}, "The run ends below its start: sampled accuracy 0.6"),
-])
-def test_what_is_cut_mixed_or_ends_below_its_start(metrics, what, tmp_path):
-    logged(tmp_path, **metrics)
-    findings = doctor.diagnosis(tmp_path)[0]
-    assert not findings if what is None else findings[0].startswith(what), findings
-    assert what is None or " Seen in 10 steps: " in findings[0]
 
 
 @pytest.mark.parametrize("after, healthy", [(0.40, True), (0.35, False)])
@@ -436,8 +424,8 @@ def test_train_says_the_first_at_its_end_also_if_it_stops(words, what, found, ca
 
 def test_of_few_steps_it_says_that_they_are_few_and_what_it_looked_at(tmp_path, capsys):
     looked = ("reward_failures", "skipped_updates", "group_gap", "sampler_gap")
-    zeros = dict.fromkeys(looked, [0.0] * 10)
-    logged(tmp_path, accuracy=[0.005] * 10, no_signal=[0.9] * 10, **zeros)
+    zeros = dict.fromkeys(looked, 0.0)
+    logged(tmp_path, accuracy=0.005, no_signal=0.9, **zeros)
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
     main([str(tmp_path)])
