@@ -72,7 +72,7 @@ def read(name, dtype):
     # what a damaged or a hostile folder raises is up to transformers and torch
     except Exception as error:
         raise UserError(f"the model {name} cannot be loaded: {one_line(error)}") from None
-    for missing in loading["missing_keys"]:  # transformers has filled them with random numbers
+    for missing in sorted(loading["missing_keys"]):  # filled with random numbers
         raise UserError(
             f"the weights of {name} lack {missing}: name a complete causal language model.")
     if tokenizer.vocab_size < 10:  # transformers has made it from nothing

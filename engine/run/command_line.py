@@ -175,7 +175,7 @@ def in_names(name, options):
         return None
     here = re.sub(r"`|\[|\]\(.*?\)", "", row[1] or row[2])
     named = re.findall(r"--(\w+)", here)
-    return here if not named or set(named) & set(options) else None
+    return here if not named or set(named).intersection(options) else None
 
 
 def words_of(recipe):

@@ -203,7 +203,7 @@ class Run:
         """After --stop_kl has ended the run: take the networks of the newest checkpoint. Says so,
         and returns the sentence."""
         options = self.config.run
-        folder, *_ = checkpoint.resume(options.output_dir)
+        folder = checkpoint.resume(options.output_dir)[0]
         source, device = model_of(self.config), self.networks.model.device
         self.networks = None  # the old ones leave the memory before the others are loaded
         gc.collect()  # a layer that is recomputed refers to itself
