@@ -3,7 +3,7 @@
 from answers import gold_answer, to_number
 from engine.scoring.score import reward_columns, score, values_of
 
-LOOKED_AT = 1_000  # gold answers that are judged before a run
+LOOKED_AT = 1_024  # gold answers that are judged before a run: all of the first command's
 NO_ANSWERS = ("proof", "notfound", "not found", "n/a", "none", "-")  # of NuminaMath and others
 NUMBERS_ONLY = ("gsm8k_accuracy", "number_accuracy")  # rewards that judge numbers
 OPTION = tuple("ABCDEFGHIJ")
