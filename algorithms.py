@@ -1,5 +1,4 @@
-"""The table of algorithms. Each has one row. The row holds what the algorithm
-changes in GRPO.
+"""The table of algorithms. Each has one row, which holds what the algorithm changes in GRPO.
 
     python algorithms.py                    prints the table
 

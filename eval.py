@@ -22,7 +22,7 @@ from answers import extract_answer, to_number
 from engine.base import files, progress, ranks
 from engine.base.errors import CANNOT_WRITE, UserError
 from engine.data.questions import fingerprint, with_prompts
-from engine.data.rows import check_dataset, named_columns, read_rows
+from engine.data.rows import check_columns, check_dataset, read_rows
 from engine.model.contract import Sampling
 from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
@@ -274,8 +274,7 @@ def check(chosen):
     if not uses_ours(config.sampler):
         raise UserError(
             f"--sampler {config.sampler} is not built on the project's sampler: leave it out.")
-    if named_columns(config.columns) and set(config.benchmark) <= set(TASKS):
-        raise UserError("--columns has no effect on the data sets of this project's table.")
+    check_columns(config.columns, config.benchmark)
     if config.judge is not None:
         load_rewards([config.judge], option="--judge")
     return config

@@ -97,9 +97,9 @@ def gradient(networks, minibatch, algorithm, limits):
         limits.micro_batch_tokens = max(LEAST_TOKENS, limits.micro_batch_tokens // 2)
         tqdm.write("out of memory in an update. The update is repeated. From now on "
                    f"--micro_batch_tokens is {limits.micro_batch_tokens}.")
+    shards.sum_gradients(networks)
     norms = []
     for network in networks.learners:
-        shards.sum_gradients(network)
         norms.append(shards.clip_gradients(network, limits.max_grad_norm))
     norms = ranks.all_reduce(networks.model.device, maxima=enumerate(norms))
     return {"grad_norm": norms[0]} | tally.read(), list(norms.values())

@@ -221,6 +221,13 @@ def check_dataset(name, model=None, rows=()):
             "--model HuggingFaceTB/SmolLM2-135M-Instruct.")
 
 
+def check_columns(words, names):
+    """Refuse the words of --columns if the table knows the columns of all these data sets."""
+    if words and set(names) <= set(TASKS):
+        raise UserError(f"--columns has no effect on {names[0]}, whose columns are known: leave "
+                        "--columns out, or name a file.")
+
+
 def refuse_unknown(name):
     """Refuse a name that is no file of questions, no folder, and no OWNER/NAME of the hub."""
     path, kind = Path(name), format_of(name)

@@ -75,13 +75,6 @@ def hand_out(network, device, stored, computed, exact=()):
     return empty
 
 
-def is_sharded(module):
-    """Whether the weights of a module are split over the devices."""
-    from torch.distributed.fsdp import FSDPModule
-
-    return isinstance(module, FSDPModule)
-
-
 def whole_weights(model, dtype=None):
     """(name, whole tensor) of every weight; split weights are gathered from all ranks, one at a
     time."""
@@ -92,12 +85,13 @@ def whole_weights(model, dtype=None):
         yield name, p.full_tensor() if isinstance(p, DTensor) else p
 
 
-def sum_gradients(model):
+def sum_gradients(networks):
     """Add up the gradients of all ranks. A sum, not a mean: the loss weights are already those of
     the whole batch."""
-    if is_sharded(model):
+    if networks.policy.sharded:
         return  # FSDP has done it
-    learning = [p for p in model.parameters() if p.requires_grad]
+    learning = [
+        p for network in networks.learners for p in network.parameters() if p.requires_grad]
     for p in learning:
         if p.grad is None:  # a rank without a completion adds zeros
             p.grad = torch.zeros_like(p)

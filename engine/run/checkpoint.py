@@ -50,7 +50,7 @@ def save(run_dir, networks, state):
     progress.say("saving")
     unfinished = Path(run_dir, "unfinished-checkpoint")
     weights = None  # save_pretrained finds whole weights by itself
-    if shards.is_sharded(networks.model):  # to the memory of the first rank's host
+    if networks.policy.sharded:  # to the memory of the first rank's host
         parts = shards.whole_weights(networks.model)
         weights = {name: tensor.cpu() for name, tensor in parts if ranks.rank() == 0}
     problem = (

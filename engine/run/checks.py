@@ -7,13 +7,13 @@ import torch
 
 from algorithms import ALGORITHMS, OVER_KEPT, Row, rule_name
 from engine.base.errors import UserError
-from engine.data.rows import check_dataset
+from engine.data.rows import check_columns, check_dataset
 from engine.model.folders import resolve_model
 from engine.model.networks import sampler_class
 from engine.model.vllm import INSTALL
 from engine.run.hooks import load_hooks
 from engine.scoring.score import load_rewards
-from tasks.table import TASKS, base_model, task_of
+from tasks.table import base_model, task_of
 
 ADAPTER = "adapter_config.json"
 # values of --log, and names of the packages that they need
@@ -34,14 +34,13 @@ def check_options(o):
     if o.log and not getattr(find_spec(o.log), "origin", None):
         raise UserError(
             f"--log {o.log} needs a package that is not installed: pip install {o.log}")
-    for name in filter(None, [o.dataset, o.eval_dataset]):
+    names = [o.dataset, o.eval_dataset or o.dataset]
+    for name in names:
         check_dataset(name, o.model)
         if base_model(o.model, name) != base_model(o.model, o.dataset):
             raise UserError(f"the toy has one base model for {o.dataset} and another for {name}: "
                             "leave out --eval_dataset.")
-    if o.columns and {o.dataset, o.eval_dataset} <= {None, *TASKS}:
-        raise UserError(f"--columns has no effect on {o.dataset}, whose columns are known: leave "
-                        "--columns out, or name a file.")
+    check_columns(o.columns, names)
     load_rewards(o.rewards)
     load_hooks(o.hooks)
     # the plan needs only its config.json

@@ -171,11 +171,11 @@ def in_names(name, options):
     # | here | papers | TRL | verl |, or | ended | now |
     row = re.search(
         rf"^\| ([^|`]*`[^|]+) \|.*{word}|^\| {word} \| (.+) \|", text, re.MULTILINE)
-    if not row:
-        return None
-    here = re.sub(r"`|\[|\]\(.*?\)", "", row[1] or row[2])
-    named = re.findall(r"--(\w+)", here)
-    return here if not named or set(named).intersection(options) else None
+    if row:
+        here = re.sub(r"`|\[|\]\(.*?\)", "", row[1] or row[2])
+        named = re.findall(r"--(\w+)", here)
+        if not named or set(named).intersection(options):
+            return here
 
 
 def words_of(recipe):

@@ -84,7 +84,7 @@ def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
         reference = networks.reference.logprobs
         batch.ref_logp = compute_minibatch(reference, batch, networks.policy, limits) - 0.05
         # no backward pass follows, and still its embedding and head are given up again
-        if shards.is_sharded(model):
+        if networks.policy.sharded:
             assert all(isinstance(p, DTensor) for p in networks.reference.model.parameters())
         if critic:
             for p in critic.head.parameters():  # a head of 0 would leave nothing to tell apart
