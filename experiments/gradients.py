@@ -79,10 +79,10 @@ def importance(A, k, rng):
     section 11)."""
     size = A.abs().sum(2, keepdim=True)
     chance = torch.where(size > 0, A.abs(), torch.ones_like(A))
-    index = torch.multinomial(chance.flatten(0, 1), k, replacement=True, generator=rng).view(
-        *A.shape[:2], k
-    )
-    return torch.zeros_like(A).scatter_add(2, index, torch.ones(index.shape)), A.sign() * size / G
+    index = torch.multinomial(chance.flatten(0, 1), k, replacement=True, generator=rng)
+    index = index.view(*A.shape[:2], k)
+    times = torch.zeros_like(A).scatter_add(2, index, torch.ones(index.shape))
+    return times, A.sign() * size / G
 
 
 GRPO, ALL, CPPO = "all of 1 question (GRPO)", "all of the same questions", "largest |A| (CPPO)"
@@ -129,7 +129,8 @@ def step_weights(name, k, divisor, A, lengths, rng=None):
     """How much each completion counts in steps of a method. A, lengths and the result: (steps, Q,
     G)."""
     times, advantages = METHODS[name](A, k, rng)
-    return times * advantages / DIVISORS[divisor](times, lengths) / times.sum((1, 2), keepdim=True)
+    weights = times * advantages / DIVISORS[divisor](times, lengths)
+    return weights / times.sum((1, 2), keepdim=True)
 
 
 def cosine_and_length(W, products, along):
@@ -141,10 +142,14 @@ def cosine_and_length(W, products, along):
 
 def measure(of_each, A, lengths, steps, seed):
     """{(table, row, column): figure} of one set. of_each: (Q·G, parameters). A, lengths: (Q, G)."""
-    half, figures, grpo = len(A) // 2, {}, None
+    half = len(A) // 2
+    figures = {}
+    grpo = None
     own, other = of_each.split(half * G)
-    products, along = own @ own.T, lambda direction: own @ direction / direction.norm()
-    (A, A_other), (lengths, lengths_other) = A.split(half), lengths.split(half)
+    products = own @ own.T
+    along = lambda direction: own @ direction / direction.norm()
+    A, A_other = A.split(half)
+    lengths, lengths_other = lengths.split(half)
     one = A_other[:, None], lengths_other[:, None]  # steps of one question
     targets = {d: step_weights(GRPO, G, d, *one).flatten() @ other for d in DIVISORS}
     for d, k, name in product(DIVISORS, KEPT, METHODS):
@@ -167,7 +172,8 @@ def measure(of_each, A, lengths, steps, seed):
     kinds = {"hard": (right > 0) & (right < G / 2), "easy": (right > G / 2) & (right < G)}
     title = "Cosine of the mean step with ∇ E[1/|o|], shorter completions"
     for d, kind, (name, k) in product(DIVISORS, kinds, ((ALL, G), (CPPO, KEPT[0]))):
-        those, W = kinds[kind], torch.zeros(half, G)
+        those = kinds[kind]
+        W = torch.zeros(half, G)
         W[those] = step_weights(name, k, d, A[None, those], lengths[None, those])[0]
         push, _ = cosine_and_length(W.view(1, -1), products, along(shorter))
         figures[title, f"{kind} questions, {name}", d] = push

@@ -1,7 +1,7 @@
 """Draws the pictures of the tables again, from the stored results: nothing is trained.
 
     python experiments/pictures.py                 all of them
-    python experiments/pictures.py family limit    these
+    python experiments/pictures.py family real     these
 """
 
 import json
@@ -16,7 +16,6 @@ from experiments import (
     collapse,
     dynamic,
     judge,
-    limit,
     moe,
     plot,
     real,
@@ -26,7 +25,7 @@ from experiments import (
 
 RESULTS = Path(__file__).with_name("results")
 ONE = {  # of these the picture has the name of the results
-    "claims_real": claims_real, "collapse": collapse, "dynamic": dynamic, "limit": limit,
+    "claims_real": claims_real, "collapse": collapse, "dynamic": dynamic,
     "moe": moe, "tradeoff": tradeoff,
 }
 SEVERAL = {"claims": claims, "judge": judge}
