@@ -32,10 +32,10 @@ from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
-from experiments.bench import heading, markdown_table, over_seeds, pm, setting, write
 from experiments.gradients import scores
-from experiments.plot import foot, panels, plain
-from experiments.toy_model import answered
+from experiments.library.bench import heading, markdown_table, over_seeds, pm, setting, write
+from experiments.library.plot import foot, panels, plain
+from experiments.library.toy_model import answered
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
 from grpo import group_advantages, kl_k1, kl_k2, kl_k3, sequence_mean_weights

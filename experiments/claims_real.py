@@ -28,9 +28,9 @@ from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
-from experiments.bench import heading, markdown_table, over_seeds, pm, report
 from experiments.claims import SEEDS, STAGES, G, of_groups
-from experiments.plot import foot, panels, plain
+from experiments.library.bench import heading, markdown_table, over_seeds, pm, report
+from experiments.library.plot import foot, panels, plain
 from experiments.real import LR, SETTING
 from experiments.reproduce import one_run
 from grpo import group_advantages

@@ -29,8 +29,8 @@ import train
 from engine.base import files
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, FAILS
-from experiments.bench import markdown_table, pm, report, spread
-from experiments.plot import OTHER, PALER, name_lines, panels, plain
+from experiments.library.bench import markdown_table, pm, report, spread
+from experiments.library.plot import OTHER, PALER, name_lines, panels, plain
 from experiments.reproduce import mean_over, name_of, one_run
 from update import Limits
 

@@ -29,8 +29,8 @@ from algorithms import ALGORITHMS, rows_where
 from engine.base import files
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
-from experiments.bench import markdown_table, pm, report, spread
-from experiments.plot import PALER, band, foot, name_lines, panels, plain
+from experiments.library.bench import markdown_table, pm, report, spread
+from experiments.library.plot import PALER, band, foot, name_lines, panels, plain
 from experiments.reproduce import curve, name_of, one_run
 from family.dapo import has_signal
 

@@ -39,8 +39,8 @@ from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.run.command_line import option, parse, run_program
-from experiments.bench import heading, markdown_table, report
-from experiments.toy_model import answered
+from experiments.library.bench import heading, markdown_table, report
+from experiments.library.toy_model import answered
 from grpo import group_advantages
 from records import Batch
 from tasks import toy

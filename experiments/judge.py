@@ -33,10 +33,10 @@ from engine.run.command_line import option, parse, run_program
 from engine.run.curves import DPI, FAILS, GRPO
 from engine.run.state import WINDOW
 from examples import my_reward_model
-from experiments.bench import heading, markdown_table, over_seeds, pm, setting, write
-from experiments.plot import OTHER, foot, name_lines, panels, plain
+from experiments.library.bench import heading, markdown_table, over_seeds, pm, setting, write
+from experiments.library.plot import OTHER, foot, name_lines, panels, plain
+from experiments.library.toy_model import answered, make_tokenizer
 from experiments.reproduce import one_run
-from experiments.toy_model import answered, make_tokenizer
 from tasks import toy
 
 logging.set_verbosity_error()  # no warning that the head of the judge is new
@@ -52,7 +52,7 @@ NEVER = 1e9  # stops nothing, but with it the KL is logged if β = 0, too
 REWARDS = {
     "rule": ["toy_accuracy"],
     "judge": ["toy_accuracy:0", "examples/my_reward_model.py:judged"],
-    "off by one": ["toy_accuracy:0", "experiments/off_by_one.py:off_by_one"],
+    "off by one": ["toy_accuracy:0", "experiments/library/rules.py:off_by_one"],
 }
 WHOLE = [("rule", 0.0), *(("judge", beta) for beta in BETAS), ("off by one", 0.0)]
 STOPPED = [*(("judge", X) for X in STOPS), ("off by one", 0.2)]

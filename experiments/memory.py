@@ -38,8 +38,8 @@ from engine.model.precision import choose_dtype
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.scoring.score import Reward
-from experiments import toy_model
-from experiments.bench import alone, digits, heading, markdown_table, qwen, report
+from experiments.library import toy_model
+from experiments.library.bench import alone, digits, heading, markdown_table, qwen, report
 from grpo import grpo_loss, sequence_mean_weights
 from records import Batch
 from tasks.table import task_of

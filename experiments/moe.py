@@ -38,10 +38,10 @@ from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
-from experiments import toy_model
-from experiments.bench import heading, markdown_table, over_seeds, pm, setting, write
 from experiments.gradients import sampled
-from experiments.plot import band, foot, name_lines, panels, plain
+from experiments.library import toy_model
+from experiments.library.bench import heading, markdown_table, over_seeds, pm, setting, write
+from experiments.library.plot import band, foot, name_lines, panels, plain
 from experiments.reproduce import one_run
 from family.gspo import gspo_loss, sequence_ratio
 from grpo import grpo_loss

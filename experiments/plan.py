@@ -35,8 +35,8 @@ from engine.run.metrics import Clock
 from engine.run.plan import plan
 from engine.run.state import State
 from engine.scoring.score import Reward
-from experiments import toy_model
-from experiments.bench import heading, markdown_table, qwen, setting, write
+from experiments.library import toy_model
+from experiments.library.bench import heading, markdown_table, qwen, setting, write
 from train import train_step
 from update import Limits
 

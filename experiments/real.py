@@ -42,8 +42,8 @@ from engine.run.curves import DPI, FAILS
 from engine.run.state import learning_rate
 from engine.scoring.score import load_rewards
 from eval import examine
-from experiments.bench import heading, markdown_table, pm, report, spread
-from experiments.plot import (
+from experiments.library.bench import heading, markdown_table, pm, report, spread
+from experiments.library.plot import (
     OTHER,
     STYLES,
     band,

@@ -62,14 +62,15 @@ from engine.run.command_line import flat, given, option, parse, run_program
 from engine.run.config import Config as Options
 from engine.run.config import config_of
 from engine.run.folder import options_of
-from experiments import memory, plot, toy_model
-from experiments.bench import heading, markdown_table, pm, setting, spread, write
+from experiments import memory
+from experiments.library import plot, toy_model
+from experiments.library.bench import heading, markdown_table, pm, setting, spread, write
 from grpo import kl_k1
 from records import Batch
 from tasks import toy
 
 RATES = (0.5, 0.75, 0.875, 0.9375)
-RULES = Path(__file__).parent / "rules.py"
+RULES = Path(__file__).parent / "library/rules.py"
 PROTOCOL = {
     "dataset": "toy", "questions_per_step": 1, "group_size": 16, "mu": 2, "minibatches": 1,
     "beta": 0.04, "temperature": 1.0, "lr": 1e-4,
@@ -239,8 +240,8 @@ the protocol of Table 1. Four losses: 1/|o| (the paper's), the token mean (the p
 constant (1/48 for each completion), and the mean length of the group's 16 completions in place of
 |o|. Five choices: the largest |A| of each question (the paper's), of the whole step (pooled, the
 published code's), random, half of each sign, and importance. The last two draw completions with
-unequal chances and count each with the inverse of its chance (experiments/rules.py). 20 cells,
-seeds 1 to 5 each.
+unequal chances and count each with the inverse of its chance (experiments/library/rules.py).
+20 cells, seeds 1 to 5 each.
 
 **What counts.** The sampled accuracy on 512 held-out questions. The effect of a loss is the mean
 over the five choices, and the other way round. A difference of two means counts if it is larger

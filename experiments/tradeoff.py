@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.run.command_line import option, parse, run_program
 from engine.run.curves import CPPO, DPI, GRPO
-from experiments.bench import heading, markdown_table, over_seeds, pm, report
 from experiments.claims import NAMES, SEEDS, STAGES, G, model_of, sampled
-from experiments.plot import foot, name_lines, panels, plain
+from experiments.library.bench import heading, markdown_table, over_seeds, pm, report
+from experiments.library.plot import foot, name_lines, panels, plain
 from experiments.reproduce import PROTOCOL, one_run, own
 from family.gdpo import decoupled_advantages
 from grpo import group_advantages

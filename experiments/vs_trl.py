@@ -49,8 +49,8 @@ from engine.model.networks import Networks, add_optimizer, frozen, our_sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.scoring.score import Reward
-from experiments import toy_model
-from experiments.bench import digits, heading, in_turn, markdown_table, qwen, report
+from experiments.library import toy_model
+from experiments.library.bench import digits, heading, in_turn, markdown_table, qwen, report
 from train import train_step
 from update import Limits
 

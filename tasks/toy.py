@@ -1,8 +1,8 @@
 """The default task: a model learns to think, in minutes, on one CPU core, without a download.
 
 The task is mental arithmetic over five digits, `7+8-3+9-2=?`. First the model gets a supervised
-warm start (experiments/toy_model.py), whose demonstrations are messy on purpose. Some of them think
-step by step,
+warm start (experiments/library/toy_model.py). Its demonstrations are messy on purpose: some of them
+think step by step,
 
     <think>7+8=15;15-3=12;12+9=21;21-2=19;</think>
     <answer>19</answer>

@@ -1,7 +1,7 @@
 """Products that are too large for a small model's head: it learns to use a calculator.
 
 A question asks for one product or for a sum of two, `27*43=?` or `27*43+16*12=?`. The base model
-has seen texts of two kinds (experiments/toy_model.py). About a third of them call a tool,
+has seen texts of two kinds (experiments/library/toy_model.py). About a third of them call a tool,
 
     <tool>27*43</tool><result>1161</result><tool>1161+16*12</tool><result>1353</result>
     <answer>1353</answer>

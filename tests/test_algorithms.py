@@ -14,7 +14,7 @@ from engine.base import ranks
 from engine.base.errors import UserError
 from engine.model.logprobs import Policy
 from engine.run.config import own_rule
-from experiments.rules import half_of_each_sign
+from experiments.library.rules import half_of_each_sign
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
 from family.lite_ppo import batch_std_advantages

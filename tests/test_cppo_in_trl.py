@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 
 from cppo import prune
-from experiments.toy_model import make_model, make_tokenizer
+from experiments.library.toy_model import make_model, make_tokenizer
 from grpo import grpo_loss, token_logprobs
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: bash examples/test_in.sh trl")

@@ -13,7 +13,7 @@ import torch
 
 from allocate import balance, questions_per_step, step_time
 from cppo import batch_rows, cppo_loss, keep_count, prune, prune_pooled
-from experiments.rules import distinct
+from experiments.library.rules import distinct
 from grpo import group_advantages
 from tests.browser import Browser, needs_chromium
 from tests.live import close, needs_node, run_js

@@ -29,7 +29,7 @@ from engine.model import networks
 from engine.model.contract import Completions
 from engine.model.loading import load_model
 from engine.run import checkpoint
-from experiments import toy_model
+from experiments.library import toy_model
 from train import main
 
 pytestmark = pytest.mark.slow

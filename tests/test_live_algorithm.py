@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from allocate import questions_per_step
 from cppo import batch_rows, keep_count, prune, prune_pooled
 from engine.model.logprobs import completion_mask
-from experiments import toy_model
+from experiments.library import toy_model
 from family.drgrpo import constant_weights
 from grpo import group_advantages, grpo_loss
 from rewards import format_reward, toy_accuracy

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
-from experiments import toy_model
+from experiments.library import toy_model
 from family.drgrpo import constant_weights
 from grpo import grpo_loss, sequence_mean_weights
 from tasks import toy

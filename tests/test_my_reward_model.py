@@ -9,7 +9,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from experiments import toy_model
+from experiments.library import toy_model
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from engine.model.sampling import Sampler
 from engine.run.metrics import calls, results_of_tool
 from examples import my_tool
 from examples.my_tool import WithCalculator, answer_call, calculate
-from experiments import toy_model
+from experiments.library import toy_model
 from rewards import number_accuracy, toy_accuracy
 from tasks import toy_tool
 from tests.training import completion_logprobs

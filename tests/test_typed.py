@@ -195,7 +195,6 @@ def check_train(words):
 # options that name a row of a table of their program
 ROWS = {
     "experiments/claims.py": ("claim", lambda module: module.CLAIMS),
-    "experiments/generation.py": ("models", lambda module: module.NAMES),
     "experiments/plan.py": ("cases", lambda module: module.CASES),
     "experiments/real.py": ("methods", lambda module: {**module.METHODS, **module.SECOND}),
     "experiments/reproduce.py": (
@@ -406,7 +405,7 @@ WRONG = {  # command: a part of what is said about it
     "torchrun examples/my_loss.py --algorithm minus": "exit code 2",
     "python eval.py --benchmark gsm9k": "unknown data set 'gsm9k'",
     "python experiments/reproduce.py --table 7": "--table: ['7']",
-    "python experiments/rules.py": "is no program",
+    "python experiments/library/rules.py": "is no program",
     "python nano.py --steps 3": "takes no options",
     "python -m conformance": "exit code 2",
     "python -c 'import grpo; grpo.nothing'": "no attribute 'nothing'",

@@ -21,7 +21,7 @@ from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler
 from engine.run.config import config_of
-from experiments import toy_model
+from experiments.library import toy_model
 from experiments.memory import growth, return_what_is_freed
 from tests.examples import named
 from tests.test_docs import FENCED, ROOT

@@ -19,7 +19,7 @@ from engine.run import plan as planning
 from engine.run.config import config_of
 from engine.run.plan import GB, USABLE, device_of, plan, token_memory
 from engine.run.shapes import skeleton, widths
-from experiments import toy_model
+from experiments.library import toy_model
 from experiments.memory import growth, return_what_is_freed
 from experiments.plan import DEEP, longest_steps
 from tasks import toy

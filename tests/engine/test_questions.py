@@ -12,7 +12,7 @@ import train
 from engine.base import files
 from engine.base.errors import UserError
 from engine.data.questions import Questions, fingerprint, load_questions, take
-from experiments import toy_model
+from experiments.library import toy_model
 from rewards import format_reward
 from tasks import toy
 from tasks.table import SYSTEM_PROMPT

@@ -15,7 +15,7 @@ from engine.model.loading import load_model
 from engine.model.logprobs import completion_mask
 from engine.model.sampling import Sampler
 from engine.scoring.score import reward_columns
-from experiments.toy_model import make_tokenizer
+from experiments.library.toy_model import make_tokenizer
 from tasks.table import SYSTEM_PROMPT
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from engine.model import vllm
 from engine.model.contract import Sampling
 from engine.model.logprobs import completion_mask
 from engine.model.vllm import VLLM
-from experiments.toy_model import make_tokenizer
+from experiments.library.toy_model import make_tokenizer
 from tests.training import completion_logprobs
 
 pytestmark = pytest.mark.slow

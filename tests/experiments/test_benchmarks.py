@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cppo import batch_rows, prune
-from engine.base.errors import UserError
 from engine.model import logprobs
-from experiments import generation, gradients, memory, rules
+from experiments import gradients, memory
+from experiments.library import rules
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
 from grpo import group_advantages, sequence_mean_weights
@@ -36,17 +36,6 @@ def test_memory(tmp_path, monkeypatch):
     peak = {(row["k"], row["way"]): row["peak"] for row in result["points"]}
     assert peak[16, "whole"] > 2 * peak[2, "whole"] and peak[16, "naive"] > 1.3 * peak[16, "whole"]
     assert "| ours, one micro-batch |" in page
-
-
-def test_generation(tmp_path):
-    words = ["--compile", "false", "--rows", "16", "--seconds", "0"]
-    result, page = results(generation, tmp_path, *words)
-    [point] = result["points"]
-    assert point["tokens"]["alike"] == 16 * point["longest"] > point["tokens"]["ragged"]
-    assert all(len(way["alike"]) == len(way["ragged"]) == 2 for way in point["ways"].values())
-    assert "| ours |" in page
-    with pytest.raises(UserError):
-        generation.main(["--rows", "17"])
 
 
 # --- the gradient of the kept ---

@@ -7,7 +7,7 @@ import pytest
 
 from engine.model import shards
 from experiments import collapse
-from experiments.bench import pm, spread
+from experiments.library.bench import pm, spread
 
 
 @pytest.mark.parametrize("guard", ["bare", collapse.GRADIENT_CLIP])

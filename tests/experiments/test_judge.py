@@ -8,7 +8,7 @@ import torch
 
 from engine.base.files import own_function
 from experiments import judge
-from experiments.off_by_one import off_by_one
+from experiments.library.rules import off_by_one
 from tasks import toy
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import moe, toy_model
+from experiments import moe
+from experiments.library import toy_model
 from experiments.moe import changed, in_use, moved, of_completions, scored
 from records import Batch
 from tests.examples import seeded

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.base.errors import UserError
-from experiments import pictures, plot
+from experiments.library import pictures, plot
 
 
 def fake_run(folder, steps, **more):

@@ -16,7 +16,8 @@ from algorithms import ALGORITHMS
 from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, config_of
-from experiments import reproduce, toy_model
+from experiments import reproduce
+from experiments.library import toy_model
 from experiments.reproduce import TABLES, amdahl, curve, main, one_run, summarize
 
 pytestmark = pytest.mark.slow

@@ -1,5 +1,5 @@
-"""experiments/toy_model.py: the demonstrations are what they say, the tokenizer loses nothing, the
-model starts to learn, and the base models can be made again."""
+"""experiments/library/toy_model.py: the demonstrations are what they say, the tokenizer loses
+nothing, the model starts to learn, and the base models can be made again."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from experiments import toy_model
+from experiments.library import toy_model
 from tasks import toy
 from tests.training import loss_on
 

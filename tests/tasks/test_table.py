@@ -13,7 +13,7 @@ from engine.base.errors import UserError
 from engine.data.questions import load_questions
 from engine.run.config import open_run
 from engine.scoring.score import REWARDS
-from experiments.toy_model import make_tokenizer
+from experiments.library.toy_model import make_tokenizer
 from tasks.table import TASKS, Hub, Task, task_of
 
 ON_THE_HUB = [name for name, task in TASKS.items() if isinstance(task.source, Hub)]

@@ -1,5 +1,5 @@
 """tasks/toy.py: the questions are right and held apart. The shipped base models are those that
-experiments/toy_model.py makes."""
+experiments/library/toy_model.py makes."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments import toy_model
+from experiments.library import toy_model
 from tasks import toy
 from tasks.table import base_model
 from tests.training import loss_on

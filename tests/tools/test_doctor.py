@@ -14,7 +14,7 @@ from engine.model.loading import load_model
 from engine.model.sampling import Sampler
 from engine.run import curves
 from engine.run.metrics import group_gap
-from experiments import toy_model
+from experiments.library import toy_model
 from tasks import toy
 from tasks.table import TASKS
 from tests.training import CPU, a_rollout, completion_logprobs

@@ -1,8 +1,8 @@
 """Several runs in one picture, and the pictures of the tables of reproduce.py.
 
-    python experiments/plot.py runs/toy-cppo-1             writes curves.png into the run
-    python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
-    python experiments/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --x seconds --output compared.png
+    python experiments/library/plot.py runs/toy-cppo-1             writes curves.png into the run
+    python experiments/library/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
+    python experiments/library/plot.py RUN RUN --x seconds --output compared.png
 
 Runs that differ only in their seed are one line, their mean, with a band from the lowest to the
 highest.
@@ -19,7 +19,7 @@ from statistics import fmean
 import numpy as np
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from engine.base import files
 from engine.base.errors import UserError

@@ -23,7 +23,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from engine.base import files
 
-ROOT = Path(__file__).parents[1]  # the project's
+ROOT = Path(__file__).parents[2]  # the project's
 
 
 # --- what is measured ---

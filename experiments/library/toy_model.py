@@ -1,9 +1,9 @@
 """The toy's base models: a Qwen2 of 109,000 parameters with a vocabulary of characters, and its
 warm start.
 
-    python experiments/toy_model.py                  makes the base model again, in runs/toy_base
-    python experiments/toy_model.py --kind code      and that of toy_code, in runs/toy_code_base
-    python experiments/toy_model.py --kind tool      and that of toy_tool, in runs/toy_tool_base
+    python experiments/library/toy_model.py                makes the base again, in runs/toy_base
+    python experiments/library/toy_model.py --kind code    that of toy_code, in runs/toy_code_base
+    python experiments/library/toy_model.py --kind tool    that of toy_tool, in runs/toy_tool_base
 
 All three are shipped in tasks/, so that a figure means the same on every machine. The program
 says how far its weights are from the shipped ones.
@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from allocate import micro_batches
 from engine.base import progress

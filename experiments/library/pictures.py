@@ -1,14 +1,14 @@
 """Draws the pictures of the tables again, from the stored results: nothing is trained.
 
-    python experiments/pictures.py                 all of them
-    python experiments/pictures.py family real     these
+    python experiments/library/pictures.py                 all of them
+    python experiments/library/pictures.py family real     these
 """
 
 import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
 from experiments import (
     claims,
@@ -17,13 +17,13 @@ from experiments import (
     dynamic,
     judge,
     moe,
-    plot,
     real,
     reproduce,
     tradeoff,
 )
+from experiments.library import plot
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).parents[1] / "results"
 ONE = {  # of these the picture has the name of the results
     "claims_real": claims_real, "collapse": collapse, "dynamic": dynamic,
     "moe": moe, "tradeoff": tradeoff,
