@@ -1,4 +1,4 @@
-"""Draws the pictures of the tables again, from the stored results: nothing is trained.
+"""Draws the pages and pictures again, from the stored results: nothing is trained.
 
     python experiments/library/pictures.py                 all of them
     python experiments/library/pictures.py family real     these
@@ -21,42 +21,32 @@ from experiments import (
     reproduce,
     tradeoff,
 )
-from experiments.library import plot
+from experiments.library.study import draw
 
 RESULTS = Path(__file__).parents[1] / "results"
-ONE = {  # of these the picture has the name of the results
-    "claims_real": claims_real, "collapse": collapse, "dynamic": dynamic,
-    "moe": moe, "tradeoff": tradeoff,
+TABLES = [reproduce.stem_of(name) for name in reproduce.TABLES]
+STUDIES = {
+    "claims": claims, "collapse": collapse, "dynamic": dynamic, "judge": judge, "moe": moe,
+    "tradeoff": tradeoff, **{name: reproduce for name in TABLES},
 }
-SEVERAL = {"claims": claims, "judge": judge}
 
 
-def stored(name):
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def draw(name):
-    """Draw one picture, or the two of Table 1, of the claims or of the judge."""
+def again(name):
+    """Draw the page and the pictures of one result."""
+    result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     picture = RESULTS / f"{name}.png"
-    if name in SEVERAL:
-        SEVERAL[name].draw(stored(name), RESULTS)
-    elif name in ONE:
-        ONE[name].picture(stored(name), picture)
-    elif name in ("real", "real_second"):
-        real.picture(stored(name)["rows"], picture, real.TITLES[name])
+    if name == "claims_real":
+        claims_real.picture(result, picture)
+    elif name in real.TITLES:
+        real.picture(result["rows"], picture, real.TITLES[name])
     else:
-        table = reproduce.TABLES[name.removeprefix("table")]
-        table.picture(stored(name)["rows"], picture)
-    if name == "table1":
-        rows = [row for row in stored(name)["rows"] if "mini-batches" not in row["name"]]
-        plot.time_to_accuracy(rows, RESULTS / "time_to_accuracy.png")
+        program = STUDIES[name]
+        draw(RESULTS, name, result, program.page, program.picture)
 
 
 def main(names):
-    tables = ["table1" if name == "1" else name for name in reproduce.TABLES]
-    drawn = [name for name in tables if (RESULTS / f"{name}.json").is_file()]
-    for name in names or [*drawn, *ONE, *SEVERAL, "real", "real_second"]:
-        draw(name)
+    for name in names or [*STUDIES, "claims_real", *real.TITLES]:
+        again(name)
         print(f"drawn again: {name}")
 
 
