@@ -132,24 +132,29 @@ def of_groups(products, rewards, lengths):
     some = A.any(1)
     products, A, lengths, right = products[some], A[some], lengths[some], rewards[some] > 0
     norms = products.diagonal(dim1=1, dim2=2).sqrt()
-    figures, points = {}, {}
     few = A.abs() == A.abs().max(1, keepdim=True).values  # the rarer kind of a group
     tied = A.abs().max(1).values - A.abs().min(1).values < 1e-5  # 8 right, 8 wrong
-    count_few = few.sum(1)[~tied]
+
+    def larger_over_smaller(x):
+        """Of each group: the mean of those with the larger |A| / that of the others."""
+        of_few, of_many = ((x * those).sum(1) / those.sum(1) for those in (few, ~few))
+        return (of_few / of_many)[~tied].median()
+
+    figures, points = {"the larger |A| / the smaller": larger_over_smaller(A.abs())}, {}
     for k in KEPT:
-        figures[f"k = {k}: groups in which |A| alone decides"] = (count_few == k).sum() / len(A)
+        alone = (few.sum(1)[~tied] == k).sum() / len(A)
+        figures[f"k = {k}: groups in which |A| alone decides"] = alone
     divisors = {"1/|o|": lengths, "token mean": lengths.mean(1, keepdim=True).expand_as(A)}
     for name, divisor in divisors.items():
         W = A / divisor
         weighed = W.abs() * norms
-        ratio = mean_among(weighed, few)[~tied] / mean_among(weighed, ~few)[~tied]
-        figures[f"{name}: norm with the larger |A| / with the smaller"] = ratio.median()
-        of_A = (mean_among(A.abs(), few) / mean_among(A.abs(), ~few))[~tied]
-        figures["the larger |A| / the smaller"] = of_A.median()
+        larger = larger_over_smaller(weighed)
+        figures[f"{name}: norm with the larger |A| / with the smaller"] = larger
         for k in KEPT:
-            values = [x.mean() for x in kept_share(W, A, products, k)]
-            for label, value in zip(("share of the norms", "norm of the sum", "cosine"), values):
-                figures[f"{name}: k = {k}: {label}"] = value
+            shares = zip(("share of the norms", "norm of the sum", "cosine"),
+                         kept_share(W, A, products, k))
+            for label, value in shares:
+                figures[f"{name}: k = {k}: {label}"] = value.mean()
         points[f"{name}, right"] = points_of(A, weighed, right, right.sum(1))
         points[f"{name}, wrong"] = points_of(A, weighed, ~right, right.sum(1))
     figures["tokens of a right completion"] = lengths[right].mean()
@@ -165,11 +170,6 @@ def points_of(A, norms, those, count_right):
         if chosen.any():
             points.append([A[chosen].abs().mean().item(), norms[chosen].mean().item()])
     return points
-
-
-def mean_among(x, those):
-    """The mean of each row over those entries."""
-    return (x * those).sum(1) / those.sum(1)
 
 
 # --- "G answers give G(G−1)/2 pairs, so more is learned" ---

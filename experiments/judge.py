@@ -32,7 +32,7 @@ from engine.run.curves import FAILS, GRPO
 from engine.run.state import WINDOW
 from examples import my_reward_model
 from experiments.library.bench import heading, over_seeds, pm
-from experiments.library.plot import BAND, OTHER, across, curves, panels, save
+from experiments.library.plot import BAND, across, curves, panels, save
 from experiments.library.study import (
     Options,
     Study,
@@ -175,11 +175,11 @@ def figures(rows, paid):
     Curves: at each step the mean of the last WINDOW steps, the KL as --stop_kl computes it, and the
     median of the last MANY KLs. paid: the reward that the run trains on.
     """
-    accuracy, reward, kl, medians, recent = [], [], [], [], []
-    for i, row in enumerate(rows):
-        last = rows[max(0, i + 1 - WINDOW) : i + 1]
-        accuracy.append(fmean(one["accuracy"] for one in last))
-        reward.append(fmean(one[f"reward/{paid}"] for one in last))
+    accuracy, reward = (
+        [fmean(row[name] for row in rows[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(rows))]
+        for name in ("accuracy", f"reward/{paid}"))
+    kl, medians, recent = [], [], []
+    for row in rows:
         if row["kl"] is not None:  # the step made an update
             recent.append(row["kl"])
         kl.append(fmean(recent[-WINDOW:]) if len(recent) >= WINDOW else 0.0)
@@ -293,14 +293,12 @@ def draw_stop(result, output):
     """Left: the KL that the stop looks at. Right: what each X keeps."""
     figure, (left, right) = panels(2)
     runs, stops = by_name(result["runs"]), all_stops(result)
-    colours, kept = {"rule": GRPO, "judge": FAILS, "off by one": OTHER}, {}
+    colours, kept = {"rule": GRPO, "judge": FAILS}, {}
     for reward, colour in colours.items():
-        names = [f"{reward}, X = {X:g}" for X in STOPS]
-        of_X = [stops[name]["held-out"] for name in names if name in stops]
-        points = across([*of_X, runs[f"{reward}, β = 0"]["held-out"]])
-        missing = len(STOPS) - len(of_X)
-        kept[reward] = [[(x + missing, y) for x, y in of_seed] for of_seed in points], colour, "o-"
-    lines = {name: line(runs[f"{name}, β = 0"], "kl", colours[name]) for name in ("rule", "judge")}
+        of_X = [stops[f"{reward}, X = {X:g}"]["held-out"] for X in STOPS]
+        of_X.append(runs[f"{reward}, β = 0"]["held-out"])
+        kept[reward] = across(of_X), colour, "o-"
+    lines = {name: line(runs[f"{name}, β = 0"], "kl", colours[name]) for name in colours}
     for X in STOPS:
         left.axhline(X, color="black", linewidth=0.8, zorder=0)
         left.text(1, X * 1.05, f"X = {X:g}", fontsize=10)

@@ -38,7 +38,16 @@ from experiments.gradients import sampled
 from experiments.library import toy_model
 from experiments.library.bench import heading
 from experiments.library.plot import BAND, PALER, curves, dots, panels, save
-from experiments.library.study import Options, Study, once, one_run, pivot, publish, rows_of
+from experiments.library.study import (
+    Options,
+    Study,
+    by_name,
+    once,
+    one_run,
+    pivot,
+    publish,
+    rows_of,
+)
 from family.gspo import gspo_loss, sequence_ratio
 from grpo import grpo_loss
 from tasks import toy
@@ -97,17 +106,15 @@ def parameters(model):
 
 def base(kind, seed):
     """The folder of a base, which is made on first use."""
-    folder = BASES.place(kind, seed)
-    if not folder.exists():
+
+    def trained():
         torch.manual_seed(seed)
         tokenizer = toy_model.make_tokenizer()
         model = network(kind, tokenizer)
         toy_model.warm_start(model, tokenizer)
-        unfinished = Path(f"{folder}.unfinished")
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        unfinished.rename(folder)
-    return str(folder)
+        return model, tokenizer
+
+    return toy_model.saved_once(BASES.place(kind, seed), trained)
 
 
 def measure_base(folder, kind, seed):
@@ -282,20 +289,14 @@ OF_BASES = {"parameters": "", "active": "", "accuracy": ".3f", "experts in use":
 OF_RUNS = {"before": ".3f", "sampled": ".3f", "greedy": ".3f", "clipped": ".3f"}
 
 
-def of_ways(row):
-    """The figures of one base and learning rate, with a row for each count of updates and each
-    choice of the experts."""
-    ways = {}
-    for name, figure in row.items():
-        way, _, what = name.partition(": ")
-        if what:
-            ways.setdefault(way, {"name": f"{row['name']}, {way}"})[what] = figure
-    return ways.values()
-
-
 def page(result):
-    ratios = [way for row in result["ratios"] for way in of_ways(row)]
-    columns = {figure: ".5f" for figure in max(ratios, key=len) if figure != "name"}
+    ratios, columns = "", {}
+    for figure in result["ratios"][0]:
+        way, _, what = figure.partition(": ")
+        columns.setdefault(way, {})[what] = figure, ".5f"
+    del columns["name"]
+    for way, own in columns.items():
+        ratios += f"\nUpdates and choices: {way}\n\n{pivot(result['ratios'], own)}\n"
     return f"""{heading("The ratios in a mixture of experts", result)}
 [What the figures are](../moe.py). Mean ± standard deviation over 3 bases of each kind.
 
@@ -304,9 +305,7 @@ def page(result):
 ## Ratios
 
 The medians and 99th percentiles are those of |log ratio|.
-
-{pivot(ratios, columns)}
-
+{ratios}
 ## Runs of {RUN["steps"]} steps
 
 {pivot(result["runs"], OF_RUNS)}
@@ -322,24 +321,22 @@ def colour(row, key, value):
 def picture(result, folder):
     """Both ratios after 8 updates at the toy's learning rate, and runs at the edge."""
     figure, axes = panels(3, 4.6, width=17)
-    rows = []
-    for row in result["ratios"]:
-        lr, kind = RATIOS.settings[row["name"]]
-        for way in of_ways(row) if lr == LR else ():
-            *_, updates, whose = way["name"].split(", ")
-            if updates == "8":
-                rows.append(way | {"name": SHORT[kind] + ", replay" * (whose == "replay")})
+    ratios, runs = by_name(result["ratios"]), by_name(result["runs"])
     titles = {"tokens": "Tokens: little of the spread is routing",
               "sequences": "Completions: nothing of it is routing"}
     for axis, (what, title) in zip(axes, titles.items()):
-        dots(axis, rows, f"{what}, 99 %", title, left=0, colour=colour)
+        rows = []
+        for kind, (way, words) in product(KINDS, (("8, own", ""), ("8, replay", ", replay"))):
+            of = ratios[f"{LR}, {kind}"].get(f"{way}: {what}, 99 %")
+            if of:
+                rows.append({"name": SHORT[kind] + words, what: of})
+        dots(axis, rows, what, title, left=0, colour=colour)
         axis.set_xlabel("|log ratio| after 8 updates, 99th percentile")
     lines = {}
-    for row in result["runs"]:
-        lr, kind, algorithm = RUNS.settings[row["name"]]
-        if (lr, kind) in ((LR, MIXTURE), (EDGE, DENSE)) and algorithm in ("grpo", "gspo"):
-            own, style = (CPPO if kind == MIXTURE else GRPO), "-" if algorithm == "grpo" else "--"
-            lines[f"{SHORT[kind]}, {lr:g}, {algorithm.upper()}"] = row["curve"], own, style
+    edges = ((LR, MIXTURE, CPPO), (EDGE, DENSE, GRPO))
+    for (lr, kind, own), (algorithm, style) in product(edges, (("grpo", "-"), ("gspo", "--"))):
+        name = f"{SHORT[kind]}, {lr:g}, {algorithm.upper()}"
+        lines[name] = runs[f"{lr}, {kind}, {algorithm}"]["curve"], own, style
     curves(axes[2], lines, 1, 2, title="Where GRPO gets worse, GSPO is better: in both",
            xlabel="completions sampled", ylabel="accuracy, sampled (moving mean)")
     save(figure, folder / "moe.png", f"dots: bases; {BAND}")

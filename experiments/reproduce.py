@@ -56,7 +56,7 @@ from engine.run.command_line import option, parse, run_program
 from engine.run.folder import options_of
 from experiments import memory
 from experiments.library import plot, toy_model
-from experiments.library.bench import heading, spread
+from experiments.library.bench import heading, over_seeds, spread
 from experiments.library.study import (
     PHASES,
     RESULTS,
@@ -341,7 +341,9 @@ TABLES = {
     "1": Table("Table 1: pruning rates", 2048, PRUNED | in_minibatches(PRUNED, 4), dots(
         sampled="A larger P costs little accuracy …", phases="… and saves most of the time",
     ), columns=PUBLISHED),
-    "speed": Table("Where the speed comes from", 512, SPEED, plot.speed, columns=BOUND),
+    "speed": Table("Where the speed comes from", 512, SPEED, dots(
+        sampled="With few steps less is learned …", phases="… but only both parts are fast",
+    ), columns=BOUND),
     "keep": Table("Which completions to keep", 1024, KEEP, dots(
         greedy="Greedy: only the largest A fails …",
         sampled="… sampled: the smallest |A| learns less, too")),
@@ -419,8 +421,6 @@ def amdahl(phases, share):
 
 SAME = ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions",
         "completions")  # for every seed
-SPREADS = ("base", "base_greedy", "greedy", "sampled", "length", "seconds", "no_signal",
-           "no_update", "kl_to_base")  # the last one is not in every table
 
 
 def summarize(methods, runs):
@@ -435,19 +435,15 @@ def summarize(methods, runs):
 
 def over_the_seeds(own, base, unpruned):
     """The figures of one method. Each argument: the runs of a method, one of each seed."""
-    found = {key: [run[key] for run in own] for key in own[0]}
-    row = {key: found[key][0] for key in SAME}
-    row |= {key: spread(found[key]) for key in SPREADS if key in found}
-    row |= {key: fmean(found[key]) for key in ("tokens_generated", "tokens_trained")}
-    for key in ("seconds_to_85", "completions_to_85"):
-        reached = median(found[key])
-        row[key] = reached if reached < math.inf else None
-    row["phases"] = {phase: fmean(of[phase] for of in found["phases"]) for phase in PHASES}
+    row = over_seeds(own) | {key: own[0][key] for key in SAME}
+    for key, values in zip(("seconds_to_85", "completions_to_85"), zip(*row.pop("reached"))):
+        row[key] = median(values) if median(values) < math.inf else None
+    row["phases"] = {phase: fmean(run["phases"][phase] for run in own) for phase in PHASES}
     row["course"] = {
-        name: [fmean(values) for values in zip(*(of[name] for of in found["course"]))]
-        for name in found["course"][0]
+        name: [fmean(values) for values in zip(*(run["course"][name] for run in own))]
+        for name in own[0]["course"]
     }
-    row["curves"] = found["curve"]
+    row["curves"] = row.pop("curve")
     ratios = [b["seconds"] / run["seconds"] for b, run in zip(base, own)]
     row["speedup"] = middle(ratios)
     row["speedup_per_token"] = median(

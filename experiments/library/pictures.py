@@ -23,7 +23,7 @@ from experiments import (
 )
 from experiments.library.study import draw
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = OUTPUT = Path(__file__).parents[1] / "results"
 TABLES = [reproduce.stem_of(name) for name in reproduce.TABLES]
 STUDIES = {
     "claims": claims, "collapse": collapse, "dynamic": dynamic, "judge": judge, "moe": moe,
@@ -34,14 +34,14 @@ STUDIES = {
 def again(name):
     """Draw the page and the pictures of one result."""
     result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    picture = RESULTS / f"{name}.png"
+    picture = OUTPUT / f"{name}.png"
     if name == "claims_real":
         claims_real.picture(result, picture)
     elif name in real.TITLES:
         real.picture(result["rows"], picture, real.TITLES[name])
     else:
         program = STUDIES[name]
-        draw(RESULTS, name, result, program.page, program.picture)
+        draw(OUTPUT, name, result, program.page, program.picture)
 
 
 def main(names):

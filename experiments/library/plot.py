@@ -39,7 +39,8 @@ PHASES = SHADES | {"other": "#f0f2f4"}  # of a step, and their shades
 # CPPO: the less it prunes, the paler
 PALER = {"P=0.5": "#a3bcd9", "P=0.75": "#6c93c0", "P=0.875": CPPO, "P=0.9375": "#0e2c53"}
 # how the names of CPPO's rows begin
-OF_CPPO = ("cppo", "p=", "largest_abs", "largest |a|", "both", "published", "as published")
+OF_CPPO = ("cppo", "p=", "largest_abs", "1/|o|, largest", "token mean, pooled", "both", "published",
+           "as published")
 OTHER = "#4a535d"  # a method that is neither, in a picture of lines
 STYLES = ["-", "--", ":", "-."]
 MAIN = ("GRPO", "P=0.875")  # of Table 1
@@ -71,7 +72,7 @@ def in_words(name):
 def colour(name, other=GRPO):
     """GRPO is grey and CPPO is blue, and paler if it prunes less. `other`: all other methods."""
     first, *more = name.split(", ")
-    if first.lower().startswith(OF_CPPO):
+    if name.lower().startswith(OF_CPPO):
         rate = next((part for part in (first, *more) if part in PALER), "P=0.875")
         return PALER[rate]
     return GRPO if first.lower() == "grpo" else other
@@ -122,6 +123,13 @@ def name_lines(axis, lines):
                       textcoords="offset points", va="center", fontsize=11)
 
 
+def name_rows(axis, rows):
+    """Write the names of rows to the left of a panel, the first one on top."""
+    axis.set_yticks(range(len(rows)), [in_words(row["name"]) for row in rows])
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.grid(False, axis="y")
+
+
 # --- dots. rows: those of a study, with a spread for each figure ---
 
 
@@ -147,10 +155,9 @@ def dots(axis, rows, key, title, left=None, colour=of_seed):
         axis.plot([mean - std, mean + std], [y, y], color="#c3cad2", linewidth=5)
         axis.scatter(values, [y] * len(values), color=colours, s=42, alpha=0.85, zorder=2)
         axis.plot([mean], [y], "|", color="black", markersize=13)
-    axis.set_yticks(range(len(rows)), [in_words(row["name"]) for row in rows])
-    axis.set(ylim=(len(rows) - 0.4, -0.6), title=title, xlabel=LABELS.get(key, key))
+    axis.set(title=title, xlabel=LABELS.get(key, key))
     axis.set_xlim(left=0 if key == "seconds" else left)
-    axis.grid(False, axis="y")
+    name_rows(axis, rows)
 
 
 def methods(rows, output, titles, order=None, left=None):
@@ -173,24 +180,24 @@ def methods(rows, output, titles, order=None, left=None):
 # --- bars ---
 
 
-def bars(axis, rows, title):
+def bars(axis, rows, title=""):
     """The seconds of training of each row by phase, and its speed-up."""
-    longest = max(sum(row["phases"][phase] for phase in SHADES) for row in rows)
+    totals = [sum(row["phases"][phase] for phase in SHADES) for row in rows]
+    longest = max(totals)
     for y, row in enumerate(rows):
         start = 0.0
         for phase, shade in PHASES.items():
             width = row["phases"].get(phase, 0.0)
             axis.barh(y, width, left=start, color=shade, height=0.7)
-            if y == 0 and width > longest / 7:
+            if totals[y] == longest and width > longest / 7:
                 axis.text(start, y, f" {metrics.WORDS[phase]}", va="center", fontsize=11)
             start += width
         if "speedup" in row:
             axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center", fontsize=11,
                       color=colour(row["name"]), fontweight="bold")
-    axis.set_yticks(range(len(rows)), [in_words(row["name"]) for row in rows])
-    axis.set(xlim=(0, 1.2 * longest), ylim=(len(rows) - 0.4, -0.6), title=title,
+    axis.set(xlim=(0, 1.2 * longest), title=title,
              xlabel="seconds: sampling, scoring, log-probabilities, update, other")
-    axis.grid(False, axis="y")
+    name_rows(axis, rows)
 
 
 # --- curves. A curve is a list of points (x, …, y, …) ---
@@ -240,33 +247,14 @@ def course(rows, output, titles):
     save(figure, output, "first step, then the mean of each quarter; mean of the seeds")
 
 
-def speed(rows, output):
-    """The speed-ups of CPPO's two parts and of both, and Amdahl's bounds."""
-    figure, axis = panels(1, 4.8, width=9)
-    lines = {}
-    kinds = {"pruning alone": PALER["P=0.75"], "larger batches alone": GRPO, "both": CPPO}
-    for kind, own in kinds.items():
-        of = [row for row in rows if row["method"] == kind]
-        speedups = [row["speedup"]["median"] for row in of]
-        lines[f"{kind}: {speedups[-1]:.1f}×"] = [list(enumerate(speedups))], own, "o-"
-        if of[0]["bound"]:
-            bounds = [row["bound"] for row in of]
-            lines[f"Amdahl's bound of {kind}"] = [list(enumerate(bounds))], own, ":"
-    curves(axis, lines, title="Neither part alone is fast; both together are",
-           ylabel="speed-up over GRPO, median of the seeds", xticks=range(len(of)))
-    axis.set_xticklabels(
-        f"P = {row['pruning_rate']}\n{row['questions_per_step']} questions" for row in of)
-    save(figure, output, "")
-
-
 def time_to_accuracy(rows, output):
     """Accuracy on training questions, which are new to the policy, against time and against
     completions. The dots: when the seeds reach 0.85, in the median."""
     figure, axes = panels(2, 5.2, sharey=True)
     sides = (
-        ("seconds_to_85", 30, "seconds of training", "By the clock, CPPO is ahead", "{:.1f} s"),
+        ("seconds_to_85", 30, "seconds of training", "By the clock, CPPO is ahead", ": {:.1f} s"),
         ("completions_to_85", 20_000, "completions sampled",
-         "By the answers it samples, GRPO is ahead", "{:,.0f}"),
+         "By the answers it samples, GRPO is ahead", ": {:,.0f}"),
     )
     for column, (axis, (key, end, x, title, words)) in enumerate(zip(axes, sides)):
         axis.axhline(0.85, color="#c3cad2", linewidth=1, zorder=0)
@@ -274,17 +262,16 @@ def time_to_accuracy(rows, output):
             own, main = colour(row["name"]), row["name"] in MAIN
             band(axis, row["curves"], column, own, width=3 if main else 1.6, until=end)
             name = in_words(row["name"]).replace("P =", "CPPO, P =")
+            if row[key]:  # else 0.85 was not reached
+                axis.plot(row[key], 0.85, "o", color=own, markersize=9 if main else 5, zorder=5)
+                name += words.format(row[key])
             axis.text(0.98, 0.40 - 0.065 * i, name, color=own, transform=axis.transAxes,
                       ha="right", fontsize=12, fontweight="bold")
-            if main and row[key]:  # else 0.85 was not reached
-                axis.plot(row[key], 0.85, "o", color=own, markersize=9, zorder=5)
-                axis.annotate(words.format(row[key]), (row[key], 0.85), (8, -16), color=own,
-                              textcoords="offset points", fontsize=13, fontweight="bold")
         axis.set(xlim=(0, end), xlabel=x)
         axis.set_title(title, fontsize=15, fontweight="bold")
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
     save(figure, output,
-         "line: mean of the seeds; band: lowest to highest; dot: 0.85 is reached (median)")
+         f"{BAND}; dot and number: where 0.85 is reached (median)")
 
 
 # --- runs ---
@@ -304,13 +291,17 @@ def several(groups, output, x):
     for name, folders in groups.items():
         own = colour_of(folders[0], runs[name])
         looks[name] = own, STYLES[[one for one, _ in looks.values()].count(own) % 4]
-    figure, (*axes, last) = panels(len(titles) + 1, width=4.7 * (len(titles) + 1))
-    for axis, (metric, title) in zip(axes, titles.items()):
+    figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)), layout="constrained")
+    axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)],
+                                 height_ratios=[10, 2 + len(runs)])
+    bars(axes["seconds"], [
+        {"name": name, "phases": mean_phases(of)} for name, of in runs.items()])
+    for metric, title in titles.items():
+        plain(axes[metric])
         lines = {name: ([points(run, metric, x) for run in of_seeds], *looks[name])
                  for name, of_seeds in runs.items()}
         named = metric == "accuracy" and len(runs) > 1
-        curves(axis, lines, named=named, title=title, xlabel=AXES[x][1])
-    bars(last, [{"name": name, "phases": mean_phases(of)} for name, of in runs.items()], "")
+        curves(axes[metric], lines, named=named, title=title, xlabel=AXES[x][1])
     save(figure, output, BAND)
 
 

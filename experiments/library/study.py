@@ -125,23 +125,18 @@ def figures(folder):
     summary, config = json.loads((folder / "summary.json").read_text()), options_of(folder)
     metrics = files.read(folder / "metrics.jsonl")
     points, phases, after = curve(metrics), summary["phases"], summary["after"]
-    accuracies = [accuracy for *_, accuracy in points]
-    reached = next((point for point in points if point[2] >= 0.85), (math.inf, math.inf))
+    reached = [point[:2] for point in points if point[2] >= 0.85] or [(math.inf, math.inf)]
     phases["other"] = phases["total"] - sum(phases[name] for name in PHASES[:-1])
-    counted = ("k", "seconds", "questions", "completions", "kept", "tokens_generated",
-               "tokens_trained")
-    return {name: config[name] for name in ("seed", "group_size", "pruning_rate")} | {
-        name: summary[name] for name in counted
-    } | {
+    chosen, counted = ("group_size", "pruning_rate"), (
+        "k", "seconds", "questions", "completions", "tokens_generated", "tokens_trained")
+    return {name: config[name] for name in chosen} | {name: summary[name] for name in counted} | {
         "questions_per_step": summary["per_step"], "steps": summary["step"],
         "base": summary["before"]["sampled"]["accuracy"],
-        "base_greedy": summary["before"]["greedy"]["accuracy"],
         "greedy": after["greedy"]["accuracy"], "sampled": after["sampled"]["accuracy"],
         "length": after["sampled"]["length"],
         "no_signal": fmean(row["no_signal"] for row in metrics),
         "no_update": summary["no_signal_steps"] / summary["step"],
-        "seconds_to_85": reached[0], "completions_to_85": reached[1],
-        "fall": max(max(accuracies[: i + 1]) - a for i, a in enumerate(accuracies)),
+        "reached": reached[0],  # (seconds, completions) at the accuracy 0.85
         "phases": phases, "curve": points, "course": course_of(metrics),
     }
 
