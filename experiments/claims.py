@@ -250,25 +250,23 @@ def whole_logprobs(model, batch):
 
 def kl(stage, seed):
     """{figure: number}. base: random distributions. later: the trained policy."""
-    figures = {}
+    found = {}  # (logp, ref_logp) of each comparison
     if stage == "base":  # far and near, without a model
         rng = torch.Generator().manual_seed(seed)
         logits, noise = torch.randn(2, 1000, 22, generator=rng, dtype=torch.float64)
         for scale in (0.1, 0.3, 1, 2):
-            ref, logp = logits.log_softmax(1), (logits + scale * noise).log_softmax(1)
-            for name, value in compare(logp, ref).items():
-                figures[f"random softmax, {scale}: {name}"] = value
+            logp = (logits + scale * noise).log_softmax(1)
+            found[f"random softmax, {scale}"] = logp, logits.log_softmax(1)
     else:
         model, tokenizer = model_of(stage, seed)
         batch, _, _ = sampled(model, tokenizer, seed, QUESTIONS)
         base, _ = model_of("base", seed)
         logp, ref = whole_logprobs(model, batch), whole_logprobs(base, batch)
-        first = batch.mask.nonzero()[:, 1] == 0
-        for name, value in compare(logp, ref).items():
-            figures[f"after 100 steps: {name}"] = value
-        for name, value in compare(logp[~first], ref[~first]).items():
-            figures[f"after 100 steps, without the first token: {name}"] = value
-    return {name: value.item() for name, value in figures.items()}
+        later = batch.mask.nonzero()[:, 1] > 0
+        found["after 100 steps"] = logp, ref
+        found["after 100 steps, without the first token"] = logp[later], ref[later]
+    return {f"{where}: {name}": value.item()
+            for where, both in found.items() for name, value in compare(*both).items()}
 
 
 # --- "a token mean treats long answers fairly" ---
@@ -333,8 +331,7 @@ def draw_pairs(rows, folder):
     ticks = [f"G = {size}\n{SAMPLED * (size - 1) // 2} pairs" for size in SIZES]
     curves(axis, lines, title="More pairs, but not less noise: G = 4 to 8 has the least",
            ylabel="variance / squared norm of the mean", xticks=range(len(SIZES)),
-           xticklabels=ticks)
-    axis.set_ylim(bottom=0)
+           xticklabels=ticks, ylim=(0, None))
     save(figure, folder / "claims_pairs.png",
          "64 completions in each gradient; line and band: mean and range of 3 seeds")
 

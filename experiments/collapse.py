@@ -153,7 +153,7 @@ def page(result):
     bare = [rows[f"bare, {rate}"] for rate in RATES]
     logged = {f"{name}, {quarter}": ".2f" for name, quarter in product(LOGGED, QUARTERS)}
     back = pivot([row | {"after": seeds_of(row)} for row in result["back"]],
-                 {"before": ".2f", "after": ""})
+                 {"before": ".3f", "after": ""})
     text = answer["completion"].replace("\n", "\n    ")
     return f"""{heading("Collapse", result)}
 Sampled accuracy on 512 held-out questions, of each seed. Bold: the run has collapsed, so it is \

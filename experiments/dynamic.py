@@ -124,8 +124,8 @@ def picture(result, folder):
     lines = {name: (rows[name]["curve"], *look) for name, look in looks.items()}
     titles = ("A step is worth more …", "… a completion hardly …", "… and a second not")
     for axis, (x, column), title in zip(axes, AXES.items(), titles):
-        curves(axis, lines, column, 2, named=axis is axes[2], title=title, xlabel=x)
-        axis.set_xlim(left=0)
+        curves(axis, lines, column, 2, named=axis is axes[2], title=title, xlabel=x,
+               xlim=(0, None))
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
     save(figure, folder / "dynamic.png",
          f"{BAND}; left out: equal groups; each run samples 16,384 completions")

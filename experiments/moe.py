@@ -37,7 +37,7 @@ from engine.run.curves import CPPO, GRPO
 from experiments.gradients import sampled
 from experiments.library import toy_model
 from experiments.library.bench import heading
-from experiments.library.plot import BAND, PALER, curves, dots, panels, save
+from experiments.library.plot import PALER, curves, dots, panels, save
 from experiments.library.study import (
     Options,
     Study,
@@ -339,7 +339,8 @@ def picture(result, folder):
         lines[name] = runs[f"{lr}, {kind}, {algorithm}"]["curve"], own, style
     curves(axes[2], lines, 1, 2, title="Where GRPO gets worse, GSPO is better: in both",
            xlabel="completions sampled", ylabel="accuracy, sampled (moving mean)")
-    save(figure, folder / "moe.png", f"dots: bases; {BAND}")
+    save(figure, folder / "moe.png", "dots: bases; their line and band: mean ± standard "
+         "deviation; curves: mean, lowest and highest of 3 runs")
 
 
 def main(argv):

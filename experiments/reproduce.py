@@ -26,7 +26,8 @@ the options in its run.json, on one thread.
 
 All methods run with one seed, then all with the next. So if the machine is slow for a while, it is
 slow for all methods. A speed-up is a ratio within one seed. Finished runs are kept under
-runs/reproduce/. To continue after an interruption, run the same command again.
+runs/reproduce/. To continue after an interruption, run the same command again. The pages go to
+runs/results; `--output experiments/results` writes over the stored ones.
 """
 
 import importlib

@@ -167,8 +167,7 @@ def picture(result, folder):
     for axis, of, title in zip(axes[2:], ("accuracy", "sum, last quarter"), TITLES[2:]):
         lines = {name.upper(): (across([runs[named(name, weight)][of] for weight in WEIGHTS]),
                                 colour, "o-") for name, colour in ALGORITHMS.items()}
-        curves(axis, lines, title=title, ylabel=of, **ticks)
-        axis.set_ylim(bottom=0)
+        curves(axis, lines, title=title, ylabel=of, ylim=(0, None), **ticks)
     save(figure, folder / "tradeoff.png", "line and band: mean and range of 3 seeds")
 
 

@@ -1,15 +1,18 @@
 """Draws the pages and pictures again, from the stored results: nothing is trained.
 
-    python experiments/library/pictures.py                 all of them
-    python experiments/library/pictures.py family real     these
+    python experiments/library/pictures.py                           all of them, into runs/results
+    python experiments/library/pictures.py --names family real       these
+    python experiments/library/pictures.py --output experiments/results    over the stored ones
 """
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
+from engine.run.command_line import option, parse, run_program
 from experiments import (
     claims,
     claims_real,
@@ -21,34 +24,40 @@ from experiments import (
     reproduce,
     tradeoff,
 )
-from experiments.library.study import draw
+from experiments.library.study import RESULTS, draw
 
-RESULTS = OUTPUT = Path(__file__).parents[1] / "results"
-TABLES = [reproduce.stem_of(name) for name in reproduce.TABLES]
+STORED = Path(__file__).parents[1] / "results"
 STUDIES = {
     "claims": claims, "collapse": collapse, "dynamic": dynamic, "judge": judge, "moe": moe,
-    "tradeoff": tradeoff, **{name: reproduce for name in TABLES},
+    "tradeoff": tradeoff, **{reproduce.stem_of(name): reproduce for name in reproduce.TABLES},
 }
 
 
-def again(name):
+@dataclass
+class Options:
+    names: list[str] | None = option(None, "of results, as family; none: all")
+    output: str = option(RESULTS, "folder of the pages and pictures")
+
+
+def again(name, output):
     """Draw the page and the pictures of one result."""
-    result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    picture = OUTPUT / f"{name}.png"
+    result = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))
+    picture = Path(output, f"{name}.png")
     if name == "claims_real":
         claims_real.picture(result, picture)
     elif name in real.TITLES:
         real.picture(result["rows"], picture, real.TITLES[name])
     else:
         program = STUDIES[name]
-        draw(OUTPUT, name, result, program.page, program.picture)
+        draw(output, name, result, program.page, program.picture)
 
 
-def main(names):
-    for name in names or [*STUDIES, "claims_real", *real.TITLES]:
-        again(name)
+def main(argv):
+    options = parse(Options, argv)
+    for name in options.names or [*STUDIES, "claims_real", *real.TITLES]:
+        again(name, options.output)
         print(f"drawn again: {name}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program(main)

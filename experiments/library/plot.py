@@ -71,11 +71,10 @@ def in_words(name):
 
 def colour(name, other=GRPO):
     """GRPO is grey and CPPO is blue, and paler if it prunes less. `other`: all other methods."""
-    first, *more = name.split(", ")
+    parts = name.split(", ")
     if name.lower().startswith(OF_CPPO):
-        rate = next((part for part in (first, *more) if part in PALER), "P=0.875")
-        return PALER[rate]
-    return GRPO if first.lower() == "grpo" else other
+        return next((PALER[part] for part in parts if part in PALER), CPPO)
+    return GRPO if parts[0].lower() == "grpo" else other
 
 
 # --- a figure and its panels ---
@@ -164,7 +163,7 @@ def methods(rows, output, titles, order=None, left=None):
     """A panel of dots for each of several figures; the figure "phases" has a panel of bars.
 
     titles: {figure: title of its panel}. order: a figure; the method with the largest mean is
-    above. left: where the first axis begins.
+    above. left: where the axis of this figure begins.
     """
     if order:
         rows = sorted(rows, key=lambda row: -row[order]["mean"])
@@ -173,7 +172,7 @@ def methods(rows, output, titles, order=None, left=None):
         if key == "phases":
             bars(axis, rows, title)
         else:
-            dots(axis, rows, key, title, left if axis is axes[0] else None)
+            dots(axis, rows, key, title, left if key == order else None)
     save(figure, output, "dots: seeds; line and band: mean ± standard deviation of the seeds")
 
 
@@ -270,8 +269,7 @@ def time_to_accuracy(rows, output):
         axis.set(xlim=(0, end), xlabel=x)
         axis.set_title(title, fontsize=15, fontweight="bold")
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
-    save(figure, output,
-         f"{BAND}; dot and number: where 0.85 is reached (median)")
+    save(figure, output, f"{BAND}; dot and number: where 0.85 is reached (median)")
 
 
 # --- runs ---
@@ -294,10 +292,11 @@ def several(groups, output, x):
     figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)), layout="constrained")
     axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)],
                                  height_ratios=[10, 2 + len(runs)])
+    for axis in axes.values():
+        plain(axis)
     bars(axes["seconds"], [
         {"name": name, "phases": mean_phases(of)} for name, of in runs.items()])
     for metric, title in titles.items():
-        plain(axes[metric])
         lines = {name: ([points(run, metric, x) for run in of_seeds], *looks[name])
                  for name, of_seeds in runs.items()}
         named = metric == "accuracy" and len(runs) > 1

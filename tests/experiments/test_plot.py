@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.base.errors import UserError
-from experiments.library import pictures, plot, study
+from experiments.library import pictures, plot
 
 
 def fake_run(folder, steps, **more):
@@ -100,10 +100,9 @@ def test_names_at_the_ends_of_lines_do_not_cover_each_other():
     assert order == ["d", "a", "b", "c"] and min(gaps) > 0.06 and max(heights.values()) < 0.98
 
 
-def test_the_pictures_of_the_tables_say_what_is_stored(figures, monkeypatch):
+def test_the_pictures_of_the_tables_say_what_is_stored(figures, tmp_path):
     """The dots of the first picture are the seconds to 0.85."""
-    monkeypatch.setattr(study, "write", lambda *_: None)  # no page
-    pictures.main(["table1", "family"])
+    pictures.main(["--names", "table1", "family", "--output", str(tmp_path)])
     table, first, family = figures
     dots = [line.get_xdata()[0] for line in first.axes[0].lines if line.get_marker() == "o"]
     assert [round(dots[i], 1) for i in (0, 3)] == [14.4, 6.3]
