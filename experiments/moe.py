@@ -285,7 +285,7 @@ def settings(*tables):
 BASES = Study("runs/moe", {kind: kind for kind in KINDS}, measure_base)
 RATIOS = Study("runs/moe", settings(LRS, KINDS), kept)
 RUNS = Study("runs/moe", settings((LR, EDGE), TRAINED, ALGORITHMS), measure_run)
-OF_BASES = {"parameters": "", "active": "", "accuracy": ".3f", "experts in use": ".3f"}
+OF_BASES = {"parameters": ",.0f", "active": ",.0f", "accuracy": ".3f", "experts in use": ".3f"}
 OF_RUNS = {"before": ".3f", "sampled": ".3f", "greedy": ".3f", "clipped": ".3f"}
 
 
