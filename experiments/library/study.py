@@ -32,8 +32,6 @@ from engine.run.folder import options_of
 from experiments.library.bench import markdown_table, over_seeds, setting, write
 
 PHASES = ("generate", "score", "logprobs", "update", "other")
-
-
 RESULTS = "runs/results"
 
 
