@@ -6,7 +6,7 @@
     python experiments/claims.py --claim kl            k1 and k3 by enumeration
     python experiments/claims.py --claim tokens        what a token counts
 
-Writes claims.json, claims.md and two pictures in results/. Figures of other claims stay there.
+Writes claims.json, claims.md and two pictures. Figures of other claims that are there stay.
 
 "base": the toy's base model on three sets of questions. "later": three runs of GRPO, each after 100
 steps (`train.py --algorithm grpo --steps 100 --seed S`, made in runs/claims-S if they are not
@@ -18,23 +18,30 @@ import json
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-import train
 from cppo import prune
 from engine.base.errors import UserError
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.run.command_line import option, parse, run_program
-from engine.run.curves import CPPO, DPI, GRPO
+from engine.run.curves import CPPO, GRPO
 from experiments.gradients import scores
-from experiments.library.bench import heading, markdown_table, over_seeds, pm, setting, write
-from experiments.library.plot import foot, panels, plain
+from experiments.library.bench import heading, over_seeds, setting
+from experiments.library.plot import across, curves, panels, save
+from experiments.library.study import (
+    RESULTS,
+    Study,
+    by_name,
+    draw,
+    one_run,
+    runs_of,
+    turned,
+)
 from experiments.library.toy_model import answered
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
@@ -45,6 +52,7 @@ from tasks import toy
 SEEDS = (1, 2, 3)
 STAGES = ("base", "later")
 NAMES = {"base": "the base", "later": "after 100 steps"}
+QUESTIONS = 64  # of a set
 SAMPLED = 64  # completions of a question
 G = 16
 KEPT = (8, 4, 2)
@@ -55,8 +63,7 @@ SHORT, LONG = 6, 35  # tokens of a guess and of a thought
 @dataclass
 class Options:
     claim: str | None = option(None, "advantage, pairs, kl or tokens; none: all")
-    questions: int = option(64, "questions of a set", limits="[2, ∞)")
-    output: str = option("experiments/results", "folder of the results")
+    output: str = option(RESULTS, "folder of the page, of its figures and of its pictures")
 
 
 # --- models and their completions ---
@@ -64,11 +71,11 @@ class Options:
 
 def model_of(stage, seed):
     """(model, tokenizer) of a stage. The runs are made if they are not there."""
-    folder = f"runs/claims-{seed}"
-    if stage == "later" and not Path(folder, "summary.json").exists():
-        train.main(["--algorithm", "grpo", "--steps", "100", "--seed", str(seed),
-                    "--output_dir", folder])
-    return load_model(toy.BASE if stage == "base" else folder, torch.device("cpu"))
+    folder = toy.BASE
+    if stage == "later":
+        folder = Path(f"runs/claims-{seed}")
+        one_run(folder, {"algorithm": "grpo", "steps": 100, "seed": seed})
+    return load_model(str(folder), torch.device("cpu"))
 
 
 def sampled(model, tokenizer, seed, count):
@@ -80,10 +87,10 @@ def sampled(model, tokenizer, seed, count):
 
 
 @lru_cache(maxsize=1)  # one alone takes 2 GB
-def gradients_of(stage, seed, count):
+def gradients_of(stage, seed):
     """(∇ log π(o) of all completions (N, parameters), rewards (N,), lengths (N,))"""
     model, tokenizer = model_of(stage, seed)
-    batch, rewards, lengths = sampled(model, tokenizer, seed, count)
+    batch, rewards, lengths = sampled(model, tokenizer, seed, QUESTIONS)
     return scores(model, batch), rewards, lengths
 
 
@@ -107,15 +114,17 @@ def kept_share(W, A, products, k):
     return share, of_kept / of_all, cosine
 
 
-def advantages_and_norms(stage, seed, count):
-    """({figure: number}, points of the picture), over the groups whose rewards differ."""
-    of_each, rewards, lengths = gradients_of(stage, seed, count)
+def advantages_and_norms(stage, seed):
+    """{figure: number, and the points of the picture}"""
+    of_each, rewards, lengths = gradients_of(stage, seed)
     products = torch.stack([group @ group.T for group in of_each.split(G)])
-    return of_groups(products, rewards.view(-1, G), lengths.view(-1, G))
+    figures, points = of_groups(products, rewards.view(-1, G), lengths.view(-1, G))
+    return figures | {"points": points}
 
 
 def of_groups(products, rewards, lengths):
-    """The same from the inner products of the ∇ log π(o) of each group, (groups, G, G).
+    """({figure: number}, points of the picture), over the groups whose rewards differ, from the
+    inner products of the ∇ log π(o) of each group, (groups, G, G).
 
     rewards, lengths: (groups, G).
     """
@@ -123,24 +132,29 @@ def of_groups(products, rewards, lengths):
     some = A.any(1)
     products, A, lengths, right = products[some], A[some], lengths[some], rewards[some] > 0
     norms = products.diagonal(dim1=1, dim2=2).sqrt()
-    figures, points = {}, {}
     few = A.abs() == A.abs().max(1, keepdim=True).values  # the rarer kind of a group
     tied = A.abs().max(1).values - A.abs().min(1).values < 1e-5  # 8 right, 8 wrong
-    count_few = few.sum(1)[~tied]
+
+    def larger_over_smaller(x):
+        """Of each group: the mean of those with the larger |A| / that of the others."""
+        of_few, of_many = ((x * those).sum(1) / those.sum(1) for those in (few, ~few))
+        return (of_few / of_many)[~tied].median()
+
+    figures, points = {"the larger |A| / the smaller": larger_over_smaller(A.abs())}, {}
     for k in KEPT:
-        figures[f"k = {k}: groups in which |A| alone decides"] = (count_few == k).sum() / len(A)
+        alone = (few.sum(1)[~tied] == k).sum() / len(A)
+        figures[f"k = {k}: groups in which |A| alone decides"] = alone
     divisors = {"1/|o|": lengths, "token mean": lengths.mean(1, keepdim=True).expand_as(A)}
     for name, divisor in divisors.items():
         W = A / divisor
         weighed = W.abs() * norms
-        ratio = mean_among(weighed, few)[~tied] / mean_among(weighed, ~few)[~tied]
-        figures[f"{name}: norm with the larger |A| / with the smaller"] = ratio.median()
-        of_A = (mean_among(A.abs(), few) / mean_among(A.abs(), ~few))[~tied]
-        figures["the larger |A| / the smaller"] = of_A.median()
+        larger = larger_over_smaller(weighed)
+        figures[f"{name}: norm with the larger |A| / with the smaller"] = larger
         for k in KEPT:
-            values = [x.mean() for x in kept_share(W, A, products, k)]
-            for label, value in zip(("share of the norms", "norm of the sum", "cosine"), values):
-                figures[f"{name}: k = {k}: {label}"] = value
+            shares = zip(("share of the norms", "norm of the sum", "cosine"),
+                         kept_share(W, A, products, k))
+            for label, value in shares:
+                figures[f"{name}: k = {k}: {label}"] = value.mean()
         points[f"{name}, right"] = points_of(A, weighed, right, right.sum(1))
         points[f"{name}, wrong"] = points_of(A, weighed, ~right, right.sum(1))
     figures["tokens of a right completion"] = lengths[right].mean()
@@ -156,11 +170,6 @@ def points_of(A, norms, those, count_right):
         if chosen.any():
             points.append([A[chosen].abs().mean().item(), norms[chosen].mean().item()])
     return points
-
-
-def mean_among(x, those):
-    """The mean of each row over those entries."""
-    return (x * those).sum(1) / those.sum(1)
 
 
 # --- "G answers give G(G−1)/2 pairs, so more is learned" ---
@@ -192,23 +201,23 @@ def variance(W, of_each, size):
     return second - squared, squared
 
 
-def pairs(stage, seed, count):
-    """({figure: number}, no points). noise: variance over the squared norm of the mean."""
-    of_each, rewards, lengths = gradients_of(stage, seed, count)
+def pairs(stage, seed):
+    """{figure: number}. noise: variance over the squared norm of the mean."""
+    of_each, rewards, lengths = gradients_of(stage, seed)
     figures = {}
     for size in SIZES:
         groups = rewards.view(-1, size)
         A = group_advantages(groups)
         off = (A - from_pairs(groups)).abs().max()
         figures["largest difference of the sum over pairs"] = off
-        W = (A / lengths.view(-1, size) / size).view(count, SAMPLED)
+        W = (A / lengths.view(-1, size) / size).view(-1, SAMPLED)
         of_one, squared = variance(W, of_each, size)
         right = groups.sum(1)
         differ = (right * (size - right)).sum() / (len(groups) * size * (size - 1) / 2)
         figures[f"G = {size}: noise of 64 completions"] = of_one / squared * size / SAMPLED
         figures[f"G = {size}: pairs whose rewards differ"] = differ
         figures[f"G = {size}: groups with equal rewards"] = (A == 0).all(1).float().mean()
-    return {name: value.item() for name, value in figures.items()}, {}
+    return {name: value.item() for name, value in figures.items()}
 
 
 # --- "k3 estimates the KL better than k1" ---
@@ -239,36 +248,34 @@ def whole_logprobs(model, batch):
     return logits[batch.mask].double().log_softmax(-1)
 
 
-def kl(stage, seed, count):
-    """({figure: number}, no points). base: random distributions. later: the trained policy."""
-    figures = {}
+def kl(stage, seed):
+    """{figure: number}. base: random distributions. later: the trained policy."""
+    found = {}  # (logp, ref_logp) of each comparison
     if stage == "base":  # far and near, without a model
         rng = torch.Generator().manual_seed(seed)
         logits, noise = torch.randn(2, 1000, 22, generator=rng, dtype=torch.float64)
         for scale in (0.1, 0.3, 1, 2):
-            ref, logp = logits.log_softmax(1), (logits + scale * noise).log_softmax(1)
-            for name, value in compare(logp, ref).items():
-                figures[f"random softmax, {scale}: {name}"] = value
+            logp = (logits + scale * noise).log_softmax(1)
+            found[f"random softmax, {scale}"] = logp, logits.log_softmax(1)
     else:
         model, tokenizer = model_of(stage, seed)
-        batch, _, _ = sampled(model, tokenizer, seed, count)
+        batch, _, _ = sampled(model, tokenizer, seed, QUESTIONS)
         base, _ = model_of("base", seed)
         logp, ref = whole_logprobs(model, batch), whole_logprobs(base, batch)
-        first = batch.mask.nonzero()[:, 1] == 0
-        for name, value in compare(logp, ref).items():
-            figures[f"after 100 steps: {name}"] = value
-        for name, value in compare(logp[~first], ref[~first]).items():
-            figures[f"after 100 steps, without the first token: {name}"] = value
-    return {name: value.item() for name, value in figures.items()}, {}
+        later = batch.mask.nonzero()[:, 1] > 0
+        found["after 100 steps"] = logp, ref
+        found["after 100 steps, without the first token"] = logp[later], ref[later]
+    return {f"{where}: {name}": value.item()
+            for where, both in found.items() for name, value in compare(*both).items()}
 
 
 # --- "a token mean treats long answers fairly" ---
 
 
-def tokens(stage, seed, count):
+def tokens(stage, seed):
     """Arithmetic: a batch of one short and one long answer. No model is needed."""
     if stage == "later":
-        return {}, {}
+        return {}
     mask = torch.arange(LONG) < torch.tensor([[SHORT], [LONG]])
     ways = {"1/|o|": sequence_mean_weights(mask), "token mean": token_mean_weights(mask),
             "constant": constant_weights(mask, max_tokens=toy.MAX_NEW_TOKENS)}
@@ -277,7 +284,7 @@ def tokens(stage, seed, count):
         figures[f"{name}: a token of the short answer"] = weights[0, 0].item()
         figures[f"{name}: a token of the long answer"] = weights[1, 0].item()
         figures[f"{name}: share of the long answer"] = (weights[1].sum() / weights.sum()).item()
-    return figures, {}
+    return figures
 
 
 # --- the page and the pictures ---
@@ -285,79 +292,55 @@ def tokens(stage, seed, count):
 CLAIMS = {"advantage": advantages_and_norms, "pairs": pairs, "kl": kl, "tokens": tokens}
 
 
-def measure(names, count):
-    """{name: {"figures": {stage: {figure: spread}}, "points": {stage: of seed 1}}}"""
-    found = {name: {stage: [] for stage in STAGES} for name in names}
-    for stage, seed, name in product(STAGES, SEEDS, names):
-        found[name][stage].append(CLAIMS[name](stage, seed, count))
-    result = {}
-    for name, stages in found.items():
-        figures, points = {}, {}
-        for stage, own in stages.items():
-            figures[stage] = over_seeds([one for one, _ in own])
-            points[stage] = own[0][1]
-        result[name] = {"figures": figures, "points": points}
-    return result
+def measure(names):
+    """{claim: its rows, one of each stage}"""
+    study = Study("runs/claims", dict(zip(STAGES, STAGES)), lambda folder, stage, seed: {
+        name: CLAIMS[name](stage, seed) for name in names})
+    runs = runs_of(study)
+    return {name: [{"name": stage} | over_seeds([run[name] for run in runs[stage]])
+                   for stage in STAGES] for name in names}
 
 
 def page(result):
     text = "# Claims, measured\n\n[What the claims are](../../docs/claims.md), [what the figures "
     text += "are](../claims.py). Mean ± standard deviation over 3 seeds.\n"
     for name, own in result.items():
-        text += f"\n#{heading(name, own)}\n"
-        of_base, later = (own["figures"][stage] for stage in STAGES)
-        lines = [["", *STAGES]]
-        for key in of_base | later:
-            lines.append([key, *(pm(of[key], 4) if key in of else "" for of in (of_base, later))])
-        text += markdown_table(lines) + "\n"
+        text += f"\n#{heading(name, own)}\n{turned(own['rows'], '.4f')}\n"
     return text
 
 
-def draw_norms(result, output):
+def draw_norms(rows, folder):
     figure, axes = panels(2, sharey=True)
     for axis, stage in zip(axes, STAGES):
-        for kind, colour in (("right", CPPO), ("wrong", GRPO)):
-            points = result["points"][stage][f"1/|o|, {kind}"]
-            axis.plot(*zip(*points), "o", color=colour, markersize=7)
-            axis.annotate(f"{kind} completions", points[0 if kind == "right" else -1], (6, 6),
-                          textcoords="offset points", color=colour, fontsize=11)
-        axis.set_title(NAMES[stage], fontsize=13)
-        axis.set_xlabel("|A|")
-        plain(axis)
+        points = rows[stage]["points"][0]
+        lines = {f"{kind} completions": ([points[f"1/|o|, {kind}"]], colour, "o")
+                 for kind, colour in (("right", CPPO), ("wrong", GRPO))}
+        curves(axis, lines, title=NAMES[stage], xlabel="|A|")
     axes[0].set_ylabel("norm of a completion's gradient, weight 1/|o|")
-    figure.suptitle("At the same |A| a short wrong guess of the base moves the weights most",
-                    fontsize=14)
-    foot(figure, "a dot: mean over the groups with the same number of right completions; seed 1")
-    figure.savefig(output, dpi=DPI)
+    save(figure, folder / "claims_advantage.png",
+         "a dot: mean over the groups with the same number of right completions; seed 1",
+         "At the same |A| a short wrong guess of the base moves the weights most")
 
 
-def draw_pairs(result, output):
+def draw_pairs(rows, folder):
     figure, axis = panels(1, 4.8, width=9)
+    lines = {}
     for stage, colour in zip(STAGES, (GRPO, CPPO)):
-        figures = result["figures"][stage]
-        noise = [figures[f"G = {size}: noise of 64 completions"] for size in SIZES]
-        axis.plot([one["mean"] for one in noise], "o-", color=colour, linewidth=2.5)
-        axis.fill_between(range(len(SIZES)), [one["min"] for one in noise],
-                          [one["max"] for one in noise], color=colour, alpha=0.2)
-        axis.annotate(NAMES[stage], (len(SIZES) - 1, noise[-1]["mean"]), (8, 0),
-                      textcoords="offset points", color=colour, va="center", fontsize=11)
+        noise = [rows[stage][f"G = {size}: noise of 64 completions"] for size in SIZES]
+        lines[NAMES[stage]] = across(noise), colour, "o-"
     ticks = [f"G = {size}\n{SAMPLED * (size - 1) // 2} pairs" for size in SIZES]
-    axis.set_xticks(range(len(SIZES)), ticks, fontsize=11)
-    axis.set_ylim(bottom=0)
-    axis.set_ylabel("variance / squared norm of the mean")
-    axis.set_title("More pairs, but not less noise: G = 4 to 8 has the least", fontsize=13)
-    plain(axis)
-    foot(figure, "64 completions in each gradient; line and band: mean and range of 3 seeds")
-    figure.savefig(output, dpi=DPI)
+    curves(axis, lines, title="More pairs, but not less noise: G = 4 to 8 has the least",
+           ylabel="variance / squared norm of the mean", xticks=range(len(SIZES)),
+           xticklabels=ticks, ylim=(0, None))
+    save(figure, folder / "claims_pairs.png",
+         "64 completions in each gradient; line and band: mean and range of 3 seeds")
 
 
-PICTURES = {"advantage": draw_norms, "pairs": draw_pairs}
-
-
-def draw(result, folder):
+def picture(result, folder):
     """The pictures of the claims that have one."""
-    for name in PICTURES.keys() & result:
-        PICTURES[name](result[name], Path(folder, f"claims_{name}.png"))
+    for name, own in (("advantage", draw_norms), ("pairs", draw_pairs)):
+        if name in result:
+            own(by_name(result[name]["rows"]), folder)
 
 
 def main(argv):
@@ -366,11 +349,9 @@ def main(argv):
         raise UserError(f"--claim must be one of {', '.join(CLAIMS)}, not {options.claim}.")
     stored = Path(options.output, "claims.json")
     result = json.loads(stored.read_text()) if stored.exists() else {}
-    names = [options.claim] if options.claim else CLAIMS
-    for name, own in measure(names, options.questions).items():
-        result[name] = setting() | {"questions": options.questions} | own
-    write(options.output, "claims", result, page(result))
-    draw(result, options.output)
+    for name, rows in measure([options.claim] if options.claim else CLAIMS).items():
+        result[name] = setting() | {"rows": rows}
+    draw(options.output, "claims", result, page, picture)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python experiments/judge.py         everything, 20 minutes on one core
 
-Writes judge.json, judge.md, judge.png and judge_stop.png in results/. Finished runs are kept under
+Writes judge.json, judge.md, judge.png and judge_stop.png. Finished runs are kept under
 runs/judge/: after an interruption the same command goes on. docs/claims.md says what it shows.
 
 The judge is a classifier with one label. It learns from 4,096 answers of the toy's base model which
@@ -13,14 +13,12 @@ a reward of weight 0: it is logged, and nothing learns from it. Each seed has a 
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 from transformers import Qwen2ForSequenceClassification
 from transformers.utils import logging
 
@@ -29,20 +27,28 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 from engine.base import files
 from engine.data.questions import with_prompts
 from engine.model.loading import load_model
-from engine.run.command_line import option, parse, run_program
-from engine.run.curves import DPI, FAILS, GRPO
+from engine.run.command_line import parse, run_program
+from engine.run.curves import FAILS, GRPO
 from engine.run.state import WINDOW
 from examples import my_reward_model
-from experiments.library.bench import heading, markdown_table, over_seeds, pm, setting, write
-from experiments.library.plot import OTHER, foot, name_lines, panels, plain
+from experiments.library.bench import heading, over_seeds, pm
+from experiments.library.plot import BAND, across, curves, panels, save
+from experiments.library.study import (
+    Options,
+    Study,
+    by_name,
+    once,
+    one_run,
+    pivot,
+    publish,
+    rows_of,
+    turned,
+)
 from experiments.library.toy_model import answered, make_tokenizer
-from experiments.reproduce import one_run
 from tasks import toy
 
 logging.set_verbosity_error()  # no warning that the head of the judge is new
 
-FOLDER = Path("runs/judge")
-SEEDS = (1, 2, 3)
 LABELLED = 1024  # questions of the judge, 4 answers to each
 ANSWERS = 4
 BETAS = (0.0, 0.04, 0.5)
@@ -54,14 +60,7 @@ REWARDS = {
     "judge": ["toy_accuracy:0", "examples/my_reward_model.py:judged"],
     "off by one": ["toy_accuracy:0", "experiments/library/rules.py:off_by_one"],
 }
-WHOLE = [("rule", 0.0), *(("judge", beta) for beta in BETAS), ("off by one", 0.0)]
-STOPPED = [*(("judge", X) for X in STOPS), ("off by one", 0.2)]
 PAID = {"rule": "toy_accuracy", "judge": "judged", "off by one": "off_by_one"}  # metric reward/…
-
-
-@dataclass
-class Options:
-    output: str = option("experiments/results", "folder of the results")
 
 
 # --- the judge ---
@@ -131,242 +130,192 @@ def quality(answers):
     }
 
 
-def judge_of(seed):
-    """(folder of the judge of a seed, its quality on held-out questions). It is made once."""
-    folder = FOLDER / f"judge-{seed}"
-    stored = folder / "quality.json"
-    if not stored.exists():
+def judge_of(folder, _, seed):
+    """The quality of the judge of a seed on held-out questions. The judge is made once."""
+
+    def make():
         # questions that the policy is not trained on
         numbers = range(toy.TRAIN_QUESTIONS, toy.TRAIN_QUESTIONS + LABELLED)
         train_judge(labelled(numbers, "train", seed), folder, seed)
         use(folder)
-        found = quality(labelled(range(toy.TEST_QUESTIONS), "test", seed))
-        stored.write_text(json.dumps(found))
-    return folder, json.loads(stored.read_text())
+        return quality(labelled(range(toy.TEST_QUESTIONS), "test", seed))
+
+    return once(folder / "quality.json", make)
 
 
 # --- the runs ---
 
 
-def run(reward, beta, seed, stop=NEVER):
+def run(folder, setting, seed):
     """The figures of one run of 128 steps with 8 questions each."""
+    reward, beta, stop = setting
     if reward == "judge":
-        use(judge_of(seed)[0])
-    folder = FOLDER / f"{reward}-{beta}-{stop:g}-{seed}".replace(" ", "-")
+        use(JUDGES.place("judge", seed))
     options = {"algorithm": "grpo", "beta": beta, "seed": seed, "stop_kl": stop, "save_every": 4,
                "rewards": REWARDS[reward]}
     held_out = one_run(folder, options)
     summary = json.loads((folder / "summary.json").read_text())
-    example = summary["after"]["examples"][0]
     return figures(files.read(folder / "metrics.jsonl"), PAID[reward]) | {
-        "base": held_out["base"], "held-out": held_out["sampled"], "example": example}
+        "base": held_out["base"], "held-out": held_out["sampled"],
+        "writes": summary["after"]["examples"][0]["completion"]}
+
+
+JUDGES = Study("runs/judge", {"judge": None}, judge_of)
+WHOLE = Study("runs/judge", {
+    f"{reward}, β = {beta:g}": (reward, beta, NEVER) for reward, beta in
+    [("rule", 0.0), *(("judge", beta) for beta in BETAS), ("off by one", 0.0)]}, run)
+STOPPED = Study("runs/judge", {
+    f"{reward}, X = {X:g}": (reward, 0.0, X) for reward, X in
+    [*(("judge", X) for X in STOPS), ("off by one", 0.2)]}, run)
 
 
 def figures(rows, paid):
     """Of metrics.jsonl: the curves of a run, and what they end with.
 
-    curves: at each step the mean of the last WINDOW steps, the KL as --stop_kl computes it, and the
+    Curves: at each step the mean of the last WINDOW steps, the KL as --stop_kl computes it, and the
     median of the last MANY KLs. paid: the reward that the run trains on.
     """
-    accuracy, reward, kl, medians, recent = [], [], [], [], []
-    for i, row in enumerate(rows):
-        last = rows[max(0, i + 1 - WINDOW) : i + 1]
-        accuracy.append(fmean(one["accuracy"] for one in last))
-        reward.append(fmean(one[f"reward/{paid}"] for one in last))
+    accuracy, reward = (
+        [fmean(row[name] for row in rows[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(rows))]
+        for name in ("accuracy", f"reward/{paid}"))
+    kl, medians, recent = [], [], []
+    for row in rows:
         if row["kl"] is not None:  # the step made an update
             recent.append(row["kl"])
         kl.append(fmean(recent[-WINDOW:]) if len(recent) >= WINDOW else 0.0)
         medians.append(median(recent[-MANY:]) if len(recent) >= MANY else 0.0)
     best = max(range(len(rows)), key=lambda i: accuracy[i])
+    found = {"accuracy": accuracy, "reward": reward, "kl": kl, "median": medians}
     return {
         "steps": len(rows), "best": accuracy[best], "step of the best": best + 1,
-        "KL at the best": kl[best], "largest KL": max(kl), "last KL": kl[-1],
+        "KL at the best": kl[best], "largest KL": max(kl),
         "median KL": median(kl[len(kl) // 2 :]),  # of the second half
         "largest kl_old": max(row["kl_old"] or 0.0 for row in rows),
         "reward, first": reward[0], "reward, last": reward[-1],
-        "curves": {"accuracy": rounded(accuracy), "reward": rounded(reward), "kl": rounded(kl),
-                   "median": rounded(medians)},
-    }
+    } | {f"curve of {name}": [round(value, 5) for value in of] for name, of in found.items()}
 
 
-def rounded(values):
-    return [round(value, 5) for value in values]
+def stops_in_the_logs(row, X, name="kl"):
+    """Where --stop_kl X would have ended whole runs: their steps, and the accuracy of the samples
+    there. name: of the curve that is compared with X."""
+    found = []
+    for kl, accuracy in zip(row[f"curve of {name}"], row["curve of accuracy"]):
+        i = next((i for i, value in enumerate(kl) if value > X), len(kl) - 1)
+        found.append({"steps": i + 1, "held-out": accuracy[i]})
+    return over_seeds(found)
 
 
-def stopped(curves, X, name="kl"):
-    """(step at which --stop_kl X would end a run, its accuracy there), or of the last step. name:
-    of the curve that is compared with X."""
-    kl = curves[name]
-    i = next((i for i, value in enumerate(kl) if value > X), len(kl) - 1)
-    return i + 1, curves["accuracy"][i]
-
-
-def measure():
-    """All figures. A spread is over the seeds."""
-    judges = [judge_of(seed)[1] for seed in SEEDS]
-    whole = {}
-    for reward, beta in tqdm(WHOLE, "whole runs"):
-        whole[f"{reward}, β = {beta:g}"] = [run(reward, beta, seed) for seed in SEEDS]
-    stops = {}
-    for reward, X in tqdm(STOPPED, "stopped runs"):
-        runs = over_seeds([run(reward, 0.0, seed, X) for seed in SEEDS])
-        stops[f"{reward}, X = {X:g}"] = {key: runs[key] for key in ("steps", "held-out")}
-    for X in STOPS:
-        stops[f"rule, X = {X:g}"] = stops_in_the_logs(whole["rule, β = 0"], X)
-    # the smallest X that lets every run with the rule finish, if the median is compared
-    X = max(max(one["curves"]["median"]) for one in whole["rule, β = 0"])
-    return {
-        "judge": over_seeds(judges),
-        "runs": {name: over_seeds(runs) for name, runs in whole.items()}, "stops": stops,
-        "median": {"X": X} | stops_in_the_logs(whole["judge, β = 0"], X, "median"),
-    }
-
-
-def stops_in_the_logs(runs, X, name="kl"):
-    """Where whole runs would have ended: {"steps": spread, "sampled": spread}."""
-    found = [stopped(run["curves"], X, name) for run in runs]
-    return over_seeds([{"steps": step, "sampled": accuracy} for step, accuracy in found])
+def all_stops(result):
+    """{name: its row}: what X keeps. That of the rule is from the logs."""
+    rule = by_name(result["runs"])["rule, β = 0"]
+    in_logs = {f"rule, X = {X:g}": stops_in_the_logs(rule, X) for X in STOPS}
+    return by_name(result["stops"]) | in_logs
 
 
 # --- the page and the pictures ---
 
-SHOWN = {"held-out": 3, "best": 3, "step of the best": 0, "KL at the best": 2, "largest KL": 2,
-         "median KL": 3, "largest kl_old": 4, "reward, first": 2, "reward, last": 2}
+SHOWN = {
+    "held-out": ".3f", "best": ".3f", "step of the best": ".0f", "KL at the best": ".2f",
+    "largest KL": ".2f", "median KL": ".3f", "largest kl_old": ".4f", "reward, first": ".2f",
+    "reward, last": ".2f", "writes (seed 1)": "",
+}
 
 
 def page(result):
-    base = result["runs"]["judge, β = 0"]["base"]["mean"]
-    text = heading("A learned reward model, and a stop by the KL", result)
-    text += (
-        "\n[What the figures are](../judge.py), [what they show](../../docs/claims.md). Mean ± "
-        f"standard deviation of {len(SEEDS)} seeds. The base has {base:.3f} on held-out questions."
-        "\n\n## The judge, on held-out questions\n\n")
-    text += markdown_table([["figure", ""], *([name, pm(value)] for name, value in
-                                            result["judge"].items())])
-    text += (
-        "\n\n## Whole runs\n\nheld-out: accuracy after training, sampled. All else is from the "
-        f"log, a mean of {WINDOW} steps: best: the highest accuracy; median KL: of the second half."
-        "\n\n")
-    lines = [["trained on", *SHOWN]]
-    for name, own in result["runs"].items():
-        lines.append([name, *(pm(own[key], digits) for key, digits in SHOWN.items())])
-    text += markdown_table(lines)
-    text += (
-        "\n\n## Stopped runs, β = 0\n\nThe accuracy of judge and off by one is held-out, of the "
-        "model that the run keeps. That of the rule is from the log, at the step at which X would "
-        "end the run.\n\n")
-    lines = [["run", "step of the stop, each seed", "accuracy"]]
-    for name, own in result["stops"].items():
-        steps = ", ".join(map(str, own["steps"]["values"]))
-        lines.append([name, steps, pm(own["held-out" if "held-out" in own else "sampled"])])
-    own = result["median"]
-    steps = ", ".join(map(str, own["steps"]["values"]))
-    text += markdown_table(lines)
-    text += (
-        f"\n\nIf the median of {MANY} steps is compared in place of the mean of {WINDOW}: "
-        f"X = {own['X']:.3f} lets each run with the rule finish, and ends those with the judge at "
-        f"the steps {steps}, with the accuracy {pm(own['sampled'])} (of the samples)."
-        "\n\n## What the policies write at the end\n\n")
-    for name, own in result["runs"].items():
-        for seed, example in zip(SEEDS, own["example"]):
-            written = example["completion"].replace("\n", " ")
-            text += f"- {name}, seed {seed}: `{example['question']}` `{written}`\n"
-    return text
+    runs = by_name(result["runs"])
+    # the smallest X that lets every run with the rule finish, if the median is compared
+    X = max(map(max, runs["rule, β = 0"]["curve of median"]))
+    ends = stops_in_the_logs(runs["judge, β = 0"], X, "median")
+    steps = ", ".join(map(str, ends["steps"]["values"]))
+    whole = [row | {"writes (seed 1)": f"`{row['writes'][0]}`".replace("\n", " ")}
+             for row in result["runs"]]
+    stops = [row | {"name": name, "steps": row["steps"]["values"]}
+             for name, row in all_stops(result).items()]
+    return f"""{heading("A learned reward model, and a stop by the KL", result)}
+[What the figures are](../judge.py), [what they show](../../docs/claims.md). Mean ± standard \
+deviation of 3 seeds. The base has {runs["judge, β = 0"]["base"]["mean"]:.3f} on held-out questions.
+
+## The judge, on held-out questions
+
+{turned(result["judges"])}
+
+## Whole runs
+
+held-out: accuracy after training, sampled. All else is from the log, a mean of {WINDOW} steps: \
+best: the highest accuracy; median KL: of the second half. The last column answers \
+`{toy.question(0, "test")["question"]}`.
+
+{pivot(whole, SHOWN)}
+
+## Stopped runs, β = 0
+
+The accuracy of judge and off by one is held-out, of the model that the run keeps. That of the \
+rule is from the log, at the step at which X would end the run.
+
+{pivot(stops, {"step of the stop, each seed": ("steps", ""), "accuracy": ("held-out", ".3f")})}
+
+If the median of {MANY} steps is compared in place of the mean of {WINDOW}: X = {X:.3f} lets each \
+run with the rule finish, and ends those with the judge at the steps {steps}, with the accuracy \
+{pm(ends["held-out"])} (of the samples).
+"""
 
 
-def draw_curve(axis, runs, curve, colour, style="-", name=None):
-    """A curve: the mean over the seeds, and their range as a band. Returns its end for its name."""
-    seeds = list(zip(*(curves[curve] for curves in runs["curves"])))
-    steps = range(1, len(seeds) + 1)
-    means = [fmean(step) for step in seeds]
-    axis.plot(steps, means, style, color=colour, linewidth=2.5)
-    axis.fill_between(steps, [min(step) for step in seeds], [max(step) for step in seeds],
-                      color=colour, alpha=0.1, linewidth=0)
-    return means[-1], name, colour
-
-
-def draw(result, folder):
+def picture(result, folder):
     """Both pictures."""
-    draw_runs(result, Path(folder, "judge.png"))
-    draw_stop(result, Path(folder, "judge_stop.png"))
+    draw_runs(result, folder / "judge.png")
+    draw_stop(result, folder / "judge_stop.png")
+
+
+def line(row, name, colour, style="-"):
+    """A line of a picture: the curves of the seeds."""
+    return [list(enumerate(of_seed, 1)) for of_seed in row[f"curve of {name}"]], colour, style
 
 
 def draw_runs(result, output):
     """The reward of the judge and the true accuracy, at three β, beside the rule."""
     figure, (left, right) = panels(2, sharex=True)
-    runs, rewards, truths = result["runs"], [], []
-    for beta, style in zip(BETAS, ("-", "--", ":")):
-        own, name = runs[f"judge, β = {beta:g}"], f"judge, β = {beta:g}"
-        rewards.append(draw_curve(left, own, "reward", FAILS, style, name))
-        truths.append(draw_curve(right, own, "accuracy", FAILS, style, name))
-    truths.append(draw_curve(right, runs["rule, β = 0"], "accuracy", GRPO, name="rule, β = 0"))
-    for X in STOPS:
-        own = result["stops"][f"judge, X = {X:g}"]
-        right.plot(own["steps"]["values"], own["held-out"]["values"], "o", color="black",
-                   markersize=5, zorder=4)
-    left.set_title("What the judge pays rises", fontsize=13)
-    right.set_title("The true accuracy falls, but not with β = 0.5", fontsize=13)
-    left.set_ylabel("logit of the judge")
-    right.set_ylabel("accuracy")
-    right.set_ylim(0, 1)
-    for axis in (left, right):
-        axis.set_xlabel("step")
-        plain(axis)
-    name_lines(left, rewards)
-    name_lines(right, truths)
-    foot(figure, f"means of {WINDOW} steps; line and band: mean and range of {len(SEEDS)} seeds; "
-                 "black dots: --stop_kl with β = 0, held-out accuracy of the model that is kept")
-    figure.savefig(output, dpi=DPI)
+    runs = by_name(result["runs"])
+    hacked = {f"judge, β = {beta:g}": style for beta, style in zip(BETAS, ("-", "--", ":"))}
+    rewards, truths = ({name: line(runs[name], of, FAILS, style) for name, style in hacked.items()}
+                       for of in ("reward", "accuracy"))
+    truths["rule, β = 0"] = line(runs["rule, β = 0"], "accuracy", GRPO)
+    curves(left, rewards, title="What the judge pays rises", xlabel="step",
+           ylabel="logit of the judge")
+    curves(right, truths, title="The true accuracy falls, but not with β = 0.5", xlabel="step",
+           ylabel="accuracy", ylim=(0, 1))
+    for row in result["stops"][: len(STOPS)]:
+        right.plot(row["steps"]["values"], row["held-out"]["values"], "o", color="black", zorder=4)
+    save(figure, output, f"means of {WINDOW} steps; {BAND}; black dots: --stop_kl with β = 0, "
+         "held-out accuracy of the model that is kept")
 
 
 def draw_stop(result, output):
     """Left: the KL that the stop looks at. Right: what each X keeps."""
     figure, (left, right) = panels(2)
-    runs, ends = result["runs"], []
-    for reward, colour in (("rule", GRPO), ("judge", FAILS)):
-        own = runs[f"{reward}, β = 0"]
-        for curves in own["curves"]:
-            left.plot(range(1, len(curves["kl"]) + 1), curves["kl"], color=colour, linewidth=1.3)
-        ends.append((own["last KL"]["mean"], reward, colour))
+    runs, stops = by_name(result["runs"]), all_stops(result)
+    colours, kept = {"rule": GRPO, "judge": FAILS}, {}
+    for reward, colour in colours.items():
+        of_X = [stops[f"{reward}, X = {X:g}"]["held-out"] for X in STOPS]
+        of_X.append(runs[f"{reward}, β = 0"]["held-out"])
+        kept[reward] = across(of_X), colour, "o-"
+    lines = {name: line(runs[f"{name}, β = 0"], "kl", colours[name]) for name in colours}
     for X in STOPS:
         left.axhline(X, color="black", linewidth=0.8, zorder=0)
         left.text(1, X * 1.05, f"X = {X:g}", fontsize=10)
-    left.set_yscale("log")
-    left.set_ylim(bottom=0.005)
-    left.set_xlabel("step")
-    left.set_ylabel(f"KL to the base, mean of {WINDOW} steps")
-    left.set_title("A healthy run crosses every X as well", fontsize=13)
-    for value, name, colour in ends:
-        left.annotate(name, (128, value), (6, 0), textcoords="offset points", color=colour,
-                      va="center", fontsize=11)
-    for reward, colour, key in (("rule", GRPO, "sampled"), ("judge", FAILS, "held-out"),
-                                ("off by one", OTHER, "held-out")):
-        places = [x for x, X in enumerate(STOPS) if f"{reward}, X = {X:g}" in result["stops"]]
-        own = [result["stops"][f"{reward}, X = {STOPS[x]:g}"][key] for x in places]
-        places, own = [*places, len(STOPS)], [*own, runs[f"{reward}, β = 0"]["held-out"]]
-        right.plot(places, [one["mean"] for one in own], color=colour, linewidth=2)
-        for x, one in zip(places, own):
-            right.plot([x] * len(one["values"]), one["values"], "o", color=colour, markersize=5)
-        right.annotate(reward, (places[-1], own[-1]["mean"]), (8, 0), textcoords="offset points",
-                       color=colour, va="center", fontsize=11)
-    right.set_xticks(range(len(STOPS) + 1), [*map("{:g}".format, STOPS), "no stop"])
-    right.set_xlabel("X of --stop_kl")
-    right.set_ylabel("accuracy of the model that is kept")
-    right.set_ylim(0, 1)
-    right.set_title("X = 0.2 saves the hacked run, X = 0.4 does not", fontsize=13)
-    for axis in (left, right):
-        plain(axis)
-    foot(figure, "β = 0; a line on the left and a dot on the right: one seed; "
-                 "rule: accuracy of the samples at the step where X would end the run")
-    figure.savefig(output, dpi=DPI)
+    curves(left, lines, title="A healthy run crosses every X as well", xlabel="step",
+           ylabel=f"KL to the base, mean of {WINDOW} steps", yscale="log", ylim=(0.005, 5))
+    curves(right, kept, title="X = 0.2 saves the hacked run, X = 0.4 does not",
+           xlabel="X of --stop_kl", ylabel="accuracy of the model that is kept", ylim=(0, 1),
+           xticks=range(4), xticklabels=[*STOPS, "no stop"])
+    save(figure, output, f"β = 0; {BAND}; "
+         "rule: accuracy of the samples at the step where X would end the run")
 
 
 def main(argv):
     options = parse(Options, argv)
     torch.set_num_threads(1)
-    result = setting() | measure()
-    write(options.output, "judge", result, page(result))
-    draw(result, options.output)
+    result = {"judges": rows_of(JUDGES), "runs": rows_of(WHOLE), "stops": rows_of(STOPPED)}
+    publish(options.output, "judge", result, page, picture)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Is GSPO's one ratio calmer in a mixture of experts? Bases of the toy that are mixtures, beside
 dense ones.
 
-    python experiments/moe.py             writes moe.json, moe.md and moe.png in results/
+    python experiments/moe.py             writes moe.json, moe.md and moe.png
 
 A router sends each token to a few experts. An update may change its choice, and then a token's
 ratio π_θ / π_old jumps: so says GSPO (2507.18071, section 5.3).
@@ -16,33 +16,38 @@ All bases have the toy's warm start and differ only in the MLP. They are kept in
 the runs. To continue after an interruption, run the same command again.
 """
 
-import json
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 import torch
-from tqdm import tqdm
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.base import files
 from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
-from engine.run.command_line import option, parse, run_program
-from engine.run.curves import CPPO, DPI, GRPO
+from engine.run.command_line import parse, run_program
+from engine.run.curves import CPPO, GRPO
 from experiments.gradients import sampled
 from experiments.library import toy_model
-from experiments.library.bench import heading, markdown_table, over_seeds, pm, setting, write
-from experiments.library.plot import band, foot, name_lines, panels, plain
-from experiments.reproduce import one_run
+from experiments.library.bench import heading
+from experiments.library.plot import PALER, curves, dots, panels, save
+from experiments.library.study import (
+    Options,
+    Study,
+    by_name,
+    once,
+    one_run,
+    pivot,
+    publish,
+    rows_of,
+)
 from family.gspo import gspo_loss, sequence_ratio
 from grpo import grpo_loss
 from tasks import toy
@@ -59,18 +64,15 @@ KINDS = {
 }
 MIXTURE, MANY, DENSE, SMALL = KINDS
 SHORT = {MIXTURE: "8 experts", MANY: "32 experts", DENSE: "dense, total", SMALL: "dense, active"}
-COLOURS = {MIXTURE: CPPO, MANY: "#6c93c0", DENSE: GRPO, SMALL: "#b5bcc4"}
 TRAINED = (MIXTURE, DENSE, SMALL)
 IN_COMMON = (  # with the toy's base
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings", "tie_word_embeddings", "initializer_range", "rope_parameters",
     "pad_token_id", "eos_token_id", "bos_token_id",
 )
-SEEDS = (1, 2, 3)
 LRS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)  # of the ratios
 LR = 3e-4  # the toy's
-RUN_LRS = (LR, 6e-4)
-EDGE = {MIXTURE: LR, DENSE: 6e-4}  # from here on GRPO's runs get worse
+EDGE = 6e-4  # from here on GRPO's runs of the dense base get worse
 STEPS, QUESTIONS = 6, 4  # of the ratios: batches, and questions of a batch
 UPDATES = (1, 4, 8)  # after so many the ratios are measured
 ALGORITHMS = ("grpo", "gspo", "gspo_token")
@@ -78,11 +80,6 @@ RUN = {  # 8 updates on each batch, without KL: only ratio and clip differ
     "dataset": "toy", "questions_per_step": 4, "group_size": 16, "minibatches": 4, "mu": 2,
     "beta": 0.0, "steps": 64, "eval_questions": 256, "save_every": 500,
 }
-
-
-@dataclass
-class Options:
-    output: str = option("experiments/results", "folder of the results")
 
 
 # --- the bases ---
@@ -109,26 +106,25 @@ def parameters(model):
 
 def base(kind, seed):
     """The folder of a base, which is made on first use."""
-    folder = path(f"{kind}, base {seed}")
-    if not folder.exists():
+
+    def trained():
         torch.manual_seed(seed)
         tokenizer = toy_model.make_tokenizer()
         model = network(kind, tokenizer)
         toy_model.warm_start(model, tokenizer)
-        unfinished = Path(f"{folder}.unfinished")
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        unfinished.rename(folder)
-    return str(folder)
+        return model, tokenizer
+
+    return toy_model.saved_once(BASES.place(kind, seed), trained)
 
 
-def measure_base(kind, seed):
+def measure_base(folder, kind, seed):
     """{figure: number}: accuracy, sampled, on held-out questions; of a mixture, experts in use."""
     model, tokenizer = load_model(base(kind, seed), torch.device("cpu"))
     questions, _ = load_questions("toy", tokenizer, split="test", limit=toy.TEST_QUESTIONS)
     with routing(model) as choices:
         _, _, rewards = toy_model.answered(model, tokenizer, questions, 1, seed=0)
-    figures = {"accuracy": rewards.mean().item()}
+    total, active = parameters(model)
+    figures = {"parameters": total, "active": active, "accuracy": rewards.mean().item()}
     if choices:  # each pass has added one of each layer
         layers = model.config.num_hidden_layers
         counts = [in_use(torch.cat(choices[i::layers])) for i in range(layers)]
@@ -241,7 +237,7 @@ def updated(model, optimizer, batch):
 
 
 def measure_ratios(kind, seed, lr):
-    """{"updates, whose choices": {figure: number}} of a base, over some steps of a training."""
+    """{"updates, whose choices: figure": number} of a base, over some steps of a training."""
     model, tokenizer = load_model(base(kind, seed), torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.0)
     steps = []
@@ -251,132 +247,107 @@ def measure_ratios(kind, seed, lr):
     figures = {}
     for way, name in [(way, name) for way, of in steps[0].items() for name in of]:
         values = torch.cat([of_step[way][name] for of_step in steps])
-        own = figures.setdefault(way, {})
         if len(values) == STEPS:
-            own[name] = values.mean().item()
+            figures[f"{way}: {name}"] = values.mean().item()
         else:
-            own[f"{name}, median"] = values.median().item()
-            own[f"{name}, 99 %"] = values.quantile(0.99).item()
+            figures[f"{way}: {name}, median"] = values.median().item()
+            figures[f"{way}: {name}, 99 %"] = values.quantile(0.99).item()
     return figures
 
 
 # --- the runs ---
 
 
-def measure_run(kind, seed, lr, algorithm):
+def measure_run(folder, setting, seed):
     """{figure: number, and the curve} of a run of train.py. clipped: the mean over the run."""
+    lr, kind, algorithm = setting
     own = {"model": base(kind, seed), "algorithm": algorithm, "lr": lr, "seed": seed}
-    run = one_run(path(f"{kind}, {algorithm}, lr {lr:g}, seed {seed}"), RUN | own)
-    figures = {"before": run["base"]}
-    figures |= {name: run[name] for name in ("sampled", "greedy", "curve")}
-    figures["clipped"] = fmean(run["course"]["clip_fraction"][1:])  # of each quarter
-    return figures
+    run = one_run(folder, RUN | own)
+    names = ("sampled", "greedy", "curve")
+    clipped = fmean(run["course"]["clip_fraction"][1:])  # of each quarter
+    return {"before": run["base"]} | {name: run[name] for name in names} | {"clipped": clipped}
 
 
 # --- all of it ---
 
 
-def path(name):
-    """Of a base, of a run, or of figures that are kept."""
-    return Path("runs/moe", name.replace(", ", "-").replace(" ", "-"))
+def kept(folder, setting, seed):
+    """What measure_ratios has found: it is kept, so an interrupted command goes on from here."""
+    lr, kind = setting
+    return once(Path(f"{folder}.json"), partial(measure_ratios, kind, seed, lr))
 
 
-def once(measure, *arguments):
-    """What measure(*arguments) returns. It is kept, so an interrupted command goes on from here."""
-    kept = path(f"{measure.__name__}, {', '.join(map(str, arguments))}.json")
-    if not kept.exists():
-        files.write(kept, json.dumps(measure(*arguments)))
-    return json.loads(kept.read_text())
+def settings(*tables):
+    """{name: its parts} of all combinations."""
+    return {", ".join(map(str, parts)): parts for parts in product(*tables)}
 
 
-def measure_all():
-    """{"bases": rows, "ratios": rows, "runs": rows}"""
-    bases, of_ratios, runs = [], [], []
-    for kind in tqdm(KINDS, "bases"):
-        of_seeds = [once(measure_base, kind, seed) for seed in SEEDS]
-        total, active = parameters(network(kind, toy_model.make_tokenizer()))
-        row = {"base": kind, "parameters": f"{total:,}", "active": f"{active:,}"}
-        bases.append(row | over_seeds(of_seeds))
-    for lr, kind in tqdm(list(product(LRS, KINDS)), "ratios"):
-        of_seeds = [once(measure_ratios, kind, seed, lr) for seed in SEEDS]
-        for way in of_seeds[0]:
-            row = {"learning rate": lr, "base": kind, "updates, choices": way}
-            of_ratios.append(row | over_seeds([of_seed[way] for of_seed in of_seeds]))
-    jobs = list(product(RUN_LRS, TRAINED, ALGORITHMS))
-    for lr, kind, algorithm in tqdm(jobs, "runs"):
-        row = {"learning rate": lr, "base": kind, "algorithm": algorithm}
-        runs.append(row | over_seeds([measure_run(kind, seed, lr, algorithm) for seed in SEEDS]))
-    return {"bases": bases, "ratios": of_ratios, "runs": runs}
-
-
-def in_a_table(rows, digits):
-    """Rows of words and spreads as Markdown; the longest row has all columns."""
-    names = [name for name in max(rows, key=len) if name != "curve"]
-    lines = [names]
-    for row in rows:
-        cells = [row.get(name, "") for name in names]
-        lines.append([pm(cell, digits) if isinstance(cell, dict) else cell for cell in cells])
-    return markdown_table(lines)
+BASES = Study("runs/moe", {kind: kind for kind in KINDS}, measure_base)
+RATIOS = Study("runs/moe", settings(LRS, KINDS), kept)
+RUNS = Study("runs/moe", settings((LR, EDGE), TRAINED, ALGORITHMS), measure_run)
+OF_BASES = {"parameters": ",.0f", "active": ",.0f", "accuracy": ".3f", "experts in use": ".3f"}
+OF_RUNS = {"before": ".3f", "sampled": ".3f", "greedy": ".3f", "clipped": ".3f"}
 
 
 def page(result):
-    return (
-        f"{heading('The ratios in a mixture of experts', result)}\n"
-        "[What the figures are](../moe.py). Mean ± standard deviation over 3 bases of each kind.\n"
-        f"\n{in_a_table(result['bases'], 3)}\n"
-        "\n## Ratios\n\nThe medians and 99th percentiles are those of |log ratio|.\n"
-        f"\n{in_a_table(result['ratios'], 5)}\n"
-        f"\n## Runs of {RUN['steps']} steps\n\n{in_a_table(result['runs'], 3)}\n"
-    )
+    ratios, columns = "", {}
+    for figure in result["ratios"][0]:
+        way, _, what = figure.partition(": ")
+        columns.setdefault(way, {})[what] = figure, ".5f"
+    del columns["name"]
+    for way, own in columns.items():
+        ratios += f"\nUpdates and choices: {way}\n\n{pivot(result['ratios'], own)}\n"
+    return f"""{heading("The ratios in a mixture of experts", result)}
+[What the figures are](../moe.py). Mean ± standard deviation over 3 bases of each kind.
+
+{pivot(result["bases"], OF_BASES)}
+
+## Ratios
+
+The medians and 99th percentiles are those of |log ratio|.
+{ratios}
+## Runs of {RUN["steps"]} steps
+
+{pivot(result["runs"], OF_RUNS)}
+"""
 
 
-def picture(result, output):
+def colour(row, key, value):
+    """Dense bases are grey, mixtures blue, and paler with the old experts."""
+    paler = row["name"].endswith("replay")
+    return GRPO if row["name"].startswith("dense") else PALER["P=0.5"] if paler else CPPO
+
+
+def picture(result, folder):
     """Both ratios after 8 updates at the toy's learning rate, and runs at the edge."""
     figure, axes = panels(3, 4.6, width=17)
-    at_lr = [row for row in result["ratios"] if row["learning rate"] == LR]
-    after_8 = [row for row in at_lr if row["updates, choices"].startswith("8")]
-    draw_ratios(axes[0], after_8, "tokens, 99 %")
-    draw_ratios(axes[1], after_8, "sequences, 99 %")
-    axes[0].set_title("Tokens: little of the spread is routing", fontsize=13)
-    axes[1].set_title("Completions: nothing of it is routing", fontsize=13)
-    lines = []
-    for row in result["runs"]:
-        kind, lr, algorithm = row["base"], row["learning rate"], row["algorithm"].upper()
-        if lr == EDGE.get(kind) and algorithm in ("GRPO", "GSPO"):
-            style = "-" if algorithm == "GRPO" else "--"
-            last = band(axes[2], row["curve"], 1, COLOURS[kind], style)
-            lines.append((last, f"{SHORT[kind]}, {lr:g}, {algorithm}", COLOURS[kind]))
-    axes[2].set(xlabel="completions sampled", ylabel="accuracy, sampled (moving mean)")
-    axes[2].set_title("Where GRPO gets worse, GSPO is better: in both", fontsize=13)
-    name_lines(axes[2], lines)
-    plain(axes[2])
-    foot(figure, "dots: bases; |: their mean; line and band: mean, lowest and highest of 3 runs")
-    figure.savefig(output, dpi=DPI)
-
-
-def draw_ratios(axis, rows, name):
-    """A line for each kind and each way, with a dot for each base."""
-    labels = []
-    for y, row in enumerate(rows):
-        replay = row["updates, choices"].endswith("replay")
-        labels.append(SHORT[row["base"]] + ", replay" * replay)
-        of, colour = row[name], COLOURS[row["base"]]
-        axis.scatter(of["values"], [y] * len(of["values"]), s=50, edgecolors=colour,
-                     facecolors="white" if replay else colour)
-        axis.plot([of["mean"]], [y], "|", color="black", markersize=14)
-    axis.set_yticks(range(len(rows)), labels, fontsize=11)
-    axis.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
-    axis.set_xlim(left=0)
-    axis.set_xlabel("|log ratio| after 8 updates, 99th percentile")
-    plain(axis, "x")
+    ratios, runs = by_name(result["ratios"]), by_name(result["runs"])
+    titles = {"tokens": "Tokens: little of the spread is routing",
+              "sequences": "Completions: nothing of it is routing"}
+    for axis, (what, title) in zip(axes, titles.items()):
+        rows = []
+        for kind, (way, words) in product(KINDS, (("8, own", ""), ("8, replay", ", replay"))):
+            of = ratios[f"{LR}, {kind}"].get(f"{way}: {what}, 99 %")
+            if of:
+                rows.append({"name": SHORT[kind] + words, what: of})
+        dots(axis, rows, what, title, left=0, colour=colour)
+        axis.set_xlabel("|log ratio| after 8 updates, 99th percentile")
+    lines = {}
+    edges = ((LR, MIXTURE, CPPO), (EDGE, DENSE, GRPO))
+    for (lr, kind, own), (algorithm, style) in product(edges, (("grpo", "-"), ("gspo", "--"))):
+        name = f"{SHORT[kind]}, {lr:g}, {algorithm.upper()}"
+        lines[name] = runs[f"{lr}, {kind}, {algorithm}"]["curve"], own, style
+    curves(axes[2], lines, 1, 2, title="Where GRPO gets worse, GSPO is better: in both",
+           xlabel="completions sampled", ylabel="accuracy, sampled (moving mean)")
+    save(figure, folder / "moe.png", "dots: bases; their line and band: mean ± standard "
+         "deviation; curves: mean, lowest and highest of 3 runs")
 
 
 def main(argv):
     options = parse(Options, argv)
     torch.set_num_threads(1)
-    result = setting() | measure_all()
-    write(options.output, "moe", result, page(result))
-    picture(result, Path(options.output, "moe.png"))
+    result = {"bases": rows_of(BASES), "ratios": rows_of(RATIOS), "runs": rows_of(RUNS)}
+    publish(options.output, "moe", result, page, picture)
 
 
 if __name__ == "__main__":

@@ -26,45 +26,51 @@ the options in its run.json, on one thread.
 
 All methods run with one seed, then all with the next. So if the machine is slow for a while, it is
 slow for all methods. A speed-up is a ratio within one seed. Finished runs are kept under
-runs/reproduce/. To continue after an interruption, run the same command again.
+runs/reproduce/. To continue after an interruption, run the same command again. The pages go to
+runs/results; `--output experiments/results` writes over the stored ones.
 """
 
-import contextlib
 import importlib
-import io
-import json
 import math
-import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import fmean, median
 from typing import NamedTuple
 from unittest import mock
 
 import torch
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-import train
 from algorithms import ALGORITHMS, constant, resolve, token_mean
-from engine.base import files
 from engine.base.errors import UserError
 from engine.data import questions as questions_module
 from engine.model import loading
 from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.sampling import Sampler
-from engine.run import checkpoint
-from engine.run.command_line import flat, given, option, parse, run_program
-from engine.run.config import Config as Options
-from engine.run.config import config_of
+from engine.run.command_line import option, parse, run_program
 from engine.run.folder import options_of
 from experiments import memory
 from experiments.library import plot, toy_model
-from experiments.library.bench import heading, markdown_table, pm, setting, spread, write
+from experiments.library.bench import heading, over_seeds, spread
+from experiments.library.study import (
+    PHASES,
+    RESULTS,
+    Study,
+    grid,
+    middle,
+    one_run,
+    pivot,
+    publish,
+    runs_of,
+)
+from experiments.library.study import curve as curve  # real.py takes these from here
+from experiments.library.study import name_of as name_of
 from grpo import kl_k1
 from records import Batch
 from tasks import toy
@@ -92,6 +98,9 @@ class Config:
     seeds: int = option(3, "how many runs of every method, at least 3 (factorial: 5)")
     quick: bool = option(
         False, "one seed and 16 questions, into runs/reproduce-quick/: these are no results"
+    )
+    output: str | None = option(
+        None, "folder of the pages; none: runs/results, or runs/reproduce-quick"
     )
 
 
@@ -283,196 +292,102 @@ for name, method in list(TOOL.items()):
     TOOL[f"{name}, trained on results"] = method._replace(options=options)
 
 
-# --- the columns of a page: {title: row of `summarize` → what it shows} ---
+# --- the columns of a page: {title: (figure, form)} ---
 
 USUAL = {
-    "": lambda r: r["name"], "k": lambda r: r["k"],
-    "questions per step": lambda r: r["questions_per_step"],
-    "greedy": lambda r: pm(r["greedy"]), "sampled": lambda r: pm(r["sampled"]),
-    "tokens long": lambda r: pm(r["length"], 1), "seconds": lambda r: pm(r["seconds"], 1),
-    "speed-up (min to max)":
-        lambda r: "{median:.2f} ({min:.2f} to {max:.2f})".format_map(r["speedup"]),
-    "per token generated": lambda r: f"{r['speedup_per_token']:.2f}",
-    "steps": lambda r: r["steps"],
+    "k": "", "questions per step": ("questions_per_step", ""),
+    "greedy": ".3f", "sampled": ".3f", "tokens long": ("length", ".1f"),
+    "seconds": ".1f", "speed-up (min to max)": ("speedup", ".2f"),
+    "per token generated": ("speedup_per_token", ".2f"), "steps": "",
 }
-BOUND = {
-    "Amdahl's bound": lambda r: f"{r['bound']:.2f}" if r["bound"] else "",
-    "measured / bound":
-        lambda r: f"{r['speedup']['median'] / r['bound']:.2f}" if r["bound"] else "",
+BOUND = {"Amdahl's bound": ("bound", ".2f")}
+KL = {"KL to the base": ("kl_to_base", ".1f")}
+OF_STEPS = {"ms per step": ("ms", ".0f"), "sampled, worst seed": ("worst", ".3f")}
+# the first step, then each quarter of the run
+FORM = {"right": ("reward/code_accuracy", ".2f"), "exact form": ("reward/code_format", ".2f")}
+CALLS = {
+    "right": ("accuracy", ".2f"), "calls": ".2f", "clipped": ("clip_fraction", ".3f"),
+    "KL to the base": ("kl", ".3f"), "largest ratio": ("ratio_max", ".1f"),
 }
-KL = {"KL to the base": lambda r: pm(r["kl_to_base"], 1)}
-OF_STEPS = {
-    "ms per step": lambda r: f"{1000 * r['seconds']['mean'] / r['steps']:.0f}",
-    "sampled, worst seed": lambda r: f"{r['sampled']['min']:.3f}",
-    "largest fall while training": lambda r: f"{r['fall']['max']:.3f}",
-}
-
-
-def course(digits, **names):
-    """Columns that show how metrics change: the means over the seeds in the first step, then in
-    each quarter of the run. names: {title: metric}."""
-    return {
-        title.replace("_", " "): lambda r, name=name: " · ".join(
-            f"{value:.{digits}f}" for value in r["course"][name])
-        for title, name in names.items()
-    }
-
-
-FORM = course(2, right="reward/code_accuracy", exact_form="reward/code_format")
-CALLS = course(2, right="accuracy", calls="calls") | course(
-    3, clipped="clip_fraction", KL_to_the_base="kl") | course(1, largest_ratio="ratio_max")
-PUBLISHED = {
-    f"paper: {title}": lambda r, i=i: PAPER[r["pruning_rate"]][i]
-    for i, title in enumerate(("accuracy", "seconds", "speed-up"))
-}
+PUBLISHED = {"paper: accuracy": "", "paper: seconds": "", "paper: speed-up": ""}
 WORK = {
-    "": lambda r: r["name"], "completions": lambda r: r["completions"],
-    "tokens generated": lambda r: f"{r['tokens_generated']:.0f}",
-    "tokens trained": lambda r: f"{r['tokens_trained']:.0f}",
-    **{f"seconds: {phase}": lambda r, phase=phase: f"{r['phases'][phase]:.1f}"
-       for phase in plot.PHASES},
-    "groups without signal": lambda r: f"{r['no_signal']['mean']:.0%}",
-    "steps without update": lambda r: f"{r['no_update']['mean']:.0%}",
-    "seconds to accuracy 0.85":
-        lambda r: f"{r['seconds_to_85']:.1f}" if r["seconds_to_85"] else "not reached",
-    "completions to 0.85":
-        lambda r: f"{r['completions_to_85']:.0f}" if r["completions_to_85"] else "not reached",
+    "completions": "", "tokens generated": ("tokens_generated", ".0f"),
+    "tokens trained": ("tokens_trained", ".0f"),
+    **{f"seconds: {phase}": (phase, ".1f") for phase in PHASES},
+    "groups without signal": ("no_signal", ".0%"), "steps without update": ("no_update", ".0%"),
+    "seconds to accuracy 0.85": ("seconds_to_85", ".1f"),
+    "completions to 0.85": ("completions_to_85", ".0f"),
 }
+MEMORY = {f"MB of a step: {part}": ".0f" for part in ("peak", "parameters", "optimizer")}
 
 
 class Table(NamedTuple):
     title: str
     questions: int  # of one pass
     methods: dict
-    picture: object  # (rows, path)
+    picture: Callable  # (rows, path)
     measures: tuple = ()  # besides: kl (to the base), memory (of a step of a larger model)
-    columns: dict = {}  # of the page besides the usual ones: {title: row → what it shows}
+    columns: dict = {}  # of the page besides the usual ones
     base: str | None = None  # another base model of the toy
     plan: str = ""  # what the page says first
     seeds: int = 3  # at least
 
 
-ACCURACY = partial(plot.methods, keys=("greedy", "sampled"))
-ACCURACY_SECONDS = partial(plot.methods, keys=("sampled", "seconds"))
-ACCURACIES_LENGTH_KL = partial(plot.methods, keys=("greedy", "sampled", "length", "kl_to_base"))
-ACCURACY_LENGTH_KL = partial(plot.methods, keys=("sampled", "length", "kl_to_base"))
-# what the pictures of the stored results show, panel by panel
-SHOWS = {
-    "1": ("A larger P costs little accuracy …", "… and saves most of the time"),
-    "keep": ("Greedy: only the largest A fails …", "… sampled: the smallest |A| learns less, too"),
-    "group": ("CPPO is as accurate as GRPO from G = 8 on …", "… in about a third of the time"),
-    "family": ("21 of 22 methods end within 0.05", "They think as long …", "… and move as far"),
-    "two": ("2-GRPO wins the short run, CPPO the long one", "Seconds, beside other work"),
-    "unbiased": ("An unbiased choice is no better: greedy …", "… or sampled"),
-    "ppo": ("With a critic PPO learns as much …", "… in two to three times GRPO's seconds"),
-    "length": ("All are as accurate: greedy …", "… and sampled", "Two become shorter …",
-               "… and these two move far"),
-    "controls": ("All end between 0.86 and 0.92",
-                 "Pruning with allocation takes a quarter of the time, or less"),
-    "together": ("16 mini-batches harm CPPO, not GRPO", "CPPO stays 2.5 times as fast, or more"),
-    "code": ("A reward for each mark delays the answer: greedy …", "… and sampled"),
-    "tool": {"accuracy": "Both learn to call: accuracy …", "calls": "… and calls for each answer",
-             "clip_fraction": "Trained on results, the clip acts at once"},
-}
+def dots(**titles):
+    """A picture with a panel for each figure. titles: what the panels of the stored results show"""
+    return partial(plot.methods, titles=titles)
+
+
 TABLES = {
-    "1": Table("Table 1: pruning rates", 2048, PRUNED | in_minibatches(PRUNED, 4),
-               partial(plot.phases, titles=SHOWS["1"]), columns=PUBLISHED),
-    "speed": Table("Where the speed comes from", 512, SPEED, plot.speed, columns=BOUND),
-    "keep": Table("Which completions to keep", 1024, KEEP,
-                  partial(ACCURACY, titles=SHOWS["keep"])),
-    "group": Table("Group size", 1024, GROUP, partial(ACCURACY_SECONDS, titles=SHOWS["group"])),
-    "family": Table("The family", 1024, FAMILY,
-                    partial(ACCURACY_LENGTH_KL, titles=SHOWS["family"], order="sampled",
-                            left=0.86), ("kl", "memory"), KL),
-    "two": Table("2-GRPO beside CPPO", 512, TWO, partial(ACCURACY_SECONDS, titles=SHOWS["two"])),
-    "unbiased": Table("Unbiased pruning", 512, UNBIASED,
-                      partial(ACCURACY, titles=SHOWS["unbiased"])),
-    "ppo": Table("With a critic, and without", 1024, CRITIC,
-                 partial(plot.phases, titles=SHOWS["ppo"]), ("kl", "memory"), KL | OF_STEPS),
-    "length": Table("GFPO and a long-winded base model", 1024, LENGTH,
-                    partial(ACCURACIES_LENGTH_KL, titles=SHOWS["length"]), ("kl",), KL,
-                    base="wordy"),
-    "controls": Table("Controls", 1024, CONTROLS,
-                      partial(ACCURACY_SECONDS, titles=SHOWS["controls"])),
-    "together": Table("Sampling together is not training together", 1024, TOGETHER,
-                      partial(ACCURACY_SECONDS, titles=SHOWS["together"])),
-    "code": Table("Two loose rewards for a form that is rare", 1024, CODE,
-                  partial(ACCURACY, titles=SHOWS["code"]), columns=FORM, base="loose_code"),
-    "tool": Table("A calculator, with its results trained on and without", 1024, TOOL,
-                  partial(plot.course, titles=SHOWS["tool"]), columns=CALLS),
-    "factorial": Table("Which of loss and choice matters", 1024, FACTORIAL, plot.factorial,
-                       plan=PLAN, seeds=5),
+    "1": Table("Table 1: pruning rates", 2048, PRUNED | in_minibatches(PRUNED, 4), dots(
+        sampled="A larger P costs little accuracy …", phases="… and saves most of the time",
+    ), columns=PUBLISHED),
+    "speed": Table("Where the speed comes from", 512, SPEED, dots(
+        sampled="With few steps less is learned …", phases="… but only both parts are fast",
+    ), columns=BOUND),
+    "keep": Table("Which completions to keep", 1024, KEEP, dots(
+        greedy="Greedy: only the largest A fails …",
+        sampled="… sampled: the smallest |A| learns less, too")),
+    "group": Table("Group size", 1024, GROUP, dots(
+        sampled="CPPO is as accurate as GRPO from G = 8 on …",
+        seconds="… in about a third of the time")),
+    "family": Table("The family", 1024, FAMILY, partial(dots(
+        sampled="21 of 22 methods end within 0.05", length="They think as long …",
+        kl_to_base="… and move as far"), order="sampled", left=0.86), ("kl", "memory"), KL),
+    "two": Table("2-GRPO beside CPPO", 512, TWO, dots(
+        sampled="2-GRPO wins the short run, CPPO the long one",
+        seconds="Seconds, beside other work")),
+    "unbiased": Table("Unbiased pruning", 512, UNBIASED, dots(
+        greedy="An unbiased choice is no better: greedy …", sampled="… or sampled")),
+    "ppo": Table("With a critic, and without", 1024, CRITIC, dots(
+        sampled="With a critic PPO learns as much …",
+        phases="… in two to three times GRPO's seconds",
+    ), ("kl", "memory"), KL | OF_STEPS),
+    "length": Table("GFPO and a long-winded base model", 1024, LENGTH, dots(
+        greedy="All are as accurate: greedy …", sampled="… and sampled",
+        length="Two become shorter …", kl_to_base="… and these two move far",
+    ), ("kl",), KL, base="wordy"),
+    "controls": Table("Controls", 1024, CONTROLS, dots(
+        sampled="All end between 0.86 and 0.92",
+        seconds="Pruning with allocation takes a quarter of the time, or less")),
+    "together": Table("Sampling together is not training together", 1024, TOGETHER, dots(
+        sampled="16 mini-batches harm CPPO, not GRPO",
+        seconds="CPPO stays 2.5 times as fast, or more")),
+    "code": Table("Two loose rewards for a form that is rare", 1024, CODE, dots(
+        greedy="A reward for each mark delays the answer: greedy …", sampled="… and sampled",
+    ), columns=FORM, base="loose_code"),
+    "tool": Table("A calculator, with its results trained on and without", 1024, TOOL, partial(
+        plot.course, titles={
+            "accuracy": "Both learn to call: accuracy …", "calls": "… and calls for each answer",
+            "clip_fraction": "Trained on results, the clip acts at once",
+        }), columns=CALLS),
+    "factorial": Table("Which of loss and choice matters", 1024, FACTORIAL, dots(
+        sampled="One pair fails: the largest |A| of the whole step with 1/|o|",
+        greedy="Greedy, all other pairs are alike"), plan=PLAN, seeds=5),
 }
 
 
-def words_of(options):
-    """The command line that has these options."""
-    words = []
-    for name, value in options.items():
-        several = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *map(str, several)]
-    return words
-
-
-def one_run(folder, options):
-    """The figures of one run. A finished run is read, an interrupted run is resumed, a missing run
-    is trained."""
-    words = words_of(options | {"output_dir": folder})
-    if (folder / "run.json").is_file():
-        if options_of(folder) != flat(config_of(given(Options, words))[0]):
-            raise UserError(
-                f"{folder} holds a run with other options: remove it, and it is made anew."
-            )
-        if checkpoint.checkpoints(folder):  # else it was killed before its first step
-            words.append("--resume")
-    if not (folder / "summary.json").exists():
-        with contextlib.redirect_stdout(io.StringIO()):
-            code = train.main(words)
-        if code or not (folder / "summary.json").exists():  # Ctrl-C, or SIGTERM
-            print("Finished runs are kept: the same command of reproduce.py goes on from here.")
-            sys.exit(code or 130)
-    return figures(folder)
-
-
-def figures(folder):
-    """Of a finished run."""
-    summary, config = json.loads((folder / "summary.json").read_text()), options_of(folder)
-    metrics = files.read(folder / "metrics.jsonl")
-    points, phases, after = curve(metrics), summary["phases"], summary["after"]
-    accuracies = [accuracy for *_, accuracy in points]
-    reached = next((point for point in points if point[2] >= 0.85), (math.inf, math.inf))
-    phases["other"] = phases["total"] - sum(phases[name] for name in plot.PHASES[:-1])
-    counted = ("k", "seconds", "questions", "completions", "kept", "tokens_generated",
-               "tokens_trained")
-    return {name: config[name] for name in ("seed", "group_size", "pruning_rate")} | {
-        name: summary[name] for name in counted
-    } | {
-        "questions_per_step": summary["per_step"], "steps": summary["step"],
-        "base": summary["before"]["sampled"]["accuracy"],
-        "base_greedy": summary["before"]["greedy"]["accuracy"],
-        "greedy": after["greedy"]["accuracy"], "sampled": after["sampled"]["accuracy"],
-        "length": after["sampled"]["length"],
-        "no_signal": statistics.fmean(row["no_signal"] for row in metrics),
-        "no_update": summary["no_signal_steps"] / summary["step"],
-        "seconds_to_85": reached[0], "completions_to_85": reached[1],
-        "fall": max(max(accuracies[: i + 1]) - a for i, a in enumerate(accuracies)),
-        "phases": phases, "curve": points, "course": course_of(metrics),
-    }
-
-
-def course_of(metrics):
-    """{name: [value in the first step, mean in each quarter of the run]}, of a run of four steps or
-    more."""
-    names = [key for key in metrics[0] if key in COURSE or key.startswith("reward/")]
-    n = len(metrics)
-    parts = [metrics[:1]] + [metrics[n * i // 4 : n * (i + 1) // 4] for i in range(4)]
-    return {name: [mean_over(part, name) for part in parts] for name in names}
-
-
-def mean_over(rows, name):
-    """Of a metric, over the steps that have it: a step without an update has no KL."""
-    values = [row[name] for row in rows if row[name] is not None]
-    return statistics.fmean(values) if values else math.nan
+# --- the figures of a table ---
 
 
 def kl_to_base(folder, base):
@@ -493,34 +408,6 @@ def kl_to_base(folder, base):
     return k1.sum(1).mean().item()
 
 
-def name_of(method, seed):
-    """The file or folder of a run."""
-    return f"{method}, seed {seed}".replace(", ", "-").replace(" ", "-").replace("/", "over")
-
-
-def curve(metrics):
-    """Accuracy during training: rows of (seconds, completions, accuracy), at most 200 of them.
-
-    Every training question is new to the policy. The accuracy is the mean over the last 64
-    questions or more; in a run of fewer than 256 questions, over the last quarter of them or more.
-    """
-    rows, window, width = [], [], min(64, math.ceil(sum(row["questions"] for row in metrics) / 4))
-    seconds = completions = 0
-    for row in metrics:
-        seconds, completions = seconds + row["seconds/total"], completions + row["completions"]
-        window.append((row["questions"], row["accuracy"]))
-        while sum(q for q, _ in window[1:]) >= width:
-            window.pop(0)
-        if sum(q for q, _ in window) >= width:
-            rows.append(
-                (
-                    round(seconds, 3), completions,
-                    sum(q * a for q, a in window) / sum(q for q, _ in window),
-                )
-            )
-    return rows[:: math.ceil(len(rows) / 200)]
-
-
 def amdahl(phases, share):
     """The largest speed-up that training on `share` of the completions allows: only some phases
     become shorter.
@@ -533,11 +420,8 @@ def amdahl(phases, share):
     return phases["total"] / (phases["total"] - pruned + share * pruned)
 
 
-COURSE = ("accuracy", "calls", "clip_fraction", "kl", "ratio_max")
 SAME = ("group_size", "pruning_rate", "k", "questions_per_step", "steps", "questions",
         "completions")  # for every seed
-SPREADS = ("base", "base_greedy", "greedy", "sampled", "length", "seconds", "no_signal",
-           "no_update", "fall", "kl_to_base")  # the last one is not in every table
 
 
 def summarize(methods, runs):
@@ -552,125 +436,127 @@ def summarize(methods, runs):
 
 def over_the_seeds(own, base, unpruned):
     """The figures of one method. Each argument: the runs of a method, one of each seed."""
-    medians = {
-        key: statistics.median(run[key] for run in own)
-        for key in ("seconds_to_85", "completions_to_85")
+    row = over_seeds(own) | {key: own[0][key] for key in SAME}
+    for key, values in zip(("seconds_to_85", "completions_to_85"), zip(*row.pop("reached"))):
+        row[key] = median(values) if median(values) < math.inf else None
+    row["phases"] = {phase: fmean(run["phases"][phase] for run in own) for phase in PHASES}
+    row["course"] = {
+        name: [fmean(values) for values in zip(*(run["course"][name] for run in own))]
+        for name in own[0]["course"]
     }
+    row["curves"] = row.pop("curve")
     ratios = [b["seconds"] / run["seconds"] for b, run in zip(base, own)]
-    return {key: own[0][key] for key in SAME} | {
-        key: spread([run[key] for run in own]) for key in SPREADS if key in own[0]
-    } | {
-        key: statistics.fmean(run[key] for run in own)
-        for key in ("tokens_generated", "tokens_trained")
-    } | {key: median if median < math.inf else None for key, median in medians.items()} | {
-        "phases": {
-            phase: statistics.fmean(run["phases"][phase] for run in own)
-            for phase in own[0]["phases"]
-        },
-        "speedup": {
-            "median": statistics.median(ratios), "min": min(ratios), "max": max(ratios),
-        },
-        "speedup_per_token": statistics.median(
-            ratio * run["tokens_generated"] / b["tokens_generated"]
-            for ratio, b, run in zip(ratios, base, own)
-        ),
-        # first the larger batches, if any, as measured; then the law on top of them
-        "bound": statistics.median(
-            b["seconds"] / u["seconds"] * amdahl(u["phases"], run["k"] / run["group_size"])
-            for b, u, run in zip(base, unpruned, own)
-        ) if unpruned else None,
-        "curves": [run["curve"] for run in own],
-        "course": {
-            name: [statistics.fmean(values) for values in zip(*(r["course"][name] for r in own))]
-            for name in own[0]["course"]
-        },
-    }
+    row["speedup"] = middle(ratios)
+    row["speedup_per_token"] = median(
+        ratio * run["tokens_generated"] / b["tokens_generated"]
+        for ratio, b, run in zip(ratios, base, own)
+    )
+    # first the larger batches, if any, as measured; then the law on top of them
+    row["bound"] = median(
+        b["seconds"] / u["seconds"] * amdahl(u["phases"], run["k"] / run["group_size"])
+        for b, u, run in zip(base, unpruned, own)
+    ) if unpruned else None
+    return row
+
+
+# --- the page ---
+
+
+def shown(row):
+    """A row with all that a page shows of it."""
+    published = zip(PUBLISHED, PAPER.get(row["pruning_rate"], ()))
+    parts = row.get("memory", {}).items()
+    return row | row["phases"] | row.get("course", {}) | dict(published) | {
+        f"MB of a step: {part}": size / 1e6 for part, size in parts
+    } | {"ms": 1000 * row["seconds"]["mean"] / row["steps"], "worst": row["sampled"].get("min")}
 
 
 def effects(rows):
     """Sampled accuracy: losses × choices, and the means over each, with their standard errors over
     the seeds."""
     cells = {row["name"]: row["sampled"]["values"] for row in rows}
+    losses = {loss: [loss] for loss in LOSSES} | {"all losses": LOSSES}
+    choices = {choice: [choice] for choice in CHOICES} | {"all choices": CHOICES}
 
-    def mean(losses, choices):
+    def mean(some, others):
         """Of some cells: their mean, and its standard error over the seeds."""
-        own = [cells[f"{loss}, {choice}"] for loss in losses for choice in choices]
-        values = spread([statistics.fmean(of_seed) for of_seed in zip(*own)])
+        own = [cells[f"{loss}, {choice}"] for loss in losses[others] for choice in choices[some]]
+        values = spread([fmean(of_seed) for of_seed in zip(*own)])
         return f"{values['mean']:.3f} ± {values['std'] / len(own[0]) ** 0.5:.3f}"
 
-    choices = {choice: [choice] for choice in CHOICES} | {"all choices": CHOICES}
-    lines = [["sampled accuracy ± standard error", *LOSSES, "all losses"]]
-    for name, some in choices.items():
-        lines.append([name, *(mean([loss], some) for loss in LOSSES), mean(LOSSES, some)])
-    return f"\n## Loss and choice\n\n{markdown_table(lines)}\n"
+    return grid("sampled accuracy ± standard error", choices, losses, mean)
 
 
-def page(name, result):
+def page(result):
     """The table as Markdown, with all that is needed to make it again."""
-    table, rows, work = TABLES[name], result["rows"], WORK
-    if "memory" in table.measures:
-        # GRPO is the first row: policy and reference, in float32
-        millions = f"{rows[0]['memory']['parameters'] / 8e6:.2g}"
-        work = WORK | {
-            f"MB of a step, {millions} million parameters: {part}":
-                lambda r, part=part: f"{r['memory'][part] / 1e6:.0f}"
-            for part in ("peak", "parameters", "optimizer")
-        }
-    main, spent = (
-        markdown_table([list(columns), *([show(r) for show in columns.values()] for r in rows)])
-        for columns in (USUAL | table.columns, work)
-    )
-    return (
+    table, rows = TABLES[result["table"]], list(map(shown, result["rows"]))
+    text = (
         f"{heading(table.title, result)}{table.plan}\n"
         f"One thread, {result['seeds']} seeds, mean ± standard deviation; one pass over "
         f"{result['questions']} questions; accuracy on {result['eval_questions']} held-out "
         f"questions, base model {rows[0]['base']['mean']:.3f} sampled; "
         "speed-up over GRPO: median over the seeds.\n\n"
-        f"{main}\n\nWhere the work went:\n\n{spent}\n"
-        + (effects(rows) if name == "factorial" else "")
+        f"{pivot(rows, USUAL | table.columns)}\n\nWhere the work went:\n\n"
+        f"{pivot(rows, WORK | (MEMORY if 'memory' in table.measures else {}))}\n"
     )
+    if result["table"] == "factorial":
+        text += f"\n## Loss and choice\n\n{effects(rows)}\n"
+    return text
 
 
-def runs_of(name, config):
-    """Make all runs of one table. Returns {method: its runs}, and what the page says of them."""
-    table, quick, runs = TABLES[name], config.quick, {}
-    seeds = 1 if quick else max(config.seeds, table.seeds)
-    questions, eval_questions = (16, 32) if quick else (table.questions, 512)
+def picture(result, folder):
+    rows, name = result["rows"], result["table"]
+    TABLES[name].picture(rows, folder / f"{stem_of(name)}.png")
+    if name == "1":
+        published = [row for row in rows if "mini-batches" not in row["name"]]
+        plot.time_to_accuracy(published, folder / "time_to_accuracy.png")
+
+
+# --- all of it ---
+
+
+def stem_of(name):
+    """The name of a table's files."""
+    return "table1" if name == "1" else name
+
+
+def study_of(name, quick, seeds):
+    """(the study of a table, what its page says of the runs)"""
+    table = TABLES[name]
+    about = {"seeds": 1 if quick else max(seeds, table.seeds),
+             "questions": 16 if quick else table.questions, "eval_questions": 32 if quick else 512}
     base = {"model": toy_model.made_once(table.base)} if table.base else {}
-    folder = Path("runs") / ("reproduce-quick" if quick else "reproduce") / name
-    jobs = product(range(1, seeds + 1), table.methods.items())
-    for seed, (key, method) in tqdm(list(jobs), desc=table.title):
+
+    def measure(folder, method, seed):
         options = PROTOCOL | method.options | base | {
-            "seed": seed, "epochs": method.passes * questions / toy.TRAIN_QUESTIONS,
-            "eval_questions": eval_questions, "save_every": 500,
+            "seed": seed, "epochs": method.passes * about["questions"] / toy.TRAIN_QUESTIONS,
+            "eval_questions": about["eval_questions"], "save_every": 500,
         }
-        run_folder = folder / name_of(key, seed)
         with mock.patch.dict(ALGORITHMS, OTHER_LOSSES):
-            run = one_run(run_folder, options)
+            run = one_run(folder, options)
         if "kl" in table.measures:
-            run["kl_to_base"] = kl_to_base(run_folder, base.get("model") or toy.BASE)
-        runs.setdefault(key, []).append(run)
-    return runs, {"seeds": seeds, "questions": questions, "eval_questions": eval_questions}
+            run["kl_to_base"] = kl_to_base(folder, base.get("model") or toy.BASE)
+        return run
+
+    folder = f"runs/{'reproduce-quick' if quick else 'reproduce'}/{name}"
+    return Study(folder, table.methods, measure, range(1, about["seeds"] + 1)), about
 
 
 def reproduce(name, config):
-    """Run all methods of one table; write its JSON, its Markdown and its picture."""
+    """Run all methods of one table; write its figures, its page and its picture."""
     table = TABLES[name]
-    runs, about = runs_of(name, config)
-    rows = summarize(table.methods, runs)
+    study, about = study_of(name, config.quick, config.seeds)
+    rows = summarize(table.methods, runs_of(study))
     if "memory" in table.measures:
         jobs = {key: PROTOCOL | method.options for key, method in table.methods.items()}
         held = memory.of_steps(jobs, hidden_size=32 if config.quick else 512)
         rows = [row | {"memory": held[row["name"]]} for row in rows]
-    result = {"table": name, "title": table.title} | setting() | about
-    result |= {"protocol": PROTOCOL, "rows": rows}
-    output = Path("runs/reproduce-quick" if config.quick else "experiments/results")
-    stem = "table1" if name == "1" else name
-    write(output, stem, result, page(name, result))
-    table.picture(rows, output / f"{stem}.png")
-    if name == "1":
-        published = [row for row in rows if "mini-batches" not in row["name"]]
-        plot.time_to_accuracy(published, output / "time_to_accuracy.png")
+    result = {"table": name, **about, "protocol": PROTOCOL, "rows": rows}
+    publish(output_of(config), stem_of(name), result, page, picture)
+
+
+def output_of(config):
+    return config.output or ("runs/reproduce-quick" if config.quick else RESULTS)
 
 
 def main(argv):
@@ -679,7 +565,8 @@ def main(argv):
         if config.quick:
             raise UserError("--quick makes only tables: leave it out, or name another --table.")
         for name in CLAIMS:
-            importlib.import_module(f"experiments.{name}").main([])
+            program = importlib.import_module(f"experiments.{name}")
+            program.main(["--output", output_of(config)])
         return
     if config.table not in (*TABLES, "all"):
         raise UserError(f"unknown table '{config.table}': there are {', '.join(TABLES)}, all (of "

@@ -1,6 +1,6 @@
 """Two rewards that trade off: the sum of GRPO beside GDPO, which compares each reward by itself.
 
-    python experiments/tradeoff.py      15 minutes; writes tradeoff.json, .md and .png in results/
+    python experiments/tradeoff.py      15 minutes; writes tradeoff.json, .md and .png
 
 The rewards of the toy: `toy_accuracy` pays 1 for a right answer, and `short` below pays a weight
 for a completion of at most 20 characters. So a guess is short, and a thought is not: there are four
@@ -17,21 +17,29 @@ interruption, run the same command again.
 """
 
 import sys
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
-from engine.run.command_line import option, parse, run_program
-from engine.run.curves import CPPO, DPI, GRPO
-from experiments.claims import NAMES, SEEDS, STAGES, G, model_of, sampled
-from experiments.library.bench import heading, markdown_table, over_seeds, pm, report
-from experiments.library.plot import foot, name_lines, panels, plain
-from experiments.reproduce import PROTOCOL, one_run, own
+from engine.run.command_line import parse, run_program
+from engine.run.curves import CPPO, GRPO
+from experiments.claims import NAMES, QUESTIONS, STAGES, G, model_of, sampled
+from experiments.library.bench import heading
+from experiments.library.plot import across, curves, panels, save
+from experiments.library.study import (
+    Options,
+    Study,
+    by_name,
+    one_run,
+    pivot,
+    publish,
+    rows_of,
+    turned,
+)
+from experiments.reproduce import PROTOCOL, own
 from family.gdpo import decoupled_advantages
 from grpo import group_advantages
 
@@ -39,15 +47,9 @@ WEIGHTS = (0.5, 0.75, 1.0)  # of `short`; toy_accuracy has 1
 KINDS = {  # kind: what it earns of toy_accuracy and of short
     "lucky guess": (1, 1), "wrong guess": (0, 1), "right thought": (1, 0), "wrong thought": (0, 0),
 }
-COLOURS = {"grpo": GRPO, "gdpo": CPPO}
+ALGORITHMS = {"grpo": GRPO, "gdpo": CPPO}  # and their colours
 TITLES = ("The base: both pay nearly alike", "Later GDPO pays a rare guess more",
           "With 0.75 GDPO guesses …", "… and the sum is higher")
-
-
-@dataclass
-class Options:
-    questions: int = option(64, "questions of a set", limits="[2, ∞)")
-    output: str = option("experiments/results", "folder of the results")
 
 
 def short(completions, **columns):
@@ -59,10 +61,10 @@ def short(completions, **columns):
 # --- the advantages of the four kinds ---
 
 
-def rewards_of(stage, seed, count):
+def rewards_of(stage, seed):
     """What the completions of set `seed` earn: (2, groups, G), toy_accuracy and short."""
     model, tokenizer = model_of(stage, seed)
-    batch, right, _ = sampled(model, tokenizer, seed, count)
+    batch, right, _ = sampled(model, tokenizer, seed, QUESTIONS)
     texts = tokenizer.batch_decode(batch.tokens, skip_special_tokens=True)
     return torch.stack([right, torch.tensor(short(texts))]).view(2, -1, G)
 
@@ -87,9 +89,9 @@ def different(A):
     return len({tuple(row) for row in A.sort(1).values.mul(1000).round().int().tolist()})
 
 
-def kinds(stage, seed, count):
+def kinds(folder, stage, seed):
     """{figure: number}"""
-    rewards = rewards_of(stage, seed, count)
+    rewards = rewards_of(stage, seed)
     figures = {f"share: {kind}": of_kind(rewards, kind).float().mean().item() for kind in KINDS}
     figures["different groups"] = different(10 * rewards[0] + rewards[1])
     for weight in WEIGHTS:
@@ -108,12 +110,13 @@ def kinds(stage, seed, count):
 # --- the runs ---
 
 
-def run_of(name, weight, seed):
+def run_of(folder, setting, seed):
     """{figure: number} of one run."""
+    name, weight = setting
     rewards = ["toy_accuracy", f"{__file__}:short:{weight:g}"]
     options = PROTOCOL | own(name).options | {
         "rewards": rewards, "seed": seed, "epochs": 0.5, "save_every": 500}
-    run = one_run(Path(f"runs/tradeoff/{name}-{weight:g}-{seed}"), options)
+    run = one_run(folder, options)
     right, is_short = run["course"]["reward/toy_accuracy"], run["course"]["reward/short"]
     return {
         "accuracy": run["sampled"], "tokens": run["length"], "short, last quarter": is_short[-1],
@@ -121,92 +124,57 @@ def run_of(name, weight, seed):
     }
 
 
+def named(name, weight):
+    return f"{name}, {weight:g}"
+
+
+KINDS_OF = Study("runs/tradeoff", {stage: stage for stage in STAGES}, kinds)
+RUNS = Study("runs/tradeoff", {
+    named(*setting): setting for setting in product(ALGORITHMS, WEIGHTS)}, run_of)
+
+
 # --- the page and the picture ---
 
 
-def measure(options):
-    advantages, runs = {}, {}
-    for stage in STAGES:
-        of_seeds = [kinds(stage, seed, options.questions) for seed in SEEDS]
-        advantages[stage] = over_seeds(of_seeds)
-    for seed, weight, name in tqdm(list(product(SEEDS, WEIGHTS, COLOURS)), "runs"):
-        found = runs.setdefault(f"{name}, {weight:g}", [])
-        found.append(run_of(name, weight, seed))
-    return {
-        "kinds": advantages, "runs": {name: over_seeds(found) for name, found in runs.items()},
-    }
-
-
-def table_of_kinds(figures):
-    """Of one stage: a row for each kind, a column for each algorithm and weight."""
-    ways = [f"{name}, {weight:g}" for weight, name in product(WEIGHTS, COLOURS)]
-    lines = [["", "share", *ways]]
-    for kind in KINDS:
-        means = [pm(figures[f"{way}: A of a {kind}"], 2) for way in ways]
-        lines.append([kind, pm(figures[f"share: {kind}"]), *means])
-    for name in ("different A in a group", "different groups", "sum of the rewards"):
-        whole = pm(figures[name], 2) if name in figures else ""
-        lines.append([name, whole, *(pm(figures[f"{way}: {name}"], 2) for way in ways)])
-    return markdown_table(lines)
-
-
 def page(result):
-    text = heading("Two rewards that trade off: GRPO and GDPO", result)
-    text += "\n[What the figures are](../tradeoff.py). Mean ± standard deviation over 3 seeds. "
-    text += "A number after a name is the weight of `short`.\n"
-    for stage in STAGES:
-        text += f"\nThe mean advantage of each kind, {NAMES[stage]}:\n\n"
-        text += table_of_kinds(result["kinds"][stage]) + "\n"
-    lines = [["", *result["runs"]["grpo, 1"]]]
-    for name, figures in result["runs"].items():
-        lines.append([name, *(pm(figure) for figure in figures.values())])
-    return text + f"\nThe runs:\n\n{markdown_table(lines)}\n\n![Both](tradeoff.png)\n"
+    columns = {figure: ".3f" for figure in result["runs"][0] if figure != "name"}
+    return f"""{heading("Two rewards that trade off: GRPO and GDPO", result)}
+[What the figures are](../tradeoff.py). Mean ± standard deviation over 3 seeds. A number after a \
+name is the weight of `short`; A is the mean advantage of a kind.
+
+{turned(result["kinds"], ".2f")}
+
+The runs:
+
+{pivot(result["runs"], columns)}
+
+![Both](tradeoff.png)
+"""
 
 
-def draw_kinds(axis, figures):
-    """The mean advantage of each kind against the weight."""
-    ends = []
-    for (name, colour), kind in product(COLOURS.items(), KINDS):
-        means = [figures[f"{name}, {weight:g}: A of a {kind}"]["mean"] for weight in WEIGHTS]
-        axis.plot(means, "o-", color=colour, linewidth=2)
-        if name == "gdpo":
-            ends.append((means[-1], kind, "black"))
-    axis.axhline(0, color="black", linewidth=0.8)
-    axis.set_ylabel("mean advantage")
-    name_lines(axis, ends)
-
-
-def draw_runs(axis, runs, figure):
-    for name, colour in COLOURS.items():
-        spreads = [runs[f"{name}, {weight:g}"][figure] for weight in WEIGHTS]
-        axis.plot([x["mean"] for x in spreads], "-", color=colour, linewidth=2, label=name.upper())
-        for i, x in enumerate(spreads):
-            axis.plot([i] * len(x["values"]), x["values"], "o", color=colour, alpha=0.7)
-    axis.set_ylim(bottom=0)
-    axis.set_ylabel(figure)
-
-
-def picture(result, output):
+def picture(result, folder):
     figure, axes = panels(4, 4.8, width=18)
-    draw_kinds(axes[0], result["kinds"]["base"])
-    draw_kinds(axes[1], result["kinds"]["later"])
-    draw_runs(axes[2], result["runs"], "accuracy")
-    draw_runs(axes[3], result["runs"], "sum, last quarter")
-    axes[2].legend(frameon=False)
-    for axis, title in zip(axes, TITLES):
-        axis.set_title(title, fontsize=13)
-        axis.set_xticks(range(len(WEIGHTS)), WEIGHTS)
-        axis.set_xlabel("weight of the reward for short answers")
-        plain(axis)
-    foot(figure, "grey: GRPO, blue: GDPO; mean of 3 seeds; in the two right panels a dot is a seed")
-    figure.savefig(output, dpi=DPI)
+    ticks = {"xlabel": "weight of the reward for short answers", "xticks": range(3),
+             "xticklabels": WEIGHTS}
+    stages, runs = by_name(result["kinds"]), by_name(result["runs"])
+    for axis, stage, title in zip(axes, STAGES, TITLES):
+        axis.axhline(0, color="black", linewidth=0.8)
+        lines = {}
+        for (name, colour), kind in product(ALGORITHMS.items(), KINDS):
+            means = [stages[stage][f"{named(name, weight)}: A of a {kind}"] for weight in WEIGHTS]
+            lines[f"{name.upper()}: {kind}"] = across(means), colour, "o-"
+        curves(axis, lines, title=title, ylabel=f"mean advantage, {NAMES[stage]}", **ticks)
+    for axis, of, title in zip(axes[2:], ("accuracy", "sum, last quarter"), TITLES[2:]):
+        lines = {name.upper(): (across([runs[named(name, weight)][of] for weight in WEIGHTS]),
+                                colour, "o-") for name, colour in ALGORITHMS.items()}
+        curves(axis, lines, title=title, ylabel=of, ylim=(0, None), **ticks)
+    save(figure, folder / "tradeoff.png", "line and band: mean and range of 3 seeds")
 
 
 def main(argv):
     options = parse(Options, argv)
-    result = measure(options)
-    report(options, "tradeoff", result, page)
-    picture(result, Path(options.output, "tradeoff.png"))
+    result = {"kinds": rows_of(KINDS_OF), "runs": rows_of(RUNS)}
+    publish(options.output, "tradeoff", result, page, picture)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import shlex
 import statistics
 import sys
@@ -96,9 +97,8 @@ def pm(value, digits=3):
 def processor():
     """The processor's name, from Linux if possible, otherwise from Python."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    name = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return name[1] if name else platform.processor() or platform.machine()
 
 
 def setting(*packages):

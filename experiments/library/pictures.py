@@ -1,15 +1,18 @@
-"""Draws the pictures of the tables again, from the stored results: nothing is trained.
+"""Draws the pages and pictures again, from the stored results: nothing is trained.
 
-    python experiments/library/pictures.py                 all of them
-    python experiments/library/pictures.py family real     these
+    python experiments/library/pictures.py                           all of them, into runs/results
+    python experiments/library/pictures.py --names family real       these
+    python experiments/library/pictures.py --output experiments/results    over the stored ones
 """
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the project's root
 
+from engine.run.command_line import option, parse, run_program
 from experiments import (
     claims,
     claims_real,
@@ -21,44 +24,40 @@ from experiments import (
     reproduce,
     tradeoff,
 )
-from experiments.library import plot
+from experiments.library.study import RESULTS, draw
 
-RESULTS = Path(__file__).parents[1] / "results"
-ONE = {  # of these the picture has the name of the results
-    "claims_real": claims_real, "collapse": collapse, "dynamic": dynamic,
-    "moe": moe, "tradeoff": tradeoff,
+STORED = Path(__file__).parents[1] / "results"
+STUDIES = {
+    "claims": claims, "collapse": collapse, "dynamic": dynamic, "judge": judge, "moe": moe,
+    "tradeoff": tradeoff, **{reproduce.stem_of(name): reproduce for name in reproduce.TABLES},
 }
-SEVERAL = {"claims": claims, "judge": judge}
 
 
-def stored(name):
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+@dataclass
+class Options:
+    names: list[str] | None = option(None, "of results, as family; none: all")
+    output: str = option(RESULTS, "folder of the pages and pictures")
 
 
-def draw(name):
-    """Draw one picture, or the two of Table 1, of the claims or of the judge."""
-    picture = RESULTS / f"{name}.png"
-    if name in SEVERAL:
-        SEVERAL[name].draw(stored(name), RESULTS)
-    elif name in ONE:
-        ONE[name].picture(stored(name), picture)
-    elif name in ("real", "real_second"):
-        real.picture(stored(name)["rows"], picture, real.TITLES[name])
+def again(name, output):
+    """Draw the page and the pictures of one result."""
+    result = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))
+    picture = Path(output, f"{name}.png")
+    if name == "claims_real":
+        claims_real.picture(result, picture)
+    elif name in real.TITLES:
+        real.picture(result["rows"], picture, real.TITLES[name])
     else:
-        table = reproduce.TABLES[name.removeprefix("table")]
-        table.picture(stored(name)["rows"], picture)
-    if name == "table1":
-        rows = [row for row in stored(name)["rows"] if "mini-batches" not in row["name"]]
-        plot.time_to_accuracy(rows, RESULTS / "time_to_accuracy.png")
+        program = STUDIES[name]
+        draw(output, name, result, program.page, program.picture)
 
 
-def main(names):
-    tables = ["table1" if name == "1" else name for name in reproduce.TABLES]
-    drawn = [name for name in tables if (RESULTS / f"{name}.json").is_file()]
-    for name in names or [*drawn, *ONE, *SEVERAL, "real", "real_second"]:
-        draw(name)
+def main(argv):
+    options = parse(Options, argv)
+    for name in options.names or [*STUDIES, "claims_real", *real.TITLES]:
+        again(name, options.output)
         print(f"drawn again: {name}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program(main)

@@ -1,4 +1,5 @@
-"""Several runs in one picture, and the pictures of the tables of reproduce.py.
+"""Three kinds of picture: dots of seeds, curves with bands, and bars of phases. And a program that
+draws several runs in one picture:
 
     python experiments/library/plot.py runs/toy-cppo-1             writes curves.png into the run
     python experiments/library/plot.py runs/toy-grpo-1 runs/toy-cppo-1 --output compared.png
@@ -13,6 +14,7 @@ import json
 import math
 import re
 import sys
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
@@ -25,21 +27,20 @@ from engine.base import files
 from engine.base.errors import UserError
 from engine.run import metrics
 from engine.run.command_line import run_program
-from engine.run.curves import CPPO, DPI, FAILS, GRPO, draw_seconds, page, smooth
-from engine.run.curves import SHADES as PHASE_SHADES
+from engine.run.curves import CPPO, DPI, FAILS, GRPO, PANELS, SHADES, smooth
 from engine.run.folder import NOT_COMPARED, options_of
 
-PHASES = ["generate", "score", "logprobs", "update", "other"]
-SHADES = {**PHASE_SHADES, "other": "#f0f2f4"}
 AXES = {  # what may stand on the x axis: (metric of a step that is added up, label)
     "questions": ("questions", "questions"),
     "completions": ("completions", "completions generated"),
     "seconds": ("seconds/total", "seconds of training"),
 }
+PHASES = SHADES | {"other": "#f0f2f4"}  # of a step, and their shades
 # CPPO: the less it prunes, the paler
 PALER = {"P=0.5": "#a3bcd9", "P=0.75": "#6c93c0", "P=0.875": CPPO, "P=0.9375": "#0e2c53"}
 # how the names of CPPO's rows begin
-OF_CPPO = ("cppo", "p=", "largest_abs", "largest |a|", "both", "published", "as published")
+OF_CPPO = ("cppo", "p=", "largest_abs", "1/|o|, largest", "token mean, pooled", "both", "published",
+           "as published")
 OTHER = "#4a535d"  # a method that is neither, in a picture of lines
 STYLES = ["-", "--", ":", "-."]
 MAIN = ("GRPO", "P=0.875")  # of Table 1
@@ -58,9 +59,8 @@ WORDS = {  # of a row: what the pictures call it
     "deepseek_v32": "DeepSeek-V3.2", "ppo": "PPO", "gspo + cppo": "GSPO + CPPO",
     "grpo + nat": "GRPO + NAT", "cppo + nat": "CPPO + NAT",
 }
-
-
-# --- the pictures of the tables. rows: as of reproduce.summarize ---
+STEP = 0.062  # from the name of a line to the next one, in heights of a panel
+BAND = "line and band: mean, lowest and highest of the seeds"
 
 
 def in_words(name):
@@ -71,11 +71,65 @@ def in_words(name):
 
 def colour(name, other=GRPO):
     """GRPO is grey and CPPO is blue, and paler if it prunes less. `other`: all other methods."""
-    first, *more = name.split(", ")
-    if first.lower().startswith(OF_CPPO):
-        rate = next((part for part in (first, *more) if part in PALER), "P=0.875")
-        return PALER[rate]
-    return GRPO if first.lower() == "grpo" else other
+    parts = name.split(", ")
+    if name.lower().startswith(OF_CPPO):
+        return next((PALER[part] for part in parts if part in PALER), CPPO)
+    return GRPO if parts[0].lower() == "grpo" else other
+
+
+# --- a figure and its panels ---
+
+
+def panels(count, height=5.0, width=14.0, **options):
+    """(figure, its panels side by side): no frame but the two axes, and a pale grid."""
+    figure = Figure((width, height), layout="constrained")
+    axes = figure.subplots(1, count, **options)
+    for axis in figure.axes:
+        plain(axis)
+    return figure, axes
+
+
+def plain(axis):
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.3)
+    axis.tick_params(labelsize=11)
+
+
+def foot(figure, text):
+    figure.supxlabel(text, fontsize=10, color=OTHER)
+
+
+def save(figure, output, text, title=""):
+    """text: below all panels. title: above them."""
+    foot(figure, text)
+    figure.suptitle(title, fontsize=14)
+    figure.savefig(output, dpi=DPI)
+
+
+def name_lines(axis, lines):
+    """Write the names of lines to the right of a panel, each at its end, one below the other.
+
+    lines: (value at the end, name, colour) of each.
+    """
+    axis.get_ylim()  # now the limits are known
+    places = axis.transScale + axis.transLimits
+    ends = sorted((places.transform((0, value))[1], name, own) for value, name, own in lines)
+    height = -1.0
+    for i, (value, name, own) in enumerate(ends):
+        highest = 0.97 - STEP * (len(ends) - 1 - i)
+        height = min(max(value, height + STEP, 0.03), highest)
+        axis.annotate(name, (1.0, height), xycoords="axes fraction", color=own, xytext=(6, 0),
+                      textcoords="offset points", va="center", fontsize=11)
+
+
+def name_rows(axis, rows):
+    """Write the names of rows to the left of a panel, the first one on top."""
+    axis.set_yticks(range(len(rows)), [in_words(row["name"]) for row in rows])
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.grid(False, axis="y")
+
+
+# --- dots. rows: those of a study, with a spread for each figure ---
 
 
 def of_seed(row, key, value):
@@ -84,88 +138,96 @@ def of_seed(row, key, value):
     return FAILS if accuracy < LEARNED else colour(row["name"])
 
 
-def seeds(axis, rows, key, title=None, left=None):
+def dots(axis, rows, key, title, left=None, colour=of_seed):
     """A line for each row: its mean and standard deviation, and a dot for each seed.
 
     left: where the axis begins; a row whose mean lies before that gets a number in its place.
+    colour: (row, key, value of a seed) → colour
     """
     for y, row in enumerate(rows):
-        of = row[key]
-        values = of.get("values", [of["mean"]])  # older results have no figures of single seeds
-        dots = [of_seed(row, key, value) for value in values]
-        if left is not None and of["mean"] < left:
-            axis.text(left, y, f" ◂ {of['mean']:.2f}", color=dots[0], va="center", fontsize=11)
+        mean, std = row[key]["mean"], row[key]["std"]
+        values = row[key].get("values", [mean])  # older results have no figures of single seeds
+        colours = [colour(row, key, value) for value in values]
+        if left is not None and mean < left:
+            axis.text(left, y, f" ◂ {mean:.2f}", color=colours[0], va="center", fontsize=11)
             continue
-        axis.plot([of["mean"] - of["std"], of["mean"] + of["std"]], [y, y], color="#c3cad2",
-                  linewidth=5, solid_capstyle="butt", zorder=1)
-        axis.plot([of["mean"]], [y], "|", color="black", markersize=13, zorder=3)
-        axis.scatter(values, [y] * len(dots), color=dots, s=42, alpha=0.85, zorder=2)
-    axis.set_yticks(range(len(rows)), [in_words(row["name"]) for row in rows], fontsize=11)
-    axis.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
-    if left is not None:
-        axis.set_xlim(left=left)
-    axis.set_xlabel(LABELS[key])
-    axis.set_title(title or LABELS[key], fontsize=13)
-    plain(axis, "x")
+        axis.plot([mean - std, mean + std], [y, y], color="#c3cad2", linewidth=5)
+        axis.scatter(values, [y] * len(values), color=colours, s=42, alpha=0.85, zorder=2)
+        axis.plot([mean], [y], "|", color="black", markersize=13)
+    axis.set(title=title, xlabel=LABELS.get(key, key))
+    axis.set_xlim(left=0 if key == "seconds" else left)
+    name_rows(axis, rows)
 
 
-def plain(axis, grid="both"):
-    """No frame but the two axes, and a pale grid."""
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.3, axis=grid)
+def methods(rows, output, titles, order=None, left=None):
+    """A panel of dots for each of several figures; the figure "phases" has a panel of bars.
 
-
-def panels(count, height=5.0, width=14.0, **options):
-    """(figure, its panels side by side)."""
-    figure = Figure((width, height), layout="constrained")
-    return figure, figure.subplots(1, count, **options)
-
-
-def foot(figure, text):
-    figure.supxlabel(text, fontsize=10, color=OTHER)
-
-
-def foot_of_seeds(figure, rows):
-    dots = "dots: seeds; " if "values" in rows[0]["sampled"] else ""
-    foot(figure, f"{dots}line and band: mean ± standard deviation of the seeds")
-
-
-def name_lines(axis, lines, low=0.03, high=0.97):
-    """Write the names of lines to the right of a panel, each at its end, one below the other.
-
-    lines: (value at the end, name, colour) of each. low, high: the part of the panel that is used.
-    """
-    bottom, top = axis.get_ylim()
-    step = (top - bottom) * 0.062
-    lines = sorted(lines, key=lambda line: line[0])
-    heights = []
-    for value, *_ in lines:
-        least = heights[-1] + step if heights else bottom + low * (top - bottom)
-        heights.append(max(value, least))
-    over = heights[-1] - (bottom + high * (top - bottom))
-    for i in reversed(range(len(heights))):  # too high: push down again
-        most = heights[i + 1] - step if i + 1 < len(heights) else heights[i] - max(0.0, over)
-        heights[i] = min(heights[i], most)
-    for height, (_, name, own) in zip(heights, lines):
-        axis.annotate(name, (1.0, height), xycoords=("axes fraction", "data"), color=own,
-                      xytext=(6, 0), textcoords="offset points", va="center", fontsize=11)
-
-
-def methods(rows, output, keys, titles=None, order=None, left=None):
-    """A panel for each of several figures, a line for each method.
-
-    titles: what the panels show, in words. order: a key; the method with the largest mean is above.
-    left: where the first axis begins.
+    titles: {figure: title of its panel}. order: a figure; the method with the largest mean is
+    above. left: where the axis of this figure begins.
     """
     if order:
         rows = sorted(rows, key=lambda row: -row[order]["mean"])
-    figure, axes = panels(len(keys), 1.5 + len(rows) / 3.2, sharey=True)
-    for i, (axis, key) in enumerate(zip(axes, keys)):
-        seeds(axis, rows, key, titles and titles[i], None if i else left)
-        if key == "seconds":
-            axis.set_xlim(left=0)
-    foot_of_seeds(figure, rows)
-    figure.savefig(output, dpi=DPI)
+    figure, axes = panels(len(titles), 1.5 + len(rows) / 3.2, sharey=True)
+    for axis, (key, title) in zip(axes, titles.items()):
+        if key == "phases":
+            bars(axis, rows, title)
+        else:
+            dots(axis, rows, key, title, left if key == order else None)
+    save(figure, output, "dots: seeds; line and band: mean ± standard deviation of the seeds")
+
+
+# --- bars ---
+
+
+def bars(axis, rows, title=""):
+    """The seconds of training of each row by phase, and its speed-up."""
+    totals = [sum(row["phases"][phase] for phase in SHADES) for row in rows]
+    longest = max(totals)
+    for y, row in enumerate(rows):
+        start = 0.0
+        for phase, shade in PHASES.items():
+            width = row["phases"].get(phase, 0.0)
+            axis.barh(y, width, left=start, color=shade, height=0.7)
+            if totals[y] == longest and width > longest / 7:
+                axis.text(start, y, f" {metrics.WORDS[phase]}", va="center", fontsize=11)
+            start += width
+        if "speedup" in row:
+            axis.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center", fontsize=11,
+                      color=colour(row["name"]), fontweight="bold")
+    axis.set(xlim=(0, 1.2 * longest), title=title,
+             xlabel="seconds: sampling, scoring, log-probabilities, update, other")
+    name_rows(axis, rows)
+
+
+# --- curves. A curve is a list of points (x, …, y, …) ---
+
+
+def band(axis, curves, column, color, style="-", width=2.5, until=math.inf, height=2):
+    """The mean over the seeds as a line, their range as a band. Returns the last mean before
+    `until`. curves: of each seed. column, height: which numbers of a point are x and y."""
+    seeds = [np.array(sorted((p[column], p[height]) for p in points)).T for points in curves]
+    ends = np.unique(np.concatenate([xs for xs, _ in seeds]))
+    grid = ends.clip(max(xs[0] for xs, _ in seeds), min(until, *(xs[-1] for xs, _ in seeds)))
+    values = np.array([np.interp(grid, xs, ys) for xs, ys in seeds])
+    axis.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, linewidth=0)
+    axis.plot(grid, values.mean(0), style, color=color, linewidth=width)
+    return values.mean(0)[-1]
+
+
+def curves(axis, lines, column=0, height=1, named=True, **labels):
+    """A band for each line, and its name at its end. lines: {name: (curves, colour, style)}.
+    labels: title, xlabel and others of the panel."""
+    ends = []
+    for name, (of_seeds, own, style) in lines.items():
+        ends.append((band(axis, of_seeds, column, own, style, height=height), name, own))
+    axis.set(**labels)
+    if named:
+        name_lines(axis, ends)
+
+
+def across(spreads):
+    """The curve of each seed through several spreads: points (0, …), (1, …), …"""
+    return [list(enumerate(values)) for values in zip(*(of["values"] for of in spreads))]
 
 
 def course(rows, output, titles):
@@ -173,95 +235,15 @@ def course(rows, output, titles):
     with "trained on results" have the colour of what fails. titles: {metric: title of its panel}"""
     figure, axes = panels(len(titles), 4.4)
     for axis, (metric, title) in zip(axes, titles.items()):
-        lines = []
+        lines = {}
         for row in rows:
-            values = row["course"][metric]
-            if not any(values):  # a row that has no such figure
-                continue
-            fails = row["name"].endswith("trained on results")
-            own = FAILS if fails else colour(row["name"])
+            points = list(zip((0, 1 / 8, 3 / 8, 5 / 8, 7 / 8), row["course"][metric]))
+            own = FAILS if row["name"].endswith("trained on results") else colour(row["name"])
             style = "--" if row["name"].startswith("GRPO") else "-"
-            axis.plot([0, 1 / 8, 3 / 8, 5 / 8, 7 / 8], values, style, color=own, linewidth=2.5)
-            lines.append((values[-1], in_words(row["name"]), own))
-        axis.set_title(title, fontsize=13)
-        axis.set_xlabel("share of the run")
-        plain(axis)
-    name_lines(axis, lines)
-    foot(figure, "first step, then the mean of each quarter; mean of the seeds")
-    figure.savefig(output, dpi=DPI)
-
-
-def factorial(rows, output):
-    """Sampled accuracy: a panel for each loss, a line for each choice."""
-    losses = list(dict.fromkeys(row["method"] for row in rows))
-    figure, axes = panels(len(losses), 3.6, sharex=True, sharey=True)
-    for axis, loss in zip(axes, losses):
-        own = [row | {"name": row["name"].removeprefix(f"{loss}, ")} for row in rows
-               if row["method"] == loss]
-        seeds(axis, own, "sampled", f"weight: {loss}")
-    figure.suptitle("One pair fails: the largest |A| of the whole step with 1/|o|", fontsize=14)
-    foot_of_seeds(figure, rows)
-    figure.savefig(output, dpi=DPI)
-
-
-def phases(rows, output, titles):
-    """Accuracy, and the seconds of training by phase. titles: of the two panels."""
-    figure, (left, right) = panels(2, 2 + len(rows) / 2.4, sharey=True)
-    seeds(left, rows, "sampled", titles[0])
-    total = max(row["seconds"]["mean"] for row in rows)
-    for y, row in enumerate(rows):
-        start = 0.0
-        for phase, shade in SHADES.items():
-            width = row["phases"].get(phase, 0.0)
-            right.barh(y, width, left=start, color=shade, height=0.7)
-            if row["seconds"]["mean"] == total and width > total / 7:
-                word = metrics.WORDS[phase]
-                right.text(start + width / 2, y, word, ha="center", va="center", fontsize=11)
-            start += width
-        right.text(start, y, f"  {row['speedup']['median']:.2f}×", va="center", fontsize=11,
-                   color=colour(row["name"]), fontweight="bold")
-    right.set_xlim(0, 1.1 * total)
-    right.set_title(titles[1], fontsize=13)
-    right.set_xlabel(
-        "seconds: sampling, scoring, log-probabilities, update, other; speed-up over GRPO")
-    plain(right, "x")
-    foot_of_seeds(figure, rows)
-    figure.savefig(output, dpi=DPI)
-
-
-def speed(rows, output):
-    """The speed-ups of CPPO's two parts and of both, and Amdahl's bounds."""
-    figure, axis = panels(1, 4.8, width=9)
-    lines = []
-    colours = {"pruning alone": PALER["P=0.75"], "larger batches alone": GRPO, "both": CPPO}
-    for kind, own_colour in colours.items():
-        own = [row for row in rows if row["method"] == kind]
-        speedups = [row["speedup"]["median"] for row in own]
-        axis.plot(speedups, "o-", color=own_colour, linewidth=2.5)
-        lines.append((speedups[-1], f"{kind}: {speedups[-1]:.1f}×", own_colour))
-        if kind != "larger batches alone":
-            bounds = [row["bound"] for row in own]
-            axis.plot(bounds, ":", color=own_colour)
-            if kind == "both":
-                lines.append((bounds[-1], "Amdahl's bound (dotted)", own_colour))
-    ticks = [f"P = {row['pruning_rate']}\n{row['questions_per_step']} questions" for row in own]
-    axis.set_xticks(range(len(ticks)), ticks, fontsize=11)
-    axis.set_ylabel("speed-up over GRPO, median of the seeds")
-    axis.set_title("Neither part alone is fast; both together are", fontsize=13)
-    plain(axis)
-    name_lines(axis, lines)
-    figure.savefig(output, dpi=DPI)
-
-
-def band(axis, curves, column, color, style="-", width=2.5, until=math.inf):
-    """The mean accuracy over the seeds as a line, their range as a band. Returns the last mean
-    before `until`. curves: of each seed, rows as of reproduce.curve."""
-    end = min(until, *(curve[-1][column] for curve in curves))
-    grid = np.linspace(max(curve[0][column] for curve in curves), end, 80)
-    seeds = np.array([np.interp(grid, *np.array(curve)[:, [column, 2]].T) for curve in curves])
-    axis.fill_between(grid, seeds.min(0), seeds.max(0), color=color, alpha=0.12, linewidth=0)
-    axis.plot(grid, seeds.mean(0), style, color=color, linewidth=width)
-    return seeds.mean(0)[-1]
+            if any(row["course"][metric]):  # else the row has no such figure
+                lines[in_words(row["name"])] = [points], own, style
+        curves(axis, lines, named=axis is axes[-1], title=title, xlabel="share of the run")
+    save(figure, output, "first step, then the mean of each quarter; mean of the seeds")
 
 
 def time_to_accuracy(rows, output):
@@ -269,115 +251,81 @@ def time_to_accuracy(rows, output):
     completions. The dots: when the seeds reach 0.85, in the median."""
     figure, axes = panels(2, 5.2, sharey=True)
     sides = (
-        ("seconds_to_85", 30, "seconds of training", "By the clock, CPPO is ahead", "{:.1f} s"),
+        ("seconds_to_85", 30, "seconds of training", "By the clock, CPPO is ahead", ": {:.1f} s"),
         ("completions_to_85", 20_000, "completions sampled",
-         "By the answers it samples, GRPO is ahead", "{:,.0f}"),
+         "By the answers it samples, GRPO is ahead", ": {:,.0f}"),
     )
     for column, (axis, (key, end, x, title, words)) in enumerate(zip(axes, sides)):
         axis.axhline(0.85, color="#c3cad2", linewidth=1, zorder=0)
-        for row in rows:
-            own = colour(row["name"])
-            main = row["name"] in MAIN
+        for i, row in enumerate(rows):
+            own, main = colour(row["name"]), row["name"] in MAIN
             band(axis, row["curves"], column, own, width=3 if main else 1.6, until=end)
-            if main and row[key]:  # else 0.85 was not reached
-                axis.plot(row[key], 0.85, "o", color=own, markersize=9, zorder=5)
-                first = row[key] == min(row[key] or math.inf for row in rows if row["name"] in MAIN)
-                place = {"xytext": (-9, 4), "ha": "right"} if first else {"xytext": (8, -16)}
-                axis.annotate(words.format(row[key]), (row[key], 0.85), **place, color=own,
-                              textcoords="offset points", fontsize=13, fontweight="bold")
+            name = in_words(row["name"]).replace("P =", "CPPO, P =")
+            if row[key]:  # else 0.85 was not reached
+                axis.plot(row[key], 0.85, "o", color=own, markersize=9 if main else 5, zorder=5)
+                name += words.format(row[key])
+            axis.text(0.98, 0.40 - 0.065 * i, name, color=own, transform=axis.transAxes,
+                      ha="right", fontsize=12, fontweight="bold")
         axis.set(xlim=(0, end), xlabel=x)
         axis.set_title(title, fontsize=15, fontweight="bold")
-        plain(axis)
     axes[0].set_ylabel("accuracy, sampled (moving mean)")
-    names = {row["name"]: "GRPO" if row["name"] == "GRPO" else f"CPPO, {in_words(row['name'])}"
-             for row in rows}
-    for axis in axes:
-        for i, row in enumerate(rows):
-            axis.text(0.98, 0.40 - 0.065 * i, names[row["name"]], color=colour(row["name"]),
-                      transform=axis.transAxes, ha="right", fontsize=12, fontweight="bold")
-    foot(figure, "line: mean of the seeds; band: lowest to highest; dot: 0.85 is reached (median)")
-    figure.savefig(output, dpi=DPI)
+    save(figure, output, f"{BAND}; dot and number: where 0.85 is reached (median)")
 
 
 # --- runs ---
 
 
 def several(groups, output, x):
-    """Draw the metrics of runs against what stands on the x axis, a row of AXES.
+    """Draw the metrics of runs against what stands on the x axis, a row of AXES, and their seconds.
 
-    groups: {name: folders}; the runs of a group differ only in the seed. A thick line shows the
-    mean over a twentieth of the run, and over the seeds. A thin line shows single steps of a single
-    run; a band shows the seeds' range.
+    groups: {name: folders}; the runs of a group differ only in the seed. A line shows the mean over
+    a twentieth of the run, and over the seeds; a band shows the seeds' range.
     """
-    runs = {}  # {name: steps}; a step has a row of each seed
-    for name, folders in groups.items():
-        logs = [files.read(Path(folder) / "metrics.jsonl") for folder in folders]
-        runs[name] = list(zip(*logs))
+    runs = {name: [files.read(Path(folder) / "metrics.jsonl") for folder in folders]
+            for name, folders in groups.items()}
     first_row = next(iter(runs.values()))[0][0]
-    figure, axes, strip = page(first_row, AXES[x][1])
-    colours, styles = looks(groups, runs)
-    for metric, axis in axes.items():
-        lines = []
-        for name, steps in runs.items():
-            last = draw_group(axis, metric, x, steps, colours[name], styles[name])
-            lines.append((last, name, colours[name]))
-        if metric == "accuracy" and len(runs) > 1:
-            name_lines(axis, lines)
-    seconds = {name: mean_phases(steps) for name, steps in runs.items()}
-    longest = max(of["total"] for of in seconds.values())
-    for y, (name, of) in enumerate(seconds.items()):
-        draw_seconds(strip, y, of | {"total": longest})
-        if len(runs) > 1:
-            strip.text(0, y, f"{name} ", ha="right", va="center", color=colours[name], fontsize=11)
-    strip.set_ylim(len(runs) - 0.5, -0.5)  # the first one on top
-    if len(runs) > 1:  # room for the names, and for a bar of each
-        figure.set_layout_engine("constrained")
-        figure.set_figheight(5 + 0.4 * len(runs))
-        strip.get_gridspec().set_height_ratios([10, len(runs)])
-    figure.savefig(output, dpi=DPI)
-
-
-def looks(groups, runs):
-    """({name: colour}, {name: line style}) of groups of runs. A run that ends no more accurate than
-    it began has the colour of what fails. Groups of one colour differ in the style."""
-    colours, styles = {}, {}
+    titles = PANELS | {name: name for name in first_row if name.startswith("own/")}
+    looks = {}  # groups of one colour differ in the style
     for name, folders in groups.items():
-        path = Path(folders[0], "run.json")
-        options = options_of(folders[0]) if path.is_file() else {"algorithm": "cppo"}
-        own = GRPO if options.get("algorithm") == "grpo" else CPPO
-        accuracies = [fmean(row["accuracy"] for row in step) for step in runs[name]]
-        if fmean(accuracies[-4:]) < fmean(accuracies[:2]) + 0.05:
-            own = FAILS
-        styles[name] = STYLES[list(colours.values()).count(own) % 4]
-        colours[name] = own
-    return colours, styles
+        own = colour_of(folders[0], runs[name])
+        looks[name] = own, STYLES[[one for one, _ in looks.values()].count(own) % 4]
+    figure = Figure((4.7 * len(titles), 5 + 0.4 * len(runs)), layout="constrained")
+    axes = figure.subplot_mosaic([[*titles], ["seconds"] * len(titles)],
+                                 height_ratios=[10, 2 + len(runs)])
+    for axis in axes.values():
+        plain(axis)
+    bars(axes["seconds"], [
+        {"name": name, "phases": mean_phases(of)} for name, of in runs.items()])
+    for metric, title in titles.items():
+        lines = {name: ([points(run, metric, x) for run in of_seeds], *looks[name])
+                 for name, of_seeds in runs.items()}
+        named = metric == "accuracy" and len(runs) > 1
+        curves(axes[metric], lines, named=named, title=title, xlabel=AXES[x][1])
+    save(figure, output, BAND)
 
 
-def draw_group(axis, metric, x, steps, color, style):
-    """Draw a metric of runs: its mean over the seeds, and what it is a mean of. Returns the last
-    mean. steps: as in `several`."""
-    end, ends, values = 0, [], []
-    for step in steps:
-        end += fmean(row[AXES[x][0]] for row in step)
-        of_seeds = [row.get(metric) for row in step]
-        if None not in of_seeds:
-            ends.append(end)
-            values.append(of_seeds)
-    smoothed = list(zip(*[smooth(seed) for seed in zip(*values)]))
-    means = [fmean(step) for step in smoothed]
-    axis.plot(ends, means, style, color=color, linewidth=2.5)
-    if len(steps[0]) == 1:
-        axis.plot(ends, values, color=color, alpha=0.2, linewidth=0.8)
-    else:
-        low, high = map(min, smoothed), map(max, smoothed)
-        axis.fill_between(ends, list(low), list(high), color=color, alpha=0.12, linewidth=0)
-    return means[-1]
+def colour_of(folder, runs):
+    """Of a group of runs, whose first folder this is. If they end no more accurate than they began,
+    it is the colour of what fails."""
+    before, after = (fmean(row["accuracy"] for run in runs for row in run[part])
+                     for part in (slice(2), slice(-4, None)))
+    if after < before + 0.05:
+        return FAILS
+    path = Path(folder, "run.json")
+    return GRPO if path.is_file() and options_of(folder)["algorithm"] == "grpo" else CPPO
 
 
-def mean_phases(steps):
+def points(run, metric, x):
+    """[(x, a metric's mean over a twentieth of the run)], of the steps that have this metric."""
+    ends = accumulate(row[AXES[x][0]] for row in run)
+    found = [(end, row[metric]) for end, row in zip(ends, run) if row.get(metric) is not None]
+    return list(zip([end for end, _ in found], smooth([value for _, value in found])))
+
+
+def mean_phases(runs):
     """{phase: seconds} of runs, the mean over the seeds."""
-    totals = metrics.phase_totals([row for step in steps for row in step])
-    return {phase: seconds / len(steps[0]) for phase, seconds in totals.items()}
+    totals = metrics.phase_totals([row for run in runs for row in run])
+    return {phase: seconds / len(runs) for phase, seconds in totals.items()}
 
 
 def by_seed(folders):

@@ -185,30 +185,39 @@ def warm_start(model, tokenizer, *, kind="base", steps=800, batch_size=64, lr=5e
         optimizer.zero_grad()
 
 
-def make(folder, kind="base"):
-    """Make a base model and its tokenizer, and save both in `folder`: about half a minute."""
+def make(kind="base"):
+    """(a base model, its tokenizer), made in about half a minute."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer = make_tokenizer(kind)
     model = make_model(tokenizer)
     warm_start(model, tokenizer, kind=kind)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def save(folder, *parts):
+    for part in parts:
+        part.save_pretrained(folder)
+
+
+def saved_once(folder, make):
+    """The folder of the (model, tokenizer) that `make()` gives. They are made on first use."""
+    if not Path(folder).exists():
+        unfinished = Path(f"{folder}.unfinished")
+        save(unfinished, *make())
+        unfinished.rename(folder)
+    return str(folder)
 
 
 def made_once(kind):
-    """The folder of a base model that is not shipped. It is made on first use and kept under runs/.
+    """The folder of a base model that is not shipped: it is kept under runs/.
 
     The folder's name holds a fingerprint of the toy's two files: if one changes, a new base model
     is made. kind: see `demonstration`.
     """
     sources = Path(toy.__file__).read_bytes() + Path(__file__).read_bytes()
-    folder = Path("runs") / f"toy-{kind}-{hashlib.sha256(sources).hexdigest()[:8]}"
-    if not folder.exists():
-        unfinished = Path(f"{folder}.unfinished")
-        make(unfinished, kind)
-        unfinished.rename(folder)
-    return str(folder)
+    folder = f"runs/toy-{kind}-{hashlib.sha256(sources).hexdigest()[:8]}"
+    return saved_once(folder, lambda: make(kind))
 
 
 def furthest(folder, shipped):
@@ -220,14 +229,10 @@ def furthest(folder, shipped):
 def main(argv):
     kind = parse(Options, argv).kind
     folder = Path("runs") / Path(SHIPPED[kind]).name
-    make(folder, kind)
+    save(folder, *make(kind))
     off = furthest(folder, SHIPPED[kind])
-    print(f"{folder} holds the base model, made again.")
-    if off == 0:
-        print("Its weights are the shipped ones, bit for bit.")
-    else:
-        print(f"Its weights differ from the shipped ones by at most {off:.2g}: this machine adds "
-              "up in another order.")
+    print(f"{folder} holds the base model, made again. Its weights differ from the shipped ones by "
+          f"at most {off:.2g}. (They are equal on a machine that adds up in the same order.)")
 
 
 if __name__ == "__main__":

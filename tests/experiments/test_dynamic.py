@@ -10,7 +10,8 @@ from experiments import dynamic
 @pytest.mark.parametrize("name, field", [
     ("dynamic sampling", "max_rollouts"), ("left out", "keep")])
 def test_a_row_differs_from_grpo_in_one_field(name, field):
-    row, grpo = vars(dynamic.ROWS[dynamic.METHODS[name]]), vars(ALGORITHMS["grpo"])
+    algorithm = dynamic.METHODS.settings[name]
+    row, grpo = vars(dynamic.ROWS[algorithm]), vars(ALGORITHMS["grpo"])
     assert [key for key in row if row[key] != grpo[key]] == [field]
 
 
@@ -18,11 +19,10 @@ def test_what_happens_to_questions_with_equal_rewards(tmp_path, monkeypatch):
     """With 2 completions of a question many groups have equal rewards."""
     small = {"group_size": 2, "steps": 4, "eval_questions": 8}
     monkeypatch.setattr(dynamic, "SAME", dynamic.SAME | small)
-    monkeypatch.setattr(dynamic, "FOLDER", tmp_path)
     asked, kept, groups = {}, {}, {}
-    for name in dynamic.METHODS:
-        run = dynamic.run(name, 1)
-        rows = files.read(tmp_path / dynamic.name_of(name, 1) / "metrics.jsonl")
+    for name, algorithm in dynamic.METHODS.settings.items():
+        run = dynamic.measure(tmp_path / name, algorithm, 1)
+        rows = files.read(tmp_path / name / "metrics.jsonl")
         asked[name] = [row["questions"] for row in rows]
         kept[name] = [row["kept"] for row in rows]
         groups[name] = [2 * row["questions"] * (1 - row["no_signal"]) for row in rows]

@@ -1,7 +1,5 @@
 """What experiments/judge.py trains, and what it reads from a run."""
 
-import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -61,32 +59,24 @@ def test_the_figures_of_a_run_are_means_of_four_steps():
              "reward/judged": 10 * i}
             for i, (a, kl) in enumerate(zip(accuracies, kls))]
     found = judge.figures(rows, "judged")
-    curves = found["curves"]
-    assert curves["kl"] == pytest.approx([0, 0, 0, 0.15, 0.15, 0.25, 0.5, 1.0])
+    assert found["curve of kl"] == pytest.approx([0, 0, 0, 0.15, 0.15, 0.25, 0.5, 1.0])
     assert found["best"] == pytest.approx(0.8) and found["step of the best"] == 7
     assert found["KL at the best"] == pytest.approx(0.5)
     assert found["reward, last"] == 55 and found["largest kl_old"] == pytest.approx(0.022)
-    assert judge.stopped(curves, 0.2) == (6, pytest.approx(0.75))
-    assert judge.stopped(curves, 1.5) == (8, pytest.approx(0.6))  # never: the last step
-    assert not any(curves["median"])  # of fewer than 16 steps with a KL
+    row = {name: [found[name]] for name in found}  # of one seed
+    for X, step, accuracy in ((0.2, 6, 0.75), (1.5, 8, 0.6)):  # 1.5: never, so the last step
+        stopped = judge.stops_in_the_logs(row, X)
+        assert stopped["steps"]["values"] == [step]
+        assert stopped["held-out"]["mean"] == pytest.approx(accuracy)
+    assert not any(found["curve of median"])  # of fewer than 16 steps with a KL
 
 
 def test_a_few_large_values_do_not_move_the_median():
     kls = [0.1] * 16 + [9.0, 9.0] + [0.3] * 16
     rows = [{"accuracy": i / 100, "kl": kl, "kl_old": None, "reward/judged": 0}
             for i, kl in enumerate(kls)]
-    curves = judge.figures(rows, "judged")["curves"]
-    assert curves["median"][14:18] == [0.0, 0.1, 0.1, 0.1] and curves["median"][-1] == 0.3
-    assert judge.stopped(curves, 0.25, "median")[0] == 25  # 9 of its 16 values are above 0.25
-
-
-def test_the_page_says_what_was_stored():
-    root = Path(__file__).parents[2]
-    result = json.loads((root / "experiments/results/judge.json").read_text())
-    text = " ".join((root / "docs/claims.md").read_text().split())
-    shown = [result["runs"][name]["held-out"] for name in result["runs"]]
-    shown += [result["stops"][f"judge, X = {X:g}"]["held-out"] for X in judge.STOPS]
-    shown += [result["stops"][f"rule, X = {X:g}"]["sampled"] for X in judge.STOPS]
-    shown += [result["judge"]["accuracy"], result["runs"]["judge, β = 0"]["best"]]
-    for of in shown:
-        assert f" {of['mean']:.3f} ± {of['std']:.3f}" in text
+    found = judge.figures(rows, "judged")
+    medians = found["curve of median"]
+    assert medians[14:18] == [0.0, 0.1, 0.1, 0.1] and medians[-1] == 0.3
+    stopped = judge.stops_in_the_logs({name: [of] for name, of in found.items()}, 0.25, "median")
+    assert stopped["steps"]["values"] == [25]  # 9 of its 16 values are above 0.25

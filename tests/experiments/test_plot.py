@@ -31,16 +31,6 @@ def figures(monkeypatch):
     return saved
 
 
-def panels(figure):
-    """{title: panel}, and the strip of the seconds as "seconds"."""
-    return {axis.get_title() or "seconds": axis for axis in figure.axes}
-
-
-def widths(figure):
-    """Of all bars of the seconds by phase."""
-    return {bar.get_width() for bar in panels(figure)["seconds"].patches}
-
-
 def names(axis):
     """{name that stands in a panel: its colour}"""
     return {text.get_text(): text.get_color() for text in axis.texts}
@@ -51,11 +41,13 @@ def test_several_runs_on_one_picture(tmp_path, figures):
     for run, steps in zip(runs, (30, 3)):
         fake_run(Path(run), steps)
     plot.main(runs)
-    accuracy = panels(figures[0])["accuracy of the samples"]
-    assert names(accuracy).keys() == {"one", "two"} and not figures[0].legends
+    [figure] = figures
+    accuracy, *_, seconds = figure.axes
+    assert accuracy.get_title() == "accuracy of the samples"
+    assert names(accuracy).keys() == {"one", "two"} and not figure.legends
     line = accuracy.lines[0]
     assert line.get_xdata()[-1] == 120 and line.get_ydata()[-1] == 1.0  # against questions
-    assert widths(figures[0]) == {30.0, 60.0, 3.0, 6.0, 0.0}
+    assert {bar.get_width() for bar in seconds.patches} == {30.0, 60.0, 3.0, 6.0, 0.0}
     with pytest.raises(UserError):
         plot.main([str(tmp_path)])
 
@@ -70,16 +62,27 @@ def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band(tmp_path, fi
         options = {"algorithm": algorithm, "seed": seed, "output_dir": name}
         (tmp_path / name / "run.json").write_text(json.dumps(options))
     plot.main([str(tmp_path / name) for name in ("run-1", "run-2", "other", "run-3")])
-    accuracy = panels(figures[0])["accuracy of the samples"]
+    accuracy = figures[0].axes[0]
     assert names(accuracy) == {"run": plot.FAILS, "other": plot.GRPO}
     assert accuracy.lines[0].get_ydata() == pytest.approx([0.4] * 30)
     assert {round(y, 6) for _, y in accuracy.collections[0].get_paths()[0].vertices} == {0.2, 0.7}
+
+
+def test_a_band_is_the_mean_and_the_range_where_all_seeds_have_points():
+    axis = plot.Figure().subplots()
+    of_seeds = [[(0, 0.0), (2, 2.0)], [(1, 3.0), (4, 6.0)]]
+    assert plot.band(axis, of_seeds, 0, "k", height=1) == 3.0  # of 2 and 4, at x = 2
+    line, area = axis.lines[0], axis.collections[0].get_paths()[0].vertices
+    assert line.get_xdata().tolist() == [1, 1, 2, 2] and line.get_ydata()[0] == 2.0
+    assert (area[:, 1].min(), area[:, 1].max()) == (1, 4)
+    assert plot.band(axis, of_seeds, 0, "k", height=1, until=1) == 2.0
 
 
 @pytest.mark.parametrize("name, colour", [
     ("GRPO, G=8", plot.GRPO), ("P=0.875, 4 mini-batches", plot.CPPO), ("cppo", plot.CPPO),
     ("CPPO, P=0.5", plot.PALER["P=0.5"]), ("largest_abs, P=0.75", plot.PALER["P=0.75"]),
     ("random, P=0.875", "other"), ("largest, P=0.5", "other"), ("gspo", "other"),
+    ("1/|o|, largest |A|", plot.CPPO), ("constant, largest |A|", "other"),
 ])  # fmt: skip
 def test_a_method_has_one_colour(name, colour):
     assert plot.colour(name, other="other") == colour
@@ -97,21 +100,16 @@ def test_names_at_the_ends_of_lines_do_not_cover_each_other():
     assert order == ["d", "a", "b", "c"] and min(gaps) > 0.06 and max(heights.values()) < 0.98
 
 
-def test_all_pictures_of_the_stored_results_are_drawn_again(figures):
-    """From the tables' own figures: the dots of the first picture are the seconds to 0.85."""
-    pictures.main(["table1", "family"])
+def test_the_pictures_of_the_tables_say_what_is_stored(figures, tmp_path):
+    """The dots of the first picture are the seconds to 0.85."""
+    pictures.main(["--names", "table1", "family", "--output", str(tmp_path)])
     table, first, family = figures
     dots = [line.get_xdata()[0] for line in first.axes[0].lines if line.get_marker() == "o"]
-    assert [round(x, 1) for x in dots] == [14.4, 6.3]
+    assert [round(dots[i], 1) for i in (0, 3)] == [14.4, 6.3]
+    assert {"GRPO: 14.4 s", "CPPO, P = 0.875: 6.3 s"} <= names(first.axes[0]).keys()
     assert [axis.get_title() for axis in first.axes] == [
         "By the clock, CPPO is ahead", "By the answers it samples, GRPO is ahead"]
     assert first.axes[0].get_xscale() == "linear" and not first.legends
     left = family.axes[0]
     assert left.get_xlim()[0] == 0.86 and "◂ 0.34" in left.texts[0].get_text()
     assert len(table.axes[1].patches) == 50
-
-
-def test_the_pictures_of_the_claims_are_drawn_again(figures):
-    names = [*pictures.ONE, *pictures.SEVERAL]
-    pictures.main(names)
-    assert len(figures) == len(names) + len(pictures.SEVERAL)

@@ -1,8 +1,7 @@
 """Two rewards that trade off, and the gradients of a real model: what is computed, beside hand
-cases; and what the page of claims says of the stored figures."""
+cases."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from experiments import claims, claims_real, tradeoff
 from experiments.gradients import scores
 from rewards import toy_accuracy
 
-ROOT = Path(__file__).parents[2]
 THOUGHT = "<think>1+1=2;2+1=3;3+5=8;8+1=9;</think>\n<answer>{}</answer>"  # the shortest there is
 TEXTS = {
     "lucky guess": "<answer>9</answer>", "wrong guess": "<answer>10</answer>",
@@ -55,24 +53,6 @@ def test_the_products_are_those_of_the_gradients(loaded):
     # bfloat16 has 8 bits, but the errors of many weights cancel
     torch.testing.assert_close(found / size / size[:, None], expected / size / size[:, None],
                                rtol=0, atol=2e-3)
-
-
-def test_the_page_of_claims_says_what_was_stored():
-    result = json.loads((ROOT / "experiments/results/tradeoff.json").read_text())
-    text = " ".join((ROOT / "docs/claims.md").read_text().split()).replace("−", "-")
-    shown = [(result["runs"][f"{name}, {weight:g}"][figure], 3)
-             for name in tradeoff.COLOURS for weight in tradeoff.WEIGHTS
-             for figure in ("accuracy", "sum, last quarter")]
-    for name in tradeoff.COLOURS:
-        shown.append((result["kinds"]["base"][f"{name}, 1: different groups"], 0))
-        for stage in claims.STAGES:
-            shown.append((result["kinds"][stage][f"{name}, 0.75: A of a wrong guess"], 2))
-    real = json.loads((ROOT / "experiments/results/claims_real.json").read_text())["figures"]
-    for stage in claims.STAGES:
-        shown += [(real[stage][f"1/|o|: k = 2: {what}"], 3)
-                  for what in ("share of the norms", "cosine")]
-    for of, digits in shown:
-        assert f"{of['mean']:.{digits}f} ± {of['std']:.{digits}f}" in text, of
 
 
 @pytest.mark.slow

@@ -1,0 +1,107 @@
+"""docs/claims.md says what was stored in experiments/results, and all pages and pictures are drawn
+from it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments import collapse, judge, moe
+from experiments.library import pictures
+from experiments.library.study import by_name, cell
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
+
+
+def stored(name):
+    return json.loads((ROOT / f"experiments/results/{name}.json").read_text(encoding="utf-8"))
+
+
+def says(section, of, digits=3, times=1):
+    """Whether the section of the page that begins so has this figure."""
+    words = " ".join(TEXT.split(f"\n## {section}")[1].split("\n## ")[0].split()).replace("−", "-")
+    text = cell({key: times * of[key] for key in ("mean", "std")}, f".{digits}f")
+    return re.search(rf"(?<![\d.]){re.escape(text)}", words)
+
+
+STAGES = ["base", "later"]
+MIXTURE, MANY, DENSE, SMALL = moe.KINDS
+RUNS = [f"{lr}, {kind}, {algorithm}" for lr in ("0.0003", "0.0006")
+        for kind in (MIXTURE, DENSE, SMALL) for algorithm in ("grpo", "gspo")]
+REWARDS = [f"{name}, {weight}" for name in ("grpo", "gdpo") for weight in ("0.5", "0.75", "1")]
+
+
+@pytest.mark.parametrize("section, name, part, rows, figures, digits, times", [
+    ("A completion with a small", "claims", "advantage", STAGES, [
+        "1/|o|: k = 2: share of the norms", "1/|o|: k = 2: cosine",
+        "token mean: k = 2: share of the norms"], 3, 1),
+    ("A completion with a small", "claims_real", "figures", STAGES, [
+        "1/|o|: k = 2: share of the norms", "1/|o|: k = 2: cosine"], 3, 1),
+    ("G answers give", "claims", "pairs", STAGES, [
+        f"G = {size}: noise of 64 completions" for size in (2, 4, 8, 16, 64)], 1, 1),
+    ("k3 estimates", "claims", "kl", ["later"], [
+        f"after 100 steps{where}: std of k{i}" for where in ("", ", without the first token")
+        for i in (1, 3)], 3, 1),
+    ("A rule beats", "judge", "judges", ["judge"], ["accuracy"], 3, 1),
+    ("A rule beats", "judge", "runs", [
+        "rule, β = 0", *(f"judge, β = {beta}" for beta in ("0", "0.04", "0.5"))],
+     ["held-out"], 3, 1),
+    ("A rule beats", "judge", "runs", ["judge, β = 0"], ["best"], 3, 1),
+    ("Stopping early", "judge", "runs", ["off by one, β = 0"], ["held-out"], 3, 1),
+    ("GSPO's one ratio", "moe", "bases", [MIXTURE, DENSE, SMALL], ["accuracy"], 3, 1),
+    ("GSPO's one ratio", "moe", "ratios", [
+        f"0.0003, {kind}" for kind in moe.KINDS], ["8, own: tokens, 99 %"], 2, 1),
+    ("GSPO's one ratio", "moe", "ratios", [f"0.0003, {kind}" for kind in (MIXTURE, MANY)],
+     ["8, replay: tokens, 99 %"], 2, 1),
+    ("GSPO's one ratio", "moe", "ratios", [f"0.0003, {MIXTURE}"], [
+        "8, own: sequences, 99 %", "8, replay: sequences, 99 %"], 2, 1),
+    ("GSPO's one ratio", "moe", "ratios", [f"0.0003, {MIXTURE}"], ["8, own: changed choices"],
+     1, 100),
+    ("GSPO's one ratio", "moe", "runs", RUNS, ["sampled"], 3, 1),
+    ("GSPO's one ratio", "moe", "runs", RUNS[:6], ["clipped"], 1, 100),
+    ("One sum of rewards", "tradeoff", "runs", REWARDS, ["accuracy", "sum, last quarter"], 3, 1),
+    ("One sum of rewards", "tradeoff", "kinds", STAGES, [
+        "grpo, 0.75: A of a wrong guess", "gdpo, 0.75: A of a wrong guess"], 2, 1),
+    ("One sum of rewards", "tradeoff", "kinds", ["base"], [
+        "grpo, 1: different groups", "gdpo, 1: different groups"], 0, 1),
+])
+def test_the_page_says_what_was_stored(section, name, part, rows, figures, digits, times):
+    found = stored(name)[part]
+    found = found.get("rows", found) if isinstance(found, dict) else found
+    found = by_name(found) if isinstance(found, list) else found
+    missing = [(row, figure) for row in rows for figure in figures
+               if not says(section, found[row][figure], digits, times)]
+    assert not missing
+
+
+def test_the_page_says_where_runs_collapse():
+    """The edge of each row and its accuracy at 0.0004, in the order of the page."""
+    rows = by_name(stored("collapse")["rows"])
+    section = TEXT.split("and collapses\n")[1]
+    lines = [line.split(" | ")[1:] for line in section.splitlines() if line.startswith("| ")][1:9]
+    for line, guard in zip(lines, collapse.GUARDS, strict=True):
+        accuracy = cell(rows[f"{guard}, 0.0004"]["sampled"], ".3f")
+        assert line == [collapse.edge(rows, guard), f"{accuracy} |"]
+
+
+def test_the_page_says_what_each_stop_keeps():
+    stops = judge.all_stops(stored("judge"))
+    names = [f"{reward}, X = {X:g}" for reward in ("judge", "rule") for X in judge.STOPS]
+    assert all(says("Stopping early", stops[name]["held-out"]) for name in names)
+
+
+NAMES = ("table1", "family", "ppo", "factorial", "tool", "claims", "collapse", "dynamic", "judge",
+         "moe", "tradeoff")  # the other tables have nothing that these have not
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pages_and_pictures_are_drawn_from_what_is_stored(name, tmp_path):
+    """The page is that of the repository, the figures are not touched, and there is a picture."""
+    pictures.main(["--names", name, "--output", str(tmp_path)])
+    for kind in ("md", "json"):
+        drawn, kept = (folder / f"{name}.{kind}" for folder in (tmp_path, pictures.STORED))
+        assert drawn.read_text() == kept.read_text()
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn and all((pictures.STORED / picture).exists() for picture in drawn)
