@@ -114,20 +114,22 @@ def divisor_of(name, times, lengths):
 def sampled(model, tokenizer, number, count):
     """Set `number` of the toy's questions, answered: (Batch of count·G completions, advantages,
     lengths (count, G))."""
-    questions = load_questions("toy", tokenizer, limit=(number + 1) * count)[0][-count:]
+    questions, _ = load_questions("toy", tokenizer, limit=(number + 1) * count)
+    questions = questions[-count:]
     drawn, _, rewards = answered(model, tokenizer, questions, G, number)
     advantages = group_advantages(rewards.view(count, G))
-    each = [question["prompt"] for question in questions for _ in range(G)]
-    batch = Batch(each, drawn.tokens, drawn.mask, advantages.flatten())
-    return batch, advantages, drawn.lengths.view(count, G).float()
+    lengths = drawn.lengths.view(count, G).float()
+    prompts = [question["prompt"] for question in questions for _ in range(G)]
+    batch = Batch(prompts, drawn.tokens, drawn.mask, advantages.flatten())
+    return batch, advantages, lengths
 
 
 def scores(model, batch):
     """∇ Σ_t log π(o_it) of each completion: (N, parameters)."""
     parameters, rows = list(model.parameters()), []
     for i in tqdm(range(len(batch.prompts)), desc="gradients"):
-        logp = Policy(model).logprobs(batch.rows([i])).sum()
-        gradients = torch.autograd.grad(logp, parameters)
+        logp = Policy(model).logprobs(batch.rows([i]))
+        gradients = torch.autograd.grad(logp.sum(), parameters)
         rows.append(torch.cat([g.flatten() for g in gradients]))
     return torch.stack(rows)
 
@@ -169,15 +171,15 @@ def measure(of_each, A, lengths, steps, seed):
     figures = {}
     for divisor in DIVISORS:
         # the mean of GRPO's steps, one question each
-        one = A_other[:, None], lengths_other[:, None]
-        target = step_weights(GRPO, G, divisor, *one).flatten() @ other
+        weights = step_weights(GRPO, G, divisor, A_other[:, None], lengths_other[:, None])
+        target = weights.flatten() @ other
         along = own @ target / target.norm()
         for k, name in product(KEPT, METHODS):
             weights = random_steps(name, k, divisor, A, lengths, steps, seed)
+            mean = weights.mean(0, keepdim=True)
             title = f"P = {1 - k / G}: cosine of"
-            of_mean = cosines(weights.mean(0, keepdim=True), products, along)
             figures[f"{title} a step", name, divisor] = cosines(weights, products, along).mean()
-            figures[f"{title} the mean step", name, divisor] = of_mean
+            figures[f"{title} the mean step", name, divisor] = cosines(mean, products, along)
     # ∇ E[1/|o|]; the mean adds E[∇ log π] = 0
     shorter = 1 / lengths_other
     shorter = (shorter - shorter.mean()).flatten() @ other
@@ -187,9 +189,10 @@ def measure(of_each, A, lengths, steps, seed):
     easy = (G / 2 < right) & (right < G)
     title = "Cosine of the mean step with ∇ E[1/|o|], shorter completions"
     for kind, those in (("hard", hard), ("easy", easy)):
+        own_A, own_lengths = A[None, those], lengths[None, those]
         for divisor, (name, k) in product(DIVISORS, ((ALL, G), (CPPO, KEPT[0]))):
             weights = torch.zeros(1, half, G)
-            weights[:, those] = step_weights(name, k, divisor, A[None, those], lengths[None, those])
+            weights[:, those] = step_weights(name, k, divisor, own_A, own_lengths)
             push = cosines(weights.flatten(1), products, along)
             figures[title, f"{kind} questions, {name}", divisor] = push
     return {key: round(figure.item(), 4) for key, figure in figures.items()}
@@ -214,7 +217,8 @@ def page(result):
     for title, rows in result["tables"].items():
         lines = [["", *DIVISORS]]
         for name, of_divisors in rows.items():
-            lines.append([name, *(pm(spread(values)) for values in of_divisors.values())])
+            cells = [pm(spread(values)) for values in of_divisors.values()]
+            lines.append([name, *cells])
         text += f"\n{title}:\n\n{markdown_table(lines)}\n"
     return text
 
