@@ -147,7 +147,8 @@ def random_steps(name, k, divisor, A, lengths, steps, seed):
     rng = torch.Generator().manual_seed(seed)  # the same questions and draws for all divisors
     count = 1 if name == GRPO else G // k
     k = G if name in (GRPO, ALL) else k
-    picks = torch.rand(steps, len(A), generator=rng).argsort(dim=1)[:, :count]
+    order = torch.rand(steps, len(A), generator=rng).argsort(dim=1)
+    picks = order[:, :count]
     weights = torch.zeros(steps, *A.shape)
     own = step_weights(name, k, divisor, A[picks], lengths[picks], rng)
     weights[torch.arange(steps)[:, None], picks] = own
@@ -158,7 +159,8 @@ def cosines(weights, products, along):
     """Of steps, with the direction whose inner products with all completions are `along`. weights:
     (steps, Q·G)."""
     squares = (weights.to_sparse() @ products * weights).sum(1)
-    return weights @ along / squares.clamp(min=1e-24).sqrt()
+    length = squares.clamp(min=1e-24).sqrt()
+    return weights @ along / length
 
 
 def measure(of_each, A, lengths, steps, seed):
@@ -233,12 +235,14 @@ def main(argv):
         of_each = scores(model, batch)
         of_sets.append(measure(of_each, A, lengths, options.steps, number))
         right = A > 0
-        facts.append([right.float().mean(), lengths[right].mean(), lengths[A < 0].mean()])
+        share = right.float().mean()
+        facts.append([share, lengths[right].mean(), lengths[A < 0].mean()])
     tables = {}
     for key in of_sets[0]:
         table, row, column = key
         rows = tables.setdefault(table, {})
-        rows.setdefault(row, {})[column] = [figures[key] for figures in of_sets]
+        columns = rows.setdefault(row, {})
+        columns[column] = [figures[key] for figures in of_sets]
     facts = torch.tensor(facts).mean(0).tolist()
     about = asdict(options) | dict(zip(("accuracy", "right", "wrong"), facts))
     report(options, "gradients", about | {"tables": tables}, page)

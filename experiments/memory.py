@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import resolve
 from engine.data.questions import load_questions
-from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, our_sampler
 from engine.model.precision import choose_dtype
@@ -148,11 +147,21 @@ def page(result):
 # --- a whole training step: what a reference costs, and what a critic costs ---
 
 
+def networks_of(policy, tokenizer, config, algorithm):
+    """The Networks of a policy that no run has."""
+    networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
+    if algorithm.beta:
+        networks.reference = frozen(policy)
+    if algorithm.critic:
+        networks.critic = first_critic(policy)
+    add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
+    return networks
+
+
 def one_step(options, hidden_size, device):
     """Make the networks and one step with them on 16 kept completions (GFPO 8, PODS 4). Returns the
     bytes of [parameters, the optimizer's moments]."""
-    options = options | {"questions_per_step": 1, "max_new_tokens": 32}
-    config, algorithm = config_of(options)
+    config, algorithm = config_of(options | {"questions_per_step": 1, "max_new_tokens": 32})
     tokenizer = toy_model.make_tokenizer()
     questions, _ = load_questions("toy", tokenizer, limit=algorithm.questions_per_step)
     model = qwen(
@@ -161,14 +170,9 @@ def one_step(options, hidden_size, device):
         eos_token_id=tokenizer.eos_token_id,
     ).to(device)
     policy = Policy(model, choose_dtype("auto", device, 0))  # on every CPU float32
-    networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
-    if algorithm.beta:
-        networks.reference = frozen(policy)
-    if algorithm.critic:
-        networks.critic = first_critic(policy)
-    add_optimizer(networks, config.update, task_of("toy").critic_lr)
+    networks = networks_of(policy, tokenizer, config, algorithm)
     reward, rng = Reward("digits", digits), random.Random(1)
-    train_step(networks, algorithm, [reward], Sampling(32), Limits(), questions, rng)
+    train_step(networks, algorithm, [reward], config.sampling, Limits(), questions, rng)
     everything = list(networks.learners)
     if networks.reference:
         everything.append(networks.reference.model)

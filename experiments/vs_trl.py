@@ -46,12 +46,12 @@ from engine.base.errors import UserError
 from engine.data.questions import load_questions, take
 from engine.model.loading import keep_freed_memory
 from engine.model.logprobs import Policy
-from engine.model.networks import Networks, add_optimizer, frozen, our_sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.scoring.score import Reward
 from experiments.library import toy_model
 from experiments.library.bench import digits, heading, in_turn, markdown_table, qwen, report
+from experiments.memory import networks_of
 from train import train_step
 from update import Limits
 
@@ -104,10 +104,7 @@ class Ours:
         self.sampling = config.sampling
         self.per_step = self.algorithm.questions_per_step
         policy = Policy(deepcopy(model))
-        self.networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
-        if self.algorithm.beta:
-            self.networks.reference = frozen(policy)
-        add_optimizer(self.networks, config.update)
+        self.networks = networks_of(policy, tokenizer, config, self.algorithm)
         self.questions, self.generate = questions, []
 
     def step(self):

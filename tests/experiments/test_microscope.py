@@ -387,26 +387,23 @@ def test_a_completion_is_text_and_never_markup(browser, tmp_path):
                "<img src=x onerror='window.hit = 2'>", "😀", "", "\ud83d", "\u2028", "x" * 100_000,
                "{0}$&", "&lt;b&gt;", "<!--"]
     data = deepcopy(SHIPPED) | {"question": hostile[0], "answer": hostile[1]}
-    first, second = data["completions"][:2]
-    for c, tokens in ((first, hostile), (second, ["y"] * 100_000)):
-        for numbers in (c, *c["passes"]):
-            for name, column in numbers.items():
-                if isinstance(column, list) and name != "passes":
-                    numbers[name] = column[:1] * len(tokens)
-        c["tokens"] = tokens
+    first = data["completions"][0]
+    for numbers in (first, *first["passes"]):
+        for name, column in numbers.items():
+            if isinstance(column, list) and name != "passes":
+                numbers[name] = column[:1] * len(hostile)
+    first["tokens"] = hostile
     path = tmp_path / "step.html"
     path.write_text(page_of(data), encoding="utf-8")
     page = browser.open(f"{path}#lang=en", 1280, 900)
     assert page.run("DATA.completions[0].tokens.length") == len(hostile)
-    assert page.run("document.querySelectorAll('.token').length") > 100_000
     for i, text in enumerate(hostile):
         page.run(f"choose(0, {i})")
         assert page.run("document.querySelectorAll('script').length") == 2
         if len(text) > 3:
             where = page.run("document.querySelector('#where code').textContent")
             assert where == text[:40]
-    page.run(KEY % "ArrowDown")
-    assert page.run("state.completion") == 1 and page.run("window.hit ?? 0") == 0
+    assert page.run("window.hit ?? 0") == 0
     assert page.run("document.documentElement.scrollWidth") <= 1280
     assert page.problems() == []
     for c in data["completions"]:  # of another rule: nothing of this question is kept
