@@ -10,7 +10,7 @@ import torch
 
 from cppo import batch_rows, prune
 from engine.model import logprobs
-from experiments import gradients, memory
+from experiments import gradients, memory, plan, vs_trl
 from experiments.library import rules
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
@@ -31,6 +31,20 @@ def test_memory(tmp_path, monkeypatch):
     assert peak[16, "default"] > 2 * peak[2, "default"]
     assert peak[16, "naive"] > 1.3 * peak[16, "default"]
     assert "| ours | " in (tmp_path / "memory.md").read_text()
+
+
+ROWS = {
+    memory: "| naive | – | – | 2,604 | 1,303 | 651 |",
+    plan: "| LoRA | 1 | 151,552 | 15.8 / 16.1 | 28.0 / 28.3 | 10.8 | 12.6 | 12.0 | 12.6 | 0.99 |",
+    vs_trl: "| 0.945 (0.935–0.957) | 0.659 (0.653–0.674) | 14.8 (14.6–15.0) | 3.70 (3.67–3.80) |",
+}
+
+
+@pytest.mark.parametrize("program", ROWS)
+def test_a_page_says_what_is_stored(program):
+    name = program.__name__.split(".")[-1]
+    stored = Path(program.__file__).parent / f"results/{name}.json"
+    assert ROWS[program] in program.page(json.loads(stored.read_text()))
 
 
 # --- the gradient of the kept ---
