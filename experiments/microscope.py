@@ -128,7 +128,7 @@ class Update:
     values: dict  # {name: (Q·G, T)}; NaN where there is no token to train on
 
     def add(self, rows, mask, values, shape):
-        """What it computed for some more rows. mask, values: (N, T) of these. shape: (Q·G, T)."""
+        """Add what it computed for more rows. mask, values: (N, T) of these. shape: (Q·G, T)."""
         self.rows += rows
         for name, x in values.items():
             everywhere = self.values.setdefault(name, torch.full(shape, torch.nan))

@@ -97,7 +97,8 @@ SECOND = {
 CLAIM = (
     "GRPO", "CPPO, P=0.875", "CPPO, P=0.875, no allocation", "CPPO, P=0.75", "CPPO, P=0.5",
 )
-OTHERS = ("GRPO", "CPPO, P=0.875", "CPPO, P=0.75")  # with the first two of them all are compared
+# a page compares all its methods with the first two of these that it has
+OTHERS = ("GRPO", "CPPO, P=0.875", "CPPO, P=0.75")
 STUDIES = {"real": METHODS, "real_second": SECOND}
 RESULTS = Path(__file__).parent / "results"
 
