@@ -2,7 +2,7 @@
 
     python experiments/claims_real.py --model DIR      DIR: SmolLM2-135M-Instruct; 30 minutes
 
-Writes claims_real.json, claims_real.md and claims_real.png in results/. The setting is that of
+Writes claims_real.json, claims_real.md and claims_real.png in runs/results/. The setting is that of
 real.py: `--dataset arithmetic`, groups of 16, the reward is 1 if the answer is right.
 
 "base": the model itself. "later": three runs of GRPO, each after 20 steps of 4 questions; they are
@@ -48,7 +48,7 @@ TOGETHER = 8  # questions that are sampled together
 class Options:
     model: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub name or folder of a chat model")
     groups: int = option(4, "groups of each seed", limits="[1, ∞)")
-    output: str = option("experiments/results", "folder of the page and of the picture")
+    output: str = option("runs/results", "folder of the page and of the picture")
 
 
 def model_of(stage, seed, name):
@@ -89,42 +89,45 @@ def groups_of(model, tokenizer, seed, count):
         answers = [question["answer"] for question in asked for _ in range(G)]
         rewards = number_accuracy(drawn.texts(tokenizer, asked), answer=answers)
         right += rewards
-        for q, own in enumerate(torch.tensor(rewards).view(-1, G)):
-            if 0 < own.sum() < G and len(groups) < count:
-                rows = slice(q * G, (q + 1) * G)
-                batch = Batch([prompts[q]] * G, drawn.tokens[rows], drawn.mask[rows], own)
+        for q, prompt in enumerate(prompts):
+            rows = slice(q * G, (q + 1) * G)
+            own = torch.tensor(rewards[rows])
+            if own.min() < own.max() and len(groups) < count:
+                batch = Batch([prompt] * G, drawn.tokens[rows], drawn.mask[rows], own)
                 groups.append((inner_products(model, batch), own, drawn.lengths[rows].float()))
         if len(groups) == count:
             break
     if not groups:
         raise UserError(f"the model answers no question of seed {seed} both rightly and wrongly: "
                         "name another one.")
-    return [torch.stack(parts) for parts in zip(*groups)], sum(right) / len(right)
+    products, rewards, lengths = zip(*groups)
+    share = sum(right) / len(right)
+    return torch.stack(products), torch.stack(rewards), torch.stack(lengths), share
 
 
 def measure(options):
     """The figures of each stage, and the points of the picture: [|A|, norm, 1.0 if it is right] of
     each completion."""
-    figures, points = {}, {}
+    result = {"figures": {}, "points": {}}
     for stage in STAGES:
-        of_seeds, points[stage] = [], []
+        of_seeds, points = [], []
         for seed in tqdm(SEEDS, desc=stage):
             model, tokenizer = model_of(stage, seed, options.model)
-            groups, right = groups_of(model, tokenizer, seed, options.groups)
-            products, rewards, lengths = groups
-            of_seed, _ = of_groups(products, rewards, lengths)
-            of_seeds.append(of_seed | {"share of right completions": right})
+            products, rewards, lengths, share = groups_of(model, tokenizer, seed, options.groups)
+            figures, _ = of_groups(products, rewards, lengths)
+            of_seeds.append(figures | {"share of right completions": share})
             A = group_advantages(rewards).abs()
             norms = A / lengths * products.diagonal(dim1=1, dim2=2).sqrt()
-            columns = torch.stack([A, norms, rewards]).flatten(1)
-            points[stage] += [[round(x, 4) for x in point] for point in columns.T.tolist()]
-        figures[stage] = over_seeds(of_seeds)
-    return {"figures": figures, "points": points}
+            points += torch.stack([A, norms, rewards], dim=2).flatten(0, 1).tolist()
+        result["figures"][stage] = over_seeds(of_seeds)
+        result["points"][stage] = points
+    return result
 
 
 def page(result):
-    base, later = (result["figures"][stage] for stage in STAGES)
-    lines = [["", *STAGES], *([name, pm(base[name]), pm(later[name])] for name in base)]
+    lines = [["", *STAGES]]
+    for name in result["figures"]["base"]:
+        lines.append([name, *(pm(result["figures"][stage][name]) for stage in STAGES)])
     return (
         f"{heading('A completion with a small |A|, on a real model', result)}\n"
         "[What the figures are](../claims_real.py). Mean ± standard deviation over 3 seeds.\n\n"
@@ -134,16 +137,14 @@ def page(result):
 def picture(result, output):
     figure, axes = panels(2, sharey=True)
     for axis, stage in zip(axes, STAGES):
-        for kind, colour, is_right in (("right", CPPO, 1.0), ("wrong", GRPO, 0.0)):
-            own = [point[:2] for point in result["points"][stage] if point[2] == is_right]
-            axis.plot(*zip(*own), "o", color=colour, alpha=0.6, label=f"{kind} completions")
+        for A, norm, right in result["points"][stage]:
+            axis.plot(A, norm, "o", color=CPPO if right else GRPO, alpha=0.6)
         axis.set_title(TITLES[stage], fontsize=13)
         axis.set_xlabel("|A|")
         plain(axis)
-    axes[0].legend(frameon=False)
     axes[0].set_ylabel("norm of a completion's gradient, weight 1/|o|")
     figure.suptitle("SmolLM2: a completion with a larger |A| moves the weights more", fontsize=14)
-    foot(figure, "a dot: one completion; all groups of 3 seeds")
+    foot(figure, "a dot: one completion, blue if it is right; all groups of 3 seeds")
     figure.savefig(output, dpi=DPI)
 
 

@@ -2,7 +2,7 @@
 points the right way?
 
     python experiments/gradients.py                writes gradients.json and gradients.md in
-                                                   results/
+                                                   runs/results/
 
 The toy's base model answers several sets of questions with 16 completions each. A step takes random
 questions of one half of a set and trains on 16 completions: GRPO on all of 1 question, a rule on k
@@ -20,14 +20,13 @@ same for both.)
 Under 1/|o| the length gets in: E[∇ log π(o) / |o|] = ∇ E[1/|o|] (notebook 2, section 11). So the
 page also compares the mean step with ∇ E[1/|o|], the direction of shorter completions, for hard
 questions (fewer than 8 right) and easy ones. A step is a weighted sum of gradients of completions:
-its length and its cosines need only their inner products.
+its cosines need only their inner products.
 """
 
 import sys
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
 
 import torch
 from tqdm import tqdm
@@ -39,7 +38,7 @@ from engine.data.questions import load_questions
 from engine.model.loading import load_model
 from engine.model.logprobs import Policy
 from engine.run.command_line import option, parse, run_program
-from experiments.library.bench import heading, markdown_table, report
+from experiments.library.bench import heading, markdown_table, pm, report, spread
 from experiments.library.toy_model import answered
 from grpo import group_advantages
 from records import Batch
@@ -54,7 +53,7 @@ class Options:
     sets: int = option(5, "sets of questions, each with a seed of its own")
     questions: int = option(192, "questions of a set; half of them make the target")
     steps: int = option(1000, "steps of each method")
-    output: str = option("experiments/results", "folder of gradients.json and gradients.md")
+    output: str = option("runs/results", "folder of gradients.json and gradients.md")
 
 
 # --- the rules: advantages A (steps, Q, G) → how often each completion is kept, and the advantage
@@ -63,14 +62,16 @@ class Options:
 
 def kept(rule):
     def choose(A, k, rng):
-        index = prune(A.flatten(0, 1), k, rule=rule, generator=rng).view(*A.shape[:2], k)
+        index = prune(A.flatten(0, 1), k, rule=rule, generator=rng)
+        index = index.view(*A.shape[:2], k)
         return torch.zeros_like(A).scatter(2, index, 1), A
     return choose
 
 
 def pooled(A, k, rng):
     """The largest |A| of all questions of the step."""
-    times, _ = kept("largest_abs")(A.flatten(1)[:, None], A.shape[1] * k, rng)
+    one_group = A.flatten(1)[:, None]
+    times, _ = kept("largest_abs")(one_group, A.shape[1] * k, rng)
     return times.view(A.shape), A
 
 
@@ -78,10 +79,11 @@ def importance(A, k, rng):
     """k draws with replacement, with probability |A| / Σ|A|, weighed by its inverse (notebook 2,
     section 11)."""
     size = A.abs().sum(2, keepdim=True)
-    chance = torch.where(size > 0, A.abs(), torch.ones_like(A))
-    index = torch.multinomial(chance.flatten(0, 1), k, replacement=True, generator=rng)
+    chance = A.abs().where(size > 0, 1.0).flatten(0, 1)
+    index = torch.multinomial(chance, k, replacement=True, generator=rng)
     index = index.view(*A.shape[:2], k)
-    times = torch.zeros_like(A).scatter_add(2, index, torch.ones(index.shape))
+    once = torch.ones(index.shape)
+    times = torch.zeros_like(A).scatter_add(2, index, once)
     return times, A.sign() * size / G
 
 
@@ -91,14 +93,19 @@ METHODS = {
     "largest |A|, pooled": pooled, "importance, weighted": importance, "random": kept("random"),
     "smallest |A|": kept("smallest_abs"),
 }
-DIVISORS = {  # of the tokens of each completion. times, lengths: (steps, Q, G)
-    "1/|o|": lambda times, lengths: lengths,
-    "token mean": lambda times, lengths: (
-        (times * lengths).sum((1, 2), keepdim=True) / times.sum((1, 2), keepdim=True)
-    ),
-    "constant": lambda times, lengths: toy.MAX_NEW_TOKENS,
-    "group's mean": lambda times, lengths: lengths.mean(2, keepdim=True),
-}
+DIVISORS = ("1/|o|", "token mean", "constant", "group's mean")
+
+
+def divisor_of(name, times, lengths):
+    """By what the advantage of each token is divided. times, lengths: (steps, Q, G)."""
+    if name == "1/|o|":
+        return lengths
+    if name == "token mean":
+        tokens = (times * lengths).sum((1, 2), keepdim=True)
+        return tokens / times.sum((1, 2), keepdim=True)
+    if name == "group's mean":
+        return lengths.mean(2, keepdim=True)
+    return toy.MAX_NEW_TOKENS
 
 
 # --- one set of questions ---
@@ -107,20 +114,22 @@ DIVISORS = {  # of the tokens of each completion. times, lengths: (steps, Q, G)
 def sampled(model, tokenizer, number, count):
     """Set `number` of the toy's questions, answered: (Batch of count·G completions, advantages,
     lengths (count, G))."""
-    questions = load_questions("toy", tokenizer, limit=(number + 1) * count)[0][-count:]
+    questions, _ = load_questions("toy", tokenizer, limit=(number + 1) * count)
+    questions = questions[-count:]
     drawn, _, rewards = answered(model, tokenizer, questions, G, number)
     advantages = group_advantages(rewards.view(count, G))
-    each = [question["prompt"] for question in questions for _ in range(G)]
-    batch = Batch(each, drawn.tokens, drawn.mask, advantages.flatten())
-    return batch, advantages, drawn.lengths.view(count, G).float()
+    lengths = drawn.lengths.view(count, G).float()
+    prompts = [question["prompt"] for question in questions for _ in range(G)]
+    batch = Batch(prompts, drawn.tokens, drawn.mask, advantages.flatten())
+    return batch, advantages, lengths
 
 
 def scores(model, batch):
     """∇ Σ_t log π(o_it) of each completion: (N, parameters)."""
-    rows = []
+    parameters, rows = list(model.parameters()), []
     for i in tqdm(range(len(batch.prompts)), desc="gradients"):
-        logp = Policy(model).logprobs(batch.rows([i])).sum()
-        gradients = torch.autograd.grad(logp, list(model.parameters()))
+        logp = Policy(model).logprobs(batch.rows([i]))
+        gradients = torch.autograd.grad(logp.sum(), parameters)
         rows.append(torch.cat([g.flatten() for g in gradients]))
     return torch.stack(rows)
 
@@ -129,57 +138,65 @@ def step_weights(name, k, divisor, A, lengths, rng=None):
     """How much each completion counts in steps of a method. A, lengths and the result: (steps, Q,
     G)."""
     times, advantages = METHODS[name](A, k, rng)
-    weights = times * advantages / DIVISORS[divisor](times, lengths)
+    weights = times * advantages / divisor_of(divisor, times, lengths)
     return weights / times.sum((1, 2), keepdim=True)
 
 
-def cosine_and_length(W, products, along):
-    """Of steps: with the direction whose inner products with all completions are `along`. W:
+def random_steps(name, k, divisor, A, lengths, steps, seed):
+    """The same of steps on random questions among Q. A, lengths: (Q, G). (steps, Q·G)"""
+    rng = torch.Generator().manual_seed(seed)  # the same questions and draws for all divisors
+    count = 1 if name == GRPO else G // k
+    k = G if name in (GRPO, ALL) else k
+    order = torch.rand(steps, len(A), generator=rng).argsort(dim=1)
+    picks = order[:, :count]
+    weights = torch.zeros(steps, *A.shape)
+    own = step_weights(name, k, divisor, A[picks], lengths[picks], rng)
+    weights[torch.arange(steps)[:, None], picks] = own
+    return weights.flatten(1)
+
+
+def cosines(weights, products, along):
+    """Of steps, with the direction whose inner products with all completions are `along`. weights:
     (steps, Q·G)."""
-    length = (W.to_sparse() @ products * W).sum(1).clamp(min=1e-24).sqrt()
-    return W @ along / length, length
+    squares = (weights.to_sparse() @ products * weights).sum(1)
+    length = squares.clamp(min=1e-24).sqrt()
+    return weights @ along / length
 
 
 def measure(of_each, A, lengths, steps, seed):
     """{(table, row, column): figure} of one set. of_each: (Q·G, parameters). A, lengths: (Q, G)."""
     half = len(A) // 2
-    figures = {}
-    grpo = None
     own, other = of_each.split(half * G)
-    products = own @ own.T
-    along = lambda direction: own @ direction / direction.norm()
     A, A_other = A.split(half)
     lengths, lengths_other = lengths.split(half)
-    one = A_other[:, None], lengths_other[:, None]  # steps of one question
-    targets = {d: step_weights(GRPO, G, d, *one).flatten() @ other for d in DIVISORS}
-    for d, k, name in product(DIVISORS, KEPT, METHODS):
-        rng = torch.Generator().manual_seed(seed)  # the same questions and draws for all divisors
-        count, k_of_each = {GRPO: (1, G), ALL: (G // k, G)}.get(name, (G // k, k))
-        picks = torch.rand(steps, half, generator=rng).argsort(dim=1)[:, :count]
-        rows = (picks[:, :, None] * G + torch.arange(G)).flatten(1)
-        W = step_weights(name, k_of_each, d, A[picks], lengths[picks], rng).flatten(1)
-        W = torch.zeros(steps, half * G).scatter(1, rows, W)
-        of_steps, _ = cosine_and_length(W, products, along(targets[d]))
-        of_mean, norm = cosine_and_length(W.mean(0, keepdim=True), products, along(targets[d]))
-        grpo = norm if name == GRPO else grpo  # GRPO comes first
-        P = f"P = {1 - k / G}"
-        figures[f"{P}: cosine of a step", name, d] = of_steps.mean()
-        figures[f"{P}: cosine of the mean step", name, d] = of_mean
-        figures[f"{P}: length of the mean step, GRPO's = 1", name, d] = norm / grpo
+    products = own @ own.T
+    figures = {}
+    for divisor in DIVISORS:
+        # the mean of GRPO's steps, one question each
+        weights = step_weights(GRPO, G, divisor, A_other[:, None], lengths_other[:, None])
+        target = weights.flatten() @ other
+        along = own @ target / target.norm()
+        for k, name in product(KEPT, METHODS):
+            weights = random_steps(name, k, divisor, A, lengths, steps, seed)
+            mean = weights.mean(0, keepdim=True)
+            title = f"P = {1 - k / G}: cosine of"
+            figures[f"{title} a step", name, divisor] = cosines(weights, products, along).mean()
+            figures[f"{title} the mean step", name, divisor] = cosines(mean, products, along)
     # ∇ E[1/|o|]; the mean adds E[∇ log π] = 0
-    shorter = (1 / lengths_other - (1 / lengths_other).mean()).flatten() @ other
+    shorter = 1 / lengths_other
+    shorter = (shorter - shorter.mean()).flatten() @ other
+    along = own @ shorter / shorter.norm()
     right = (A > 0).sum(1)
-    kinds = {"hard": (right > 0) & (right < G / 2), "easy": (right > G / 2) & (right < G)}
+    hard = (0 < right) & (right < G / 2)
+    easy = (G / 2 < right) & (right < G)
     title = "Cosine of the mean step with ∇ E[1/|o|], shorter completions"
-    for d, kind, (name, k) in product(DIVISORS, kinds, ((ALL, G), (CPPO, KEPT[0]))):
-        those = kinds[kind]
-        W = torch.zeros(half, G)
-        W[those] = step_weights(name, k, d, A[None, those], lengths[None, those])[0]
-        push, _ = cosine_and_length(W.view(1, -1), products, along(shorter))
-        figures[title, f"{kind} questions, {name}", d] = push
-    for d, target in targets.items():
-        cosine = torch.cosine_similarity(target, targets["1/|o|"], dim=0)
-        figures["Cosine of the target with that of 1/|o|", "", d] = cosine
+    for kind, those in (("hard", hard), ("easy", easy)):
+        own_A, own_lengths = A[None, those], lengths[None, those]
+        for divisor, (name, k) in product(DIVISORS, ((ALL, G), (CPPO, KEPT[0]))):
+            weights = torch.zeros(1, half, G)
+            weights[:, those] = step_weights(name, k, divisor, own_A, own_lengths)
+            push = cosines(weights.flatten(1), products, along)
+            figures[title, f"{kind} questions, {name}", divisor] = push
     return {key: round(figure.item(), 4) for key, figure in figures.items()}
 
 
@@ -200,10 +217,10 @@ def page(result):
         "order under 1/|o| is that of this toy.\n"
     )
     for title, rows in result["tables"].items():
-        lines = [["", *DIVISORS]] + [
-            [row, *(f"{mean(v):.3f} ± {stdev(v):.3f}" for v in own.values())]
-            for row, own in rows.items()
-        ]
+        lines = [["", *DIVISORS]]
+        for name, of_divisors in rows.items():
+            cells = [pm(spread(values)) for values in of_divisors.values()]
+            lines.append([name, *cells])
         text += f"\n{title}:\n\n{markdown_table(lines)}\n"
     return text
 
@@ -212,16 +229,23 @@ def main(argv):
     options = parse(Options, argv)
     model, tokenizer = load_model(toy.BASE, torch.device("cpu"))
     torch.set_num_threads(1)
-    sets, facts, tables = [], [], {}
+    of_sets, facts = [], []
     for number in range(options.sets):
         batch, A, lengths = sampled(model, tokenizer, number, options.questions)
-        sets.append(measure(scores(model, batch), A, lengths, options.steps, number))
-        facts.append([(A > 0).float().mean(), lengths[A > 0].mean(), lengths[A < 0].mean()])
-    for table, row, column in sets[0]:
-        own = [figures[table, row, column] for figures in sets]
-        tables.setdefault(table, {}).setdefault(row, {})[column] = own
-    about = dict(zip(("accuracy", "right", "wrong"), torch.tensor(facts).mean(0).tolist()))
-    report(options, "gradients", asdict(options) | about | {"tables": tables}, page)
+        of_each = scores(model, batch)
+        of_sets.append(measure(of_each, A, lengths, options.steps, number))
+        right = A > 0
+        share = right.float().mean()
+        facts.append([share, lengths[right].mean(), lengths[A < 0].mean()])
+    tables = {}
+    for key in of_sets[0]:
+        table, row, column = key
+        rows = tables.setdefault(table, {})
+        columns = rows.setdefault(row, {})
+        columns[column] = [figures[key] for figures in of_sets]
+    facts = torch.tensor(facts).mean(0).tolist()
+    about = asdict(options) | dict(zip(("accuracy", "right", "wrong"), facts))
+    report(options, "gradients", about | {"tables": tables}, page)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """Peak memory of a policy update: what pruning saves, and what scoring in chunks saves. And the
 memory of a whole step of each algorithm, for reproduce.py.
 
-    python experiments/memory.py                   writes memory.json and memory.md in results/
+    python experiments/memory.py                   writes memory.json and memory.md in
+                                                   runs/results/
 
 The model has the vocabulary of Qwen2.5 (151,936) and a small body with random weights.
 `update.update` trains on k of the G = 16 completions of one question (μ = 1, forward and backward).
 The figure is the peak memory of the process during the update, minus its memory before. Each point
 has its own process. Needs Linux.
 
-Three ways are compared:
+Two ways are compared:
 
 - naive: all logits of all tokens, `model(ids).logits`, and their log-softmax; each token of a
   completion needs 2.5 MB, so only up to k = 4;
-- one micro-batch: ours, with all kept completions in one forward pass; the logits come in chunks;
-- default: ours, with micro-batches of 2,048 tokens, which limit the body's memory, too.
+- ours: logits in chunks, and micro-batches of 2,048 tokens, which limit the body's memory, too.
 """
 
 import ctypes
@@ -22,7 +22,6 @@ import random
 import re
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from algorithms import resolve
 from engine.data.questions import load_questions
-from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import Networks, add_optimizer, first_critic, frozen, our_sampler
 from engine.model.precision import choose_dtype
@@ -48,14 +46,14 @@ from update import Limits, update
 
 VOCABULARY, HIDDEN, LAYERS, PROMPT, TOKENS = 151_936, 64, 12, 16, 256
 KEPT = [16, 8, 4, 2, 1]
-WAYS = {"naive": "naive", "whole": "ours, one micro-batch", "default": "ours, default"}
+WAYS = {"naive": "naive", "default": "ours"}
 MOST_NAIVE = 4  # the largest k of the naive way
 CPU = torch.device("cpu")
 
 
 @dataclass
 class Options:
-    output: str = option("experiments/results", "folder of memory.json and memory.md")
+    output: str = option("runs/results", "folder of memory.json and memory.md")
 
 
 def resident(name):
@@ -102,18 +100,19 @@ def completions(k, length):
     return batch
 
 
-def ours(model, batch, micro_batch_tokens):
+def ours(model, batch):
     """One update. Its optimizer does not move: AdamW would add its two moments."""
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     networks = Networks(Policy(model), None, optimizer=still)
-    update(networks, [batch], resolve("grpo", mu=1), Limits(micro_batch_tokens))
+    update(networks, [batch], resolve("grpo", mu=1), Limits())
 
 
 def naive(model, batch):
     ids = torch.cat([torch.tensor(batch.prompts), batch.tokens], 1)
     logits = model(ids).logits[:, PROMPT - 1 : -1]
     logp = logits.float().log_softmax(-1).gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
-    grpo_loss(logp, logp, batch.advantages, batch.mask, ref_logp=batch.ref_logp)[0].backward()
+    loss, _ = grpo_loss(logp, logp, batch.advantages, batch.mask, ref_logp=batch.ref_logp)
+    loss.backward()
 
 
 def peak_of_update(point):
@@ -128,8 +127,7 @@ def peak_of_update(point):
     naive(model, completions(1, 1))  # what the very first update allocates for good
     model.zero_grad()
     batch = completions(k, TOKENS)
-    tokens = {"whole": k * (PROMPT + TOKENS), "default": Limits().micro_batch_tokens}
-    work = naive if way == "naive" else partial(ours, micro_batch_tokens=tokens[way])
+    work = naive if way == "naive" else ours
     return {"k": k, "way": way, "peak": growth(lambda: work(model, batch), CPU)}
 
 
@@ -137,7 +135,8 @@ def page(result):
     """The results as Markdown."""
     peaks = {(row["k"], row["way"]): f"{row['peak'] / 1e6:,.0f}" for row in result["points"]}
     lines = [["k", *KEPT]]
-    lines += [[title, *(peaks.get((k, way), "–") for k in KEPT)] for way, title in WAYS.items()]
+    for way, title in WAYS.items():
+        lines.append([title, *(peaks.get((k, way), "–") for k in KEPT)])
     return (
         f"{heading('Peak memory of a policy update', result)}\nVocabulary {VOCABULARY:,}, body of "
         f"{LAYERS} layers of width {HIDDEN}. MB beyond what the process held before; –: not "
@@ -148,11 +147,21 @@ def page(result):
 # --- a whole training step: what a reference costs, and what a critic costs ---
 
 
+def networks_of(policy, tokenizer, config, algorithm):
+    """The Networks of a policy that no run has."""
+    networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
+    if algorithm.beta:
+        networks.reference = frozen(policy)
+    if algorithm.critic:
+        networks.critic = first_critic(policy)
+    add_optimizer(networks, config.update, task_of(config.data.dataset).critic_lr)
+    return networks
+
+
 def one_step(options, hidden_size, device):
     """Make the networks and one step with them on 16 kept completions (GFPO 8, PODS 4). Returns the
     bytes of [parameters, the optimizer's moments]."""
-    options = options | {"questions_per_step": 1, "max_new_tokens": 32}
-    config, algorithm = config_of(options)
+    config, algorithm = config_of(options | {"questions_per_step": 1, "max_new_tokens": 32})
     tokenizer = toy_model.make_tokenizer()
     questions, _ = load_questions("toy", tokenizer, limit=algorithm.questions_per_step)
     model = qwen(
@@ -161,21 +170,15 @@ def one_step(options, hidden_size, device):
         eos_token_id=tokenizer.eos_token_id,
     ).to(device)
     policy = Policy(model, choose_dtype("auto", device, 0))  # on every CPU float32
-    networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
-    if algorithm.beta:
-        networks.reference = frozen(policy)
-    if algorithm.critic:
-        networks.critic = first_critic(policy)
-    add_optimizer(networks, config.update, task_of("toy").critic_lr)
-    train_step(
-        networks, algorithm, [Reward("digits", digits)], Sampling(32), Limits(),
-        questions, random.Random(1),
-    )
-    reference = [networks.reference.model] if networks.reference else []
-    everything = networks.learners + reference
+    networks = networks_of(policy, tokenizer, config, algorithm)
+    reward, rng = Reward("digits", digits), random.Random(1)
+    train_step(networks, algorithm, [reward], config.sampling, Limits(), questions, rng)
+    everything = list(networks.learners)
+    if networks.reference:
+        everything.append(networks.reference.model)
     parameters = [p for network in everything for p in network.parameters()]
     moments = [t for state in networks.optimizer.state.values() for t in state.values()]
-    return [sum(t.numel() * t.element_size() for t in tensors) for tensors in (parameters, moments)]
+    return [sum(t.nbytes for t in tensors) for tensors in (parameters, moments)]
 
 
 def peak_of_step(job):

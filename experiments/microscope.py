@@ -12,6 +12,7 @@ each return (sys.setprofile), so neither nano.py nor grpo.py knows of it.
 import itertools
 import json
 import linecache
+import math
 import random
 import re
 import sys
@@ -49,29 +50,34 @@ MOVED = 0.02  # a token has moved if its log π has changed by more than this
 # what is recorded of every loss
 LOSS = (grpo.surrogate_loss, grpo.clipped_surrogate, grpo.kl_k3, unbiased_kl,
         grpo.importance_ratio, sequence_ratio, grpo.sequence_mean_weights)
-# the lines that the page shows: (function, how the line begins, what it computes)
-NANO = [
-    (nano.step, "advantages =", "advantage"),
-    (nano.step, "rows =", "kept"),
-    (nano.step, "ref_logp =", "ref"),
-    (nano.step, "logp =", "logp"),
-    (nano.step, "old_logp[i] =", "old"),
-    (nano.step, "loss, _ =", "part"),
-    (nano.step, "loss.backward()", "gradient"),
-    (nano.step, "optimizer.step()", "moved"),
-]
-TRAIN = [
-    (train.train_step, "advantages =", "advantage"),
-    (train.train_step, "rows, advantages =", "kept"),
-    (train.train_step, "batch.ref_logp =", "ref"),
-    (train.train_step, "stats, skipped = update", None),
-    (update.learn_policy, "logp, entropy =", "logp"),
-    (update.learn_policy, "old_logp =", "old"),
-    (update.learn_policy, "loss, stats =", "part"),
-    (update.learn_policy, "loss.backward()", "gradient"),
-    (update.update, "networks.optimizer.step()", "moved"),
-]
-WEIGHTS = [(update.with_token_weights, "batch.weights =", "weight")]
+# the lines that the page shows, by their function: {how the line begins: what it computes}
+NANO = {
+    nano.step: {
+        "advantages =": "advantage",
+        "rows =": "kept",
+        "ref_logp =": "ref",
+        "logp =": "logp",
+        "old_logp[i] =": "old",
+        "loss, _ =": "part",
+        "loss.backward()": "gradient",
+        "optimizer.step()": "moved",
+    },
+}
+TRAIN = {
+    train.train_step: {
+        "advantages =": "advantage",
+        "rows, advantages =": "kept",
+        "batch.ref_logp =": "ref",
+        "stats, skipped = update": None,
+    },
+    update.learn_policy: {
+        "logp, entropy =": "logp",
+        "old_logp =": "old",
+        "loss, stats =": "part",
+        "loss.backward()": "gradient",
+    },
+    update.update: {"networks.optimizer.step()": "moved"},
+}
 
 
 @dataclass
@@ -115,14 +121,19 @@ def watching(*functions):
 
 
 @dataclass
-class Pass:
-    """A forward and a backward pass over some of the kept completions."""
+class Update:
+    """What an update computed for the tokens of some of the Q·G completions."""
 
-    update: int  # the number of the update that it belongs to, from 1
-    rows: list  # of its N completions among the Q·G of the step
-    mask: torch.Tensor  # (N, T) bool
-    values: dict  # {name: (N, T)}
-    loss: float
+    rows: list  # of these completions
+    values: dict  # {name: (Q·G, T)}; NaN where there is no token to train on
+
+    def add(self, rows, mask, values, shape):
+        """Add what it computed for more rows. mask, values: (N, T) of these. shape: (Q·G, T)."""
+        self.rows += rows
+        for name, x in values.items():
+            everywhere = self.values.setdefault(name, torch.full(shape, torch.nan))
+            x = x.cpu().float().masked_fill(~mask, torch.nan)
+            everywhere[rows, : x.shape[1]] = x
 
 
 @dataclass
@@ -138,16 +149,11 @@ class Seen:
     right: torch.Tensor  # (Q·G,) bool
     advantages: torch.Tensor  # (Q·G,)
     rows: list  # of the kept completions
-    passes: list
-    before: torch.Tensor  # (Q·G, T), log π before the step
+    updates: list
+    before: torch.Tensor  # (Q·G, T), log π before the step; NaN outside of the mask
     after: torch.Tensor
     model: torch.nn.Module  # with the weights after the step
     tokenizer: object
-
-    @property
-    def moved(self):
-        """(Q·G, T) bool: whether a token has moved."""
-        return ((self.after - self.before).abs() > MOVED) & self.mask
 
 
 def values_of_losses(calls, beta):
@@ -157,18 +163,20 @@ def values_of_losses(calls, beta):
     # DeepSeek's KL is not in surrogate_loss
     own_kls = calls[unbiased_kl] or itertools.repeat(None)
     for loss, ratio, own_kl in zip(calls[grpo.surrogate_loss], ratios, own_kls):
-        kl, ref = loss.inside["kl"], loss.given["ref_logp"]
+        given, inside = loss.given, loss.inside
+        logp, ref, kl = given["logp"], given["ref_logp"], inside["kl"]
+        weight, surrogate = inside["weights"], inside["surrogate"]
         if own_kl:
             kl, ref = own_kl.value, own_kl.given["ref_logp"]
-        shape, weight, surrogate = kl.shape, loss.inside["weights"], loss.inside["surrogate"]
         values = {
-            "ref": ref, "old": ratio.given["old_logp"], "logp": loss.given["logp"],
-            "ratio": ratio.value.view(len(kl), -1).expand(shape),
-            "surrogate": surrogate, "clipped": loss.inside["clipped"], "kl": kl,
-            "weight": weight, "part": -weight * (surrogate - beta * kl),
-            "gradient": loss.given["logp"].grad,
+            "old": ratio.given["old_logp"], "logp": logp,
+            "ratio": ratio.value.view(len(kl), -1).expand(kl.shape),
+            "surrogate": surrogate, "clipped": inside["clipped"], "kl": kl,
+            "weight": weight, "part": -weight * (surrogate - beta * kl), "gradient": logp.grad,
         }
-        found.append({name: x.detach() for name, x in values.items() if x is not None})
+        if ref is not None:
+            values = {"ref": ref} | values
+        found.append({name: x.detach() for name, x in values.items()})
     return found
 
 
@@ -226,25 +234,27 @@ def see_nano(step, number, model, reference, optimizer, tokenizer, task, reward,
         asked, completions = inside["asked"], inside["completions"]
         tokens = torch.cat([asked, completions], dim=1)
         mask = torch.cat([inside["asked_mask"], inside["mask"]], dim=1)
-        return nano.logprobs(model, tokens, mask, completions.shape[1])
+        logp = nano.logprobs(model, tokens, mask, completions.shape[1])
+        return logp.masked_fill(~inside["mask"], torch.nan)
 
     calls, before, after = weights_before_and_after(model, score, record)
     inside = calls[step][0].inside
     if not inside["nonzero"]:
         raise UserError(f"step {number} of nano.py has nothing to learn from: in each question all "
                         "completions have the same reward. Name another --step.")
-    rows, rewards, passes = inside["rows"], inside["scores"].flatten(), []
-    # each update goes through all micro-batches
-    each = itertools.product(range(1, nano.MU + 1), inside["micro_batches"])
-    for (nth, i), values in zip(each, values_of_losses(calls, nano.BETA)):
-        loss = values["part"].sum().item()
-        passes.append(Pass(nth, rows[i].tolist(), inside["m"][i], values, loss))
+    rows, rewards, updates = inside["rows"], inside["scores"].flatten(), []
+    each = iter(values_of_losses(calls, nano.BETA))
+    for _ in range(nano.MU):  # each goes through all micro-batches
+        own = Update([], {})
+        for i in inside["micro_batches"]:
+            own.add(rows[i].tolist(), inside["m"][i], next(each), before.shape)
+        updates.append(own)
     weights = calls[grpo.sequence_mean_weights][0].line
     lines = lines_of(NANO, lines_of_loss(calls, weights))
     about = {"command": "python nano.py", "step": number, "beta": nano.BETA, "clip": True,
              "weight": "1 / (N |o_i|)"}
     return Seen(about, lines, questions, inside["completions"], inside["mask"], rewards,
-                rewards > 0, inside["advantages"].flatten(), rows.tolist(), passes, before, after,
+                rewards > 0, inside["advantages"].flatten(), rows.tolist(), updates, before, after,
                 model, tokenizer)
 
 
@@ -291,7 +301,7 @@ def see_train(run_dir, config, algorithm):
     device, sampling = ranks.start(), config.sampling
     rows = rows_of_run(config.data)
     run, _ = begin(config, algorithm, device, rows)
-    networks, reward_functions = run.networks, run.reward_functions
+    algorithm, networks = run.algorithm, run.networks
     if run.finished:
         raise UserError(f"{run_dir} has made all its steps: there is no next one.")
     run.follow_schedule()
@@ -301,80 +311,82 @@ def see_train(run_dir, config, algorithm):
     moment = Moment(number, run.progress, run.mean_rewards)
 
     def record():
-        with watching(update.accumulate, update.with_token_weights, *LOSS) as calls:
-            step = train.train_step(networks, run.algorithm, reward_functions, sampling, limits,
+        functions = update.accumulate, update.with_token_weights, algorithm.token_weights, *LOSS
+        with watching(*functions) as calls:
+            step = train.train_step(networks, algorithm, run.reward_functions, sampling, limits,
                                     run.next_questions(), rng, moment, run.next_questions)
         return calls, step
 
     def score(recorded):
         rollout = recorded[1].rollout
-        prompts = [q["prompt"] for q in rollout.questions for _ in range(run.algorithm.group_size)]
+        prompts = [q["prompt"] for q in rollout.questions for _ in range(algorithm.group_size)]
         batch = Batch(prompts, rollout.tokens, rollout.mask, rollout.total.flatten())
-        return update.compute_minibatch(
-            networks.policy.logprobs, batch, networks.policy, limits).cpu()
+        logp = update.compute_minibatch(networks.policy.logprobs, batch, networks.policy, limits)
+        return logp.cpu().masked_fill(~rollout.mask, torch.nan)
 
     (calls, step), before, after = weights_before_and_after(networks.model, score, record)
     if not calls[update.accumulate]:
         raise UserError(f"step {number} of {run_dir} has nothing to learn from: in each question "
                         "all completions have the same reward. Let the run make more steps.")
     if not calls[grpo.surrogate_loss]:
-        raise UserError(f"the loss of {run.algorithm.name} does not call grpo.surrogate_loss, so "
+        raise UserError(f"the loss of {algorithm.name} does not call grpo.surrogate_loss, so "
                         "its parts cannot be seen: let it call surrogate_loss.")
-    about, lines = about_train(run.algorithm, calls)
+    about, lines = about_train(algorithm, calls)
     about |= {"command": run_dir, "step": number, "longest": sampling.max_new_tokens}
     rollout = step.rollout
     return Seen(about, lines, rollout.questions, rollout.tokens.cpu(), rollout.mask,
                 rollout.total.flatten(), rollout.rewards[0].flatten() > 0,
-                step.advantages.flatten(), step.rows.tolist(), passes_of(calls, run.algorithm.beta),
-                before, after, networks.model, networks.tokenizer)
+                step.advantages.flatten(), step.rows.tolist(),
+                updates_of(calls, algorithm.beta, before.shape), before, after, networks.model,
+                networks.tokenizer)
 
 
-def passes_of(calls, beta):
-    """The Passes of a step of train.py: one for each micro-batch of each update."""
-    cuts = calls[update.with_token_weights]
-    rows_of = {id(call.value): call.of_caller["rows_here"] for call in cuts}
-    each, passes = iter(values_of_losses(calls, beta)), []
-    for number, call in enumerate(calls[update.accumulate], 1):
-        own = rows_of[id(call.given["minibatch"])]
+def updates_of(calls, beta, shape):
+    """The Updates of a step of train.py."""
+    rows_of = {id(call.value): call.of_caller["rows_here"]
+               for call in calls[update.with_token_weights]}
+    each, updates = iter(values_of_losses(calls, beta)), []
+    for call in calls[update.accumulate]:
+        own, rows_here = Update([], {}), rows_of[id(call.given["minibatch"])]
         for rows, batch in call.inside["cut"]:
-            values = {name: x.cpu() for name, x in next(each).items()}
-            total = values["part"].sum().item()
-            passes.append(Pass(number, own[rows.cpu()].tolist(), batch.mask, values, total))
-    return passes
+            own.add(rows_here[rows.cpu()].tolist(), batch.mask, next(each), shape)
+        updates.append(own)
+    return updates
 
 
 def about_train(algorithm, calls):
     """(what the page's head says of an algorithm, the lines of train.py and of the loss)"""
-    table = [row for row in TRAIN if algorithm.beta or row[2] != "ref"]
-    [weights] = lines_of(WEIGHTS)
-    lines = lines_of_loss(calls, weights["code"])
-    if not algorithm.beta:
-        lines = [line for line in lines if line["key"] != "kl"]
+    lines = lines_of_loss(calls, calls[algorithm.token_weights][0].line)
+    without = () if algorithm.beta else ("ref", "kl")
     # its formula is beside its name in algorithms.py
     formula = re.search(r"# (.+)", getsourcelines(algorithm.token_weights)[0][0])
     clips = calls[grpo.surrogate_loss][0].inside["clip_high"] < torch.inf
     about = {"beta": algorithm.beta, "clip": clips, "weight": formula[1] if formula else ""}
-    return about, lines_of(table, lines)
+    return about, lines_of(TRAIN, lines, without)
 
 
 # --- lines of code ---
 
 
-def lines_of(table, of_loss=()):
+def lines_of(table, of_loss, without=()):
     """[{code, key}] of the lines of a table, each after its comment, if that has a number.
 
-    of_loss: [{code, key}], the lines below the call of the loss.
+    of_loss: [{code, key}], the lines below the call of the loss. without: keys that are left out.
     """
     shown = []
-    for function, start, key in table:
+    for function, keys in table.items():
         source = [line.strip() for line in getsourcelines(function)[0]]
-        [at, *_] = [i for i, line in enumerate(source) if line.startswith(start)]
-        comments = [line for line in source[:at] if re.match(r"# \d", line)]
-        if comments and {"code": comments[-1], "key": None} not in shown:
-            shown.append({"code": comments[-1], "key": None})
-        shown.append({"code": whole(source[at]), "key": key})
-        if key == "part":
-            shown += of_loss
+        for start, key in keys.items():
+            if key in without:
+                continue
+            [at, *_] = [i for i, line in enumerate(source) if line.startswith(start)]
+            numbered = [line for line in source[:at] if re.match(r"# \d", line)]
+            comment = {"code": numbered[-1], "key": None} if numbered else None
+            if comment and comment not in shown:
+                shown.append(comment)
+            shown.append({"code": whole(source[at]), "key": key})
+            if key == "part":
+                shown += [line for line in of_loss if line["key"] not in without]
     return shown
 
 
@@ -397,42 +409,40 @@ def whole(line):
 
 def texts_of(tokenizer, ids):
     """The text of each token. If several tokens make one character, the last one has it."""
-    texts, start, shown = [], 0, ""
+    texts, before = [], ""
     for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
-        if text.endswith("\ufffd") and end - start < 5:
-            texts.append("")
-            continue
-        texts.append(text[len(shown) :])
-        start = end - 1
-        shown = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
+        text = tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
+        text = text.rstrip("\ufffd")  # of a character whose tokens are not all there
+        texts.append(text[len(before) :])
+        before = text
     return texts
 
 
-def numbers(row, mask, length):
-    """The numbers of a row for the page, with seven digits. Outside of the mask: None."""
-    found = [None] * length
-    for t in mask[:length].nonzero().flatten().tolist():
-        found[t] = float(f"{row[t].item():.7g}")
-    return found
+def short(x):
+    """A number for the page, with seven digits."""
+    return float(f"{x:.7g}")
+
+
+def numbers(row):
+    """The numbers of a row for the page; None for NaN."""
+    return [None if math.isnan(x) else short(x) for x in row.tolist()]
 
 
 def completion_of(seen, row):
     """What the page shows of a completion."""
-    mask = seen.mask[row]
-    length = int(mask.nonzero().max()) + 1 if mask.any() else 0
+    trained_on = seen.mask[row].nonzero()
+    length = int(trained_on.max()) + 1 if len(trained_on) else 0
     passes = []
-    for one in seen.passes:
+    for number, one in enumerate(seen.updates, 1):
         if row in one.rows:
-            i = one.rows.index(row)
-            values = {name: numbers(x[i], one.mask[i], length) for name, x in one.values.items()}
-            passes.append({"update": one.update} | values)
+            values = {name: numbers(x[row, :length]) for name, x in one.values.items()}
+            passes.append({"update": number} | values)
     return {
         "tokens": texts_of(seen.tokenizer, seen.tokens[row, :length].tolist()),
         "reward": seen.rewards[row].item(), "right": bool(seen.right[row]),
-        "advantage": float(f"{seen.advantages[row].item():.7g}"), "kept": row in seen.rows,
-        "before": numbers(seen.before[row], mask, length),
-        "after": numbers(seen.after[row], mask, length),
+        "advantage": short(seen.advantages[row].item()), "kept": row in seen.rows,
+        "before": numbers(seen.before[row, :length]),
+        "after": numbers(seen.after[row, :length]),
         "passes": passes,
     }
 
@@ -442,33 +452,38 @@ def page_data(seen, number=None):
     of the kept completion in which the most tokens moved."""
     Q = len(seen.questions)
     G = len(seen.tokens) // Q
-    moved = seen.moved.sum(1)
-    first = max(seen.rows, key=lambda row: int(moved[row]))
+    moved = ((seen.after - seen.before).abs() > MOVED).sum(1)
+    first = max(seen.rows, key=lambda row: moved[row].item())
     number = number or first // G + 1
     if number > Q:
         raise UserError(f"--question must lie in 1 … {Q}, not {number}: the step has {Q} "
                         "questions.")
-    found = {}
-    for row in range((number - 1) * G, number * G):
-        own = completion_of(seen, row)
-        counted = [[one["update"], one["weight"]] for one in own["passes"]]
-        same = json.dumps(
-            [own["tokens"], own["reward"], own["advantage"], own["kept"], counted])
-        found.setdefault(same, own | {"count": 0})["count"] += 1
-    updates = {}
-    for one in seen.passes:
-        own = updates.setdefault(one.update, {"loss": 0.0, "completions": 0, "tokens": 0})
-        own["loss"] += one.loss
-        own["completions"] += len(one.rows)
-        own["tokens"] += int(one.mask.sum())
     question = seen.questions[number - 1]
+    updates = []
+    for one in seen.updates:
+        part = one.values["part"]
+        tokens = part.isnan().logical_not().sum()
+        updates.append({"loss": part.nansum().item(), "completions": len(one.rows),
+                        "tokens": tokens.item()})
     return seen.about | {
         "number": number, "questions": Q, "group": G, "trained": len(seen.rows),
         "tokens": int(seen.mask.sum()), "moved": int(moved.sum()), "least": MOVED,
-        "updates": list(updates.values()), "lines": seen.lines,
+        "updates": updates, "lines": seen.lines,
         "question": question["question"], "answer": question["answer"],
-        "completions": sorted(found.values(), key=lambda one: (not one["kept"], -one["count"])),
+        "completions": different(seen, range((number - 1) * G, number * G)),
     }
+
+
+def different(seen, rows):
+    """What the page shows of these completions, each once and with its count: the kept ones first,
+    then the frequent ones."""
+    found = {}
+    for row in rows:
+        own = completion_of(seen, row)
+        weights = [[one["update"], one["weight"]] for one in own["passes"]]
+        same = json.dumps([own["tokens"], own["reward"], own["advantage"], own["kept"], weights])
+        found.setdefault(same, own | {"count": 0})["count"] += 1
+    return sorted(found.values(), key=lambda one: (not one["kept"], -one["count"]))
 
 
 def page_of(data):
@@ -485,8 +500,7 @@ def main(argv):
         raise UserError("--step is for nano.py: of a run the microscope shows the next step.")
     seen = step_of_run(run_dir) if run_dir else step_of_nano(options.step or 13)
     data = page_data(seen, options.question)
-    page = page_of(data)
-    Path("step.html").write_text(page, encoding="utf-8")
+    Path("step.html").write_text(page_of(data), encoding="utf-8")
     print(f"step.html: question {data['number']} of step {data['step']}. Of the step's "
           f"{data['tokens']} tokens {data['moved']} moved by more than {MOVED}.")
 

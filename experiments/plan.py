@@ -1,9 +1,9 @@
 """The memory that `--plan` plans, against the memory that a GPU holds: building, two steps, saving,
 resuming.
 
-    python experiments/plan.py                     writes plan.json and plan.md in results/
+    python experiments/plan.py                     writes plan.json and plan.md in runs/results/
     torchrun --nproc-per-node 2 experiments/plan.py --cases 'wide, tied' PPO
-                                                   adds what `--shard full` needs on two devices
+                                                   what `--shard full` needs on two devices
 
 The models have random weights. All prompts and completions are as long as allowed, so that the
 plan's worst case happens. The figure is PyTorch's own count of the bytes that its tensors hold,
@@ -11,7 +11,6 @@ from before the first weight on, at its peak in each phase.
 """
 
 import gc
-import json
 import random
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from engine.run.plan import plan
 from engine.run.state import State
 from engine.scoring.score import Reward
 from experiments.library import toy_model
-from experiments.library.bench import heading, markdown_table, qwen, setting, write
+from experiments.library.bench import heading, markdown_table, qwen, report
 from train import train_step
 from update import Limits
 
@@ -73,7 +72,7 @@ CASES = {  # name: (shape, options on top of STEP)
 @dataclass
 class Options:
     cases: list[str] | None = option(None, "which; none: all (LoRA: on one device only)")
-    output: str = option("experiments/results", "folder of plan.json and plan.md")
+    output: str = option("runs/results", "folder of plan.json and plan.md")
 
 
 def longest_questions(config, n):
@@ -97,10 +96,11 @@ def longest_steps(networks, config, algorithm):
     """
     networks.sampler.stop_ids = [-1]  # no token ends a completion
     questions = longest_questions(config, algorithm.questions_per_step)
+    reward = Reward("every second", every_second)
+    limits = Limits(config.devices.micro_batch_tokens)
     for number in (1, 2):
         step = train_step(
-            networks, algorithm, [Reward("every second", every_second)], config.sampling,
-            Limits(config.devices.micro_batch_tokens), questions,
+            networks, algorithm, [reward], config.sampling, limits, questions,
             random.Random(number))
         yield step.metrics
 
@@ -187,22 +187,22 @@ def measure(name, device):
 
 
 def page(result):
-    lines = []
+    lines = [["", "devices", "trained", *PHASES, "peak"]]
     for row in result["rows"]:
         planned, held = row["planned"], row["tracked"]
-        cells = [f"{held[phase] / 1e6:.1f}" for phase in PHASES]
-        for i, phase in enumerate(planned):
-            cells[i] = f"{planned[phase] / 1e6:.1f} / {cells[i]}"
+        line = [row["name"], row["devices"], f"{row['trained']:,}"]
+        for phase in PHASES:
+            cell = f"{held[phase] / 1e6:.1f}"
+            if phase in planned:
+                cell = f"{planned[phase] / 1e6:.1f} / {cell}"
+            line.append(cell)
         ratio = max(planned.values()) / max(held.values())
-        lines.append([row["name"], row["devices"], f"{row['trained']:,}", *cells, f"{ratio:.2f}"])
-    head = ["", "devices", "trained", *PHASES, "peak"]
+        lines.append([*line, f"{ratio:.2f}"])
     return (
         heading("The memory planned, and the memory held", result)
         + f"\n{result['device']}. MB planned / MB tracked in the generation and in the update; MB "
         "tracked in the other phases, which are to need less; and the ratio of the planned peak "
-        "and the tracked one. The rows of two devices are those of "
-        "`torchrun --nproc-per-node 2 experiments/plan.py`.\n\n"
-        f"{markdown_table([head, *lines])}\n"
+        f"and the tracked one.\n\n{markdown_table(lines)}\n"
     )
 
 
@@ -214,21 +214,14 @@ def main(argv):
             "the memory of a CPU."
         )
     device = ranks.start()
-    world, path = ranks.world_size(), Path(options.output) / "plan.json"
-    names = options.cases or [
-        name for name, (_, own) in CASES.items() if world == 1 or "lora" not in own
-    ]
+    names = options.cases or list(CASES)
+    if ranks.world_size() > 1 and not options.cases:
+        names = [name for name in CASES if "LoRA" not in name]
     if unknown := set(names) - set(CASES):
         raise UserError(f"--cases does not know {unknown.pop()}: there are {'; '.join(CASES)}.")
-    for name in tqdm(names, disable=ranks.rank() > 0):
-        row = measure(name, device)
-        # what was measured before, with another case or another number of devices, stays
-        if ranks.rank() == 0:
-            before = json.loads(path.read_text())["rows"] if path.exists() else []
-            rows = [old for old in before if (old["devices"], old["name"]) != (world, name)] + [row]
-            rows.sort(key=lambda row: (row["devices"], list(CASES).index(row["name"])))
-            result = setting() | {"device": torch.cuda.get_device_name(), "rows": rows}
-            write(options.output, "plan", result, page(result))
+    rows = [measure(name, device) for name in tqdm(names, disable=ranks.rank() > 0)]
+    if ranks.rank() == 0:
+        report(options, "plan", {"device": torch.cuda.get_device_name(), "rows": rows}, page)
     ranks.gather([])  # a rank that leaves early would end the talk of the others
     ranks.stop()
 

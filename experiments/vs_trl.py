@@ -2,7 +2,8 @@
 beside CPPO in TRL.
 
     pip install trl
-    python experiments/vs_trl.py                   writes vs_trl.json and vs_trl.md in results/
+    python experiments/vs_trl.py                   writes vs_trl.json and vs_trl.md in
+                                                   runs/results/
     python experiments/vs_trl.py --mu 2            CPPO's published μ: two updates per batch;
                                                    vs_trl_mu2.*
     python experiments/vs_trl.py --prompt 150      long prompts, as word problems have;
@@ -42,15 +43,15 @@ from transformers import PrinterCallback, TrainerCallback
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the project's root
 
 from engine.base.errors import UserError
-from engine.data import questions as questions_module
+from engine.data.questions import load_questions, take
 from engine.model.loading import keep_freed_memory
 from engine.model.logprobs import Policy
-from engine.model.networks import Networks, add_optimizer, frozen, our_sampler
 from engine.run.command_line import option, parse, run_program
 from engine.run.config import config_of
 from engine.scoring.score import Reward
 from experiments.library import toy_model
 from experiments.library.bench import digits, heading, in_turn, markdown_table, qwen, report
+from experiments.memory import networks_of
 from train import train_step
 from update import Limits
 
@@ -71,7 +72,7 @@ class Options:
         "10 tokens",
     )
     mu: int = option(1, "μ, updates on each batch of completions; TRL's num_iterations")
-    output: str = option("experiments/results", "folder of vs_trl.json and vs_trl.md")
+    output: str = option("runs/results", "folder of vs_trl.json and vs_trl.md")
 
 
 def make_model():
@@ -103,21 +104,15 @@ class Ours:
         self.sampling = config.sampling
         self.per_step = self.algorithm.questions_per_step
         policy = Policy(deepcopy(model))
-        self.networks = Networks(policy, tokenizer, our_sampler(policy, tokenizer))
-        if self.algorithm.beta:
-            self.networks.reference = frozen(policy)
-        add_optimizer(self.networks, config.update)
+        self.networks = networks_of(policy, tokenizer, config, self.algorithm)
         self.questions, self.generate = questions, []
 
     def step(self):
         steps = len(self.generate)
-        questions = questions_module.take(
-            self.questions, steps * self.per_step, self.per_step, seed=0
-        )
+        questions = take(self.questions, steps * self.per_step, self.per_step, seed=0)
+        reward, rng = Reward("digits", digits), random.Random(steps + 1)
         metrics, *_ = train_step(
-            self.networks, self.algorithm, [Reward("digits", digits)],
-            self.sampling, Limits(), questions,
-            random.Random(steps + 1),
+            self.networks, self.algorithm, [reward], self.sampling, Limits(), questions, rng
         )
         assert metrics["length"] == self.sampling.max_new_tokens
         self.generate.append(metrics["seconds/generate"])
@@ -205,29 +200,25 @@ def measure(options):
     torch.set_num_threads(1)
     keep_freed_memory()  # as for a loaded model; it serves TRL, too
     model, tokenizer = make_model()
-    questions, _ = questions_module.load_questions("toy", tokenizer, limit=512)
-    for question in questions if options.prompt else ():
-        digits_before = "7" * (options.prompt - len(question["prompt"]))
-        question["question"] = digits_before + question["question"]
-        question["prompt"] = tokenizer.encode(question["question"])
+    questions, _ = load_questions("toy", tokenizer, limit=512)
+    if options.prompt:
+        lengthen(questions, tokenizer, options.prompt)
     ours = [Ours(name, model, tokenizer, questions, options) for name in ("grpo", "cppo")]
     kinds = (GRPOTrainer, {}), (CPPOTrainer, {"pruning_rate": RATE})
+    theirs = []
     with tempfile.TemporaryDirectory() as folder:
-        theirs = [
-            Theirs(make_trainer(
+        for one, (kind, more) in zip(ours, kinds):
+            trainer = make_trainer(
                 kind, model, tokenizer, questions, options, folder, one.per_step, **more
-            ), one.per_step, options.mu) for one, (kind, more) in zip(ours, kinds)
-        ]
+            )
+            theirs.append(Theirs(trainer, one.per_step, options.mu))
         everyone = dict(zip(NAMES, theirs + ours))
-        totals = in_turn(
-            {name: one.step for name, one in everyone.items()}, options.warmup + options.rounds
-        )
-    seconds = {
-        name: [
-            {"generate": part, "rest": total - part, "total": total}
-            for part, total in list(zip(one.generate, totals[name]))[options.warmup :]
-        ] for name, one in everyone.items()
-    }
+        steps = {name: one.step for name, one in everyone.items()}
+        totals = in_turn(steps, options.warmup + options.rounds)
+    seconds = {}
+    for name, one in everyone.items():
+        pairs = list(zip(one.generate, totals[name]))[options.warmup :]
+        seconds[name] = [{"generate": part, "total": total} for part, total in pairs]
     return {
         "parameters": model.num_parameters(),
         "questions_per_step": {name: one.per_step for name, one in everyone.items()},
@@ -235,24 +226,34 @@ def measure(options):
     }
 
 
+def lengthen(questions, tokenizer, length):
+    """Write digits before each question, so that its prompt has this many tokens."""
+    for question in questions:
+        digits_before = "7" * (length - len(question["prompt"]))
+        question["question"] = digits_before + question["question"]
+        question["prompt"] = tokenizer.encode(question["question"])
+
+
+def show(values, digits):
+    """Their median, and the quartiles in brackets."""
+    low, median, high = quantiles(values, n=4, method="inclusive")
+    return f"{median:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+
+
 def page(result):
     """The results as Markdown."""
-    def show(values, digits):
-        """Their median, and the quartiles in brackets."""
-        low, median, high = quantiles(values, n=4, method="inclusive")
-        return f"{median:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
-
     options = result["options"]
-    lines = [["", "questions a step", "seconds a step", "of it generation", "of it the rest",
-              "ms a question", "speed-up"]]
-    of_trl = [1e3 * row["total"] / QUESTIONS for row in result["seconds"]["trl"]]
+    lines = [["", "questions a step", "seconds a step", "of it generation", "ms a question",
+              "speed-up"]]
+    of_trl = [row["total"] / QUESTIONS for row in result["seconds"]["trl"]]
     for name, title in NAMES.items():
         rows, questions = result["seconds"][name], result["questions_per_step"][name]
-        each = [1e3 * row["total"] / questions for row in rows]
-        phases = [[row[phase] for row in rows] for phase in ("total", "generate", "rest")]
+        totals = [row["total"] for row in rows]
+        generation = [row["generate"] for row in rows]
+        ms = [1e3 * total / questions for total in totals]
+        speedups = [1e3 * trl / own for trl, own in zip(of_trl, ms)]
         lines.append([
-            title, questions, *(show(values, 3) for values in phases), show(each, 1),
-            show([trl / own for trl, own in zip(of_trl, each)], 2),
+            title, questions, show(totals, 3), show(generation, 3), show(ms, 1), show(speedups, 2),
         ])
     return (
         heading("GRPO and CPPO beside TRL's GRPOTrainer", result)
@@ -268,10 +269,11 @@ def main(argv):
     options = parse(Options, argv)
     if find_spec("trl") is None:
         raise UserError("this benchmark needs TRL, which is not installed: `pip install trl`.")
-    name = (
-        "vs_trl" + f"_mu{options.mu}" * (options.mu > 1)
-        + f"_prompt{options.prompt}" * bool(options.prompt)
-    )
+    name = "vs_trl"
+    if options.mu > 1:
+        name += f"_mu{options.mu}"
+    if options.prompt:
+        name += f"_prompt{options.prompt}"
     report(options, name, measure(options), page, "trl")
 
 

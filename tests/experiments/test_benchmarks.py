@@ -10,7 +10,7 @@ import torch
 
 from cppo import batch_rows, prune
 from engine.model import logprobs
-from experiments import gradients, memory
+from experiments import gradients, memory, plan, vs_trl
 from experiments.library import rules
 from family.dapo import token_mean_weights
 from family.drgrpo import constant_weights
@@ -19,57 +19,67 @@ from grpo import group_advantages, sequence_mean_weights
 pytestmark = pytest.mark.slow
 
 
-def results(program, folder, *words):
-    """What a benchmark has written to NAME.json, and its page."""
-    program.main([*words, "--output", str(folder)])
-    name = program.__name__.split(".")[-1]
-    return json.loads((folder / f"{name}.json").read_text()), (folder / f"{name}.md").read_text()
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peak memory")
 def test_memory(tmp_path, monkeypatch):
     small = {"VOCABULARY": 8192, "TOKENS": 64, "KEPT": [16, 2], "MOST_NAIVE": 16}
     for name, value in small.items():
         monkeypatch.setattr(memory, name, value)
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2**20)
-    result, page = results(memory, tmp_path)
+    memory.main(["--output", str(tmp_path)])
+    result = json.loads((tmp_path / "memory.json").read_text())
     peak = {(row["k"], row["way"]): row["peak"] for row in result["points"]}
-    assert peak[16, "whole"] > 2 * peak[2, "whole"] and peak[16, "naive"] > 1.3 * peak[16, "whole"]
-    assert "| ours, one micro-batch |" in page
+    assert peak[16, "default"] > 2 * peak[2, "default"]
+    assert peak[16, "naive"] > 1.3 * peak[16, "default"]
+    assert "| ours | " in (tmp_path / "memory.md").read_text()
+
+
+ROWS = {
+    memory: "| naive | – | – | 2,604 | 1,303 | 651 |",
+    plan: "| LoRA | 1 | 151,552 | 15.8 / 16.1 | 28.0 / 28.3 | 10.8 | 12.6 | 12.0 | 12.6 | 0.99 |",
+    vs_trl: "| 0.945 (0.935–0.957) | 0.659 (0.653–0.674) | 14.8 (14.6–15.0) | 3.70 (3.67–3.80) |",
+}
+
+
+@pytest.mark.parametrize("program", ROWS)
+def test_a_page_says_what_is_stored(program):
+    name = program.__name__.split(".")[-1]
+    stored = Path(program.__file__).parent / f"results/{name}.json"
+    assert ROWS[program] in program.page(json.loads(stored.read_text()))
 
 
 # --- the gradient of the kept ---
 
 
 def test_the_divisors_are_those_of_the_losses_and_the_inner_products_give_the_cosine():
-    generator = torch.Generator().manual_seed(0)
-    A = group_advantages(torch.rand(4, 16, generator=generator))
-    lengths, of_each = (
-        torch.randint(1, 9, (4, 16), generator=generator), torch.randn(64, 50, generator=generator),
-    )
-    mask = torch.arange(48) < lengths.flatten()[:, None]
+    rng = torch.Generator().manual_seed(0)
+    A = group_advantages(torch.rand(4, 16, generator=rng))
+    lengths = torch.randint(1, 9, (4, 16), generator=rng)
+    of_each = torch.randn(4, 16, 50, generator=rng)
+    mask = torch.arange(48) < lengths[:, :, None]
     written = {
         "1/|o|": sequence_mean_weights, "token mean": token_mean_weights,
         "constant": partial(constant_weights, max_tokens=48),
     }
-    figures = gradients.measure(of_each, A, lengths.float(), 1, 0)
+    figures = gradients.measure(of_each.flatten(0, 1), A, lengths.float(), 1, 0)
+
+    def gradient(those, token_weights):
+        weights = A[those].flatten() * token_weights(mask[those].flatten(0, 1))[:, 0]
+        return weights @ of_each[those].flatten(0, 1)
+
     for divisor, token_weights in written.items():
-        halves = [
-            A[half].flatten() * token_weights(mask.view(4, 16, 48)[half].flatten(0, 1))[:, 0]
-            for half in (slice(2), slice(2, 4))
-        ]
-        own, other = halves[0] @ of_each[:32], halves[1] @ of_each[32:]
+        own, other = (gradient(those, token_weights) for those in ([0, 1], [2, 3]))
         if divisor == "token mean":  # of GRPO's steps, one question each
-            other = sum(A[q] / lengths[q].sum() @ of_each[16 * q : 16 * q + 16] for q in (2, 3))
+            other = gradient([2], token_weights) + gradient([3], token_weights)
         # the step has both questions of its half
         cosine = figures["P = 0.875: cosine of a step", gradients.ALL, divisor]
         assert cosine == pytest.approx(torch.cosine_similarity(own, other, dim=0).item(), abs=1e-4)
     weights = partial(gradients.step_weights, A=A[None], lengths=lengths[None].float())
     rows = batch_rows(prune(A, 2), 16)  # only the kept ones count
     kept = weights(gradients.CPPO, 2, "token mean").flatten()
-    torch.testing.assert_close(kept[rows], A.flatten()[rows] * token_mean_weights(mask[rows])[:, 0])
+    right = A.flatten()[rows] * token_mean_weights(mask.flatten(0, 1)[rows])[:, 0]
+    torch.testing.assert_close(kept[rows], right)
     assert kept.count_nonzero() == 8
-    group = weights("random", 16, "group's mean", rng=generator)
+    group = weights("random", 16, "group's mean", rng=rng)
     assert group[0, 0, 3] == pytest.approx(A[0, 3] / lengths[0].float().mean() / 64)
 
 

@@ -2,11 +2,11 @@
 docs/step.html are calculated here a second time, without the project's functions."""
 
 import json
-import math
 import re
 import statistics
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,10 +51,13 @@ SHIPPED = data_of(PAGE)
 def recorded():
     """(Seen, the models in the order in which their log-probabilities were computed)"""
     models, logprobs = [], nano.logprobs
+
+    def noted(model, *own):
+        models.append(deepcopy(model))
+        return logprobs(model, *own)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            nano, "logprobs", lambda model, *own: models.append(deepcopy(model)) or
-            logprobs(model, *own))
+        patch.setattr(nano, "logprobs", noted)
         seen = microscope.step_of_nano(STEP)
     # the reference, two updates; then all completions before and after the step
     return seen, dict(zip(("reference", "old", "second", "before", "after"), models[-5:]))
@@ -63,31 +66,34 @@ def recorded():
 # --- the step stays what it is ---
 
 
-def test_the_recorded_step_changes_the_weights_as_the_step_does_bit_for_bit(loaded):
+def two_steps(loaded, step):
+    """(the model after two steps of nano.py, what they have returned). In the second one the random
+    numbers after the first one count."""
     model, tokenizer = loaded
-    found = []
-    for step in (nano.step, lambda *own: see_nano(nano.step, 1, *own)):
-        own = deepcopy(model)
-        optimizer = torch.optim.AdamW(own.parameters(), lr=3e-4, weight_decay=0.0)
-        torch.manual_seed(0)
-        for begin in (0, 4):  # two steps: the random numbers after the first one count, too
-            asked = [toy.question(i) for i in range(begin, begin + 4)]
-            step(own, model, optimizer, tokenizer, TASKS["toy"], rewards.toy_accuracy, asked)
-        found.append(weights_of(own))
-    assert torch.equal(*found) and not torch.equal(found[0], weights_of(model))
+    own, found = deepcopy(model), []
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    torch.manual_seed(0)
+    for begin in (0, 4):
+        asked = [toy.question(i) for i in range(begin, begin + 4)]
+        found.append(step(
+            own, model, optimizer, tokenizer, TASKS["toy"], rewards.toy_accuracy, asked))
+    return own, found
+
+
+def test_the_recorded_step_changes_the_weights_as_the_step_does_bit_for_bit(loaded):
+    made, _ = two_steps(loaded, nano.step)
+    recorded, seen = two_steps(loaded, partial(see_nano, nano.step, 1))
+    assert torch.equal(weights_of(recorded), weights_of(made))
+    assert torch.equal(weights_of(seen[1].model), weights_of(made))
+    assert not torch.equal(weights_of(loaded[0]), weights_of(made))
 
 
 def test_the_numbers_are_the_same_in_micro_batches(loaded, monkeypatch):
-    """One of 16 rows, and four: of 5, 5, 5 and 1."""
-    model, tokenizer = loaded
-    asked, found = [toy.question(i) for i in range(8)], []
-    for rows in (16, 5):
+    """One of 8 rows, and three: of 3, 3 and 2."""
+    found = []
+    for rows in (8, 3):
         monkeypatch.setattr(nano, "ROWS", rows)
-        own = deepcopy(model)
-        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
-        torch.manual_seed(0)
-        task, reward = TASKS["toy"], rewards.toy_accuracy
-        seen = see_nano(nano.step, 1, own, model, optimizer, tokenizer, task, reward, asked)
+        _, [_, seen] = two_steps(loaded, partial(see_nano, nano.step, 1))
         found.append([completion_of(seen, row)["passes"] for row in seen.rows])
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
@@ -95,89 +101,75 @@ def test_the_numbers_are_the_same_in_micro_batches(loaded, monkeypatch):
 # --- the numbers ---
 
 
+def column(numbers, name):
+    """The numbers that are there."""
+    return torch.tensor([x for x in numbers[name] if x is not None], dtype=torch.float64)
+
+
+def computed(logp, old, ref, A):
+    """What the formulas of GRPO give for the tokens of a completion."""
+    weight = torch.full_like(logp, 1 / (16 * len(logp)))
+    ratio = (logp - old).exp()
+    clipped = ratio > 1.2 if A > 0 else ratio < 0.8
+    surrogate = A * ratio.where(~clipped, ratio.clamp(0.8, 1.2))
+    slope = A * ratio * ~clipped  # ∂/∂log π of the surrogate
+    r = ref - logp
+    kl, slope_of_kl = r.exp() - r - 1, 1 - r.exp()
+    part, gradient = -weight * (surrogate - 0.04 * kl), -weight * (slope - 0.04 * slope_of_kl)
+    return {"weight": weight, "ratio": ratio, "clipped": clipped, "surrogate": surrogate, "kl": kl,
+            "part": part, "gradient": gradient}
+
+
 def test_the_numbers_of_the_page_are_those_of_the_formulas(recorded):
-    """A, ρ, the clip, k3, the weights, the parts and their sum: in float64."""
+    """A, ρ, the clip, k3, the weights, the parts, their sum and its gradient: in float64."""
     seen, _ = recorded
     losses, kept, clipped, moved = [0.0, 0.0], 0, 0, 0
     for number in range(1, nano.Q + 1):
         page = page_data(seen, number)
-        group = [c["reward"] for c in page["completions"] for _ in range(c["count"])]
+        group = [c for c in page["completions"] for _ in range(c["count"])]
         assert len(group) == nano.G
-        sizes = {True: [], False: []}
-        for c in page["completions"]:
-            A = (c["reward"] - statistics.mean(group)) / (statistics.stdev(group) + 1e-4)
-            assert c["advantage"] == pytest.approx(A, rel=1e-5)
-            sizes[c["kept"]] += [abs(A)] * c["count"]
-            moves = [abs(b - a) > MOVED for a, b in zip(c["before"], c["after"], strict=True)]
-            moved += c["count"] * sum(moves)
+        scores = torch.tensor([c["reward"] for c in group], dtype=torch.float64)
+        A = (scores - scores.mean()) / (scores.std() + 1e-4)
+        assert [c["advantage"] for c in group] == pytest.approx(A.tolist(), rel=1e-5)
+        chosen = torch.tensor([c["kept"] for c in group])
+        assert chosen.sum() == 2 and A[chosen].abs().min() >= A[~chosen].abs().max() - 1e-6
+        kept += 2
+        for c in group:
             assert len(c["passes"]) == (nano.MU if c["kept"] else 0)
+            before, after = column(c, "before"), column(c, "after")
+            assert len(before) == len(after) == len(c["tokens"])
+            moved += ((after - before).abs() > MOVED).sum()
             for update, one in enumerate(c["passes"]):
-                n = len(c["tokens"])
-                columns = [one[name] for name in ("logp", "old", "ref")]
-                for t, (logp, old, ref) in enumerate(zip(*columns, strict=True)):
-                    ratio = math.exp(logp - old)
-                    surrogate = min(ratio * A, min(max(ratio, 0.8), 1.2) * A)
-                    kl = math.exp(ref - logp) - (ref - logp) - 1
-                    part = -(surrogate - 0.04 * kl) / (16 * n)
-                    for name, right in [("ratio", ratio), ("surrogate", surrogate), ("kl", kl),
-                                        ("weight", 1 / (16 * n)), ("part", part)]:
-                        assert one[name][t] == pytest.approx(right, rel=2e-5, abs=1e-6), name
-                    assert one["clipped"][t] == (ratio > 1.2 if A > 0 else ratio < 0.8)
-                    assert old == pytest.approx(c["before"][t], abs=1e-5)
-                    losses[update] += c["count"] * part
-                    clipped += one["clipped"][t]
-        assert len(sizes[True]) == 2 and min(sizes[True]) >= max(sizes[False]) - 1e-6
-        kept += len(sizes[True])
+                columns = [column(one, name) for name in ("logp", "old", "ref")]
+                right = computed(*columns, c["advantage"])
+                for name, values in right.items():
+                    right_values = values.double().tolist()
+                    assert one[name] == pytest.approx(right_values, rel=2e-5, abs=1e-6), name
+                losses[update] += right["part"].sum()
+                clipped += right["clipped"].sum()
     assert losses == pytest.approx([update["loss"] for update in page["updates"]], abs=1e-5)
     assert (kept, moved) == (page["trained"], page["moved"]) and clipped > 0
 
 
 def logprobs_in_float64(model, tokenizer, question, row):
-    """A function (t, more) → log π of the tokens of a completion, with `more` added to the logit of
-    token t."""
     prompt = tokenizer(question["question"]).input_ids
-    tokens = torch.tensor([prompt + row])
-    logits = deepcopy(model).double()(tokens).logits[0, len(prompt) - 1 : -1].detach()
-
-    def logp(t=0, more=0.0):
-        changed = logits.clone()
-        changed[t, row[t]] += more
-        return changed.log_softmax(-1)[torch.arange(len(row)), row]
-
-    return logp
+    logits = deepcopy(model).double()(torch.tensor([prompt + row])).logits[0]
+    return logits.log_softmax(-1)[len(prompt) - 1 : -1][torch.arange(len(row)), row].tolist()
 
 
-def test_a_tokens_gradient_is_that_of_finite_differences_of_the_model_and_it_moves_as_shown(
-    recorded,
-):
-    """The logit of one token is changed a little. The loss and log π of this token follow."""
+def test_the_log_probabilities_are_those_of_each_model_in_float64(recorded):
     seen, models = recorded
-    checked = 0
-
-    def loss(logp, old, ref, A):
-        ratio, r = (logp - old).exp(), ref - logp
-        surrogate = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
-        return -(surrogate - 0.04 * (r.exp() - r - 1)).sum() / (16 * len(logp))
-
     for row in seen.rows:
         c = completion_of(seen, row)
-        n, A = len(c["tokens"]), c["advantage"]
-        ids = seen.tokens[row, :n].tolist()
+        ids = seen.tokens[row, : len(c["tokens"])].tolist()
         question = seen.questions[row // nano.G]
-        of = {name: logprobs_in_float64(model, seen.tokenizer, question, ids)
-              for name, model in models.items()}
-        fixed = of["old"](), of["reference"](), A
-        for t in range(n):
-            low, high = (of["second"](t, more) for more in (-1e-4, 1e-4))
-            slope = (loss(high, *fixed) - loss(low, *fixed)) / (high[t] - low[t])
-            # where π is nearly 1 a logit changes nothing
-            if high[t] - low[t] > 1e-6:
-                gradient = c["passes"][1]["gradient"][t]
-                assert gradient == pytest.approx(slope.item(), rel=2e-3, abs=1e-7)
-                checked += 1
-        for name in ("before", "after"):
-            assert c[name] == pytest.approx(of[name]().tolist(), abs=2e-5)
-    assert checked > 30
+        first, second = c["passes"]
+        shown = {"before": c["before"], "after": c["after"], "reference": second["ref"],
+                 "old": second["old"], "second": second["logp"]}
+        assert first["logp"] == first["old"] == second["old"]
+        for name, values in shown.items():
+            right = logprobs_in_float64(models[name], seen.tokenizer, question, ids)
+            assert values == pytest.approx(right, abs=2e-5), name
 
 
 # --- runs of train.py ---
@@ -225,13 +217,12 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(options, tmp_path
     losses = [0.0] * len(pages[0]["updates"])
     for c in (c for page in pages for c in page["completions"]):
         for one in c["passes"]:
-            trained = [t for t, x in enumerate(one["part"]) if x is not None]
-            losses[one["update"] - 1] += c["count"] * sum(one["part"][t] for t in trained)
-            log_ratios = [one["logp"][t] - one["old"][t] for t in trained]
+            part, logp, old = (column(one, name) for name in ("part", "logp", "old"))
+            losses[one["update"] - 1] += c["count"] * part.sum().item()
+            log_ratio = logp - old
             if "gspo" in options:  # s_i, one for all tokens
-                log_ratios = [statistics.mean(log_ratios)] * len(log_ratios)
-            ratios = [one["ratio"][t] for t in trained]
-            assert ratios == pytest.approx([math.exp(x) for x in log_ratios], rel=2e-5)
+                log_ratio = log_ratio.mean().expand(len(log_ratio))
+            torch.testing.assert_close(column(one, "ratio"), log_ratio.exp(), rtol=2e-5, atol=0)
     last = files.read(Path(run, "metrics.jsonl"))[-1]
     assert statistics.mean(losses) == pytest.approx(last["loss"], abs=2e-5)
     assert pages[0]["trained"] == last["kept"] and pages[0]["step"] == 3
@@ -239,16 +230,16 @@ def test_the_next_step_of_a_run_is_the_step_that_the_run_makes(options, tmp_path
     assert {"ref", "kl"} & keys == (set() if "gspo" in options else {"ref", "kl"})
 
 
-def test_what_cannot_be_shown_gets_a_sentence_and_main_writes_the_page(tmp_path, monkeypatch):
+def refused(*words):
+    with pytest.raises(UserError) as error:
+        microscope.main(words)
+    return str(error.value)
+
+
+def test_what_cannot_be_shown_gets_a_sentence(tmp_path, monkeypatch):
     reward = tmp_path / "reward.py"
     reward.write_text("def ones(completions, **columns):\n    return [1.0] * len(completions)\n")
     run = make_run(tmp_path / "run", "--rewards", f"{reward}:ones", steps=2)
-
-    def refused(*words):
-        with pytest.raises(UserError) as error:
-            microscope.main(words)
-        return str(error.value)
-
     assert f"step 2 of {run} has nothing to learn from" in refused(run)
     own_row = replace(ALGORITHMS["grpo"], loss=my_loss.dual_clip_loss)
     monkeypatch.setitem(ALGORITHMS, "own", own_row)
@@ -258,23 +249,25 @@ def test_what_cannot_be_shown_gets_a_sentence_and_main_writes_the_page(tmp_path,
     assert refused(str(tmp_path)).startswith(f"{tmp_path} holds no run of train.py")
     with pytest.raises(UserError, match="trains with PPO, in which each token has an advantage"):
         microscope.see_train(run, None, SimpleNamespace(critic=True))
-    options = json.loads(Path(run, "run.json").read_text())
-    Path(run, "run.json").write_text(json.dumps(options | {"unknown": 1}))
+
+    options = Path(run, "run.json")
+    options.write_text(options.read_text().replace("{", '{"unknown": 1, ', 1))
     assert refused(run).startswith(f"{run} was started by another version of train.py")
     for path in Path(run).glob("checkpoint-*/model.safetensors"):
         path.write_bytes(b"damaged")
     before = contents(run)
     assert refused(run).startswith(f"{run} holds no whole checkpoint") and contents(run) == before
-    Path(run, "run.json").write_text("{")
+    options.write_text("{")
     assert refused(run).startswith(run)
 
+
+def test_main_writes_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(microscope, "step_of_nano", lambda number: number)
-    monkeypatch.setattr(microscope, "page_data", lambda number, question: SHIPPED | {
-        "step": number, "number": question})
+    monkeypatch.setattr(microscope, "step_of_nano", lambda number: {"step": number})
+    monkeypatch.setattr(
+        microscope, "page_data", lambda seen, number: SHIPPED | seen | {"number": number})
     microscope.main(["--step", "40", "--question", "3"])
-    data = data_of(Path("step.html"))
-    assert (data["step"], data["number"], data["lines"]) == (40, 3, SHIPPED["lines"])
+    assert data_of(Path("step.html")) == SHIPPED | {"step": 40, "number": 3}
 
 
 # --- the page ---
@@ -331,12 +324,9 @@ SAID = """(() => {
 NUMBERS = "[...document.querySelectorAll('#lines b')].map(node => node.textContent)"
 
 
-def shown(x, digits, sign=False):
-    """A number as the page writes it."""
-    text = f"{x:.{digits}f}"
-    if not float(text):
-        text = text.lstrip("-")
-    return ("+" if sign and x > 0 else "") + text.replace("-", "−")
+def shown(x):
+    """A number as the page writes it; −0 is 0."""
+    return f"{round(x, 3) or 0:.3f}".replace("-", "−")
 
 
 @pytest.mark.slow
@@ -346,14 +336,15 @@ def test_the_page_shows_the_numbers_of_each_token_inside_the_window(browser):
     assert page.run(OUTSIDE) == []
     page.run("choose(0, 0)")
     first = SHIPPED["completions"][0]
+    one = first["passes"][-1]
     for t in range(len(first["tokens"])):
-        one, change = first["passes"][-1], first["after"][t] - first["before"][t]
-        right = [shown(first["advantage"], 2, True), "kept", *(
-            shown(one[name][t], 3) for name in ("ref", "logp", "old"))]
-        found = page.run(NUMBERS)
-        assert found[:5] == right and found[6] == shown(one["ratio"][t], 3)
-        assert found[-1].lstrip("+−") == shown(abs(change), 3)
-        assert (found[-2][0] == "+") == (one["gradient"][t] > 0)
+        change = first["after"][t] - first["before"][t]
+        advantage, kept, ref, logp, old, _, ratio, *_, gradient, moved = page.run(NUMBERS)
+        assert advantage == f"{first['advantage']:+.2f}".replace("-", "−") and kept == "kept"
+        assert [ref, logp, old, ratio] == [
+            shown(one[name][t]) for name in ("ref", "logp", "old", "ratio")]
+        assert (gradient[0] == "+") == (one["gradient"][t] > 0)
+        assert moved.lstrip("+−") == shown(abs(change))
         page.run(KEY % "ArrowRight")
     page.run(KEY % "ArrowLeft")  # from the last token
     assert page.run("state.token") == len(first["tokens"]) - 2
@@ -397,26 +388,23 @@ def test_a_completion_is_text_and_never_markup(browser, tmp_path):
                "<img src=x onerror='window.hit = 2'>", "😀", "", "\ud83d", "\u2028", "x" * 100_000,
                "{0}$&", "&lt;b&gt;", "<!--"]
     data = deepcopy(SHIPPED) | {"question": hostile[0], "answer": hostile[1]}
-    first, second = data["completions"][:2]
-    for c, tokens in ((first, hostile), (second, ["y"] * 100_000)):
-        for numbers in (c, *c["passes"]):
-            for name, column in numbers.items():
-                if isinstance(column, list) and name != "passes":
-                    numbers[name] = column[:1] * len(tokens)
-        c["tokens"] = tokens
+    first = data["completions"][0]
+    for numbers in (first, *first["passes"]):
+        for name, column in numbers.items():
+            if isinstance(column, list) and name != "passes":
+                numbers[name] = column[:1] * len(hostile)
+    first["tokens"] = hostile
     path = tmp_path / "step.html"
     path.write_text(page_of(data), encoding="utf-8")
     page = browser.open(f"{path}#lang=en", 1280, 900)
     assert page.run("DATA.completions[0].tokens.length") == len(hostile)
-    assert page.run("document.querySelectorAll('.token').length") > 100_000
     for i, text in enumerate(hostile):
         page.run(f"choose(0, {i})")
         assert page.run("document.querySelectorAll('script').length") == 2
         if len(text) > 3:
             where = page.run("document.querySelector('#where code').textContent")
             assert where == text[:40]
-    page.run(KEY % "ArrowDown")
-    assert page.run("state.completion") == 1 and page.run("window.hit ?? 0") == 0
+    assert page.run("window.hit ?? 0") == 0
     assert page.run("document.documentElement.scrollWidth") <= 1280
     assert page.problems() == []
     for c in data["completions"]:  # of another rule: nothing of this question is kept

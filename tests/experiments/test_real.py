@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from engine.base.errors import UserError
 from experiments import real
 
 pytestmark = pytest.mark.slow
@@ -13,31 +12,28 @@ pytestmark = pytest.mark.slow
 def test_a_run_on_a_real_model_has_the_same_seconds_whatever_the_method(
     small, tmp_path, monkeypatch
 ):
-    other = "CPPO, P=0.875"
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(real, "AT", (0.5, 1.0))
     monkeypatch.setattr(real, "EVAL_QUESTIONS", 3)
-    runs = tmp_path / "runs"
-    words = ["--model", small, "--seeds", "1", "--methods", "GRPO", other]
-    words += ["--folder", str(runs), "--output", str(tmp_path)]
+    names = "GRPO", "CPPO, P=0.875"
+    monkeypatch.setitem(real.STUDIES, "real", {name: real.METHODS[name] for name in names})
+    words = ["--model", small, "--seeds", "1"]
     real.main(words)
-    files = sorted(runs.iterdir())
-    assert {path.name for path in files} == {
-        other.replace(", ", "-") + "-seed-1.json", "GRPO-seed-1.json",
-    }
+    files = sorted((tmp_path / "runs/real").iterdir())
+    assert [path.name for path in files] == ["CPPO-P=0.875-seed-1.json", "GRPO-seed-1.json"]
     for path in files:
-        done = json.loads(path.read_text())
-        assert list(done) == ["method", "seed", "lr", "options", "steps", "evaluations"]
-        assert [e["at"] for e in done["evaluations"]] == [0.5, 1.0]
-        seconds = [step["seconds"] for step in done["steps"]]
+        run = json.loads(path.read_text())
+        seconds = [step["seconds"] for step in run["steps"]]
         # the step that goes beyond ends it
         assert seconds == sorted(seconds) and seconds[-1] > 1.0 >= ([0] + seconds)[-2]
+        assert {f"{how} {at}" for how in ("greedy", "sampled") for at in real.AT} < set(
+            run["figures"])
     before = [path.stat().st_mtime_ns for path in files]
-    real.main([*words, "--page"])
     real.main(words)  # finished runs are kept
     assert [path.stat().st_mtime_ns for path in files] == before
-    page = (tmp_path / "real.md").read_text()
-    assert "lan, written " in page and f"| {other} | 1 |" in page
-    assert (tmp_path / "real.png").exists()
+    page = (tmp_path / "runs/results/real.md").read_text()
+    assert "## Plan, written before the runs" in page and "| CPPO, P=0.875 | " in page
+    assert (tmp_path / "runs/results/real.png").exists()
 
 
 def test_a_difference_is_each_seed_above_each_seed():
@@ -46,18 +42,15 @@ def test_a_difference_is_each_seed_above_each_seed():
         "CPPO, P=0.5": (0.1, 0.39),
     }
     rows = {
-        name: {f"greedy {when}": {"min": low, "max": high} for when in real.AT}
+        name: {"greedy": {"mean": low, "std": 0, "min": low, "max": high}}
         for name, (low, high) in seeds.items()
     }
-    table = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in real.differences(rows, "greedy").splitlines()[2:]
-    ]
-    beside = [["–", "–"], ["–", "–"], ["above", "–"], ["below", "below"]]  # GRPO, CPPO
-    assert [line[2:4] for line in table] == [line[5:7] for line in table] == beside
+    lines = real.differences(rows, "greedy").splitlines()[2:]
+    beside = [line.split(" | ")[-2:] for line in lines]  # GRPO, CPPO
+    assert beside == [["–", "– |"], ["–", "– |"], ["above", "– |"], ["below", "below |"]]
 
 
-@pytest.mark.parametrize("words", [["--methods", "GPRO"], ["--page"]])
-def test_a_mistake_is_one_sentence(words, tmp_path):
-    with pytest.raises(UserError):
-        real.main([*words, "--folder", str(tmp_path)])
+def test_the_seconds_to_an_accuracy_are_those_of_the_first_time_that_a_run_has_it(monkeypatch):
+    monkeypatch.setattr(real, "AT", (5, 10))
+    points = [(2, 0, 0.4), (4, 0, 0.5), (6, 0, 0.4), (8, 0, 0.6), (11, 0, 0.7)]
+    assert [real.seconds_to(least, points) for least in (0.4, 0.5, 0.55, 0.7)] == [2, 4, 8, None]
