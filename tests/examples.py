@@ -169,6 +169,12 @@ class TinyPolicy:
         return torch.stack(rows)
 
     @classmethod
+    def after(cls, prefix):
+        """Whether each completion begins with a prefix, and goes on."""
+        n = len(prefix)
+        return torch.tensor([o[:n] == prefix and len(o) > n for o in cls.COMPLETIONS])
+
+    @classmethod
     def probabilities(cls, theta):
         """π(o) of each of the 15 completions."""
         rows = zip(cls.logp(theta), cls.LENGTHS, strict=True)

@@ -8,7 +8,7 @@ and bad input.
 import math
 import statistics
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 import torch
@@ -21,12 +21,12 @@ from tests.examples import F64, TinyPolicy, assert_loss, by_loop, mask_of, seede
 # --- how many are kept: k = ⌊G (1 − P)⌋ -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate, k", [(0.5, 8), (0.75, 4), (0.875, 2), (0.9375, 1)])
-def test_the_paper_keeps_8_4_2_and_1_of_16(rate, k):
+@pytest.mark.parametrize("rate, k", [(0, 16), (0.5, 8), (0.75, 4), (0.875, 2), (0.9375, 1)])
+def test_the_paper_keeps_16_8_4_2_and_1_of_16(rate, k):
     assert keep_count(16, rate) == k and type(keep_count(16, rate)) is int
 
 
-@pytest.mark.parametrize("rate, k", [(0.9, 1), (0.1, 9), (0, 10)])
+@pytest.mark.parametrize("rate, k", [(0.9, 1), (0.7, 3), (0, 10)])
 def test_of_ten_the_rate_says_how_many_tenths_are_pruned(rate, k):
     assert keep_count(10, rate) == k
 
@@ -92,15 +92,8 @@ def test_random_draws_from_its_generator_and_from_nothing_else():
 
 
 def test_completion_i_of_question_q_is_row_q_times_g_plus_i():
-    assert batch_rows(torch.tensor([[0, 3], [1, 2]]), 4).tolist() == [0, 3, 5, 6]
-
-
-def test_batch_rows_of_every_choice_for_three_questions():
-    """All 27 ways to keep 2 of 3 completions of each of 3 questions."""
-    for choice in product(combinations(range(3), 2), repeat=3):
-        rows = batch_rows(torch.tensor(choice), 3)
-        assert rows.dtype == torch.int64
-        assert rows.tolist() == [3 * q + i for q, kept in enumerate(choice) for i in kept]
+    rows = batch_rows(torch.tensor([[0, 3], [1, 2], [0, 2]]), 4)
+    assert rows.tolist() == [0, 3, 5, 6, 8, 10] and rows.dtype == torch.int64
 
 
 # --- the loss -------------------------------------------------------------------------------------
@@ -140,14 +133,6 @@ def test_the_loss_and_its_gradient_equal_the_papers_formula(options):
 
 
 # --- known mistakes -------------------------------------------------------------------------------
-
-
-def test_each_question_is_pruned_alone_and_not_with_the_whole_batch():
-    """A question with small advantages keeps k too, and keeps the same ones as by itself."""
-    small = torch.tensor([[0.01, -0.03, 0.02, 0.0]])
-    kept = prune(torch.cat([small, 100 * torch.ones(1, 4)]), 2)
-    assert kept.shape == (2, 2)
-    assert kept[0].tolist() == prune(small, 2)[0].tolist() == [1, 2]
 
 
 def test_pooled_pruning_can_keep_15_of_one_question_and_1_of_another():
