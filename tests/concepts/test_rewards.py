@@ -95,27 +95,35 @@ def column(file, name):
     return [json.loads(line)[name] for line in (DATA / file).open(encoding="utf-8")]
 
 
+def assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, others, golds):
+    """answers: right ones. others: those of the questions after them, which may be equal."""
+    assert reward(answers, golds) == [most] * len(golds)
+    paid = reward([*others[1:], others[0]], golds)
+    for number, value in enumerate(paid):
+        same = plain(golds[number]) == plain(golds[(number + 1) % len(golds)])
+        assert value == most * same, golds[number]
+
+
+def plain(gold):
+    _, hashes, number = gold.rpartition("####")
+    return number.strip().replace(",", "") if hashes else gold.removeprefix("x=")
+
+
 @pytest.mark.parametrize("file", ["gsm8k_train.jsonl", "gsm8k_test.jsonl"])
-def test_each_gold_answer_of_gsm8k_pays_for_itself_and_not_for_its_neighbour(file):
+@pytest.mark.parametrize("reward, most", [(gsm8k_accuracy, 2.0), (math_accuracy, 1.0)])
+def test_each_gold_answer_of_gsm8k_pays_for_itself_and_not_for_its_neighbour(file, reward, most):
     golds = column(file, "answer")
-    bare = [gold.split("####")[1].strip() for gold in golds]
-    others = [*bare[1:], bare[0]]
-    for reward, most in ((gsm8k_accuracy, 2.0), (math_accuracy, 1.0)):
-        assert set(reward([r1(number) for number in bare], golds)) == {most}
-        for number, other, value in zip(bare, others, reward([r1(x) for x in others], golds)):
-            assert value == most * (number.replace(",", "") == other.replace(",", ""))
+    answers = [r1(gold.split("####")[1].strip()) for gold in golds]
+    assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, answers, golds)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["math500.jsonl", "amc23.jsonl", "aime24.jsonl"])
 def test_each_gold_answer_in_latex_pays_for_itself_and_not_for_its_neighbour(file):
     golds = [str(gold) for gold in column(file, "answer")]
-    others = [*golds[1:], golds[0]]
-    assert math_accuracy([r1(f"${gold}$") for gold in golds], golds) == [1.0] * len(golds)
-    values = math_accuracy([f"\\boxed{{{other}}}" for other in others], golds)
-    for gold, other, value in zip(golds, others, values):
-        same = gold.removeprefix("x=") == other.removeprefix("x=")
-        assert value == same, (gold, other)
+    assert_each_pays_for_itself_and_not_for_its_neighbour(
+        math_accuracy, 1.0, [r1(f"${gold}$") for gold in golds],
+        [f"\\boxed{{{gold}}}" for gold in golds], golds)
 
 
 # --- extract_answer ---

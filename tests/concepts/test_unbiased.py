@@ -103,13 +103,14 @@ def test_two_questions_have_grpos_coefficients_on_average(rewards, k):
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @TWO_QUESTIONS
 def test_if_some_may_not_be_trained_on_the_coefficients_are_grpos_times_one_number(rewards, k):
-    """GRPO trains on 5 completions here, and counts each A / 5. One question has fewer than k."""
+    """GRPO trains on 5 completions here, and counts each A / 5. One question has fewer than k: 1
+    of its completions is kept, however many places it has."""
     A = group_advantages(torch.tensor(rewards, dtype=F64))
     allowed = torch.tensor([[True, False, False, False], [True] * 4])
     expected = expected_coefficients(A, k, allowed)
-    number = k / 4 * 5 / (1 + k)  # of the first question 1 is kept, however many places it has
-    grpos = (A * allowed).flatten() / 5
-    torch.testing.assert_close(expected, number * grpos, rtol=1e-6, atol=1e-9)
+    number = k / 4 * 5 / (1 + k)
+    torch.testing.assert_close(
+        expected, number * (A * allowed).flatten() / 5, rtol=1e-6, atol=1e-9)
 
 
 # --- rows at the edge ---
