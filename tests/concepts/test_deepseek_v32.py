@@ -32,8 +32,6 @@ from tests.examples import (
 
 THETA, OLD_ROW, REF_ROW = (torch.randn(8, generator=seeded(i), dtype=F64) for i in (1, 2, 3))
 OLD_P = OLD_ROW.softmax(0)
-
-
 KL = kl_of(THETA, REF_ROW)
 KL_GRADIENT = numeric_gradient(lambda x: kl_of(x, REF_ROW), THETA)
 

@@ -1,7 +1,7 @@
 """What NAT promises: a random prefix of each completion, and the whole gradient on average.
 
 The order: the chances and the cuts by hand, the chances by enumeration of all cuts, the gradient of
-three losses over all cuts, with CPPO's choice, what is not computed, and rows at the edge.
+two losses over all cuts, with CPPO's choice, what is not computed, and rows at the edge.
 """
 
 import math
@@ -90,16 +90,15 @@ def assert_the_mean_over_all_cuts_is_whole(rows, weights, share):
     """Of grpo_loss with its clip and its KL term, of these rows of the six. They are cut
     independently, and the loss is a sum over them. So it is enough to cut one at a time."""
     logp, old, ref, A, mask = (x[rows] for x in (LOGP, OLD, REF, ADVANTAGES, MASK))
-    batch = list(zip(*(x.split(1) for x in (logp, old, A, mask, weights, ref))))
-    chances, mean = prefix_chances(mask, share=share).split(1), 0.0
-    for (logp, old, A, mask, weights, ref), chance in zip(batch, chances):
-        for p, inside in every_cut(mask, share):
+    whole, _ = grpo_loss(logp, old, A, mask, ref_logp=ref, beta=0.3, weights=weights)
+    inverse, mean = weights / prefix_chances(mask, share=share), 0.0
+    for i in range(len(mask)):
+        row = slice(i, i + 1)
+        for p, inside in every_cut(mask[row], share):
             loss, _ = grpo_loss(
-                logp, old, A, inside, ref_logp=ref, beta=0.3, weights=weights / chance * inside)
+                logp[row], old[row], A[row], inside, ref_logp=ref[row], beta=0.3,
+                weights=inverse[row] * inside)
             mean += p * gradient(loss, LOGP)
-    whole = sum(
-        grpo_loss(*given, ref_logp=ref, beta=0.3, weights=weights)[0]
-        for *given, weights, ref in batch)
     torch.testing.assert_close(mean, gradient(whole, LOGP), rtol=1e-5, atol=1e-8)
     assert gradient(whole, LOGP).abs().max() > 0.01
 

@@ -81,7 +81,6 @@ def test_the_expectation_is_that_of_the_old_policy_but_for_what_the_ends_take(op
 
 # --- the gradient, over all completions of a tiny policy ------------------------------------------
 
-
 SAMPLER = TinyPolicy.table(1) + torch.randn(7, 3, generator=seeded(5), dtype=F64)
 
 
