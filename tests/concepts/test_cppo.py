@@ -103,6 +103,7 @@ def test_completion_i_of_question_q_is_row_q_times_g_plus_i():
 def test_the_loss_and_its_gradient_equal_the_papers_formula(options):
     """−J of 2503.22342: for each question, 1/k over the k largest |A|, of advantages over all G.
 
+    A known mistake is to take the mean and the std of the kept ones: then A is another number.
     Only the kept rows reach the loss, as in a trainer. For the loop, the pruned ones weigh 0. The
     third question has no signal, and some completions are empty.
     """
@@ -145,21 +146,6 @@ def test_pooled_pruning_can_keep_15_of_one_question_and_1_of_another():
     pooled = prune_pooled(advantages, 16)
     assert ((pooled < 16).sum().item(), (pooled >= 16).sum().item()) == (15, 1)
     assert prune(advantages, keep_count(16, 0.5)).shape == (2, 8)
-
-
-def test_the_mean_and_the_std_are_taken_before_pruning():
-    """Two groups keep the same rewards, 0 and 4, and prune different ones: the advantages differ.
-
-    Group 0: mean 2, std √(8/3). Group 1: mean 2.25, std √(8.25/3). After pruning, all would be
-    ±2/√8.
-    """
-    rewards = torch.tensor([[0.0, 2.0, 2.0, 4.0], [0.0, 2.5, 2.5, 4.0]], dtype=F64)
-    advantages = group_advantages(rewards)
-    kept = prune(advantages, 2)
-    assert kept.tolist() == [[0, 3], [0, 3]]
-    stds = torch.tensor([[8 / 3], [8.25 / 3]], dtype=F64).sqrt()
-    expected = torch.tensor([[-2, 2], [-2.25, 1.75]], dtype=F64) / stds
-    torch.testing.assert_close(advantages.gather(1, kept), expected, rtol=1e-3, atol=0)
 
 
 # --- the length gets in: E[∇ log π(o) / |o|] = ∇ E[1/|o|] ---
