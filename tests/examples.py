@@ -121,9 +121,9 @@ def check_loss(
                 other = -junk if name == "old_logp" else junk
                 given[name] = given[name].masked_fill(~MASK, other)
     value, stats = loss(mask=mask, **given)
+    assert junk is None or all(x.isfinite() for x in stats.values())
     formula = {"weights": PER_COMPLETION, "advantages": advantages, "logps": logps} | formula
     assert_loss(value, by_loop(**formula | options), logps[0])
-    assert all(x.isfinite() for x in stats.values())
     return stats
 
 

@@ -152,7 +152,7 @@ def test_at_the_first_step_the_loss_is_0_and_its_gradient_is_the_policy_gradient
     advantages, mask = group_advantages(rewards).flatten(), mask_of([4, 1, 2, 5, 3, 3])
     loss, stats = grpo_loss(LOGP, LOGP.detach(), advantages, mask)
     assert loss.item() == pytest.approx(0, abs=1e-7)
-    expected = -mask * (advantages / (6 * mask.sum(1)))[:, None]
+    expected = mask * (-advantages / (6 * mask.sum(1)))[:, None]
     torch.testing.assert_close(torch.autograd.grad(loss, LOGP)[0], expected, rtol=1e-6, atol=0)
     assert stats["ratio_mean"].item() == pytest.approx(1)
     assert stats["clip_fraction"] == 0 and stats["ratio_max"] == 1

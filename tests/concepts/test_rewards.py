@@ -217,5 +217,5 @@ LONG_HACKS = {
 
 @pytest.mark.parametrize("name", LONG_HACKS)
 def test_a_long_hack_earns_nothing(name):
-    for reward in (gsm8k_accuracy, math_accuracy, toy_accuracy, format_reward):
-        assert reward([LONG_HACKS[name]], ["12"]) == [0.0]
+    for reward in (gsm8k_accuracy, math_accuracy, toy_accuracy):
+        assert reward([LONG_HACKS[name]], answer=["12"]) == [0.0]
