@@ -47,7 +47,7 @@ def test_the_chances_of_four_tokens(share, chances):
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("share", ["0", "0.07", "0.55", "1"])
+@pytest.mark.parametrize("share", ["0", "0.07", "0.1", "0.3", "0.55", "0.9", "1"])
 def test_the_shortest_prefix_is_exact_for_every_length(share):
     """m = ⌈share · |o|⌉ in fractions. In floats 0.07 · 100 is 7.000000000000001."""
     lengths = range(1, 1025)
