@@ -96,7 +96,7 @@ def column(file, name):
 
 
 def assert_each_pays_for_itself_and_not_for_its_neighbour(reward, most, answers, others, golds):
-    """answers: right ones. others: those of the questions after them, which may be equal."""
+    """answers, others: the right ones, in two forms."""
     assert reward(answers, golds) == [most] * len(golds)
     paid = reward([*others[1:], others[0]], golds)
     for number, value in enumerate(paid):
