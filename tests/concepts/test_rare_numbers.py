@@ -6,6 +6,7 @@ makes a whole update worthless.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -187,20 +188,14 @@ def test_others_are_kept_only_if_too_few_are_allowed():
     assert prune_pooled(A, 2, allowed=allowed).tolist() == [0, 3]
 
 
-RULES = {
-    "prune": lambda x: prune(x, 1), "prune_pooled": lambda x: prune_pooled(x, 1),
-    "retain": lambda x: retain(x, 1), "max_variance_subset": lambda x: max_variance_subset(x, 1),
-    "keep_probabilities": lambda x: keep_probabilities(x, 1),
-}
-
-
 @pytest.mark.ours
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", [prune, prune_pooled, retain, max_variance_subset, keep_probabilities])
 def test_a_rule_refuses_rows_without_groups_and_nan(rule):
     with pytest.raises(ValueError, match=r"must be \(Q, G\).*\.view\(-1, G\)"):
-        RULES[rule](torch.ones(8))
+        rule(torch.ones(8), 1)
     with pytest.raises(ValueError, match="NaN"):
-        RULES[rule](torch.tensor([[1.0, math.nan, 2.0, 0.0]]))
+        rule(torch.tensor([[1.0, math.nan, 2.0, 0.0]]), 1)
 
 
 # --- shapes that torch would repeat in silence ---
@@ -235,24 +230,24 @@ def test_only_the_current_policy_gets_a_gradient(name):
 
 
 WHOLE, ROW = torch.zeros(6, 5), torch.zeros(1, 5)
-OTHERS = {
-    "surrogate_loss": lambda: surrogate_loss(ROW, torch.zeros(6), WHOLE, WHOLE, WHOLE),
-    "importance_ratio": lambda: importance_ratio(WHOLE, ROW, WHOLE),
-    "sequence_ratio": lambda: sequence_ratio(WHOLE, WHOLE, ROW),
-    "token_ratio": lambda: token_ratio(WHOLE, ROW, WHOLE),
-    "off_policy_mask": lambda: off_policy_mask(torch.zeros(6), WHOLE, ROW, WHOLE),
-    "token_rewards": lambda: token_rewards(torch.zeros(6), WHOLE, ROW, WHOLE, beta=1.0),
-    "gae": lambda: gae(WHOLE, ROW, WHOLE),
-    "value_loss": lambda: value_loss(WHOLE, WHOLE, ROW, WHOLE),
-    **{name: (lambda f=f: f(WHOLE, ROW, WHOLE)) for name, f in CORRECTIONS.items()},
-}
+A_ROW_FOR_ALL = [  # a function, and arguments of which one is a row
+    (surrogate_loss, (ROW, torch.zeros(6), WHOLE, WHOLE, WHOLE)),
+    (importance_ratio, (WHOLE, ROW, WHOLE)),
+    (sequence_ratio, (WHOLE, WHOLE, ROW)),
+    (token_ratio, (WHOLE, ROW, WHOLE)),
+    (off_policy_mask, (torch.zeros(6), WHOLE, ROW, WHOLE)),
+    (partial(token_rewards, beta=1.0), (torch.zeros(6), WHOLE, ROW, WHOLE)),
+    (gae, (WHOLE, ROW, WHOLE)),
+    (value_loss, (WHOLE, WHOLE, ROW, WHOLE)),
+    *((correction, (WHOLE, ROW, WHOLE)) for correction in CORRECTIONS.values()),
+]
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("name", OTHERS)
-def test_the_other_functions_refuse_it_too(name):
+@pytest.mark.parametrize("function, arguments", A_ROW_FOR_ALL)
+def test_the_other_functions_refuse_it_too(function, arguments):
     with pytest.raises(ValueError, match="must have the shape of"):
-        OTHERS[name]()
+        function(*arguments)
 
 
 # --- a sampler that does not report a token ---

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from family.sapo import sapo_loss
-from grpo import grpo_loss
 from tests.examples import (
     F64,
     LOGP,
@@ -17,7 +16,6 @@ from tests.examples import (
     RANDOM_WEIGHTS,
     REF,
     THREE,
-    TinyPolicy,
     assert_loss,
     check_loss,
 )
@@ -52,15 +50,6 @@ def test_verl_computes_the_same_loss_and_gradient_whatever_stands_on_the_padding
     assert_loss(loss, (-0.042619607993566754, verl), logp)
     assert stats["ratio_max"].item() == pytest.approx(math.exp(2))
     assert stats["clip_fraction"] == 0 and all(value.isfinite() for value in stats.values())
-
-
-def test_at_the_first_update_the_gradient_is_that_of_grpo():
-    theta, weights = TinyPolicy.table(1).requires_grad_(), TinyPolicy.MASK / 3.0
-    both = [
-        TinyPolicy.expected_gradient(loss, theta, TinyPolicy.REWARDS, weights, beta=0.0)
-        for loss in (sapo_loss, grpo_loss)
-    ]
-    torch.testing.assert_close(both[0], both[1])
 
 
 @pytest.mark.parametrize("ratio, least, most", [(1, 1, 1), (2, 0.7, 0.99), (20, 0, 1e-3 / 20)])
