@@ -27,7 +27,7 @@ def test_total_tokens_is_the_divisor_if_the_mask_is_only_a_part_of_the_batch():
 
 
 @pytest.mark.parametrize("options", [
-    {"ref_logp": REF}, {"ref_logp": REF, "beta": 0.3, "clip_low": 0.1, "clip_high": 0.4},
+    {}, {"clip_low": 0.1, "clip_high": 0.4}, {"ref_logp": REF}, {"ref_logp": REF, "beta": 0.3},
     {"weights": RANDOM_WEIGHTS},
 ])
 def test_the_loss_and_its_gradient_equal_a_loop_over_tokens(options):

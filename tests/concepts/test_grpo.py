@@ -102,9 +102,8 @@ def test_the_loss_of_two_completions_by_hand():
 
 
 @pytest.mark.parametrize("options", [
-    {"clip_low": 0.2, "clip_high": 0.28}, {"clip_low": 0.3, "clip_high": 0.1},
-    {"ref_logp": REF, "beta": 1.0, "clip_low": 0.2}, {"ref_logp": REF, "beta": 0.0},
-    {"beta": 5.0},  # no KL term
+    {"clip_low": 0.3}, {"clip_low": 0.2, "clip_high": 0.28}, {"clip_low": 0.3, "clip_high": 0.1},
+    {"ref_logp": REF, "beta": 1.0}, {"ref_logp": REF, "beta": 0.0}, {"beta": 5.0},  # no KL term
     {"weights": RANDOM_WEIGHTS},
     *ours({"ref_logp": REF}),  # β is 0.04 and the clip 0.2 by default
     *ours({"ref_logp": torch.full((6, 5), -math.inf, dtype=F64), "beta": 0.0}),

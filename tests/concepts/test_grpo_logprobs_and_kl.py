@@ -25,18 +25,19 @@ def test_a_logit_that_is_larger_by_log_3_means_three_quarters_of_the_probability
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_equal_log_softmax_in_float32(dtype, temperature):
     """The softmax of bfloat16 logits is taken in float32. In bfloat16 its second digit is wrong."""
-    logits = (3 * torch.randn(6, 1, 7, generator=seeded(2))).to(dtype)
-    tokens = torch.randint(7, (6, 1), generator=seeded(3))
+    logits = (3 * torch.randn(2, 3, 7, generator=seeded(2))).to(dtype)
+    tokens = torch.randint(7, (2, 3), generator=seeded(3))
     logp = token_logprobs(logits, tokens, temperature=temperature)
-    for found, [row], [token] in zip(logp.flatten().tolist(), logits.tolist(), tokens.tolist()):
+    each = (x.flatten(0, 1).tolist() for x in (logp, logits, tokens))
+    for found, row, token in zip(*each, strict=True):
         total = sum(math.exp(x / temperature) for x in row)
         assert found == pytest.approx(row[token] / temperature - math.log(total), abs=1e-5)
 
 
 def test_the_gradient_of_a_logprob_is_one_hot_minus_softmax():
     """∂ log π(o) / ∂ logit_v = (1[v = o] − π(v)) / temperature."""
-    logits = torch.randn(6, 1, 5, generator=seeded(4), requires_grad=True)
-    tokens = torch.randint(5, (6, 1), generator=seeded(5))
+    logits = torch.randn(2, 3, 5, generator=seeded(4), requires_grad=True)
+    tokens = torch.randint(5, (2, 3), generator=seeded(5))
     logp = token_logprobs(logits, tokens, temperature=0.5)
     (gradient,) = torch.autograd.grad(logp.sum(), logits)
     slope = torch.eye(5)[tokens] - (logits.detach() / 0.5).softmax(-1)

@@ -68,7 +68,8 @@ def test_the_token_ratio_has_the_tokens_gradient():
 
 @BOTH
 @pytest.mark.parametrize("spread, options", [
-    (1e-3, {"ref_logp": REF}), (0.4, {"clip_low": 0.2, "clip_high": None}),
+    (1e-3, {}), (1e-3, {"ref_logp": REF}), (0.4, {"clip_low": 0.1, "clip_high": 0.3}),
+    (0.4, {"clip_low": 0.2, "clip_high": None}),
     (0.4, {"clip_low": 0.1, "clip_high": 0.3, "ref_logp": REF, "beta": 0.3}),
 ])
 def test_the_loss_and_its_gradient_equal_a_loop(spread, options, token_level):

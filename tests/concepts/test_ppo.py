@@ -135,7 +135,7 @@ def test_a_part_of_a_batch_is_whitened_with_the_mean_and_the_variance_of_the_who
 
 
 @pytest.mark.parametrize("options", [
-    {"clip_low": 0.1, "clip_high": 0.4}, {"clip_low": 0.2, "weights": RANDOM_WEIGHTS},
+    {"clip_low": 0.2}, {"clip_low": 0.1, "clip_high": 0.4}, {"weights": RANDOM_WEIGHTS},
     *ours({"ref_logp": REF}),  # the KL is in the rewards already: it is only reported
 ])
 def test_the_loss_and_its_gradient_equal_a_loop_over_tokens(options):

@@ -28,7 +28,7 @@ def soft(ratio, A):
 
 
 @pytest.mark.parametrize("options", [
-    {"ref_logp": REF, "beta": 0.3}, {"ref_logp": REF}, {"weights": RANDOM_WEIGHTS}])
+    {}, {"ref_logp": REF}, {"ref_logp": REF, "beta": 0.3}, {"weights": RANDOM_WEIGHTS}])
 def test_the_loss_and_its_gradient_equal_a_loop_over_tokens(options):
     loss = partial(sapo_loss, tau_positive=3.0, tau_negative=5.0)
     stats = check_loss(loss, options, surrogate=soft)
