@@ -120,10 +120,11 @@ def check_loss(
             if torch.is_tensor(given[name]) and given[name].shape == mask.shape:
                 other = -junk if name == "old_logp" else junk
                 given[name] = given[name].masked_fill(~MASK, other)
+    given["logp"] = given["logp"].detach().requires_grad_()
     value, stats = loss(mask=mask, **given)
     assert junk is None or all(x.isfinite() for x in stats.values())
     formula = {"weights": PER_COMPLETION, "advantages": advantages, "logps": logps} | formula
-    assert_loss(value, by_loop(**formula | options), logps[0])
+    assert_loss(value, by_loop(**formula | options), given["logp"])
     return stats
 
 
