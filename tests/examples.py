@@ -52,31 +52,50 @@ PER_COMPLETION = torch.tensor([[1 / (6 * max(n, 1))] for n in LENGTHS], dtype=F6
 RANDOM_WEIGHTS = torch.rand(6, 5, generator=seeded(3), dtype=F64) * MASK
 
 
-def by_loop(
-    weights, *, advantages=ADVANTAGES, logps=(LOGP, OLD), ratios=None, ref_logp=None, beta=0.0,
-    clip_low=0.2, clip_high=None,
-):
-    """−Σ_it weights · (min(ρA, clip(ρ)A) − β k3) in Python floats, and its gradient by hand.
+# --- the loss of the family, token by token -------------------------------------------------------
 
-    weights: (N, T), 0 on padding. advantages: (N,) or (N, T). ratios: (N, T); None: of each token.
+
+def clipped(low, high):
+    """min(ρA, clip(ρ, 1 − low, 1 + high)A) of one token. high=None: as low."""
+    high = low if high is None else high
+    return lambda ratio, A: min(ratio * A, min(max(ratio, 1 - low), 1 + high) * A)
+
+
+def k3(ratio, r):
+    """r − log r − 1 of one token, with r = π_ref / π."""
+    return r - math.log(r) - 1
+
+
+def token_ratios(logp, old_logp):
+    return (logp - old_logp).exp()
+
+
+def by_loop(
+    weights, *, surrogate=None, kl=k3, ratios=token_ratios, advantages=ADVANTAGES,
+    logps=(LOGP, OLD), ref_logp=None, beta=0.0, clip_low=0.2, clip_high=None,
+):
+    """−Σ_it weights · (surrogate(ρ, A) − β KL) in Python floats, and its gradient in log π_θ, a
+    difference quotient.
+
+    weights: (N, T), 0 on padding. advantages: (N,) or (N, T). surrogate(ρ, A), kl(ρ, π_ref/π): of
+    one token. surrogate=None: the clipped one. ratios(logp, old_logp): (N, T), ρ of each token.
     """
     logp, old_logp = (x.detach() for x in logps)
-    ratios = (logp - old_logp).exp() if ratios is None else ratios
-    high = clip_low if clip_high is None else clip_high
-    loss, gradient = 0.0, torch.zeros_like(logp)
-    for at in map(tuple, weights.nonzero().tolist()):
-        w, rho, p = weights[at].item(), ratios[at].item(), logp[at].item()
-        a = (advantages[at[0]] if advantages.dim() == 1 else advantages[at]).item()
-        open_ = not (a > 0 and rho > 1 + high or a < 0 and rho < 1 - clip_low)
-        bounded = rho if open_ else 1 + high if a > 0 else 1 - clip_low
-        loss -= w * bounded * a
-        # dρ/dlogp = ρ
-        gradient[at] = -w * open_ * rho * a
-        if ref_logp is not None and beta:
-            r = math.exp(ref_logp[at].item() - p)  # π_ref / π; d k3/dlogp = 1 − r
-            loss += w * beta * (r - math.log(r) - 1)
-            gradient[at] += w * beta * (1 - r)
-    return loss, gradient
+    surrogate = surrogate or clipped(clip_low, clip_high)
+    advantages = advantages.view(len(logp), -1).expand(logp.shape)
+    places = [tuple(place) for place in weights.nonzero().tolist()]
+
+    def loss(logp):
+        total, ratio = 0.0, ratios(logp, old_logp)
+        for at in places:
+            rho, A = ratio[at].item(), advantages[at].item()
+            objective = surrogate(rho, A)
+            if ref_logp is not None and beta:
+                objective -= beta * kl(rho, math.exp(ref_logp[at] - logp[at]))
+            total -= weights[at].item() * objective
+        return total
+
+    return loss(logp), numeric_gradient(loss, logp)
 
 
 def assert_loss(loss, expected, logp=LOGP):
@@ -85,6 +104,28 @@ def assert_loss(loss, expected, logp=LOGP):
     assert abs(loss.item() - value) < 1e-7, f"loss {loss.item():.6g}, right {value:.6g}"
     found = torch.autograd.grad(loss, logp)[0]
     torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
+
+
+def check_loss(
+    loss, options, *, junk=None, mask=MASK, advantages=ADVANTAGES, logps=(LOGP, OLD), **formula
+):
+    """The loss of the six completions, and its gradient, equal the loop. Returns its statistics.
+
+    options: what the loss is given, besides. formula: what `by_loop` is given, besides. junk:
+    stands on the padding of all that the loss is given, except of weights.
+    """
+    given = {"logp": logps[0], "old_logp": logps[1], "advantages": advantages} | options
+    if junk is not None:
+        for name in given.keys() - {"weights"}:
+            if torch.is_tensor(given[name]) and given[name].shape == mask.shape:
+                other = -junk if name == "old_logp" else junk
+                given[name] = given[name].masked_fill(~MASK, other)
+    given["logp"] = given["logp"].detach().requires_grad_()
+    value, stats = loss(mask=mask, **given)
+    assert junk is None or all(x.isfinite() for x in stats.values())
+    formula = {"weights": PER_COMPLETION, "advantages": advantages, "logps": logps} | formula
+    assert_loss(value, by_loop(**formula | options), given["logp"])
+    return stats
 
 
 # --- three completions of 3, 2 and 1 tokens, of which tests say what verl makes of them -----------
@@ -127,6 +168,12 @@ class TinyPolicy:
             known = [x.log_softmax(0)[token] for x, token in zip(logits, o, strict=True)]
             rows.append(torch.stack(known + [torch.tensor(math.nan, dtype=F64)] * (3 - len(o))))
         return torch.stack(rows)
+
+    @classmethod
+    def after(cls, prefix):
+        """Whether each completion begins with a prefix, and goes on."""
+        n = len(prefix)
+        return torch.tensor([o[:n] == prefix and len(o) > n for o in cls.COMPLETIONS])
 
     @classmethod
     def probabilities(cls, theta):

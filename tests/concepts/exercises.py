@@ -15,39 +15,42 @@ from family.dapo import has_signal, token_mean_weights
 from family.drgrpo import constant_weights, drgrpo_loss
 from family.pods import max_variance_subset
 from family.ppo import gae
-from grpo import clipped_surrogate, group_advantages, grpo_loss
+from grpo import clipped_surrogate, group_advantages, grpo_loss, sequence_mean_weights
 from tests.examples import F64, mask_of, seeded
 
 
-def check(function, cases):
-    """Compare a function with the right answers. cases: (what is tried, arguments, answer)."""
+def check(function, inputs, right_answer):
+    """Compare a function with the right answers. inputs: {what is tried: arguments}."""
     name = function.__name__
-    for what, arguments, right in cases:
-        answer, right = function(*arguments), torch.as_tensor(right).double()
+    for what, arguments in inputs.items():
+        answer, right = function(*arguments), as_tensor(right_answer(*arguments))
         if answer is None:
             return print(f"{name}: not done yet, it returns None.")
-        answer = torch.as_tensor(answer).double()
+        answer = as_tensor(answer)
         if answer.shape != right.shape:
             shapes = f"{tuple(answer.shape)}, and it should be {tuple(right.shape)}"
             return print(f"{name}: for {what} the shape of the answer is {shapes}.")
         wrong = differ(answer, right)
         if wrong.any():
             numbers = f"{answer[wrong][0]:.4g}, and it should be {right[wrong][0]:.4g}"
-            return print(f"{name}: for {what} a number is {numbers}.{reason(function, cases)}")
+            why = reason(function, inputs.values())
+            return print(f"{name}: for {what} a number is {numbers}.{why}")
     print("green")
+
+
+def as_tensor(answer):
+    return torch.as_tensor(answer).double()
 
 
 def differ(a, b):
     return ~torch.isclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def reason(function, cases):
+def reason(function, inputs):
     """A sentence about the known mistake with the same answers in all cases; "" if none has."""
     exercise = inspect.stack()[2].function  # it has called `check`
     for why, mistake in MISTAKES[exercise].items():
-        pairs = [
-            [torch.as_tensor(f(*arguments)).double() for f in (function, mistake)]
-            for _, arguments, _ in cases]
+        pairs = [[as_tensor(f(*arguments)) for f in (function, mistake)] for arguments in inputs]
         if all(a.shape == b.shape and not differ(a, b).any() for a, b in pairs):
             return f" This is what you get if {why}."
     return ""
@@ -61,92 +64,86 @@ def normal(seed, *shape):
 
 
 def leave_one_out(function):
-    cases = []
-    for G in (2, 5, 16):
-        rewards = normal(G, 3, G)
-        right = G / (G - 1) * group_advantages(rewards, divide_by_std=False)
-        cases.append((f"groups of {G}", [rewards], right))
-    check(function, cases)
+    def right(rewards):
+        G = rewards.shape[1]
+        return G / (G - 1) * group_advantages(rewards, divide_by_std=False)
+
+    check(function, {f"groups of {G}": [normal(G, 3, G)] for G in (2, 5, 16)}, right)
 
 
 def without_gradient(function):
-    cases = []
-    for what, signs in (("A > 0", [1.0]), ("A < 0", [-1.0]), ("both signs", [1.0, -1.0])):
-        advantages = torch.tensor(signs, dtype=F64).repeat(8).unsqueeze(1).repeat(1, 6)
-        ratio = (0.3 * normal(1, *advantages.shape)).exp().requires_grad_()
+    def right(ratio, advantages):
+        ratio = ratio.clone().requires_grad_()
         surrogate = clipped_surrogate(ratio, advantages)
-        (gradient,) = torch.autograd.grad(surrogate.sum(), ratio)
-        cases.append((what, [ratio.detach(), advantages], gradient == 0))
-    check(function, cases)
+        return torch.autograd.grad(surrogate.sum(), ratio)[0] == 0
+
+    ratio, ones = (0.3 * normal(1, 16, 6)).exp(), torch.ones(16, 6, dtype=F64)
+    inputs = {"A > 0": [ratio, ones], "A < 0": [ratio, -ones]}
+    check(function, inputs | {"both signs": [ratio, normal(3, 16, 6).sign()]}, right)
 
 
 def loss_of_a_part(function):
-    cases = []
+    def right(logp, old_logp, advantages, mask, N):
+        weights = sequence_mean_weights(mask, num_sequences=N)
+        return grpo_loss(logp, old_logp, advantages, mask, beta=0, weights=weights)[0]
+
+    inputs = {}
     for what, lengths in (("equal lengths", [4, 4, 4]), ("unequal lengths", [1, 6, 3, 2, 6])):
         mask, N = mask_of(lengths), len(lengths)
-        old_logp, advantages = normal(2, *mask.shape) - 3, normal(3, N)
-        batch = (old_logp + 0.3 * normal(4, *mask.shape), old_logp, advantages, mask)
-        # each row is the share of its completion
-        losses = [grpo_loss(*(x[i : i + 1] for x in batch), beta=0)[0] / N for i in range(N)]
-        for name, rows in (("first two", slice(0, 2)), ("others", slice(2, None))):
-            part = [x[rows] for x in batch]
-            cases.append((f"the {name} of {N}, {what},", [*part, N], sum(losses[rows])))
-    check(function, cases)
+        old_logp = normal(2, *mask.shape) - 3
+        batch = [old_logp + 0.3 * normal(4, *mask.shape), old_logp, normal(3, N), mask]
+        inputs[f"the first two of {N}, {what},"] = [*(x[:2] for x in batch), N]
+        inputs[f"the others of {N}, {what},"] = [*(x[2:] for x in batch), N]
+    check(function, inputs, right)
 
 
 # --- 2_cppo.ipynb ---
 
 
 def keep_per_token(function):
-    cases = []
-    for k in (2, 4, 8):
-        advantages, lengths = normal(k, 3, 8), torch.randint(10, 200, (3, 8), generator=seeded(k))
-        cases.append((f"k = {k} of 8", [advantages, lengths, k], prune(advantages / lengths, k)))
-    check(function, cases)
+    lengths = torch.randint(10, 200, (3, 8), generator=seeded(2))
+    inputs = {f"k = {k} of 8": [normal(k, 3, 8), lengths, k] for k in (2, 4, 8)}
+    check(function, inputs, lambda advantages, lengths, k: prune(advantages / lengths, k))
 
 
 def rows_of_the_batch(function):
-    cases = []
-    for what, (questions, G, k) in (("one question", (1, 4, 2)), ("three questions", (3, 16, 4))):
-        kept = prune(normal(5, questions, G), k)
-        cases.append((what, [kept, G], batch_rows(kept, G)))
-    check(function, cases)
+    inputs = {"one question": [torch.tensor([[1, 3]]), 4]}
+    check(function, inputs | {"three questions": [prune(normal(5, 3, 16), 4), 16]}, batch_rows)
 
 
 def right_among_the_kept(function):
-    cases = []
-    for G, k in ((16, 4), (16, 8), (10, 7)):
-        for right in range(1, G):
-            if 2 * right != G:  # at G/2 all |A| are equal
-                rewards = mask_of([right], G).double()
-                kept = (prune(group_advantages(rewards), k) < right).sum()
-                cases.append((f"{right} right of {G} and k = {k}", [right, G, k], kept))
-    check(function, cases)
+    def right_answer(right, G, k):
+        return (prune(group_advantages(mask_of([right], G).double()), k) < right).sum()
+
+    inputs = {
+        f"{right} right of {G} and k = {k}": [right, G, k]
+        for G, k in ((16, 4), (16, 8), (10, 7)) for right in range(1, G)
+        if 2 * right != G}  # at G/2 all |A| are equal
+    check(function, inputs, right_answer)
 
 
 # --- 3_allocation.ipynb ---
 
 
 def empty_places(function):
-    cases = []
-    for B, G, P in ((1, 16, 0.5), (1, 16, 0.8), (1, 15, 0.8), (3, 8, 0.4), (2, 16, 0.0)):
+    def right(B, G, P):
         k = keep_count(G, P)
-        empty = B * G - k * questions_per_step(B, G, k)
-        cases.append((f"B = {B}, G = {G}, P = {P}", [B, G, P], empty))
-    check(function, cases)
+        return B * G - k * questions_per_step(B, G, k)
+
+    numbers = [(1, 16, 0.5), (1, 16, 0.8), (1, 15, 0.8), (3, 8, 0.4), (2, 16, 0.0)]
+    check(function, {f"B = {B}, G = {G}, P = {P}": [B, G, P] for B, G, P in numbers}, right)
 
 
 def padding(function):
-    cases = []
-    for what, lengths, max_tokens in (
-        ("equal lengths", [10] * 6, 30),
-        ("unequal lengths", [3, 90, 41, 7, 66, 12, 5], 128),
-        ("one long completion", [900, 10, 5], 64),
-    ):
+    def right(lengths, max_tokens):
         batches = [[lengths[i] for i in batch] for batch in micro_batches(lengths, max_tokens)]
-        area = sum(len(batch) * max(batch) for batch in batches)
-        cases.append((what, [lengths, max_tokens], 1 - sum(lengths) / area))
-    check(function, cases)
+        return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
+
+    check(function, {
+        "equal lengths": [[10] * 6, 30],
+        "unequal lengths": [[3, 90, 41, 7, 66, 12, 5], 128],
+        "one long completion": [[900, 10, 5], 64],
+    }, right)
 
 
 def share_to_keep(function):
@@ -154,11 +151,9 @@ def share_to_keep(function):
 
     phases = {"generate": 40.0, "score": 2.0, "logprobs": 9.0, "update": 48.0, "other": 1.0}
     phases["total"] = sum(phases.values())
-    cases = []
-    for share in (1.0, 0.5, 0.125):
-        speedup = amdahl(phases, share)
-        cases.append((f"a speed-up of {speedup:.3f}", [phases, speedup], share))
-    check(function, cases)
+    shares = {amdahl(phases, share): share for share in (1.0, 0.5, 0.125)}
+    inputs = {f"a speed-up of {speedup:.3f}": [phases, speedup] for speedup in shares}
+    check(function, inputs, lambda phases, speedup: shares[speedup])
 
 
 # --- 4_training.ipynb ---
@@ -167,33 +162,35 @@ def share_to_keep(function):
 def completion_tokens(function):
     from engine.model.logprobs import completion_mask  # here, because it takes seconds to import
 
-    eos, lengths = 1, torch.tensor([3, 5, 1, 4])  # the second is cut off: it has no EOS
-    tokens = torch.full((4, 5), eos)  # the padding is EOS too, as in many tokenizers
-    for row, n in zip(tokens, lengths):
-        row[: n if n == 5 else n - 1] = 7
+    eos, lengths = 1, torch.tensor([3, 5, 1, 4])
+    tokens = torch.tensor(  # the second is cut off: it has no EOS
+        [[7, 7, 1, 1, 1], [7, 7, 7, 7, 7], [1, 1, 1, 1, 1], [7, 7, 7, 1, 1]])
     right = completion_mask(tokens, lengths)
-    other = tokens.masked_fill(~right, 0)
-    cases = [("a batch whose padding is EOS", [tokens, eos], right)]
-    check(function, [*cases, ("a batch whose padding is 0", [other, eos], right)])
+    check(function, {
+        "a batch whose padding is EOS": [tokens, eos],  # as in many tokenizers
+        "a batch whose padding is 0": [tokens.masked_fill(~right, 0), eos],
+    }, lambda tokens, eos: right)
 
 
 def dr_grpo_loss_of_a_step(function):
-    cases = []
+    def right(logp, old_logp, rewards, mask, L):
+        advantages = group_advantages(rewards, divide_by_std=False).flatten()
+        return drgrpo_loss(logp, old_logp, advantages, mask, max_tokens=L)[0]
+
+    inputs = {}
     for what, lengths, L in (
         ("equal lengths", [4] * 8, 4), ("unequal lengths", [1, 6, 3, 2] * 2, 9),
     ):
-        mask, rewards = mask_of(lengths), normal(6, 2, 4)
+        mask = mask_of(lengths)
         old_logp = normal(7, *mask.shape) - 3
         logp = old_logp + 0.3 * normal(8, *mask.shape)
-        advantages = group_advantages(rewards, divide_by_std=False).flatten()
-        right = drgrpo_loss(logp, old_logp, advantages, mask, max_tokens=L)[0]
-        cases.append((what, [logp, old_logp, rewards, mask, L], right))
-    check(function, cases)
+        inputs[what] = [logp, old_logp, normal(6, 2, 4), mask, L]
+    check(function, inputs, right)
 
 
 def reward_for_steps(function):
-    cases = []
-    for what, steps, answer, right in (
+    inputs, rewards = {}, {}
+    for what, steps, answer, reward in (
         ("right steps and a right answer", "4+7=11;11+6=17;", 17, 2),
         ("a right step with a minus", "19-2=17;", 17, 2),
         ("a wrong step and a right answer", "4+7=12;12+6=17;", 17, 1),
@@ -203,57 +200,59 @@ def reward_for_steps(function):
         ("a wrong step and a wrong answer", "4+7=11;11+6=16;", 16, 0),
     ):
         text = f"<think>{steps}</think>\n" * bool(steps) + f"<answer>{answer}</answer>"
-        cases.append((what, [[text], ["17"]], [right]))
-    check(function, cases)
+        inputs[what], rewards[text] = [[text], ["17"]], reward
+    check(function, inputs, lambda texts, golds: [rewards[text] for text in texts])
 
 
 # --- 5_family.ipynb ---
 
 
 def weights_of_completions(function):
-    cases = []
-    for what, lengths, L in (("equal lengths", [4, 4], 5), ("unequal lengths", [1, 6, 3], 9)):
+    def right(lengths, L):
         mask = mask_of(lengths)
-        right = [token_mean_weights(mask).sum(1), constant_weights(mask, max_tokens=L).sum(1)]
-        cases.append((what, [lengths, L], torch.stack(right)))
-    check(function, cases)
+        both = token_mean_weights(mask), constant_weights(mask, max_tokens=L)
+        return torch.stack(both).sum(2)
+
+    inputs = {"equal lengths": [[4, 4], 5], "unequal lengths": [[1, 6, 3], 9]}
+    check(function, inputs, right)
 
 
 # --- 6_choice.ipynb ---
 
 
 def still_without_signal(function):
-    cases = []
-    for p, G, rounds in ((0.5, 4, 1), (0.9, 4, 1), (0.9, 4, 3), (0.25, 6, 2), (0.0, 4, 5)):
+    def right(p, G, rounds):
         groups = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=F64)] * G)  # all of them
         chance = torch.where(groups == 1, p, 1 - p).prod(dim=1)
-        right = chance[~has_signal(groups)].sum() ** rounds
-        cases.append((f"p = {p}, G = {G} and {rounds} groups", [p, G, rounds], right))
-    check(function, cases)
+        return chance[~has_signal(groups)].sum() ** rounds
+
+    numbers = [(0.5, 4, 1), (0.9, 4, 1), (0.9, 4, 3), (0.25, 6, 2), (0.0, 4, 5)]
+    check(function, {f"p = {p}, G = {G} and {n} groups": [p, G, n] for p, G, n in numbers}, right)
 
 
 def right_kept_by_pods(function):
-    cases = []
-    for G, m in ((16, 4), (16, 8), (10, 6)):
-        for right in range(1, G):
-            kept = (max_variance_subset(mask_of([right], G).double(), m) < right).sum()
-            cases.append((f"{right} right of {G} and m = {m}", [right, G - right, m], kept))
-    check(function, cases)
+    def right_answer(right, wrong, m):
+        rewards = mask_of([right], right + wrong).double()
+        return (max_variance_subset(rewards, m) < right).sum()
+
+    check(function, {
+        f"{right} right of {G} and m = {m}": [right, G - right, m]
+        for G, m in ((16, 4), (16, 8), (10, 6)) for right in range(1, G)}, right_answer)
 
 
 # --- 7_advantage.ipynb ---
 
 
 def advantages_of_tokens(function):
-    cases = []
-    for what, n, gamma, lam in (
-        ("one token", 1, 1.0, 0.95), ("λ = 0", 5, 0.9, 0.0), ("λ = 1", 5, 0.9, 1.0),
-        ("λ = 0.95", 8, 0.99, 0.95),
-    ):
-        rewards, values = normal(9, n), normal(10, n)
-        right, _ = gae(rewards[None], values[None], torch.ones(1, n), gamma=gamma, lam=lam)
-        cases.append((what, [rewards.tolist(), values.tolist(), gamma, lam], right[0]))
-    check(function, cases)
+    def right(rewards, values, gamma, lam):
+        rows = torch.tensor([rewards]), torch.tensor([values])
+        return gae(*rows, torch.ones(1, len(rewards)), gamma=gamma, lam=lam)[0][0]
+
+    eight = normal(9, 8).tolist(), normal(10, 8).tolist()
+    check(function, {
+        "one token": [[1.0], [0.4], 1.0, 0.95], "λ = 0": [*eight, 0.9, 0.0],
+        "λ = 1": [*eight, 0.9, 1.0], "λ = 0.95": [*eight, 0.99, 0.95],
+    }, right)
 
 
 # --- the likeliest mistakes: {exercise: {what somebody did: a function that does it}} ---

@@ -28,15 +28,14 @@ from tests.examples import (
 # --- the definition -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("low, high", [(1.0, 4.0), (1.0, 0.1), (0.2, 0.1)])
-@pytest.mark.parametrize("beta", [0.0, 0.3])
-def test_the_gradient_is_the_clipped_weight_times_a_at_every_token(beta, low, high):
+@pytest.mark.parametrize("low, high", [(1.0, 0.1), (0.2, 0.4)])
+def test_the_gradient_is_the_clipped_weight_times_a_at_every_token(low, high):
     """∂ loss / ∂ log π = −w (clip(ρ, 1 − low, 1 + high) A − β (1 − π_ref/π))."""
-    options = {"ref_logp": REF, "beta": beta, "weights": RANDOM_WEIGHTS}
+    options = {"ref_logp": REF, "beta": 0.3, "weights": RANDOM_WEIGHTS}
     loss, stats = cispo_loss(LOGP, OLD, ADVANTAGES, MASK, clip_low=low, clip_high=high, **options)
     ratio, r = (LOGP - OLD).exp().detach(), (REF - LOGP).exp().detach()
     bounded = ratio.clamp(1 - low, 1 + high)
-    expected = -RANDOM_WEIGHTS * (bounded * ADVANTAGES[:, None] - beta * (1 - r))
+    expected = -RANDOM_WEIGHTS * (bounded * ADVANTAGES[:, None] - 0.3 * (1 - r))
     torch.testing.assert_close(torch.autograd.grad(loss, LOGP)[0], expected)
     means = {"clip_fraction": (bounded != ratio).double(), "kl": r - r.log() - 1}
     for name, x in means.items():
@@ -77,9 +76,9 @@ def test_at_the_first_update_the_gradient_is_that_of_grpo():
 
 def test_a_rare_good_token_that_has_become_likely_keeps_its_gradient():
     """ρ = e: the gradient of GRPO is 0 because of the clip."""
-    logp, old = torch.tensor([[-2.0]], requires_grad=True), torch.tensor([[-3.0]])
-    one, mask = torch.ones(1), torch.ones(1, 1)
-    losses = [grpo_loss(logp, old, one, mask)[0], cispo_loss(logp, old, one, mask)[0],
-              cispo_loss(logp, old, one, mask, clip_high=0.5)[0]]
-    gradients = [torch.autograd.grad(loss, logp)[0].item() for loss in losses]
-    assert gradients == pytest.approx([0, -math.e, -1.5])
+    one, logp = torch.ones(1, 1), torch.ones(1, 1, requires_grad=True)
+    for function, options, slope in (
+        (grpo_loss, {}, 0), (cispo_loss, {}, math.e), (cispo_loss, {"clip_high": 0.5}, 1.5)
+    ):
+        loss, _ = function(logp, 0 * one, one, one, **options)
+        assert torch.autograd.grad(loss, logp)[0].item() == pytest.approx(-slope)

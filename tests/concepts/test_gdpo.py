@@ -40,23 +40,23 @@ def normalized(values, eps):
 
 
 @pytest.mark.parametrize("options", [
-    {"eps": 1e-4}, {"eps": 0.5}, {"eps": 1e-4, "normalize_batch": False}, *ours({})])
-@pytest.mark.parametrize("weights", [None, (1.0, 0.5, 2.0), torch.tensor([0.0, 1.0, -1.0])])
-def test_the_advantages_equal_the_papers_three_steps(weights, options):
+    {"eps": 0.5}, {"eps": 1e-4, "normalize_batch": False},
+    {"eps": 1e-4, "weights": (1.0, 0.5, 2.0)}, {"eps": 1e-4, "weights": torch.tensor([0, 1, -1])},
+    *ours({}),
+])
+def test_the_advantages_equal_the_papers_three_steps(options):
     """With unbiased stds. eps is 1e-4 by default, and the batch is normalised."""
     scales = torch.tensor([1.0, 10.0, 0.1])[:, None, None]
     rewards = torch.randn(3, 4, 5, generator=seeded(0), dtype=F64) * scales
     rewards[1, 2] = 3.3  # one reward says nothing about one question
-    numbers = [1.0] * 3 if weights is None else [float(w) for w in weights]
-    eps, expected = options.get("eps", 1e-4), [0.0] * 20
-    for w, one in zip(numbers, rewards.tolist()):
-        own = [a for group in one for a in normalized(group, eps)]
-        expected = [total + w * a for total, a in zip(expected, own)]
+    eps, expected = options.get("eps", 1e-4), torch.zeros(20, dtype=F64)
+    for weight, one in zip(options.get("weights", [1, 1, 1]), rewards.tolist()):
+        each = [normalized(group, eps) for group in one]
+        expected += weight * torch.tensor(each, dtype=F64).flatten()
     if options.get("normalize_batch", True):
-        expected = normalized(expected, eps)
-    advantages = decoupled_advantages(rewards, weights=weights, **options)
-    expected = torch.tensor(expected, dtype=F64).view(4, 5)
-    torch.testing.assert_close(advantages, expected, rtol=1e-9, atol=1e-12)
+        expected = torch.tensor(normalized(expected.tolist(), eps), dtype=F64)
+    advantages = decoupled_advantages(rewards, **options)
+    torch.testing.assert_close(advantages, expected.view(4, 5), rtol=1e-9, atol=1e-12)
 
 
 # --- properties -----------------------------------------------------------------------------------
@@ -74,13 +74,13 @@ def test_the_scale_of_a_reward_does_not_matter_and_its_weight_does():
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_group_without_signal_is_exactly_zero_beside_groups_with_signal(seed):
     """The mean over the batch is 0 up to its rounding error. Subtracted, it would be a signal."""
     rewards = torch.randint(0, 3, (2, 8, 16), generator=seeded(seed)).float()
     rewards[:, 3] = 3.3
-    assert (decoupled_advantages(rewards)[3] == 0).all()
-    assert (decoupled_advantages(rewards[:, [3]]) == 0).all()
+    assert not decoupled_advantages(rewards)[3].any()
+    assert not decoupled_advantages(rewards[:, [3]]).any()
 
 
 # --- a note on CPPO -------------------------------------------------------------------------------
@@ -104,7 +104,6 @@ def test_how_rewards_are_merged_decides_what_cppo_prunes():
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 1.0], []])
-def test_there_must_be_one_weight_for_each_reward(weights):
+def test_there_must_be_one_weight_for_each_reward():
     with pytest.raises(ValueError, match="weights for 2 rewards"):
-        decoupled_advantages(torch.rand(2, 3, 4), weights=weights)
+        decoupled_advantages(torch.rand(2, 3, 4), weights=[1.0])

@@ -20,7 +20,7 @@ def test_the_shortest_are_kept_by_default():
 
 
 @pytest.mark.parametrize("largest", [False, True])
-@pytest.mark.parametrize("width, k", [(6, 1), (6, 4), (6, 6), (300, 200)])
+@pytest.mark.parametrize("width, k", [(6, 4), (300, 200)])
 def test_retain_equals_sorting_each_question_by_hand(width, k, largest):
     """The best first, and among equals the lower index. Whole numbers, full of ties; in wide groups
     an unstable sort would mix equal metrics."""
@@ -70,13 +70,13 @@ def test_the_advantages_equal_a_loop_over_the_kept_and_are_0_elsewhere(kept, eps
         assert row == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, *ours(0.1, 1.1, 3.3)])
-@pytest.mark.parametrize("k", [1, 3, 7, 15])
-def test_equal_rewards_among_the_kept_give_exactly_zero(reward, k):
+@pytest.mark.parametrize("reward", [1.0, *ours(0.1, 1.1, 3.3)])
+def test_equal_rewards_among_the_kept_give_exactly_zero(reward):
     """Whatever the others earned. In float32 the mean of equal numbers need not be that number."""
-    others = torch.rand(2, 3, generator=seeded(2))
-    rewards = torch.cat([others, torch.full((2, k), reward)], dim=1)
-    assert (retained_advantages(rewards, torch.arange(3, 3 + k).expand(2, k)) == 0).all()
+    rewards = torch.full((2, 18), reward)
+    rewards[:, :3] = torch.rand(2, 3, generator=seeded(2))
+    for k in (1, 3, 7, 15):
+        assert not retained_advantages(rewards, torch.arange(3, 3 + k).expand(2, k)).any()
 
 
 # --- adaptive k -----------------------------------------------------------------------------------
@@ -85,18 +85,11 @@ HISTORY = torch.tensor([0.4, 0.0, 0.3, 0.1, 0.2])  # quartiles 0.1, 0.2, 0.3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *ours(F64)])
-@pytest.mark.parametrize(
-    "ks, expected",
-    [
-        ((4, 6, 8, 8), [8, 8, 8, 6, 4, 4, 4, 4]),
-        ((1, 2, 3, 4), [4, 4, 3, 2, 1, 1, 1, 1]),
-    ],
-)
-def test_the_harder_a_question_is_the_more_completions_are_kept(ks, expected, dtype):
+def test_the_harder_a_question_is_the_more_completions_are_kept(dtype):
     """A mean reward that equals a quartile counts as the easier of the two."""
-    means = torch.tensor([0.0, 0.09, 0.1, 0.2, 0.3, 0.31, 0.9, 1.0], dtype=dtype)
-    k = adaptive_k(means, HISTORY.to(dtype), ks=ks)
-    assert k.tolist() == expected and k.dtype == torch.int64
+    means = torch.tensor([0.0, 0.09, 0.1, 0.2, 0.3, 1.0], dtype=dtype)
+    k = adaptive_k(means, HISTORY.to(dtype), ks=(1, 2, 3, 4))
+    assert k.tolist() == [4, 4, 3, 2, 1, 1] and k.dtype == torch.int64
 
 
 def test_the_papers_4_6_8_8_are_the_default():
@@ -104,15 +97,15 @@ def test_the_papers_4_6_8_8_are_the_default():
 
 
 def test_as_long_as_there_is_no_history_the_largest_k_is_kept():
-    k = adaptive_k(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([]), ks=(4, 9, 8, 8))
-    assert k.tolist() == [9, 9, 9] and k.dtype == torch.int64
+    k = adaptive_k(torch.tensor([0.0, 1.0]), torch.tensor([]), ks=(4, 9, 8, 8))
+    assert k.tolist() == [9, 9] and k.dtype == torch.int64
 
 
 # --- bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("k", [0, -1, 5])
+@pytest.mark.parametrize("k", [0, 5])
 def test_k_outside_1_to_g_is_refused(k):
     with pytest.raises(ValueError, match="k must lie in 1 … 4"):
         retain(torch.ones(2, 4), k)

@@ -6,7 +6,6 @@ gradient of the KL is taken by finite differences.
 """
 
 import math
-from itertools import product
 
 import pytest
 import torch
@@ -22,29 +21,27 @@ def test_a_logit_that_is_larger_by_log_3_means_three_quarters_of_the_probability
     assert token_logprobs(logits, tokens).item() == pytest.approx(math.log(0.75), abs=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_equal_log_softmax_in_float32(dtype, temperature):
     """The softmax of bfloat16 logits is taken in float32. In bfloat16 its second digit is wrong."""
     logits = (3 * torch.randn(2, 3, 7, generator=seeded(2))).to(dtype)
     tokens = torch.randint(7, (2, 3), generator=seeded(3))
     logp = token_logprobs(logits, tokens, temperature=temperature)
-    for n, t in product(range(2), range(3)):
-        scaled = [x / temperature for x in logits[n, t].tolist()]
-        expected = scaled[tokens[n, t]] - math.log(sum(math.exp(x) for x in scaled))
-        assert logp[n, t].item() == pytest.approx(expected, abs=1e-5)
+    each = (x.flatten(0, 1).tolist() for x in (logp, logits, tokens))
+    for found, row, token in zip(*each, strict=True):
+        total = sum(math.exp(x / temperature) for x in row)
+        assert found == pytest.approx(row[token] / temperature - math.log(total), abs=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_the_gradient_of_a_logprob_is_one_hot_minus_softmax(temperature):
+def test_the_gradient_of_a_logprob_is_one_hot_minus_softmax():
     """∂ log π(o) / ∂ logit_v = (1[v = o] − π(v)) / temperature."""
     logits = torch.randn(2, 3, 5, generator=seeded(4), requires_grad=True)
     tokens = torch.randint(5, (2, 3), generator=seeded(5))
-    upstream = torch.randn(2, 3, generator=seeded(6))
-    logp = token_logprobs(logits, tokens, temperature=temperature)
-    (gradient,) = torch.autograd.grad(logp, logits, upstream)
-    slope = torch.eye(5)[tokens] - (logits.detach() / temperature).softmax(-1)
-    torch.testing.assert_close(gradient, upstream[..., None] * slope / temperature)
+    logp = token_logprobs(logits, tokens, temperature=0.5)
+    (gradient,) = torch.autograd.grad(logp.sum(), logits)
+    slope = torch.eye(5)[tokens] - (logits.detach() / 0.5).softmax(-1)
+    torch.testing.assert_close(gradient, slope / 0.5)
 
 
 @pytest.mark.ours
@@ -65,9 +62,9 @@ def test_eight_equal_outcomes_have_an_entropy_of_log_8():
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_entropies_are_those_of_torchs_categorical(temperature):
     logits = 5 * torch.randn(3, 4, 50, generator=seeded(0))
-    expected = torch.distributions.Categorical(logits=logits.double() / temperature).entropy()
-    entropies = token_entropies(logits, temperature=temperature)
-    torch.testing.assert_close(entropies.double(), expected, rtol=1e-4, atol=1e-5)
+    right = torch.distributions.Categorical(logits=logits.double() / temperature).entropy()
+    found = token_entropies(logits, temperature=temperature)
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 
 @pytest.mark.ours
@@ -82,11 +79,11 @@ def test_autocast_does_not_lower_the_precision_of_what_is_computed_from_logits()
     """Autocast would turn an einsum or a matmul into a bfloat16 product: wrong by 0.03 nats."""
     logits = 5 * torch.randn(3, 4, 500, generator=seeded(16))
     tokens = torch.randint(500, (3, 4), generator=seeded(17))
+    right = torch.distributions.Categorical(logits=logits.double())
     with torch.autocast("cpu", torch.bfloat16):
-        entropies, logp = token_entropies(logits), token_logprobs(logits, tokens)
-    expected = torch.distributions.Categorical(logits=logits.double())
-    torch.testing.assert_close(entropies.double(), expected.entropy(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logp.double(), expected.log_prob(tokens), rtol=1e-5, atol=1e-5)
+        found = token_entropies(logits), token_logprobs(logits, tokens)
+    expected = right.entropy(), right.log_prob(tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
 # --- KL estimators: the definition ----------------------------------------------------------------
@@ -97,11 +94,9 @@ def test_the_estimators_by_hand():
 
     A known mistake is the ratio upside down: then k1 and k3 are other numbers.
     """
-    logp = torch.tensor([[0.5]], dtype=F64).log()
-    ref_logp = torch.tensor([[0.25]], dtype=F64).log()
-    assert kl_k1(logp, ref_logp).item() == pytest.approx(math.log(2))
-    assert kl_k2(logp, ref_logp).item() == pytest.approx(math.log(2) ** 2 / 2)
-    assert kl_k3(logp, ref_logp).item() == pytest.approx(0.5 + math.log(2) - 1)
+    logps, log_2 = torch.tensor([0.5, 0.25], dtype=F64).log(), math.log(2)
+    found = [estimator(*logps).item() for estimator in (kl_k1, kl_k2, kl_k3)]
+    assert found == pytest.approx([log_2, log_2**2 / 2, 0.5 + log_2 - 1])
 
 
 # --- KL estimators: their exact expectations over five outcomes -----------------------------------
@@ -139,7 +134,7 @@ def test_k1_as_a_loss_pushes_the_length_if_each_completion_counts_1_over_its_len
     logp, ref = TinyPolicy.logp(theta), TinyPolicy.logp(TinyPolicy.table(15))
     chance, lengths = TinyPolicy.probabilities(theta), torch.tensor(TinyPolicy.LENGTHS)
     sums = kl_k1(logp, ref).masked_fill(~TinyPolicy.MASK, 0.0).sum(1)
-    for divisor, pushes in ((lengths, True), (torch.full_like(lengths, 3), False)):
+    for divisor, pushes in ((lengths, True), (3, False)):
         (step,) = torch.autograd.grad((chance.detach() / divisor) @ sums, theta, retain_graph=True)
         (slope,) = torch.autograd.grad((chance / divisor).sum(), theta, retain_graph=True)
         torch.testing.assert_close(step, slope, rtol=0, atol=1e-6)  # k1 may be float32
@@ -161,8 +156,8 @@ def test_k2_and_k3_are_never_negative_and_zero_only_if_the_policies_agree(estima
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("x", [1e-3, -2e-3, 3e-3])
-def test_k3_is_precise_if_the_policies_are_close(x):
+def test_k3_is_precise_if_the_policies_are_close():
     """k3 ≈ x²/2 if log r = x. The plain exp(x) − x − 1 in float32 is wrong by up to a tenth."""
-    k3 = kl_k3(torch.tensor([0.0]), torch.tensor([x])).item()
-    assert k3 == pytest.approx(x**2 / 2 + x**3 / 6 + x**4 / 24, rel=2e-3)
+    x = torch.tensor([1e-3, -2e-3, 3e-3])
+    expected = x**2 / 2 + x**3 / 6 + x**4 / 24
+    torch.testing.assert_close(kl_k3(torch.zeros(3), x), expected, rtol=2e-3, atol=0)

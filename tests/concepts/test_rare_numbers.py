@@ -1,10 +1,12 @@
 """Rare numbers: ratios that overflow, words without a probability, shapes that torch would repeat.
+And what every loss promises alike.
 
 float32 holds no number above 3e38, so exp(89) is ∞ there. 0 · ∞ is NaN, and one NaN in a gradient
 makes a whole update worthless.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -45,15 +47,13 @@ every_loss = pytest.mark.parametrize("name", LOSSES)
 def loss_and_gradient(name, gaps, A, **options):
     """Of completions with the log-ratios `gaps` (N, T), in float32."""
     gaps = torch.tensor(gaps)
-    logp = gaps.clamp(max=0).requires_grad_()
-    old_logp = -gaps.clamp(min=0)
-    A = torch.full((len(gaps),), A)
-    if name == "ppo":
-        A = A[:, None].expand_as(gaps)
-    loss, stats = LOSSES[name](logp, old_logp, A, torch.ones_like(gaps), **options)
-    loss.backward()
-    assert all(x.isfinite() for x in stats.values())
-    return loss.item(), logp.grad
+    logp, advantages = gaps.clamp(max=0).requires_grad_(), torch.full(gaps.shape, A)
+    loss, stats = LOSSES[name](
+        logp, -gaps.clamp(min=0), advantages[:, 0] if name != "ppo" else advantages,
+        torch.ones_like(gaps), **options)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    assert all(x.isfinite() for x in (loss, *gradient.flatten(), *stats.values()))
+    return loss.item(), gradient
 
 
 # --- ratios that overflow ---
@@ -61,10 +61,9 @@ def loss_and_gradient(name, gaps, A, **options):
 
 @every_loss
 @pytest.mark.parametrize("A", [1.0, 0.0, -1.0])
-@pytest.mark.parametrize("gap", [88.0, 89.0, 90.0, 700.0, 3e38, -90.0, -3e38])
+@pytest.mark.parametrize("gap", [90.0, 3e38, -3e38])
 def test_loss_and_gradient_are_finite_at_every_log_ratio(name, A, gap):
     loss, gradient = loss_and_gradient(name, [[gap, gap, gap]], A)
-    assert math.isfinite(loss) and gradient.isfinite().all()
     if A == 0:
         assert loss == 0 and not gradient.any()
     if A > 0 and gap > 0 and name != "cispo":  # CISPO's tokens keep a gradient
@@ -74,63 +73,42 @@ def test_loss_and_gradient_are_finite_at_every_log_ratio(name, A, gap):
 @every_loss
 @pytest.mark.parametrize("A", [1.0, -1.0])
 def test_a_token_beyond_the_bound_does_not_touch_the_gradient_of_the_others(name, A):
-    if name == "gspo":
-        pytest.skip("its ratio belongs to the completion: the token touches all of it")
+    """GSPO's ratio belongs to the completion: the token touches all of it, but no other one."""
     _, gradient = loss_and_gradient(name, [[90.0, 0.1, 0.0], [0.0, 0.0, 0.0]], A)
     _, without = loss_and_gradient(name, [[0.0, 0.1, 0.0], [0.0, 0.0, 0.0]], A)
-    if name == "gspo_token":  # each token carries the ratio of its completion
-        gradient, without = gradient[1:], without[1:]
-    else:
-        gradient, without = gradient[:, 1:], without[:, 1:]
-    torch.testing.assert_close(gradient, without)
-    assert gradient.any()
+    touched = torch.zeros(2, 3).bool()
+    touched[0, : 3 if "gspo" in name else 1] = True
+    torch.testing.assert_close(gradient[~touched], without[~touched])
+    assert gradient[~touched].any()
 
 
-@every_loss
-def test_the_kl_is_finite_too(name):
-    if name == "ppo":
-        pytest.skip("its KL is in the rewards")
-    for gap in (-100.0, 100.0):
-        ref = torch.full((1, 3), gap)
-        for gaps in ([[0.0] * 3], [[90.0] * 3]):
-            loss, gradient = loss_and_gradient(name, gaps, 1.0, ref_logp=ref, beta=0.1)
-            assert math.isfinite(loss) and gradient.isfinite().all()
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "ppo"])
+@pytest.mark.parametrize("ref", [-100.0, 100.0])
+@pytest.mark.parametrize("gap", [0.0, 90.0])
+def test_the_kl_is_finite_too(name, gap, ref):
+    """PPO's KL is in its rewards."""
+    loss_and_gradient(name, [[gap] * 3], 1.0, ref_logp=torch.full((1, 3), ref), beta=0.1)
 
 
-def ratio_of(log_ratio):
-    """The ratio of tokens with these log-ratios, on no padding."""
-    zeros = torch.zeros_like(log_ratio)
-    return importance_ratio(log_ratio, zeros, torch.ones_like(zeros))
-
-
-@pytest.mark.parametrize("x", [-1e4, -87.0, -1.0, 0.0, 1.0, 19.0, 19.999])
-def test_inside_the_bound_nothing_changes(x):
-    """Value and gradient are those of exp, to the last bit."""
-    x = torch.tensor(x, requires_grad=True)
-    y = x.detach().clone().requires_grad_()
-    ratio_of(x).backward()
-    y.exp().backward()
-    assert torch.equal(ratio_of(x), y.exp()) and torch.equal(x.grad, y.grad)
+def test_up_to_the_bound_the_ratio_is_exp_and_above_it_a_constant():
+    """To the last bit, and so is the gradient."""
+    x = torch.tensor([-1e4, -1.0, 0.0, 19.999, LARGEST_LOG_RATIO + 1, torch.inf])
+    x.requires_grad_()
+    zeros = torch.zeros_like(x)
+    ratio, right = importance_ratio(x, zeros, zeros + 1), x.exp()
+    own, expected = (torch.autograd.grad(y.sum(), x)[0] for y in (ratio, right))
+    assert torch.equal(ratio[:4], right[:4]) and torch.equal(own[:4], expected[:4])
+    assert ratio[4:].tolist() == pytest.approx([math.exp(20)] * 2) and not own[4:].any()
 
 
 @pytest.mark.ours
-def test_at_the_bound_the_ratio_stays():
-    x = torch.tensor([LARGEST_LOG_RATIO, 21.0, 89.0, torch.inf], requires_grad=True)
-    ratio = ratio_of(x)
-    ratio[1:].sum().backward()
-    assert ratio.tolist() == pytest.approx([math.exp(20)] * 4) and not x.grad.any()
-
-
-@pytest.mark.ours
-@pytest.mark.parametrize("gap", [-100.0, -89.0, 21.0, 100.0])
-def test_k3_is_finite(gap):
-    """gap: log π − log π_ref. Above the bound k3 is e^20 − 21, below it 1 less than the gap."""
-    logp = torch.tensor([[gap]], requires_grad=True)
-    kl = kl_k3(logp, torch.zeros(1, 1))
-    kl.sum().backward()
-    expected = math.exp(20) - 21 if gap < -20 else gap - 1 + math.exp(-gap)
-    assert kl.item() == pytest.approx(expected, rel=1e-6)
-    assert logp.grad.item() == pytest.approx(0 if gap < -20 else 1, abs=1e-8)
+def test_k3_is_finite():
+    """log π − log π_ref is −100 and 21. Above the bound k3 is e^20 − 21."""
+    logp = torch.tensor([-100.0, 21.0], requires_grad=True)
+    kl = kl_k3(logp, torch.zeros(2))
+    (gradient,) = torch.autograd.grad(kl.sum(), logp)
+    assert kl.tolist() == pytest.approx([math.exp(20) - 21, 20], rel=1e-6)
+    assert gradient.tolist() == pytest.approx([0, 1], abs=1e-8)
 
 
 def test_the_unbiased_kl_is_finite_where_ratio_and_k3_are_both_large():
@@ -163,19 +141,14 @@ def test_a_single_word_has_no_entropy():
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("temperature", [0, 0.0, -1.0, math.nan])
+@pytest.mark.parametrize("temperature", [0, -1.0, math.nan])
 def test_a_temperature_that_is_not_above_0_is_refused(temperature):
-    logits, tokens = torch.zeros(1, 2, 4), torch.zeros(1, 2).long()
-    for call in (
-        lambda: token_logprobs(logits, tokens, temperature=temperature),
-        lambda: token_entropies(logits, temperature=temperature),
-    ):
-        with pytest.raises(ValueError, match="temperature must be above 0"):
-            call()
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        token_entropies(torch.zeros(1, 2, 4), temperature=temperature)
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("token", [-100, -1, 4])
+@pytest.mark.parametrize("token", [-1, 4])
 def test_a_token_outside_of_the_vocabulary_is_refused(token):
     tokens = torch.tensor([[1, token]])
     with pytest.raises(ValueError, match=r"0 … 3. If padding has −100"):
@@ -186,12 +159,11 @@ def test_a_token_outside_of_the_vocabulary_is_refused(token):
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_rewards_may_be_whole_numbers_or_bool(dtype):
     rewards = torch.tensor([[1, 0, 0, 1], [1, 1, 1, 1]])
     found = group_advantages(rewards.to(dtype))
-    assert found.is_floating_point()
-    torch.testing.assert_close(found.float(), group_advantages(rewards.float()), atol=1e-3, rtol=0)
+    torch.testing.assert_close(found, group_advantages(rewards.float()))
 
 
 A = torch.tensor([[0.0, -3.0, 1.0, 0.5], [2.0, -1.0, 0.0, 0.0]])
@@ -199,7 +171,7 @@ A = torch.tensor([[0.0, -3.0, 1.0, 0.5], [2.0, -1.0, 0.0, 0.0]])
 ALLOWED = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 1]])
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
 def test_only_allowed_completions_are_kept(dtype):
     allowed = ALLOWED.to(dtype)
     assert prune(A, 2, allowed=allowed).tolist() == [[2, 3], [1, 2]]
@@ -216,20 +188,14 @@ def test_others_are_kept_only_if_too_few_are_allowed():
     assert prune_pooled(A, 2, allowed=allowed).tolist() == [0, 3]
 
 
-RULES = {
-    "prune": lambda x: prune(x, 1), "prune_pooled": lambda x: prune_pooled(x, 1),
-    "retain": lambda x: retain(x, 1), "max_variance_subset": lambda x: max_variance_subset(x, 1),
-    "keep_probabilities": lambda x: keep_probabilities(x, 1),
-}
-
-
 @pytest.mark.ours
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", [prune, prune_pooled, retain, max_variance_subset, keep_probabilities])
 def test_a_rule_refuses_rows_without_groups_and_nan(rule):
     with pytest.raises(ValueError, match=r"must be \(Q, G\).*\.view\(-1, G\)"):
-        RULES[rule](torch.ones(8))
+        rule(torch.ones(8), 1)
     with pytest.raises(ValueError, match="NaN"):
-        RULES[rule](torch.tensor([[1.0, math.nan, 2.0, 0.0]]))
+        rule(torch.tensor([[1.0, math.nan, 2.0, 0.0]]), 1)
 
 
 # --- shapes that torch would repeat in silence ---
@@ -238,43 +204,50 @@ def test_a_rule_refuses_rows_without_groups_and_nan(rule):
 @pytest.mark.ours
 @every_loss
 @pytest.mark.parametrize("wrong", ["old_logp", "mask", "ref_logp", "weights"])
-@pytest.mark.parametrize("cut", [(slice(1), slice(None)), (slice(None), slice(1))])
-def test_a_loss_refuses_a_shape_that_would_be_repeated(name, wrong, cut):
+def test_a_loss_refuses_a_shape_that_would_be_repeated(name, wrong):
     x = torch.zeros(6, 5)
     given = {"logp": x, "old_logp": x, "advantages": x, "mask": x + 1, "ref_logp": x, "weights": x}
-    given[wrong] = given[wrong][cut]
-    with pytest.raises(ValueError, match=rf"{wrong} must have the shape of logp, \(6, 5\), not"):
-        LOSSES[name](**given)
+    for cut in (x[:1], x[:, :1]):
+        with pytest.raises(ValueError, match=f"{wrong} must have the shape of logp"):
+            LOSSES[name](**given | {wrong: cut})
 
 
 @pytest.mark.ours
 @every_loss
-@pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 5), (2, 3), (6, 5, 1)])
+@pytest.mark.parametrize("shape", [(1,), (5,), (1, 5), (6, 5, 1)])
 def test_a_loss_refuses_advantages_that_are_not_one_for_each_completion_or_token(name, shape):
     x = torch.zeros(6, 5)
     with pytest.raises(ValueError, match="one for each completion or token"):
         LOSSES[name](x, x, torch.zeros(shape), x + 1)
 
 
+@pytest.mark.ours
+@every_loss
+def test_only_the_current_policy_gets_a_gradient(name):
+    logp, old_logp, ref_logp = (x.detach().requires_grad_() for x in (LOGP, OLD, REF))
+    LOSSES[name](logp, old_logp, torch.ones(6, 5), MASK, ref_logp=ref_logp)[0].backward()
+    assert logp.grad.any() and old_logp.grad is None and ref_logp.grad is None
+
+
 WHOLE, ROW = torch.zeros(6, 5), torch.zeros(1, 5)
-OTHERS = {
-    "surrogate_loss": lambda: surrogate_loss(ROW, torch.zeros(6), WHOLE, WHOLE, WHOLE),
-    "importance_ratio": lambda: importance_ratio(WHOLE, ROW, WHOLE),
-    "sequence_ratio": lambda: sequence_ratio(WHOLE, WHOLE, ROW),
-    "token_ratio": lambda: token_ratio(WHOLE, ROW, WHOLE),
-    "off_policy_mask": lambda: off_policy_mask(torch.zeros(6), WHOLE, ROW, WHOLE),
-    "token_rewards": lambda: token_rewards(torch.zeros(6), WHOLE, ROW, WHOLE, beta=1.0),
-    "gae": lambda: gae(WHOLE, ROW, WHOLE),
-    "value_loss": lambda: value_loss(WHOLE, WHOLE, ROW, WHOLE),
-    **{name: (lambda f=f: f(WHOLE, ROW, WHOLE)) for name, f in CORRECTIONS.items()},
-}
+A_ROW_FOR_ALL = [  # a function, and arguments of which one is a row
+    (surrogate_loss, (ROW, torch.zeros(6), WHOLE, WHOLE, WHOLE)),
+    (importance_ratio, (WHOLE, ROW, WHOLE)),
+    (sequence_ratio, (WHOLE, WHOLE, ROW)),
+    (token_ratio, (WHOLE, ROW, WHOLE)),
+    (off_policy_mask, (torch.zeros(6), WHOLE, ROW, WHOLE)),
+    (partial(token_rewards, beta=1.0), (torch.zeros(6), WHOLE, ROW, WHOLE)),
+    (gae, (WHOLE, ROW, WHOLE)),
+    (value_loss, (WHOLE, WHOLE, ROW, WHOLE)),
+    *((correction, (WHOLE, ROW, WHOLE)) for correction in CORRECTIONS.values()),
+]
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("name", OTHERS)
-def test_the_other_functions_refuse_it_too(name):
+@pytest.mark.parametrize("function, arguments", A_ROW_FOR_ALL)
+def test_the_other_functions_refuse_it_too(function, arguments):
     with pytest.raises(ValueError, match="must have the shape of"):
-        OTHERS[name]()
+        function(*arguments)
 
 
 # --- a sampler that does not report a token ---
@@ -282,20 +255,15 @@ def test_the_other_functions_refuse_it_too(name):
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_a_token_that_the_sampler_did_not_report_counts_as_equally_likely(name):
-    old, sampled = LOGP.detach(), OLD.detach()
-    unknown = torch.zeros_like(MASK)
-    unknown[0, 2] = unknown[3, 0] = True
-    found = CORRECTIONS[name](old, sampled.masked_fill(unknown, math.nan), MASK)
-    expected = CORRECTIONS[name](old, torch.where(unknown, old, sampled), MASK)
+    sampled = OLD.masked_fill(mask_of([1] * 6, 5), math.nan)
+    found = CORRECTIONS[name](LOGP, sampled, MASK)
+    expected = CORRECTIONS[name](LOGP, torch.where(sampled.isnan(), LOGP, OLD), MASK)
     torch.testing.assert_close(found, expected)
-    if name.startswith("token"):
-        assert found[unknown].tolist() == [1, 1]
 
 
 def test_it_does_not_move_the_mask_of_negative_completions():
-    sampled = REF.masked_fill(mask_of([1] * 6, 5), math.nan)
-    A = -torch.ones(6)
-    found = off_policy_mask(A, LOGP, sampled, MASK, threshold=0.1)
-    expected = off_policy_mask(A, LOGP, torch.where(sampled.isnan(), LOGP, REF), MASK,
-                               threshold=0.1)
+    sampled = OLD.masked_fill(mask_of([1] * 6, 5), math.nan)
+    found, expected = (
+        off_policy_mask(-torch.ones(6), LOGP, other, MASK, threshold=0.1)
+        for other in (sampled, torch.where(sampled.isnan(), LOGP, OLD)))
     assert torch.equal(found, expected)

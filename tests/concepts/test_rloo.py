@@ -27,13 +27,10 @@ def test_the_gradient_of_the_expected_reward_is_exact_on_average(advantages, fac
     theta = TinyPolicy.table(2).requires_grad_()
     R, p = TinyPolicy.REWARDS, TinyPolicy.probabilities(theta)
     (exact,) = torch.autograd.grad((p * R).sum(), theta, retain_graph=True)
-    pairs = [(i, j) for i in range(15) for j in range(15)]
-    A = advantages(torch.stack([R[[i, j]] for i, j in pairs]))
+    pairs = torch.cartesian_prod(torch.arange(15), torch.arange(15))
     # how much each completion counts, over all pairs in which it is: probability · A / G
-    counts = torch.zeros(15, dtype=F64)
-    for (i, j), (a, b) in zip(pairs, A):
-        counts[i] += (p[i] * p[j] * a / 2).detach()
-        counts[j] += (p[i] * p[j] * b / 2).detach()
+    shares = p[pairs].prod(1, keepdim=True).detach() * advantages(R[pairs]) / 2
+    counts = torch.zeros(15, dtype=F64).index_add(0, pairs.flatten(), shares.flatten())
     logp = TinyPolicy.logp(theta)
     loss, _ = grpo_loss(
         logp, logp.detach(), counts, TinyPolicy.MASK, beta=0.0, weights=TinyPolicy.MASK.double())

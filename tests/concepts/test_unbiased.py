@@ -4,8 +4,6 @@ The order: the chances, the expectation by enumeration, of one question and of t
 and rows at the edge.
 """
 
-from itertools import combinations_with_replacement
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ def test_the_chances_are_in_proportion_up_to_1():
 
 
 @ADVANTAGES
-@pytest.mark.parametrize("k", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("k", [1, 4, 16])
 def test_the_chances_add_up_to_k_and_keep_the_order(A, k):
     p = keep_probabilities(A.abs(), k)
     torch.testing.assert_close(p.sum(1), torch.full((4,), float(k), dtype=F64))
@@ -48,7 +46,7 @@ def every_draw(p):
 
 
 @ADVANTAGES
-@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("k", [1, 2, 8])
 def test_over_all_draws_the_weighed_mean_of_the_kept_is_the_mean_of_all(A, k):
     """Whatever f a completion has: Σ over the kept of A k/(G p) f / k is Σ over all of A f / G."""
     for a in A:
@@ -72,9 +70,9 @@ def test_cppos_choice_is_biased():
 # --- two questions in one batch, whose loss divides by the number of all kept completions ---
 
 # of four completions 4, 3, 2 and 0 have an advantage other than 0
-FOUR, THREE = [0, 0.1, 0.3, 1], [0, 0, 0.75, 0.25]
-TWO, NONE = [0, 0.5, 0.5, 1], [1, 1, 1, 1]
-PAIRS = list(combinations_with_replacement([FOUR, THREE, TWO, NONE], 2))
+FOUR, THREE, TWO, NONE = [0, 0.1, 0.3, 1], [0, 0, 0.75, 0.25], [0, 0.5, 0.5, 1], [1, 1, 1, 1]
+TWO_QUESTIONS = pytest.mark.parametrize(
+    "rewards", [(FOUR, TWO), (THREE, NONE), (TWO, TWO), (NONE, NONE)], ids=str)
 
 
 def expected_coefficients(A, k, allowed):
@@ -94,7 +92,7 @@ def expected_coefficients(A, k, allowed):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("rewards", PAIRS, ids=str)
+@TWO_QUESTIONS
 def test_two_questions_have_grpos_coefficients_on_average(rewards, k):
     """GRPO counts each completion A / (2·4), whatever the other question looks like."""
     A = group_advantages(torch.tensor(rewards, dtype=F64))
@@ -103,27 +101,28 @@ def test_two_questions_have_grpos_coefficients_on_average(rewards, k):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("rewards", PAIRS, ids=str)
+@TWO_QUESTIONS
 def test_if_some_may_not_be_trained_on_the_coefficients_are_grpos_times_one_number(rewards, k):
-    """GRPO trains on 5 completions here, and counts each A / 5. One question has fewer than k."""
+    """GRPO trains on 5 completions here, and counts each A / 5. One question has fewer than k: 1
+    of its completions is kept, however many places it has."""
     A = group_advantages(torch.tensor(rewards, dtype=F64))
     allowed = torch.tensor([[True, False, False, False], [True] * 4])
     expected = expected_coefficients(A, k, allowed)
-    kept = 1 + k  # of the first question 1, however many places it has
-    number = k / 4 * 5 / kept
-    grpos = torch.where(allowed, A, 0.0).flatten() / 5
-    torch.testing.assert_close(expected, number * grpos, rtol=1e-6, atol=1e-9)
+    number = k / 4 * 5 / (1 + k)
+    torch.testing.assert_close(
+        expected, number * (A * allowed).flatten() / 5, rtol=1e-6, atol=1e-9)
 
 
 # --- rows at the edge ---
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_places_that_are_left_are_shared_by_those_without_a_score_then_by_those_not_allowed(dtype):
-    scores = torch.tensor([[0, 2, 0, 1]] * 3, dtype=dtype)
-    allowed = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 0]]).bool()
-    p = keep_probabilities(scores, 3, allowed=allowed)
-    third = 2 / 3
-    expected = [[0.5, 1, 0.5, 1], [0, 1, 1, 1], [third, 1, third, third]]
-    torch.testing.assert_close(p, torch.tensor(expected, dtype=dtype))
-    assert draw(p, torch.tensor([[0.3]] * 3)).sum(1).tolist() == [3, 3, 3]
+@pytest.mark.parametrize("allowed, expected", [
+    ([1, 1, 1, 1], [0.5, 1, 0.5, 1]), ([0, 1, 1, 1], [0, 1, 1, 1]),
+    ([0, 1, 0, 0], [2 / 3, 1, 2 / 3, 2 / 3]),
+])
+def test_places_that_are_left_are_shared_by_those_without_a_score_then_by_those_not_allowed(
+    allowed, expected
+):
+    p = keep_probabilities(torch.tensor([[0.0, 2, 0, 1]]), 3, allowed=torch.tensor([allowed]))
+    assert p[0].tolist() == pytest.approx(expected)
+    assert draw(p, torch.tensor([[0.3]])).sum() == 3
