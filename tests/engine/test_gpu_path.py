@@ -23,7 +23,7 @@ from engine.base import files, ranks
 from engine.base.errors import UserError
 from engine.model.loading import load_model
 from tasks import toy
-from tests.engine.test_ranks import SHARES, sgd_update
+from tests.engine.test_ranks import sgd_update
 from tests.training import weights_of
 
 ROOT = Path(__file__).parents[2]
@@ -97,8 +97,7 @@ def updates(small, out, device):
     rank, world = ranks.rank(), ranks.world_size()
     for algorithm in UPDATED:
         for shard in ("none", "full") if world > 1 else ("none",):
-            share = SHARES["uneven"][rank] if world > 1 else SHARES["one"][0]
-            weights = sgd_update(small, share, algorithm, shard, device=device)["weights"]
+            weights = sgd_update(small, algorithm, shard, device=device)["weights"]
             assert weights.is_cuda
             torch.save(weights.cpu(), out / f"{algorithm}-{shard}-{rank}-of-{world}.pt")
 
@@ -156,7 +155,7 @@ def test_in_float32_an_update_is_that_of_a_cpu(small, tmp_path, ranks):
     needs(ranks)
     on_gpu(__file__, "updates", small, tmp_path, ranks=ranks)
     for algorithm in UPDATED:
-        expected = sgd_update(small, SHARES["one"][0], algorithm)["weights"]
+        expected = sgd_update(small, algorithm)["weights"]
         for shard in ("none", "full") if ranks > 1 else ("none",):
             for rank in range(ranks):
                 weights = torch.load(tmp_path / f"{algorithm}-{shard}-{rank}-of-{ranks}.pt")
