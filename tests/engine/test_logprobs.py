@@ -60,13 +60,16 @@ def make(kind):
     return AutoModelForCausalLM.from_config(CONFIGS[kind]).eval()
 
 
-def batch():
-    """(prompts, tokens, mask), ragged: one completion of a single token, one empty; what stands on
-    padding is nonsense."""
-    generator = seeded(1)
-    prompts = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)]
-    tokens = torch.randint(0, 40, (4, 7), generator=generator)
-    return prompts, tokens, completion_mask(tokens, torch.tensor([7, 4, 1, 0]))
+def rows_of(*group_sizes, width=7):
+    """(prompts, tokens, mask) of completions of questions with prompts of unequal lengths. Some
+    completions have one token, the last one has none; what stands on padding is nonsense."""
+    generator, prompts = seeded(1), []
+    for size, length in zip(group_sizes, (3, 9, 1, 5)):
+        prompts += [torch.randint(0, 40, (length,), generator=generator).tolist()] * size
+    tokens = torch.randint(0, 40, (len(prompts), width), generator=generator)
+    lengths = [7, 4, 1, 2, 6, 3, 5, 1] * 2
+    lengths = torch.tensor([*lengths[: len(prompts) - 1], 0])
+    return prompts, tokens, completion_mask(tokens, lengths)
 
 
 def plain_scores(model, prompts, tokens, mask, temperature=1.0):
@@ -83,31 +86,27 @@ def plain_scores(model, prompts, tokens, mask, temperature=1.0):
 
 
 @pytest.mark.parametrize("kind, temperature, of_entropy", [
-    ("qwen2, tied", 0.6, None), ("llama, untied", 1.0, 0), ("gpt2", 1.0, 1), ("sharp", 0.6, 3),
+    ("qwen2, tied", 0.6, 0), ("llama, untied", 1.0, 0), ("gpt2", 1.0, 1), ("sharp", 0.6, 3),
 ])
 def test_scores_and_gradients_equal_those_of_plain_forward_passes(
     kind, temperature, of_entropy, monkeypatch
 ):
-    """of_entropy: its weight in the loss; None: it is not asked for."""
-    model, (prompts, tokens, mask) = make(kind), batch()
+    """of_entropy: its weight in the loss; 0: the loss does not look at it."""
+    model, rows = make(kind), rows_of(1, 1, 1, 1)
     # five tokens at a time: several chunks
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 5 * model.config.vocab_size)
-    weights = torch.linspace(-1, 1, tokens.numel()).view(tokens.shape)
-    expected = plain_scores(model, prompts, tokens, mask, temperature)
-    found = completion_logprobs(
-        model, prompts, tokens, mask, temperature=temperature,
-        with_entropy=of_entropy is not None,
-    )
-    found = (found,) if of_entropy is None else found
+    weights = torch.linspace(-1, 1, 28).view(4, 7)
+    found = completion_logprobs(model, *rows, temperature=temperature, with_entropy=True)
+    expected = plain_scores(model, *rows, temperature)
+    gradients = []
+    for logp, entropy in (found, expected):
+        loss = (logp * weights).sum()
+        if of_entropy:
+            loss = loss + of_entropy * (entropy * weights.flip(0)).sum()
+        gradients.append(torch.autograd.grad(loss, [*model.parameters()]))
     for one, other in zip(found, expected):
         assert one.dtype == torch.float32
         assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
-    gradients = []
-    for scores in (found, expected):
-        loss = (scores[0] * weights).sum()
-        if of_entropy:
-            loss = loss + of_entropy * (scores[1] * weights.flip(0)).sum()
-        gradients.append(torch.autograd.grad(loss, [*model.parameters()]))
     assert_close(*gradients, rtol=1e-3, atol=2e-4)
 
 
@@ -117,7 +116,7 @@ def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(
 ):
     """A chunk holds at least one token, even if the vocabulary is larger than a chunk."""
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", elements)
-    model, rows, sizes, held = make("llama, untied"), batch(), [], []
+    model, rows, sizes, held = make("llama, untied"), rows_of(1, 1, 1, 1), [], []
     monkeypatch.setattr(
         logprobs, "linear", lambda x, *rest: sizes.append(len(x)) or linear(x, *rest))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x):
@@ -202,20 +201,6 @@ def test_a_head_that_is_frozen_has_no_gradient(wide):
 KINDS = ["qwen2, tied", "gpt2", "mistral, sliding window"]
 
 
-def in_groups(group_sizes):
-    """Completions of questions with prompts of unequal lengths; some have one token, one has
-    none."""
-    generator = seeded(2)
-    asked = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)][
-        : len(group_sizes)
-    ]
-    prompts = [prompt for prompt, k in zip(asked, group_sizes) for _ in range(k)]
-    lengths = torch.randint(1, 8, (len(prompts),), generator=generator)
-    lengths[-1] = 0
-    tokens = torch.randint(0, 40, (len(prompts), 7), generator=generator)
-    return prompts, tokens, completion_mask(tokens, lengths)
-
-
 def scored(model, rows, *, once, **options):
     """((log-probabilities, entropies), gradients, tokens that went through the model in each pass)
     of these rows, in two passes or one."""
@@ -237,25 +222,26 @@ def assert_equal_scores(found, expected):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("group_sizes", [(16,), (1, 4, 8, 3)], ids=str)
+@pytest.mark.parametrize("group_sizes, width", [
+    ((16,), 7), ((1, 4, 8, 3), 7), ((2, 1), 1), ((2, 1), 0),
+], ids=str)
 def test_a_prompt_that_is_computed_once_gives_the_scores_and_gradients_of_plain_rows(
-    kind, group_sizes
+    kind, group_sizes, width
 ):
-    model, rows = make(kind), in_groups(group_sizes)
-    once, plain = (
-        scored(model, rows, once=once, temperature=0.7) for once in (True, False)
-    )
+    """Also completions of one token, and none at all."""
+    model, rows = make(kind), rows_of(*group_sizes, width=width)
+    once, plain = (scored(model, rows, once=once, temperature=0.7) for once in (True, False))
     assert_equal_scores(once, plain)
     longest = max(map(len, rows[0]))
     # the prompts, once; of the completions all but the last token, after which nothing is predicted
-    assert once[2] == [len(group_sizes) * longest, len(rows[0]) * max(1, rows[1].shape[1] - 1)]
+    assert once[2] == [len(group_sizes) * longest, len(rows[0]) * max(1, width - 1)]
     assert len(plain[2]) == 1
 
 
 def test_a_prompt_is_computed_once_with_gradient_checkpointing_too():
     """The backward pass computes a layer again. It must not find the keys of the first time beside
     its own."""
-    model, rows = make("qwen2, tied"), in_groups((2, 5, 3))
+    model, rows = make("qwen2, tied"), rows_of(2, 5, 3)
     plain = scored(model, rows, once=False)
     recompute_layers(model)
     runs = count_of_layers_run(model)
@@ -273,27 +259,17 @@ def count_of_layers_run(model):
     return runs
 
 
-@pytest.mark.parametrize("width", [1, 0])
-def test_completions_of_one_token_and_none_at_all(width):
-    model, prompts = make("qwen2, tied"), [[1, 2, 3]] * 2 + [[4]]
-    tokens, mask = torch.tensor([[5], [7], [9]]), torch.tensor([[True], [True], [False]])
-    rows = prompts, tokens[:, :width], mask[:, :width]
-    once, plain = (scored(model, rows, once=once) for once in (True, False))
-    assert_equal_scores(once, plain)
-    assert len(once[2]) == 2
-
-
-@pytest.mark.parametrize("prompts, shares, limit, sizes, passes", [
-    ([[1] * 50] * 8, True, 10**6, [8], 2), ([[i] * 50 for i in range(8)], True, 10**6, [8], 1),
-    ([[1] * 5] * 8, True, 10**6, [8], 1), ([[1] * 100] * 8, True, 400, [8], 2),
-    ([[1] * 100] * 8, False, 400, [3, 3, 2], 3),  # a model that reads plain rows
+@pytest.mark.parametrize("prompts, shares, sizes, passes", [
+    ([[1] * 250] * 8, True, [8], 2), ([[i] * 50 for i in range(8)], True, [8], 1),
+    ([[1] * 5] * 8, True, [8], 1),
+    ([[1] * 250] * 8, False, [3, 3, 2], 3),  # a model that reads plain rows
 ])
-def test_rows_are_read_in_one_pass_unless_a_second_one_pays(prompts, shares, limit, sizes, passes):
-    tokens, mask = torch.zeros((8, 5), dtype=torch.long), torch.ones((8, 5), dtype=torch.bool)
+def test_rows_are_read_in_one_pass_unless_a_second_one_pays(prompts, shares, sizes, passes):
+    tokens = torch.zeros((8, 5), dtype=torch.long)
+    batch = Batch(prompts, tokens, tokens == 0, None)
     policy, read = Policy(make("qwen2, tied"), shares_prompts=shares), []
     policy.model.base_model.register_forward_pre_hook(lambda *_: read.append(1))
-    batch = Batch(prompts, tokens, mask, torch.zeros(8))
-    cut = cut_into_micro_batches(batch, limit, policy)
+    cut = cut_into_micro_batches(batch, 1000, policy)
     assert [len(rows) for rows, _ in cut] == sizes
     for _, micro_batch in cut:
         policy.logprobs(micro_batch)
@@ -301,7 +277,7 @@ def test_rows_are_read_in_one_pass_unless_a_second_one_pays(prompts, shares, lim
 
 
 def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows():
-    other, rows = make("lfm2"), in_groups((4, 4))
+    other, rows = make("lfm2"), rows_of(4, 4)
     assert not shares_prompts(other.base_model)
     assert all(shares_prompts(make(kind).base_model) for kind in KINDS)
     found = completion_logprobs(other, *rows, shares_prompts=False)
@@ -311,11 +287,11 @@ def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows():
 
 
 def test_gradient_checkpointing_leaves_dropout_off():
-    model, args, results = make("opt"), batch(), []
+    model, rows, results = make("opt"), rows_of(1, 1, 1, 1), []
     calls = count_of_layers_run(model)
     for _ in range(2):
         model.zero_grad()
-        logp = completion_logprobs(model, *args)
+        logp = completion_logprobs(model, *rows)
         logp.sum().backward()
         results.append([logp.detach(), *(p.grad.clone() for p in model.parameters())])
         recompute_layers(model)

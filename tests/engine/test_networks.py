@@ -76,13 +76,12 @@ def merge_as_is_printed(run, printed):
 @pytest.mark.slow
 def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path, capsys):
     run = tmp_path / "run"
-    argv = [
-        "--model", small, "--dataset", "toy", "--output_dir", str(run), "--lora", "4", "--lr",
-        "1e-2", "--group_size", "8", "--max_new_tokens", "40", "--algorithm", "grpo", "--rewards",
-        "soft_format_reward", "--questions_per_step", "1", "--eval_questions", "0",
-    ]
-    for more in (["--steps", "2"], ["--steps", "3", "--resume"]):
-        assert main([*argv, *more]) == 0
+    words = (
+        f"--model {small} --dataset toy --output_dir {run} --lora 4 --lr 1e-2 --group_size 8 "
+        "--max_new_tokens 40 --algorithm grpo --rewards soft_format_reward --questions_per_step 1 "
+        "--eval_questions 0 ")
+    for more in ("--steps 2", "--steps 3 --resume"):
+        assert main((words + more).split()) == 0
     folder = run / "checkpoint-000003"
     assert (folder / "adapter_model.safetensors").exists()
     assert not (folder / "model.safetensors").exists()

@@ -170,11 +170,8 @@ def saved_update(networks, algorithm, run_dir, step):
 
 
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-        str(ranks),
-        *map(str, arguments),
-    ]
+    launch = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()
+    command = [sys.executable, *launch, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment
@@ -191,7 +188,7 @@ def out(request, small, tmp_path_factory):
     """Folder of what all ranks made of every share, with every algorithm, on replicas and on
     weights shared out."""
     out = tmp_path_factory.mktemp("out")
-    ranks_do(__file__, small, out, ranks=request.param)
+    ranks_do(__file__, small, out, ranks=request.param, timeout=400)
     return out
 
 
@@ -300,12 +297,11 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
     of them."""
     sampled, updates = [], []
     for processes in (1, 3):
-        ranks_do(
-            ROOT / "train.py", "--model", small, "--output_dir", processes, "--algorithm", "dapo",
-            "--minibatches", "4", "--lr", "1e-3", "--questions_per_step", 6 // processes,
-            "--group_size", "4", "--max_new_tokens", "24", "--steps", "2", "--eval_questions", "1",
-            ranks=processes, cwd=tmp_path,
-        )
+        words = (
+            f"--model {small} --output_dir {processes} --algorithm dapo --minibatches 4 --lr 1e-3 "
+            f"--questions_per_step {6 // processes} --group_size 4 --max_new_tokens 24 --steps 2 "
+            "--eval_questions 1")
+        ranks_do(ROOT / "train.py", *words.split(), ranks=processes, cwd=tmp_path)
         rows = files.read(tmp_path / str(processes) / "metrics.jsonl")
         names = ("questions", "rollouts", "accuracy", "length", "truncated")
         sampled.append([[row[name] for name in names] for row in rows])
@@ -321,12 +317,10 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
 def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     """Two ranks and three questions: the last step leaves a rank without one."""
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
-    ranks_do(
-        ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run",
-        "--algorithm", algorithm, "--group_size", "8", "--max_new_tokens", "8", "--allocation",
-        "false",
-        cwd=tmp_path,
-    )
+    words = (
+        f"--model {small} --dataset x.jsonl --output_dir run --algorithm {algorithm} "
+        "--group_size 8 --max_new_tokens 8 --allocation false")
+    ranks_do(ROOT / "train.py", *words.split(), cwd=tmp_path)
     state = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())
     # a mean reward for each question of all ranks
     assert len(state["past"]) == (3 if algorithm == "gfpo_adaptive" else 0)
@@ -335,14 +329,14 @@ def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words, message", [
-    (["--algorithm", "nosuch"], "error: unknown algorithm 'nosuch'"),
-    (["--dataset", "x.jsonl", "--max_new_tokens", "8"], "error: 2 devices for 1 questions"),
+    ("--algorithm nosuch", "error: unknown algorithm 'nosuch'"),
+    ("--dataset x.jsonl --max_new_tokens 8", "error: 2 devices for 1 questions"),
 ])  # fmt: skip
 def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints(
     words, message, small, tmp_path
 ):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n')
-    done = torchrun(ROOT / "train.py", "--model", small, *words, cwd=tmp_path)
+    done = torchrun(ROOT / "train.py", "--model", small, *words.split(), cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and sum(line.startswith(message) for line in lines) == 1
     assert lines[0].startswith(message) and message in lines[-2] and set(lines[-1]) == {"="}

@@ -46,7 +46,7 @@ def test_greedy_equals_generate_of_transformers(loaded):
     for prompt, tokens, length in zip(ids, drawn.tokens, drawn.lengths):
         [reference] = loaded[0].generate(
             torch.tensor([prompt]), do_sample=False, max_new_tokens=20)
-        assert [*prompt, *tokens[:length]] == reference.tolist()
+        assert prompt + tokens[:length].tolist() == reference.tolist()
 
 
 def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monkeypatch):

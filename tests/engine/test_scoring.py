@@ -355,10 +355,10 @@ def test_an_interrupted_sandbox_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def go(small, folder, *words):
-    return main([
-        "--model", small, "--output_dir", str(folder), "--questions_per_step", "2",
-        "--group_size", "4", "--steps", "2", "--eval_questions", "4", *words,
-    ])
+    usual = (
+        f"--model {small} --output_dir {folder} --questions_per_step 2 --group_size 4 --steps 2 "
+        "--eval_questions 4")
+    return main([*usual.split(), *words])
 
 
 def test_a_run_logs_each_reward_and_their_weighted_sum_and_resumes_with_them(
@@ -366,8 +366,8 @@ def test_a_run_logs_each_reward_and_their_weighted_sum_and_resumes_with_them(
 ):
     """And --check_rewards shows what the first step of the run sees."""
     weights = {"toy_accuracy": 2, "format_reward": 0.5, "short": 0.01, "nan": 0}
-    rewards = ["toy_accuracy:2", "format_reward:0.5", f"{mine}:short:0.01", f"{mine}:nan:0"]
-    words = ["--rewards", *rewards, "--algorithm", "gdpo"]
+    rewards = f"toy_accuracy:2 format_reward:0.5 {mine}:short:0.01 {mine}:nan:0"
+    words = f"--algorithm gdpo --rewards {rewards}".split()
     go(small, tmp_path / "run", *words)
     go(small, tmp_path / "run", "--resume", "--steps", "3")
     rows = files.read(tmp_path / "run/metrics.jsonl")
@@ -390,26 +390,27 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     small, tmp_path, mine, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    words = [
-        "--model", small, "--group_size", "4", "--check_rewards", "--rewards", "toy_accuracy:2",
-        f"{mine}:short",
-    ]
-    main(words)
-    said = capsys.readouterr().out
-    assert said.index("32 questions × 4 completions") < said.index("at most 48 tokens") \
-        < said.index("Nothing is trained") < said.index("The first prompt")
-    assert re.search(r"it:\n\d[\d+-]+=\?\n\(here the model goes on; right: '-?\d", said)
-    assert "\n32 questions × 4 completions: " in said  # those of a step
-    assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
-    shown = r"^toy_accuracy [01]  short -\d+  read: (?:None|'[^']*')  '"
-    assert len(re.findall(shown, said, re.MULTILINE)) == 4
+    words = f"--model {small} --group_size 4 --check_rewards --rewards toy_accuracy:2 {mine}:short "
+    for more, shown in (
+        ("", [
+            "32 questions × 4 completions", "at most 48 tokens", "Nothing is trained",
+            r"The first prompt", r"it:\n\d[\d+-]+=\?\n\(here the model goes on; right: '-?\d",
+            "\n32 questions × 4 completions: ",  # those of a step
+            "toy_accuracy, weight 2: mean 0.", "short, weight 1: mean -",
+        ]),
+        ("--questions_per_step 2 --algorithm grpo --max_new_tokens 1", [
+            "2 questions × 4 completions: 1 tokens long, 100% cut off, 100% without an",
+            "\nAnswers are cut off. Seen in 1 step: truncated 1 → 1 ",
+            "\nIn most completions no answer is found. Seen in 1 step: ",
+        ]),
+    ):
+        main((words + more).split())
+        said = capsys.readouterr().out
+        assert all(re.search(pattern, said) for pattern in shown), said
+        assert ("Seen in 1 step" in said) == bool(more)
+        of_completions = r"^toy_accuracy [01]  short -\d+  read: (?:None|'[^']*')  '"
+        assert len(re.findall(of_completions, said, re.MULTILINE)) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
-    assert "Seen in 1 step" not in said
-    main([*words, "--questions_per_step", "2", "--algorithm", "grpo", "--max_new_tokens", "1"])
-    said = capsys.readouterr().out
-    assert "2 questions × 4 completions: 1 tokens long, 100% cut off, 100% without an" in said
-    assert "\nAnswers are cut off. Seen in 1 step: truncated 1 → 1 (at most 1); length 1 →" in said
-    assert "\nIn most completions no answer is found. Seen in 1 step: " in said
 
 
 @pytest.mark.parametrize("reward, text, answer", [

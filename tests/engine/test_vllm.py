@@ -23,9 +23,6 @@ from tests.training import completion_logprobs
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = {
-    "plan": None, "temperature": 1.0, "lora": None, "vllm_share": 0.3,
-}
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4  # two sums in float32, in different orders
@@ -33,7 +30,8 @@ LONG = "1+2+3+4+5+6+7+8+9" * 18 + "=?"  # fills blocks of the prefix cache
 
 
 def config(**options):
-    return SimpleNamespace(**{**OPTIONS, **options})
+    usual = {"plan": None, "temperature": 1.0, "lora": None, "vllm_share": 0.3}
+    return SimpleNamespace(**usual | options)
 
 
 def vllm_of(folder, tokenizer, **options):
@@ -127,13 +125,11 @@ def world(tmp_path_factory):
     ranks.stop()
 
 
-def run(world, prompts=PROMPTS, group=4, seed=0, engine=None, **options):
+def run(world, prompts=PROMPTS, group=4, temperature=1.0):
     """(prompt of each completion, Completions)"""
     ids = world.tokenizer(prompts).input_ids
-    drawn = (engine or world.engine).sample(
-        ids, group, Sampling(**{"max_new_tokens": 20, **options}), seed
-    )
-    return [p for p in ids for _ in range(group)], drawn
+    drawn = world.engine.sample(ids, group, Sampling(20, temperature), seed=0)
+    return [prompt for prompt in ids for _ in range(group)], drawn
 
 
 def disagreement(model, prompts, drawn, temperature=1.0):
@@ -141,8 +137,7 @@ def disagreement(model, prompts, drawn, temperature=1.0):
     pass."""
     with torch.no_grad():
         scored = completion_logprobs(
-            model, prompts, drawn.tokens, drawn.mask, temperature=temperature
-        )
+            model, prompts, drawn.tokens, drawn.mask, temperature=temperature)
     return (scored - drawn.logp).abs().max().item()
 
 
@@ -153,25 +148,23 @@ def test_stated_log_probabilities_are_the_trainers(world):
 
 
 # a tied head is missing from the first
-@pytest.mark.parametrize("names", ["parameters", "state_dict"])
+@pytest.mark.parametrize("names", ["named_parameters", "state_dict"])
 def test_refresh_samples_from_the_new_weights_alone(world, names):
+    def differences(*texts):
+        prompts, drawn = run(world, [*texts])
+        return [disagreement(model, prompts, drawn) for model in (world.model, new)]
+
     new = random_model(world.tokenizer, seed=1)
-    prompts, drawn = run(world, prompts=[LONG])  # its keys and values are in the prefix cache now
-    assert disagreement(world.model, prompts, drawn) < CLOSE
+    weights = dict(getattr(new, names)())
+    assert differences(LONG)[0] < CLOSE  # its keys and values are in the prefix cache now
     try:
-        world.engine.refresh(
-            new.named_parameters() if names == "parameters" else new.state_dict().items()
-        )
+        world.engine.refresh(weights.items())
         for texts in ([LONG], PROMPTS):
-            prompts, drawn = run(world, prompts=texts)
-            assert (
-                disagreement(new, prompts, drawn) < CLOSE < 0.1
-                < disagreement(world.model, prompts, drawn)
-            )
+            of_old, of_new = differences(*texts)
+            assert of_new < CLOSE < 0.1 < of_old
     finally:
         world.engine.refresh(world.model.state_dict().items())
-    prompts, drawn = run(world, prompts=[LONG])
-    assert disagreement(world.model, prompts, drawn) < CLOSE
+    assert differences(LONG)[0] < CLOSE
 
 
 @pytest.mark.parametrize("stop_ids", [[1], [3, 9]])  # <eos>; others, of which <eos> is none
@@ -189,8 +182,8 @@ def test_completions_end_at_the_stop_ids_or_are_marked_truncated(world, monkeypa
 
 
 @pytest.mark.parametrize("launcher", [
-    [], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-])  # fmt: skip
+    "", "-m torch.distributed.run --standalone --nproc-per-node 2",
+])
 def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path, launcher):
     """On one process, and on two that share the weights out."""
     run_dir = tmp_path / "run"
@@ -198,15 +191,14 @@ def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path, laun
     (tmp_path / "r.py").write_text(
         "def r(completions, **columns):\n    return [float(len(c) % 3) for c in completions]\n"
     )
-    argv = [
-        "--model", world.folder, "--dataset", tmp_path / "x.jsonl", "--output_dir", run_dir,
-        "--sampler", "vllm", "--algorithm", "drgrpo", "--rewards", f"{tmp_path}/r.py:r", "--lr",
-        "1e-2", "--warmup", "0", "--max_new_tokens", "12", "--group_size", "8",
-        "--importance_weights", "sequence_truncate", "--save_every", "2", "--epochs", "2",
-        "--shard", "full" if launcher else "none",
-    ]
-    for more in (["--steps", "3"], ["--steps", "5", "--resume"]):
-        subprocess.run([sys.executable, *launcher, ROOT / "train.py", *argv, *more], check=True)
+    words = (
+        f"--model {world.folder} --dataset {tmp_path}/x.jsonl --output_dir {run_dir} "
+        f"--sampler vllm --algorithm drgrpo --rewards {tmp_path}/r.py:r --lr 1e-2 --warmup 0 "
+        "--max_new_tokens 12 --group_size 8 --importance_weights sequence_truncate "
+        f"--save_every 2 --epochs 2 --shard {'full' if launcher else 'none'}")
+    for more in ("--steps 3", "--steps 5 --resume"):
+        command = f"{sys.executable} {launcher} {ROOT}/train.py {words} {more}"
+        subprocess.run(command.split(), check=True)
     steps = files.read(run_dir / "metrics.jsonl")
     # the update moves log-probabilities by far more than the two arithmetics differ
     assert all(step["sampler_gap_max"] < CLOSE for step in steps)

@@ -2,7 +2,6 @@
 limit after the other, and in real runs."""
 
 import contextlib
-import shutil
 
 import pytest
 import torch
@@ -11,10 +10,8 @@ import train
 from engine.base import files
 from engine.base.errors import UserError
 from engine.model import networks
-from engine.model.sampling import Sampler
 from engine.run import curves
 from engine.run.metrics import group_gap
-from experiments.library import toy_model
 from tasks import toy
 from tasks.table import TASKS
 from tests.training import a_rollout
@@ -61,12 +58,14 @@ def named_first(findings, what):
 # --- the limits, in logs ---
 
 
-def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), first="a", **metrics):
-    """What the doctor finds in a run in which nothing else is wrong. first: its first reward.
+def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), prompt="", **metrics):
+    """What the doctor finds in a run in which nothing else is wrong. Its first reward is a.
     metrics: {name: its value in all steps, or a list of its values}."""
-    usual = {"accuracy": 0.5, "reward": 0.5, f"reward/{first}": 0.5, "no_signal": 0.1,
-             f"no_signal/{first}": 0.1, "length": 9.0, "truncated": 0.0, "entropy": 0.3, "kl": 0.1,
-             "kl_old": 0.001, "clip_fraction": 0.01, "grad_norm": 1.0, "lr": 1e-3}
+    usual = {
+        "accuracy": 0.5, "reward": 0.5, "reward/a": 0.5, "no_signal": 0.1, "no_signal/a": 0.1,
+        "length": 9.0, "truncated": 0.0, "entropy": 0.3, "kl": 0.1, "kl_old": 0.001,
+        "clip_fraction": 0.01, "grad_norm": 1.0, "lr": 1e-3,
+    }
     rows = []
     for i in range(steps):
         row = {"step": i + 1}
@@ -74,7 +73,8 @@ def logged(folder, steps=10, completions=("<answer>2</answer>",), options=(), fi
             row[name] = value[i] if isinstance(value, list) else value
         rows.append(row)
     folder.mkdir(exist_ok=True)
-    sample = {"answer": "2", "completions": [{"completion": text} for text in completions]}
+    sample = {"question": "1+1=?", "prompt": prompt, "answer": "2"}
+    sample["completions"] = [{"completion": text} for text in completions]
     files.append(folder / "samples.jsonl", *[sample] * steps)
     files.append(folder / "metrics.jsonl", *rows)
     files.write(folder / "run.json", files.as_json(dict(options)))
@@ -156,6 +156,8 @@ UNREAD = {"unreadable": 0.6, "no_signal/a": 1.0, "completions": ["12"]}
     (paid(2, 2, 2, 2, 3), EASY), (paid(2, 2, 2, 3), WRONG),
     (paid(2, accuracy=0.009), "The reward never fires, not even for right"),
     (paid(2, accuracy=0.011), HARD), (paid(3, accuracy=0.0), HARD),
+    ({"truncated": 0.5, "accuracy": 0.1, "prompt": ".\n\nUser: 1+1=?\nAssistant:"},
+     "The chat template is not applied: the model has none"),
     ({"truncated": 0.5, "accuracy": 0.1, "completions": ["<answer>2</answer>4+5-6+7-8+9-2+3-4+5"]},
      "Answers do not end: the model has no EOS"),
     ({"accuracy": change(0.5, 0.09)}, LARGE), ({"accuracy": change(0.5, 0.11)}, BELOW),
@@ -270,12 +272,11 @@ def found(folder, tmp_path, small, monkeypatch):
     monkeypatch.setattr(curves, "curves", lambda *_: None)
 
     def found(words, model=small):
-        words = [
-            "--model", str(model), "--dataset", f"{folder}/questions.jsonl", "--output_dir",
-            str(tmp_path / "run"), "--algorithm", "grpo", "--questions_per_step", "2",
-            "--group_size", "8", "--steps", "10", "--lr", "3e-4", "--minibatches", "2",
-            "--max_new_tokens", "40", "--rewards", "toy_accuracy",
-            *words.replace("own:", f"{folder}/own.py:").split()]
+        usual = (
+            f"--model {model} --dataset {folder}/questions.jsonl --output_dir {tmp_path}/run "
+            "--algorithm grpo --questions_per_step 2 --group_size 8 --steps 10 --lr 3e-4 "
+            "--minibatches 2 --max_new_tokens 40 --rewards toy_accuracy ")
+        words = (usual + words.replace("own:", f"{folder}/own.py:")).split()
         with contextlib.suppress(UserError):  # if the run stops, because it failed too often
             train.main(words)
         return doctor.diagnosis(tmp_path / "run")[0]
@@ -313,41 +314,6 @@ def test_train_says_the_first_at_its_end_also_if_it_stops(words, what, found, ca
     named_first(findings, what)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"{findings[0]} More: python tools/doctor.py {tmp_path}/run"
-
-
-def test_a_model_without_eos(found, small, tmp_path):
-    copy = shutil.copytree(small, tmp_path / "model")
-    for path in copy.glob("*config.json"):
-        text = path.read_text().replace('"eos_token_id": 1', '"eos_token_id": 0')
-        path.write_text(text.replace('"eos_token": "<eos>"', '"eos_token": "<pad>"'))
-    named_first(found("--steps 1", model=copy), "Answers do not end: the model has no EOS")
-
-
-def test_a_chat_template_that_is_not_applied(found, tmp_path, monkeypatch):
-    """A model that knows letters has lost its template."""
-    letters = [*"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz:", "Ġ"]
-    monkeypatch.setattr(toy_model, "VOCABULARY", toy_model.VOCABULARY + letters)
-    tokenizer = toy_model.make_tokenizer()
-    for part in (toy_model.make_model(tokenizer), tokenizer):
-        part.save_pretrained(tmp_path / "model")
-    (tmp_path / "model/chat_template.jinja").unlink()
-    findings = found("--steps 1 --system_prompt=. --max_new_tokens 24", model=tmp_path / "model")
-    named_first(findings, "The chat template is not applied")
-    assert "\\nUser: " in findings[0] and "\\nAssistant:" in findings[0]
-
-
-def test_a_sampler_that_mixes_the_questions(found, monkeypatch):
-    """It returns the first completion of every question, then the second ones: (G, Q), not (Q,
-    G)."""
-    sample = Sampler.sample
-
-    def mixed(self, prompts, group_size, *args):
-        completions = sample(self, prompts, group_size, *args)
-        order = torch.arange(len(prompts) * group_size).view(len(prompts), group_size).T.flatten()
-        return type(completions)(*(x[order] for x in vars(completions).values()))
-
-    monkeypatch.setattr(Sampler, "sample", mixed)
-    named_first(found("--steps 3"), "A group is not one question")
 
 
 @pytest.mark.slow
