@@ -208,39 +208,33 @@ def test_the_copy_rests_during_the_update(small, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fits, limit, failures", [
-    (500, 500, 0), (300, 250, 1), (60, 62, 3), (20, None, 5),
+    (64, 64, 0), (40, 32, 1), (10, 8, 3), (4, None, 4),
 ])  # fmt: skip
 def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
     small, monkeypatch, fits, limit, failures
 ):
     """Four mini-batches, twice: the first one finds what fits, and the limit holds from then on.
-    The first micro-batch has one row, so that it is done when memory runs out. A row counts 50
-    tokens."""
-    monkeypatch.setattr("update.LEAST_TOKENS", 50)
-    real, failed = Policy.logprobs, []
+    Memory runs out in the second micro-batch, when the first one has left its gradient."""
+    monkeypatch.setattr("update.LEAST_TOKENS", 8)
+    real, failed, calls = Policy.logprobs, [], []
 
     def policys(self, batch, **options):
-        if len(batch.prompts) * 50 > fits:
-            failed.append(batch)
-            raise torch.OutOfMemoryError("out of memory")
+        if limits.micro_batch_tokens > fits:
+            calls.append(batch)
+            if len(calls) % 2 == 0:
+                failed.append(batch)
+                raise torch.OutOfMemoryError("out of memory")
         return real(self, batch, **options)
 
-    def cut(prompts, lengths, tokens):
-        others = torch.arange(1, len(prompts)).split(max(1, tokens // 50))
-        return [[0], *(rows.tolist() for rows in others)]
-
-    monkeypatch.setattr("update.micro_batches_by_prompt", cut)
-    weights, limits = [], Limits(micro_batch_tokens=500)
+    weights, limits = [], Limits(micro_batch_tokens=64)
     for limited in (False, True):
         if limited:
             monkeypatch.setattr(Policy, "logprobs", policys)
         model, tokenizer = loading.load_model(small, CPU)
         minibatches = [completions(tokenizer, n=12, seed=seed) for seed in range(4)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         with pytest.raises(torch.OutOfMemoryError) if limited and not limit else nullcontext():
-            updated(
-                model, torch.optim.SGD(model.parameters(), lr=0.05), minibatches,
-                resolve("grpo", mu=2, beta=0.0), limits=limits,
-            )
+            updated(model, optimizer, minibatches, resolve("grpo", mu=2, beta=0.0), limits=limits)
         weights.append(weights_of(model))
     assert len(failed) == failures
     if limit:

@@ -376,7 +376,7 @@ def test_a_run_logs_each_reward_and_their_weighted_sum_and_resumes_with_them(
         total = sum(weight * row[f"reward/{name}"] for name, weight in weights.items())
         assert row["reward"] == pytest.approx(total, rel=1e-5)
         assert row["accuracy"] == row["reward/toy_accuracy"] and row["reward_failures"] == 0
-        assert row["no_signal/nan"] == 1.0 and row["no_signal/short"] < 0.5  # it is always 2
+        assert row["no_signal/nan"] == 1.0 and row["no_signal/short"] < 1  # it is always 2
     capsys.readouterr()
     go(small, tmp_path / "other", *words, "--check_rewards")
     expected = f"toy_accuracy, weight 2: mean {rows[0]['reward/toy_accuracy']:.3f}, "
