@@ -79,7 +79,7 @@ def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_p
     words = (
         f"--model {small} --dataset toy --output_dir {run} --lora 4 --lr 1e-2 --group_size 8 "
         "--max_new_tokens 40 --algorithm grpo --rewards soft_format_reward --questions_per_step 1 "
-        "--eval_questions 0 ")
+        "--eval_questions 1 ")
     for more in ("--steps 2", "--steps 3 --resume"):
         assert main((words + more).split()) == 0
     folder = run / "checkpoint-000003"
