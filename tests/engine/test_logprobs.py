@@ -275,10 +275,11 @@ def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows():
     other, rows = make("lfm2"), rows_of(4, 4)
     assert not shares_prompts(other.base_model)
     assert all(shares_prompts(make(kind).base_model) for kind in KINDS)
-    found = completion_logprobs(other, *rows, shares_prompts=False)
+    batch = Batch(*rows, None)
+    found = Policy(other, shares_prompts=False).logprobs(batch)
     expected, _ = plain_scores(other, *rows)
     assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
-    Critic(other.base_model, shares_prompts=False)(Batch(*rows, None))  # it can read them, too
+    Critic(other.base_model, shares_prompts=False)(batch)  # it can read them, too
 
 
 def test_gradient_checkpointing_leaves_dropout_off():

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import train
 from algorithms import resolve
@@ -20,6 +19,7 @@ from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler
 from engine.run.config import config_of
 from experiments.library import toy_model
+from experiments.library.bench import qwen
 from experiments.memory import growth, return_what_is_freed
 from tests.examples import seeded
 from tests.test_docs import FENCED, ROOT
@@ -170,15 +170,11 @@ def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
     """4 bytes a parameter for the policy, 2 for the reference, 2 for the sampler. A float32 copy on
     the way would make it 10."""
     for name, hidden in (("small", 32), ("large", 768)):
-        model = Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden,
-                num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=4,
-                tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
-            )
-        )
-        model.save_pretrained(tmp_path / name)
-        toy_model.make_tokenizer().save_pretrained(tmp_path / name)
+        model = qwen(
+            vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8,
+            num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False)
+        for part in (model, toy_model.make_tokenizer()):
+            part.save_pretrained(tmp_path / name)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(8, rel=0.05)
 

@@ -6,7 +6,6 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.contract import Sampling, stop_tokens
-from engine.model.logprobs import completion_mask
 from engine.model.sampling import ASK_EVERY, Sampler, sample_token
 from tests.examples import seeded
 from tests.training import completion_logprobs
@@ -135,13 +134,13 @@ def test_out_of_memory_halves_what_is_sampled_at_a_time_and_changes_no_completio
 
 def assert_each_ends_at_its_first_stop(drawn, stops, longest, pad_id):
     assert drawn.truncated.any() and not drawn.truncated.all()
-    assert torch.equal(drawn.mask, completion_mask(drawn.tokens, drawn.lengths))
     assert not drawn.logp[~drawn.mask].any()
-    for row, n, truncated in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), drawn.truncated):
+    rows, lengths, masks = drawn.tokens.tolist(), drawn.lengths.tolist(), drawn.mask.tolist()
+    for row, n, mask, truncated in zip(rows, lengths, masks, drawn.truncated):
         assert not stops & {*row[: n - 1]}
         assert truncated == (row[n - 1] not in stops)
         assert n == longest or not truncated
-        assert {*row[n:]} <= {pad_id}
+        assert {*row[n:]} <= {pad_id} and mask == [t < n for t in range(len(row))]
 
 
 def test_completions_end_with_a_stop_token_or_are_marked_truncated(loaded):
