@@ -28,8 +28,9 @@ from engine.model.folders import prompt_room, resolve_model
 from engine.model.loading import load_model
 from engine.run.shapes import skeleton
 from tests.engine.test_logprobs import SIZES, make
+from tests.training import CPU
 
-ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 
 
 def refused(folder, load=lambda name: load_model(name, CPU)):
@@ -112,35 +113,25 @@ def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(folder, tmp_p
     brought = {"auto_map": dict.fromkeys(kinds, "mine.C"), "model_type": "mine"}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | brought))
-    for load in (lambda name: load_model(name, CPU), lambda name: skeleton(name)):
-        assert "custom code" in refused(folder, load)
+    assert "custom code" in refused(folder) and "custom code" in refused(folder, skeleton)
     assert not (tmp_path / "it ran").exists()
 
 
-@pytest.mark.parametrize("files", [(), ("tokenizer.json", "readme.md")])
-def test_a_folder_without_a_model_is_named_before_anything_is_read(files, tmp_path):
-    for file in files:
-        (tmp_path / file).touch()
-    with pytest.raises(UserError, match=f"{tmp_path} holds no model: .*config.json"):
-        resolve_model(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["runs/toy", "mine/toy", "./toy", "/nowhere/toy", "~/a", "a/b/c"])
-def test_a_name_that_looks_like_a_folder_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, reason", [
+    *((name, "does not exist") for name in (
+        "runs/toy", "mine/toy", "./toy", "/nowhere/toy", "~/a", "a/b/c")),
+    ("mine", "holds no model: .*config.json"), ("half", "holds no model: .*config.json"),
+    ("weights", "is a file: name the folder"), ("./weights", "is a file: name the folder"),
+])
+def test_what_looks_like_a_folder_is_not_looked_for_on_the_hub(name, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(folders, "ask_hub", lambda *_: pytest.fail("the hub was asked"))
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(UserError, match=f"{name} does not exist"):
+    for folder in ("mine", "half"):
+        Path(folder).mkdir()
+    for file in ("weights", "half/tokenizer.json"):
+        Path(file).touch()
+    with pytest.raises(UserError, match=f"{name} {reason}"):
         resolve_model(name)
-
-
-def test_a_file_is_not_taken_for_a_folder_or_a_name_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(folders, "ask_hub", lambda *_: pytest.fail("the hub was asked"))
-    (tmp_path / "weights").touch()
-    for name in ("weights", "./weights", str(tmp_path / "weights")):
-        with pytest.raises(UserError, match=f"{name} is a file: name the folder"):
-            resolve_model(name)
 
 
 @pytest.mark.parametrize("error, offline", [

@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from torch.nn.functional import linear
+from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -22,6 +23,7 @@ from engine.model.critic import Critic
 from engine.model.logprobs import Policy, completion_mask, recompute_layers
 from engine.model.prompts import shares_prompts
 from records import Batch
+from tests.examples import seeded
 from tests.training import completion_logprobs
 from update import cut_into_micro_batches
 
@@ -58,13 +60,16 @@ def make(kind):
     return AutoModelForCausalLM.from_config(CONFIGS[kind]).eval()
 
 
-def batch():
-    """(prompts, tokens, mask), ragged: one completion of a single token, one empty; what stands on
-    padding is nonsense."""
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)]
-    tokens = torch.randint(0, 40, (4, 7), generator=generator)
-    return prompts, tokens, completion_mask(tokens, torch.tensor([7, 4, 1, 0]))
+def rows_of(*group_sizes, width=7):
+    """(prompts, tokens, mask) of completions of questions with prompts of unequal lengths. Some
+    completions have one token, the last one has none; what stands on padding is nonsense."""
+    generator, prompts = seeded(1), []
+    for size, length in zip(group_sizes, (3, 9, 1, 5)):
+        prompts += [torch.randint(0, 40, (length,), generator=generator).tolist()] * size
+    tokens = torch.randint(0, 40, (len(prompts), width), generator=generator)
+    lengths = [7, 4, 1, 2, 6, 3, 5, 1] * 2
+    lengths = torch.tensor([*lengths[: len(prompts) - 1], 0])
+    return prompts, tokens, completion_mask(tokens, lengths)
 
 
 def plain_scores(model, prompts, tokens, mask, temperature=1.0):
@@ -81,32 +86,28 @@ def plain_scores(model, prompts, tokens, mask, temperature=1.0):
 
 
 @pytest.mark.parametrize("kind, temperature, of_entropy", [
-    ("qwen2, tied", 0.6, None), ("llama, untied", 1.0, 0), ("gpt2", 1.0, 1), ("sharp", 0.6, 3),
+    ("qwen2, tied", 0.6, 0), ("llama, untied", 1.0, 0), ("gpt2", 1.0, 1), ("sharp", 0.6, 3),
 ])
 def test_scores_and_gradients_equal_those_of_plain_forward_passes(
     kind, temperature, of_entropy, monkeypatch
 ):
-    """of_entropy: its weight in the loss; None: it is not asked for."""
-    model, (prompts, tokens, mask) = make(kind), batch()
+    """of_entropy: its weight in the loss; 0: the loss does not look at it."""
+    model, rows = make(kind), rows_of(1, 1, 1, 1)
     # five tokens at a time: several chunks
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 5 * model.config.vocab_size)
-    weights = torch.linspace(-1, 1, tokens.numel()).view(tokens.shape)
-    expected = plain_scores(model, prompts, tokens, mask, temperature)
-    found = completion_logprobs(
-        model, prompts, tokens, mask, temperature=temperature,
-        with_entropy=of_entropy is not None,
-    )
-    found = (found,) if of_entropy is None else found
+    weights = torch.linspace(-1, 1, 28).view(4, 7)
+    found = completion_logprobs(model, *rows, temperature=temperature, with_entropy=True)
+    expected = plain_scores(model, *rows, temperature)
+    gradients = []
+    for logp, entropy in (found, expected):
+        loss = (logp * weights).sum()
+        if of_entropy:
+            loss = loss + of_entropy * (entropy * weights.flip(0)).sum()
+        gradients.append(torch.autograd.grad(loss, [*model.parameters()]))
     for one, other in zip(found, expected):
         assert one.dtype == torch.float32
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
-    gradients = []
-    for scores in (found, expected):
-        loss = (scores[0] * weights).sum()
-        if of_entropy:
-            loss = loss + of_entropy * (scores[1] * weights.flip(0)).sum()
-        gradients.append(torch.autograd.grad(loss, [*model.parameters()]))
-    torch.testing.assert_close(*gradients, rtol=1e-3, atol=2e-4)
+        assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+    assert_close(*gradients, rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("elements, tokens_per_chunk", [(40 * 3, 3), (39, 1)])
@@ -115,7 +116,7 @@ def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(
 ):
     """A chunk holds at least one token, even if the vocabulary is larger than a chunk."""
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", elements)
-    model, rows, sizes, held = make("llama, untied"), batch(), [], []
+    model, rows, sizes, held = make("llama, untied"), rows_of(1, 1, 1, 1), [], []
     monkeypatch.setattr(
         logprobs, "linear", lambda x, *rest: sizes.append(len(x)) or linear(x, *rest))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x):
@@ -129,9 +130,9 @@ def test_no_more_than_one_chunk_of_logits_is_worked_on_and_none_is_held(
 @pytest.fixture
 def wide():
     """A head of 500 × 32 with sharp logits; ragged rows as one micro-batch."""
-    generator, lengths = torch.Generator().manual_seed(2), [30, 30, 25, 20, 30, 7, 30, 30]
-    tokens = torch.randint(500, (8, 30), generator=generator)
-    return make("sharp"), ([[3, 4, 5]] * 8, tokens, completion_mask(tokens, torch.tensor(lengths)))
+    lengths = torch.tensor([30, 30, 25, 20, 30, 7, 30, 30])
+    tokens = torch.randint(500, (8, 30), generator=seeded(2))
+    return make("sharp"), ([[3, 4, 5]] * 8, tokens, completion_mask(tokens, lengths))
 
 
 def heads_gradient(model, args, tokens_per_chunk, monkeypatch, dtype=torch.float32):
@@ -166,25 +167,19 @@ def test_words_that_the_head_never_writes_have_no_entropy_and_no_gradient(wide):
     """A bias of −∞ takes words out of the vocabulary. The entropy and all gradients are those of a
     head without these words."""
     model, (prompts, tokens, mask) = wide
-    args = (prompts, tokens.clamp(max=399), mask)
+    rows = prompts, tokens.clamp(max=399), mask
     model.lm_head = torch.nn.Linear(32, 500)
-
-    def result(model):
-        model.zero_grad()
-        logp, entropy = completion_logprobs(model, *args, with_entropy=True)
-        (logp.sum() + 2 * entropy.sum()).backward()
-        head = [p.grad[:400] for p in model.lm_head.parameters()]
-        return [logp.detach(), entropy.detach(), *head, model.model.norm.weight.grad]
-
     small = copy.deepcopy(model)
     small.lm_head = torch.nn.Linear(32, 400)
     with torch.no_grad():
-        small.lm_head.weight.copy_(model.lm_head.weight[:400])
-        small.lm_head.bias.copy_(model.lm_head.bias[:400])
+        for ours, theirs in zip(small.lm_head.parameters(), model.lm_head.parameters()):
+            ours.copy_(theirs[:400])
         model.lm_head.bias[400:] = -torch.inf
-    for ours, theirs in zip(result(model), result(small)):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert not model.lm_head.bias.grad[400:].any()
+    (found, gradients, _), (expected, right, _) = (
+        scored(each, rows, once=False) for each in (model, small))
+    assert not gradients["lm_head.bias"][400:].any()
+    gradients = {name: gradients[name][: len(gradient)] for name, gradient in right.items()}
+    assert_close((found, gradients), (expected, right), rtol=1e-4, atol=1e-5)
 
 
 def test_a_head_that_is_frozen_has_no_gradient(wide):
@@ -200,23 +195,9 @@ def test_a_head_that_is_frozen_has_no_gradient(wide):
 KINDS = ["qwen2, tied", "gpt2", "mistral, sliding window"]
 
 
-def in_groups(group_sizes, seed=2):
-    """Completions of questions with prompts of unequal lengths; some have one token, one has
-    none."""
-    generator = torch.Generator().manual_seed(seed)
-    asked = [torch.randint(0, 40, (n,), generator=generator).tolist() for n in (3, 9, 1, 5)][
-        : len(group_sizes)
-    ]
-    prompts = [prompt for prompt, k in zip(asked, group_sizes) for _ in range(k)]
-    lengths = torch.randint(1, 8, (len(prompts),), generator=generator)
-    lengths[-1] = 0
-    tokens = torch.randint(0, 40, (len(prompts), 7), generator=generator)
-    return prompts, tokens, completion_mask(tokens, lengths)
-
-
 def scored(model, rows, *, once, **options):
-    """(log-probabilities, entropies, gradients, tokens that went through the model) of these rows,
-    in two passes or one."""
+    """((log-probabilities, entropies), gradients, tokens that went through the model in each pass)
+    of these rows, in two passes or one."""
     computed = []
     hook = model.base_model.register_forward_pre_hook(
         lambda module, args, inputs: computed.append(inputs["input_ids"].numel()), with_kwargs=True)
@@ -224,40 +205,38 @@ def scored(model, rows, *, once, **options):
         model, *rows, with_entropy=True, shares_prompts=once, reads_prompts_once=once, **options)
     hook.remove()
     model.zero_grad()
-    (logp * torch.linspace(-1, 1, logp.numel()).view(logp.shape)).sum().backward()
-    return (
-        logp.detach(), entropy, {name: p.grad.clone() for name, p in model.named_parameters()},
-        computed,
-    )
+    weights = torch.linspace(-1, 1, logp.numel()).view(logp.shape)
+    (logp * weights + 2 * entropy * weights.flip(0)).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    return (logp.detach(), entropy.detach()), gradients, computed
 
 
 def assert_equal_scores(found, expected):
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
-    for name, gradient in found[2].items():
-        torch.testing.assert_close(gradient, expected[2][name], rtol=1e-5, atol=1e-5, msg=name)
+    assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    assert_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("group_sizes", [(16,), (1, 4, 8, 3)], ids=str)
+@pytest.mark.parametrize("group_sizes, width", [
+    ((16,), 7), ((1, 4, 8, 3), 7), ((2, 1), 1), ((2, 1), 0),
+], ids=str)
 def test_a_prompt_that_is_computed_once_gives_the_scores_and_gradients_of_plain_rows(
-    kind, group_sizes
+    kind, group_sizes, width
 ):
-    model, rows = make(kind), in_groups(group_sizes)
-    once, plain = (
-        scored(model, rows, once=once, temperature=0.7) for once in (True, False)
-    )
+    """Also completions of one token, and none at all."""
+    model, rows = make(kind), rows_of(*group_sizes, width=width)
+    once, plain = (scored(model, rows, once=once, temperature=0.7) for once in (True, False))
     assert_equal_scores(once, plain)
     longest = max(map(len, rows[0]))
     # the prompts, once; of the completions all but the last token, after which nothing is predicted
-    assert once[3] == [len(group_sizes) * longest, len(rows[0]) * max(1, rows[1].shape[1] - 1)]
-    assert len(plain[3]) == 1
+    assert once[2] == [len(group_sizes) * longest, len(rows[0]) * max(1, width - 1)]
+    assert len(plain[2]) == 1
 
 
 def test_a_prompt_is_computed_once_with_gradient_checkpointing_too():
     """The backward pass computes a layer again. It must not find the keys of the first time beside
     its own."""
-    model, rows = make("qwen2, tied"), in_groups((2, 5, 3))
+    model, rows = make("qwen2, tied"), rows_of(2, 5, 3)
     plain = scored(model, rows, once=False)
     recompute_layers(model)
     runs = count_of_layers_run(model)
@@ -275,66 +254,43 @@ def count_of_layers_run(model):
     return runs
 
 
-def test_completions_of_one_token_and_none_at_all():
-    model = make("qwen2, tied")
-    tokens = torch.tensor([[5], [7], [9]])
-    rows = [[1, 2, 3]] * 2 + [[4]], tokens, torch.tensor([[True], [True], [False]])
-    once, plain = (scored(model, rows, once=once) for once in (True, False))
-    torch.testing.assert_close(once[0], plain[0], rtol=1e-5, atol=1e-5)
-    nothing = [[0]], torch.zeros((1, 0)).long(), torch.zeros((1, 0)).bool()
-    logp, _, gradient, computed = scored(model, nothing, once=True)
-    assert logp.shape == (1, 0) and len(computed) == 2
-    assert all((g == 0).all() for g in gradient.values())
+@pytest.mark.parametrize("prompts, shares, sizes, passes", [
+    ([[1] * 250] * 8, True, [8], 2), ([[i] * 50 for i in range(8)], True, [8], 1),
+    ([[1] * 5] * 8, True, [8], 1),
+    ([[1] * 250] * 8, False, [3, 3, 2], 3),  # a model that reads plain rows
+])
+def test_rows_are_read_in_one_pass_unless_a_second_one_pays(prompts, shares, sizes, passes):
+    tokens = torch.zeros((8, 5), dtype=torch.long)
+    batch = Batch(prompts, tokens, tokens == 0, torch.zeros(8))
+    policy, read = Policy(make("qwen2, tied"), shares_prompts=shares), []
+    policy.model.base_model.register_forward_pre_hook(lambda *_: read.append(1))
+    cut = cut_into_micro_batches(batch, 1000, policy)
+    assert [len(rows) for rows, _ in cut] == sizes
+    for _, micro_batch in cut:
+        policy.logprobs(micro_batch)
+    assert len(read) == passes
 
 
-def test_rows_are_read_in_one_pass_unless_a_second_one_pays():
-    model, passes = make("qwen2, tied"), []
-    model.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
-    tokens, mask = torch.zeros((8, 4), dtype=torch.long), torch.ones((8, 4), dtype=torch.bool)
-    for prompts, expected in (
-        ([[1] * 50] * 8, 2), ([[i] * 50 for i in range(8)], 1), ([[1] * 5] * 8, 1),
-    ):
-        passes.clear()
-        batch = Batch(prompts, tokens, mask, torch.zeros(8))
-        [(_, micro_batch)] = cut_into_micro_batches(batch, 10**6, Policy(model))
-        Policy(model).logprobs(micro_batch)
-        assert len(passes) == expected
-
-
-def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows(monkeypatch):
-    other = make("lfm2")
+def test_a_model_whose_cache_does_not_hold_all_that_it_knows_reads_plain_rows():
+    other, rows = make("lfm2"), rows_of(4, 4)
     assert not shares_prompts(other.base_model)
     assert all(shares_prompts(make(kind).base_model) for kind in KINDS)
-    monkeypatch.setattr("update.forward_cost", lambda prompts, lengths, rows: (0, True))
-    rows, passes = in_groups((4, 4)), []
-    other.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
-    policy, batch = Policy(other, shares_prompts=False), Batch(*rows, torch.zeros(8))
-    [(order, micro_batch)] = cut_into_micro_batches(batch, 10**6, policy)
-    found = policy.logprobs(micro_batch)
-    Critic(other.base_model, shares_prompts=False)(micro_batch)
-    assert len(passes) == 2  # one each
+    batch = Batch(*rows, None)
+    found = Policy(other, shares_prompts=False).logprobs(batch)
     expected, _ = plain_scores(other, *rows)
-    expected = expected[order, : found.shape[1]]
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_micro_batches_for_a_model_that_reads_plain_rows_are_cut_by_whole_rows():
-    mask = torch.ones((8, 5), dtype=torch.bool)
-    for shares, sizes in ((True, [8]), (False, [3, 3, 2])):
-        whole = Batch([[1] * 100] * 8, torch.zeros((8, 5)).long(), mask, torch.zeros(8))
-        policy = Policy(torch.nn.Identity(), shares_prompts=shares)
-        assert [len(rows) for rows, _ in cut_into_micro_batches(whole, 400, policy)] == sizes
+    assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    Critic(other.base_model, shares_prompts=False)(batch)  # it can read them, too
 
 
 def test_gradient_checkpointing_leaves_dropout_off():
-    model, args, results = make("opt"), batch(), []
+    model, rows, results = make("opt"), rows_of(1, 1, 1, 1), []
     calls = count_of_layers_run(model)
     for _ in range(2):
         model.zero_grad()
-        logp = completion_logprobs(model, *args)
+        logp = completion_logprobs(model, *rows)
         logp.sum().backward()
         results.append([logp.detach(), *(p.grad.clone() for p in model.parameters())])
         recompute_layers(model)
     assert len(calls) == 2 * 3  # the second time each of two layers was computed again
-    torch.testing.assert_close(*results, rtol=0, atol=0)
+    assert_close(*results, rtol=0, atol=0)
     assert not any(m.training for m in model.modules())

@@ -2,34 +2,30 @@
 out."""
 
 import multiprocessing
-import random
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from torch.testing import assert_close
 
 import train
 from algorithms import resolve
 from engine.base.errors import UserError
-from engine.data import questions as questions_module
 from engine.model import loading
-from engine.model.contract import Sampling
 from engine.model.logprobs import Policy
 from engine.model.networks import add_adapter, build, load_policy
 from engine.model.precision import frozen_copy
 from engine.model.sampling import Sampler
 from engine.run.config import config_of
 from experiments.library import toy_model
+from experiments.library.bench import qwen
 from experiments.memory import growth, return_what_is_freed
-from tests.examples import named
+from tests.examples import seeded
 from tests.test_docs import FENCED, ROOT
-from tests.training import CPU, completions, networks_around, updated, weights_of
+from tests.training import CPU, completions, one_step, updated, weights_of
 from train import main
 from update import Limits
-
-pytestmark = pytest.mark.slow
 
 
 @torch.no_grad()
@@ -37,22 +33,30 @@ def logprobs_of(policy, batch):
     return policy.logprobs(batch)
 
 
-def changed(model, before):
-    return {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-
-
 def test_only_the_adapter_learns_and_the_reference_is_the_model_without_it(small):
     config, algorithm = config_of({"algorithm": "grpo", "beta": 0.04, "lora": 4, "lr": 1e-2})
     networks = build(config, algorithm, small, CPU)
     policy, reference, model = networks.policy, networks.reference, networks.model
     batch = completions(networks.tokenizer)
-    base = load_policy(small, CPU, "auto")[0].logprobs(batch).detach()
+    base = logprobs_of(load_policy(small, CPU, "auto")[0], batch)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     updated(model, networks.optimizer, [batch], resolve("grpo"))
-    assert changed(model, before) and all("lora_" in name for name in changed(model, before))
-    assert not torch.allclose(policy.logprobs(batch), base)
-    torch.testing.assert_close(reference.logprobs(batch), base)
-    assert not torch.allclose(policy.logprobs(batch), base)  # the adapter is on again
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed and all("lora_" in name for name in changed)
+    assert not torch.allclose(logprobs_of(policy, batch), base)
+    assert_close(logprobs_of(reference, batch), base)
+    assert not torch.allclose(logprobs_of(policy, batch), base)  # the adapter is on again
+
+
+def test_an_adapter_adds_twice_the_product_of_its_matrices(small):
+    """W x + (α / rank) B A x with α = 2 rank."""
+    model, _ = loading.load_model(small, CPU)
+    add_adapter(model, 4, seed=0)
+    layer = model.model.layers[0].mlp.down_proj
+    A, B = (part["default"].weight for part in (layer.lora_A, layer.lora_B))
+    torch.nn.init.normal_(B)
+    x = torch.ones(A.shape[1])
+    assert_close(layer(x), (layer.base_layer.weight + 2 * B @ A) @ x)
 
 
 def merge_as_is_printed(run, printed):
@@ -69,35 +73,32 @@ def merge_as_is_printed(run, printed):
     return found["OUT"]
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_is_saved_as_adapter_resumed_and_merged(small, tmp_path, capsys):
-    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 4)
-    argv = [
-        "--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir",
-        str(tmp_path / "run"), "--lora", "4", "--lr", "1e-2", "--group_size", "8",
-        "--max_new_tokens", "40", "--algorithm", "grpo", "--rewards", "soft_format_reward",
-    ]
-    for more in (["--steps", "2"], ["--steps", "3", "--resume"]):
-        assert main([*argv, *more]) == 0
-    folder = tmp_path / "run/checkpoint-000003"
+    run = tmp_path / "run"
+    words = (
+        f"--model {small} --dataset toy --output_dir {run} --lora 4 --lr 1e-2 --group_size 8 "
+        "--max_new_tokens 40 --algorithm grpo --rewards soft_format_reward --questions_per_step 1 "
+        "--eval_questions 1 ")
+    for more in ("--steps 2", "--steps 3 --resume"):
+        assert main((words + more).split()) == 0
+    folder = run / "checkpoint-000003"
     assert (folder / "adapter_model.safetensors").exists()
     assert not (folder / "model.safetensors").exists()
     with pytest.raises(UserError, match="holds adapters, .*docs/gpus.md"):
-        config_of({"model": str(tmp_path / "run")})
-    whole = merge_as_is_printed(tmp_path / "run", capsys.readouterr().out)
+        config_of({"model": str(run)})
+    whole = merge_as_is_printed(run, capsys.readouterr().out)
     config_of({"model": whole})  # not refused
     (adapted, tokenizer), (merged, _), (base, _) = (
-        load_policy(str(path), CPU, "auto")
-        for path in (tmp_path / "run", whole, small)
-    )
+        load_policy(str(path), CPU, "auto") for path in (run, whole, small))
     assert adapted.model.active_adapters()
     config, algorithm = config_of({"lora": 4})
     resumed = build(config, algorithm, small, CPU, str(folder)).model
-    torch.testing.assert_close(adapter_of(resumed), adapter_of(adapted.model), rtol=0, atol=0)
+    assert_close(adapter_of(resumed), adapter_of(adapted.model), rtol=0, atol=0)
     assert [*merged.model.state_dict()] == [*base.model.state_dict()]
-    trained, as_one, before = (
-        policy.logprobs(completions(tokenizer)) for policy in (adapted, merged, base)
-    )
-    torch.testing.assert_close(as_one, trained)
+    batch = completions(tokenizer)
+    trained, as_one, before = (logprobs_of(policy, batch) for policy in (adapted, merged, base))
+    assert_close(as_one, trained)
     assert not torch.allclose(as_one, before, atol=1e-3)
 
 
@@ -106,33 +107,34 @@ def adapter_of(model):
 
 
 def test_an_adapter_starts_from_the_seed(small):
-    adapters = []
-    for seed in (1, 1, 2):
-        model, _ = loading.load_model(small, CPU)
+    first, again, other = (loading.load_model(small, CPU)[0] for _ in range(3))
+    for model, seed in ((first, 1), (again, 1), (other, 2)):
         add_adapter(model, 4, seed)
-        adapters.append(adapter_of(model))
-    torch.testing.assert_close(adapters[0], adapters[1], rtol=0, atol=0)
-    assert any(not torch.equal(adapters[0][name], adapters[2][name]) for name in adapters[0])
+    assert_close(adapter_of(first), adapter_of(again), rtol=0, atol=0)
+    assert any(not torch.equal(p, adapter_of(other)[name]) for name, p in adapter_of(first).items())
 
 
+@pytest.mark.slow
 def test_an_adapter_on_a_bfloat16_model_comes_back_as_it_was_saved(small, tmp_path):
-    model, tokenizer = loading.load_model(small, CPU, "bfloat16", frozen=True)
+    def load(folder):
+        return loading.load_model(str(folder), CPU, "bfloat16", frozen=True)
+
+    model, tokenizer = load(small)
     add_adapter(model, 4, seed=1)
     for p in model.parameters():
         if p.requires_grad:
-            # no longer numbers of bfloat16
-            p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
+            p.data += 0.1 * torch.randn(p.shape, generator=seeded(0))  # no numbers of bfloat16
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
-    again, _ = loading.load_model(small, CPU, "bfloat16", frozen=True)
+    (again, _), (evaluated, _) = load(small), load(tmp_path)
     add_adapter(again, 4, seed=2, folder=tmp_path)
-    evaluated, _ = loading.load_model(str(tmp_path), CPU, "bfloat16", frozen=True)
     for found in (again, evaluated):
         assert all(p.dtype == torch.float32 for p in adapter_of(found).values())
         assert found.base_model.dtype == torch.bfloat16
-        torch.testing.assert_close(adapter_of(found), adapter_of(model), rtol=0, atol=0)
+        assert_close(adapter_of(found), adapter_of(model), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_bfloat16_copy_keeps_the_rotary_frequencies(loaded):
     """Rounded to bfloat16, those of Qwen2.5 would be off by radians at token 1,500."""
     model, _ = loaded
@@ -159,6 +161,7 @@ def bytes_per_parameter(folder, start):
     return grown / built[1].model.num_parameters()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
 )
@@ -167,85 +170,69 @@ def test_building_and_resuming_never_hold_more_than_training(tmp_path, start):
     """4 bytes a parameter for the policy, 2 for the reference, 2 for the sampler. A float32 copy on
     the way would make it 10."""
     for name, hidden in (("small", 32), ("large", 768)):
-        model = Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden,
-                num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=4,
-                tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
-            )
-        )
-        model.save_pretrained(tmp_path / name)
-        toy_model.make_tokenizer().save_pretrained(tmp_path / name)
+        model = qwen(
+            vocab_size=2000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8,
+            num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False)
+        for part in (model, toy_model.make_tokenizer()):
+            part.save_pretrained(tmp_path / name)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(bytes_per_parameter, (str(tmp_path), start)) == pytest.approx(8, rel=0.05)
 
 
-def test_the_copy_rests_during_the_update(loaded, monkeypatch):
+@pytest.mark.slow
+def test_the_copy_rests_during_the_update(small, tmp_path, monkeypatch):
     """From the end of scoring to the refresh it holds no byte; then it samples from the new
     weights. A policy never rests."""
-    model, tokenizer = loaded
-    [question] = questions_module.load_questions("toy", tokenizer, limit=1)[0]
-    copy, held = Sampler(frozen_copy(model, torch.bfloat16), tokenizer, copy=True), []
-    before = sum(p.nbytes for p in copy.model.parameters())
-    networks = networks_around(Policy(model), tokenizer, lr=1e-3)
-    networks.sampler, real = copy, train.update
+    def memory(model):
+        return sum(p.untyped_storage().nbytes() for p in model.parameters())
 
-    def watched(*words):
-        held.append(sum(p.untyped_storage().nbytes() for p in copy.model.parameters()))
-        return real(*words)
+    def watched(networks, *words):
+        seen.append((networks, memory(networks.sampler.model)))
+        return real(networks, *words)
 
+    seen, real = [], train.update
     monkeypatch.setattr(train, "update", watched)
-    rewards = named(lambda completions, **_: [float(len(c)) for c in completions])
-    train.train_step(
-        networks, resolve("cppo", beta=0.0), rewards, Sampling(12), Limits(),
-        [question], random.Random(1),
-    )
-    assert held == [0]
-    assert sum(p.untyped_storage().nbytes() for p in copy.model.parameters()) == before
-    assert all(
-        torch.equal(p, q.bfloat16()) for p, q in zip(copy.model.parameters(), model.parameters())
-    )
-    own = Sampler(model, tokenizer)
-    own.free_memory()
-    assert all(p.untyped_storage().nbytes() for p in model.parameters())
+    metrics = one_step(small, tmp_path, "--dtype", "bfloat16", "--rewards", "soft_format_reward")
+    [(networks, held)] = seen
+    assert held == 0 and metrics["loss"] is not None
+    for p, q in zip(networks.sampler.model.parameters(), networks.model.parameters()):
+        assert torch.equal(p, q.bfloat16())
+    before = memory(networks.model)
+    Sampler(networks.model, networks.tokenizer).free_memory()
+    assert memory(networks.model) == before > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fits, limit, failures", [
-    (500, 500, 0), (300, 250, 1), (60, 62, 3), (20, None, 5),
+    (64, 64, 0), (40, 32, 1), (10, 8, 3), (4, None, 4),
 ])  # fmt: skip
 def test_where_memory_runs_out_the_same_update_is_made_in_smaller_micro_batches(
     small, monkeypatch, fits, limit, failures
 ):
     """Four mini-batches, twice: the first one finds what fits, and the limit holds from then on.
-    The first micro-batch has one row, so that it is done when memory runs out. A row counts 50
-    tokens."""
-    monkeypatch.setattr("update.LEAST_TOKENS", 50)
-    real, failed = Policy.logprobs, []
+    Memory runs out in the second micro-batch, when the first one has left its gradient."""
+    monkeypatch.setattr("update.LEAST_TOKENS", 8)
+    real, failed, calls = Policy.logprobs, [], []
 
     def policys(self, batch, **options):
-        if len(batch.prompts) * 50 > fits:
-            failed.append(batch)
-            raise torch.OutOfMemoryError("out of memory")
+        if limits.micro_batch_tokens > fits:
+            calls.append(batch)
+            if len(calls) % 2 == 0:
+                failed.append(batch)
+                raise torch.OutOfMemoryError("out of memory")
         return real(self, batch, **options)
 
-    def cut(prompts, lengths, tokens):
-        rows = range(1, len(prompts))
-        return [[0], *([*some] for some in torch.tensor(rows).split(max(1, tokens // 50)))]
-
-    monkeypatch.setattr("update.micro_batches_by_prompt", cut)
-    weights, limits = [], Limits(micro_batch_tokens=500)
+    weights, limits = [], Limits(micro_batch_tokens=64)
     for limited in (False, True):
         if limited:
             monkeypatch.setattr(Policy, "logprobs", policys)
         model, tokenizer = loading.load_model(small, CPU)
         minibatches = [completions(tokenizer, n=12, seed=seed) for seed in range(4)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         with pytest.raises(torch.OutOfMemoryError) if limited and not limit else nullcontext():
-            updated(
-                model, torch.optim.SGD(model.parameters(), lr=0.05), minibatches,
-                resolve("grpo", mu=2, beta=0.0), limits=limits,
-            )
+            updated(model, optimizer, minibatches, resolve("grpo", mu=2, beta=0.0), limits=limits)
         weights.append(weights_of(model))
     assert len(failed) == failures
     if limit:
         assert limits.micro_batch_tokens == limit
-        torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+        assert_close(*weights, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""One rank and two make the same update, however the completions are shared out.
+"""Any number of ranks makes the same update, however the completions are shared out.
 
 pytest starts torchrun on this very file, whose __main__ is what each rank does.
 """
@@ -6,10 +6,10 @@ pytest starts torchrun on this very file, whose __main__ is what each rank does.
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import register_parametrization
+from torch.testing import assert_close
 
 from algorithms import resolve
 from engine.base import files, ranks
@@ -29,32 +30,33 @@ from engine.run.config import config_of
 from engine.run.state import State
 from family.gdpo import decoupled_advantages
 from records import Batch
+from rollout import sample_and_score
+from tests.examples import seeded
 from tests.training import a_rollout, minibatches_of
 from update import Limits, compute_minibatch, gradient, update
 
 ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
 # how six fixed completions are shared out to one, two and four ranks: by unequal numbers and
-# tokens, all to one
+# tokens, all to one. A rank has the parts r, r + world size …
 SHARES = {
-    "one": [[0, 1, 2, 3, 4, 5]], "uneven": [[5], [0, 1, 2, 3, 4]],
-    "all": [[], [5, 4, 3, 2, 1, 0]], "signal": [[0, 1, 3], [2, 4, 5]],
-    "four": [[0], [], [1, 2, 5], [4, 3]],
+    "uneven": [[5], [0], [], [1, 2, 3, 4]], "all": [[], [5, 4, 3, 2, 1, 0]],
+    "signal": [[0, 1, 3], [2, 4, 5]],
 }
-
-BOTH = ("none", "full")
-# replicas; and shards
-UPDATED = {"cppo": BOTH, "ppo": BOTH, "dapo": ("none",), "drgrpo": ("none",), "gspo": ("none",)}
+# how, and on replicas or shards
+UPDATED = {
+    "cppo": [("uneven", "full"), ("all", "none")], "ppo": [("uneven", "none"), ("all", "full")],
+    **dict.fromkeys(("dapo", "drgrpo", "gspo"), [("uneven", "none")]),
+}
 
 
 def fixed(
-    folder, algorithm, shard, checkpoint_of=None, lora=None, device=CPU, dtype="float32", mu=None
+    folder, algorithm, shard, checkpoint_of=None, device=CPU, dtype="float32", mu=None
 ):
     """The Networks that start from the model in `folder`, or go on from a checkpoint, and their
     Algorithm."""
     config, algorithm = config_of({
         "algorithm": algorithm, "model": "toy", "lr": 1e-3, "beta": 0.04, "shard": shard,
-        "gradient_checkpointing": shard == "full", "lora": lora, "seed": 1, "dtype": dtype,
-        "mu": mu,
+        "gradient_checkpointing": shard == "full", "dtype": dtype, "mu": mu,
     })
     saved = str(checkpoint.newest(checkpoint_of)) if checkpoint_of else None
     networks = build(config, algorithm, folder, device, saved)
@@ -64,7 +66,7 @@ def fixed(
 
 
 def six_completions(device, scale=1.0):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     prompts = [[6 + i, 16, 7, 18, 19] * (1 + i % 2) for i in range(6)]
     tokens, lengths = (
         torch.randint(2, 22, (6, 9), generator=generator), torch.tensor([1, 9, 3, 8, 2, 5]),
@@ -74,10 +76,16 @@ def six_completions(device, scale=1.0):
     return Batch(prompts, tokens.to(device), mask, advantages)
 
 
-def fixed_update(networks, algorithm, share, optimizer, scale=1.0):
+def own_share(name):
+    """This rank's rows of the six completions."""
+    return sum(ranks.share(SHARES[name]), [])
+
+
+def fixed_update(networks, algorithm, name, optimizer, scale=1.0):
     """The weights after the updates on this rank's rows of the six completions, and the update's
     metrics."""
     model, critic, limits = networks.model, networks.critic, Limits(micro_batch_tokens=40)
+    share = own_share(name)
     own = six_completions(model.device, scale).rows(share)
     minibatches = [batch] = minibatches_of(own, replace(algorithm, minibatches=1), share)
     with torch.no_grad():
@@ -107,7 +115,7 @@ def updated(networks, minibatches, algorithm, optimizer):
     return {"weights": torch.cat(weights), "stats": stats | {"skipped": skipped}}
 
 
-def sgd_update(folder, share, algorithm, shard="none", rounded=False, **options):
+def sgd_update(folder, algorithm, shard="none", name="uneven", rounded=False, **options):
     """rounded: compute with weights in bfloat16, as shards do. Autocast would keep all but the
     products in float32."""
     networks, algorithm = fixed(folder, algorithm, shard, **options)
@@ -117,7 +125,7 @@ def sgd_update(folder, share, algorithm, shard="none", rounded=False, **options)
     optimizer = torch.optim.SGD(
         [p for network in networks.learners for p in network.parameters()], lr=0.1
     )
-    return fixed_update(networks, algorithm, share, optimizer)
+    return fixed_update(networks, algorithm, name, optimizer)
 
 
 class Rounded(torch.nn.Module):
@@ -132,19 +140,19 @@ def round_weights(network):
             register_parametrization(module, name, Rounded(), unsafe=True)
 
 
-def whole_gradient(folder, share):
+def whole_gradient(folder):
     """The gradient of shards in bfloat16 over all ranks. Each rank has one micro-batch."""
     networks, algorithm = fixed(folder, "cppo", "full", dtype="bfloat16")
-    algorithm = replace(algorithm, minibatches=1)
+    algorithm, share = replace(algorithm, minibatches=1), own_share("uneven")
     [batch] = minibatches_of(six_completions(CPU).rows(share), algorithm, share)
     gradient(networks, batch, algorithm, Limits(max_grad_norm=math.inf))
     return torch.cat([p.grad.full_tensor().flatten() for p in networks.model.parameters()])
 
 
-def update_with_signal_in_one(folder, share, shard="none"):
+def update_with_signal_in_one(folder, shard="none"):
     """Two times through two mini-batches, then two times through seven, of which the last has no
     completion. Only row 2 has an advantage. The optimizer remembers."""
-    networks, _ = fixed(folder, "drgrpo", shard)
+    (networks, _), share = fixed(folder, "drgrpo", shard), own_share("signal")
     everything = six_completions(networks.model.device)
     everything.advantages[[0, 1, 3, 4, 5]] = 0
     optimizer = torch.optim.SGD(networks.model.parameters(), lr=0.1, momentum=0.9)
@@ -156,66 +164,65 @@ def update_with_signal_in_one(folder, share, shard="none"):
     return result
 
 
-def saved_update(networks, algorithm, share, run_dir, step):
+def saved_update(networks, algorithm, run_dir, step):
     """One update with AdamW, and a checkpoint behind it."""
-    fixed_update(networks, algorithm, share, networks.optimizer, scale=1 / step)
+    fixed_update(networks, algorithm, "uneven", networks.optimizer, scale=1 / step)
     assert checkpoint.save(run_dir, networks, State("toy", "data", devices=1, step=step))
 
 
 def torchrun(*arguments, ranks=2, timeout=120, cwd=ROOT):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-        str(ranks),
-        *map(str, arguments),
-    ]
+    launch = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()
+    command = [sys.executable, *launch, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment
     )
 
 
-@pytest.fixture(scope="module")
-def by_ranks(small, tmp_path_factory):
-    """Folder of what two ranks made of every share, with every algorithm, on replicas and on
-    weights shared out."""
-    out = tmp_path_factory.mktemp("by_ranks")
-    ranks_do("update", small, out, ranks=2)
-    return out
-
-
-def ranks_do(job, small, out, ranks):
-    done = torchrun(__file__, job, small, out, ranks=ranks)
+def ranks_do(*arguments, **options):
+    done = torchrun(*arguments, **options)
     assert done.returncode == 0, done.stderr[-6000:]  # torchrun's own report is long
 
 
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def out(request, small, tmp_path_factory):
+    """Folder of what all ranks made of the six completions, on replicas and on weights shared
+    out."""
+    out = tmp_path_factory.mktemp("out")
+    ranks_do(__file__, small, out, ranks=request.param, timeout=400)
+    return out
+
+
+def results(out, name):
+    """One from each rank."""
+    return [torch.load(path) for path in sorted(out.glob(f"{name}-?.pt"))]
+
+
+def common_result(out, name):
+    first, *others = results(out, name)
+    assert others and all(torch.equal(first["weights"], other["weights"]) for other in others)
+    return first
+
+
 @pytest.mark.parametrize("algorithm", UPDATED)
-def test_any_number_of_ranks_makes_the_same_update(small, by_ranks, algorithm):
+def test_any_number_of_ranks_makes_the_same_update(small, out, algorithm):
     """Weights count completions, tokens, or the longest completion allowed, of all ranks together;
     PPO's advantages are whitened over all ranks, and its critic learns from all."""
-    one = sgd_update(small, SHARES["one"][0], algorithm)
-    for name, shard in product(("uneven", "all"), UPDATED[algorithm]):
-        first, second = (
-            torch.load(by_ranks / f"{algorithm}-{name}-{shard}-{rank}.pt") for rank in (0, 1))
-        assert torch.equal(first["weights"], second["weights"])
-        assert_same_result(first, one)
+    one = sgd_update(small, algorithm)
+    for name, shard in UPDATED[algorithm]:
+        assert_same_result(common_result(out, f"{algorithm}-{name}-{shard}"), one)
 
 
-@pytest.mark.slow
-def test_four_ranks_make_the_same_update_and_one_goes_on_from_their_checkpoint(small, tmp_path):
-    ranks_do("four", small, tmp_path, ranks=4)
-    one = sgd_update(small, SHARES["one"][0], "ppo")
-    for rank in range(4):
-        assert_same_result(torch.load(tmp_path / f"ppo-{rank}.pt"), one)
-    # one process goes on from this checkpoint, as one that made the first update itself
+def test_one_process_goes_on_from_the_checkpoint_of_several(small, out, tmp_path):
+    """As one that made the first update itself."""
     alone = fixed(small, "cppo", "none")
     for step in (1, 2):
-        saved_update(*alone, SHARES["one"][0], tmp_path / "alone", step)
-    resumed = fixed(small, "cppo", "none", tmp_path / "run")
-    saved_update(*resumed, SHARES["one"][0], tmp_path / "run", step=2)
+        saved_update(*alone, tmp_path, step)
+    saved_update(*fixed(small, "cppo", "none", out / "run"), out / "run", step=2)
     for step in (1, 2):
         expected, found = (
-            load_file(tmp_path / f"{run}/checkpoint-{step:06d}/model.safetensors")
-            for run in ("alone", "run")
+            load_file(run / f"checkpoint-{step:06d}/model.safetensors")
+            for run in (tmp_path, out / "run")
         )
         assert expected.keys() == found.keys()
         for name in expected:
@@ -226,60 +233,61 @@ def test_four_ranks_make_the_same_update_and_one_goes_on_from_their_checkpoint(s
 
 def assert_same_result(found, expected):
     """But for the rounding of sums in another order."""
-    torch.testing.assert_close(found["weights"], expected["weights"], rtol=1e-5, atol=1e-7)
+    assert_close(found["weights"], expected["weights"], rtol=1e-5, atol=1e-7)
     for key, value in expected["stats"].items():
         assert found["stats"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
-def test_adapters_are_the_same_on_every_rank(small, by_ranks):
-    """Every rank draws its adapter by itself, and only gradients are exchanged."""
-    one = sgd_update(small, SHARES["one"][0], "grpo", lora=4)["weights"]
-    both = [torch.load(by_ranks / f"lora-{rank}.pt")["weights"] for rank in (0, 1)]
-    assert torch.equal(*both)
-    torch.testing.assert_close(both[0], one, rtol=1e-5, atol=1e-7)
-
-
-def test_shared_out_weights_learn_the_same_in_bfloat16(small, by_ranks):
+def test_shared_out_weights_learn_the_same_in_bfloat16(small, out):
     """Shards round where one process rounds whose weights are in bfloat16. So their results lie
     much nearer to each other than to float32.
 
     One update only: afterwards a ratio may lie so near to a clip that the rounding decides whether
     a token has a gradient.
     """
-    share = SHARES["one"][0]
-    exact = sgd_update(small, share, "ppo", mu=1)["weights"]
-    one = sgd_update(small, share, "ppo", dtype="bfloat16", mu=1, rounded=True)["weights"]
-    both = [torch.load(by_ranks / f"bfloat16-{rank}.pt")["weights"] for rank in (0, 1)]
-    assert torch.equal(*both) and both[0].dtype == torch.float32
-    assert (both[0] - one).norm() < 0.5 * (one - exact).norm()
+    exact = sgd_update(small, "ppo", mu=1)["weights"]
+    one = sgd_update(small, "ppo", dtype="bfloat16", mu=1, rounded=True)["weights"]
+    shards = common_result(out, "bfloat16")["weights"]
+    assert shards.dtype == torch.float32
+    assert (shards - one).norm() < 0.5 * (one - exact).norm()
 
 
-def test_shards_add_gradients_up_in_float32(by_ranks):
+def test_shards_add_gradients_up_in_float32(out):
     """A rank's gradient is in bfloat16. The sum over the ranks has more digits than bfloat16."""
-    gradient = torch.load(by_ranks / "gradient-0.pt")
+    gradient = results(out, "gradient")[0]
     has_more_digits = gradient != gradient.bfloat16()
     assert has_more_digits.float().mean() > 0.5
 
 
-@pytest.mark.parametrize("shard", BOTH)
-def test_ranks_leave_the_same_mini_batches_out(small, by_ranks, shard):
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_ranks_leave_the_same_mini_batches_out(small, out, shard):
     """One without a completion or without an advantage on any rank; not one with an advantage on
     another rank."""
-    one = update_with_signal_in_one(small, SHARES["one"][0])
-    both = [torch.load(by_ranks / f"signal-{shard}-{rank}.pt") for rank in (0, 1)]
-    assert torch.equal(both[0]["weights"], both[1]["weights"])
+    one = update_with_signal_in_one(small)
     assert len(one["stats"]["skipped"]) == 2
-    assert_same_result(both[0], one)
+    assert_same_result(common_result(out, f"signal-{shard}"), one)
 
 
-def test_gdpo_normalises_over_the_groups_of_all_ranks(by_ranks):
-    parts = [torch.load(by_ranks / f"gdpo-{rank}.pt") for rank in (0, 1)]
-    assert [len(part) for part in parts] == [4, 1]
-    torch.testing.assert_close(torch.cat(parts), decoupled_advantages(some_rewards()))
+def test_gdpo_normalises_over_the_groups_of_all_ranks(out):
+    found = torch.cat(results(out, "gdpo"))
+    assert_close(found, decoupled_advantages(some_rewards()))
 
 
 def some_rewards():
-    return torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    return torch.randn(2, 5, 4, generator=seeded(0))
+
+
+def test_each_rank_cuts_its_completions_at_random_places_of_its_own(monkeypatch):
+    """NAT trains on random prefixes."""
+    found = []
+    monkeypatch.setattr(
+        "rollout.roll_out", lambda *_, **__: a_rollout(torch.zeros(1, 8), torch.full((1, 8), 99)))
+    for number in (0, 0, 1):
+        monkeypatch.setattr(ranks, "rank", lambda number=number: number)
+        algorithm, rng = resolve("grpo", shortest_prefix=0.1), random.Random(1)
+        drawn = sample_and_score([], None, algorithm, [], None, rng, None)
+        found.append(drawn.prefix_weights.tolist())
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.slow
@@ -290,13 +298,11 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
     of them."""
     sampled, updates = [], []
     for processes in (1, 3):
-        done = torchrun(
-            ROOT / "train.py", "--model", small, "--output_dir", processes, "--algorithm", "dapo",
-            "--minibatches", "4", "--lr", "1e-3", "--questions_per_step", 6 // processes,
-            "--group_size", "4", "--max_new_tokens", "24", "--steps", "2", "--eval_questions", "1",
-            ranks=processes, cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr[-6000:]
+        words = (
+            f"--model {small} --output_dir {processes} --algorithm dapo --minibatches 4 --lr 1e-3 "
+            f"--questions_per_step {6 // processes} --group_size 4 --max_new_tokens 24 --steps 2 "
+            "--eval_questions 1")
+        ranks_do(ROOT / "train.py", *words.split(), ranks=processes, cwd=tmp_path)
         rows = files.read(tmp_path / str(processes) / "metrics.jsonl")
         names = ("questions", "rollouts", "accuracy", "length", "truncated")
         sampled.append([[row[name] for name in names] for row in rows])
@@ -312,13 +318,10 @@ def test_any_number_of_ranks_samples_the_same_completions_and_cuts_the_same_mini
 def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
     """Two ranks and three questions: the last step leaves a rank without one."""
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 3)
-    done = torchrun(
-        ROOT / "train.py", "--model", small, "--dataset", "x.jsonl", "--output_dir", "run",
-        "--algorithm", algorithm, "--group_size", "8", "--max_new_tokens", "8", "--allocation",
-        "false",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    words = (
+        f"--model {small} --dataset x.jsonl --output_dir run --algorithm {algorithm} "
+        "--group_size 8 --max_new_tokens 8 --allocation false")
+    ranks_do(ROOT / "train.py", *words.split(), cwd=tmp_path)
     state = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())
     # a mean reward for each question of all ranks
     assert len(state["past"]) == (3 if algorithm == "gfpo_adaptive" else 0)
@@ -327,14 +330,14 @@ def test_a_rank_without_a_question_is_no_trouble(small, tmp_path, algorithm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words, message", [
-    (["--algorithm", "nosuch"], "error: unknown algorithm 'nosuch'"),
-    (["--dataset", "x.jsonl", "--max_new_tokens", "8"], "error: 2 devices for 1 questions"),
+    ("--algorithm nosuch", "error: unknown algorithm 'nosuch'"),
+    ("--dataset x.jsonl --max_new_tokens 8", "error: 2 devices for 1 questions"),
 ])  # fmt: skip
 def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints(
     words, message, small, tmp_path
 ):
     (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n')
-    done = torchrun(ROOT / "train.py", "--model", small, *words, cwd=tmp_path)
+    done = torchrun(ROOT / "train.py", "--model", small, *words.split(), cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and sum(line.startswith(message) for line in lines) == 1
     assert lines[0].startswith(message) and message in lines[-2] and set(lines[-1]) == {"="}
@@ -343,33 +346,20 @@ def test_a_users_mistake_is_told_once_and_is_the_last_thing_that_torchrun_prints
 
 if __name__ == "__main__":
     ranks.start()
-    job, folder, out = sys.argv[1:]
-    if job == "four":
-        share = SHARES["four"][ranks.rank()]
-        networks, algorithm = fixed(folder, "ppo", "full")
-        parameters = [p for network in networks.learners for p in network.parameters()]
-        result = fixed_update(networks, algorithm, share, torch.optim.SGD(parameters, lr=0.1))
-        torch.save(result, Path(out) / f"ppo-{ranks.rank()}.pt")
-        saved_update(*fixed(folder, "cppo", "full"), share, Path(out) / "run", step=1)
-        ranks.stop()
-        sys.exit()
-    rank, out = ranks.rank(), Path(out)
+    folder, out = sys.argv[1], Path(sys.argv[2])
+
+    def save(result, name):
+        torch.save(result, out / f"{name}-{ranks.rank()}.pt")
+
     for algorithm, ways in UPDATED.items():
-        for name, shard in product(("uneven", "all"), ways):
-            result = sgd_update(folder, SHARES[name][rank], algorithm, shard)
-            torch.save(result, out / f"{algorithm}-{name}-{shard}-{rank}.pt")
-    torch.manual_seed(rank)  # whatever a rank has drawn before
-    adapted = sgd_update(folder, SHARES["uneven"][rank], "grpo", lora=4)
-    torch.save(adapted, out / f"lora-{rank}.pt")
-    share = SHARES["uneven"][rank]
-    rounded = sgd_update(folder, share, "ppo", "full", dtype="bfloat16", mu=1)
-    torch.save(rounded, out / f"bfloat16-{rank}.pt")
-    torch.save(whole_gradient(folder, share), out / f"gradient-{rank}.pt")
-    for shard in BOTH:
-        result = update_with_signal_in_one(folder, SHARES["signal"][rank], shard)
-        torch.save(result, out / f"signal-{shard}-{rank}.pt")
-    share = some_rewards().split([4, 1], dim=1)[rank]
-    own = ranks.over_all_groups(resolve("gdpo").advantages, a_rollout(share))
-    torch.save(own, out / f"gdpo-{rank}.pt")
+        for name, shard in ways:
+            save(sgd_update(folder, algorithm, shard, name), f"{algorithm}-{name}-{shard}")
+    saved_update(*fixed(folder, "cppo", "full"), out / "run", step=1)
+    save(sgd_update(folder, "ppo", "full", dtype="bfloat16", mu=1), "bfloat16")
+    save(whole_gradient(folder), "gradient")
+    for shard in ("none", "full"):
+        save(update_with_signal_in_one(folder, shard), f"signal-{shard}")
+    own = some_rewards().tensor_split(ranks.world_size(), dim=1)[ranks.rank()]
+    save(ranks.over_all_groups(resolve("gdpo").advantages, a_rollout(own)), "gdpo")
     ranks.gather([])  # a rank that leaves early would end the talk of the other
     ranks.stop()

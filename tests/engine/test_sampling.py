@@ -1,13 +1,13 @@
 """Sampling: what is drawn, what leaves the batch, and that the scorer agrees with the sampler."""
 
-import copy
-
 import pytest
 import torch
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.contract import Sampling, stop_tokens
 from engine.model.sampling import ASK_EVERY, Sampler, sample_token
+from tests.examples import seeded
 from tests.training import completion_logprobs
 
 
@@ -35,21 +35,17 @@ def test_scorer_and_sampler_speak_of_the_same_policy(loaded):
     """The log-probabilities noted while sampling, from a cache and in shrinking batches, are those
     of one forward pass."""
     ids, drawn = run(loaded, group=8, temperature=0.7)
-    prompts = [p for p in ids for _ in range(8)]
-    scored = completion_logprobs(
-        loaded[0], prompts, drawn.tokens, drawn.mask, temperature=0.7
-    )
-    torch.testing.assert_close(scored, drawn.logp, rtol=1e-4, atol=1e-5)
+    prompts = [prompt for prompt in ids for _ in range(8)]
+    scored = completion_logprobs(loaded[0], prompts, drawn.tokens, drawn.mask, temperature=0.7)
+    assert_close(scored, drawn.logp, rtol=1e-4, atol=1e-5)
 
 
 def test_greedy_equals_generate_of_transformers(loaded):
-    model, tokenizer = loaded
     ids, drawn = run(loaded, group=1, temperature=0.0)
     for prompt, tokens, length in zip(ids, drawn.tokens, drawn.lengths):
-        reference = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[
-            0, len(prompt) :
-        ]
-        assert tokens[:length].tolist() == reference.tolist()
+        [reference] = loaded[0].generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=20)
+        assert prompt + tokens[:length].tolist() == reference.tolist()
 
 
 def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monkeypatch):
@@ -66,18 +62,16 @@ def test_rows_that_have_ended_leave_when_the_device_is_asked(loaded, every, monk
 
 
 def test_the_last_token_costs_no_forward_pass(loaded):
-    passes, embeddings = [], loaded[0].get_input_embeddings()
-    hook = embeddings.register_forward_hook(lambda *of_pass: passes.append(of_pass))
+    passes = []
+    loaded[0].get_input_embeddings().register_forward_hook(lambda *of_pass: passes.append(of_pass))
     run(loaded, max_new_tokens=1)
-    hook.remove()
     assert len(passes) == 1  # of the prompts
 
 
 def test_log_probabilities_that_are_not_finite_are_an_error(loaded):
-    broken = copy.deepcopy(loaded[0])
-    broken.get_output_embeddings().weight.data.fill_(torch.nan)
+    loaded[0].get_output_embeddings().weight.data.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="not finite"):
-        run((broken, loaded[1]))
+        run(loaded)
 
 
 class Answers(TorchDispatchMode):
@@ -132,10 +126,21 @@ def test_out_of_memory_halves_what_is_sampled_at_a_time_and_changes_no_completio
         drawn = sampler.sample(prompts, 4, how, 7)
         for name in ("tokens", "lengths", "truncated", "mask"):
             assert torch.equal(getattr(drawn, name), getattr(expected, name))
-        torch.testing.assert_close(drawn.logp, expected.logp, rtol=1e-4, atol=1e-5)
+        assert_close(drawn.logp, expected.logp, rtol=1e-4, atol=1e-5)
     assert sampler.batch_size == 8 and len(capsys.readouterr().out.splitlines()) == 2
     with pytest.raises(torch.OutOfMemoryError):  # one question that does not fit
         forgetful(loaded, monkeypatch, room=3).sample(prompts, 4, how, 7)
+
+
+def assert_each_ends_at_its_first_stop(drawn, stops, longest, pad_id):
+    assert drawn.truncated.any() and not drawn.truncated.all()
+    assert not drawn.logp[~drawn.mask].any()
+    rows, lengths, masks = drawn.tokens.tolist(), drawn.lengths.tolist(), drawn.mask.tolist()
+    for row, n, mask, truncated in zip(rows, lengths, masks, drawn.truncated):
+        assert not stops & {*row[: n - 1]}
+        assert truncated == (row[n - 1] not in stops)
+        assert n == longest or not truncated
+        assert {*row[n:]} <= {pad_id} and mask == [t < n for t in range(len(row))]
 
 
 def test_completions_end_with_a_stop_token_or_are_marked_truncated(loaded):
@@ -143,35 +148,22 @@ def test_completions_end_with_a_stop_token_or_are_marked_truncated(loaded):
     model, tokenizer = loaded
     model.generation_config.eos_token_id = [5, tokenizer.eos_token_id]
     tokenizer.pad_token = tokenizer.eos_token
-    stops = set(stop_tokens(model, tokenizer))
+    stops = {*stop_tokens(model, tokenizer)}
     assert stops == {5, tokenizer.eos_token_id}
     _, drawn = run(loaded, group=16, max_new_tokens=8)
-    assert drawn.truncated.any() and not drawn.truncated.all()
-    for tokens, n, truncated, mask in zip(
-        drawn.tokens.tolist(), drawn.lengths.tolist(), drawn.truncated.tolist(), drawn.mask.tolist()
-    ):
-        assert not stops & set(tokens[: n - 1])
-        assert truncated == (tokens[n - 1] not in stops)
-        assert n == 8 or not truncated
-        assert set(tokens[n:]) <= {tokenizer.pad_token_id}
-        assert mask == [t < n for t in range(len(mask))]
-
-
-def test_the_seed_decides(loaded):
-    first, again, other = (run(loaded, seed=seed)[1].tokens.tolist() for seed in (1, 1, 2))
-    assert first == again != other
+    assert_each_ends_at_its_first_stop(drawn, stops, 8, tokenizer.pad_token_id)
 
 
 def test_any_number_of_ranks_draws_the_same_completions(loaded):
-    """Each rank knows the places of its questions among those of all."""
+    """They follow from the seed. Each rank knows the places of its questions among those of all."""
     _, whole = run(loaded)
     for places in ([0, 2], [1], [2, 0]):
         _, share = run(loaded, [PROMPTS[place] for place in places], places=places)
         rows = torch.tensor([place * 4 + i for place in places for i in range(4)])
         longest = share.tokens.shape[1]
-        assert torch.equal(share.tokens, whole.tokens[rows, :longest]) and torch.equal(
-            share.lengths, whole.lengths[rows]
-        )
+        assert torch.equal(share.tokens, whole.tokens[rows, :longest])
+        assert torch.equal(share.lengths, whole.lengths[rows])
+    assert run(loaded, seed=1)[1].tokens.tolist() != whole.tokens.tolist()
 
 
 def test_no_prompt_gives_no_completion(loaded):
@@ -183,7 +175,7 @@ def test_no_prompt_gives_no_completion(loaded):
 def test_a_token_is_drawn_if_the_random_number_lies_in_its_share():
     """Also for a large vocabulary, in which most tokens are so unlikely that float32 could not add
     them up."""
-    logits = 2 * torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
+    logits = 2 * torch.randn(1, 50_000, generator=seeded(0))
     expected = (logits / 0.7).log_softmax(-1).squeeze(0)
     ends = expected.double().exp().cumsum(-1)
     ends = ends / ends[-1]
@@ -192,7 +184,7 @@ def test_a_token_is_drawn_if_the_random_number_lies_in_its_share():
     token, logp = sample_token(
         logits.expand(len(some), -1), Sampling(1, temperature=0.7), middle[some])
     assert token.tolist() == some.tolist()
-    torch.testing.assert_close(logp, expected[some])
+    assert_close(logp, expected[some])
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"temperature": 0.3}])
@@ -200,7 +192,7 @@ def test_the_least_and_the_largest_random_number_draw_tokens_that_can_come(optio
     """0, and the largest number below 1. Tokens with probability 0 stand on both sides."""
     least, largest = 0.0, 1 - 2.0**-53
     nothing = torch.full((200, 1), -torch.inf)
-    some = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    some = torch.randn(200, 5, generator=seeded(0))
     logits = torch.cat([nothing, some, nothing, nothing], 1)
     for u, end in ((least, 0), (largest, -1)):
         us = torch.full((200,), u, dtype=torch.float64)
@@ -219,6 +211,6 @@ def test_top_k_and_top_p_draw_from_the_most_likely_only(options, allowed):
     u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     token, logp = sample_token(logits.repeat(n, 1), Sampling(1, **options), u)
     observed = torch.bincount(token, minlength=5) / n
-    torch.testing.assert_close(
+    assert_close(
         observed[:allowed], logits[:allowed].softmax(-1), rtol=0, atol=1 / n)
-    torch.testing.assert_close(logp, logits.log_softmax(-1)[token])  # of the model's own policy
+    assert_close(logp, logits.log_softmax(-1)[token])  # of the model's own policy

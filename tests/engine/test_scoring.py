@@ -1,7 +1,7 @@
 """engine/scoring/score.py: rewards by name and weight, a user's own, and what happens when one
 misbehaves."""
 
-import json
+import math
 import re
 import signal
 import sys
@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from engine.base import files
 from engine.base.errors import UserError
 from engine.run.command_line import given
 from engine.run.config import Config, config_of
 from engine.run.interrupt import Interrupt
 from engine.run.metrics import summarize
 from engine.scoring.score import (
-    REWARDS,
     Hung,
     accuracy_reward,
     limited,
@@ -127,28 +127,25 @@ def test_every_recipe_can_be_run(recipe):
 # --- the values that they give ---
 
 
-def length(completions, **columns):
-    return [len(completion) for completion in completions]
-
-
-def bonus(completions, level, **columns):
-    return [0.5 * n for n in level]
-
-
-def returning(returned):
-    def odd(completions, **columns):
-        return returned
-
-    return odd
+def judged(function, *texts, **columns):
+    """(the values that this reward gives, on how many of the texts it fails)"""
+    parts, failures = score(named(function), list(texts), columns)
+    [values] = parts.values()
+    assert values.dtype == torch.float32
+    return values.tolist(), failures
 
 
 def test_every_reward_judges_every_completion_from_its_columns():
-    columns = {"level": [1, 3], "answer": ["x", "y"]}
-    parts, failures = score(named(length, bonus), ["a", "bcd"], columns)
-    assert failures == 0 and all(values.dtype == torch.float32 for values in parts.values())
-    assert {name: values.tolist() for name, values in parts.items()} == {
-        "length": [1.0, 3.0], "bonus": [0.5, 1.5],
-    }
+    def length(completions, **columns):
+        return [len(completion) for completion in completions]
+
+    def bonus(completions, level, **columns):
+        return [0.5 * n for n in level]
+
+    parts, failures = score(
+        named(length, bonus), ["a", "bcd"], {"level": [1, 3], "answer": ["x", "y"]})
+    assert failures == 0 and [*parts] == ["length", "bonus"]
+    assert torch.stack([*parts.values()]).tolist() == [[1.0, 3.0], [0.5, 1.5]]
 
 
 async def asks(completions, **columns):
@@ -160,13 +157,16 @@ async def asks(completions, **columns):
     (None, "failed on 2 of 2.* it returned None, a list of 2 numbers is needed"),
     pytest.param(asks([]), "failed on 2 of 2.*coroutine", id="async"),
     ({"a": 1.0, "b": 2.0}, "failed on 2 of 2.*'a'"), (1.0, "failed on 2 of 2.* it returned 1.0, "),
-    ([1.0, float("nan")], "returned nan for the completion 'bcd'"),
-    ([-float("inf"), 1.0], "returned -inf for the completion 'a'"),
+    ([1.0, math.nan], "returned nan for the completion 'bcd'"),
+    ([-math.inf, 1.0], "returned -inf for the completion 'a'"),
 ], ids=str)
 @pytest.mark.filterwarnings("ignore:coroutine")
 def test_a_reward_that_does_not_return_one_number_for_each_is_named(returned, words):
+    def odd(completions, **columns):
+        return returned
+
     with pytest.raises(UserError, match=f"the reward odd {words}"):
-        score(named(returning(returned)), ["a", "bcd"], {})
+        judged(odd, "a", "bcd")
 
 
 @pytest.mark.parametrize("returned", [
@@ -174,7 +174,7 @@ def test_a_reward_that_does_not_return_one_number_for_each_is_named(returned, wo
     torch.tensor([1.0, 2.0]),
 ], ids=str)
 def test_the_values_may_be_numpys_or_torchs(returned):
-    assert score(named(returning(returned)), ["a", "bcd"], {})[0]["odd"].tolist() == [1.0, 2.0]
+    assert judged(lambda completions, **columns: returned, "a", "bcd") == ([1.0, 2.0], 0)
 
 
 def test_a_reward_cannot_change_what_another_one_sees():
@@ -204,20 +204,16 @@ def test_to_crash_the_reward_pays_no_more_than_a_wrong_answer(values, lowest, cr
     def crashes(completions, **columns):
         return [crash() if text == "crash" else values[int(text)] for text in completions]
 
-    parts, failures = score(named(crashes), ["0", "crash", "1", "2"], {"answer": list("abcd")})
-    assert parts["crashes"].tolist() == [values[0], lowest, *values[1:]] and failures == 1
+    found = judged(crashes, "0", "crash", "1", "2", answer=list("abcd"))
+    assert found == ([values[0], lowest, *values[1:]], 1)
     assert "the reward crashes failed" in capsys.readouterr().out
     # one completion that fails alone does not end the run
-    assert score(named(crashes), ["crash"], {})[0]["crashes"].tolist() == [0.0]
+    assert judged(crashes, "crash") == ([0.0], 1)
 
 
 def test_without_a_completion_no_reward_is_called(capsys):
     """A device without a question has no columns, either, and nothing failed there."""
-    def needs_a_column(completions, *, answer):
-        raise AssertionError("it was called")
-
-    scores, failures = score(named(needs_a_column), [], {})
-    assert failures == 0 and scores["needs_a_column"].shape == (0,)
+    assert judged(lambda completions, *, answer: pytest.fail("it was called")) == ([], 0)
     assert capsys.readouterr().out == ""
 
 
@@ -225,8 +221,9 @@ def test_a_reward_that_misses_a_column_is_told_which_there_are():
     def mine(completions, level, **columns):
         return [0.0]
 
-    with pytest.raises(UserError, match="mine failed .*'level'.* columns question, answer"):
-        score(named(mine), ["x", "y"], {"question": ["a", "b"], "answer": ["1", "2"]})
+    needs = "mine failed .*'level'.* completions, a list of texts, .* columns question, answer,"
+    with pytest.raises(UserError, match=needs):
+        judged(mine, "x", "y", question=["a", "b"], answer=["1", "2"])
 
 
 # --- rewards that were written for TRL or verl ---
@@ -236,55 +233,25 @@ def test_a_reward_of_trl_gets_completions_and_prompts_by_name():
     def mine(prompts, completions, answer, **columns):
         return [float(p + c == a) for p, c, a in zip(prompts, completions, answer)]
 
-    columns = {"question": ["1+1=", "2+2="], "answer": ["1+1=2", "5"]}
-    values, failures = score(named(mine), ["2", "4"], columns)
-    assert values["mine"].tolist() == [1.0, 0.0] and failures == 0
-    assert list(columns) == ["question", "answer"]
+    found = judged(mine, "2", "4", question=["1+1=", "2+2="], answer=["1+1=2", "5"])
+    assert found == ([1.0, 0.0], 0)
 
 
 def test_a_reward_that_does_not_apply_adds_nothing():
     """TRL leaves None out of the sum of the rewards."""
-    values, failures = score(named(lambda completions, **_: [None, 2.0]), ["a", "b"], {})
-    assert [value.tolist() for value in values.values()] == [[0.0, 2.0]] and failures == 0
+    assert judged(lambda completions, **columns: [None, 2.0], "a", "b") == ([0.0, 2.0], 0)
 
 
-@pytest.mark.parametrize("line, sentence", [
-    ("def f(completions, answer): return []", "must take .*columns"),
-    ("def f(data_source, solution_str, ground_truth, extra_info=None): return 0.0",
-     "must take .*columns"),
-])  # fmt: skip
-def test_a_reward_of_another_form_is_refused_before_the_run(mine, line, sentence):
-    Path(mine).write_text(line)
-    with pytest.raises(UserError, match=sentence):
+def test_a_reward_of_another_form_is_refused_before_the_run(mine):
+    Path(mine).write_text("def f(data_source, solution_str, ground_truth): return 0.0")
+    with pytest.raises(UserError, match="must take .*columns"):
         load_rewards([f"{mine}:f"])
-
-
-@pytest.mark.parametrize("line, sentence", [
-    ("return [float('18' in c[0]['content']) for c in completions]", "indices.* a list of texts,"),
-    ("return [len(c.content) for c in completions]", "'content'.* a list of texts,"),
-    ("return [columns['gold'][0]] * len(completions)", "KeyError: 'gold'.* columns question,"),
-    ("return 1.0", "a list of 2 numbers"), ("return [1.0]", "1 values for 2"),
-    ("return [float('nan')] * 2", "returned nan"),
-    ("return [1.0 if '<answer>' in c else 1 / 0 for c in completions]", None),  # one form is enough
-])  # fmt: skip
-def test_a_fault_that_a_call_shows_is_told_in_one_sentence(mine, line, sentence):
-    Path(mine).write_text(f"def f(completions, **columns):\n    {line}\n")
-    chosen = load_rewards(["toy_accuracy", f"{mine}:f"])
-    both = ["<answer>18</answer>", "\\boxed{18}"], {"question": ["?"] * 2, "answer": ["18"] * 2}
-    if sentence:
-        with pytest.raises(UserError, match=f"the reward f .*{sentence}"):
-            score(chosen, *both)
-    else:
-        score(chosen, *both)
 
 
 @pytest.mark.parametrize("option", [[], ["--check_rewards"]])
 def test_it_is_told_before_anything_is_sampled(small, mine, option, tmp_path, monkeypatch):
-    def samples(*arguments, **options):
-        raise AssertionError("it came this far")
-
     for place in ("train.examine", "train.sample_and_score"):
-        monkeypatch.setattr(place, samples)
+        monkeypatch.setattr(place, lambda *_, **__: pytest.fail("it came this far"))
     Path(mine).write_text("def f(completions, **columns): return [c[0]['content']]\n")
     with pytest.raises(UserError, match="the reward f failed on 2 of 2 "):
         go(small, tmp_path / "run", "--rewards", "toy_accuracy", f"{mine}:f", *option)
@@ -313,33 +280,31 @@ def ignores(text):
             pass
 
 
-def stuck(hang, on="x"):
-    """A reward that hangs in its own way on texts that begin with `on`."""
+def stuck(hang):
+    """A reward that hangs in its own way on texts that begin with x."""
     def slow(completions, **columns):
-        return [
-            float(len(text)) if not text.startswith(on) else hang(text) or 0.0
-            for text in completions
-        ]
+        return [hang(text) or 0.0 if text[0] == "x" else 1.0 for text in completions]
 
     return limited(slow, 0.2)
 
 
 @pytest.mark.parametrize("hang", [sleeps, tries])
 def test_completions_on_which_a_reward_hangs_get_the_lowest_value_and_it_says_so(hang, capsys):
-    start = time.monotonic()
-    parts, failures = score(named(stuck(hang)), ["a", "xx", "abc", "x"], {})
-    assert parts["slow"].tolist() == [1.0, 0.0, 3.0, 0.0] and failures == 2
+    start, handler = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    assert judged(stuck(hang), "a", "xx", "abc", "x") == ([1.0, 0.0, 1.0, 0.0], 2)
     assert time.monotonic() - start < 20 and "longer than 0.2 s" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGALRM) == handler
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_what_swallows_the_alarm_is_interrupted_again():
     start = time.monotonic()
-    assert stuck(ignores)(["x"]) == [0.0] and time.monotonic() - start < 20
+    assert stuck(ignores)("x") == [0.0] and time.monotonic() - start < 20
 
 
 def test_a_reward_that_hangs_on_three_completions_ends_the_run():
     with pytest.raises(UserError, match="slow failed on 3 of 4 .*longer than 0.2"):
-        score(named(stuck(sleeps)), ["a", *["x"] * 255], {})
+        judged(stuck(sleeps), "a", *"x" * 255)
 
 
 def test_a_signal_ends_a_reward_that_hangs_and_lets_another_one_finish(monkeypatch):
@@ -352,29 +317,21 @@ def test_a_signal_ends_a_reward_that_hangs_and_lets_another_one_finish(monkeypat
         return [tries(text) if text == "x" else 1.0 for text in completions]
 
     with Interrupt():
-        assert score(named(limited(asked, 3)), ["a"], {})[0]["asked"].tolist() == [1.0]
+        assert judged(limited(asked, 3), "a") == ([1.0], 0)
         time.sleep(0.3)
     with Interrupt(), pytest.raises(KeyboardInterrupt):
-        score(named(limited(asked, 3)), ["x"], {})
+        judged(limited(asked, 3), "x")
     assert max(left) <= 0.2
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-
-
-def test_after_the_call_there_is_no_alarm_and_the_handler_is_as_before():
-    handler = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(Hung):
-        stuck(sleeps)(["x"])
-    assert signal.getsignal(signal.SIGALRM) == handler
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_only_a_users_own_function_is_limited(mine, monkeypatch):
     monkeypatch.setattr("engine.scoring.score.TIMEOUT", 0.1)
-    for reward in load_rewards(["math_accuracy", "code_accuracy"]):
-        assert reward.function is REWARDS[reward.name]
     Path(mine).write_text("import time\ndef nap(completions, **columns):\n    time.sleep(5)\n")
+    *known, own = load_rewards(["math_accuracy", "code_accuracy", f"{mine}:nap"])
+    assert [reward.function for reward in known] == [math_accuracy, code_accuracy]
     with pytest.raises(Hung):
-        load_rewards([f"{mine}:nap"])[0].function(["a"])
+        own.function(["a"])
 
 
 def test_an_interrupted_judge_of_mathematics_does_not_answer_the_next_question():
@@ -398,38 +355,32 @@ def test_an_interrupted_sandbox_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def go(small, folder, *words):
-    return main([
-        "--model", small, "--output_dir", str(folder), "--questions_per_step", "2",
-        "--group_size", "4", "--steps", "2", "--eval_questions", "4", *words,
-    ])
+    usual = (
+        f"--model {small} --output_dir {folder} --questions_per_step 2 --group_size 4 --steps 2 "
+        "--eval_questions 4")
+    return main([*usual.split(), *words])
 
 
-def metrics_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_a_run_logs_each_reward_by_itself_and_their_weighted_sum_and_resumes_with_them(
-    small, tmp_path, mine
+def test_a_run_logs_each_reward_and_their_weighted_sum_and_resumes_with_them(
+    small, tmp_path, mine, capsys
 ):
-    words = ["toy_accuracy:2", "format_reward:0.5", f"{mine}:short:0.01"]
-    go(small, tmp_path / "run", "--rewards", *words, "--algorithm", "gdpo")
+    """And --check_rewards shows what the first step of the run sees."""
+    weights = {"toy_accuracy": 2, "format_reward": 0.5, "short": 0.01, "nan": 0}
+    rewards = f"toy_accuracy:2 format_reward:0.5 {mine}:short:0.01 {mine}:nan:0"
+    words = f"--algorithm gdpo --rewards {rewards}".split()
+    go(small, tmp_path / "run", *words)
     go(small, tmp_path / "run", "--resume", "--steps", "3")
-    rows = metrics_of(tmp_path / "run")
+    rows = files.read(tmp_path / "run/metrics.jsonl")
     assert len(rows) == 3
     for row in rows:
-        parts = [row[f"reward/{name}"] for name in ("toy_accuracy", "format_reward", "short")]
-        total = 2 * parts[0] + 0.5 * parts[1] + 0.01 * parts[2]
+        total = sum(weight * row[f"reward/{name}"] for name, weight in weights.items())
         assert row["reward"] == pytest.approx(total, rel=1e-5)
-        assert row["accuracy"] == parts[0] and row["reward_failures"] == 0
-
-
-def test_a_run_logs_in_which_groups_each_reward_says_nothing(small, tmp_path, mine):
-    Path(mine).write_text(
-        "def never(completions, **columns):\n    return [0.0] * len(completions)\n" + MINE
-    )
-    go(small, tmp_path / "a", "--rewards", f"{mine}:never", f"{mine}:short:0.1", "--steps", "1")
-    [row] = metrics_of(tmp_path / "a")
-    assert row["no_signal/never"] == 1.0 and row["no_signal/short"] < 0.5
+        assert row["accuracy"] == row["reward/toy_accuracy"] and row["reward_failures"] == 0
+        assert row["no_signal/nan"] == 1.0 and row["no_signal/short"] < 1  # it is always 2
+    capsys.readouterr()
+    go(small, tmp_path / "other", *words, "--check_rewards")
+    expected = f"toy_accuracy, weight 2: mean {rows[0]['reward/toy_accuracy']:.3f}, "
+    assert expected in capsys.readouterr().out
 
 
 # --- --check_rewards ---
@@ -439,26 +390,27 @@ def test_check_rewards_shows_a_prompt_and_each_reward_and_trains_nothing(
     small, tmp_path, mine, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    words = [
-        "--model", small, "--group_size", "4", "--check_rewards", "--rewards", "toy_accuracy:2",
-        f"{mine}:short",
-    ]
-    main(words)
-    said = capsys.readouterr().out
-    assert said.index("32 questions × 4 completions") < said.index("at most 48 tokens") \
-        < said.index("Nothing is trained") < said.index("The first prompt")
-    assert re.search(r"it:\n\d[\d+-]+=\?\n\(here the model goes on; right: '-?\d", said)
-    assert "\n32 questions × 4 completions: " in said  # those of a step
-    assert "toy_accuracy, weight 2: mean 0." in said and "short, weight 1: mean -" in said
-    shown = r"^toy_accuracy [01]  short -\d+  read: (?:None|'[^']*')  '"
-    assert len(re.findall(shown, said, re.MULTILINE)) == 4
+    words = f"--model {small} --group_size 4 --check_rewards --rewards toy_accuracy:2 {mine}:short "
+    for more, shown in (
+        ("", [
+            "32 questions × 4 completions", "at most 48 tokens", "Nothing is trained",
+            r"The first prompt", r"it:\n\d[\d+-]+=\?\n\(here the model goes on; right: '-?\d",
+            "\n32 questions × 4 completions: ",  # those of a step
+            "toy_accuracy, weight 2: mean 0.", "short, weight 1: mean -",
+        ]),
+        ("--questions_per_step 2 --algorithm grpo --max_new_tokens 1", [
+            "2 questions × 4 completions: 1 tokens long, 100% cut off, 100% without an",
+            "\nAnswers are cut off. Seen in 1 step: truncated 1 → 1 ",
+            "\nIn most completions no answer is found. Seen in 1 step: ",
+        ]),
+    ):
+        main((words + more).split())
+        said = capsys.readouterr().out
+        assert all(re.search(pattern, said) for pattern in shown), said
+        assert ("Seen in 1 step" in said) == bool(more)
+        of_completions = r"^toy_accuracy [01]  short -\d+  read: (?:None|'[^']*')  '"
+        assert len(re.findall(of_completions, said, re.MULTILINE)) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no run was begun
-    assert "Seen in 1 step" not in said
-    main([*words, "--questions_per_step", "2", "--algorithm", "grpo", "--max_new_tokens", "1"])
-    said = capsys.readouterr().out
-    assert "2 questions × 4 completions: 1 tokens long, 100% cut off, 100% without an" in said
-    assert "\nAnswers are cut off. Seen in 1 step: truncated 1 → 1 (at most 1); length 1 →" in said
-    assert "\nIn most completions no answer is found. Seen in 1 step: " in said
 
 
 @pytest.mark.parametrize("reward, text, answer", [
@@ -483,10 +435,8 @@ def test_groups_that_are_all_right_and_all_wrong_are_counted_by_the_accuracy_alo
     assert (metrics["all_right"], metrics["all_wrong"]) == (1 / 4, 2 / 4)
 
 
-def test_check_rewards_shows_what_the_first_step_of_the_run_sees(small, tmp_path, capsys):
-    go(small, tmp_path / "run")
-    row = metrics_of(tmp_path / "run")[0]
-    capsys.readouterr()
-    go(small, tmp_path / "other", "--check_rewards")
-    expected = f"toy_accuracy, weight 1: mean {row['reward/toy_accuracy']:.3f}, "
-    assert expected in capsys.readouterr().out
+def test_the_entropy_is_the_mean_over_the_tokens_of_which_the_sampler_says_how_likely_they_were():
+    logp = torch.tensor([[-1.0, math.nan, -3.0], [-5.0, math.nan, 0.0]])
+    rollout = a_rollout([[0.0, 1.0]], [[3, 2]], logp=logp)
+    metrics = summarize(rollout, rollout.total, torch.arange(2))
+    assert metrics["tokens_without_logp"] == 2 and metrics["entropy"] == 3.0

@@ -1,31 +1,28 @@
 """Sampling through vLLM: what it is asked, and what it says it did. (Its correction:
 tests/concepts/test_tis.py.)"""
 
-import json
 import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from engine.base import ranks
+from engine.base import files, ranks
 from engine.base.errors import UserError
 from engine.model import vllm
 from engine.model.contract import Sampling
-from engine.model.logprobs import completion_mask
 from engine.model.vllm import VLLM
 from experiments.library.toy_model import make_tokenizer
+from tests.engine.test_sampling import assert_each_ends_at_its_first_stop
 from tests.training import completion_logprobs
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = {
-    "plan": None, "temperature": 1.0, "lora": None, "vllm_share": 0.3,
-}
 PROMPTS = ["1+2+3+4+5=?", "9-8=?", "7+8-3=?"]
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4  # two sums in float32, in different orders
@@ -33,7 +30,8 @@ LONG = "1+2+3+4+5+6+7+8+9" * 18 + "=?"  # fills blocks of the prefix cache
 
 
 def config(**options):
-    return SimpleNamespace(**{**OPTIONS, **options})
+    usual = {"plan": None, "temperature": 1.0, "lora": None, "vllm_share": 0.3}
+    return SimpleNamespace(**usual | options)
 
 
 def vllm_of(folder, tokenizer, **options):
@@ -62,35 +60,29 @@ def test_what_vllm_cannot_sample_is_refused(options, word, monkeypatch):
 
 def test_each_completion_draws_by_its_seed_its_place_and_its_number(small, monkeypatch):
     """A stand-in for vLLM notes what it is asked. So any number of ranks samples the same."""
-    asked = []
+    asked, seeds, llm = [], {}, MagicMock()
 
     def generate(requests, options, use_tqdm):
-        asked.extend(zip([r["prompt_token_ids"] for r in requests], [o.seed for o in options]))
+        asked[:] = zip([r["prompt_token_ids"] for r in requests], [o.seed for o in options])
         drawn = SimpleNamespace(
             token_ids=[5, 1], logprobs=[{n: SimpleNamespace(logprob=-0.5)} for n in (5, 1)],
             finish_reason="stop",
         )
         return [SimpleNamespace(outputs=[drawn]) for _ in requests]
 
-    def start(source, **options):
-        given.update(options)
-        return llm
-
-    given, llm = {}, SimpleNamespace(generate=generate, llm_engine=SimpleNamespace(
-        engine_core=SimpleNamespace(_finalizer=SimpleNamespace(detach=lambda: None))))
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(
-        LLM=start, SamplingParams=lambda **options: SimpleNamespace(**options)))
+    llm.return_value.generate = generate
+    monkeypatch.setitem(
+        sys.modules, "vllm", SimpleNamespace(LLM=llm, SamplingParams=SimpleNamespace))
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    engine, seeds = vllm_of(small, make_tokenizer(), vllm_share=0.15), {}
-    assert given["gpu_memory_utilization"] == 0.15
+    engine = vllm_of(small, make_tokenizer(), vllm_share=0.15)
+    assert llm.call_args.kwargs["gpu_memory_utilization"] == 0.15
     for prompts, places in [([[3], [4], [5]], None), ([[3], [5]], [0, 2]), ([[4]], [1])]:
-        asked.clear()
         drawn = engine.sample(prompts, 2, Sampling(20), 7, places)
         assert drawn.tokens.tolist() == [[5, 1]] * 2 * len(prompts) and not drawn.truncated.any()
         assert (drawn.logp == -0.5).all() and (drawn.lengths == 2).all() and drawn.mask.all()
-        for i, (prompt, seed) in enumerate(asked):
-            assert seeds.setdefault((*prompt, i % 2), seed) == seed
-    assert len(set(seeds.values())) == 6
+        for i, ([prompt], seed) in enumerate(asked):
+            assert seeds.setdefault((prompt, i % 2), seed) == seed
+    assert len({*seeds.values()}) == 6
     assert engine.sample([], 2, Sampling(20), 7).tokens.shape == (0, 1)
 
 
@@ -133,13 +125,11 @@ def world(tmp_path_factory):
     ranks.stop()
 
 
-def run(world, prompts=PROMPTS, group=4, seed=0, engine=None, **options):
+def run(world, prompts=PROMPTS, group=4, temperature=1.0):
     """(prompt of each completion, Completions)"""
     ids = world.tokenizer(prompts).input_ids
-    drawn = (engine or world.engine).sample(
-        ids, group, Sampling(**{"max_new_tokens": 20, **options}), seed
-    )
-    return [p for p in ids for _ in range(group)], drawn
+    drawn = world.engine.sample(ids, group, Sampling(20, temperature), seed=0)
+    return [prompt for prompt in ids for _ in range(group)], drawn
 
 
 def disagreement(model, prompts, drawn, temperature=1.0):
@@ -147,8 +137,7 @@ def disagreement(model, prompts, drawn, temperature=1.0):
     pass."""
     with torch.no_grad():
         scored = completion_logprobs(
-            model, prompts, drawn.tokens, drawn.mask, temperature=temperature
-        )
+            model, prompts, drawn.tokens, drawn.mask, temperature=temperature)
     return (scored - drawn.logp).abs().max().item()
 
 
@@ -159,25 +148,23 @@ def test_stated_log_probabilities_are_the_trainers(world):
 
 
 # a tied head is missing from the first
-@pytest.mark.parametrize("names", ["parameters", "state_dict"])
+@pytest.mark.parametrize("names", ["named_parameters", "state_dict"])
 def test_refresh_samples_from_the_new_weights_alone(world, names):
+    def differences(*texts):
+        prompts, drawn = run(world, [*texts])
+        return [disagreement(model, prompts, drawn) for model in (world.model, new)]
+
     new = random_model(world.tokenizer, seed=1)
-    prompts, drawn = run(world, prompts=[LONG])  # its keys and values are in the prefix cache now
-    assert disagreement(world.model, prompts, drawn) < CLOSE
+    weights = dict(getattr(new, names)())
+    assert differences(LONG)[0] < CLOSE  # its keys and values are in the prefix cache now
     try:
-        world.engine.refresh(
-            new.named_parameters() if names == "parameters" else new.state_dict().items()
-        )
+        world.engine.refresh(weights.items())
         for texts in ([LONG], PROMPTS):
-            prompts, drawn = run(world, prompts=texts)
-            assert (
-                disagreement(new, prompts, drawn) < CLOSE < 0.1
-                < disagreement(world.model, prompts, drawn)
-            )
+            of_old, of_new = differences(*texts)
+            assert of_new < CLOSE < 0.1 < of_old
     finally:
         world.engine.refresh(world.model.state_dict().items())
-    prompts, drawn = run(world, prompts=[LONG])
-    assert disagreement(world.model, prompts, drawn) < CLOSE
+    assert differences(LONG)[0] < CLOSE
 
 
 @pytest.mark.parametrize("stop_ids", [[1], [3, 9]])  # <eos>; others, of which <eos> is none
@@ -185,49 +172,36 @@ def test_completions_end_at_the_stop_ids_or_are_marked_truncated(world, monkeypa
     monkeypatch.setattr(world.engine, "stop_ids", stop_ids)
     monkeypatch.setattr(world.engine, "pad_id", 20)
     _, drawn = run(world, group=16)
-    assert drawn.truncated.any() and not drawn.truncated.all()
-    for tokens, logp, n, truncated in zip(
-        drawn.tokens.tolist(), drawn.logp, drawn.lengths.tolist(), drawn.truncated.tolist()
-    ):
-        assert not set(stop_ids) & set(tokens[: n - 1])
-        assert truncated == (tokens[n - 1] not in stop_ids)
-        assert n == 20 or not truncated
-        assert set(tokens[n:]) <= {20} and not logp[n:].any()
-    assert torch.equal(drawn.mask, completion_mask(drawn.tokens, drawn.lengths))
-    inside = {
-        token for tokens, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())
-        for token in tokens[: n - 1]
-    }
+    assert_each_ends_at_its_first_stop(drawn, {*stop_ids}, 20, 20)
     # neither the tokenizer's EOS nor the generation config's ends one
-    assert {1, 7} - set(stop_ids) <= inside
+    inside = {
+        token for row, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist())
+        for token in row[: n - 1]
+    }
+    assert {1, 7} - {*stop_ids} <= inside
 
 
 @pytest.mark.parametrize("launcher", [
-    [], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-])  # fmt: skip
+    "", "-m torch.distributed.run --standalone --nproc-per-node 2",
+])
 def test_a_run_samples_from_the_weights_of_its_last_update(world, tmp_path, launcher):
     """On one process, and on two that share the weights out."""
-    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 8)
     run_dir = tmp_path / "run"
-    argv = [
-        "--model", world.folder, "--dataset", str(tmp_path / "x.jsonl"), "--output_dir",
-        str(run_dir), "--sampler", "vllm", "--algorithm", "drgrpo", "--rewards",
-        f"{tmp_path}/r.py:r", "--lr", "1e-2", "--warmup", "0", "--max_new_tokens", "12",
-        "--group_size", "8", "--importance_weights", "sequence_truncate", "--save_every", "2",
-        "--epochs", "2",
-        "--shard", "full" if launcher else "none",
-    ]
+    (tmp_path / "x.jsonl").write_text('{"question": "1+2=?", "answer": "3"}\n' * 8)
     (tmp_path / "r.py").write_text(
         "def r(completions, **columns):\n    return [float(len(c) % 3) for c in completions]\n"
     )
-    for more in (["--steps", "3"], ["--steps", "5", "--resume"]):
-        subprocess.run([sys.executable, *launcher, ROOT / "train.py", *argv, *more], check=True)
-    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
+    words = (
+        f"--model {world.folder} --dataset {tmp_path}/x.jsonl --output_dir {run_dir} "
+        f"--sampler vllm --algorithm drgrpo --rewards {tmp_path}/r.py:r --lr 1e-2 --warmup 0 "
+        "--max_new_tokens 12 --group_size 8 --importance_weights sequence_truncate "
+        f"--save_every 2 --epochs 2 --shard {'full' if launcher else 'none'}")
+    for more in ("--steps 3", "--steps 5 --resume"):
+        command = f"{sys.executable} {launcher} {ROOT}/train.py {words} {more}"
+        subprocess.run(command.split(), check=True)
+    steps = files.read(run_dir / "metrics.jsonl")
     # the update moves log-probabilities by far more than the two arithmetics differ
-    assert (
-        all(s["sampler_gap_max"] < CLOSE for s in steps if s["loss"] is not None)
-        and max(s["kl_old"] or 0 for s in steps) > 1e-3
-    )
-    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5] and all(
-        s["loss"] is not None for s in steps
-    )
+    assert all(step["sampler_gap_max"] < CLOSE for step in steps)
+    assert max(step["kl_old"] for step in steps) > 1e-3
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
+    assert all(step["loss"] is not None for step in steps)
