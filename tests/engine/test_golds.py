@@ -3,10 +3,9 @@
 import pytest
 
 import engine.scoring.golds as golds_module
-from engine.base import files
 from engine.scoring.golds import notes_on_golds, winnable
 from engine.scoring.score import REWARDS, Reward
-from train import main
+from tests.engine.runs import run, sums, written
 
 
 def won(name, *golds):
@@ -41,7 +40,7 @@ class Given(list):
 
 
 def test_the_first_three_are_named_with_their_rows_and_the_others_are_counted(monkeypatch):
-    answers = ("1", "a b", "2", "c d", "e f", "g h", "i j", "3")
+    answers = "1,a b,2,c d,e f,g h,i j,3".split(",")
     questions = Given({"question": "?", "answer": answer} for answer in answers)
     reward = [Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])]
     [note] = notes_on_golds(reward, questions, [5, 0, 1, 2, 3, 4])
@@ -53,14 +52,12 @@ def test_the_first_three_are_named_with_their_rows_and_the_others_are_counted(mo
     assert notes_on_golds(reward, questions, [0, 2, 7]) == []
 
 
-@pytest.mark.parametrize("option", [[], ["--check_rewards"]])
+@pytest.mark.parametrize("option", ["", "--check_rewards"])
 def test_a_run_and_its_preview_say_so(small, tmp_path, capsys, option):
-    rows = [{"question": f"{i}+1=?", "answer": "none of 1, 2" if i % 2 else str(i + 1)}
-            for i in range(8)]
-    (tmp_path / "x.jsonl").write_text(files.as_lines(rows))
-    main(["--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--max_new_tokens", "4",
-          "--steps", "1", "--group_size", "4", "--questions_per_step", "8", "--allocation", "false",
-          "--output_dir", str(tmp_path / "run"), *option])
+    rows = [*sums(4), *({"question": f"{i}+2=?", "answer": "none of 1, 2"} for i in range(4))]
+    data = written(tmp_path / "x.jsonl", rows)
+    run(small, tmp_path / "run", f"--dataset {data} --max_new_tokens 4 --steps 1 --group_size 4 "
+        f"--questions_per_step 8 --allocation false {option}")
     printed = "".join(capsys.readouterr())
     assert "4 of the 8 gold answers that were judged cannot be won" in printed
     assert ("read: " in printed) == bool(option)
