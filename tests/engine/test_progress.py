@@ -14,6 +14,7 @@ from algorithms import resolve
 from engine.base import progress
 from engine.run import interrupt, logs
 from tests.engine.runs import go_on, metrics_of, run, sums, written
+from tests.test_train import stop_after
 
 
 class Screen(io.StringIO):
@@ -111,11 +112,8 @@ def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, 
     assert {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
             ("update", 1, 1, "micro-batches"), ("saving",)} <= set(said)
 
-    ends = iter([False, False, False, True])
-    with monkeypatch.context() as patch:
-        patch.setattr(interrupt.Interrupt, "agree",
-                      lambda self, device: setattr(self, "asked", next(ends)))
-        run(small, tmp_path / "halves", f"{WORDS} --steps 5")
+    stop_after(4, monkeypatch)
+    assert run(small, tmp_path / "halves", f"{WORDS} --steps 5") == 130
     capsys.readouterr()
     go_on(tmp_path / "halves")
     assert table(capsys.readouterr().out) == [head, before, lines[-1]]

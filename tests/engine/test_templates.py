@@ -47,9 +47,9 @@ def completions_of(tokenizer, texts):
     rows = [torch.tensor(tokenizer(text).input_ids) for text in texts]
     lengths = torch.tensor([len(row) for row in rows])
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    ended = tokens.gather(1, lengths[:, None] - 1)[:, 0] == tokenizer.eos_token_id
+    truncated = torch.tensor([not text.endswith("<eos>") for text in texts])
     mask = completion_mask(tokens, lengths)
-    return Completions(tokens, lengths, ~ended, -0.1 * mask, mask)
+    return Completions(tokens, lengths, truncated, -0.1 * mask, mask)
 
 
 ROW = {"question": "9-8=?", "answer": "1"}
