@@ -22,25 +22,21 @@ class Screen(io.StringIO):
         return True
 
 
-@pytest.fixture
-def screen(monkeypatch):
+def test_a_bar_on_a_terminal_shows_what_is_done_while_its_loop_stands_still(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Screen())
-    return sys.stderr
-
-
-def test_a_bar_on_a_terminal_shows_what_is_done_while_its_loop_stands_still(screen):
     with progress.bar("cppo", 24, "steps", done=2) as bar:
         bar.update()
         for token in range(150):
             progress.say("sampling", token, 150, "tokens")
             time.sleep(0.01)
         progress.say("scoring")
-    shown = screen.getvalue()
+    shown = sys.stderr.getvalue()
     assert "cppo 3/24 steps" in shown and re.search(r", sampling \d+/150 tokens", shown)
     assert 3 <= shown.count("\r") <= 8  # at most two a second
 
 
-def test_80_columns_show_the_bar_the_time_left_and_how_much_is_sampled(screen):
+def test_80_columns_show_the_bar_the_time_left_and_how_much_is_sampled(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Screen())
     with progress.bar("cppo, accuracy 0.53, length 33", 32, "steps") as bar:
         bar.ncols, bar.start_t = 80, bar._time() - 96
         bar.update(24)

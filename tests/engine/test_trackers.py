@@ -47,6 +47,7 @@ def test_tensorboard_holds_the_numbers_of_the_metrics_and_no_step_twice(small, t
 
 
 def test_a_process_that_is_killed_has_lost_nothing(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     if (child := os.fork()) == 0:
         tracker = Tracker("tensorboard", tmp_path, 0, {})
         tracker.log(1, {"accuracy": 0.5, "kl": math.nan})
