@@ -27,6 +27,7 @@ def scalars(folder):
     found = {}
     for name in events.Tags()["scalars"]:
         found[name] = {event.step: event.value for event in events.Scalars(name)}
+        assert len(found[name]) == len(events.Scalars(name))  # no step comes twice
     return found
 
 
