@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import eval as evaluation
-from engine.base import files
 from engine.data.questions import fingerprint, opened_thought, with_prompts
 from engine.model.contract import Completions, stop_tokens
 from engine.model.logprobs import completion_mask
@@ -93,8 +92,6 @@ def test_train_and_eval_judge_the_answer_after_the_thought_that_the_prompt_opene
     [row] = metrics_of(out)
     # half of all are right: 2.0 and 1.0; the other half says nothing but an open thought
     assert row["reward/gsm8k_accuracy"] == 1.0 and row["reward/format_reward"] == 0.5
-    [sample] = files.read(out / "samples.jsonl")
-    assert [c["completion"] for c in sample["completions"]] == TEXTS * 2
     words = f"--model {folder} --max_new_tokens 40 --output_dir {out} --samples 4"
     evaluation.main(f"{words} --benchmark {data}".split())
     _, answers = evaluation.read_answers(out / "eval-x.jsonl")
