@@ -57,11 +57,9 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
 @pytest.mark.parametrize("words", BAD)
 def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
-        (tmp_path / "mine" / name).touch()
+    written(tmp_path / "mine/data.jsonl", [{"q": "1", "a": "1"}])
     (tmp_path / "mine/by_length.py").write_text("def by_length(*given):\n    pass\n")
-    (tmp_path / "mine/data.jsonl").write_text('{"q": "1", "a": "1"}')
+    (tmp_path / "mine/adapter_config.json").touch()
     for work in ("train", "begin", "print_plan"):
         monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
     with pytest.raises(UserError) as error:

@@ -8,20 +8,17 @@ from engine.scoring.score import REWARDS, Reward
 from tests.engine.runs import run, sums, written
 
 
-def won(name, *golds):
-    return winnable(Reward(name, REWARDS[name]), [{"question": "?", "answer": g} for g in golds])
-
-
 @pytest.mark.parametrize("name, golds, expected", [
-    ("gsm8k_accuracy", ["18", "Ann has 9. #### 18", "1,234", "B", "-3/4", "$5"], True),
-    ("gsm8k_accuracy", ["proof", "so it is eight, which is 8", "\\sqrt{2}", "x + 1"], False),
-    ("number_accuracy", ["7"], True), ("number_accuracy", ["seven"], False),
-    ("math_accuracy", ["\\sqrt{2}", "18", "\\frac{1}{2}", "so \\boxed 2", "x+1", "B"], True),
-    ("math_accuracy", ["proof", "Proof", "notfound"], False),
-    ("toy_accuracy", ["7", "x"], True), ("code_accuracy", ["7"], True),
+    ("gsm8k_accuracy", "18 | Ann has 9. #### 18 | 1,234 | B | -3/4 | $5", True),
+    ("gsm8k_accuracy", r"proof | so it is eight, which is 8 | \sqrt{2} | x + 1", False),
+    ("number_accuracy", "7", True), ("number_accuracy", "seven", False),
+    ("math_accuracy", r"\sqrt{2} | 18 | \frac{1}{2} | so \boxed 2 | x+1 | B", True),
+    ("math_accuracy", "proof | Proof | notfound", False),
+    ("toy_accuracy", "7 | x", True), ("code_accuracy", "7", True),
 ])  # fmt: skip
 def test_which_gold_answers_can_be_won(name, golds, expected):
-    assert won(name, *golds) == [expected] * len(golds)
+    rows = [{"question": "?", "answer": gold} for gold in golds.split(" | ")]
+    assert winnable(Reward(name, REWARDS[name]), rows) == [expected] * len(rows)
 
 
 def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewhere():
