@@ -8,10 +8,9 @@ import torch
 
 from algorithms import resolve
 from engine.model.critic import Critic, estimate
-from engine.model.logprobs import Policy, completion_mask, completion_states
+from engine.model.logprobs import Policy, completion_states
 from engine.model.networks import first_critic
 from family.ppo import gae, token_rewards, whiten
-from records import Batch
 from tests.training import CPU, completions, logprobs, updated, weights_of, with_reference
 from update import Limits, cut_into_micro_batches
 
@@ -72,21 +71,17 @@ def test_the_critic_starts_as_a_copy_of_the_policys_backbone_with_weights_of_its
 
 
 @pytest.mark.parametrize("beta", [0.3, 0.0])
-def test_estimate_is_that_of_the_whole_batch_although_it_is_cut(beta):
+def test_estimate_is_that_of_the_whole_batch_although_it_is_cut(three, beta):
     """Advantages are whitened over the tokens of all mini-batches; without β there is no
     reference."""
-    cut = [[4], [1, 3, 0], [], [5, 2]]
-    logp, ref_logp, values = randn(3, 6, 9, seed=2, dtype=torch.float64)
-    scores, tokens = randn(6, seed=3, dtype=torch.float64), torch.zeros(6, 9, dtype=torch.int64)
-    mask = completion_mask(tokens, torch.tensor([5, 1, 3, 9, 2, 4]))
-    batch = Batch(
-        [[i] for i in range(6)], tokens, mask, scores, scores=scores, old_logp=logp,
-        ref_logp=ref_logp if beta else None, old_values=values)
+    cut, (_, _, batch) = [[4], [1, 3, 0], [], [5, 2]], three
+    logp, ref_logp, values = randn(3, *batch.tokens.shape, seed=2, dtype=torch.float64)
+    batch = replace(batch, old_logp=logp, ref_logp=ref_logp if beta else None, old_values=values)
     minibatches = [batch.rows(rows) for rows in cut]
     estimate(minibatches, CPU, beta=beta, lam=0.9)
-    rewards = token_rewards(scores, logp, ref_logp, mask, beta=beta)
-    raw, returns = gae(rewards, values, mask, lam=0.9)
-    advantages = whiten(raw, mask)
+    rewards = token_rewards(batch.scores, logp, ref_logp, batch.mask, beta=beta)
+    raw, returns = gae(rewards, values, batch.mask, lam=0.9)
+    advantages = whiten(raw, batch.mask)
     for rows, minibatch in zip(cut, minibatches):
         longest = minibatch.tokens.shape[1]
         torch.testing.assert_close(minibatch.advantages, advantages[rows, :longest])
