@@ -111,6 +111,7 @@ def test_a_config_of_records_has_each_option_in_its_record():
 def test_a_number_lies_within_its_limits_or_is_refused():
     shares, above = (0, 0.999, 1, -0.1, math.nan), (9.9e11, 0, 1e12, math.inf)
     assert [within("[0, 1)", x) for x in shares] == [True, True, False, False, False]
+    assert within("[0, 1]", 1)
     assert [within("(0, ∞)", x) for x in above] == [True, False, False, False]
     with pytest.raises(UserError, match="--share must lie in"):
         parse(Outer, ["--share=1"])
@@ -194,12 +195,14 @@ def test_a_closed_pipe_ends_a_program_with_a_sentence():
 def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_torchrun(
     tmp_path, monkeypatch, capsys
 ):
-    codes = []
+    codes, slept = [], []
+    monkeypatch.setattr(command_line.time, "sleep", slept.append)
     for rank in (1, 0):
         file = tmp_path / f"attempt_0/{rank}/error.json"  # as torchrun names it
         file.parent.mkdir(parents=True)
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
         codes.append(tell("error: no model: name one."))
+    assert slept == [1]  # so the others end before the one that tells
     assert codes == [2, 0] and capsys.readouterr().err == "error: no model: name one.\n"
     assert not file.exists()
     failure = ProcessFailure(1, 1, 2, str(tmp_path / "attempt_0/1/error.json"))
