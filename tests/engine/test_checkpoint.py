@@ -1,16 +1,16 @@
 """Checkpoints: what is kept, what is damaged, and what a run reads of one. (test_train.py and
 test_faults.py resume runs, and compare them with runs in one go.)"""
 
+import math
 import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from transformers import PreTrainedModel
 
 from engine.base import files
 from engine.base.errors import UserError
@@ -20,44 +20,38 @@ from engine.run import checkpoint, logs
 from engine.run.state import State
 from tests.training import networks_around
 
-PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "train.py")]
-CPU = torch.device("cpu")
-
 
 def after(step):
     return State("m", "d", 1, step=step)
 
 
-def without_step(loaded):
+@pytest.fixture
+def untrained(loaded):
     model, tokenizer = loaded
     return networks_around(Policy(model), tokenizer, lr=1e-3)
 
 
-def networks_of(loaded):
+@pytest.fixture
+def networks(untrained):
     """A policy whose optimizer has made a step."""
-    networks = without_step(loaded)
+    networks = untrained
     networks.model(torch.tensor([[3, 4]])).logits.sum().backward()
     networks.optimizer.step()
     networks.optimizer.zero_grad()
     return networks
 
 
-@pytest.mark.parametrize("crash_in", ["save_pretrained", "dcp.save", "rename"])
+@pytest.mark.parametrize("owner, name", [
+    (PreTrainedModel, "save_pretrained"), (dcp, "save"), (Path, "rename")])
 def test_what_fails_in_saving_leaves_the_checkpoint_before(
-    loaded, tmp_path, monkeypatch, capsys, crash_in
+    networks, tmp_path, monkeypatch, capsys, owner, name
 ):
-    networks = networks_of(loaded)
-    assert checkpoint.save(tmp_path, networks, after(3))
-
     def crash(*_, **__):
         raise OSError("No space left on device")
 
-    targets = {
-        "save_pretrained": (type(loaded[0]), "save_pretrained"), "dcp.save": (dcp, "save"),
-        "rename": (Path, "rename"),
-    }
+    assert checkpoint.save(tmp_path, networks, after(3))
     with monkeypatch.context() as patch:
-        patch.setattr(*targets[crash_in], crash)
+        patch.setattr(owner, name, crash)
         assert not checkpoint.save(tmp_path, networks, after(6))
     said = capsys.readouterr().out
     assert re.search("^step 6: .*No space left.* To go on from checkpoint-000003: ", said)
@@ -74,14 +68,14 @@ def flip(path):
     path.write_bytes(content)
 
 
-def test_the_newest_checkpoints_are_kept_and_only_a_name_with_a_number_is_one(loaded, tmp_path):
+def test_the_newest_checkpoints_are_kept_and_only_a_name_with_a_number_is_one(networks, tmp_path):
     """checkpoint-backup was resumed from, and a newer checkpoint was deleted in its place."""
     # the last one is of transformers' Trainer
     others = {"checkpoint-backup", "checkpoint-000001x", "checkpoint-500"}
     for name in others:
         (tmp_path / name).mkdir()
     for step in (9, 10, 11):
-        checkpoint.save(tmp_path, networks_of(loaded), after(step))
+        checkpoint.save(tmp_path, networks, after(step))
     found = {path.name for path in tmp_path.iterdir()}
     assert found == others | {"checkpoint-000010", "checkpoint-000011"}
     assert checkpoint.newest(tmp_path).name == "checkpoint-000011"
@@ -92,9 +86,8 @@ def test_the_newest_checkpoints_are_kept_and_only_a_name_with_a_number_is_one(lo
     lambda folder: (folder / "tokenizer.json").unlink(),
     lambda folder: os.truncate(folder / "checksums.json", 50),
 ])  # fmt: skip
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(loaded, tmp_path, harm):
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(networks, tmp_path, harm):
     """Nothing of it is lost, as often as it happens. A file more is no damage."""
-    networks = networks_of(loaded)
     checkpoint.save(tmp_path, networks, after(3))
     (tmp_path / "checkpoint-000003/eval-toy.json").touch()
     for count in (1, 2):
@@ -112,13 +105,12 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(loaded, tm
         checkpoint.resume(tmp_path)
 
 
-def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(loaded, tmp_path):
-    networks = without_step(loaded)
-    checkpoint.save(tmp_path, networks, after(0))
+def test_a_checkpoint_before_the_first_update_leaves_the_optimizer_alone(untrained, tmp_path):
+    checkpoint.save(tmp_path, untrained, after(0))
     # a made step, with gradients of 0, would count in AdamW's bias correction
-    assert not networks.optimizer.state
-    checkpoint.restore(checkpoint.newest(tmp_path), networks)
-    assert not networks.optimizer.state
+    assert not untrained.optimizer.state
+    checkpoint.restore(checkpoint.newest(tmp_path), untrained)
+    assert not untrained.optimizer.state
 
 
 def test_logs_are_cut_to_the_checkpoint_and_lose_only_lines_that_cannot_be_read(tmp_path):
@@ -134,7 +126,7 @@ def test_logs_are_cut_to_the_checkpoint_and_lose_only_lines_that_cannot_be_read(
 
 
 def test_what_is_no_number_is_null_in_a_log():
-    values = {"loss": float("nan"), "ratios": [float("inf"), -float("inf"), 0.1], "text": "NaN é"}
+    values = {"loss": math.nan, "ratios": [math.inf, -math.inf, 0.1], "text": "NaN é"}
     assert files.as_json(values) == '{"loss": null, "ratios": [null, null, 0.1], "text": "NaN é"}\n'
 
 
@@ -148,19 +140,12 @@ class Touch:
         return Path.touch, (self.path,)
 
 
-def test_a_checkpoint_holds_no_pickle_and_that_of_a_stranger_runs_no_code(loaded, tmp_path):
+def test_a_checkpoint_holds_no_pickle_and_that_of_a_stranger_runs_no_code(networks, tmp_path):
     """torch's own format would be a pickle: .metadata."""
-    networks, made = networks_of(loaded), tmp_path / "made"
+    made = tmp_path / "made"
     checkpoint.save(tmp_path, networks, after(1))
     folder = tmp_path / "checkpoint-000001/networks"
     assert {path.suffix for path in folder.iterdir()} == {".safetensors"}
     (folder / ".metadata").write_bytes(pickle.dumps(Touch(made)))
     checkpoint.restore(folder.parent, networks)
     assert not made.exists()
-
-
-def test_a_closed_pipe_ends_a_program_with_a_sentence():
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*PROGRAM, "--plan"], text=True, **pipes)
-    process.stdout.close()  # as head -1 does
-    assert process.stderr.read().count("\n") == 1 and process.wait(timeout=120) == 2

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 import train
 from algorithms import ALGORITHMS
 from engine.base.errors import UserError, one_line
-from engine.model.loading import load_model
 from engine.run.checks import notes_on_options
 from engine.run.command_line import flat, given
 from engine.run.config import Config, config_of, open_run
 from engine.run.interrupt import in_one_sentence
 from tasks import toy
 from tasks.table import TASKS
+from tests.engine.runs import run, sums, written
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "examples/my_rule.py"
@@ -56,11 +57,9 @@ BAD = [  # each is refused, and the sentence names an option or a value of it
 @pytest.mark.parametrize("words", BAD)
 def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
-        (tmp_path / "mine" / name).touch()
+    written(tmp_path / "mine/data.jsonl", [{"q": "1", "a": "1"}])
     (tmp_path / "mine/by_length.py").write_text("def by_length(*given):\n    pass\n")
-    (tmp_path / "mine/data.jsonl").write_text('{"q": "1", "a": "1"}')
+    (tmp_path / "mine/adapter_config.json").touch()
     for work in ("train", "begin", "print_plan"):
         monkeypatch.setattr(train, work, lambda *_, **__: pytest.fail("it was not refused"))
     with pytest.raises(UserError) as error:
@@ -71,34 +70,28 @@ def test_bad_input_is_refused_in_one_sentence_before_any_work(words, tmp_path, m
 
 
 @pytest.mark.parametrize("words, meant", [
-    ("--pruning 0.5", "--pruning_rate"), ("--group-size 9", "--group_size"),
     ("--algorithm gprpo", "grpo"), ("--keep largest_ab", "largest_abs"),
-    ("--dataset gsm8", "gsm8k"), ("--eval_dataset maths", "math"),
-    ("--rewards format_rewards:2", "format_reward"),
-])
+    ("--eval_dataset maths", "math"), ("--rewards format_rewards:2", "format_reward"),
+])  # fmt: skip
 def test_a_name_that_is_nearly_right_leads_to_the_right_one(words, meant):
     with pytest.raises(UserError, match=rf"unknown .*: did you mean {meant}\?"):
         open_run(words.split())
 
 
 @pytest.mark.parametrize("words", [
-    "--dataset toy --eval_dataset toy_tool", "--dataset toy_code --eval_dataset toy",
-    "--dataset mine.jsonl --eval_dataset toy_code",
-])
+    "--dataset toy_code --eval_dataset toy", "--dataset mine.jsonl --eval_dataset toy_code"])
 def test_the_toy_is_not_evaluated_where_it_has_another_base_model(words, tmp_path, monkeypatch):
-    (tmp_path / "mine.jsonl").write_text('{"question": "1+1=?", "answer": "2"}\n')
     monkeypatch.chdir(tmp_path)
+    written(tmp_path / "mine.jsonl", sums(1))
     with pytest.raises(UserError, match="leave out --eval_dataset"):
         open_run(words.split())
 
 
-@pytest.mark.parametrize("words, twice", [
-    ("--lr 1e-3 --lr=1e-4", ["--lr"]), ("--group_size 8 --lr 1 --group_size=4", ["--group_size"]),
-    ("--lr 5 --beta 5", []),
-])
-def test_of_an_option_that_is_given_twice_the_last_one_counts_and_this_is_noted(words, twice):
-    _, _, notes = open_run(words.split())
-    assert [note.split()[0] for note in notes if "last one counts" in note] == twice
+def test_of_an_option_that_is_given_twice_the_last_one_counts_and_this_is_noted():
+    config, _, notes = open_run("--beta 5 --lr 1 --group_size 8 --group_size=4".split())
+    [note] = notes
+    assert note.startswith("--group_size ") and "last one counts" in note
+    assert config.row.group_size == 4
 
 
 def test_an_option_that_ended_leads_to_its_page():
@@ -112,7 +105,7 @@ def test_a_run_that_is_refused_after_its_model_is_loaded_leaves_no_empty_folder(
     small, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    half = load_model(small, torch.device("cpu"))[0].config.max_position_embeddings // 2
+    half = AutoConfig.from_pretrained(small).max_position_embeddings // 2
     with pytest.raises(UserError, match=f"no room for a prompt: try --max_new_tokens {half}[.]"):
         train.main(["--model", small, "--max_new_tokens", "100000"])
     assert list((tmp_path / "runs").iterdir()) == []
@@ -123,15 +116,14 @@ def test_ctrl_c_twice_ends_a_run_at_once(tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train, "train", stopped)
-    assert train.main(["--output_dir", str(tmp_path / "run")]) == 130
+    assert run("toy", tmp_path / "run") == 130
     assert "stopped at once. There was no checkpoint yet" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error, words", [
     (torch.OutOfMemoryError("x"), "^out of memory .*`--plan` shows what takes it. "),
     (OSError(errno.ENOSPC, "x"), "^the disk is full, "),
-    (OSError(errno.EROFS, "x"), "^the folder is read-only: make it writable. "),
-    (PermissionError(errno.EACCES, "x"), "^the folder is read-only"),
+    (PermissionError(errno.EACCES, "x"), "^the folder is read-only: make it writable. "),
     (FloatingPointError("x"), "^the model's logits .*lower --lr. "),
     (BrokenPipeError(errno.EPIPE, "x"), "^stopped, because "),
     (OSError(errno.EIO, "x"), None), (RuntimeError("x"), None),
@@ -142,10 +134,9 @@ def test_what_the_user_can_change_ends_a_run_in_one_sentence(error, words, tmp_p
 
 
 def test_a_long_message_is_cut_between_two_words():
-    words = " ".join(f"https://example.org/{i}" for i in range(99))
-    cut = one_line(ValueError(f"no\nanswer {words}"))
-    assert cut.startswith("ValueError: no answer https://example.org/0 ") and len(cut) < 320
-    assert set(cut.split()[1:]) <= {"no", "answer", "…", *words.split()} and cut.endswith(" …")
+    cut = one_line(ValueError("no\nanswer" + 99 * " https://example.org"))
+    assert cut.startswith("ValueError: no answer https://example.org ") and len(cut) < 320
+    assert set(cut.split()[3:]) == {"https://example.org", "…"} and cut.endswith(" …")
     assert one_line(ValueError("short")) == "ValueError: short"
 
 
@@ -166,11 +157,10 @@ def test_each_layer_wins_over_those_before_it(tmp_path):
     """defaults | data set's row | algorithm's row | recipe | command line. What is between them,
     the run that is resumed: test_folder.py."""
     (tmp_path / "recipe.yaml").write_text("beta: 0.5\nmu: 3\n")
-    usual = config_of({"algorithm": "gspo", "dataset": "math", "model": toy.BASE})[0].options
+    words = f"--algorithm gspo --dataset math --model {toy.BASE} --recipe {tmp_path}/recipe.yaml"
+    o = config_of(given(Config, f"{words} --mu 5 --lr 1".split()))[0].options
     task, row = TASKS["math"], ALGORITHMS["gspo"]
-    assert (usual.seed, usual.epochs, usual.rewards) == (42, task.epochs, list(task.rewards))
-    assert (usual.mu, usual.clip_high, usual.minibatches) == (row.mu, row.clip_high, 4)
-    recipe = given(Config, ["--recipe", f"{tmp_path}/recipe.yaml", "--mu", "5", "--lr", "1"])
-    o = config_of(recipe)[0].options
-    assert (o.beta, o.mu, o.lr, o.clip_high) == (0.5, 5, 1.0, 0.2)
-    assert (o.pruning_rate, o.keep) == (0.75, "largest_abs")
+    assert (o.seed, o.epochs, o.rewards) == (42, task.epochs, list(task.rewards))
+    assert (o.clip_high, o.minibatches, o.beta, o.mu, o.lr) == (row.clip_high, 4, 0.5, 5, 1.0)
+    usual = config_of({})[0].options
+    assert (usual.pruning_rate, usual.keep) == (0.75, "largest_abs")

@@ -1,8 +1,9 @@
 """engine/run/command_line.py: command line, recipe, and a user's mistakes as one sentence each."""
 
+import math
+import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,17 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from engine.base.errors import UserError
 from engine.run import command_line
-from engine.run.command_line import compose, flat, given, option, parse, run_program, tell
+from engine.run.command_line import (
+    compose,
+    flat,
+    given,
+    option,
+    parse,
+    run_program,
+    tell,
+    truth,
+    within,
+)
 from engine.run.config import Config as RunConfig
 
 
@@ -27,107 +38,95 @@ class Config:
     seeds: list[int] | None = option(None, "numbers")
 
 
+@dataclass
+class Inner:
+    share: float = option(0.5, "a share", limits="[0, 1)")
+
+
 EVERY = "steps: 3  # ⌊B·G/k⌋\nlr: 0.5\nname: a b\nlimit: 7\nresume: true\nallocation: false\n"
 
 
 @pytest.mark.parametrize("recipe, words, changed", [
-    (None, "", {}), (None, "--steps 3 --lr 1e-6 --name ab", {"steps": 3, "lr": 1e-6, "name": "ab"}),
-    (None, "--steps=3 --lr=1e-6 --limit=2", {"steps": 3, "lr": 1e-6, "limit": 2}),
-    (None, "--seeds 12 3", {"seeds": [12, 3]}), ("seeds: [12, 3]", "", {"seeds": [12, 3]}),
+    ("", "", {}), ("", "--steps 3 --lr 1e-6 --name ab", {"steps": 3, "lr": 1e-6, "name": "ab"}),
+    ("", "--steps=3 --limit=2", {"steps": 3, "limit": 2}),
+    ("", "--seeds 12 3", {"seeds": [12, 3]}), ("seeds: [12, 3]", "", {"seeds": [12, 3]}),
     (EVERY, "", {"steps": 3, "lr": 0.5, "name": "a b", "limit": 7, "resume": True,
                  "allocation": False}),
     # the command line wins
     ("steps: 3\nname: recipe\nallocation: false\n", "--allocation --steps=4",
      {"steps": 4, "name": "recipe"}),
-    # YAML itself takes 1e-6, without a point, for text
-    *((f"lr: {value}", "", {"lr": 1e-6}) for value in ("1e-6", "1.0e-6", "0.000001", "'1e-6'")),
-    # an empty value leaves the default
-    *((text, "", {}) for text in ("limit:", "limit: null", "limit: ~", "steps:\nlimit:")),
-    (None, "--resume", {"resume": True}),
-    (None, "--resume --allocation no", {"resume": True, "allocation": False}),
-    (None, "--resume=0 --allocation=1", {}),
-    (None, "--resume True --allocation False", {"resume": True, "allocation": False}),
-    (None, "--allocation=false --allocation", {}),
-], ids=str)
+    ("lr: 1e-6", "", {"lr": 1e-6}),  # YAML itself takes it, without a point, for text
+    ("lr: 0.000001", "", {"lr": 1e-6}),
+    ("steps:\nlimit: null", "", {}),  # an empty value leaves the default
+    ("", "--resume --allocation no", {"resume": True, "allocation": False}),
+    ("", "--allocation=false --allocation", {}),
+], ids=str)  # fmt: skip
 def test_options_come_from_the_command_line_and_a_recipe(recipe, words, changed, tmp_path):
-    (file := tmp_path / "recipe.yaml").write_text(recipe or "", encoding="utf-8")
+    (file := tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
     named, expected = ["--recipe", str(file)] if recipe else [], Config(**changed)
     expected.recipe = str(file) if recipe else None
     assert parse(Config, [*named, *words.split()]) == expected
     assert parse(Config, [*words.split(), *named]) == expected
     # only what was given, for the layers
-    assert changed.items() <= given(Config, [*named, *words.split()]).items()
-    assert "name" in changed or "name" not in given(Config, [*named, *words.split()])
+    found = given(Config, [*named, *words.split()])
+    assert changed.items() <= found.items() and ("name" in found) == ("name" in changed)
+
+
+def test_the_words_of_a_flag():
+    assert [*map(truth, "True yes 1 FALSE no 0".split())] == [True] * 3 + [False] * 3
 
 
 @pytest.mark.parametrize("recipe, words, named", [
-    *((None, words, named) for words, named in [
-        ("--step 3", "--steps"), ("--lrr=3", "--lr"), ("--zzzzzz 3", "--zzzzzz"),
-        ("steps", "steps"), ("--steps many", "many"), ("--steps 1.5", "1.5"),
-        ("--steps", "--steps"), ("--resume perhaps", "perhaps"), ("--seeds one", "--seeds"),
-        ("--recipe none.yaml", "none.yaml cannot be read"), ("--recipe .", "IsADirectoryError"),
-    ]),
-    *((text.encode(), "", named) for text, named in [
-        ("step: 3", "steps"), ("learning_rate: 1e-6", "docs/names.md"), ("7: 3", "--7"),
-        ("steps: [3", "YAML"), ("steps: " + "1" * 5000, "YAML"),
-        ("steps: " + "[" * 5000, "YAML"),
-        ("", "option: value"), ("- steps\n- 3", "option: value"), ("steps: [3, 4]", " 4"),
-        ("lr: 1\nsteps: 3\nsteps: 4", "gives --steps more than once"),
-        ("steps: 3\nrecipe: other.yaml", "without another recipe"),
-        ("lr:\n  peak: 1", "--lr: invalid float value: \"{'peak': 1}\""),
-        ("steps: many", "--steps"), ("resume: perhaps", "--resume"),
-    ]),
-    (b"\xff\xfe\x00", "", "YAML"),
-], ids=lambda value: str(value)[:30])
+    (b"", "steps", "steps"), (b"", "--steps many", "many"), (b"", "--steps", "--steps"),
+    (b"", "--resume perhaps", "perhaps"), (b"", "--seeds one", "--seeds"),
+    (b"", "--recipe none.yaml", "none.yaml cannot be read"),
+    (b"step: 3", "", "steps"), (b"learning_rate: 1e-6", "", "docs/names.md"), (b"7: 3", "", "--7"),
+    (b"steps: [3", "", "YAML"), (b"steps: " + b"1" * 5000, "", "YAML"),
+    (b"steps: " + b"[" * 1000, "", "YAML"), (b"\xff\xfe\x00", "", "YAML"),
+    (b"- steps\n- 3", "", "option: value"), (b"steps: [3, 4]", "", " 4"),
+    (b"lr: 1\nsteps: 3\nsteps: 4", "", "gives --steps more than once"),
+    (b"steps: 3\nrecipe: other.yaml", "", "without another recipe"),
+    (b"lr:\n  peak: 1", "", "--lr: invalid float value: \"{'peak': 1}\""),
+], ids=lambda value: str(value)[:30])  # fmt: skip
 def test_a_mistake_is_a_sentence_that_names_it_and_the_recipe(recipe, words, named, tmp_path):
-    (file := tmp_path / "recipe.yaml").write_bytes(recipe or b"")
-    words = words.split() if recipe is None else ["--recipe", str(file)]
+    (file := tmp_path / "recipe.yaml").write_bytes(recipe)
     with pytest.raises(UserError) as error:
-        parse(Config, words)
+        parse(Config, ["--recipe", str(file)] if recipe else words.split())
     assert named in str(error.value) and "\n" not in str(error.value)
-    assert recipe is None or str(file) in str(error.value)
-
-
-@dataclass
-class Inner:
-    share: float = option(0.5, "a share", limits="[0, 1)")
-    above: float | None = option(None, "above 0", limits="(0, ∞)")
+    assert (str(file) in str(error.value)) == bool(recipe)
 
 
 @dataclass
 class Outer:
-    inner: Inner = field(default_factory=Inner)
     rest: Config = field(default_factory=Config)
+    inner: Inner = field(default_factory=Inner)
 
 
 def test_a_config_of_records_has_each_option_in_its_record():
     config = parse(Outer, ["--share", "0.25", "--steps", "3"])
-    assert config == Outer(Inner(0.25), Config(3)) == compose(Outer, {"share": 0.25, "steps": 3})
-    assert flat(config) == {"share": 0.25, "above": None} | vars(Config(3))
+    assert config == Outer(Config(3), Inner(0.25)) == compose(Outer, {"share": 0.25, "steps": 3})
+    assert flat(config) == {"share": 0.25} | vars(Config(3))
 
 
-@pytest.mark.parametrize("word, fits", [
-    ("--share=0", True), ("--share=0.999", True), ("--above=9.9e11", True),
-    ("--share=1", False), ("--share=-0.1", False), ("--share=nan", False),
-    ("--above=0", False), ("--above=inf", False), ("--above=1e12", False),
-])  # fmt: skip
-def test_a_number_outside_its_limits_is_refused(word, fits):
-    with nullcontext() if fits else pytest.raises(UserError, match=word.partition("=")[0]):
-        parse(Outer, [word])
+def test_a_number_lies_within_its_limits_or_is_refused():
+    shares, above = (0, 0.999, 1, -0.1, math.nan), (9.9e11, 0, 1e12, math.inf)
+    assert [within("[0, 1)", x) for x in shares] == [True, True, False, False, False]
+    assert within("[0, 1]", 1)
+    assert [within("(0, ∞)", x) for x in above] == [True, False, False, False]
+    with pytest.raises(UserError, match="--share must lie in"):
+        parse(Outer, ["--share=1"])
 
 
 @pytest.mark.parametrize("word, said", [
-    ("--no-allocation", "`--help` lists"), ("--no_resume=1", "`--help` lists"),  # not its opposite
+    ("--no-allocation", "`--help` lists"),  # it is not understood, and does not mean its opposite
     ("--al", "`--help` lists"), ("--alocation", "did you mean --allocation[?]"),
     ("--recipe-s", "did you mean --recipe[?]"),
-    ("--num_generations=8", "[.] docs/names.md says: --group_size$"),
-    ("--num-generations", "[.] docs/names.md says: --group_size$"),
+    ("--num-generations=8", "[.] docs/names.md says: --group_size$"),
     ("actor_rollout_ref.rollout.n=8", "[.] docs/names.md says: --group_size$"),
     ("data.max_response_length=8", "[.] docs/names.md says: --max_new_tokens$"),
     ("--max_grad_norm", "[.] docs/names.md says: 1.0: Limits in update.py$"),
-    ("--save_total_limit", "says: --save_every, --log; two checkpoints are kept$"),
     ("--lam", "[.] docs/names.md says: a number of the row, in algorithms.py$"),
-])
+])  # fmt: skip
 def test_a_word_that_is_no_option_leads_to_one(word, said):
     with pytest.raises(UserError, match=f"^unknown option {word.split('=')[0]}.*{said}"):
         parse(RunConfig, [word])
@@ -139,19 +138,16 @@ def test_without_the_page_of_names_the_help_is_named(monkeypatch):
         parse(Config, ["--num_generations", "8"])
 
 
-def test_help_lists_every_option_with_its_line(capsys):
+def help_of(config_class, capsys):
     with pytest.raises(SystemExit, match="0"):
-        parse(Config, ["--help"])
-    text = " ".join(capsys.readouterr().out.split())
+        parse(config_class, ["--help"])
+    return capsys.readouterr().out
+
+
+def test_help_lists_every_option_once_and_those_that_are_used_most_first(capsys):
+    text = " ".join(help_of(Config, capsys).split())
     assert "--lr X learning rate, 100% yours (default: 0.001)" in text
-    for name in flat(Config()):
-        assert text.count(f"--{name} ") == 1
-
-
-def test_what_is_used_most_comes_first_and_each_option_once(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        parse(RunConfig, ["--help"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = help_of(RunConfig, capsys).splitlines()
     shown = [line.split()[0] for line in lines if line.startswith("  --")]
     assert shown[:6] == [f"--{name}" for name in RunConfig.most_used]
     assert sorted(shown) == sorted(f"--{name}" for name in flat(RunConfig()))
@@ -169,8 +165,6 @@ def raising(error):
 @pytest.mark.parametrize("main, code, said", [
     (raising(UserError("no model: name one.")), 2, "error: no model: name one.\n"),
     (raising(KeyboardInterrupt()), 130, "interrupted\n"), (lambda argv: None, None, ""),
-    (raising(BrokenPipeError()), 2, "error: stopped, because the program that read the output has "
-                                    "ended.\n"),
 ])  # fmt: skip
 def test_a_program_ends_with_a_code_and_at_most_one_line(main, code, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "3"])
@@ -181,15 +175,34 @@ def test_a_program_ends_with_a_code_and_at_most_one_line(main, code, said, monke
         run_program(raising(ZeroDivisionError()))
 
 
+PRINTS = """
+from engine.run.command_line import run_program
+run_program(lambda argv: print("a line", flush=True))
+"""
+
+
+def test_a_closed_pipe_ends_a_program_with_a_sentence():
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRINTS], cwd=Path(command_line.__file__).parents[2], stdout=pipe,
+        stderr=pipe, text=True)
+    process.stdout.close()  # as head -1 does
+    assert process.stderr.read() == (
+        "error: stopped, because the program that read the output has ended.\n")
+    assert process.wait(timeout=120) == 2
+
+
 def test_of_several_processes_the_first_one_tells_a_mistake_to_the_user_and_to_torchrun(
     tmp_path, monkeypatch, capsys
 ):
-    codes = []
+    codes, slept = [], []
+    monkeypatch.setattr(command_line.time, "sleep", slept.append)
     for rank in (1, 0):
         file = tmp_path / f"attempt_0/{rank}/error.json"  # as torchrun names it
         file.parent.mkdir(parents=True)
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
         codes.append(tell("error: no model: name one."))
+    assert slept == [1]  # so the others end before the one that tells
     assert codes == [2, 0] and capsys.readouterr().err == "error: no model: name one.\n"
     assert not file.exists()
     failure = ProcessFailure(1, 1, 2, str(tmp_path / "attempt_0/1/error.json"))

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import socket
+from contextlib import chdir
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,12 +22,28 @@ from engine.model.loading import load_model
 from engine.run.config import open_run
 from engine.run.folder import alone, make_folder
 from tasks import toy
+from tests.engine.runs import go_on, metrics_of, run
 from tests.engine.test_ranks import ROOT, torchrun
 
-BRIEF = [
-    "--questions_per_step", "1", "--group_size", "4", "--max_new_tokens", "16", "--eval_questions",
-    "2", "--lr", "1e-3", "--steps", "1",
-]
+BRIEF = "--questions_per_step 1 --group_size 4 --max_new_tokens 16 --eval_questions 2 --lr 1e-3"
+RUN = Path("run")
+
+
+@pytest.fixture(scope="module")
+def made(small, tmp_path_factory):
+    """A folder with a run of one step."""
+    folder = tmp_path_factory.mktemp("made")
+    with chdir(folder):
+        assert run(small, RUN, f"{BRIEF} --steps 1") == 0
+    return folder
+
+
+@pytest.fixture
+def words(small, made, tmp_path, monkeypatch):
+    """The words with which the run in the folder `run` was started."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return f"--model {small} --output_dir run {BRIEF} --steps 1".split()
 
 
 @pytest.fixture
@@ -34,38 +52,30 @@ def restarts(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
 
 
-@pytest.fixture
-def run(small, tmp_path):
-    """(folder of a run of one step, the words that it was started with)"""
-    words = ["--model", small, *BRIEF, "--output_dir", str(tmp_path / "run")]
-    assert train.main(words) == 0
-    return tmp_path / "run", words
+def options():
+    return json.loads((RUN / "run.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["lr_schedule", "beta"])
-def test_a_run_of_another_version_is_not_resumed(run, name):
+@pytest.mark.parametrize("change", [{"lr_schedule": "linear"}, {"beta": None}])
+def test_a_run_of_another_version_is_not_resumed(words, change):
     """The other version has an option more, or it lacks one."""
-    folder, words = run
-    kept = json.loads((folder / "run.json").read_text())
-    if name in kept:
-        del kept[name]
-    else:
-        kept[name] = "linear"
-    (folder / "run.json").write_text(json.dumps(kept))
-    with pytest.raises(UserError, match=f"another version of train.py.*{name}"):
+    kept = {name: value for name, value in options().items() if name not in change}
+    more = {name: value for name, value in change.items() if value}
+    (RUN / "run.json").write_text(json.dumps(kept | more))
+    with pytest.raises(UserError, match=f"another version of train.py.*{[*change][0]}"):
         open_run([*words, "--resume"])
 
 
 # --- the lock ---
 
 
-def test_two_jobs_cannot_write_one_folder(run):
-    folder, words = run
+def test_two_jobs_cannot_write_one_folder(words):
     holder = f"process {os.getpid()} on {socket.gethostname()}: "
-    with alone(folder), pytest.raises(UserError, match=holder):
-        train.main([*words, "--resume", "--steps", "2"])
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
-    assert train.main([*words, "--resume", "--steps", "2"]) == 0  # the lock has ended
+    with alone(RUN), pytest.raises(UserError, match=holder):
+        go_on(RUN, "--steps 2")
+    assert len(metrics_of(RUN)) == 1
+    with alone(RUN):  # the lock has ended
+        pass
 
 
 @pytest.mark.slow
@@ -74,9 +84,8 @@ def test_all_ranks_of_a_job_end_with_the_sentence(small, tmp_path):
     with open(tmp_path / "run/run.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         print("process 7 on node0", file=file, flush=True)
-        done = torchrun(
-            ROOT / "train.py", "--model", small, *BRIEF, "--output_dir", "run", cwd=tmp_path,
-            ranks=2)
+        words = f"--model {small} --output_dir run {BRIEF}".split()
+        done = torchrun(ROOT / "train.py", *words, cwd=tmp_path, ranks=2)
     assert done.returncode != 0 and "error: run is being written by process 7" in done.stderr
     assert "gloo" not in done.stderr and "Signal" not in done.stderr, done.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]  # the other job's
@@ -105,101 +114,88 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path, name):
 
 def test_a_run_without_output_dir_takes_the_first_free_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs/toy-cppo-2").mkdir(parents=True)
+    Path("runs/toy-cppo-2").mkdir(parents=True)
     found = [make_folder(None, "toy-cppo") for _ in range(2)]
     assert found == ["runs/toy-cppo-1", "runs/toy-cppo-3"]
 
 
-@pytest.mark.parametrize("name", [
-    "checkpoint-000003", "metrics.jsonl", "config.json", "adapter_config.json"])
+@pytest.mark.parametrize("name", ["checkpoint-000003", "metrics.jsonl", "adapter_config.json"])
 def test_a_folder_of_something_else_is_refused(tmp_path, restarts, name):
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=f"holds {name}"):
         open_run(["--output_dir", str(tmp_path)])
 
 
-def test_a_restarted_job_goes_on_only_with_the_options_of_its_run(run, restarts, tmp_path):
-    folder, words = run
-    # other words for the same options
-    (tmp_path / "recipe.yaml").write_text("lr: 0.001\nsteps: 1\n")
+def test_a_restarted_job_goes_on_only_with_the_options_of_its_run(words, restarts):
+    Path("recipe.yaml").write_text("lr: 0.001\n")  # other words for the same options
     at = words.index("--lr")
-    others = words[:at] + words[at + 4 :] + ["--recipe", str(tmp_path / "recipe.yaml")]
+    others = [*words[:at], *words[at + 2 :], "--recipe", "recipe.yaml"]
     assert open_run(words)[0].run.resume and open_run(others)[0].run.resume
-    for option, value, started in [
-        ("--lr", "0.1", "lr is 0.001, not 0.1"), ("--target_kl", "0.5", "target_kl is None"),
-        ("--rewards", "format_reward", r"rewards is \['toy_accuracy'\]"),
+    for more, started in [
+        ("--lr 0.1", "lr is 0.001, not 0.1"), ("--target_kl 0.5", "target_kl is None"),
+        ("--rewards format_reward", r"rewards is \['toy_accuracy'\]"),
     ]:
         with pytest.raises(UserError, match=f"holds a run whose --{started}"):
-            open_run([*words, option, value])
+            open_run([*words, *more.split()])
 
 
 def test_a_job_that_was_killed_before_its_first_checkpoint_starts_anew(
     small, tmp_path, restarts, monkeypatch
 ):
-    words = ["--model", small, *BRIEF, "--output_dir", str(tmp_path / "run")]
-
     def killed(*_, **__):
         raise RuntimeError("killed")
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
-        patch.setattr(train, "examine", killed)
-        train.main(words)
-    assert (tmp_path / "run/run.json").exists()  # the folder is ours from the first moment on
-    assert train.main(words) == 0
+    monkeypatch.setattr(train, "examine", killed)
+    for _ in range(2):  # the folder is ours from the first moment on
+        with pytest.raises(RuntimeError, match="killed"):
+            run(small, tmp_path / "run", BRIEF)
+        assert (tmp_path / "run/run.json").exists()
 
 
 # --- the options ---
 
 
-def test_run_json_holds_the_options_with_which_a_run_goes_on(run):
-    folder, _ = run
-    started = json.loads((folder / "run.json").read_text())
-    again = ["--output_dir", str(folder), "--resume"]
-    changed = ["--beta", "0.1", "--rewards", "toy_accuracy", "format_reward:0.5", "--steps", "2"]
-    train.main([*again, *changed])
-    options = {"rewards": ["toy_accuracy", "format_reward:0.5"], "beta": 0.1, "steps": 2}
-    assert json.loads((folder / "run.json").read_text()) == started | options
-    train.main([*again, "--steps", "3"])  # goes on with the changed options
-    assert json.loads((folder / "run.json").read_text()) == started | options | {"steps": 3}
+def test_run_json_holds_the_options_with_which_a_run_goes_on(words):
+    started = options()
+    go_on(RUN, "--beta 0.1 --rewards toy_accuracy format_reward:0.5 --steps 2")
+    changed = {"rewards": ["toy_accuracy", "format_reward:0.5"], "beta": 0.1}
+    assert options() == started | changed | {"steps": 2}
+    go_on(RUN, "--steps 3")  # goes on with the changed options
+    assert options() == started | changed | {"steps": 3}
 
 
-def test_a_run_is_not_resumed_without_a_checkpoint_or_with_other_data(run, monkeypatch):
-    folder, _ = run
-    words = ["--output_dir", str(folder), "--resume", "--steps", "2"]
+def test_a_run_is_not_resumed_without_a_checkpoint_or_with_other_data(words, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(UserError, match="another data set"):
         patch.setattr("engine.data.questions.Questions.fingerprint", lambda questions: "others")
-        train.main(words)
-    for path in folder.glob("checkpoint-*"):
-        path.rename(folder / f"aside-{path.name}")
+        go_on(RUN, "--steps 2")
+    for path in checkpoints(RUN):
+        path.rename(RUN / f"aside-{path.name}")
     with pytest.raises(UserError, match="holds no checkpoint"):
-        train.main(words)
+        go_on(RUN, "--steps 2")
 
 
 def test_a_run_of_the_toy_goes_on_in_another_copy_of_the_project(tmp_path, monkeypatch, capsys):
     """Its base model is the same there, although it has another path."""
-    words = ["--output_dir", str(tmp_path), "--eval_questions", "2", "--questions_per_step", "1",
-             "--max_new_tokens", "4"]
-    train.main([*words, "--steps", "1"])
-    copy = tmp_path / "copy"
-    base = shutil.copytree(toy.BASE, copy / "tasks/toy_base")
-    monkeypatch.setattr("engine.run.begin.PROJECT", copy)
-    monkeypatch.setattr("engine.run.state.base_model", lambda *_: str(base))
-    train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "2"])
+    def copy_base(folder):
+        shutil.copytree(toy.BASE, folder)
+        monkeypatch.setattr("engine.run.state.base_model", lambda *_: str(folder))
+
+    run("toy", tmp_path, f"{BRIEF} --steps 1")
+    monkeypatch.setattr("engine.run.begin.PROJECT", tmp_path / "copy")
+    copy_base(tmp_path / "copy/tasks/toy_base")
+    go_on(tmp_path, "--steps 2")
     assert "the run goes on after step 1." in "".join(capsys.readouterr())
-    other = shutil.copytree(toy.BASE, tmp_path / "other")
-    monkeypatch.setattr("engine.run.state.base_model", lambda *_: str(other))
-    with pytest.raises(UserError, match=f"another model .tasks/toy_base, not {other}"):
-        train.main(["--output_dir", str(tmp_path), "--resume", "--steps", "3"])
+    copy_base(tmp_path / "other")
+    with pytest.raises(UserError, match=f"another model .tasks/toy_base, not {tmp_path}/other"):
+        go_on(tmp_path, "--steps 3")
 
 
-def test_transformers_loads_the_model_that_a_run_names_at_its_end(run, capsys):
-    folder, words = run
-    train.main([*words, "--resume", "--steps", "2"])
+def test_transformers_loads_the_model_that_a_run_names_at_its_end(words, capsys):
+    go_on(RUN, "--steps 2")
     [path] = re.findall("^model +(.*)$", capsys.readouterr().out, re.MULTILINE)
     model = AutoModelForCausalLM.from_pretrained(path)
-    trained, _ = load_model(str(folder), torch.device("cpu"))
-    for p, q in zip(model.parameters(), trained.parameters(), strict=True):
-        assert torch.equal(p, q)
+    trained, _ = load_model(str(RUN), torch.device("cpu"))
+    torch.testing.assert_close(model.state_dict(), trained.state_dict(), rtol=0, atol=0)
     assert AutoTokenizer.from_pretrained(path).encode("1+2=?")
 
 

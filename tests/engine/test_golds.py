@@ -3,26 +3,22 @@
 import pytest
 
 import engine.scoring.golds as golds_module
-from engine.base import files
 from engine.scoring.golds import notes_on_golds, winnable
 from engine.scoring.score import REWARDS, Reward
-from train import main
-
-
-def won(name, *golds):
-    return winnable(Reward(name, REWARDS[name]), [{"question": "?", "answer": g} for g in golds])
+from tests.engine.runs import run, sums, written
 
 
 @pytest.mark.parametrize("name, golds, expected", [
-    ("gsm8k_accuracy", ["18", "Ann has 9. #### 18", "1,234", "B", "-3/4", "$5"], True),
-    ("gsm8k_accuracy", ["proof", "so it is eight, which is 8", "\\sqrt{2}", "x + 1"], False),
-    ("number_accuracy", ["7"], True), ("number_accuracy", ["seven"], False),
-    ("math_accuracy", ["\\sqrt{2}", "18", "\\frac{1}{2}", "so \\boxed 2", "x+1", "B"], True),
-    ("math_accuracy", ["proof", "Proof", "notfound"], False),
-    ("toy_accuracy", ["7", "x"], True), ("code_accuracy", ["7"], True),
+    ("gsm8k_accuracy", "18 | Ann has 9. #### 18 | 1,234 | B | -3/4 | $5", True),
+    ("gsm8k_accuracy", r"proof | so it is eight, which is 8 | \sqrt{2} | x + 1", False),
+    ("number_accuracy", "7", True), ("number_accuracy", "seven", False),
+    ("math_accuracy", r"\sqrt{2} | 18 | \frac{1}{2} | so \boxed 2 | x+1 | B", True),
+    ("math_accuracy", "proof | Proof | notfound", False),
+    ("toy_accuracy", "7 | x", True), ("code_accuracy", "7", True),
 ])  # fmt: skip
 def test_which_gold_answers_can_be_won(name, golds, expected):
-    assert won(name, *golds) == [expected] * len(golds)
+    rows = [{"question": "?", "answer": gold} for gold in golds.split(" | ")]
+    assert winnable(Reward(name, REWARDS[name]), rows) == [expected] * len(rows)
 
 
 def test_a_reward_of_ones_own_judges_both_forms_and_its_mistakes_are_told_elsewhere():
@@ -41,7 +37,7 @@ class Given(list):
 
 
 def test_the_first_three_are_named_with_their_rows_and_the_others_are_counted(monkeypatch):
-    answers = ("1", "a b", "2", "c d", "e f", "g h", "i j", "3")
+    answers = "1,a b,2,c d,e f,g h,i j,3".split(",")
     questions = Given({"question": "?", "answer": answer} for answer in answers)
     reward = [Reward("gsm8k_accuracy", REWARDS["gsm8k_accuracy"])]
     [note] = notes_on_golds(reward, questions, [5, 0, 1, 2, 3, 4])
@@ -53,14 +49,12 @@ def test_the_first_three_are_named_with_their_rows_and_the_others_are_counted(mo
     assert notes_on_golds(reward, questions, [0, 2, 7]) == []
 
 
-@pytest.mark.parametrize("option", [[], ["--check_rewards"]])
+@pytest.mark.parametrize("option", ["", "--check_rewards"])
 def test_a_run_and_its_preview_say_so(small, tmp_path, capsys, option):
-    rows = [{"question": f"{i}+1=?", "answer": "none of 1, 2" if i % 2 else str(i + 1)}
-            for i in range(8)]
-    (tmp_path / "x.jsonl").write_text(files.as_lines(rows))
-    main(["--model", small, "--dataset", str(tmp_path / "x.jsonl"), "--max_new_tokens", "4",
-          "--steps", "1", "--group_size", "4", "--questions_per_step", "8", "--allocation", "false",
-          "--output_dir", str(tmp_path / "run"), *option])
+    rows = [*sums(4), *({"question": f"{i}+2=?", "answer": "none of 1, 2"} for i in range(4))]
+    data = written(tmp_path / "x.jsonl", rows)
+    run(small, tmp_path / "run", f"--dataset {data} --max_new_tokens 4 --steps 1 --group_size 4 "
+        f"--questions_per_step 8 --allocation false {option}")
     printed = "".join(capsys.readouterr())
     assert "4 of the 8 gold answers that were judged cannot be won" in printed
     assert ("read: " in printed) == bool(option)

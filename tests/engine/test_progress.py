@@ -6,13 +6,15 @@ import re
 import signal
 import sys
 import time
+from statistics import fmean
 
 import pytest
 
-import train
 from algorithms import resolve
-from engine.base import files, progress
+from engine.base import progress
 from engine.run import interrupt, logs
+from tests.engine.runs import go_on, metrics_of, run, sums, written
+from tests.test_train import stop_after
 
 
 class Screen(io.StringIO):
@@ -68,80 +70,72 @@ def test_one_line_says_what_a_step_is(name, rule, words):
     assert words in logs.describe_step(algorithm, rule, algorithm.questions_per_step)
 
 
-WORDS = ["--group_size", "8", "--questions_per_step", "1", "--max_new_tokens", "24",
-         "--eval_questions", "4", "--seed", "3"]
+WORDS = ("--group_size 8 --questions_per_step 1 --max_new_tokens 24 --eval_questions 4 --seed 3 "
+         "--allocation false")
 
 
 def table(shown):
     """The lines of the table: its head, the evaluation before, and the steps."""
     lines = shown.splitlines()
-    [head] = [i for i, line in enumerate(lines) if line.split()[:2] == ["steps", "accuracy"]]
+    starts = [" ".join(line.split()[:2]) for line in lines]
     [end] = [i for i, line in enumerate(lines) if line.startswith("On ")]
-    return lines[head:end]
+    return lines[starts.index("steps accuracy") : end]
 
 
 def test_a_run_leaves_a_table_and_what_to_do_next(small, tmp_path, monkeypatch, capsys):
     """The lines of steps 1, 2, 4 and 5 are means since the line above, also of a run that goes
     on; the answer is to the first example that was answered wrong."""
-    said = []
+    said, folder = [], tmp_path / "run"
     monkeypatch.setattr(progress, "say", lambda *words: said.append(words))
-    words = ["--model", small, *WORDS, "--output_dir", str(tmp_path / "run")]
-    assert train.main([*words, "--steps", "5"]) == 0
+    assert run(small, folder, f"{WORDS} --steps 5") == 0
     shown = capsys.readouterr()
     first, second, *_ = shown.out.splitlines()
-    assert first.startswith("CPPO on toy: qwen2, ") and first.endswith(f"Folder: {tmp_path}/run")
-    assert second.startswith("Each step: 4 questions × 8 completions") and shown.err == ""
+    assert first.startswith("CPPO on toy: qwen2, ") and first.endswith(f"Folder: {folder}")
+    assert second.startswith("Each step: 1 question × 8 completions") and shown.err == ""
     head, before, *lines = table(shown.out)
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    example = next(row for row in summary["before"]["examples"] if not row["correct"])
+    scores = json.loads((folder / "summary.json").read_text())["before"]
+    example = next(row for row in scores["examples"] if not row["correct"])
     assert head.endswith(f"tokens  {example['question']}  (right: {example['answer']})")
-    assert before.split()[:2] == ["before", f"{summary['before']['sampled']['accuracy']:.2f}"]
+    assert before.split()[:2] == ["before", f"{scores['sampled']['accuracy']:.2f}"]
     assert "wrong" in before and example["completion"].split()[0] in before
     assert [line.split()[0] for line in lines] == ["1", "2", "3–4", "5"]
-    rows = files.read(tmp_path / "run/metrics.jsonl")
-    length = (rows[2]["length"] + rows[3]["length"]) / 2
-    assert f"{length:.1f}  " in lines[2] and max(map(len, lines)) <= 100
-    phrases = ("On 4 test questions: greedy accuracy ", f"look      {tmp_path}/run/curves.png",
-               "compare   the same command with --algorithm grpo",
-               f"evaluate  python eval.py --model {tmp_path}/run")
-    assert all(phrase in shown.out for phrase in phrases)
+    lengths = [row["length"] for row in metrics_of(folder)]
+    assert f"{fmean(lengths[2:4]):.1f}  " in lines[2] and max(map(len, lines)) <= 100
+    for phrase in ("On 4 test questions: greedy accuracy ", f"look      {folder}/curves.png",
+                   "compare   the same command with --algorithm grpo",
+                   f"evaluate  python eval.py --model {folder}"):
+        assert phrase in shown.out
     assert {("sampling", 1, 24, "tokens"), ("scoring",), ("log-probabilities",),
             ("update", 1, 1, "micro-batches"), ("saving",)} <= set(said)
 
-    halves = ["--model", small, *WORDS, "--output_dir", str(tmp_path / "halves")]
-    ends = iter([False, False, False, True])
-    with monkeypatch.context() as patch:
-        patch.setattr(interrupt.Interrupt, "agree",
-                      lambda self, device: setattr(self, "asked", next(ends)))
-        train.main([*halves, "--steps", "5"])
+    stop_after(4, monkeypatch)
+    assert run(small, tmp_path / "halves", f"{WORDS} --steps 5") == 130
     capsys.readouterr()
-    train.main(["--output_dir", str(tmp_path / "halves"), "--resume"])
+    go_on(tmp_path / "halves")
     assert table(capsys.readouterr().out) == [head, before, lines[-1]]
 
 
 def test_a_long_answer_has_no_column_and_a_run_without_an_evaluation_no_first_line(
     small, tmp_path, capsys
 ):
-    words = ["--model", small, *WORDS, "--steps", "1"]
-    train.main([*words, "--max_new_tokens", "101", "--output_dir", str(tmp_path / "long")])
+    run(small, tmp_path / "long", f"{WORDS} --steps 1 --max_new_tokens 101 --eval_questions 1")
     head, before, line = table(capsys.readouterr().out)
     assert head.endswith("tokens") and "wrong" not in before + line and "right" not in before + line
-    questions = files.as_lines([{"question": f"{i}+1=?", "answer": str(i + 1)} for i in range(9)])
-    (tmp_path / "own.jsonl").write_text(questions)
-    train.main([*words, "--dataset", str(tmp_path / "own.jsonl"), "--rewards", "toy_accuracy",
-                "--output_dir", str(tmp_path / "own")])
+    data = written(tmp_path / "own.jsonl", sums(9))
+    run(small, tmp_path / "own", f"{WORDS} --steps 1 --dataset {data} --rewards toy_accuracy")
     shown = capsys.readouterr().out
     assert "before" not in shown and "      1  0." in shown and "On " not in shown
 
 
-def test_a_line_has_as_much_of_an_answer_as_the_terminal_has_room_for(monkeypatch, capsys):
+@pytest.mark.parametrize("columns, text", [
+    ("99", "a thought of two lines <answer>8</answer>"), ("58", "<answer>8</answer>")])
+def test_a_line_has_as_much_of_an_answer_as_the_terminal_has_room_for(
+    monkeypatch, capsys, columns, text
+):
+    monkeypatch.setenv("COLUMNS", columns)
     record = {"correct": True, "completion": "a thought\nof two lines\n<answer>8</answer>"}
-    for columns, text in ((99, "a thought of two lines <answer>8</answer>"),
-                          (58, "<answer>8</answer>")):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        logs.show_line("17–32", {"accuracy": 0.88, "length": 34.8}, record)
-        line = f"  17–32  0.88 █████████    34.8  right  {text}\n"
-        assert capsys.readouterr().out == line
+    logs.show_line("17–32", {"accuracy": 0.88, "length": 34.8}, record)
+    assert capsys.readouterr().out == f"  17–32  0.88 █████████    34.8  right  {text}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

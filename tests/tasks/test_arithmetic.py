@@ -4,6 +4,7 @@ import random
 import re
 from fractions import Fraction
 from itertools import islice
+from statistics import fmean
 
 import pytest
 
@@ -44,36 +45,35 @@ def read(text):
     return fitting[0], eval(fitting[0], dict(zip("xyz", numbers)))  # of the table above
 
 
-@pytest.mark.parametrize("rows", [TRAIN, TEST], ids=["train", "test"])
-def test_every_answer_is_what_the_words_say(rows):
-    for row in rows:
-        assert row["answer"] == str(read(row["question"])[1]), row
+def numbers_of(text):
+    return [*map(int, re.findall(r"\d+", text))]
 
 
-def test_every_template_and_every_reading_occurs():
-    assert len(READINGS) == len(ONE_STEP) + len(TWO_STEPS)
-    assert all(any(re.search(pattern, row["question"]) for row in TRAIN) for pattern, _ in READINGS)
-    two_steps = [len(re.findall(r"\d+", row["question"])) == 3 for row in TRAIN]
-    assert 0.15 < sum(two_steps) / len(TRAIN) < 0.25
-
-
-def test_sums_stay_small_whole_and_exact():
+def test_every_answer_is_what_the_words_say_and_sums_stay_small_and_whole():
     for row in TRAIN + TEST:
-        most = 20 if "shares" in row["question"] else 9
-        assert all(2 <= int(n) <= most for n in re.findall(r"\d+", row["question"]))
-        assert 1 <= int(row["answer"]) <= 162 and "{" not in row["question"]
+        question = row["question"]
+        assert row["answer"] == str(read(question)[1]) and 1 <= int(row["answer"]) <= 162
+        most = 20 if "shares" in question else 9
+        assert all(2 <= n <= most for n in numbers_of(question)) and "{" not in question
     for seed in range(500):  # on the way, too: nobody gives away more than is left
         (a, b, c), result = arithmetic.numbers(["-", "+"], random.Random(seed))
         assert a > b and a - b + c == result
 
 
-def test_the_examples_are_right_and_no_questions_of_the_supply():
-    for (_, question), (_, answer) in zip(EXAMPLES[::2], EXAMPLES[1::2]):
-        terms, result = answer.split(" = ")
-        assert eval(terms) == int(result) == read(question)[1]
-        assert re.findall(r"\d+", terms) == re.findall(r"\d+", question)
-        assert not set(re.findall(r"\w+", question)) & {*NAMES, *THINGS}
-    assert [role for role, _ in EXAMPLES] == ["user", "assistant"]
+def test_every_template_and_every_reading_occurs():
+    assert len(READINGS) == len(ONE_STEP) + len(TWO_STEPS)
+    asked = [row["question"] for row in TRAIN]
+    assert all(re.search(pattern, "\n".join(asked)) for pattern, _ in READINGS)
+    assert 0.15 < fmean(len(numbers_of(question)) == 3 for question in asked) < 0.25
+
+
+def test_the_example_is_right_and_no_question_of_the_supply():
+    (asks, question), (answers, answer) = EXAMPLES
+    terms, result = answer.split(" = ")
+    assert (asks, answers) == ("user", "assistant")
+    assert eval(terms) == int(result) == read(question)[1]
+    assert numbers_of(terms) == numbers_of(question)
+    assert not set(re.findall(r"\w+", question)) & {*NAMES, *THINGS}
 
 
 def test_the_examples_stand_before_the_question(loaded):
@@ -81,16 +81,14 @@ def test_the_examples_stand_before_the_question(loaded):
     tokenizer.chat_template, seen = "{{ messages[-1]['content'] }}", []
     tokenizer.apply_chat_template = lambda chats, **options: seen.extend(chats) or ["1"]
     load_questions("arithmetic", tokenizer, limit=1, system_prompt="S")
-    question = {"role": "user", "content": TRAIN[0]["question"]}
-    examples = [{"role": role, "content": content} for role, content in EXAMPLES]
-    assert seen == [[{"role": "system", "content": "S"}, *examples, question]]
+    turns = [("system", "S"), *EXAMPLES, ("user", TRAIN[0]["question"])]
+    assert seen == [[{"role": role, "content": content} for role, content in turns]]
 
 
 def test_no_question_comes_twice_and_none_of_the_test_split_is_trained_on():
-    train, test = ({row["question"] for row in rows} for rows in (TRAIN, TEST))
-    assert len(train) == len(test) == 3000 and not train & test
-    for question in train:  # nobody gives anything to himself
-        names = [word for word in re.findall(r"\w+", question) if word in NAMES]
+    assert len({row["question"] for row in TRAIN + TEST}) == 6000
+    for row in TRAIN:  # nobody gives anything to himself
+        names = [word for word in re.findall(r"\w+", row["question"]) if word in NAMES]
         assert len(names) == len(set(names)) in (1, 2)
 
 
@@ -99,13 +97,9 @@ def test_the_supply_is_the_same_every_time():
     assert list(islice(questions("train"), 50)) == TRAIN[:50] and TRAIN[0] == FIRST
 
 
-@pytest.mark.parametrize(
-    ("completion", "score"),
-    [
-        ("7", 1), ("3 + 4 = 7.", 1), ("The answer is 7", 1), ("7.0", 1), ("**7** apples", 1),
-        ("<think>9</think>7", 1), ("\\boxed{7}", 1), ("7 of 9", 0), ("17", 0), ("7.5", 0),
-        ("0.7", 0), ("seven", 0), ("", 0), ("<think>7", 0), ("7, no: 8", 0),
-    ],
-)
+@pytest.mark.parametrize("completion, score", [
+    ("3 + 4 = 7.", 1), ("7.0", 1), ("<think>9</think>7 apples", 1), ("7 of 9", 0), ("7.5", 0),
+    ("seven", 0), ("<think>7", 0),
+])  # fmt: skip
 def test_the_last_number_counts(completion, score):
     assert number_accuracy([completion], ["7"]) == [score]

@@ -25,7 +25,7 @@ ANSWERS = ["<answer>{}</answer>", "{}", "\\boxed{{{}}}", "```python\nprint({})\n
 @pytest.mark.parametrize("name", TASKS)
 def test_a_row_is_whole(name):
     task = TASKS[name]
-    assert task.rewards and set(task.rewards) <= set(REWARDS) and task.system_prompt
+    assert set(task.rewards) <= set(REWARDS) and task.system_prompt
     if not isinstance(task.source, Hub):  # an endless supply must have a count
         for split, count in [("train", task.train_questions), ("test", task.test_questions)]:
             rows = list(islice(task.source(split), count))
@@ -36,22 +36,22 @@ def test_a_row_is_whole(name):
 def test_the_first_reward_is_the_accuracy(name):
     """It pays for the right answer in the one form that it reads, and never for a wrong answer."""
     first, *others = TASKS[name].rewards
-    right, wrong = ([form.format(n) for form in ANSWERS] for n in (7, 8))
-    assert any(REWARDS[first](right, answer=["7"] * len(ANSWERS)))
-    assert not any(REWARDS[first](wrong, answer=["7"] * len(ANSWERS)))
-    assert first.endswith("_accuracy") and not any(other.endswith("_accuracy") for other in others)
+    for given, pays in ((7, True), (8, False)):
+        completions = [form.format(given) for form in ANSWERS]
+        assert any(REWARDS[first](completions, answer=["7"] * len(ANSWERS))) == pays
+    assert first.endswith("_accuracy") and "_accuracy" not in " ".join(others)
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_run_gets_what_the_row_says_and_the_user_has_the_last_word(name, small):
-    task, words = TASKS[name], ["--dataset", name, "--model", small, "--algorithm", "ppo"]
+    task, words = TASKS[name], f"--dataset {name} --model {small} --algorithm ppo".split()
     options = open_run(words)[0].options
     for option in ("system_prompt", "max_new_tokens", "lr", "questions_per_step"):
         assert getattr(options, option) == getattr(task, option), option
     assert options.rewards == list(task.rewards)
     assert options.eval_dataset == (name if task.evaluated else None)
-    own, *_ = open_run([*words, "--lr", "0.5", "--rewards", "format_reward:2"])
-    assert (own.update.lr, own.data.rewards) == (0.5, ["format_reward:2"])
+    own = open_run([*words, "--lr", "0.5", "--rewards", "format_reward:2"])[0].options
+    assert (own.lr, own.rewards) == (0.5, ["format_reward:2"])
 
 
 @pytest.mark.parametrize("name", ON_THE_HUB)
@@ -78,15 +78,14 @@ def test_a_file_has_the_settings_of_gsm8k():
 def test_the_toy_is_not_asked_in_words(name):
     """Its model knows no letters; `--model` is `toy` unless another is named."""
     for main, words in [
-        (open_run, ["--dataset", name]), (open_run, ["--eval_dataset", name]),
-        (open_run, ["--dataset", name, "--plan"]), (evaluation.main, ["--benchmark", name]),
+        (open_run, "--dataset"), (open_run, "--eval_dataset"), (open_run, "--plan --dataset"),
+        (evaluation.main, "--benchmark"),
     ]:
         with pytest.raises(UserError, match=f"{name} .*--model"):
-            main(words)
+            main([*words.split(), name])
 
 
 @pytest.mark.parametrize("line, message", [
-    ('{"question": "2 and 2?", "answer": 4}', "mine.jsonl holds more than digits .*--model"),
     ('{"question": "2*2=?", "answer": 4}', "mine.jsonl holds more than digits .*--model"),
     ("no", "mine.jsonl .*line 2"),
 ])
@@ -97,11 +96,9 @@ def test_a_wrong_file_is_refused_before_the_model_is_loaded(line, message, tmp_p
     monkeypatch.setattr(evaluation, "resolve_model", None)
     Path("mine.jsonl").write_text('{"question": "1+1=?", "answer": 2}\n' + line)
     for main, words in [
-        (training.main, ["--dataset", "mine.jsonl"]),
-        (training.main, ["--eval_dataset", "mine.jsonl"]),
-        (training.main, ["--dataset", "mine.jsonl", "--check_rewards"]),
-        (evaluation.main, ["--benchmark", "mine.jsonl"]),
+        (training.main, "--dataset"), (training.main, "--eval_dataset"),
+        (training.main, "--check_rewards --dataset"), (evaluation.main, "--benchmark"),
     ]:
         with pytest.raises(UserError, match=message):
-            main(words)
+            main([*words.split(), "mine.jsonl"])
     assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]

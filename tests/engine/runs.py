@@ -1,0 +1,35 @@
+"""What tests of whole runs share: files of questions, and runs of train.py in this process."""
+
+import train
+from engine.base import files
+
+
+def run(model, folder, words=""):
+    """train.py on this model, into this folder, with these words of a command line. Returns its
+    exit code."""
+    return train.main(f"--model {model} --output_dir {folder} {words}".split())
+
+
+def go_on(folder, words=""):
+    """The run in this folder goes on. Returns the exit code."""
+    return train.main(f"--output_dir {folder} --resume {words}".split())
+
+
+def metrics_of(folder):
+    """What each step of a run measured, but for the seconds."""
+    return [
+        {name: value for name, value in row.items() if not name.startswith("seconds")}
+        for row in files.read(folder / "metrics.jsonl")
+    ]
+
+
+def written(path, rows):
+    """The path of a new file of these rows, which train.py can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(files.as_lines(rows), encoding="utf-8")
+    return path
+
+
+def sums(count):
+    """Rows of so many questions that the toy can read: 0+1=?, 1+1=?, …"""
+    return [{"question": f"{i}+1=?", "answer": str(i + 1)} for i in range(count)]

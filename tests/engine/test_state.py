@@ -1,0 +1,29 @@
+"""engine/run/state.py: how far a run is, and the updates that failed."""
+
+import pytest
+
+from engine.run.config import config_of
+from engine.run.hooks import Hooks
+from engine.run.state import Run, State
+from records import Step
+
+
+@pytest.fixture
+def a_run():
+    """A run after 1 step and 4 of 40 questions."""
+    config, algorithm = config_of({"epochs": 1.0})
+    state = State("model", "data", devices=1, step=1, position=4)
+    return Run(config, algorithm, state, [{}] * 40, [], None, [], None, Hooks())
+
+
+@pytest.mark.parametrize("steps, expected", [(None, 0.1), (2, 0.5), (20, 0.1)])
+def test_progress_is_of_the_steps_or_of_the_questions_whichever_ends_first(a_run, steps, expected):
+    a_run.config.run.steps = steps
+    assert a_run.progress == expected
+
+
+def test_failed_updates_count_in_a_row(a_run):
+    metrics = {"seconds/total": 0.0, "loss": None, "skipped_updates": 0, "kl": None}
+    for skipped in ([True, True, False, True], [True], []):
+        a_run.count(Step(metrics, None, None, None, skipped))
+    assert a_run.state.skipped_in_a_row == 2
