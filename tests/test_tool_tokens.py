@@ -21,7 +21,7 @@ from tests.training import LONGEST, weights_of
 from train import train_step
 from update import Limits
 
-G, K, LR = 8, 4, 0.1  # P = 0.5
+G, K, LR, BETA = 8, 4, 0.1, 0.04  # P = 0.5
 FIRST = 3  # tokens before the tool is called
 
 
@@ -81,60 +81,25 @@ def world(loaded):
     return model, reference, sampler, networks, load_questions("toy", tokenizer, limit=2)[0]
 
 
-def step(networks, algorithm, questions):
-    """The metrics of a step in several micro-batches."""
-    limits = Limits(micro_batch_tokens=128, max_grad_norm=1e9)
-    return train_step(
+def test_loss_gradient_and_counts_are_those_of_the_policys_own_tokens(world):
+    """Beside a plain loop over CPPO's completions, in one update, where each ratio is 1."""
+    model, reference, sampler, networks, questions = world
+    plain, before = deepcopy(model), weights_of(model)
+    algorithm = resolve("cppo", group_size=G, mu=1, pruning_rate=0.5, beta=BETA)
+    limits = Limits(micro_batch_tokens=128, max_grad_norm=1e9)  # several micro-batches
+    metrics = train_step(
         networks, algorithm, named(numbers), Sampling(LONGEST), limits, questions,
         random.Random(1)).metrics
-
-
-def largest(r, n):
-    """CPPO: the k with the largest |A|."""
-    A = (r - r.mean()) / (r.std() + 1e-4)
-    return A, sorted(range(G), key=lambda i: -abs(A[i]))[:K]
-
-
-def shortest(r, n):
-    """GFPO: the k shortest, and their advantages among themselves."""
-    kept = sorted(range(G), key=lambda i: n[i])[:K]
-    own = r[kept]
-    return (r - own.mean()) / (own.std(correction=0) + 1e-4), kept
-
-
-# rule, weight of a token (of n in its completion, M tokens in N completions), β
-PLAIN = {
-    "cppo": (largest, lambda n, N, M: 1 / (N * n), 0.04),
-    "cppo, token mean": (largest, lambda n, N, M: 1 / M, 0.0),
-    "gfpo": (shortest, lambda n, N, M: 1 / M, 0.001),
-}
-ROWS = {
-    "cppo": resolve("cppo", group_size=G, mu=1, pruning_rate=0.5),
-    "cppo, token mean": resolve("dapo", group_size=G, mu=1, pruning_rate=0.5, max_rollouts=1,
-                                keep="largest_abs"),
-    "gfpo": resolve("gfpo", group_size=G, mu=1),
-}
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_loss_gradient_and_counts_are_those_of_the_policys_own_tokens(name, world):
-    """Beside a plain loop over completions, in one update, where each ratio is 1."""
-    model, reference, sampler, networks, questions = world
-    rule, weight, beta = PLAIN[name]
-    plain, before = deepcopy(model), weights_of(model)
-    metrics = step(networks, ROWS[name], questions)
     tokens, mask, lengths = sampler.drawn.tokens, sampler.drawn.mask, sampler.drawn.lengths
     n = mask.sum(1).tolist()
     assert all(n) and not mask[5, lengths[5] - 1] and lengths.sum() > sum(n) + 100
-    if rule == shortest:  # by all tokens others would be
-        assert {*shortest(torch.ones(G), n[:G])[1]} != {*shortest(torch.ones(G), lengths)[1]}
 
-    r, A, kept = torch.tensor(numbers(range(2 * G))), [], []
+    A, kept = [], []
     for q in (0, 1):
-        own, rows = rule(r[q * G : q * G + G], n[q * G : q * G + G])
-        A += own.tolist()
-        kept += [q * G + i for i in rows]
-    N, M, loss, of_all = len(kept), sum(n[i] for i in kept), 0.0, 0.0
+        r = torch.tensor(numbers(range(G)))
+        A += ((r - r.mean()) / (r.std() + 1e-4)).tolist()
+        kept += sorted(range(q * G, q * G + G), key=lambda i: -abs(A[i]))[:K]
+    loss, of_all = 0.0, 0.0
     for i in range(2 * G):
         prompt = questions[i // G]["prompt"]
         sequence = torch.tensor([prompt + tokens[i, : lengths[i]].tolist()])
@@ -147,7 +112,7 @@ def test_loss_gradient_and_counts_are_those_of_the_policys_own_tokens(name, worl
         if i in kept:
             gains = A[i] * (logp - logp.detach()).exp()
             k3 = (ref_logp - logp).exp() - (ref_logp - logp) - 1
-            loss = loss - weight(n[i], N, M) * (gains - beta * k3).sum()
+            loss = loss - (gains - BETA * k3).mean() / len(kept)
     gradient = torch.autograd.grad(loss, list(plain.parameters()))
     gradient = torch.cat([g.flatten() for g in gradient])
     moved = (before - weights_of(model)) / LR
@@ -155,7 +120,7 @@ def test_loss_gradient_and_counts_are_those_of_the_policys_own_tokens(name, worl
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-3, abs=1e-5)
     assert metrics["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-3)
 
-    assert (metrics["kept"], metrics["tokens_trained"]) == (N, M)
+    assert metrics["kept"] == len(kept) and metrics["tokens_trained"] == sum(n[i] for i in kept)
     assert metrics["tokens_generated"] == sum(n) and metrics["length"] == sum(n) / (2 * G)
     assert metrics["entropy"] == pytest.approx(of_all / sum(n), rel=1e-4)
     # the sampler has read the tool's answers, and so has the scorer
