@@ -105,12 +105,12 @@ def test_the_number_of_ranks_changes_nothing(small, tmp_path):
     assert (tmp_path / "b/eval-toy.jsonl").read_text().splitlines() == alone
 
 
-def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
+def test_several_benchmarks_each_with_its_setting(tmp_path, capsys):
     rows = [{"question": "1+1=?", "answer": "One and one.\n#### 2"},
             {"question": "2+2=?", "answer": "4", "level": 1}]
     (tmp_path / "mine.jsonl").write_text(files.as_lines(rows))
     evaluation.main([
-        "--model", small, "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
+        "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
         "--output_dir", f"{tmp_path}/out", "--benchmark", f"{tmp_path}/mine.jsonl", "toy"])
     assert capsys.readouterr().out.count("greedy") == 2
     summary, toy = (json.loads((tmp_path / f"out/eval-{x}.json").read_text())
@@ -163,9 +163,3 @@ def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         evaluation.main(words.split())
-
-
-def test_a_file_of_ones_own_is_evaluated_beside_the_toy(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"question": "1+1=?", "answer": "2"}')
-    assert evaluation.check({"benchmark": ["toy", str(path)]}).model == "toy"
