@@ -156,7 +156,8 @@ def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised()
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_advantages_of_a_run_are_those_of_the_groups_of_all_devices(name, monkeypatch):
-    """As if this device had the first group, and another one the second. Two algorithms ask it."""
+    """As if this device had the first group, and another one the second. For two of the
+    algorithms the other one matters."""
     whole, asked = a_rollout([[1.0, 0.0], [5.0, 9.0]]), []
     first = replace(whole, rewards=whole.rewards[:, :1])
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
