@@ -164,7 +164,7 @@ def test_the_updates_end_when_the_policy_is_too_far_from_the_one_that_sampled(si
     with_reference(batch, model)
 
     def after(**options):
-        return after_update(six, resolve("grpo", **options), lr=5e-4)
+        return after_update(six, resolve("grpo", **options), lr=2e-4)
 
     one, stats = after(mu=1)
     log_r = logprobs(one, batch) - logprobs(model, batch)
