@@ -4,6 +4,7 @@ rewards."""
 import math
 import sys
 from dataclasses import replace
+from operator import eq
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,8 @@ from algorithms import ALGORITHMS, KEEP, advantages_over_kept, resolve
 from engine.base import ranks
 from engine.base.errors import UserError
 from engine.model.logprobs import Policy
-from engine.run.config import own_rule
+from engine.run.config import config_of
+from engine.run.own_rule import own_rule
 from experiments.library.rules import half_of_each_sign
 from family.gdpo import decoupled_advantages
 from family.gfpo import retained_advantages
@@ -64,6 +66,18 @@ def test_the_advantages_of_each_algorithm(name):
     torch.testing.assert_close(
         resolve(name).advantages(a_rollout(rewards)), expected.get(name, compared)
     )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_token_weights_of_each_algorithm(name):
+    """Of completions with 3 and 1 tokens, of 4 tokens at most: those of the first token of each."""
+    by_token = "dapo cispo lite_ppo maxrl cppo_published gfpo gfpo_adaptive ppo".split()
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    found = resolve(name).token_weights(mask, 2, 4, 4)[:, 0]
+    expected = [1 / 4, 1 / 4] if name in by_token else [1 / 6, 1 / 2]
+    if name in ("drgrpo", "rloo"):
+        expected = [1 / 8, 1 / 8]
+    torch.testing.assert_close(found, torch.tensor(expected))
 
 
 def test_an_option_that_is_given_wins_over_the_row_and_a_row_over_the_default():
@@ -140,29 +154,29 @@ def test_weights_count_in_the_sum_and_for_gdpo_after_each_reward_is_normalised()
         torch.testing.assert_close(resolve(name).advantages(rollout), expected)
 
 
-@pytest.mark.parametrize("name", ["gdpo", "lite_ppo"])
-def test_gdpo_and_lite_ppo_normalise_over_the_groups_of_all_devices(name, monkeypatch):
-    """As if this device had the first group, and another one the second."""
-    whole = a_rollout([[1.0, 0.0], [5.0, 9.0]])
-    first, advantages = replace(whole, rewards=whole.rewards[:, :1]), resolve(name).advantages
-    expected, alone = advantages(whole)[:1], advantages(first)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_advantages_of_a_run_are_those_of_the_groups_of_all_devices(name, monkeypatch):
+    """As if this device had the first group, and another one the second. For two of the
+    algorithms the other one matters."""
+    whole, asked = a_rollout([[1.0, 0.0], [5.0, 9.0]]), []
+    first = replace(whole, rewards=whole.rewards[:, :1])
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
-    others = [whole.rewards[:, 1:]]
-    monkeypatch.setattr(ranks, "gather", lambda own: own + others)
-    torch.testing.assert_close(ranks.over_all_groups(advantages, first), expected)
-    assert not torch.allclose(expected, alone)
+    monkeypatch.setattr(
+        ranks, "gather", lambda own: asked.append(name) or [*own, whole.rewards[:, 1:]])
+    _, algorithm = config_of({"algorithm": name})
+    expected = resolve(name).advantages(whole)
+    torch.testing.assert_close(algorithm.advantages(first), expected[:1])
+    assert bool(asked) == (name in ("gdpo", "lite_ppo"))
 
 
-@pytest.mark.parametrize("keep", ["shortest", "efficiency"])
-def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question(keep):
+def test_gfpos_adaptive_k_keeps_its_own_number_of_each_question():
     """So the advantages are taken over 4, 8 and 6 completions."""
     ks, rewards = [4, 8, 6], seeded(3, 10)
     lengths = torch.randint(1, 9, (3, 10), generator=torch.Generator().manual_seed(1))
-    advantages, kept = chosen(
-        torch.tensor(ks), rewards, lengths, name="gfpo_adaptive", keep=keep)
-    metric, rows = lengths if keep == "shortest" else -rewards / lengths, []
+    advantages, kept = chosen(torch.tensor(ks), rewards, lengths, name="gfpo_adaptive")
+    rows = []
     for q, k in enumerate(ks):
-        own, expected = metric[q].argsort(stable=True)[:k].sort().values, torch.zeros(10)
+        own, expected = lengths[q].argsort(stable=True)[:k].sort().values, torch.zeros(10)
         rows += (own + 10 * q).tolist()
         expected[own] = group_advantages(rewards[q, own][None], ddof=0)[0]
         torch.testing.assert_close(advantages[q], expected)
@@ -194,11 +208,9 @@ def test_a_device_without_a_question_keeps_nothing_and_takes_part(name, keep):
 
 
 @pytest.mark.parametrize("returns", [
-    None, "all", 3.0, [0.0, 1.0], [[0, 1], [4, 5]], [[0], [4, 5]], [None], [0, 8], [-1, 2], [2, 2],
-    torch.tensor([[True] * 4] * 2), torch.ones(8).bool(),
-    ([0, 1], [1.0]), ([0, 1], [1.0, math.nan]), ([0, 1], "ab"), ([0, 1], [[1.0], [2.0]]),
-    sys.exit, pytest.param({}.__getitem__, id="KeyError"),
-], ids=str)  # fmt: skip
+    None, [0.0, 1.0], [[0, 1], [4, 5]], [0, 8], [-1, 2], [2, 2], torch.ones(8).bool(),
+    ([0, 1], [1.0]), ([0, 1], [1.0, math.nan]), sys.exit,
+], ids=str)
 def test_a_rule_that_fails_or_returns_neither_rows_nor_rows_with_their_advantages_is_named(returns):
     with pytest.raises(UserError, match="--keep mine.py:rule"):
         by_rule(lambda *_: returns(0) if callable(returns) else returns)
@@ -224,26 +236,29 @@ def test_the_rows_of_a_rule_come_in_order_and_may_be_none(rows, kept):
 
 
 def test_two_rollouts_joined_are_that_of_all_their_questions():
-    one = a_rollout(
-        [[[1.0, 0.0]], [[0.0, 2.0]]], [[3, 1]], texts=["a", "b"], failures=1, seed=7, history=[0.5],
-        logp=-torch.arange(1.0, 7).view(2, 3),
-    )
-    two = a_rollout(
-        torch.arange(8.0).view(2, 2, 2), [[2, 2], [5, 4]], texts=["c", "d", "e", "f"], failures=2,
-        questions=[{"prompt": [2]}, {"prompt": [3]}],
-        trainable=torch.tensor([[True, True], [False, False]]),
-    )
-    both = join([one, two])
-    assert [q["prompt"] for q in both.questions] == [[1], [2], [3]] and both.texts == list("abcdef")
-    assert both.rewards.tolist() == [[[1, 0], [0, 1], [2, 3]], [[0, 2], [4, 5], [6, 7]]]
-    assert both.lengths.tolist() == [[3, 1], [2, 2], [5, 4]]
-    assert both.trainable.tolist() == [[True, True], [True, True], [False, False]]
-    # padded to the longest
-    assert both.tokens.tolist() == [[1, 1, 1, 0, 0]] * 2 + [[1] * 5] * 4
-    assert both.mask[:2].tolist() == [[True] * 3 + [False] * 2, [True] + [False] * 4]
-    assert both.logp[:2].tolist() == [[-1, -2, -3, 0, 0], [-4, -5, -6, 0, 0]]
-    assert both.logp.shape == both.mask.shape == (6, 5)
-    assert (both.failures, both.rollouts, both.seed, both.history) == (3, 2, 7, [0.5])
+    whole = a_rollout(
+        torch.arange(12.0).view(2, 3, 2), [[3, 1], [2, 2], [5, 4]], texts=list("abcdef"), seed=7,
+        questions=[{"prompt": [number]} for number in range(3)], history=[0.5],
+        trainable=torch.tensor([[True, True], [False, False], [True, False]]),
+        tokens=torch.arange(30).view(6, 5), logp=-torch.arange(30.0).view(6, 5))
+    for padded in (whole.tokens, whole.logp):  # the first rollout has 3 tokens, and 0 after them
+        padded[:2, 3:] = 0
+
+    def part(questions, rows, T, **more):
+        fields = {"questions": whole.questions[questions], "texts": whole.texts[rows],
+                  "rewards": whole.rewards[:, questions], **more}
+        for name in ("question_numbers", "lengths", "truncated", "trainable"):
+            fields[name] = getattr(whole, name)[questions]
+        for name in ("tokens", "logp", "mask"):
+            fields[name] = getattr(whole, name)[rows, :T]
+        return replace(whole, **fields)
+
+    one = part(slice(1), slice(2), 3, failures=1)
+    two = part(slice(1, 3), slice(2, 6), 5, failures=2, seed=8)
+    found = vars(join([one, two]))
+    for name, expected in vars(replace(whole, failures=3, rollouts=2)).items():
+        same = torch.equal if torch.is_tensor(expected) else eq
+        assert same(found[name], expected), name
 
 
 # --- a rollout becomes a batch ---
@@ -334,16 +349,14 @@ def test_a_rule_may_return_the_advantages_of_its_rows():
     assert A[0, 0] == 1.0  # what the rule was given stays as it is
 
 
-
 @pytest.mark.parametrize("rule", [KEEP["unbiased"], half_of_each_sign])
-@pytest.mark.parametrize("k", [1, 4])
-def test_what_is_drawn_with_chances_is_right_on_average(rule, k):
+def test_what_is_drawn_with_chances_is_right_on_average(rule):
     """Σ over the kept of A' f / k is on average Σ over all of A f / G, whatever f a completion has
     (its score / |o|). Only 2 completions of the last question have an advantage other than 0."""
     rewards = (torch.arange(16) < torch.tensor([[1], [5], [8], [15], [16], [1]])).float()
     rewards[5, 2:] = 0.5
-    A, f, found = group_advantages(rewards), seeded(6, 16), []
-    for seed in range(3000):
+    A, f, k, found = group_advantages(rewards), seeded(6, 16), 4, []
+    for seed in range(1000):
         rows, own = rule(SimpleNamespace(seed=seed, trainable=torch.ones(6, 16).bool()), A, k)
         assert len(rows) == 6 * k
         found.append(torch.zeros(96).index_copy(0, rows, own).view(6, 16).mul(f).sum(1) / k)

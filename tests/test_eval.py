@@ -26,27 +26,19 @@ def always(answer):
 
 def test_accuracy_is_the_share_of_right_completions(loaded, tmp_path):
     model, tokenizer = loaded
-    questions, _ = load_questions("toy", tokenizer, split="test", limit=7)
-    for i, row in enumerate(questions):
-        row["answer"] = str(i % 2)  # 0 1 0 1 0 1 0
+    [row], _ = load_questions("toy", tokenizer, split="test", limit=1)
+    questions = [row | {"answer": str(i % 2)} for i in range(7)]  # 0 1 0 1 0 1 0
     summary = evaluation.examine(
         Sampler(model, tokenizer), tokenizer, questions, always("1"), Sampling(8), samples=3,
-        batch_size=6, path=tmp_path / "answers")  # so the questions are cut into several batches
+        batch_size=6, path=tmp_path / "answers")  # two questions in a batch
     records = files.read(tmp_path / "answers")
     greedy, sampled = ([r for r in records if r["part"] == p] for p in ("greedy", "sampled"))
     assert summary["greedy"]["accuracy"] == summary["sampled"]["accuracy"] == pytest.approx(3 / 7)
     assert [r["index"] for r in sampled] == [i for i in range(7) for _ in range(3)]
     assert all(r["correct"] == (r["index"] % 2 == 1) for r in records)
     assert summary["greedy"]["length"] == pytest.approx(sum(r["tokens"] for r in greedy) / 7)
-    assert len({r["completion"] for r in sampled[:3]}) > 1  # not repeated
-
-
-def test_batches_draw_differently(loaded):
-    model, tokenizer = loaded
-    questions, _ = load_questions("toy", tokenizer, split="test", limit=1)
-    records = evaluation.evaluate(
-        Sampler(model, tokenizer), tokenizer, questions * 4, always("1"), Sampling(8), batch_size=1)
-    assert len({record["completion"] for record in records}) > 1
+    for drawn in (sampled[:3], sampled[::6]):  # of one question, and the first of each batch
+        assert len({r["completion"] for r in drawn}) > 1
 
 
 @pytest.mark.parametrize("completion, answer", [
@@ -71,7 +63,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(small, tmp_path):
 
     whole, first = go(small, tmp_path / "a"), score()
     assert len(whole) == 1 + 10 + 20
-    for cut in (1, 5, 16, 31):  # after so many lines, and in the middle of the next one
+    for cut in (5, 16, 31):  # after so many lines, and in the middle of the next one
         text = "\n".join([*whole[:cut], *whole[cut : cut + 1]])
         (tmp_path / "a/eval-toy.jsonl").write_text(text[:-30] if cut < 31 else text)
         assert go(small, tmp_path / "a") == whole and score() == first
@@ -113,12 +105,12 @@ def test_the_number_of_ranks_changes_nothing(small, tmp_path):
     assert (tmp_path / "b/eval-toy.jsonl").read_text().splitlines() == alone
 
 
-def test_several_benchmarks_each_with_its_setting(small, tmp_path, capsys):
+def test_several_benchmarks_each_with_its_setting(tmp_path, capsys):
     rows = [{"question": "1+1=?", "answer": "One and one.\n#### 2"},
             {"question": "2+2=?", "answer": "4", "level": 1}]
     (tmp_path / "mine.jsonl").write_text(files.as_lines(rows))
     evaluation.main([
-        "--model", small, "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
+        "--questions", "3", "--samples", "0", "--max_new_tokens", "9",
         "--output_dir", f"{tmp_path}/out", "--benchmark", f"{tmp_path}/mine.jsonl", "toy"])
     assert capsys.readouterr().out.count("greedy") == 2
     summary, toy = (json.loads((tmp_path / f"out/eval-{x}.json").read_text())
@@ -171,9 +163,3 @@ def test_bad_input_of_eval(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         evaluation.main(words.split())
-
-
-def test_a_file_of_ones_own_is_evaluated_beside_the_toy(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"question": "1+1=?", "answer": "2"}')
-    assert evaluation.check({"benchmark": ["toy", str(path)]}).model == "toy"

@@ -19,7 +19,6 @@ from transformers import (
     MambaForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
 )
 
@@ -29,7 +28,6 @@ from engine.model import networks
 from engine.model.contract import Completions
 from engine.model.loading import load_model
 from engine.run import checkpoint
-from experiments.library import toy_model
 from train import main
 
 pytestmark = pytest.mark.slow
@@ -55,10 +53,6 @@ def bytes_tokenizer(eos="<eos>", pad=None):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, pad_token=pad)
 
 
-def qwen2(**options):
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, **options))
-
-
 def llama(**options):
     return LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4, **options))
 
@@ -69,9 +63,6 @@ def gpt2(**options):
 
 DROPOUT = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
 CASES = {  # shape, its options, tokenizer, dtype on disk, logits beyond the vocabulary
-    "qwen2, tied, the toy's tokenizer": (
-        qwen2, {"tie_word_embeddings": True}, toy_model.make_tokenizer, torch.float32, 0,
-    ),
     "llama, untied, no pad, in bfloat16": (
         llama, {"tie_word_embeddings": False}, bytes_tokenizer, torch.bfloat16, 0,
     ),

@@ -28,9 +28,8 @@ ROOM = Sampling(toy_tool.MAX_NEW_TOKENS)
 
 
 @pytest.mark.parametrize("call, result", [
-    ("27*43", "1161"), ("1161+16*12", "1353"), ("2+3*4", "14"), ("2*3+4", "10"), ("2-3-4", "-5"),
-    ("2*3*4", "24"), ("7", "?"), ("", "?"), ("1+2+3+4", "?"), ("9**9", "?"), ("-2*3", "?"),
-    ("1234567*2", "?"), ("2*", "?"), ("__import__('os')", "?"),
+    ("27*43", "1161"), ("1161+16*12", "1353"), ("2*3+4", "10"), ("2-3-4", "-5"), ("2*3*4", "24"),
+    ("7", "?"), ("1+2+3+4", "?"), ("9**9", "?"), ("-2*3", "?"), ("1234567*2", "?"), ("2*", "?"),
 ])
 def test_the_calculator_computes_or_says_that_it_cannot(call, result):
     assert calculate(call) == result
@@ -50,7 +49,7 @@ class Script:
     dtype = torch.float32
 
     def __init__(self, tokenizer, *turns):
-        self.tokenizer, self.turns, self.asked = tokenizer, list(turns), []
+        self.tokenizer, self.turns, self.asked, self.seeds = tokenizer, list(turns), [], []
         self.stop_ids = [tokenizer.eos_token_id]
 
     def refresh(self, weights):
@@ -63,6 +62,7 @@ class Script:
         if not prompts:
             return Completions.none("cpu")
         self.asked.append((self.tokenizer.batch_decode(prompts), group_size, places))
+        self.seeds.append(seed)
         rows = [self.tokenizer(text).input_ids for text in self.turns.pop(0)]
         lengths = torch.tensor([len(row) for row in rows])
         width = int(lengths.max())
@@ -78,20 +78,20 @@ def tokenizer():
 
 
 def written(tokenizer, *turns, room=64, prompts=("1*2=?",), group_size=2):
-    """(Completions, their texts, what the script was asked) of a script with the calculator."""
+    """(Completions, their texts, the script) of a script with the calculator."""
     script = Script(tokenizer, *turns)
     sampler = WithCalculator(script, tokenizer, Sampling(room))
     ids = [tokenizer(prompt).input_ids for prompt in prompts]
     drawn = sampler.sample(ids, group_size, Sampling(room), seed=0)
-    return drawn, drawn.texts(tokenizer), script.asked
+    return drawn, drawn.texts(tokenizer), script
 
 
 def test_a_completion_holds_calls_results_and_what_follows(tokenizer):
-    drawn, texts, asked = written(
+    drawn, texts, script = written(
         tokenizer, ["<answer>9</answer><eos>", "<tool>2*3</tool>"], ["<answer>6</answer><eos>"])
     assert texts == ["<answer>9</answer>", "<tool>2*3</tool><result>6</result><answer>6</answer>"]
     # the second turn goes on after the result, alone, at its own place
-    assert asked[1] == (["1*2=?<tool>2*3</tool><result>6</result>"], 1, [1])
+    assert script.asked[1] == (["1*2=?<tool>2*3</tool><result>6</result>"], 1, [1])
     tokens, mask, logp = drawn.tokens[1], drawn.mask[1], drawn.logp[1]
     assert tokenizer.decode(tokens[mask]) == "<tool>2*3</tool><answer>6</answer><eos>"
     assert calls(drawn.mask).tolist() == [0, 1] and not drawn.truncated.any()
@@ -100,21 +100,24 @@ def test_a_completion_holds_calls_results_and_what_follows(tokenizer):
 
 
 def test_calls_without_end_are_answered_three_times(tokenizer):
+    """And no turn draws as another does: torch's generator reads 32 bits of a seed."""
     call = "<tool>2*3</tool>"
-    drawn, texts, _ = written(
+    drawn, texts, script = written(
         tokenizer, [call] * 2, [call] * 2, [call] * 2, [call + "2<eos>", call * 3])
     answered = 3 * (call + "<result>6</result>")
     assert texts == [answered + call + "2", answered + call * 3]
     assert drawn.truncated.tolist() == [False, True]  # the last text has no end
+    assert len({seed % 2**32 for seed in script.seeds}) == 4
 
 
 def test_a_result_takes_room_and_may_be_cut_off(tokenizer):
-    call = ["<tool>2*3</tool>"] * 2  # 5 tokens; the result has 3
+    call = ["<tool>2*3</tool>"] * 2  # 5 tokens; the result has 3, and the answer with its EOS 4
+    whole = "<result>6</result><answer>6</answer>"
     cut = [(5, ""), (7, "<result>6"), (8, "<result>6</result>"), (9, "<result>6</result><answer>")]
-    for room, more in cut:
-        text = call[0] + more
+    for room, more in [*cut, (12, whole)]:
         drawn, texts, _ = written(tokenizer, call, ["<answer>6</answer><eos>"] * 2, room=room)
-        assert texts[0] == text and drawn.truncated.all() and drawn.tokens.shape[1] == room
+        assert texts[0] == call[0] + more and drawn.tokens.shape[1] == room
+        assert drawn.truncated.all() == drawn.truncated.any() == (room < 12)  # the last just fits
 
 
 def test_a_tools_number_is_never_paid():
@@ -172,18 +175,18 @@ def test_logp_is_that_of_the_whole_completion_with_its_results(base):
 
 def test_a_run_learns_to_call_and_goes_on_exactly_after_a_kill(tmp_path):
     options = ["--dataset", "toy_tool", "--sampler", TOOL, "--questions_per_step", "2",
-               "--eval_questions", "16", "--save_every", "2", "--steps", "4"]
+               "--eval_questions", "16", "--save_every", "1", "--steps", "2"]
     assert train.main([*options, "--output_dir", str(tmp_path / "run")]) == 0
-    killed = tmp_path / "killed"  # as if step 4 had not been saved
+    killed = tmp_path / "killed"  # as if step 2 had not been saved
     shutil.copytree(tmp_path / "run", killed)
-    shutil.rmtree(killed / "checkpoint-000004")
+    shutil.rmtree(killed / "checkpoint-000002")
     (killed / "summary.json").unlink()
     assert train.main(["--output_dir", str(killed), "--resume"]) == 0
-    weights = [load_file(folder / "checkpoint-000004" / "model.safetensors")
+    weights = [load_file(folder / "checkpoint-000002" / "model.safetensors")
                for folder in (tmp_path / "run", killed)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     rows = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4] and rows[0]["calls"] > 0.2
+    assert [row["step"] for row in rows] == [1, 2] and rows[0]["calls"] > 0.2
     samples = (killed / "samples.jsonl").read_text()
     assert '"written_by_tool": ["<result>' in samples
 

@@ -62,9 +62,7 @@ def sgd_step(model, tokenizer, reward, questions):
 
 
 # without a limit a gradient that is too long is seen
-@pytest.mark.parametrize("numbers", [
-    (0.875, 16, 0.5), (0.875, 5, math.inf), (0.0, 1, math.inf),
-])  # fmt: skip
+@pytest.mark.parametrize("numbers", [(0.875, 16, 0.5), (0.0, 50, math.inf)])
 def test_one_step_moves_the_weights_as_train_step_does(numbers, loaded, monkeypatch):
     """The same completions, the same μ = 2 updates, in micro-batches of any size."""
     model, tokenizer = loaded
