@@ -41,11 +41,11 @@ def here(tmp_path, capfd):
     return run
 
 
-def conform(path, before="", folder=ROOT, **env):
+def conform(path, *words, before="", folder=ROOT, **env):
     """(exit code, output) of `python -m conformance`. before: lines that run first."""
     program = f"{before}\nimport runpy\nrunpy.run_module('conformance', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(path)], cwd=folder,
+        [sys.executable, "-W", "ignore", "-c", program, str(path), *map(str, words)], cwd=folder,
         env=os.environ | {"OMP_NUM_THREADS": "1"} | env, capture_output=True, text=True,
         timeout=500)
     return done.returncode, done.stdout + done.stderr
@@ -311,7 +311,7 @@ def test_what_was_left_out_is_counted_and_named_and_lists_are_shown_whole(here):
 BAD = """
 import sys
 import numpy, torch
-from grpo import sequence_mean_weights
+from family.gfpo import retain
 torch.set_num_threads(2)
 torch.randn(600, 600) @ torch.randn(600, 600)  # threads that a forked process does not have
 def kl_k1(p, q):
@@ -328,9 +328,9 @@ def gae(rewards, values, mask, *, gamma=1.0, lam=0.95):
     import os; os._exit(0)
 def token_entropies(logits, *, temperature=1.0):
     return 0.5
-def group_advantages(rewards):
-    rewards -= rewards.mean(1, keepdim=True)
-    return rewards / (rewards.std(1, keepdim=True) + 1e-4)
+def overlong_penalty(lengths, *, max_length, cache):
+    lengths -= max_length
+    return lengths
 def whiten(x, mask):
     print("a line that would stand in the table")
     return x
@@ -348,32 +348,31 @@ SENTENCES = {
     "ppo_loss": "– nothing could be checked: it raises RuntimeError: not today",
     "gae": "– it ended its process with exit code 0",
     "token_entropies": "– nothing could be checked: it returns the type float",
-    "group_advantages": "✗ it changes its argument `rewards` in place",
+    "overlong_penalty": "✗ it changes its argument `lengths` in place",
     "whiten": "✗ ",
     "clipped_surrogate": "– Python cannot tell which arguments this builtin takes",
     "valueloss": "– no function of ours has this name: do you mean `value_loss`?",
-    "sequence_mean_weights": "✓ ",
+    "retain": "✓ ",
     "kl_k2": "it imports a module while it runs, and finds ours",
 }
 PLUGIN = "raise RuntimeError('a plugin of another package')"
 
 
-def test_what_breaks_is_told_in_one_sentence_and_hides_no_other_function(
-    here, tmp_path, monkeypatch
-):
-    (tmp_path / "foreign.py").write_text(PLUGIN)
+def test_what_breaks_is_told_in_one_sentence_and_hides_no_other_function(tmp_path):
+    mine, file = tmp_path / "mine.py", tmp_path / "verdicts.json"
     info = tmp_path / "foreign-1.0.dist-info"
+    mine.write_text(BAD)
+    (tmp_path / "foreign.py").write_text(PLUGIN)
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[pytest11]\nforeign = foreign\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
-    code, output, written = here(BAD)
-    lines = sentences(written)
+    code, output = conform(
+        mine, "--json", file, PYTHONPATH=str(tmp_path), PYTEST_ADDOPTS="--no-such-option")
+    lines = sentences(json.loads(file.read_text()))
     assert lines.keys() == SENTENCES.keys()
     for name, words in SENTENCES.items():
         assert words in lines[name]
-    assert code == 1 and "would stand" not in output
+    assert code == 1 and "would stand" not in output and "Traceback" not in output
 
 
 def test_a_function_that_hangs_is_stopped_and_the_next_one_is_checked(here, monkeypatch):

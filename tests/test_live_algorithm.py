@@ -112,6 +112,7 @@ const lane = make_lane(bytes, settings, answer_right);
 const steps = [lane.step(), lane.step()];
 return [steps, [...lane.model.weights]];"""
 SMALL = {"group_size": 8, "pruning_rate": 0.75, "questions_per_step": 2}
+DEFAULT = {"temperature": 1.0, "mu": 2, "epsilon": 0.2}  # of the page
 LANES = {
     "grpo": SMALL | {"beta": 0.0, "mu": 1, "lr": 1e-3},
     "cppo": SMALL | {"mu": 3, "epsilon": 0.1, "beta": 0.2, "lr": 1e-3},
@@ -121,9 +122,8 @@ LANES = {
 }
 
 
-def torch_step(model, reference, optimizer, tokenizer, step, settings):
-    """The updates of a step in PyTorch, on the completions that the page sampled. Returns the means
-    over the updates."""
+def kept_rows(step, tokenizer):
+    """(prompts, tokens, mask, advantages) of the completions that a step of the page has kept."""
     prompts, tokens, advantages = [], [], []
     for group in step["groups"]:
         for completion in group["completions"]:
@@ -134,17 +134,21 @@ def torch_step(model, reference, optimizer, tokenizer, step, settings):
                 tokens.append(torch.tensor(ids + [1] * ended))
                 prompts.append(tokenizer.encode(group["question"]))
                 advantages.append(completion["advantage"])
-    mask = completion_mask(
-        pad_sequence(tokens, batch_first=True), torch.tensor([len(row) for row in tokens]))
-    tokens, advantages = pad_sequence(tokens, batch_first=True), torch.tensor(advantages)
-    temperature, mu = settings.get("temperature", 1.0), settings.get("mu", 2)
+    padded = pad_sequence(tokens, batch_first=True)
+    mask = completion_mask(padded, torch.tensor([len(row) for row in tokens]))
+    return prompts, padded, mask, torch.tensor(advantages)
+
+
+def torch_step(model, reference, optimizer, rows, settings):
+    """The updates of a step in PyTorch. Returns the means over the updates."""
+    prompts, tokens, mask, advantages = rows
+    beta, mu = settings["beta"], settings["mu"]
 
     def logprobs(network):
-        return completion_logprobs(network, prompts, tokens, mask, temperature=temperature)
+        return completion_logprobs(
+            network, prompts, tokens, mask, temperature=settings["temperature"])
 
-    is_drgrpo = settings["method"] == "drgrpo"
-    beta = settings.get("beta", 0.0 if is_drgrpo else 0.04)
-    weights = constant_weights(mask, max_tokens=48) if is_drgrpo else None
+    weights = constant_weights(mask, max_tokens=48) if settings["method"] == "drgrpo" else None
     old_logp, sums = None, torch.zeros(4)
     with torch.no_grad():
         ref_logp = logprobs(reference) if beta else None
@@ -154,7 +158,7 @@ def torch_step(model, reference, optimizer, tokenizer, step, settings):
         old_logp = logp.detach() if old_logp is None else old_logp
         loss, stats = grpo_loss(
             logp, old_logp, advantages, mask, ref_logp=ref_logp, beta=beta, weights=weights,
-            clip_low=settings.get("epsilon", 0.2))
+            clip_low=settings["epsilon"])
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -164,9 +168,9 @@ def torch_step(model, reference, optimizer, tokenizer, step, settings):
 
 @pytest.mark.parametrize("method", LANES)
 def test_two_steps_of_a_lane_are_two_steps_in_torch(method):
-    settings = LANES[method] | {"method": method, "seed": 3}
-    steps, weights = run_js(
-        JS_STEPS, base64=weights_in_base64(), method=method, settings=settings)
+    given = LANES[method] | {"method": method, "seed": 3}
+    steps, weights = run_js(JS_STEPS, base64=weights_in_base64(), method=method, settings=given)
+    settings = DEFAULT | {"beta": 0.0 if method == "drgrpo" else 0.04} | given
     model, tokenizer = model_of_page()
     model, reference = model.float(), model_of_page()[0].float()
     optimizer = torch.optim.AdamW(
@@ -174,13 +178,13 @@ def test_two_steps_of_a_lane_are_two_steps_in_torch(method):
     for number, step in enumerate(steps, 1):
         assert step["step"] == number and step["completions"] == 16 * number
         check_the_rows(step, method)
-        means = torch_step(model, reference, optimizer, tokenizer, step, settings)
+        means = torch_step(model, reference, optimizer, kept_rows(step, tokenizer), settings)
         here = [step[name] for name in ("loss", "kl", "clip_fraction", "gradient_norm")]
         assert here == pytest.approx(means.tolist(), rel=1e-3, abs=2e-5)
-        assert step["updates"] == settings.get("mu", 2)
-    moved = flat(dict(model.named_parameters())).double() - flat(rounded_weights()).double()
-    off = torch.tensor(weights, dtype=F64) - flat(dict(model.named_parameters())).double()
-    assert off.norm() < 0.01 * moved.norm()
+        assert step["updates"] == settings["mu"]
+    trained = flat(dict(model.named_parameters())).double()
+    moved = trained - flat(rounded_weights()).double()
+    assert (torch.tensor(weights, dtype=F64) - trained).norm() < 0.01 * moved.norm()
 
 
 def check_the_rows(step, method):
