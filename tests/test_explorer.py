@@ -93,26 +93,35 @@ def test_advantages_and_the_kept_are_those_of_the_functions(computed):
             assert rows == kept_by(s["rule"], A, k).tolist()
 
 
+def questions(rows):
+    return {q for q, *_ in rows}
+
+
 @needs_node
-def test_each_device_gets_other_questions_and_its_time_is_that_of_its_tokens(computed):
+def test_each_device_gets_other_questions(computed):
     for s, view in computed:
         taken = []
         for sampled, pruned, allocated in view["devices"]:
-            own = {q for q, *_ in sampled}
-            assert len(own) == s["B"] and {q for q, *_ in pruned} <= own
-            assert len({q for q, *_ in allocated} | own) <= view["n"]
+            own = questions(sampled)
+            assert len(own) == s["B"] and questions(pruned) <= own
+            all_of_device = questions(allocated) | own
+            assert len(all_of_device) <= view["n"]
             if s["rule"] in ("largest_abs", "random"):
                 assert allocated[: len(pruned)] == pruned
                 assert len(allocated) == view["n"] * view["k"]
-            taken += {q for q, *_ in allocated} | own
+            taken += all_of_device
         assert len(taken) == len(set(taken))
-        lengths = [[tokens for *_, tokens in device[2]] for device in view["devices"]]
+
+
+@needs_node
+def test_the_time_of_a_step_is_that_of_its_tokens(computed):
+    for s, view in computed:
+        lengths = [[tokens for *_, tokens in allocated] for *_, allocated in view["devices"]]
         every = sum(lengths, [])
-        shares = [sum(every[i] for i in share) for share in balance(every, s["devices"])]
-        found = [view["seconds"], view["balanced"]]
-        cost = {"overhead": 2, "seconds_per_token": 0.01}
-        assert found == pytest.approx([step_time(list(map(sum, lengths)), **cost),
-                                       step_time(shares, **cost)])
+        shares = [[every[i] for i in share] for share in balance(every, s["devices"])]
+        for name, each in ("seconds", lengths), ("balanced", shares):
+            right = step_time([sum(own) for own in each], overhead=2, seconds_per_token=0.01)
+            assert view[name] == pytest.approx(right)
         kept, sampled = (sum(len(d[part]) for d in view["devices"]) for part in (1, 0))
         share = s["sampling"]  # Amdahl's law
         assert view["left"] == pytest.approx(share + (1 - share) * kept / sampled)
