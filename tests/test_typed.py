@@ -344,6 +344,8 @@ def check_python(code):
     nodes = [*ast.walk(ast.parse(code))]
     known = {*OURS, *vars(builtins)}
     known |= {getattr(node, "name", getattr(node, "arg", None)) for node in nodes}
+    known |= {node.id for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)
+              and isinstance(node, ast.Name)}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and Path(f"{node.module}.py").is_file():
             there = vars(importlib.import_module(node.module))
