@@ -16,7 +16,7 @@ from conformance import check, compare
 from conformance.compare import MODULES, OURS, diagnose
 from conformance.mistakes import KL_CHOICES, VERSIONS, WEIGHTS, dual, loss, token_ratio
 from conformance.theirs import LeftOut, Theirs
-from cppo import batch_rows
+from cppo import batch_rows, prune
 from tests.concepts.test_copying import ROOT
 
 # Of the losses, two: the others are made of the same parts.
@@ -164,34 +164,30 @@ def test_an_option_that_our_function_only_hands_on_is_named_too():
         "no argument ref_logp, beta, clip_low, clip_high, weights")
 
 
-def test_kept_completions_may_stand_in_any_order():
-    best_first = lambda a, k: a.abs().argsort(dim=1, descending=True, stable=True)[:, :k]
-    assert said("prune", best_first) == "≈ another order"
-    assert said("batch_rows", lambda kept, G: batch_rows(kept, G).flip(0)) == "≈ another order"
-    worst_first = lambda a, k: a.abs().argsort(dim=1, stable=True)[:, :k]
-    assert said("prune", worst_first) == "✗ the smallest |A| are kept"
-    assert said("prune", lambda a, k: 0 * best_first(a, k)) == f"– {compare.UNKNOWN}"
+@pytest.mark.parametrize("name, function, words", [
+    ("prune", lambda a, k: prune(a, k).flip(1), "≈ another order"),
+    ("batch_rows", lambda kept, G: batch_rows(kept, G).flip(0), "≈ another order"),
+    ("prune", lambda a, k: prune(a, k, rule="smallest_abs").flip(1), "✗ the smallest |A| are kept"),
+    ("prune", lambda a, k: 0 * prune(a, k), f"– {compare.UNKNOWN}"),
+])
+def test_kept_completions_may_stand_in_any_order(name, function, words):
+    assert said(name, function) == words
 
 
-TEXTBOOK = PLAIN.replace("clip_low=0.2)", "clip_low=0.2, clip_high=None, weights=None)").replace(
-    "1 + clip_low)", "1 + (clip_low if clip_high is None else clip_high))")
-
-
-@pytest.mark.parametrize("text, holds", [
-    (TEXTBOOK, True), (TEXTBOOK.replace("advantages.view(len(mask), -1)", "advantages[:, None]"),
-                       False)])
-def test_a_loss_may_take_one_advantage_for_each_completion_only(text, holds):
+def test_a_loss_may_take_one_advantage_for_each_completion_only():
     """(N,) becomes (N, 1). A second dimension would be repeated, or raise an error."""
+    text = PLAIN.replace("advantages.view(len(mask), -1)", "advantages[:, None]")
     theirs = Theirs(made(text), OURS["grpo_loss"])
     logp, mask, A = torch.zeros(3, 3), torch.ones(3, 3), torch.tensor([1.0, -1.0, 2.0])
     assert torch.is_tensor(theirs(logp, logp, A, mask)[0])
     for each in (A[:, None], A.expand(3, 3)):
-        if holds:
-            assert torch.is_tensor(theirs(logp, logp, each, mask)[0])
-        else:
-            with pytest.raises(LeftOut):
-                theirs(logp, logp, each, mask)
-    assert ("takes one advantage for each completion, (N,)" in theirs.why_left_out()) is not holds
+        with pytest.raises(LeftOut):
+            theirs(logp, logp, each, mask)
+    assert "takes one advantage for each completion, (N,)" in theirs.why_left_out()
+
+
+TEXTBOOK = PLAIN.replace("clip_low=0.2)", "clip_low=0.2, clip_high=None, weights=None)").replace(
+    "1 + clip_low)", "1 + (clip_low if clip_high is None else clip_high))")
 
 
 def test_weights_are_0_on_padding():
