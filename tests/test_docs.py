@@ -99,7 +99,7 @@ def test_reading_has_every_function_of_the_paper():
     paper = [(module, name) for name, module in MODULES.items()
              if module in ("grpo", "cppo", "allocate")]
     missing = [name for module, name in paper if f"`{module}.{name}`" not in text]
-    assert len(paper) > 20 and missing == ["token_entropies"]  # the papers have no equation
+    assert len(paper) >= 20 and missing == ["token_entropies"]  # the papers have no equation
 
 
 # --- links ---
